@@ -1,0 +1,117 @@
+"""Columns to CSV text, many rows at a time.
+
+Every cell is laid out at the full width of its column in a matrix of characters, unused places
+zero; leaving the zeros out gives the text. Numbers never become Python objects.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Chars = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+DECIMALS = 9  # of a float: a nanosecond, where the column is in seconds
+LARGEST = 9.0e9  # above it a float times 10**DECIMALS is no int64
+_QUADS = np.frombuffer("".join(f"{i:04d}" for i in range(10_000)).encode(), np.uint32)
+_POWERS = 10 ** np.arange(1, 19, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class Words:
+    """A column of words that repeat."""
+
+    codes: Ints  # index into names; -1: an empty cell
+    names: Sequence[str]
+
+    def __getitem__(self, rows: slice) -> "Words":
+        return Words(self.codes[rows], self.names)
+
+
+Column = Ints | Floats | Words
+"""A column: integers (negative: an empty cell), floats >= 0 (NaN: an empty cell), or words."""
+
+
+def encode_rows(columns: Sequence[Column]) -> bytes:
+    """Give the rows of columns of one length as CSV text, floats with DECIMALS decimals.
+
+    Raises ValueError for a float that is negative, infinite or above LARGEST.
+    """
+    cells = [_cells(column) for column in columns]
+    rows = len(cells[0])
+    matrix = np.empty((rows, sum(cell.shape[1] + 1 for cell in cells)), np.uint8)
+    at = 0
+    for cell in cells:
+        end = at + cell.shape[1]
+        matrix[:, at:end] = cell
+        matrix[:, end] = ord(",")
+        at = end + 1
+    matrix[:, -1] = ord("\n")
+    return matrix[matrix != 0].tobytes()
+
+
+def encode_header(names: Sequence[str]) -> bytes:
+    """Give the first line."""
+    return _quoted(names) + b"\n"
+
+
+def _cells(column: Column) -> Chars:
+    if isinstance(column, Words):
+        return _words(column)
+    if column.dtype.kind == "f":
+        return _decimals(column)
+    return _integers(column.astype(np.int64, copy=False))
+
+
+def _words(column: Words) -> Chars:
+    """Lay out words; the last line of the table is the empty cell."""
+    encoded = [_quoted([name]) for name in column.names]
+    table = np.array([*encoded, b""], dtype=f"S{max(map(len, encoded), default=1) or 1}")
+    return table.view(np.uint8).reshape(len(table), -1)[column.codes]
+
+
+def _integers(values: Ints) -> Chars:
+    """Lay out integers without leading zeros; negative ones as nothing."""
+    length = np.searchsorted(_POWERS, values, side="right") + 1
+    width = int(length.max(initial=1))
+    cells = _digits(values, width)
+    cells[np.arange(width) < np.where(values < 0, width, width - length)[:, None]] = 0
+    return cells
+
+
+def _decimals(values: Floats) -> Chars:
+    empty = np.isnan(values)
+    known = np.where(empty, 0.0, values)
+    if known.min(initial=0.0) < 0.0 or known.max(initial=0.0) > LARGEST:
+        raise ValueError(f"not every value lies in 0 to {LARGEST}")
+    scaled = np.rint(known * 10**DECIMALS).astype(np.int64)
+    whole = scaled // 10**DECIMALS
+    head = _integers(np.where(empty, -1, whole))
+    tail = _digits(scaled - whole * 10**DECIMALS, DECIMALS)
+    tail[empty] = 0
+    point = np.where(empty, 0, ord(".")).astype(np.uint8)[:, None]
+    return np.hstack((head, point, tail))
+
+
+def _digits(values: Ints, width: int) -> Chars:
+    """Give the last `width` decimal digits as characters, leading zeros included."""
+    quads = -(-width // 4)
+    out = np.empty((len(values), quads), np.uint32)
+    rest = values
+    for place in reversed(range(quads)):
+        high = rest // 10_000
+        out[:, place] = _QUADS[rest - high * 10_000]
+        rest = high
+    return out.view(np.uint8)[:, 4 * quads - width :]
+
+
+def _quoted(fields: Sequence[str]) -> bytes:
+    """Quote as the csv module does, where that is needed."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(fields)
+    return line.getvalue().encode() if fields != [""] else b""

@@ -1,0 +1,107 @@
+"""The decode set: all requests that advance by one token a step, kept as a few sums.
+
+Time is counted in *ticks*, the steps in which every member advances by one token. A member that
+joined at tick j with c tokens in the cache has c + (tick - j) of them now, so nobody is touched
+until it finishes, is preempted or is asked about: the cost of a tick does not depend on how many
+decode, and k ticks cost what one does.
+
+A member needs a new KV block at every tick at which its tokens fill all its blocks. That happens
+once in `block_size` ticks, always at the same remainder: its phase. Counting members per phase
+tells how many blocks any stretch of ticks takes.
+"""
+
+from heapq import heappop, heappush
+
+from simulator.request import Request
+
+
+class DecodeSet:
+    """Requests that decode together, and what their next ticks take.
+
+    With `by_phase` the members of each phase can be listed too (a block manager that names its
+    blocks must know who takes them).
+    """
+
+    def __init__(self, block_size: int, by_phase: bool = False) -> None:
+        self.block_size = block_size
+        self.count = 0
+        self.context = 0  # tokens in the cache, summed over the members
+        self.tick = 0  # ticks so far
+        self.phases = [0] * block_size
+        self.members: list[dict[Request, None]] | None = (
+            [{} for _ in range(block_size)] if by_phase else None
+        )
+        self._ends: list[tuple[int, int, Request]] = []  # (last tick, seat, request), a heap
+
+    def join(self, request: Request, ticks: int) -> None:
+        """Take in a request that ends after `ticks` ticks from now."""
+        tick = self.tick
+        request.joined = tick
+        request.last_tick = tick + ticks
+        self.count += 1
+        self.context += request.computed
+        phase = (tick - request.computed) % self.block_size
+        self.phases[phase] += 1
+        if self.members is not None:
+            self.members[phase][request] = None
+        heappush(self._ends, (request.last_tick, request.seat, request))
+
+    def leave(self, request: Request) -> int:
+        """Let a member go, bring its own counters up to date, return its ticks in the set."""
+        ticks = self.tick - request.joined
+        phase = (request.joined - request.computed) % self.block_size
+        request.computed += ticks
+        request.joined = -1
+        self.count -= 1
+        self.context -= request.computed
+        self.phases[phase] -= 1
+        if self.members is not None:
+            del self.members[phase][request]
+        return ticks
+
+    def advance(self, ticks: int) -> None:
+        """Let every member advance by `ticks` tokens."""
+        self.tick += ticks
+        self.context += ticks * self.count
+
+    def blocks(self, ticks: int, skip: int = 0) -> int:
+        """Blocks that `ticks` ticks take, beginning `skip` ticks from now."""
+        size, phases = self.block_size, self.phases
+        first = self.tick + skip
+        if ticks == 1:
+            return phases[first % size]
+        rounds, rest = divmod(ticks, size)
+        total = rounds * self.count
+        for tick in range(first, first + rest):
+            total += phases[tick % size]
+        return total
+
+    def affords(self, free: int, ticks: int) -> int:
+        """Count how many of `ticks` ticks, the next one left out, `free` blocks suffice for."""
+        for done in range(ticks):
+            free -= self.phases[(self.tick + 1 + done) % self.block_size]
+            if free < 0:
+                return done
+        return ticks
+
+    def ticks_to_end(self) -> int:
+        """Ticks until a member ends next; 0 where no member ends by itself."""
+        ends = self._ends
+        while ends:
+            last, _, request = ends[0]
+            if request.joined >= 0 and request.last_tick == last and last > self.tick:
+                return last - self.tick
+            heappop(ends)
+        return 0
+
+    def ended(self) -> list[Request]:
+        """Members whose last tick is over, by seat. They are still in the set."""
+        ends, tick = self._ends, self.tick
+        done: list[Request] = []
+        while ends and ends[0][0] <= tick:
+            last, _, request = heappop(ends)
+            if request.joined < 0 or request.last_tick != last:
+                continue  # it has left since
+            if not done or done[-1] is not request:  # it may have left and joined again
+                done.append(request)
+        return done

@@ -1,0 +1,25 @@
+"""The seam: whoever carries out a step and says how long it took. A cost model is one, a GPU
+is another, and the loop never asks which."""
+
+from typing import Protocol, runtime_checkable
+
+from simulator.request import Step
+
+
+class Executor(Protocol):
+    """Carries out forward passes."""
+
+    def execute(self, step: Step) -> float:
+        """Carry out one forward pass and return the seconds it took."""
+
+
+@runtime_checkable
+class CanLeap(Executor, Protocol):
+    """An executor that knows beforehand what a stretch of decode steps will take."""
+
+    def leap(self, step: Step, repeats: int) -> list[float]:
+        """Seconds that each of `repeats` successive decode steps takes, `step` being the first.
+
+        `step` has no prefills; every further one has `step.decodes` more tokens of context.
+        Item i equals, to the last bit, what `execute` says of the i-th of them.
+        """

@@ -1,0 +1,61 @@
+"""Files appear whole or not at all: written under another name first, renamed at the end."""
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from simulator.errors import HeadwayError
+
+Writer = Callable[[BinaryIO], object]
+"""Writes a file's contents to an open binary file."""
+
+
+def write_atomic(path: Path, writer: Writer) -> Path:
+    """Write one file, replacing what was there; raise HeadwayError where that cannot be."""
+    return write_together(path.parent, {path.name: writer})[0]
+
+
+def write_together(folder: Path, writers: Mapping[str, Writer]) -> list[Path]:
+    """Write several files of one folder, which is made if it is missing.
+
+    All are complete before the first gets its name. If anything fails, an interrupt included,
+    the folder is left as it was; what the system refuses becomes a HeadwayError.
+    """
+    targets = [folder / name for name in writers]
+    drafts = [folder / f".{name}.{os.getpid()}.tmp" for name in writers]
+    made: list[Path] = []
+    current = folder
+    try:
+        made = _make(folder)
+        for current, draft, writer in zip(targets, drafts, writers.values(), strict=True):
+            if current.is_dir():
+                raise IsADirectoryError(None, "is a folder")
+            with draft.open("wb") as file:
+                writer(file)
+        for current, draft in zip(targets, drafts, strict=True):
+            draft.replace(current)
+    except BaseException as error:
+        _unmake(drafts, made)
+        if isinstance(error, OSError):
+            raise HeadwayError(f"{current}: cannot write: {error.strerror or error}") from error
+        raise
+    return targets
+
+
+def _make(folder: Path) -> list[Path]:
+    """Make a folder and those above it; return the ones that were missing, outermost first."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()][::-1]
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def _unmake(drafts: list[Path], made: list[Path]) -> None:
+    """Take back what was written so far."""
+    for draft in drafts:
+        with suppress(OSError):
+            draft.unlink()
+    for path in reversed(made):
+        with suppress(OSError):
+            path.rmdir()

@@ -1,0 +1,151 @@
+"""How full the engine was: batch, queue and KV cache over time, and what became of the work."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.log import Log
+from simulator.tables import (
+    REJECTED,
+    UNFINISHED,
+    Floats,
+    RequestTable,
+    arrivals,
+    block_growth,
+)
+
+SLICE = 1 << 17  # rows looked at together: bounds the temporaries
+
+Rows = npt.NDArray[np.void]
+
+
+def share(part: float, whole: float) -> float:
+    """Divide, and call a part of nothing 0."""
+    return float(part) / float(whole) if whole else 0.0
+
+
+@dataclass(slots=True)
+class StepSums:
+    """Sums over the steps of all replicas; a name ending in `_time` is an integral over time."""
+
+    steps: int = 0
+    busy_time: float = 0.0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    wasted_tokens: int = 0
+    context: int = 0  # KV entries read by decodes
+    running_time: float = 0.0
+    used_time: float = 0.0  # blocks x s, each replica's as a share of its cache
+    stored_time: float = 0.0  # tokens x s that are in the blocks in use
+    reserved_time: float = 0.0  # tokens x s that these blocks have room for
+    max_running: int = 0
+    max_used: float = 0.0  # share of one replica's cache
+
+    def add(self, log: Log, contiguous: bool) -> None:
+        """Add one replica's steps."""
+        for rows in _slices(log.steps):
+            steps = rows["steps"].astype(np.int64)
+            later = steps - 1
+            time = rows["end"] - rows["start"]
+            self.steps += int(steps.sum())
+            self.busy_time += float(time.sum())
+            self.running_time += float((rows["running"] * time).sum())
+            self.max_running = max(self.max_running, int(rows["running"].max()))
+            self._add_tokens(rows, steps)
+            growth = np.zeros(len(rows)) if contiguous else block_growth(log, rows)
+            used = rows["blocks_used"] + growth * (later / 2)
+            most = rows["blocks_used"] + growth * later
+            used_time = float((np.minimum(used, log.num_blocks) * time).sum())
+            stored = rows["kv_tokens"] + rows["decodes"] * (later / 2)
+            self.used_time += share(used_time, log.num_blocks)
+            self.reserved_time += used_time * log.block_size
+            self.stored_time += float((stored * time).sum())
+            self.max_used = max(self.max_used, min(share(most.max(), log.num_blocks), 1.0))
+
+    def _add_tokens(self, rows: Rows, steps: npt.NDArray[np.int64]) -> None:
+        seats = rows["decodes"] + rows["wasted"]  # of a leapt row, which has no prefills
+        self.prefill_tokens += int((rows["prefill_tokens"] * steps).sum())
+        self.decode_tokens += int((rows["decodes"] * steps).sum())
+        self.wasted_tokens += int((rows["wasted"] * steps).sum())
+        self.context += int((rows["context"] * steps + seats * (steps * (steps - 1) // 2)).sum())
+
+    @property
+    def slots(self) -> int:
+        """Count the token slots that went through the model, needed or not."""
+        return self.prefill_tokens + self.decode_tokens + self.wasted_tokens
+
+
+def _slices(rows: Rows) -> Iterator[Rows]:
+    for at in range(0, len(rows), SLICE):
+        yield rows[at : at + SLICE]
+
+
+def queue_depth(log: Log, sent: Floats, end: float) -> tuple[float, int]:
+    """Integrate the waiting requests over time up to `end`; give that (in s) and the maximum.
+
+    A row tells how many waited as it began; each request sent before the next row begins adds to
+    it. Only levels that last count for the maximum.
+    """
+    starts = np.append(log.steps["start"], end)
+    waiting = log.steps["waiting"].astype(np.int64)
+    queue = arrivals(log, sent)
+    queue = queue[queue <= end]
+    after = np.searchsorted(starts, queue, side="left")  # the row that begins next
+    wait = starts[after] - queue
+    area = float((waiting * np.diff(starts)).sum()) + float(wait.sum())
+    joined = np.bincount(after[wait > 0.0], minlength=len(starts))
+    most = max(int(joined[0]), int((waiting + joined[1:]).max(initial=0)))
+    return area, most
+
+
+def gauge(
+    table: RequestTable,
+    logs: Sequence[Log],
+    sums: StepSums,
+    span: tuple[float, float],
+    max_num_seqs: int | None,
+) -> dict[str, object]:
+    """Give the gauges; means are over time and over replicas, `span` is the run's (s)."""
+    start, end = span
+    depths = [queue_depth(log, table.sent, end) for log in logs]
+    whole = (end - start) * len(logs)
+    mean_running = share(sums.running_time, sums.busy_time)
+    efficiency = share(sums.stored_time, sums.reserved_time)
+    return {
+        "replicas": len(logs),
+        "steps": sums.steps,
+        "gpu_busy_fraction": share(sums.busy_time, whole),
+        "mean_running": mean_running,
+        "max_running": sums.max_running,
+        "batch_occupancy": mean_running / max_num_seqs if max_num_seqs else None,
+        "mean_waiting": share(sum(area for area, _ in depths), whole),
+        "max_waiting": max((most for _, most in depths), default=0),
+        "kv_cache_usage_mean": share(sums.used_time, sums.busy_time),
+        "kv_cache_usage_max": sums.max_used,
+        "memory_efficiency": efficiency,
+        "internal_fragmentation": 1.0 - efficiency if sums.reserved_time else 0.0,
+        "prefill_tokens": sums.prefill_tokens,
+        "decode_tokens": sums.decode_tokens,
+        "wasted_tokens": sums.wasted_tokens,
+        "wasted_share": share(sums.wasted_tokens, sums.slots),
+    } | _request_gauges(table)
+
+
+def _request_gauges(table: RequestTable) -> dict[str, object]:
+    accepted = (table.replica >= 0) & (table.reason != REJECTED)
+    scheduled = ~np.isnan(table.first_scheduled)
+    preemptions = int(table.preemptions.sum())
+    queries = int(table.workload.prompt_tokens[scheduled].sum())
+    hits = int(table.cached.sum())
+    return {
+        "preemptions": preemptions,
+        "preemption_rate": share(preemptions, int(accepted.sum())),
+        "prefix_cache_queries": queries,
+        "prefix_cache_hits": hits,
+        "prefix_cache_hit_rate": share(hits, queries),
+        "rejected": int((table.reason == REJECTED).sum()),
+        "unfinished": int((table.reason == UNFINISHED).sum()),
+        "never_sent": int((table.replica < 0).sum()),
+    }

@@ -1,0 +1,147 @@
+"""The gaps between successive tokens, all requests in one pool, without a list of them.
+
+Between two ticks every request in the decode set has the same gap, so the pool is one value per
+tick, weighted by how many requests it belongs to, and a few gaps that are one request's own:
+from a prefill to the first tick after it, and over a preemption.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import fsum, sqrt
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.log import Log
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.bool_]
+
+SLICE = 1 << 18  # ticks looked at together: bounds the temporaries
+BIN_BITS = 14
+BINS = 1 << BIN_BITS
+
+
+class TokenTimes:
+    """When the tokens of one replica's completed requests came out."""
+
+    def __init__(self, log: Log, completed: Flags) -> None:
+        """Count, at each tick, the completed requests (a flag by id) that take part in it."""
+        runs = log.runs
+        if not completed.all():
+            runs = runs[completed[runs["id"]]]
+        self.starts: Floats = runs["start"]
+        self.ends: Floats = np.asarray(log.tick_ends, np.float64)
+        self.tokens: Counts = np.zeros(len(self.ends) + 1, np.int32)  # the last stays 0
+        longer = runs[runs["ticks"] > 0]
+        first = longer["first_tick"]
+        np.add.at(self.tokens, first, 1)
+        np.subtract.at(self.tokens, first + longer["ticks"], 1)
+        np.cumsum(self.tokens, out=self.tokens)
+        self._first: Ints = np.sort(first)
+        self.own_gaps: Floats = np.concatenate(
+            (self.ends[first] - longer["start"], self._gaps_between(runs))
+        )
+
+    def _gaps_between(self, runs: npt.NDArray[np.void]) -> Floats:
+        """Give the gaps from the last token of a run to the next run of the same request."""
+        ids = runs["id"]
+        if not len(ids):
+            return np.empty(0)
+        again = runs[np.bincount(ids)[ids] > 1]
+        again = again[np.argsort(again["id"], kind="stable")]
+        last = again["start"].copy()
+        longer = again["ticks"] > 0
+        last[longer] = self.ends[(again["first_tick"] + again["ticks"] - 1)[longer]]
+        same = again["id"][1:] == again["id"][:-1]
+        gaps: Floats = (again["start"][1:] - last[:-1])[same]
+        return gaps
+
+    def per_second(self, start: float, seconds: int) -> Ints:
+        """Count the tokens in each of `seconds` one-second buckets from `start` on."""
+        buckets = np.bincount((self.starts - start).astype(np.int64), minlength=seconds)
+        edges = np.searchsorted(self.ends, start + np.arange(seconds + 1))
+        full = np.flatnonzero(edges[:-1] < edges[1:])
+        if len(full):
+            upto = int(edges[full[-1] + 1])
+            sums = np.add.reduceat(self.tokens[:upto], edges[full], dtype=np.int64)
+            buckets[full] += sums
+        return buckets
+
+    def gap_slices(self) -> Iterator[tuple[Floats, Counts]]:
+        """Yield the gaps between ticks, and how often each occurs, some at a time."""
+        for at in range(1, len(self.ends), SLICE):
+            stop = min(at + SLICE, len(self.ends))
+            weights = self.tokens[at:stop].copy()
+            began = slice(*np.searchsorted(self._first, (at, stop)))
+            np.subtract.at(weights, self._first[began] - at, 1)  # theirs reach back to a prefill
+            used = np.flatnonzero(weights)
+            yield (self.ends[at:stop] - self.ends[at - 1 : stop - 1])[used], weights[used]
+
+
+class GapPool:
+    """The inter-token gaps of all replicas as a weighted multiset."""
+
+    def __init__(self, times: Sequence[TokenTimes]) -> None:
+        self._times = times
+        count, sums, low, high = 0, list[float](), np.inf, 0.0
+        for values, weights in self._slices():
+            count += int(weights.sum(dtype=np.int64))
+            sums.append(float((values * weights).sum()))
+            low = min(low, float(values.min(initial=np.inf, where=values > 0.0)))
+            high = max(high, float(values.max(initial=0.0)))
+        self.count = count
+        self.mean = fsum(sums) / count if count else 0.0
+        self._low, self._high = min(low, high), high  # of the gaps above 0
+
+    def _slices(self) -> Iterator[tuple[Floats, Counts]]:
+        for times in self._times:
+            yield from times.gap_slices()
+            yield times.own_gaps, np.ones(len(times.own_gaps), np.int32)
+
+    def _bin(self, values: Floats) -> Ints:
+        """Number the bin of each value; bins ascend with the values.
+
+        A positive float's bits, read as an integer, ascend with it, about as its logarithm
+        does: so a gap of minutes among milliseconds does not crowd the others into one bin.
+        """
+        low, high = np.array([self._low, self._high]).view(np.int64)
+        shift = max(int(high - low).bit_length() - BIN_BITS, 0)
+        return np.maximum((values.view(np.int64) - low) >> shift, 0)
+
+    @property
+    def std(self) -> float:
+        """Give the population's standard deviation, as numpy does."""
+        squares = [float(((v - self.mean) ** 2 * w).sum()) for v, w in self._slices()]
+        return sqrt(fsum(squares) / self.count) if self.count else 0.0
+
+    def percentiles(self, wanted: Sequence[float]) -> list[float]:
+        """Give numpy's (linear) percentiles of the pool with every gap listed; 0 if it is empty."""
+        if not self.count:
+            return [0.0] * len(wanted)
+        position = (self.count - 1) * (np.asarray(wanted, np.float64) / 100.0)
+        below = np.floor(position).astype(np.int64)
+        above = np.minimum(below + 1, self.count - 1)
+        low, high = self._ranked(below), self._ranked(above)
+        part = position - below
+        step = high - low  # written as numpy does it, for the same last bit
+        values = np.where(part >= 0.5, high - step * (1.0 - part), low + step * part)
+        return [float(value) for value in values]
+
+    def _ranked(self, ranks: Ints) -> Floats:
+        """Give the gaps of these ranks, smallest 0: count by bins, then sort the bins met."""
+        counts = np.zeros(BINS)
+        for values, weights in self._slices():
+            counts += np.bincount(self._bin(values), weights, BINS)
+        wanted = np.zeros(BINS, bool)
+        bins = np.searchsorted(np.cumsum(counts), ranks, side="right")
+        wanted[bins] = True
+        kept = [(v[m], w[m]) for v, w in self._slices() for m in (wanted[self._bin(v)],)]
+        values = np.concatenate([v for v, _ in kept])
+        weights = np.concatenate([w for _, w in kept])
+        order = np.argsort(values)
+        upto = np.cumsum(weights[order], dtype=np.int64)
+        skipped = np.cumsum(np.where(wanted, 0.0, counts)).astype(np.int64)
+        ranked: Floats = values[order][np.searchsorted(upto, ranks - skipped[bins], side="right")]
+        return ranked

@@ -1,0 +1,349 @@
+"""Distributions of lengths and of think times, as a scenario writes them.
+
+Each is an inverse cumulative distribution, so that one uniform number in [0, 1) makes one value,
+and another distribution changes nothing else. Lengths are rounded to the nearest whole token.
+Bounds keep what lies between them, as if everything else were drawn again: nothing piles up there.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf, isfinite, log
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Protocol, TypeVar, get_args
+
+import numpy as np
+
+from simulator.workload import Floats, Ints, Workload
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Load = Callable[[str, str | None], Workload]
+"""Read the trace at a path, in a format or (None) in the one that it appears to have."""
+
+Spec = float | Mapping[str, object]
+"""A number, or a mapping with `kind` and the fields of that kind."""
+
+TOKENS, SECONDS = 0.5, 0.0  # how far beyond a bound a value may lie and still round to it
+MOST = 2**31  # tokens: a longer request is a mistake
+
+T = TypeVar("T", bound="DataclassInstance")
+
+
+class Distribution(Protocol):
+    """Turns uniform numbers into values, one into one."""
+
+    def quantile(self, u: Floats, edge: float, load: Load | None) -> Floats:
+        """Give the values at cumulative probabilities `u`, the bounds widened by `edge`."""
+
+
+def refuse(*checks: tuple[bool, str]) -> None:
+    """Raise ValueError with the messages, one in a line, of the checks that are true."""
+    if messages := [message for wrong, message in checks if wrong]:
+        raise ValueError("\n".join(messages))
+
+
+def inside(name: str, error: ValueError) -> ValueError:
+    """Put the name of the mapping before the key that each line of an error begins with."""
+    lines = str(error).split("\n")
+    return ValueError("\n".join(name + ("" if s[0] == ":" else ".") + s for s in lines))
+
+
+def build(cls: type[T], values: object) -> T:
+    """Make a dataclass of a scenario's mapping; ValueError names each wrong key in a line."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f": {values!r} is not a mapping")
+    known = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    refuse(
+        *((key not in known, f"{key}: unknown key") for key in values),
+        *(_check(f, values.get(name, f.default)) for name, f in known.items()),
+    )
+    return cls(**values)
+
+
+def _check(f: "dataclasses.Field[object]", value: object) -> tuple[bool, str]:
+    """Check that a field has a value and, if it wants a number, that this is one."""
+    if value is dataclasses.MISSING:
+        return True, f"{f.name}: missing"
+    if f.type not in {int, float, float | None} or (value is None and f.type == float | None):
+        return False, ""
+    kind, word = (Integral, "a whole number") if f.type is int else (Real, "a number")
+    good = isinstance(value, kind) and not isinstance(value, bool) and not np.isnan(float(value))
+    return not good, f"{f.name}: {value!r} is not {word}"
+
+
+def _check_bounds(low: float | None, high: float | None) -> None:
+    least, most = low or 0, inf if high is None else high
+    refuse(
+        (least < 0, f"low: {low} is less than 0"),
+        (least > most, f"low: {low} is more than high, {high}"),
+    )
+
+
+def _bounds(low: float | None, high: float | None, edge: float) -> tuple[float, float]:
+    """Give the bounds of the values that round to what is allowed; `low` is 1 token or 0 s."""
+    return (2 * edge if low is None else low) - edge, inf if high is None else high + edge
+
+
+def _within(x: Floats, low: float, high: float) -> Floats:
+    """Undo what rounding may have carried out of [low, high)."""
+    return np.clip(x, low, np.nextafter(high, low))
+
+
+@dataclass(slots=True)
+class Fixed:
+    """Always `value`."""
+
+    value: float
+
+    def __post_init__(self) -> None:
+        refuse((not 0 <= self.value < inf, f"value: {self.value} is not finite and 0 or more"))
+
+    def quantile(self, u: Floats, edge: float, load: Load | None) -> Floats:
+        return np.full(len(u), float(self.value))
+
+
+@dataclass(slots=True)
+class Uniform:
+    """All values from `low` to `high` alike, both included."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        _check_bounds(self.low, self.high)
+        refuse((not isfinite(self.high), f"high: {self.high} is not finite"))
+
+    def quantile(self, u: Floats, edge: float, load: Load | None) -> Floats:
+        low, high = _bounds(self.low, self.high, edge)
+        return _within(low + u * (high - low), low, high)
+
+
+@dataclass(slots=True)
+class Exponential:
+    """Exponential, with this `mean` before any cut."""
+
+    mean: float
+    low: float | None = None  # 1 token or 0 s
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        refuse((not 0 < self.mean < inf, f"mean: {self.mean} is not above 0"))
+        _check_bounds(self.low, self.high)
+
+    def quantile(self, u: Floats, edge: float, load: Load | None) -> Floats:
+        low, high = _bounds(self.low, self.high, edge)
+        share = -np.expm1((low - high) / self.mean)  # below high, of what is above low
+        return _within(low - self.mean * np.log1p(-u * share), low, high)
+
+
+@dataclass(slots=True)
+class Lognormal:
+    """The exponential of a normal distribution, by its `median` or its `mean` before any cut."""
+
+    sigma: float  # of the logarithm
+    median: float | None = None
+    mean: float | None = None
+    low: float | None = None  # 1 token or 0 s
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        refuse(
+            (not 0 < self.sigma < inf, f"sigma: {self.sigma} is not above 0"),
+            ((self.median is None) == (self.mean is None), "median: give either it or mean"),
+            *(
+                (value is not None and not 0 < value < inf, f"{name}: {value} is not above 0")
+                for name, value in (("median", self.median), ("mean", self.mean))
+            ),
+        )
+        _check_bounds(self.low, self.high)
+
+    def quantile(self, u: Floats, edge: float, load: Load | None) -> Floats:
+        from scipy.special import ndtr, ndtri
+
+        mu = log(self.median) if self.median else log(self.mean or 1) - self.sigma**2 / 2
+        low, high = _bounds(self.low, self.high, edge)
+        below = ndtr((log(low) - mu) / self.sigma) if low else 0.0
+        above = ndtr((log(high) - mu) / self.sigma) if high < inf else 1.0
+        refuse((above - below < 1e-9, "low: the distribution is not between low and high"))
+        x = np.exp(mu + self.sigma * ndtri(below + u * (above - below)))
+        return _within(x, low, high)
+
+
+@dataclass(slots=True)
+class Zipf:
+    """Whole numbers k from `low` to `high`, each in proportion to k ** -alpha."""
+
+    alpha: float
+    high: int
+    low: int = 1
+
+    def __post_init__(self) -> None:
+        refuse(
+            (not 0 <= self.alpha < inf, f"alpha: {self.alpha} is not 0 or more"),
+            (self.low < 1, f"low: {self.low} is less than 1"),
+            (self.low > self.high, f"low: {self.low} is more than high, {self.high}"),
+            (self.high > 10**7, f"high: {self.high} is more than 10 million"),
+        )
+
+    def quantile(self, u: Floats, edge: float, load: Load | None) -> Floats:
+        weights = np.arange(self.low, self.high + 1, dtype=np.float64) ** -self.alpha
+        return (self.low + pick(weights, u)).astype(np.float64)
+
+
+def pick(weights: Floats, u: Floats) -> Ints:
+    """Turn uniform numbers into indices, in proportion to the weights."""
+    ends = np.cumsum(weights)
+    chosen = np.searchsorted(ends, u * ends[-1], side="right")
+    last: Ints = np.minimum(chosen, len(weights) - 1)
+    return last
+
+
+@dataclass(slots=True)
+class Quantiles:
+    """Straight lines between `values`, which lie at the cumulative probabilities `at`."""
+
+    values: Sequence[float]
+    at: Sequence[float] | None = None  # from 0 to 1; equally spaced by default
+
+    def __post_init__(self) -> None:
+        columns = {"values": self.values} | ({} if self.at is None else {"at": self.at})
+        refuse(
+            *(
+                (not _ascends(c), f"{name}: not 2 or more numbers from 0 on that never fall")
+                for name, c in columns.items()
+            )
+        )
+        if self.at is not None:
+            fits = len(self.at) == len(self.values)
+            refuse(
+                (not fits, f"at: {len(self.at)} of them for {len(self.values)} values"),
+                (self.at[0] != 0 or self.at[-1] != 1, "at: does not go from 0 to 1"),
+            )
+
+    def quantile(self, u: Floats, edge: float, load: Load | None) -> Floats:
+        at = np.linspace(0, 1, len(self.values)) if self.at is None else self.at
+        return np.interp(u, at, self.values)
+
+
+def _ascends(numbers: object) -> bool:
+    if not isinstance(numbers, Sequence) or len(numbers) < 2:
+        return False
+    if not all(isinstance(n, int | float) and 0 <= n < inf for n in numbers):
+        return False
+    return all(a <= b for a, b in pairwise(numbers))
+
+
+@dataclass(slots=True)
+class Empirical:
+    """The lengths of a trace's requests, drawn with replacement."""
+
+    path: str
+    column: str  # input or output
+    format: str | None = None
+
+    def __post_init__(self) -> None:
+        wrong = self.column not in {"input", "output"}
+        refuse((wrong, f"column: {self.column!r} is neither input nor output"))
+
+    def quantile(self, u: Floats, edge: float, load: Load | None) -> Floats:
+        trace = read(self.path, self.format, load)
+        lengths = trace.prompt_tokens if self.column == "input" else trace.output_tokens
+        return lengths[(u * len(lengths)).astype(np.int64)].astype(np.float64)
+
+
+def read(path: str, form: str | None, load: Load | None) -> Workload:
+    """Load a trace; ValueError if it has no requests."""
+    if load is None:
+        raise ValueError("path: no reader of traces was given")
+    trace = load(path, form)
+    refuse((len(trace) == 0, f"path: {path} has no requests"))
+    return trace
+
+
+@dataclass(slots=True)
+class Mixture:
+    """Distributions with a `weight` each: one of them is drawn, and then a value from it."""
+
+    parts: Sequence[Mapping[str, object]]
+    weights: Floats = field(init=False)
+    kinds: list[Distribution] = field(init=False)
+
+    def __post_init__(self) -> None:
+        refuse((not isinstance(self.parts, Sequence) or not self.parts, "parts: not a list"))
+        weights, kinds, wrong = [], [], []
+        for k, part in enumerate(self.parts):
+            try:
+                weights.append(_weight(part))
+                kinds.append(parse({key: part[key] for key in part if key != "weight"}))
+            except ValueError as error:
+                wrong.append((True, str(inside(f"parts.{k}", error))))
+        refuse(*wrong)
+        self.weights, self.kinds = np.array(weights), kinds
+
+    def quantile(self, u: Floats, edge: float, load: Load | None) -> Floats:
+        ends = np.cumsum(self.weights)
+        chosen = pick(self.weights, u)
+        # Where u fell within its part's share is a uniform number again.
+        again = (u * ends[-1] - (ends - self.weights)[chosen]) / self.weights[chosen]
+        again = _within(again, 0.0, 1.0)
+        x = np.empty(len(u))
+        for k, kind in enumerate(self.kinds):
+            here = chosen == k
+            x[here] = kind.quantile(again[here], edge, load)
+        return x
+
+
+def _weight(part: object) -> float:
+    """Read the weight of a part of a mixture."""
+    weight = part.get("weight") if isinstance(part, Mapping) else None
+    if not isinstance(weight, int | float) or not 0 < weight < inf:
+        raise ValueError(f"weight: {weight!r} is not a number above 0")
+    return float(weight)
+
+
+Kind = Fixed | Uniform | Exponential | Lognormal | Zipf | Quantiles | Empirical | Mixture
+KINDS: dict[str, type[Kind]] = {cls.__name__.lower(): cls for cls in get_args(Kind)}
+
+
+def parse(spec: Spec) -> Distribution:
+    """Make a distribution of what a scenario says; ValueError if it cannot be one."""
+    if not isinstance(spec, Mapping):
+        refuse((_check(dataclasses.fields(Fixed)[0], spec)[0], f": {spec!r} is not a number"))
+        return Fixed(spec)
+    kind = spec.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ValueError(f"kind: {kind!r} is none of {', '.join(KINDS)}")
+    return build(KINDS[kind], {key: spec[key] for key in spec if key != "kind"})
+
+
+def parse_tokens(spec: Spec) -> Distribution:
+    """Make a distribution of lengths; ValueError if one could be less than 1 token."""
+    kind = parse(spec)
+    refuse((_least(kind) < 1, ": some lengths would be less than 1 token"))
+    return kind
+
+
+def _least(kind: Distribution) -> float:
+    """Give the shortest length that a distribution yields; no trace has one below 1."""
+    if isinstance(kind, Mixture):
+        return min(map(_least, kind.kinds))
+    if isinstance(kind, Empirical):
+        return 1
+    return float(np.floor(kind.quantile(np.zeros(1), TOKENS, None) + 0.5)[0])
+
+
+def tokens(kind: Distribution, u: Floats, load: Load | None = None) -> Ints:
+    """Turn uniform numbers into lengths, in whole tokens."""
+    x = np.floor(kind.quantile(u, TOKENS, load) + 0.5)
+    refuse(
+        (not (x < MOST).all(), f"high: without it a length became {x.max(initial=0):.3g} tokens")
+    )
+    return x.astype(np.int64)
+
+
+def seconds(kind: Distribution, u: Floats) -> Floats:
+    """Turn uniform numbers into times."""
+    return kind.quantile(u, SECONDS, None)

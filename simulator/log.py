@@ -1,0 +1,77 @@
+"""What a run writes down: facts, in packed rows. Every metric is derived from them afterwards.
+
+A *tick* is a step in which each member of the decode set advances by one token. A request's
+tokens are runs: one token that a prefill brought out at `start`, then one at each of `ticks`
+successive ticks from `first_tick` on. So the times of all tokens are slices of `tick_ends`.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+from struct import Struct
+
+import numpy as np
+import numpy.typing as npt
+
+STEP = np.dtype(
+    [
+        ("start", "f8"),  # s
+        ("end", "f8"),  # s, of the last of `steps`
+        ("context", "i8"),  # KV entries read by the decodes; each later step: + decodes + ghosts
+        ("prefill_context", "i8"),  # (query, key) pairs of the prefill chunks
+        ("kv_tokens", "i8"),  # tokens stored in the blocks in use, after the first step
+        ("steps", "i4"),  # successive steps that this row stands for, all alike
+        ("prefill_tokens", "i4"),  # prompt (or recomputed) tokens, without padding
+        ("decodes", "i4"),  # decode tokens of each step that somebody receives
+        ("wasted", "i4"),  # token slots of each step that nobody needs: padding and ghosts
+        ("running", "i4"),
+        ("waiting", "i4"),  # as the row begins
+        ("blocks_used", "i4"),  # during the first step
+        ("preempted", "i4"),
+    ]
+)
+REQUEST = np.dtype(
+    [
+        ("first_scheduled", "f8"),
+        ("first_token", "f8"),
+        ("finish", "f8"),
+        ("id", "i8"),
+        ("preemptions", "i4"),
+        ("cached", "i4"),
+        ("generated", "i4"),
+        ("reason", "i4"),  # index into REASONS
+    ]
+)
+RUN = np.dtype([("start", "f8"), ("id", "i8"), ("first_tick", "i8"), ("ticks", "i8")])
+REASONS = ("stop", "length", "rejected", "unfinished")
+"""Ended by itself; cut at max_model_len; could never fit; still there when the run was stopped."""
+
+pack_step = Struct("<ddqqqiiiiiiii").pack
+pack_request = Struct("<dddqiiii").pack
+pack_run = Struct("<dqqq").pack
+
+
+@dataclass(slots=True)
+class Log:
+    """One replica's facts."""
+
+    num_blocks: int  # usable KV blocks
+    block_size: int  # tokens
+    step_rows: bytearray = field(default_factory=bytearray)
+    request_rows: bytearray = field(default_factory=bytearray)
+    run_rows: bytearray = field(default_factory=bytearray)
+    tick_ends: "array[float]" = field(default_factory=lambda: array("d"))
+
+    @property
+    def steps(self) -> npt.NDArray[np.void]:
+        """Rows of dtype STEP, in order of time."""
+        return np.frombuffer(self.step_rows, STEP)
+
+    @property
+    def requests(self) -> npt.NDArray[np.void]:
+        """Rows of dtype REQUEST, in order of finish; each request has exactly one."""
+        return np.frombuffer(self.request_rows, REQUEST)
+
+    @property
+    def runs(self) -> npt.NDArray[np.void]:
+        """Rows of dtype RUN, those of one request in order of time."""
+        return np.frombuffer(self.run_rows, RUN)

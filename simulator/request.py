@@ -1,0 +1,81 @@
+"""The vocabulary that everybody shares: a request, a chunk of its tokens, a step."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+Segments = tuple[tuple[Hashable, int], ...]
+"""A prompt's contents: runs of tokens (name, count); token k of a run is the pair (name, k)."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One user's request and how far it has come.
+
+    `output_tokens` is known to the world, not to the engine: a policy must not read it.
+    """
+
+    id: int
+    arrival: float  # seconds
+    prompt_tokens: int
+    output_tokens: int  # the length at which it ends by itself
+    client: str = ""
+    priority: int = 0
+    segments: Segments | None = None  # None: a prompt shared with nobody
+
+    # The engine's side.
+    computed: int = 0  # tokens whose KV is in the cache
+    generated: int = 0  # tokens that have come out, kept over a preemption
+    padding: int = 0  # tokens put before the prompt to even out a static batch
+    blocks: list[int] = field(default_factory=list)  # its block table, where blocks have names
+    hashes: list[int] = field(default_factory=list)  # of its full blocks, as far as known
+    seat: int = -1  # the number of its admission: the order of the running list
+    joined: int = -1  # the tick at which it joined the decode set; -1: it is not in it
+    last_tick: int = -1  # the tick after which it ends, if it stays in the set until then
+    run_start: float = 0.0  # when the first token of the current run of ticks came out
+
+    # What is written down about it.
+    first_scheduled: float = -1.0
+    first_token: float = -1.0
+    finish: float = -1.0
+    preemptions: int = 0
+    cached: int = 0  # prompt tokens found in the prefix cache at the first admission
+
+    @property
+    def known(self) -> int:
+        """Tokens that are known: padding, prompt and what has come out."""
+        return self.padding + self.prompt_tokens + self.generated
+
+    @property
+    def pending(self) -> int:
+        """Tokens that must pass through the model before the next one comes out."""
+        return self.padding + self.prompt_tokens + self.generated - self.computed
+
+
+@dataclass(slots=True)
+class Chunk:
+    """A part of one request's tokens that one step computes."""
+
+    request: Request
+    start: int  # tokens already in the cache
+    tokens: int  # tokens to compute now
+
+
+@dataclass(slots=True)
+class Step:
+    """One forward pass: what every executor receives, and all it receives.
+
+    The sequences that decode are given as sums, since a cost needs no more, and a step must not
+    cost the simulator anything per running request.
+    """
+
+    prefills: list[Chunk]
+    decodes: int = 0  # sequences that advance by one token, the ghosts of a static batch included
+    context: int = 0  # KV entries that they read in all, each one's new token included
+    padding: int = 0  # of the prefill tokens, those that only even out a static batch
+    ghosts: int = 0  # of the decodes, those whose request has already ended
+    singles: list[Chunk] | None = None  # of the decodes, those scheduled one by one
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that pass through the model."""
+        return self.decodes + sum(chunk.tokens for chunk in self.prefills)

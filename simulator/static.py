@@ -1,0 +1,174 @@
+"""Static batching, as in the textbooks: a batch boards, runs until its longest member ends, and
+only then the next one boards."""
+
+from simulator.blocks import BlockCounter
+from simulator.log import pack_run
+from simulator.policies import Policy
+from simulator.request import Chunk, Request, Step
+from simulator.scheduler import Scheduler
+
+NEVER = 1 << 60  # ticks
+
+
+class Static(Scheduler):
+    """A batch of `batch_size`, or what has come `timeout` seconds after the oldest arrived.
+
+    The prompts are padded in front to the longest of the batch and computed first, in steps of at
+    most `max_num_batched_tokens`; then all members decode together. A member that ends gives its
+    answer but keeps its seat: as a ghost it costs what the others cost until the last one ends
+    (Hugging Face `generate`, FasterTransformer; Orca, OSDI 2022, section 3). A batch takes only
+    as many as fit into the blocks with their padding. Should blocks run out all the same, the
+    last to board leaves and is computed again in a later batch. There is no prefix cache.
+
+    `batch_size` is `max_num_seqs` unless given.
+    """
+
+    def __init__(
+        self,
+        blocks: BlockCounter,
+        *,
+        batch_size: int | None = None,
+        timeout: float = 0.1,
+        policy: Policy | None = None,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 2048,
+        max_model_len: int = 8192,
+    ) -> None:
+        super().__init__(
+            blocks,
+            policy=policy,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+        )
+        if batch_size is None:
+            batch_size = max_num_seqs
+        if not 1 <= batch_size <= max_num_seqs:
+            raise ValueError(f"batch_size: must be from 1 to max_num_seqs ({max_num_seqs})")
+        if not timeout >= 0:
+            raise ValueError(f"timeout: must be >= 0 seconds, not {timeout}")
+        self.batch_size = batch_size
+        self.timeout = timeout
+        self.ready: list[Request] = []  # prompt computed, waiting for the others' prompts
+        self.live = 0  # members that have not ended
+        self._padding = 0  # tokens before the prompts of the live members
+        self._ghosts = 0  # tokens that the ghosts held at tick 0, had they been there
+
+    def add(self, request: Request) -> bool:
+        self.waiting.add(request)
+        return False  # a batch under way takes nobody
+
+    def wakes_at(self) -> float | None:
+        if self.running or not len(self.waiting):
+            return None
+        return self.waiting.head().arrival + self.timeout
+
+    def schedule(self, now: float) -> Step:
+        """Decide the next forward pass: of prompts as long as there are any, else of decodes."""
+        step = Step([])
+        self.preempted = 0
+        while True:
+            if not self.running:
+                due = self.wakes_at()
+                if due is None or (now < due and len(self.waiting) < self.batch_size):
+                    return step
+                self._form(now)
+            if self.partial:
+                self._prefill(step)
+                return step
+            for request in self.ready:
+                ended = request.finish >= 0
+                self.decodes.join(
+                    request,
+                    NEVER if ended else self.ends_after(request) - request.generated,
+                )
+                if ended:
+                    self._ghosts += request.computed - self.decodes.tick
+            self.ready.clear()
+            self._plan(self.max_num_batched_tokens)
+            if self.live:
+                self._advance(step, [])
+                step.ghosts = self.decodes.count - self.live
+                return step
+            self._dissolve()
+
+    def _form(self, now: float) -> None:
+        """Board a batch: as many as fit when padded to the longest."""
+        size = self.blocks.block_size
+        members: list[Request] = []
+        longest = 0
+        while len(self.waiting) and len(members) < self.batch_size:
+            tokens = max(longest, self.waiting.head().known)
+            if (len(members) + 1) * -(-tokens // size) > self.blocks.free:
+                break
+            longest = tokens
+            members.append(self.waiting.pop())
+        for request in members:
+            request.padding = longest - request.known
+            self._seat(request, now)
+        self.live = len(members)
+        self._padding = sum(request.padding for request in members)
+        self._ghosts = 0
+
+    def _prefill(self, step: Step) -> None:
+        budget = self.max_num_batched_tokens
+        for request in self.partial:
+            if not budget:
+                break
+            start = request.computed
+            tokens = min(request.pending, budget)
+            step.prefills.append(Chunk(request, start, tokens))
+            step.padding += max(0, min(request.padding, start + tokens) - start)
+            self.blocks.extend(request, start + tokens)
+            budget -= tokens
+
+    def _join(self, request: Request) -> None:
+        self.partial.remove(request)
+        self.ready.append(request)
+
+    def _finish(self, request: Request, now: float) -> None:
+        """Let a member end but keep its seat; the last to end takes all the others along."""
+        tick = self.decodes.tick
+        joined = request.joined if request.joined >= 0 else tick
+        if request.joined >= 0:
+            request.generated += tick - joined
+            self._ghosts += request.computed - joined
+        self.runs += pack_run(request.run_start, request.id, joined, tick - joined)
+        request.finish = now
+        self.live -= 1
+        self._padding -= request.padding
+        if not self.live:
+            self._dissolve()
+
+    def _dissolve(self) -> None:
+        for request in self.running:
+            if request.joined >= 0:
+                self.decodes.leave(request)
+            self.blocks.release(request)
+        self.running.clear()
+        self.ready.clear()
+        self._ghosts = 0
+
+    def _preempt(self, request: Request) -> None:
+        if request.finish < 0:
+            self.live -= 1
+            self._padding -= request.padding
+            super()._preempt(request)
+            return
+        joined = request.joined
+        self.decodes.leave(request)
+        self._ghosts -= request.computed - self.decodes.tick
+        assert joined >= 0
+        del self.running[request]
+        self.blocks.release(request)
+
+    def close(self, request: Request) -> None:
+        super().close(request)
+        if request in self.ready:
+            self.runs += pack_run(request.run_start, request.id, self.decodes.tick, 0)
+
+    def stored(self, step: Step) -> int:
+        held = super().stored(step) + sum(request.computed for request in self.ready)
+        ghosts = self.decodes.count - self.live if self.decodes.count else 0
+        ticks = self.decodes.tick + (1 if step.decodes else 0)
+        return held - self._padding - self._ghosts - ghosts * ticks

@@ -1,0 +1,222 @@
+"""What a run wrote down, as columns: one row per request, one per logged row of steps, or one
+per step with the leaps unrolled."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.csvtext import Column, Words
+from simulator.log import REASONS, Log
+from simulator.workload import Workload
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+COMPLETED = (REASONS.index("stop"), REASONS.index("length"))
+REJECTED = REASONS.index("rejected")
+UNFINISHED = REASONS.index("unfinished")
+
+
+@dataclass(slots=True)
+class RequestTable:
+    """Every request of the workload, indexed by id; times in seconds, NaN: it never happened."""
+
+    workload: Workload
+    sent: Floats
+    first_scheduled: Floats
+    first_token: Floats
+    finish: Floats
+    generated: Ints
+    preemptions: Ints
+    cached: Ints
+    reason: Ints  # index into REASONS; -1: never sent
+    replica: Ints  # -1: never sent
+
+    @property
+    def completed(self) -> Flags:
+        """Tell which came to their end."""
+        return np.isin(self.reason, COMPLETED)
+
+    @property
+    def arrival(self) -> Floats:
+        """Give the time each was due; for a session turn, the end before it plus its delay."""
+        arrival, after = self.workload.arrival, self.workload.after
+        if after is None:
+            return arrival
+        delay = self.workload.delay
+        due = self.finish[after] + (0.0 if delay is None else delay)
+        due = np.where(np.isnan(due), self.sent, due)  # what it follows never finished
+        return np.where(np.isnan(arrival), due, arrival)
+
+    @property
+    def client_queue_time(self) -> Floats:
+        """Give the seconds each waited at the client, behind max_concurrency."""
+        if self.workload.max_concurrency is None:
+            return self.sent - self.sent
+        return np.maximum(self.sent - self.arrival, 0.0)  # below 0: rounding in the delay's sum
+
+    @property
+    def queue_time(self) -> Floats:
+        """Give the seconds from sent to first scheduled."""
+        return self.first_scheduled - self.sent
+
+    @property
+    def ttft(self) -> Floats:
+        """Give the seconds from sent to the first token."""
+        return self.first_token - self.sent
+
+    @property
+    def e2el(self) -> Floats:
+        """Give the seconds from sent to the last token."""
+        return self.finish - self.sent
+
+    @property
+    def tpot(self) -> Floats:
+        """Give the seconds per token after the first; NaN for a single token."""
+        gaps = np.where(self.generated > 1, self.generated - 1, 1)
+        return np.where(self.generated > 1, (self.e2el - self.ttft) / gaps, np.nan)
+
+
+def gather_requests(workload: Workload, sent: Floats, logs: Sequence[Log]) -> RequestTable:
+    """Collect the request rows of all replicas by id."""
+    size = len(workload)
+    times = {name: np.full(size, np.nan) for name in ("first_scheduled", "first_token", "finish")}
+    counts = {name: np.zeros(size, np.int64) for name in ("generated", "preemptions", "cached")}
+    reason, replica = np.full(size, -1), np.full(size, -1)
+    for number, log in enumerate(logs):
+        rows = log.requests
+        ids = rows["id"]
+        for name, time in times.items():
+            time[ids] = np.where(rows[name] >= 0.0, rows[name], np.nan)
+        for name, count in counts.items():
+            count[ids] = rows[name]
+        reason[ids] = rows["reason"]
+        replica[ids] = number
+    return RequestTable(workload, sent, **times, **counts, reason=reason, replica=replica)
+
+
+def request_columns(workload: Workload, sent: Floats, logs: Sequence[Log]) -> dict[str, Column]:
+    """Give the columns of requests.csv, a row for each request of the workload, by id."""
+    table = gather_requests(workload, sent, logs)
+    return {
+        "id": np.arange(len(workload)),
+        "client": _clients(workload),
+        "arrival": table.arrival,
+        "client_queue_time": table.client_queue_time,
+        "prompt_tokens": workload.prompt_tokens,
+        "output_tokens": table.generated,
+        "queue_time": table.queue_time,
+        "ttft": table.ttft,
+        "tpot": table.tpot,
+        "e2el": table.e2el,
+        "preemptions": table.preemptions,
+        "cached_tokens": table.cached,
+        "replica": table.replica,
+        "finish_reason": Words(table.reason, REASONS),
+    }
+
+
+def _clients(workload: Workload) -> Words:
+    codes: dict[str, int] = {}
+    if workload.client is None:
+        return Words(np.full(len(workload), -1), [])
+    numbers = [codes.setdefault(name, len(codes)) for name in workload.client]
+    return Words(np.array(numbers, np.int64), list(codes))
+
+
+def step_columns(log: Log, rows: slice = slice(None)) -> dict[str, Column]:
+    """Give the columns of steps.csv but `replica`: a row for each logged row, in order of time.
+
+    A row stands for `steps` successive steps; `duration` is that of all of them, the token
+    counts are those of each, `context` and the blocks are those of the first.
+    """
+    part = log.steps[rows]
+    used = part["blocks_used"].astype(np.int64)
+    return {
+        "start": part["start"],
+        "duration": part["end"] - part["start"],
+        "steps": part["steps"],
+        "running": part["running"],
+        "waiting": part["waiting"],
+        "prefill_tokens": part["prefill_tokens"],
+        "decode_tokens": part["decodes"],
+        "wasted_tokens": part["wasted"],
+        "context": part["context"],
+        "kv_blocks_used": used,
+        "kv_blocks_free": log.num_blocks - used,
+        "preempted": part["preempted"],
+    }
+
+
+def arrivals(log: Log, sent: Floats) -> Floats:
+    """Give the times at which requests joined this replica's queue, ascending."""
+    rows = log.requests
+    times: Floats = np.sort(sent[rows["id"][rows["reason"] != REJECTED]])
+    return times
+
+
+def block_growth(log: Log, rows: npt.NDArray[np.void]) -> Floats:
+    """Estimate the blocks that each step of a leapt row takes after the first, with paging.
+
+    Every sequence grows by a token per step, so together they take one block per `block_size`
+    tokens: right on average, where the row tells not at which step.
+    """
+    grown = (rows["decodes"] + rows["wasted"]) / log.block_size
+    return np.where(rows["steps"] > 1, grown, 0.0)
+
+
+def expand_steps(
+    log: Log, sent: Floats, *, contiguous: bool = False
+) -> dict[str, npt.NDArray[np.generic]]:
+    """Unroll the leaps: the columns of steps.csv with one row per step, in order of time.
+
+    `sent` is the run's: `waiting` is what the row began with and the requests sent since.
+    `kv_blocks_used` is exact at the first step of a row and estimated by even growth after it,
+    or constant where allocation is `contiguous`.
+    """
+    rows = log.steps
+    row, index = _unroll(rows["steps"].astype(np.int64))
+    starts, ends = _step_times(log, row, index)
+    queue = arrivals(log, sent)
+    since = np.searchsorted(queue, starts, "right")
+    since -= np.searchsorted(queue, rows["start"], "right")[row]
+    used = rows["blocks_used"].astype(np.int64)[row]
+    if not contiguous:
+        used = np.minimum(used + (index * block_growth(log, rows)[row]).astype(int), log.num_blocks)
+    return {
+        "start": starts,
+        "duration": ends - starts,
+        "running": rows["running"][row],
+        "waiting": rows["waiting"][row] + since,
+        "prefill_tokens": rows["prefill_tokens"][row],
+        "decode_tokens": rows["decodes"][row],
+        "wasted_tokens": rows["wasted"][row],
+        "context": rows["context"][row] + index * (rows["decodes"] + rows["wasted"])[row],
+        "kv_blocks_used": used,
+        "kv_blocks_free": log.num_blocks - used,
+        "preempted": np.where(index == 0, rows["preempted"][row], 0),
+    }
+
+
+def _unroll(steps: Ints) -> tuple[Ints, Ints]:
+    """Give, for every step, its row and its place in the row."""
+    row = np.repeat(np.arange(len(steps)), steps)
+    return row, np.arange(len(row)) - np.repeat(np.cumsum(steps) - steps, steps)
+
+
+def _step_times(log: Log, row: Ints, index: Ints) -> tuple[Floats, Floats]:
+    """Give start and end of every step; those inside a leap are ticks."""
+    rows = log.steps
+    steps = rows["steps"].astype(np.int64)
+    starts: Floats = rows["start"][row]
+    ends: Floats = rows["end"][row]
+    ticks = np.asarray(log.tick_ends)
+    last = np.searchsorted(ticks, rows["end"], side="right") - 1
+    leapt = np.flatnonzero(steps[row] > 1)
+    ends[leapt] = ticks[last[row[leapt]] - (steps[row] - 1 - index)[leapt]]
+    inner = np.flatnonzero(index > 0)
+    starts[inner] = ends[inner - 1]
+    return starts, ends

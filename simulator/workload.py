@@ -1,0 +1,99 @@
+"""What is asked of the engine: when each request comes, how long it is, what its prompt says."""
+
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.request import Segments
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Workload:
+    """Requests as columns; a request's id is its index in them.
+
+    `arrival` is in seconds from the start of the run and ascends. A request that continues a
+    session has `arrival` NaN: it comes `delay` seconds after the request `after` has ended.
+    Under `max_concurrency` a request whose time has come waits at the client until fewer than
+    so many are sent and unfinished.
+    """
+
+    arrival: Floats  # s; NaN: `delay` after the end of request `after`
+    prompt_tokens: Ints  # >= 1
+    output_tokens: Ints  # >= 1, at which the request ends by itself
+    client: list[str] | None = None
+    priority: Ints | None = None  # smaller is sooner
+    segments: list[Segments | None] | None = None  # contents of the prompts, as in request.py
+    after: Ints | None = None  # the request that must end first; -1: none
+    delay: Floats | None = None  # s, think time
+    max_concurrency: int | None = None
+    request_rate: float = inf  # requests/s that were asked for; only reports read it
+    burstiness: float = 1.0  # likewise
+    source: str = ""  # the file or the generator, in one line
+
+    def __len__(self) -> int:
+        return len(self.arrival)
+
+    @property
+    def total_input(self) -> int:
+        """Count the prompt tokens of all requests."""
+        return int(self.prompt_tokens.sum())
+
+    @property
+    def total_output(self) -> int:
+        """Count the tokens that all requests would generate."""
+        return int(self.output_tokens.sum())
+
+    @property
+    def duration(self) -> float:
+        """Give the time of the last known arrival, in seconds; 0 for no requests."""
+        known = self.arrival[~np.isnan(self.arrival)]
+        return float(known[-1]) if len(known) else 0.0
+
+    def check(self) -> None:
+        """Raise ValueError, `field: what is wrong`, unless this is a workload that can be run."""
+        self._check_columns()
+        self._check_times()
+        self._check_segments()
+        for name, lengths in (
+            ("prompt_tokens", self.prompt_tokens),
+            ("output_tokens", self.output_tokens),
+        ):
+            if (bad := np.flatnonzero(lengths < 1)).size:
+                raise ValueError(f"{name}: request {bad[0]} has {lengths[bad[0]]}, not 1 or more")
+        if self.max_concurrency is not None and self.max_concurrency < 1:
+            raise ValueError(f"max_concurrency: {self.max_concurrency} is not 1 or more")
+
+    def _check_columns(self) -> None:
+        columns = ("prompt_tokens", "output_tokens", "client", "priority")
+        for name in (*columns, "segments", "after", "delay"):
+            column = getattr(self, name)
+            if column is not None and len(column) != len(self):
+                raise ValueError(f"{name}: {len(column)} values for {len(self)} requests")
+
+    def _check_times(self) -> None:
+        """Look at `arrival`, `after` and `delay` together."""
+        timed = ~np.isnan(self.arrival)
+        known = self.arrival[timed]
+        if not np.isfinite(known).all() or (known < 0).any():
+            raise ValueError("arrival: not every time is finite and 0 or more")
+        if (np.diff(known) < 0).any():
+            raise ValueError("arrival: the times do not ascend")
+        after = np.full(len(self), -1) if self.after is None else self.after
+        if (bad := np.flatnonzero(timed != (after < 0))).size:
+            raise ValueError(f"after: request {bad[0]} needs either a time or a predecessor")
+        if (bad := np.flatnonzero(after >= np.arange(len(self)))).size:
+            raise ValueError(f"after: request {bad[0]} follows a request that is not before it")
+        if self.delay is not None:
+            delay = self.delay[~timed]
+            if not np.isfinite(delay).all() or (delay < 0).any():
+                raise ValueError("delay: not every think time is finite and 0 or more")
+
+    def _check_segments(self) -> None:
+        for i, parts in enumerate(self.segments or ()):
+            if parts is not None and sum(count for _, count in parts) != self.prompt_tokens[i]:
+                raise ValueError(f"segments: those of request {i} do not add up to its prompt")

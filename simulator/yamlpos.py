@@ -1,0 +1,112 @@
+"""YAML with the line of every key, so that a mistake can be told by its place.
+
+On top of YAML's own rules: a key given twice is an error, and so are anchors (a line would no
+longer say where a value comes from); `1e-3` and `inf` are numbers, which YAML 1.1 takes for words.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from simulator.errors import HeadwayError
+
+Key = tuple[str, ...]
+"""Where a value stands: the keys that lead to it; an item of a list has its index as a key."""
+
+_BARE_NUMBER = re.compile(r"^(?:[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+|[-+]?inf)$")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's plain types without anchors, and with numbers as everybody else writes them."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: list(found) for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def compose_node(self, parent: Node | None, index: Any) -> Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if getattr(event, "anchor", None):
+            raise yaml.composer.ComposerError(
+                None, None, "anchors and aliases (&, *) are not supported", event.start_mark
+            )
+        node: Node | None = super().compose_node(parent, index)
+        return node
+
+
+def _bare_number(loader: _Loader, node: ScalarNode) -> float:
+    """Read `2e3` as the whole number that it is, `1e-3` and `inf` as floats."""
+    number = float(node.value)
+    return int(number) if number.is_integer() and abs(number) < 2**53 else number
+
+
+_Loader.add_implicit_resolver("!number", _BARE_NUMBER, list("-+0123456789i"))
+_Loader.add_constructor("!number", _bare_number)
+
+
+def read_text(path: Path) -> str:
+    """Read a text file; HeadwayError names what stands in the way."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise HeadwayError(f"{path}: no such file") from None
+    except OSError as error:
+        raise HeadwayError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise HeadwayError(f"{path}:{line}: is not UTF-8 text") from None
+
+
+def parse(text: str, source: str) -> tuple[object, dict[Key, int]]:
+    """Read one YAML document and the line, from 1 on, of every key in it.
+
+    Raises HeadwayError, with all duplicate keys at once; `source` is what messages call the text.
+    """
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()  # type: ignore[no-untyped-call]
+        lines: dict[Key, int] = {}
+        if node is None:
+            return None, lines
+        if problems := _walk(node, (), lines):
+            raise HeadwayError(f"{source}:{line}: {what}" for line, what in problems)
+        return loader.construct_document(node), lines  # type: ignore[no-untyped-call]
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        raise HeadwayError(f"{source}:{line}: not YAML: {error.problem}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise HeadwayError(f"{source}:{line}: not YAML: {error.reason}") from None
+    except (ValueError, RecursionError) as error:  # 2024-13-01; a hundred nested brackets
+        raise HeadwayError(f"{source}: not YAML: {error}") from None
+
+
+def _walk(node: Node, at: Key, lines: dict[Key, int]) -> list[tuple[int, str]]:
+    """Note the lines below a node; return the bad keys and their lines."""
+    problems = []
+    if isinstance(node, SequenceNode):
+        for index, item in enumerate(node.value):
+            lines[*at, str(index)] = item.start_mark.line + 1
+            problems += _walk(item, (*at, str(index)), lines)
+    elif isinstance(node, MappingNode):
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, ScalarNode) or not key.tag.endswith(":str"):
+                problems.append((line, f"{_dotted(at)}a key must be a word"))
+                continue
+            here = (*at, key.value)
+            if here in lines:
+                first = lines[here]
+                problems.append((line, f"{'.'.join(here)}: given before, on line {first}"))
+            lines[here] = line
+            problems += _walk(value, here, lines)
+    return problems
+
+
+def _dotted(at: Key) -> str:
+    return ".".join(at) + ": " if at else ""
