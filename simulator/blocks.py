@@ -53,7 +53,10 @@ class BlockCounter:
 
     def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
         """Take what `ticks` ticks need, beginning `skip` ticks from now."""
-        self.free -= decodes.blocks(ticks, skip)
+        if ticks == 1:
+            self.free -= decodes.phases[(decodes.tick + skip) % self.block_size]
+        else:
+            self.free -= decodes.blocks(ticks, skip)
 
     def release(self, request: Request) -> None:
         """Take back all blocks of a request that has left the decode set."""
@@ -86,9 +89,8 @@ class BlockManager(BlockCounter):
         if not self.prefix_caching:
             return ()
         limit = (request.known - 1) // self.block_size
-        self._extend_hashes(request, limit)
         hits = []
-        for key in request.hashes[:limit]:
+        for key in self._hashes(request, limit)[:limit]:
             same = self._blocks_of.get(key)
             if same is None:
                 break
@@ -116,13 +118,11 @@ class BlockManager(BlockCounter):
 
     def extend(self, request: Request, tokens: int) -> None:
         full = request.computed // self.block_size
-        for _ in range(-(-tokens // self.block_size) - len(request.blocks)):
+        for _ in range(-(-tokens // self.block_size) - -(-request.computed // self.block_size)):
             self._take(request)
         request.computed = tokens
         if self.prefix_caching:
-            last = min(tokens, request.known) // self.block_size
-            self._extend_hashes(request, last)
-            for index in range(full, last):
+            for index in range(full, min(tokens, request.known) // self.block_size):
                 self._register(request, index)
 
     def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
@@ -136,14 +136,12 @@ class BlockManager(BlockCounter):
             if self.prefix_caching:
                 for request in sorted(decodes.members[(tick + 1) % size], key=_seat):
                     ahead = tick + 1 - request.joined
-                    index = (request.computed + ahead) // size - 1
-                    self._extend_hashes(request, index + 1)
-                    self._register(request, index)
+                    self._register(request, (request.computed + ahead) // size - 1)
 
     def release(self, request: Request) -> None:
         """Unhashed blocks to the head of the free list, hashed ones to its tail, last first."""
         blank = []
-        for block in reversed(request.blocks):
+        for block in reversed(request.blocks or ()):
             self._refs[block] -= 1
             if self._refs[block]:
                 self.shared -= 1
@@ -154,7 +152,7 @@ class BlockManager(BlockCounter):
             else:
                 self._idle[block] = None
         self._blank.extend(reversed(blank))
-        request.blocks = []
+        request.blocks = None
         request.computed = 0
 
     def _take(self, request: Request) -> None:
@@ -172,26 +170,29 @@ class BlockManager(BlockCounter):
             self._hash_of[block] = None
         self.free -= 1
         self._refs[block] = 1
+        assert request.blocks is not None
         request.blocks.append(block)
 
     def _register(self, request: Request, index: int) -> None:
+        assert request.blocks is not None
         block = request.blocks[index]
         if self._hash_of[block] is None:
-            key = self._hash_of[block] = request.hashes[index]
+            key = self._hash_of[block] = self._hashes(request, index + 1)[index]
             self._blocks_of.setdefault(key, {})[block] = None
 
-    def _extend_hashes(self, request: Request, blocks: int) -> None:
-        """Make sure the hashes of the first `blocks` blocks are there.
+    def _hashes(self, request: Request, blocks: int) -> list[int]:
+        """Return the hashes of at least the first `blocks` blocks.
 
         A hash covers the block's tokens and the hash before it, so it names the whole prefix. It
         is Python's 64-bit hash: among a million blocks two collide with probability 3e-8.
         """
-        hashes = request.hashes
         size = self.block_size
-        if not hashes and blocks:
-            hashes.extend(_prompt_hashes(request, size))
+        hashes = request.hashes
+        if hashes is None:
+            hashes = request.hashes = list(_prompt_hashes(request, size))
         while len(hashes) < blocks:
             hashes.append(hash((hashes[-1] if hashes else 0, _tail(request, len(hashes), size))))
+        return hashes
 
 
 def _seat(request: Request) -> int:

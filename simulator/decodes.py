@@ -59,17 +59,27 @@ class DecodeSet:
             del self.members[phase][request]
         return ticks
 
-    def advance(self, ticks: int) -> None:
-        """Let every member advance by `ticks` tokens."""
-        self.tick += ticks
+    def advance(self, ticks: int) -> list[Request]:
+        """Let every member advance by `ticks` tokens.
+
+        Return those whose last tick is over, by seat. They are still in the set.
+        """
+        self.tick = tick = self.tick + ticks
         self.context += ticks * self.count
+        ends = self._ends
+        done: list[Request] = []
+        while ends and ends[0][0] <= tick:
+            last, _, request = heappop(ends)
+            if request.joined < 0 or request.last_tick != last:
+                continue  # it has left since
+            if not done or done[-1] is not request:  # it may have left and joined again
+                done.append(request)
+        return done
 
     def blocks(self, ticks: int, skip: int = 0) -> int:
         """Blocks that `ticks` ticks take, beginning `skip` ticks from now."""
         size, phases = self.block_size, self.phases
         first = self.tick + skip
-        if ticks == 1:
-            return phases[first % size]
         rounds, rest = divmod(ticks, size)
         total = rounds * self.count
         for tick in range(first, first + rest):
@@ -93,15 +103,3 @@ class DecodeSet:
                 return last - self.tick
             heappop(ends)
         return 0
-
-    def ended(self) -> list[Request]:
-        """Members whose last tick is over, by seat. They are still in the set."""
-        ends, tick = self._ends, self.tick
-        done: list[Request] = []
-        while ends and ends[0][0] <= tick:
-            last, _, request = heappop(ends)
-            if request.joined < 0 or request.last_tick != last:
-                continue  # it has left since
-            if not done or done[-1] is not request:  # it may have left and joined again
-                done.append(request)
-        return done

@@ -5,20 +5,16 @@ and another distribution changes nothing else. Lengths are rounded to the neares
 Bounds keep what lies between them, as if everything else were drawn again: nothing piles up there.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf, isfinite, log
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Protocol, TypeVar, get_args
+from typing import Protocol, get_args
 
 import numpy as np
 
+from simulator.fields import build, check, fault, number, refuse
 from simulator.workload import Floats, Ints, Workload
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 Load = Callable[[str, str | None], Workload]
 """Read the trace at a path, in a format or (None) in the one that it appears to have."""
@@ -29,49 +25,12 @@ Spec = float | Mapping[str, object]
 TOKENS, SECONDS = 0.5, 0.0  # how far beyond a bound a value may lie and still round to it
 MOST = 2**31  # tokens: a longer request is a mistake
 
-T = TypeVar("T", bound="DataclassInstance")
-
 
 class Distribution(Protocol):
     """Turns uniform numbers into values, one into one."""
 
     def quantile(self, u: Floats, edge: float, load: Load | None) -> Floats:
         """Give the values at cumulative probabilities `u`, the bounds widened by `edge`."""
-
-
-def refuse(*checks: tuple[bool, str]) -> None:
-    """Raise ValueError with the messages, one in a line, of the checks that are true."""
-    if messages := [message for wrong, message in checks if wrong]:
-        raise ValueError("\n".join(messages))
-
-
-def inside(name: str, error: ValueError) -> ValueError:
-    """Put the name of the mapping before the key that each line of an error begins with."""
-    lines = str(error).split("\n")
-    return ValueError("\n".join(name + ("" if s[0] == ":" else ".") + s for s in lines))
-
-
-def build(cls: type[T], values: object) -> T:
-    """Make a dataclass of a scenario's mapping; ValueError names each wrong key in a line."""
-    if not isinstance(values, Mapping):
-        raise ValueError(f": {values!r} is not a mapping")
-    known = {f.name: f for f in dataclasses.fields(cls) if f.init}
-    refuse(
-        *((key not in known, f"{key}: unknown key") for key in values),
-        *(_check(f, values.get(name, f.default)) for name, f in known.items()),
-    )
-    return cls(**values)
-
-
-def _check(f: "dataclasses.Field[object]", value: object) -> tuple[bool, str]:
-    """Check that a field has a value and, if it wants a number, that this is one."""
-    if value is dataclasses.MISSING:
-        return True, f"{f.name}: missing"
-    if f.type not in {int, float, float | None} or (value is None and f.type == float | None):
-        return False, ""
-    kind, word = (Integral, "a whole number") if f.type is int else (Real, "a number")
-    good = isinstance(value, kind) and not isinstance(value, bool) and not np.isnan(float(value))
-    return not good, f"{f.name}: {value!r} is not {word}"
 
 
 def _check_bounds(low: float | None, high: float | None) -> None:
@@ -273,15 +232,9 @@ class Mixture:
 
     def __post_init__(self) -> None:
         refuse((not isinstance(self.parts, Sequence) or not self.parts, "parts: not a list"))
-        weights, kinds, wrong = [], [], []
-        for k, part in enumerate(self.parts):
-            try:
-                weights.append(_weight(part))
-                kinds.append(parse({key: part[key] for key in part if key != "weight"}))
-            except ValueError as error:
-                wrong.append((True, str(inside(f"parts.{k}", error))))
-        refuse(*wrong)
-        self.weights, self.kinds = np.array(weights), kinds
+        refuse(*(fault(f"parts.{k}", _part, part) for k, part in enumerate(self.parts)))
+        weights, kinds = zip(*map(_part, self.parts), strict=True)
+        self.weights, self.kinds = np.array(weights), list(kinds)
 
     def quantile(self, u: Floats, edge: float, load: Load | None) -> Floats:
         ends = np.cumsum(self.weights)
@@ -296,12 +249,14 @@ class Mixture:
         return x
 
 
-def _weight(part: object) -> float:
-    """Read the weight of a part of a mixture."""
-    weight = part.get("weight") if isinstance(part, Mapping) else None
+def _part(part: object) -> tuple[float, Distribution]:
+    """Read a part of a mixture: its weight, and the distribution that the rest of it is."""
+    if not isinstance(part, Mapping):
+        raise ValueError(f": {part!r} is not a mapping")
+    weight = part.get("weight")
     if not isinstance(weight, int | float) or not 0 < weight < inf:
         raise ValueError(f"weight: {weight!r} is not a number above 0")
-    return float(weight)
+    return float(weight), parse({key: part[key] for key in part if key != "weight"})
 
 
 Kind = Fixed | Uniform | Exponential | Lognormal | Zipf | Quantiles | Empirical | Mixture
@@ -311,8 +266,9 @@ KINDS: dict[str, type[Kind]] = {cls.__name__.lower(): cls for cls in get_args(Ki
 def parse(spec: Spec) -> Distribution:
     """Make a distribution of what a scenario says; ValueError if it cannot be one."""
     if not isinstance(spec, Mapping):
-        refuse((_check(dataclasses.fields(Fixed)[0], spec)[0], f": {spec!r} is not a number"))
-        return Fixed(spec)
+        value = number(spec)
+        refuse(check("", float, value))
+        return Fixed(value)
     kind = spec.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"kind: {kind!r} is none of {', '.join(KINDS)}")

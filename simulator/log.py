@@ -16,17 +16,17 @@ STEP = np.dtype(
     [
         ("start", "f8"),  # s
         ("end", "f8"),  # s, of the last of `steps`
+        ("steps", "i8"),  # successive steps that this row stands for, all alike
         ("context", "i8"),  # KV entries read by the decodes; each later step: + decodes + ghosts
         ("prefill_context", "i8"),  # (query, key) pairs of the prefill chunks
         ("kv_tokens", "i8"),  # tokens stored in the blocks in use, after the first step
-        ("steps", "i4"),  # successive steps that this row stands for, all alike
         ("prefill_tokens", "i4"),  # prompt (or recomputed) tokens, without padding
         ("decodes", "i4"),  # decode tokens of each step that somebody receives
         ("wasted", "i4"),  # token slots of each step that nobody needs: padding and ghosts
         ("running", "i4"),
         ("waiting", "i4"),  # as the row begins
         ("blocks_used", "i4"),  # during the first step
-        ("preempted", "i4"),
+        ("preempted", "i8"),
     ]
 )
 REQUEST = np.dtype(
@@ -45,7 +45,7 @@ RUN = np.dtype([("start", "f8"), ("id", "i8"), ("first_tick", "i8"), ("ticks", "
 REASONS = ("stop", "length", "rejected", "unfinished")
 """Ended by itself; cut at max_model_len; could never fit; still there when the run was stopped."""
 
-pack_step = Struct("<ddqqqiiiiiiii").pack
+pack_step = Struct("<ddqqqqiiiiiiq").pack
 pack_request = Struct("<dddqiiii").pack
 pack_run = Struct("<dqqq").pack
 

@@ -44,52 +44,43 @@ class Waiting(Protocol):
 
     def head(self) -> Request: ...
 
-    def pop(self) -> Request: ...
+    def take(self) -> Request: ...
 
 
-class Fifo:
+class Fifo(deque[Request]):
     """First come, first served; a preempted request goes to the front (vLLM's `fcfs`)."""
 
-    def __init__(self) -> None:
-        self._queue: deque[Request] = deque()
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
     def add(self, request: Request) -> bool:
-        self._queue.append(request)
-        return len(self._queue) == 1
+        self.append(request)
+        return len(self) == 1
 
     def put_back(self, request: Request) -> None:
-        self._queue.appendleft(request)
+        self.appendleft(request)
 
     def head(self) -> Request:
-        return self._queue[0]
+        return self[0]
 
-    def pop(self) -> Request:
-        return self._queue.popleft()
+    def take(self) -> Request:
+        return self.popleft()
 
 
-class Ranked:
-    """Ordered by a policy's key; equals in order of joining."""
+class Ranked(list[tuple[Any, int, Request]]):
+    """Ordered by a policy's key, a heap; equals in order of joining."""
 
     def __init__(self, key: Callable[[Request], Any]) -> None:
+        super().__init__()
         self._key = key
-        self._heap: list[tuple[Any, int, Request]] = []
         self._joined = count()
 
-    def __len__(self) -> int:
-        return len(self._heap)
-
     def add(self, request: Request) -> bool:
-        heappush(self._heap, (self._key(request), next(self._joined), request))
-        return self._heap[0][2] is request
+        heappush(self, (self._key(request), next(self._joined), request))
+        return self[0][2] is request
 
     def put_back(self, request: Request) -> None:
         self.add(request)
 
     def head(self) -> Request:
-        return self._heap[0][2]
+        return self[0][2]
 
-    def pop(self) -> Request:
-        return heappop(self._heap)[2]
+    def take(self) -> Request:
+        return heappop(self)[2]

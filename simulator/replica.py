@@ -9,42 +9,16 @@ same durations one after the other.
 from bisect import bisect_left
 from collections.abc import Callable
 from itertools import accumulate
-from math import inf, nextafter
 
 import simpy
 
+from simulator.alarm import LATE, Alarm
 from simulator.executor import CanLeap, Executor
 from simulator.log import REASONS, Log, pack_request, pack_step
 from simulator.request import Request, Step
 from simulator.scheduler import Scheduler
 
 STOP, LENGTH, REJECTED, UNFINISHED = range(len(REASONS))
-LATE = 2  # SimPy's priorities are 0 (urgent) and 1 (normal)
-
-
-def delay_until(now: float, when: float) -> float:
-    """Return the delay that brings the clock from `now` to `when` exactly, rounding included."""
-    delay = when - now
-    if now + delay != when:
-        delay = nextafter(delay, inf if now + delay < when else -inf)
-    return delay
-
-
-class Wake(simpy.Event):
-    """A timeout that comes after everything else that happens at the same instant.
-
-    So a request that arrives just as a step ends is seen by the next one.
-    """
-
-    def __init__(
-        self, env: simpy.Environment, delay: float, callback: Callable[[simpy.Event], None]
-    ) -> None:
-        self.env = env
-        self.callbacks = [callback]
-        self._value = None
-        self._ok = True
-        self._defused = False
-        env.schedule(self, LATE, delay)
 
 
 class Replica:
@@ -75,33 +49,40 @@ class Replica:
         self._row: tuple[int, ...] = ()  # what the log says of it
         self._start = 0.0
         self._ends: list[float] = []  # of the step in flight and its repeats
-        self._wake: Wake | None = None
-        self._due = -1.0
+        # A request that arrives just as a step ends is seen by the next one, hence late.
+        self._alarm = Alarm(env, self._awake, LATE)
+        self._due = -1.0  # when it comes off
+        self._set = False  # and whether it will
 
     def submit(self, request: Request) -> None:
         """Take a request in, now."""
-        if not self.scheduler.fits(request):
+        scheduler = self.scheduler
+        if not scheduler.fits(request):
             self._record(request, REJECTED)
             return
-        may_board = self.scheduler.add(request)
-        now = self.env.now
+        may_board = scheduler.add(request)
         if self._step is None:
+            now = self.env.now
             if self._due != now:
                 self._sleep(now)
         elif may_board and len(self._ends) > 1:
-            flying = bisect_left(self._ends, now)
+            flying = bisect_left(self._ends, self.env.now)
             if flying < len(self._ends) - 1:
                 del self._ends[flying + 1 :]
                 self._sleep(self._ends[-1])
 
     def _sleep(self, when: float) -> None:
+        if self._set:  # the old alarm will come off to no effect
+            self._alarm = Alarm(self.env, self._awake, LATE)
+        self._set = True
         self._due = when
-        self._wake = Wake(self.env, delay_until(self.env.now, when), self._awake)
+        self._alarm.set(when)
 
-    def _awake(self, wake: simpy.Event) -> None:
+    def _awake(self, alarm: simpy.Event) -> None:
         """End the step in flight, begin the next."""
-        if wake is not self._wake:
+        if alarm is not self._alarm:
             return  # an arrival has cut the leap short
+        self._set = False
         now = self._due
         if self._step is not None:
             self._commit(self._step)
@@ -110,32 +91,12 @@ class Replica:
         if not step.decodes and not step.prefills:
             self._rest(now)
             return
-        repeats = scheduler.horizon(step) if self.leaper is not None else 1
-        self._begin(step, now, repeats)
-
-    def _begin(self, step: Step, now: float, repeats: int) -> None:
-        scheduler = self.scheduler
-        tokens = pairs = 0
-        for chunk in step.prefills:
-            done, size = chunk.start, chunk.tokens
-            tokens += size
-            pairs += size * done + size * (size + 1) // 2
         self._step = step
         self._start = now
-        self._row = (
-            step.context,
-            pairs,
-            scheduler.stored(step),
-            tokens - step.padding,
-            step.decodes - step.ghosts,
-            step.ghosts + step.padding,
-            len(scheduler.running),
-            len(scheduler.waiting),
-            scheduler.blocks.usable - scheduler.blocks.free,
-            scheduler.preempted,
-        )
-        if repeats > 1 and self.leaper is not None:
-            ends = list(accumulate(self.leaper.leap(step, repeats), initial=now))
+        self._row = scheduler.account(step)
+        leaper = self.leaper
+        if leaper is not None and (repeats := scheduler.horizon(step)) > 1:
+            ends = list(accumulate(leaper.leap(step, repeats), initial=now))
             del ends[0]
         else:
             ends = [now + self.executor.execute(step)]
@@ -144,39 +105,20 @@ class Replica:
 
     def _rest(self, now: float) -> None:
         """Wait for an arrival, or until what waits may start."""
-        self._wake = None
         due = self.scheduler.wakes_at()
         if due is not None:
             self._sleep(max(due, now))
-        elif len(self.scheduler.waiting):
+        elif self.scheduler.waiting:
             raise RuntimeError(f"the scheduler does nothing though requests wait, at {now} s")
 
     def _commit(self, step: Step) -> None:
         ends = self._ends
-        ticking = self.scheduler.decodes.count and step.decodes
+        log = self.log
+        log.step_rows += pack_step(self._start, ends[-1], len(ends), *self._row)
+        if step.decodes and self.scheduler.decodes.count:
+            log.tick_ends.extend(ends)
         finished = self.scheduler.commit(step, ends)
         self._step = None
-        log = self.log
-        (context, pairs, stored, prefills, decodes, wasted, running, waiting, used, preempted) = (
-            self._row
-        )
-        log.step_rows += pack_step(
-            self._start,
-            ends[-1],
-            context,
-            pairs,
-            stored,
-            len(ends),
-            prefills,
-            decodes,
-            wasted,
-            running,
-            waiting,
-            used,
-            preempted,
-        )
-        if ticking:
-            log.tick_ends.extend(ends)
         for request in finished:
             self._record(request, STOP if request.generated == request.output_tokens else LENGTH)
 
@@ -197,8 +139,8 @@ class Replica:
     def abandon(self) -> None:
         """Write down the requests that are still here, when a run is stopped before its end."""
         scheduler = self.scheduler
-        while len(scheduler.waiting):
-            self._record(scheduler.waiting.pop(), UNFINISHED)
+        while scheduler.waiting:
+            self._record(scheduler.waiting.take(), UNFINISHED)
         for request in scheduler.running:
             if request.finish < 0:
                 scheduler.close(request)

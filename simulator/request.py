@@ -1,7 +1,7 @@
 """The vocabulary that everybody shares: a request, a chunk of its tokens, a step."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 Segments = tuple[tuple[Hashable, int], ...]
 """A prompt's contents: runs of tokens (name, count); token k of a run is the pair (name, k)."""
@@ -23,11 +23,12 @@ class Request:
     segments: Segments | None = None  # None: a prompt shared with nobody
 
     # The engine's side.
+    max_tokens: int = 0  # tokens after which the engine ends it, whatever it still wanted to say
     computed: int = 0  # tokens whose KV is in the cache
     generated: int = 0  # tokens that have come out, kept over a preemption
     padding: int = 0  # tokens put before the prompt to even out a static batch
-    blocks: list[int] = field(default_factory=list)  # its block table, where blocks have names
-    hashes: list[int] = field(default_factory=list)  # of its full blocks, as far as known
+    blocks: list[int] | None = None  # its block table, where blocks have names
+    hashes: list[int] | None = None  # of its full blocks, as far as asked for
     seat: int = -1  # the number of its admission: the order of the running list
     joined: int = -1  # the tick at which it joined the decode set; -1: it is not in it
     last_tick: int = -1  # the tick after which it ends, if it stays in the set until then

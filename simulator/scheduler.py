@@ -78,15 +78,15 @@ class Scheduler:
             return False
         if not self.enable_chunked_prefill and request.prompt_tokens > self.max_num_batched_tokens:
             return False
-        tokens = request.prompt_tokens + self.ends_after(request) - 1
+        tokens = request.prompt_tokens + self._max_tokens(request) - 1
         return -(-tokens // self.blocks.block_size) <= self.blocks.usable
 
-    def ends_after(self, request: Request) -> int:
-        """Tokens after which the request ends."""
+    def _max_tokens(self, request: Request) -> int:
         return min(request.output_tokens, self.max_model_len - request.prompt_tokens)
 
     def add(self, request: Request) -> bool:
         """Take a new request; say whether the next step may differ for it."""
+        request.max_tokens = self._max_tokens(request)
         return self.waiting.add(request) and len(self.running) < self.max_num_seqs
 
     def wakes_at(self) -> float | None:
@@ -97,24 +97,25 @@ class Scheduler:
 
     def schedule(self, now: float) -> Step:
         """Decide the next forward pass. An empty step means that there is nothing to do."""
-        step = Step([])
         self.preempted = 0
-        cap = self._prefill_cap()
-        chunks = self._plan(cap)
-        if chunks is None:
-            budget = self._walk(step, cap)
-        else:
-            budget = self._advance(step, chunks)
-        if budget and not self.preempted and len(self.waiting):
+        decodes, blocks = self.decodes, self.blocks
+        count = decodes.count
+        budget = self.max_num_batched_tokens
+        cap = self.long_prefill_token_threshold
+        if not cap or len(self.running) + len(self.waiting) == 1:
+            cap = budget  # vLLM lifts the cap for a request that is alone
+        if self.partial or count > budget or blocks.free < count:
+            step = Step([])
+            chunks = self._plan(cap)
+            budget = self._walk(step, cap) if chunks is None else self._advance(step, chunks)
+        else:  # the common case in a few words: everybody decodes, and there are blocks for all
+            step = Step([], count, decodes.context + count)
+            budget -= count
+            if count:
+                blocks.take_ticks(decodes, 1)
+        if budget and not self.preempted and self.waiting:
             self._board(step, budget, cap, now)
         return step
-
-    def _prefill_cap(self) -> int:
-        """Most tokens that one request gets; vLLM lifts the cap for a request that is alone."""
-        cap = self.long_prefill_token_threshold
-        if cap and len(self.running) + len(self.waiting) > 1:
-            return cap
-        return self.max_num_batched_tokens
 
     def _plan(self, cap: int) -> list[tuple[Request, int]] | None:
         """Share the budget out among the running, preempting the last while blocks lack.
@@ -125,10 +126,11 @@ class Scheduler:
         size = blocks.block_size
         while True:
             left = self.max_num_batched_tokens - decodes.count
-            need = decodes.blocks(1) if decodes.count else 0
+            need = decodes.phases[decodes.tick % size]
             chunks = []
             for request in self.partial:
-                tokens = min(request.pending, cap)
+                tokens = request.pending
+                tokens = min(tokens, cap)
                 if tokens > left:
                     if self._decodes_behind(request):
                         return None
@@ -205,7 +207,7 @@ class Scheduler:
     def _board(self, step: Step, budget: int, cap: int, now: float) -> None:
         """Admit from the head of the waiting queue; nobody overtakes a head that does not fit."""
         blocks, waiting, running = self.blocks, self.waiting, self.running
-        while budget and len(waiting) and len(running) < self.max_num_seqs:
+        while budget and waiting and len(running) < self.max_num_seqs:
             request = waiting.head()
             hits = blocks.match(request)
             start = len(hits) * blocks.block_size
@@ -218,7 +220,7 @@ class Scheduler:
             spare = self.watermark_blocks if running else 0
             if blocks.missing(held, hits) + spare > blocks.free:
                 break
-            waiting.pop()
+            waiting.take()
             self._seat(request, now)
             blocks.admit(request, hits, start + tokens)
             if request.preemptions == 0:
@@ -254,14 +256,15 @@ class Scheduler:
         decodes = self.decodes
         if step.prefills or self.partial or self.preempted or not decodes.count:
             return 1
-        if len(self.waiting) and self.blocks.names_blocks:
+        if self.waiting and self.blocks.names_blocks:
             return 1  # blocks registered meanwhile may let the head of the queue fit
         return self._sure_ticks()
 
     def _sure_ticks(self) -> int:
         """Ticks for which the decode set stays as it is and has its blocks; one is taken."""
         decodes, free = self.decodes, self.blocks.free
-        ticks = min(decodes.ticks_to_end(), LONGEST_LEAP)
+        ticks = decodes.ticks_to_end()
+        ticks = min(ticks, LONGEST_LEAP)
         if ticks > 1 and decodes.count * (ticks // decodes.block_size + 1) > free:
             return 1 + decodes.affords(free, ticks - 1)
         return ticks
@@ -275,8 +278,7 @@ class Scheduler:
             ticks = len(ends)
             if ticks > 1:
                 self.blocks.take_ticks(decodes, ticks - 1, skip=1)
-            decodes.advance(ticks)
-            over = decodes.ended()
+            over = decodes.advance(ticks)
         for chunk in step.singles or ():
             self._emit(chunk.request, now, over)
         for chunk in step.prefills:
@@ -295,13 +297,13 @@ class Scheduler:
         if request.first_token < 0:
             request.first_token = now
         self._join(request)
-        if request.generated == self.ends_after(request):
+        if request.generated == request.max_tokens:
             over.append(request)
 
     def _join(self, request: Request) -> None:
         """Let a request whose prompt is computed decode."""
         self.partial.remove(request)
-        self.decodes.join(request, self.ends_after(request) - request.generated)
+        self.decodes.join(request, request.max_tokens - request.generated)
 
     def _leave(self, request: Request) -> None:
         """Take a request out of the decode set and write down its run."""
@@ -323,6 +325,31 @@ class Scheduler:
             self._leave(request)
 
     # ----------------------------------------------------------------- accounting
+
+    def account(self, step: Step) -> tuple[int, ...]:
+        """Return what the log says of `step`, just scheduled: the columns of log.STEP in order.
+
+        They begin after `steps`.
+        """
+        tokens = pairs = 0
+        for chunk in step.prefills:
+            size = chunk.tokens
+            tokens += size
+            pairs += size * chunk.start + size * (size + 1) // 2
+        blocks = self.blocks
+        wasted = step.ghosts + step.padding
+        return (
+            step.context,
+            pairs,
+            self.stored(step),
+            tokens - step.padding,
+            step.decodes - step.ghosts,
+            wasted,
+            len(self.running),
+            len(self.waiting),
+            blocks.usable - blocks.free,
+            self.preempted,
+        )
 
     def stored(self, step: Step) -> int:
         """Tokens that somebody needs in the blocks in use while `step`, just scheduled, runs."""

@@ -51,15 +51,14 @@ class Static(Scheduler):
         self.timeout = timeout
         self.ready: list[Request] = []  # prompt computed, waiting for the others' prompts
         self.live = 0  # members that have not ended
-        self._padding = 0  # tokens before the prompts of the live members
-        self._ghosts = 0  # tokens that the ghosts held at tick 0, had they been there
+        self._stored = 0  # tokens of the live members, what they won by ticks since tick 0 left out
 
     def add(self, request: Request) -> bool:
-        self.waiting.add(request)
+        super().add(request)
         return False  # a batch under way takes nobody
 
     def wakes_at(self) -> float | None:
-        if self.running or not len(self.waiting):
+        if self.running or not self.waiting:
             return None
         return self.waiting.head().arrival + self.timeout
 
@@ -76,15 +75,7 @@ class Static(Scheduler):
             if self.partial:
                 self._prefill(step)
                 return step
-            for request in self.ready:
-                ended = request.finish >= 0
-                self.decodes.join(
-                    request,
-                    NEVER if ended else self.ends_after(request) - request.generated,
-                )
-                if ended:
-                    self._ghosts += request.computed - self.decodes.tick
-            self.ready.clear()
+            self._start_decoding()
             self._plan(self.max_num_batched_tokens)
             if self.live:
                 self._advance(step, [])
@@ -97,18 +88,17 @@ class Static(Scheduler):
         size = self.blocks.block_size
         members: list[Request] = []
         longest = 0
-        while len(self.waiting) and len(members) < self.batch_size:
+        while self.waiting and len(members) < self.batch_size:
             tokens = max(longest, self.waiting.head().known)
             if (len(members) + 1) * -(-tokens // size) > self.blocks.free:
                 break
             longest = tokens
-            members.append(self.waiting.pop())
+            members.append(self.waiting.take())
         for request in members:
             request.padding = longest - request.known
             self._seat(request, now)
         self.live = len(members)
-        self._padding = sum(request.padding for request in members)
-        self._ghosts = 0
+        self._stored = 0
 
     def _prefill(self, step: Step) -> None:
         budget = self.max_num_batched_tokens
@@ -117,10 +107,22 @@ class Static(Scheduler):
                 break
             start = request.computed
             tokens = min(request.pending, budget)
+            padding = max(0, min(request.padding, start + tokens) - start)
             step.prefills.append(Chunk(request, start, tokens))
-            step.padding += max(0, min(request.padding, start + tokens) - start)
+            step.padding += padding
+            self._stored += tokens - padding
             self.blocks.extend(request, start + tokens)
             budget -= tokens
+
+    def _start_decoding(self) -> None:
+        """Let those whose prompt is computed into the decode set, all at once."""
+        for request in self.ready:
+            if request.finish >= 0:
+                self.decodes.join(request, NEVER)
+            else:
+                self.decodes.join(request, request.max_tokens - request.generated)
+                self._stored -= self.decodes.tick
+        self.ready.clear()
 
     def _join(self, request: Request) -> None:
         self.partial.remove(request)
@@ -129,16 +131,18 @@ class Static(Scheduler):
     def _finish(self, request: Request, now: float) -> None:
         """Let a member end but keep its seat; the last to end takes all the others along."""
         tick = self.decodes.tick
-        joined = request.joined if request.joined >= 0 else tick
-        if request.joined >= 0:
-            request.generated += tick - joined
-            self._ghosts += request.computed - joined
-        self.runs += pack_run(request.run_start, request.id, joined, tick - joined)
+        first = request.joined if request.joined >= 0 else tick
+        request.generated += tick - first
         request.finish = now
-        self.live -= 1
-        self._padding -= request.padding
+        self.runs += pack_run(request.run_start, request.id, first, tick - first)
+        self._forget(request)
         if not self.live:
             self._dissolve()
+
+    def _forget(self, request: Request) -> None:
+        """Count a live member no longer."""
+        self.live -= 1
+        self._stored -= request.computed - request.padding - max(request.joined, 0)
 
     def _dissolve(self) -> None:
         for request in self.running:
@@ -147,20 +151,15 @@ class Static(Scheduler):
             self.blocks.release(request)
         self.running.clear()
         self.ready.clear()
-        self._ghosts = 0
 
     def _preempt(self, request: Request) -> None:
         if request.finish < 0:
-            self.live -= 1
-            self._padding -= request.padding
+            self._forget(request)
             super()._preempt(request)
-            return
-        joined = request.joined
-        self.decodes.leave(request)
-        self._ghosts -= request.computed - self.decodes.tick
-        assert joined >= 0
-        del self.running[request]
-        self.blocks.release(request)
+        else:
+            self.decodes.leave(request)
+            del self.running[request]
+            self.blocks.release(request)
 
     def close(self, request: Request) -> None:
         super().close(request)
@@ -168,7 +167,6 @@ class Static(Scheduler):
             self.runs += pack_run(request.run_start, request.id, self.decodes.tick, 0)
 
     def stored(self, step: Step) -> int:
-        held = super().stored(step) + sum(request.computed for request in self.ready)
-        ghosts = self.decodes.count - self.live if self.decodes.count else 0
-        ticks = self.decodes.tick + (1 if step.decodes else 0)
-        return held - self._padding - self._ghosts - ghosts * ticks
+        if not step.decodes:
+            return self._stored
+        return self._stored + self.live * (self.decodes.tick + 1)

@@ -11,16 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from simulator.trace_lines import Problems, Table, blocks, first_line, lines
+from simulator.trace_lines import Numbers, Problems, Table, blocks, first_line, lines
 
 COMMA, NEWLINE = ord(","), ord("\n")
 STAMP = re.compile(
     r"((?:19|20)\d\d-\d\d-\d\d)[ T](\d\d:\d\d:\d\d(?:\.\d{1,9})?)(Z|[+-]\d\d:?\d\d)?"
 )
-
-Numbers = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
 
 def _bulk_tokens(column: list[bytes]) -> Numbers:
@@ -150,8 +147,8 @@ FORMS = {
 
 
 def header(line: str) -> list[str]:
-    """Split the first line of a file into the names of its columns."""
-    return [name.strip() for name in next(csv.reader([line]))]
+    """Give the names of the columns; of a line of megabytes, which is none, only the first."""
+    return [name.strip() for name in next(csv.reader([line[:10_000]]))]
 
 
 def read_csv(path: Path, form: CsvForm) -> Table:
@@ -165,7 +162,7 @@ def read_csv(path: Path, form: CsvForm) -> Table:
     problems = Problems(path)
     for column in form.columns[0 if form.timed else 1 :]:
         if column.name not in names:
-            problems.add(number, column.name, f"missing column; the header says {', '.join(names)}")
+            problems.add(number, column.name, f"missing column; the header is {line[:80]}")
     problems.stop()
     wanted = {names.index(c.name): c for c in form.columns if c.name in names}
     try:
@@ -179,9 +176,7 @@ def read_csv(path: Path, form: CsvForm) -> Table:
     return Table(time[fine], form.per_second, prompt[fine], output[fine], failed=failed)
 
 
-def _read_fast(
-    path: Path, number: int, width: int, wanted: dict[int, Column]
-) -> list[Numbers]:
+def _read_fast(path: Path, number: int, width: int, wanted: dict[int, Column]) -> list[Numbers]:
     """Convert whole columns, or raise ValueError where a line is not as plain as that needs."""
     parts: list[list[Numbers]] = [[] for _ in wanted]
     for first, block in blocks(path):
@@ -211,20 +206,19 @@ def _convert(body: bytes, width: int, wanted: dict[int, Column]) -> Iterable[Num
         yield values
 
 
-def _read_slow(
-    path: Path, number: int, width: int, wanted: dict[int, Column]
-) -> list[Numbers]:
+def _read_slow(path: Path, number: int, width: int, wanted: dict[int, Column]) -> list[Numbers]:
     """Read line by line; raise HeadwayError with every line that is wrong."""
     problems = Problems(path)
     rows: list[list[int | float]] = []
     for i, line in lines(path):
         if i <= number:
             continue
-        fields = [field.strip() for field in next(csv.reader([line]))]
-        if len(fields) > width:
-            problems.add(i, "line", f"{len(fields)} values under {width} columns")
-            continue
         row: list[int | float] = []
+        try:
+            fields = _fields(line, width)
+        except ValueError as error:
+            problems.add(i, "line", str(error))
+            continue
         for place, column in wanted.items():
             try:
                 row.append(_one(fields, place, column))
@@ -233,6 +227,17 @@ def _read_slow(
         rows.append(row)
     problems.stop()
     return [np.array(values) for values in zip(*rows, strict=True)] or [np.zeros(0)] * len(wanted)
+
+
+def _fields(line: str, width: int) -> list[str]:
+    """Split a line under `width` columns, or raise ValueError with what is wrong with it."""
+    try:
+        fields = [field.strip() for field in next(csv.reader([line]))]
+    except csv.Error as error:
+        raise ValueError(f"cannot be split: {error}") from None
+    if len(fields) > width:
+        raise ValueError(f"{len(fields)} values under {width} columns")
+    return fields
 
 
 def _one(fields: list[str], place: int, column: Column) -> int | float:
@@ -245,7 +250,7 @@ def _one(fields: list[str], place: int, column: Column) -> int | float:
     try:
         value = column.one(text)
     except ValueError as error:
-        raise ValueError(f"{text!r} {error}") from None
+        raise ValueError(f"{text[:40]!r} {error}") from None
     if value < column.least:
-        raise ValueError(f"{text!r} is {'negative' if value < 0 else 'zero'}")
+        raise ValueError(f"{text[:40]!r} is {'negative' if value < 0 else 'zero'}")
     return value

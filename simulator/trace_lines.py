@@ -58,11 +58,14 @@ SOURCES = (  # parts of well-known names in lower case, and whose file it is
 )
 
 
+Numbers = npt.NDArray[np.int64 | np.float64]
+
+
 @dataclass(slots=True)
 class Table:
     """What a file says, in its own unit of time and its own order of lines."""
 
-    time: npt.NDArray[np.int64] | Floats  # NaN: `delay` after the end of the request `after`
+    time: Numbers  # NaN: `delay` after the end of the request `after`
     per_second: float  # units of `time` in a second
     prompt: Ints
     output: Ints
@@ -150,6 +153,9 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def first_line(path: Path) -> tuple[int, str]:
     """Give the first line that is not blank and its number, or raise HeadwayError."""
-    for number, line in lines(path):
-        return number, line
-    raise HeadwayError(f"{path}:1: the file is empty")
+    for number, block in blocks(path):
+        if body := block.lstrip():
+            blank = block[: len(block) - len(body)].count(b"\n")
+            line = body[: body.find(b"\n")]
+            return number + blank, line.decode("utf-8", errors="replace").strip()
+    raise HeadwayError(f"{path}:1: line: the file is empty")

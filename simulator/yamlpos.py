@@ -19,6 +19,48 @@ Key = tuple[str, ...]
 _BARE_NUMBER = re.compile(r"^(?:[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+|[-+]?inf)$")
 
 
+Fault = tuple[Key, str]
+"""A key and what is wrong with it."""
+
+
+def faults(key: Key, error: ValueError) -> list[Fault]:
+    """Take apart an error about the value at `key`.
+
+    Each of its lines begins with the key below that is wrong, or, where there is none, with the
+    colon alone: `input_len.low: ...`, `: ...`.
+    """
+    found = []
+    for line in str(error).split("\n"):
+        below, _, what = line.partition(":")
+        found.append(((*key, *below.split(".")) if below else key, what.strip()))
+    return found
+
+
+class Places:
+    """Where each value of a file comes from, in the words of an error message."""
+
+    def __init__(self, file: str, lines: dict[Key, int]) -> None:
+        self.file = file
+        self._said = {key: f"{file}:{line}" for key, line in lines.items()}
+
+    def override(self, key: Key, place: str) -> None:
+        """Note that a value, and all below it, comes from elsewhere."""
+        for inner in [inner for inner in self._said if inner[: len(key)] == key]:
+            del self._said[inner]
+        self._said[key] = place
+
+    def of(self, key: Key) -> str:
+        """Tell the place of a key, or that of the nearest one above it."""
+        while key and key not in self._said:
+            key = key[:-1]
+        return self._said.get(key, self.file)
+
+    def tell(self, fault: Fault) -> str:
+        """Say what is wrong in one line: `file:line: key: what`."""
+        key, what = fault
+        return ": ".join([self.of(key), *([".".join(key)] if key else []), what])
+
+
 class _Loader(yaml.SafeLoader):
     """YAML's plain types without anchors, and with numbers as everybody else writes them."""
 
@@ -68,13 +110,13 @@ def parse(text: str, source: str) -> tuple[object, dict[Key, int]]:
     """
     try:
         loader = _Loader(text)
-        node = loader.get_single_node()  # type: ignore[no-untyped-call]
+        node = loader.get_single_node()
         lines: dict[Key, int] = {}
         if node is None:
             return None, lines
         if problems := _walk(node, (), lines):
             raise HeadwayError(f"{source}:{line}: {what}" for line, what in problems)
-        return loader.construct_document(node), lines  # type: ignore[no-untyped-call]
+        return loader.construct_document(node), lines
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1

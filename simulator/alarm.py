@@ -1,0 +1,38 @@
+"""Exact, reusable timers for a SimPy environment."""
+
+from collections.abc import Callable
+from math import inf, nextafter
+from typing import Any
+
+import simpy
+
+EARLY = 1  # SimPy's normal priority
+LATE = 2  # after everything else that happens at the same instant
+
+
+class Alarm(simpy.Event):
+    """An event that comes off at a set time, again and again, and calls `ring(event)`.
+
+    It comes off at `when` to the last bit (SimPy adds a delay to its clock, and the sum is rounded)
+    and costs less than a new `Timeout` each time.
+    """
+
+    def __init__(
+        self, env: simpy.Environment, ring: Callable[[simpy.Event], Any], priority: int
+    ) -> None:
+        self.env = env
+        self.callbacks = self._rings = [ring]
+        self.priority = priority
+        self._value = None
+        self._ok = True
+        self._defused = False
+
+    def set(self, when: float) -> None:
+        """Come off at `when`; only for an alarm that is not set already."""
+        env = self.env
+        now = env.now
+        delay = when - now
+        if now + delay != when:
+            delay = nextafter(delay, inf if now + delay < when else -inf)
+        self.callbacks = self._rings
+        env.schedule(self, self.priority, delay)

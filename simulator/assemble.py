@@ -1,0 +1,159 @@
+"""From the words of a scenario to the parts of a run: model, memory, cost, workload, scheduler.
+
+Every function names the scenario's field in its errors: `ValueError("field: what is wrong")`.
+"""
+
+import importlib
+import inspect
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from simulator.blocks import BlockCounter, BlockManager
+from simulator.cost import CostModel, load_cost, shipped_profile
+from simulator.errors import HeadwayWarning
+from simulator.hardware import Gpu, find_gpu
+from simulator.memory import kv_budget
+from simulator.model import ModelSpec, load_model
+from simulator.policies import SJF
+from simulator.scenario import EngineBlock, Scenario
+from simulator.scheduler import Scheduler
+from simulator.static import Static
+
+POLICIES: dict[str, type] = {"fcfs": Scheduler, "sjf": SJF, "static": Static}
+
+
+@dataclass(slots=True, frozen=True)
+class Parts:
+    """What a scenario stands for, apart from its workload."""
+
+    model: ModelSpec
+    gpu: Gpu
+    cost: CostModel
+    num_gpu_blocks: int
+    max_model_len: int
+
+
+def assemble(scenario: Scenario) -> Parts:
+    """Look up model, GPU and cost, and see what fits into the memory."""
+    engine = scenario.engine
+    model = load_model(scenario.model, scenario.folder)
+    gpu = find_gpu(scenario.gpu.name)
+    max_model_len = engine.max_model_len or model.max_position_embeddings
+    blocks = engine.num_gpu_blocks_override or _blocks_that_fit(engine, model, gpu)
+    spec = scenario.cost or shipped_profile(model, gpu, engine) or {"kind": "roofline"}
+    cost = load_cost(spec, scenario.folder, model=model, gpu=gpu, engine=engine)
+    return Parts(model, gpu, cost, blocks, max_model_len)
+
+
+def _blocks_that_fit(engine: EngineBlock, model: ModelSpec, gpu: Gpu) -> int:
+    return kv_budget(
+        model,
+        gpu,
+        tensor_parallel_size=engine.tensor_parallel_size,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
+        dtype=engine.dtype,
+        quantization=engine.quantization,
+        kv_cache_dtype=engine.kv_cache_dtype,
+        block_size=engine.block_size,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_num_seqs=engine.max_num_seqs,
+    ).num_gpu_blocks
+
+
+def find_policy(scenario: Scenario) -> tuple[type, dict[str, Any]]:
+    """Find the class that `engine.scheduling_policy` names, and its keyword arguments.
+
+    A subclass of Scheduler decides everything itself; any other class is a policy: it orders
+    the waiting queue of the Scheduler.
+    """
+    spec = scenario.engine.scheduling_policy
+    arguments = {} if isinstance(spec, str) else {k: v for k, v in spec.items() if k != "policy"}
+    name = spec if isinstance(spec, str) else spec["policy"]
+    if name in POLICIES:
+        return POLICIES[name], arguments
+    module, colon, attribute = name.partition(":")
+    field = "engine.scheduling_policy"
+    if not colon:
+        known = ", ".join(POLICIES)
+        raise ValueError(f"{field}: no policy {name!r}; there are {known}, or package.module:Class")
+    folder = str(scenario.folder.resolve())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+        raise ValueError(f"{field}: cannot load {name}: {error}") from error
+    if not isinstance(found, type) or not (
+        issubclass(found, Scheduler) or callable(getattr(found, "key", None))
+    ):
+        raise ValueError(f"{field}: {name} is no Scheduler and has no method `key(request)`")
+    return found, arguments
+
+
+def make_scheduler(scenario: Scenario, parts: Parts, shares_prefixes: bool) -> Scheduler:
+    """Build the scheduler with its blocks.
+
+    `shares_prefixes` says that the workload's prompts have contents to share; where they have
+    none a prefix cache could only serve requests that come back after a preemption.
+    """
+    engine = scenario.engine
+    found, arguments = find_policy(scenario)
+    mechanism: type[Scheduler] = found if issubclass(found, Scheduler) else Scheduler
+    caching = engine.enable_prefix_caching and not issubclass(mechanism, Static)
+    if shares_prefixes and engine.enable_prefix_caching and not caching:
+        warnings.warn(
+            "static batching has no prefix cache: engine.enable_prefix_caching has no effect",
+            HeadwayWarning,
+            stacklevel=2,
+        )
+    options: dict[str, Any] = {
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "max_model_len": parts.max_model_len,
+    }
+    if not issubclass(mechanism, Static):
+        options |= {
+            "enable_chunked_prefill": engine.enable_chunked_prefill,
+            "long_prefill_token_threshold": engine.long_prefill_token_threshold,
+            "scheduler_reserve_full_isl": engine.scheduler_reserve_full_isl,
+            "watermark": engine.watermark,
+        }
+    _check_arguments(found, arguments, taken=options)
+    if mechanism is found:
+        return mechanism(_blocks(engine, parts, caching), **options, **arguments)
+    policy = found(**arguments)
+    return mechanism(_blocks(engine, parts, caching), policy=policy, **options)
+
+
+def _check_arguments(found: type, arguments: dict[str, Any], taken: dict[str, Any]) -> None:
+    """Name an argument that the policy does not know, or that the engine's keys already give."""
+    known = inspect.signature(found).parameters
+    free = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
+    for name in arguments:
+        if name in taken:
+            raise ValueError(f"engine.scheduling_policy.{name}: give it as engine.{name}")
+        if name not in known and not free:
+            raise ValueError(
+                f"engine.scheduling_policy.{name}: {found.__name__} takes no such argument"
+            )
+
+
+def _blocks(engine: EngineBlock, parts: Parts, caching: bool) -> BlockCounter:
+    """Make the block manager that the scenario's memory rule needs.
+
+    Contiguous allocation is paging with one page a request, of the greatest length.
+    """
+    if engine.allocation == "contiguous":
+        tokens = (parts.num_gpu_blocks - 1) * engine.block_size
+        pages = tokens // parts.max_model_len
+        if not pages:
+            raise ValueError(
+                f"engine.allocation: {tokens} tokens of KV cache hold no request of "
+                f"max_model_len {parts.max_model_len}"
+            )
+        return BlockCounter(pages + 1, parts.max_model_len)
+    if caching:
+        return BlockManager(parts.num_gpu_blocks, engine.block_size, prefix_caching=True)
+    return BlockCounter(parts.num_gpu_blocks, engine.block_size)

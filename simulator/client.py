@@ -1,0 +1,94 @@
+"""Whoever sends the requests: each at its time, behind `max_concurrency`, turn after turn."""
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from math import nan
+
+import numpy as np
+import simpy
+
+from simulator.alarm import EARLY, Alarm
+from simulator.request import Request
+from simulator.workload import Workload
+
+
+class Client:
+    """Sends a workload's requests through `submit`; `finished` must be told of their ends.
+
+    Under `max_concurrency` a request whose time has come waits here for its turn, as behind the
+    semaphore of `vllm bench serve`. A session's next turn comes `delay` seconds after the end of
+    the one before, also when that one was rejected.
+    """
+
+    def __init__(
+        self, env: simpy.Environment, workload: Workload, submit: Callable[[Request], None]
+    ) -> None:
+        self.env = env
+        self.workload = workload
+        self.submit = submit
+        self.sent = array("d", [nan]) * len(workload)  # s, when each request went to the engine
+        self.done = 0  # requests that have ended
+        self._flying = 0
+        self._limit = workload.max_concurrency or len(workload) + 1
+        self._held: deque[int] = deque()
+        # Plain numbers come out of a memoryview faster than out of an array.
+        self._prompts = memoryview(workload.prompt_tokens)
+        self._outputs = memoryview(workload.output_tokens)
+        self._next: dict[int, list[int]] = {}
+        if workload.after is not None:
+            for turn in np.flatnonzero(workload.after >= 0).tolist():
+                self._next.setdefault(int(workload.after[turn]), []).append(turn)
+        self._times = memoryview(workload.arrival)
+        self._index = 0  # of the next to arrive
+        self._alarm = Alarm(env, self._arrive, EARLY)
+        self._alarm.set(env.now)
+
+    def _arrive(self, alarm: simpy.Event) -> None:
+        """Offer the requests whose time has come, sleep until the next one's."""
+        times, total = self._times, len(self.sent)
+        now = self.env.now
+        index = self._index
+        while index < total and not times[index] > now:
+            if times[index] == times[index]:  # NaN: a later turn
+                self._offer(index)
+            index += 1
+        self._index = index
+        if index < total:
+            self._alarm.set(times[index])
+
+    def _offer(self, index: int) -> None:
+        if self._flying < self._limit:
+            self._send(index)
+        else:
+            self._held.append(index)
+
+    def _send(self, index: int) -> None:
+        workload = self.workload
+        self._flying += 1
+        self.sent[index] = now = self.env.now
+        self.submit(
+            Request(
+                index,
+                now,
+                self._prompts[index],
+                self._outputs[index],
+                "" if workload.client is None else workload.client[index],
+                0 if workload.priority is None else int(workload.priority[index]),
+                None if workload.segments is None else workload.segments[index],
+            )
+        )
+
+    def finished(self, request: Request) -> None:
+        """Take note that a request has ended: its seat at the client is free."""
+        self.done += 1
+        self._flying -= 1
+        for turn in self._next.pop(request.id, ()):
+            delay = 0.0 if self.workload.delay is None else float(self.workload.delay[turn])
+            if delay > 0:
+                later = self.env.timeout(delay)
+                later.callbacks.append(lambda _, turn=turn: self._offer(turn))
+            else:
+                self._offer(turn)
+        if self._held and self._flying < self._limit:
+            self._send(self._held.popleft())

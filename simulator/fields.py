@@ -1,0 +1,94 @@
+"""Make dataclasses of the mappings in a scenario, and say of each wrong key what is wrong.
+
+An error is a ValueError of lines `key: what is wrong`; whoever holds the mapping puts its own key
+before them, so that at last each begins with the whole path, as in `input_len.parts.0.low`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from math import isnan
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
+S = TypeVar("S")
+
+PLAIN: dict[type, tuple[type, str]] = {
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    str: (str, "a text"),
+    bool: (bool, "true or false"),
+}
+
+
+NUMBERS = {float, float | None}
+
+
+def refuse(*checks: tuple[bool, str]) -> None:
+    """Raise ValueError with the messages, one in a line, of the checks that are true."""
+    if messages := [message for wrong, message in checks if wrong]:
+        raise ValueError("\n".join(messages))
+
+
+def inside(name: str, error: ValueError) -> ValueError:
+    """Put the name of the mapping before the key that each line of an error begins with."""
+    lines = str(error).split("\n")
+    return ValueError("\n".join(name + ("" if s[0] == ":" else ".") + s for s in lines))
+
+
+def fault(name: str, make: Callable[[S], object], value: S) -> tuple[bool, str]:
+    """Try to make something of a value, and put what ValueError says into a check for `refuse`."""
+    try:
+        make(value)
+    except ValueError as error:
+        return True, str(inside(name, error))
+    return False, ""
+
+
+def build(cls: type[T], values: object) -> T:
+    """Make a dataclass of a scenario's mapping; ValueError names each wrong key in a line."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f": {values!r} is not a mapping")
+    known = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    values = {
+        key: number(value) if key in known and known[key].type in NUMBERS else value
+        for key, value in values.items()
+    }
+    refuse(
+        *((key not in known, f"{key}: unknown key") for key in values),
+        *(_check(f, values.get(name, f.default)) for name, f in known.items()),
+    )
+    return cls(**values)
+
+
+def number(value: S) -> S | float:
+    """Read a number that YAML took for a text: `inf`, and `1e-3` for want of a dot."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _check(f: "dataclasses.Field[object]", value: object) -> tuple[bool, str]:
+    """Check that a field has a value and, where its type is a plain one, that this fits."""
+    if value is dataclasses.MISSING:
+        return True, f"{f.name}: missing"
+    if value is None and f.default is None:
+        return False, ""
+    for kind in PLAIN:
+        if f.type in {kind, kind | None}:
+            return check(f.name, kind, value)
+    return False, ""
+
+
+def check(name: str, kind: type, value: object) -> tuple[bool, str]:
+    """Check that a value is of a plain type; a whole number is a number, true and NaN are not."""
+    accepted, words = PLAIN[kind]
+    good = isinstance(value, accepted) and (kind is bool) == isinstance(value, bool)
+    good = good and not (isinstance(value, Real) and isnan(value))
+    return not good, f"{name}: {value!r} is not {words}"

@@ -1,0 +1,354 @@
+"""Make a workload out of a few numbers, in the words of `vllm bench serve` and with its meaning.
+
+Arrivals, input lengths, output lengths, prefixes, sessions and clients have a random stream each,
+all from one seed: to change one of them leaves the others as they were.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import ceil, floor, inf
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.fields import build, fault, inside, number, refuse
+from simulator.lengths import (
+    Distribution,
+    Load,
+    Spec,
+    Uniform,
+    parse,
+    parse_tokens,
+    pick,
+    read,
+    seconds,
+    tokens,
+)
+from simulator.request import Segments
+from simulator.workload import Floats, Ints, Workload
+
+STREAMS = ("arrivals", "input", "output", "prefixes", "sessions", "clients")
+INPUT_LEN, OUTPUT_LEN = 1024, 128  # tokens, vLLM's defaults
+
+Checks = list[tuple[bool, str]]
+
+
+@dataclass(slots=True)
+class PrefixGroups:
+    """Prompts that begin with one of a few prefixes: vLLM's dataset `prefix_repetition`.
+
+    Without `zipf` every prefix begins equally many prompts, in random order. vLLM drops prompts
+    until `num_prefixes` divides their number; here some prefixes have one prompt more. With `zipf`
+    each prompt draws its prefix, the k-th in proportion to k ** -zipf.
+    """
+
+    num_prefixes: int = 10
+    prefix_len: Spec = 256  # tokens
+    zipf: float = 0.0
+
+    def __post_init__(self) -> None:
+        refuse(
+            (self.num_prefixes < 1, f"num_prefixes: {self.num_prefixes} is less than 1"),
+            (not 0 <= self.zipf < inf, f"zipf: {self.zipf} is not 0 or more"),
+            fault("prefix_len", parse_tokens, self.prefix_len),
+        )
+
+
+@dataclass(slots=True)
+class Sessions:
+    """Conversations: a turn's prompt is the last one, its answer and `input_len` new tokens.
+
+    A turn comes `think_time` after the answer to the one before it.
+    """
+
+    turns: Spec
+    think_time: Spec = 0.0  # s
+
+    def __post_init__(self) -> None:
+        refuse(
+            fault("turns", parse_tokens, self.turns), fault("think_time", parse, self.think_time)
+        )
+
+
+@dataclass(slots=True)
+class Joint:
+    """The input and the output length of a trace's requests, drawn together."""
+
+    path: str
+    format: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Generator:
+    """What is to be generated; the constructor raises ValueError, one line for each wrong key.
+
+    With sessions `num_prompts` counts their turns (the last session may be cut short), and
+    rates are those of sessions' starts. `range_ratio` r makes a length n uniform in whole numbers
+    from floor(n (1 - r)) to ceil(n (1 + r)), in one number or as {input: r, output: r}.
+    """
+
+    request_rate: float = inf  # per second
+    burstiness: float = 1.0  # shape of the Gamma distribution of gaps: 1 / CV ** 2
+    rescale: bool = True  # so that the last arrival is at num_prompts / request_rate
+    ramp_up_strategy: str | None = None  # linear or exponential
+    ramp_up_start_rps: float | None = None
+    ramp_up_end_rps: float | None = None
+    num_prompts: int = 1000
+    max_concurrency: int | None = None
+    input_len: Spec | None = None  # tokens; 1024
+    output_len: Spec | None = None  # tokens; 128
+    range_ratio: float | Mapping[str, float] = 0.0
+    lengths: Mapping[str, object] | None = None  # Joint, in place of the three above
+    prefix_len: int = 0  # tokens that all prompts begin with, before `input_len`
+    prefix_groups: Mapping[str, object] | None = None
+    sessions: Mapping[str, object] | None = None
+    clients: int | Sequence[float] | None = None  # how many, or the weight of each
+
+    def __post_init__(self) -> None:
+        concurrency = self.max_concurrency
+        refuse(
+            *self._check_rates(),
+            *self._check_lengths(),
+            (self.num_prompts < 1, f"num_prompts: {self.num_prompts} is less than 1"),
+            (self.prefix_len < 0, f"prefix_len: {self.prefix_len} is less than 0"),
+            (
+                concurrency is not None and concurrency < 1,
+                f"max_concurrency: {concurrency} is less than 1",
+            ),
+            *(
+                fault(name, partial(build, cls), getattr(self, name))
+                for name, cls in (("prefix_groups", PrefixGroups), ("sessions", Sessions))
+                if getattr(self, name) is not None
+            ),
+            (
+                not _good_clients(self.clients),
+                f"clients: {self.clients} is neither a number of clients nor a list of weights",
+            ),
+        )
+
+    def _check_rates(self) -> Checks:
+        start, end, ramp = self.ramp_up_start_rps, self.ramp_up_end_rps, self.ramp_up_strategy
+        checks = [
+            (not self.request_rate > 0, f"request_rate: {self.request_rate} is not above 0"),
+            (not self.burstiness > 0, f"burstiness: {self.burstiness} is not above 0"),
+        ]
+        if ramp is None:
+            given = start is not None or end is not None
+            return [*checks, (given, "ramp_up_strategy: missing, but there is a rate to ramp up")]
+        if start is None or end is None:
+            name = "ramp_up_start_rps" if start is None else "ramp_up_end_rps"
+            return [*checks, (True, f"{name}: missing, as ramp_up_strategy is given")]
+        return [
+            *checks,
+            (ramp not in {"linear", "exponential"}, f"ramp_up_strategy: {ramp!r} is unknown"),
+            (self.request_rate < inf, "request_rate: cannot be given with ramp_up_strategy"),
+            (not start > 0, f"ramp_up_start_rps: {start} is not above 0"),
+            (not start <= end < inf, f"ramp_up_end_rps: {end} is not finite and {start} or more"),
+        ]
+
+    def _check_lengths(self) -> Checks:
+        if self.lengths is None:
+            wrong, message = fault("range_ratio", ratios, self.range_ratio)
+            if wrong:
+                return [(wrong, message)]
+            return [
+                fault("input_len", input_lengths, self),
+                fault("output_len", output_lengths, self),
+            ]
+        given = {"input_len": self.input_len, "output_len": self.output_len}
+        return [
+            fault("lengths", partial(build, Joint), self.lengths),
+            *((v is not None, f"{k}: cannot be given with lengths") for k, v in given.items()),
+            (self.range_ratio != 0, "range_ratio: cannot be given with lengths"),
+        ]
+
+
+def _good_clients(clients: object) -> bool:
+    """Say whether this is a number of clients, or a list of weights with one above 0."""
+    if isinstance(clients, Sequence) and all(isinstance(w, int | float) for w in clients):
+        return all(0 <= w < inf for w in clients) and sum(clients) > 0
+    return clients is None or (isinstance(clients, int) and clients >= 1)
+
+
+def ratios(range_ratio: float | Mapping[str, float]) -> tuple[float, float]:
+    """Give the range ratio of inputs and that of outputs."""
+    if isinstance(range_ratio, Mapping):
+        if set(range_ratio) != {"input", "output"}:
+            raise ValueError(": give input and output, or one number")
+        pair = range_ratio["input"], range_ratio["output"]
+    else:
+        pair = range_ratio, range_ratio
+    good = all(isinstance(r, int | float) and 0 <= r < 1 for r in pair)
+    refuse((not good, f": {range_ratio} is not from 0 on and below 1"))
+    return pair
+
+
+def input_lengths(spec: Generator) -> Distribution:
+    """Give the distribution of the new tokens of a prompt; 0 are enough where it has a prefix."""
+    least = 0 if spec.prefix_len or spec.prefix_groups else 1
+    length = INPUT_LEN if spec.input_len is None else spec.input_len
+    return _around(length, ratios(spec.range_ratio)[0], least)
+
+
+def output_lengths(spec: Generator) -> Distribution:
+    """Give the distribution of the output lengths; as in vLLM, a range ends at 1 token."""
+    length = OUTPUT_LEN if spec.output_len is None else spec.output_len
+    around = _around(length, ratios(spec.range_ratio)[1], 0)
+    if isinstance(around, Uniform):
+        refuse((around.high < 1, f": {length} is less than 1 token"))
+        around.low = max(around.low, 1)
+    return around
+
+
+def _around(length: Spec, ratio: float, least: int) -> Distribution:
+    if isinstance(length, Mapping):
+        refuse((ratio != 0, ": must be a number where there is a range_ratio"))
+        return parse_tokens(length)
+    parse(length)
+    n = number(length)
+    low, high = floor(n * (1 - ratio)), ceil(n * (1 + ratio))
+    refuse(
+        (n != int(n), f": {n} is not a whole number"),
+        (low < least, f": {low} tokens would be possible, but {least} is the least"),
+    )
+    return Uniform(low, high)
+
+
+def arrival_times(spec: Generator, count: int, rng: np.random.Generator) -> Floats:
+    """Draw when `count` requests (or sessions) come, in seconds.
+
+    As `get_request` in vllm/benchmarks/serve.py: the gap before request i is
+    Gamma(shape=burstiness, scale=1 / (rate_i * burstiness)), the first one included, so that
+    nobody comes at 0 unless the rate is infinite, when all do. An infinite burstiness makes gaps
+    of 1 / rate. Rates ramp up from the first request to the last, by i / (count - 1). Without a
+    ramp all times are then stretched so that the last is count / request_rate.
+    """
+    rate = _rates(spec, count)
+    if spec.burstiness == inf:
+        gaps = 1 / rate
+    else:
+        gaps = rng.standard_gamma(spec.burstiness, count) / (rate * spec.burstiness)
+    times = np.cumsum(gaps)
+    if spec.rescale and spec.ramp_up_strategy is None and times[-1] > 0:
+        times *= count / spec.request_rate / times[-1]
+    return times
+
+
+def _rates(spec: Generator, count: int) -> Floats:
+    """Give the rate at which each request comes."""
+    start, end = spec.ramp_up_start_rps, spec.ramp_up_end_rps
+    if start is None or end is None:
+        return np.full(count, float(spec.request_rate))
+    progress = np.arange(count) / max(count - 1, 1)
+    if spec.ramp_up_strategy == "linear":
+        return start + (end - start) * progress
+    return start * (end / start) ** progress
+
+
+def generate(
+    spec: Generator | Mapping[str, object], seed: int = 0, load: Load | None = None
+) -> Workload:
+    """Make the workload that `spec`, or the mapping of its fields, asks for.
+
+    `load` reads the traces that lengths are drawn from. Raises ValueError, a line
+    `field: what is wrong` for each fault.
+    """
+    if isinstance(spec, Mapping):
+        spec = build(Generator, spec)
+    spawned = np.random.SeedSequence(seed).spawn(len(STREAMS))
+    rng = {name: np.random.default_rng(s) for name, s in zip(STREAMS, spawned, strict=True)}
+    new, output = _draw_lengths(spec, rng, load)
+    starts, delay = _draw_sessions(spec, rng["sessions"])
+    session = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(new)))
+    heads, group = _draw_prefixes(spec, len(starts), rng["prefixes"])
+
+    arrival = np.full(len(new), np.nan)
+    arrival[starts] = arrival_times(spec, len(starts), rng["arrivals"])
+    before = np.cumsum(new + output) - (new + output)
+    head = np.array([sum(count for _, count in parts) for parts in heads])[group]
+    work = Workload(
+        arrival,
+        prompt_tokens=head[session] + before - before[starts][session] + new,
+        output_tokens=output,
+        max_concurrency=spec.max_concurrency,
+        request_rate=float(spec.request_rate),
+        burstiness=float(spec.burstiness),
+        source=f"generated, seed {seed}",
+    )
+    if spec.sessions is not None:
+        work.after = np.where(np.isnan(arrival), np.arange(len(new)) - 1, -1)
+        work.delay = np.where(np.isnan(arrival), delay, 0.0)
+    if spec.sessions is not None or heads != [()]:
+        work.segments = _write_segments(heads, group[session], np.isnan(arrival), new, output)
+    if spec.clients is not None:
+        weights = np.ones(spec.clients) if isinstance(spec.clients, int) else spec.clients
+        drawn = pick(np.asarray(weights, np.float64), rng["clients"].random(len(starts)))
+        work.client = [f"client-{k}" for k in drawn[session].tolist()]
+    return work
+
+
+def _draw_lengths(
+    spec: Generator, rng: dict[str, np.random.Generator], load: Load | None
+) -> tuple[Ints, Ints]:
+    """Draw each request's new prompt tokens and its output tokens."""
+    u = rng["input"].random(spec.num_prompts)
+    name = "lengths"
+    try:
+        if spec.lengths is not None:
+            joint = build(Joint, spec.lengths)
+            trace = read(joint.path, joint.format, load)
+            row = (u * len(trace)).astype(np.int64)
+            return trace.prompt_tokens[row], trace.output_tokens[row]
+        name = "input_len"
+        new = tokens(input_lengths(spec), u, load)
+        name = "output_len"
+        return new, tokens(output_lengths(spec), rng["output"].random(spec.num_prompts), load)
+    except ValueError as error:
+        raise inside(name, error) from None
+
+
+def _draw_sessions(spec: Generator, rng: np.random.Generator) -> tuple[Ints, Floats]:
+    """Draw each session's first request, and for every request the think time before it."""
+    n = spec.num_prompts
+    if spec.sessions is None:
+        return np.arange(n), np.zeros(n)
+    sessions = build(Sessions, spec.sessions)
+    turns, think = rng.spawn(2)
+    ends = np.cumsum(tokens(parse_tokens(sessions.turns), turns.random(n)))
+    starts = np.concatenate(([0], ends[ends < n]))
+    return starts, seconds(parse(sessions.think_time), think.random(n))
+
+
+def _draw_prefixes(
+    spec: Generator, count: int, rng: np.random.Generator
+) -> tuple[list[Segments], Ints]:
+    """Give the prefixes that there are, and for each of `count` sessions the one it draws."""
+    shared: Segments = ((("shared",), spec.prefix_len),) if spec.prefix_len else ()
+    if spec.prefix_groups is None:
+        return [shared], np.zeros(count, np.int64)
+    groups = build(PrefixGroups, spec.prefix_groups)
+    sizes, order = rng.spawn(2)
+    k = groups.num_prefixes
+    length = tokens(parse_tokens(groups.prefix_len), sizes.random(k)).tolist()
+    heads = [(*shared, (("prefix", g), length[g])) for g in range(k)]
+    if groups.zipf:
+        return heads, pick(np.arange(1.0, k + 1) ** -groups.zipf, order.random(count))
+    return heads, order.permutation(count) % k
+
+
+def _write_segments(
+    heads: list[Segments], group: Ints, follows: npt.NDArray[np.bool_], new: Ints, output: Ints
+) -> list[Segments | None]:
+    """Write down what each prompt consists of: a prefix, and by turns a user and the model."""
+    rows: list[Segments | None] = []
+    parts: Segments = ()
+    answer = 0
+    columns = zip(group.tolist(), follows.tolist(), new.tolist(), output.tolist(), strict=True)
+    for i, (head, goes_on, fresh, answered) in enumerate(columns):
+        parts = (*parts, (("out", i - 1), answer)) if goes_on else heads[head]
+        if fresh:
+            parts = (*parts, (("in", i), fresh))
+        rows.append(parts)
+        answer = answered
+    return rows

@@ -1,0 +1,194 @@
+"""Every metric of a run, each defined once, all derived from the log after the run.
+
+Words and definitions are those of `vllm bench serve` (vllm/benchmarks/serve.py), so the summary
+has the keys of its result file; what vLLM does not report stands in a block of its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import ceil, inf
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simulator.gauges import StepSums, gauge, share
+from simulator.itl import GapPool, TokenTimes
+from simulator.log import Log
+from simulator.tables import Flags, Floats, RequestTable, gather_requests
+from simulator.workload import Workload
+
+if TYPE_CHECKING:
+    from simulator.hardware import Gpu
+    from simulator.model import ModelSpec
+
+PERCENTILES = (90.0, 95.0, 99.0, 99.9)
+SCHEMA = 1  # of the summary's `headway` block; grows when a key changes its meaning
+
+Summary = dict[str, object]
+
+
+def summarize(
+    workload: Workload,
+    sent: Floats,
+    logs: Sequence[Log],
+    *,
+    goodput: Mapping[str, float] | None = None,
+    model: "ModelSpec | None" = None,
+    gpu: "Gpu | None" = None,
+    tensor_parallel_size: int = 1,
+    max_num_seqs: int | None = None,
+    contiguous: bool = False,
+    percentiles: Sequence[float] = PERCENTILES,
+    info: Mapping[str, object] | None = None,
+) -> Summary:
+    """Give the keys of vLLM bench's result file and our own under `headway`.
+
+    `sent` is the time (s) at which each request was sent, NaN if never; `logs` has one log per
+    replica. `goodput` holds upper bounds in ms for any of ttft, tpot and e2el. `model` and `gpu`
+    serve the utilisations, `max_num_seqs` the occupancy; without them these are null. `contiguous`
+    says that blocks were reserved for the longest output. `info` (version, seed, scenario, ...)
+    opens our block. Latencies are those of completed requests; where there is none, 0 as in vLLM.
+    """
+    table = gather_requests(workload, sent, logs)
+    completed = table.completed
+    sums = StepSums()
+    for log in logs:
+        sums.add(log, contiguous)
+    start, end = _span(table, logs)
+    times = [TokenTimes(log, completed) for log in logs]
+    return (
+        _head(workload, model)
+        | _throughput(table, completed, end - start, goodput)
+        | _peaks(table, completed, times)
+        | _latencies(table, completed, times, percentiles)
+        | {
+            "headway": {"schema": SCHEMA, **(info or {})}
+            | gauge(table, logs, sums, (start, end), max_num_seqs)
+            | _utilization(table, sums, end - start, model, gpu, tensor_parallel_size * len(logs))
+        }
+    )
+
+
+def _span(table: RequestTable, logs: Sequence[Log]) -> tuple[float, float]:
+    """Give the first time a request was sent and the last at which anything ended."""
+    start = float(np.min(table.sent, initial=inf, where=~np.isnan(table.sent)))
+    if start == inf:
+        return 0.0, 0.0
+    end = float(np.max(table.finish, initial=start, where=~np.isnan(table.finish)))
+    return start, max([end, *(float(log.steps["end"][-1]) for log in logs if log.step_rows)])
+
+
+def _head(workload: Workload, model: "ModelSpec | None") -> Summary:
+    """Say what was run. `date` is null: the same seed gives the same bytes."""
+    rate = float(workload.request_rate)
+    return {
+        "date": None,
+        "backend": "headway",
+        "model_id": None if model is None else model.name,
+        "num_prompts": len(workload),
+        "request_rate": "inf" if rate == inf else rate,
+        "burstiness": float(workload.burstiness),
+        "max_concurrency": workload.max_concurrency,
+    }
+
+
+def _throughput(
+    table: RequestTable, completed: Flags, duration: float, goodput: Mapping[str, float] | None
+) -> Summary:
+    done = int(completed.sum())
+    total_input = int(table.workload.prompt_tokens[completed].sum())
+    total_output = int(table.generated[completed].sum())
+    return {
+        "duration": duration,
+        "completed": done,
+        "failed": int((table.replica >= 0).sum()) - done,
+        "total_input_tokens": total_input,
+        "total_output_tokens": total_output,
+        "request_throughput": share(done, duration),
+        "request_goodput": share(_good(table, completed, goodput), duration) if goodput else None,
+        "output_throughput": share(total_output, duration),
+        "total_token_throughput": share(total_input + total_output, duration),
+    }
+
+
+def _good(table: RequestTable, completed: Flags, goodput: Mapping[str, float]) -> int:
+    """Count the completed requests that keep every bound (ms, inclusive)."""
+    good = completed.copy()
+    for name, bound in goodput.items():
+        values: Floats = getattr(table, name)
+        if name == "tpot":
+            values = np.where(table.generated > 1, values, 0.0)  # a single token keeps any bound
+        good &= values <= bound / 1000.0  # NaN: not completed
+    return int(good.sum())
+
+
+def _peaks(table: RequestTable, completed: Flags, times: Sequence[TokenTimes]) -> Summary:
+    """Find the fullest one-second bucket of tokens and the most requests at any one time."""
+    if not completed.any():
+        return {"max_output_tokens_per_s": 0.0, "max_concurrent_requests": 0}
+    sent = np.sort(table.sent[completed])
+    finish = np.sort(table.finish[completed])
+    seconds = ceil(finish[-1] - sent[0]) + 1
+    tokens = sum(time.per_second(float(sent[0]), seconds) for time in times)
+    here = np.arange(1, len(sent) + 1) - np.searchsorted(finish, sent, side="right")
+    return {
+        "max_output_tokens_per_s": float(np.max(tokens)),
+        "max_concurrent_requests": int(here.max()),
+    }
+
+
+def _latencies(
+    table: RequestTable,
+    completed: Flags,
+    times: Sequence[TokenTimes],
+    percentiles: Sequence[float],
+) -> Summary:
+    """Give mean, median, std and percentiles of each latency, in ms under vLLM's names."""
+    several = completed & (table.generated > 1)
+    out = _describe("ttft", table.ttft[completed], percentiles)
+    out |= _describe("tpot", table.tpot[several], percentiles)
+    pool = GapPool(times)
+    median, *others = pool.percentiles([50.0, *percentiles])
+    out |= _named("itl", pool.mean, median, pool.std, others, percentiles)
+    e2el = table.e2el[completed]
+    out |= _describe("e2el", e2el, percentiles)
+    out |= _describe("queue_time", table.queue_time[completed], percentiles)
+    if table.workload.max_concurrency is not None:
+        waited = table.client_queue_time[completed]
+        out |= _describe("client_queue_time", waited, percentiles)
+        if table.workload.request_rate != inf:
+            out |= _describe("e2el_including_client_queue", e2el + waited, percentiles)
+    return out
+
+
+def _describe(name: str, values: Floats, percentiles: Sequence[float]) -> Summary:
+    if not len(values):
+        values = np.zeros(1)
+    median, *others = np.percentile(values, [50.0, *percentiles]).tolist()
+    return _named(name, float(values.mean()), median, float(values.std()), others, percentiles)
+
+
+def _named(
+    name: str,
+    mean: float,
+    median: float,
+    std: float,
+    others: Sequence[float],
+    percentiles: Sequence[float],
+) -> Summary:
+    """Name statistics given in seconds as vLLM does: p99_ttft_ms, p99.9_ttft_ms."""
+    words = [f"p{int(p) if int(p) == p else p}" for p in percentiles]
+    values = dict(zip(["mean", "median", "std", *words], [mean, median, std, *others], strict=True))
+    return {f"{word}_{name}_ms": value * 1000.0 for word, value in values.items()}
+
+
+def _utilization(
+    table: RequestTable,
+    sums: StepSums,
+    duration: float,
+    model: "ModelSpec | None",
+    gpu: "Gpu | None",
+    gpus: int,
+) -> Summary:
+    if model is None or gpu is None:
+        return {"mfu": None, "bandwidth_utilization": None}
+    return {}

@@ -1,0 +1,130 @@
+"""The files of a run: summary.json, requests.csv, steps.csv and scenario.yaml."""
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+
+from simulator.csvtext import Column, Words, encode_header, encode_rows
+from simulator.errors import HeadwayError
+from simulator.files import Writer, write_together
+from simulator.tables import expand_steps, request_columns, step_columns
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from simulator.run import Result
+
+SLICE = 1 << 15  # rows encoded together: bounds the memory
+FORMATS = ("csv", "parquet")
+
+
+def write_run(result: "Result", out: Path, format: str = "csv") -> list[Path]:
+    """Write a run's files to the folder `out`, all of them or none; return their paths.
+
+    `format` is that of the two tables, csv or parquet. Raises HeadwayError where the folder
+    cannot be written, or for parquet without pyarrow.
+    """
+    if format not in FORMATS:
+        raise HeadwayError(f"--format: {format!r} is none of {', '.join(FORMATS)}")
+    writers: dict[str, Writer] = {"summary.json": partial(_write_summary, result)}
+    if format == "csv":
+        writers["requests.csv"] = partial(_write_requests, result)
+        writers["steps.csv"] = partial(_write_steps, result)
+    else:
+        _need_pyarrow()
+        writers["requests.parquet"] = partial(_write_parquet, request_frame(result))
+        writers["steps.parquet"] = partial(_write_parquet, step_frame(result))
+    writers["scenario.yaml"] = partial(_write_scenario, result)
+    return write_together(out, writers)
+
+
+def request_frame(result: "Result") -> "pd.DataFrame":
+    """Give the columns of requests.csv as a DataFrame, a row for each request, by id."""
+    return _frame(request_columns(result.workload, result.sent, result.logs))
+
+
+def step_frame(result: "Result", *, expanded: bool = False) -> "pd.DataFrame":
+    """Give the columns of steps.csv as a DataFrame; `expanded`: one row for each single step."""
+    import pandas as pd
+
+    frames = []
+    for number, log in enumerate(result.logs):
+        columns: Mapping[str, Column] = step_columns(log)
+        if expanded:
+            contiguous = result.scenario.engine.allocation == "contiguous"
+            columns = expand_steps(log, result.sent, contiguous=contiguous)
+        frames.append(_frame({"replica": np.full(_rows(columns), number), **columns}))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _frame(columns: Mapping[str, Column]) -> "pd.DataFrame":
+    import pandas as pd
+
+    return pd.DataFrame(
+        {
+            name: pd.Categorical.from_codes(column.codes, column.names)
+            if isinstance(column, Words)
+            else column
+            for name, column in columns.items()
+        }
+    )
+
+
+def _rows(columns: Mapping[str, Column]) -> int:
+    first = next(iter(columns.values()))
+    return len(first.codes if isinstance(first, Words) else first)
+
+
+def _write_summary(result: "Result", file: BinaryIO) -> None:
+    text = json.dumps(result.summary(), indent=2, allow_nan=False)
+    file.write(text.encode() + b"\n")
+
+
+def _write_requests(result: "Result", file: BinaryIO) -> None:
+    columns = request_columns(result.workload, result.sent, result.logs)
+    file.write(encode_header(list(columns)))
+    for part in _slices(_rows(columns)):
+        file.write(encode_rows([column[part] for column in columns.values()]))
+
+
+def _write_steps(result: "Result", file: BinaryIO) -> None:
+    """Write one row per logged row, of one replica after the other."""
+    several = len(result.logs) > 1
+    for number, log in enumerate(result.logs):
+        if number == 0:
+            names = list(step_columns(log, slice(0)))
+            file.write(encode_header(["replica", *names] if several else names))
+        for part in _slices(len(log.steps)):
+            columns = list(step_columns(log, part).values())
+            if several:
+                columns.insert(0, np.full(len(log.steps[part]), number))
+            file.write(encode_rows(columns))
+
+
+def _slices(rows: int) -> Iterator[slice]:
+    for at in range(0, rows, SLICE):
+        yield slice(at, at + SLICE)
+
+
+def _write_scenario(result: "Result", file: BinaryIO) -> None:
+    import yaml
+
+    text = yaml.safe_dump(result.scenario.resolved(), sort_keys=False, allow_unicode=True)
+    file.write(text.encode())
+
+
+def _write_parquet(frame: "pd.DataFrame", file: BinaryIO) -> None:
+    frame.to_parquet(file, engine="pyarrow", index=False)
+
+
+def _need_pyarrow() -> None:
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise HeadwayError(
+            "--format parquet: needs pyarrow; pip install headway[parquet]"
+        ) from None

@@ -1,0 +1,145 @@
+"""From a scenario to a result: the main verb of the package."""
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import simpy
+from simpy.core import EmptySchedule
+
+from simulator.assemble import Parts, assemble, make_scheduler
+from simulator.client import Client
+from simulator.errors import HeadwayWarning
+from simulator.hardware import Gpu
+from simulator.log import Log
+from simulator.model import ModelSpec
+from simulator.replica import Replica
+from simulator.scenario import Scenario
+from simulator.workload import Workload
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+EVENTS_PER_LOOK = 4096  # events between two looks at the progress bar
+
+
+@dataclass(slots=True)
+class Result:
+    """What happened: the facts, and the tables and metrics derived from them."""
+
+    scenario: Scenario
+    workload: Workload
+    sent: npt.NDArray[np.float64]  # s, when each request went to the engine; NaN: it never did
+    logs: list[Log]  # one per replica
+    parts: Parts
+    interrupted: bool = False
+    warnings: list[str] = field(default_factory=list)
+    _summary: dict[str, Any] | None = None
+
+    @property
+    def model(self) -> ModelSpec:
+        """The model that was served."""
+        return self.parts.model
+
+    @property
+    def gpu(self) -> Gpu:
+        """What it was served on."""
+        return self.parts.gpu
+
+    def summary(self) -> dict[str, Any]:
+        """Metrics under the names of `vllm bench serve`, and a block `headway` of our own."""
+        from simulator.metrics import summarize_result
+
+        if self._summary is None:
+            self._summary = summarize_result(self)
+        return self._summary
+
+    @property
+    def requests(self) -> "pd.DataFrame":
+        """One row per request that was sent."""
+        import pandas as pd
+
+        from simulator.tables import request_columns
+
+        return pd.DataFrame(request_columns(self))
+
+    @property
+    def steps(self) -> "pd.DataFrame":
+        """One row per step, or per stretch of `steps` equal ones."""
+        import pandas as pd
+
+        from simulator.tables import step_columns
+
+        return pd.DataFrame(step_columns(self))
+
+
+def run(
+    scenario: Scenario,
+    *,
+    stepwise: bool = False,
+    progress: Callable[[float, int, int], None] | None = None,
+) -> Result:
+    """Simulate a scenario.
+
+    `stepwise` executes every step by itself, for the same result. `progress(simulated seconds,
+    requests done, requests in all)` is called now and then. An interrupt (Ctrl-C) ends the run
+    early: the result then holds what was done until then. Raises ValueError, `field: what is
+    wrong`, where the scenario contradicts itself, and HeadwayError where a file is at fault.
+    """
+    parts = assemble(scenario)
+    workload = scenario.make_workload()
+    env = simpy.Environment()
+    scheduler = make_scheduler(scenario, parts, workload.segments is not None)
+    replica = Replica(env, scheduler, parts.cost, leap=not stepwise)
+    client = Client(env, workload, replica.submit)
+    replica.on_finish = client.finished
+    with _no_garbage_collection():
+        interrupted = _loop(env, client, progress)
+    if client.done < len(workload) and not interrupted:
+        raise RuntimeError(f"{len(workload) - client.done} requests never ended")
+    if interrupted:
+        replica.abandon()
+    result = Result(
+        scenario, workload, np.frombuffer(client.sent), [replica.log], parts, interrupted
+    )
+    for message in parts.cost.outside(replica.log.steps):
+        result.warnings.append(message)
+        warnings.warn(message, HeadwayWarning, stacklevel=2)
+    return result
+
+
+def _loop(
+    env: simpy.Environment, client: Client, progress: Callable[[float, int, int], None] | None
+) -> bool:
+    """Run until nothing is left to happen; say whether the user broke it off."""
+    step = env.step
+    total = len(client.sent)
+    try:
+        while True:
+            for _ in repeat(None, EVENTS_PER_LOOK):
+                step()
+            if progress is not None:
+                progress(env.now, client.done, total)
+    except EmptySchedule:
+        return False
+    except KeyboardInterrupt:
+        return True
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Spare the loop the collector: its objects go by reference count."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()

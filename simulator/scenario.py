@@ -1,0 +1,275 @@
+"""The scenario: everything that a run depends on, as one YAML file says it.
+
+vLLM's spelling for every knob it has. What the file leaves out has the default written here; what
+it says wrongly is refused, all mistakes at once, each with its line.
+"""
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    model_validator,
+)
+
+from simulator.errors import HeadwayError
+from simulator.yamlpos import Places, faults
+
+if TYPE_CHECKING:
+    from simulator.generate import Generator
+    from simulator.workload import Workload
+
+INT32 = 2**31 - 1
+READING = {"time_unit", "hash_block_size", "session_turns", "chars_per_token"}
+"""Keys of a trace that say how to read it; the others say which part to take."""
+
+Count = Annotated[int, Field(ge=1, le=INT32)]
+Milliseconds = Annotated[float, Field(gt=0)]
+
+
+def _policy(value: object) -> object:
+    """Let through a name, or a mapping with the name as `policy`."""
+    if isinstance(value, dict):
+        if not isinstance(value.get("policy"), str):
+            raise ValueError(": the mapping needs a key `policy`: a name or module:Class")
+    elif not isinstance(value, str):
+        raise ValueError(f": must be a name or a mapping with a key `policy`, not {value!r}")
+    return value
+
+
+class _Block(BaseModel):
+    """What all blocks of a scenario share: no unknown key, no guessing of types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class GpuBlock(_Block):
+    """The hardware."""
+
+    name: str = Field("A100-80GB", description="GPU, by its name in the table of hardware")
+    count: Count = Field(1, description="GPUs; equal to engine.tensor_parallel_size")
+
+
+class EngineBlock(_Block):
+    """The engine's knobs, with vLLM's names and meanings."""
+
+    scheduling_policy: Annotated[str | dict[str, Any], BeforeValidator(_policy)] = Field(
+        "fcfs",
+        description="fcfs, sjf, static or package.module:Class; with arguments: "
+        "{policy: name, argument: value}",
+    )
+    max_num_seqs: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        256, description="requests that run at once, at most"
+    )
+    max_num_batched_tokens: Count = Field(
+        2048, description="tokens that one step computes, at most; >= max_num_seqs"
+    )
+    block_size: Annotated[int, Field(ge=1, le=65_536)] = Field(
+        16, description="tokens in a block of the KV cache"
+    )
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.92, description="share of the GPU's memory that the engine may use"
+    )
+    num_gpu_blocks_override: Annotated[int, Field(ge=2, le=10_000_000)] | None = Field(
+        None, description="KV blocks, one of them vLLM's null block; null: as many as fit"
+    )
+    enable_prefix_caching: bool = Field(
+        True, description="keep the KV blocks of finished requests for prompts that begin alike"
+    )
+    enable_chunked_prefill: bool = Field(
+        True,
+        description="split prompts over steps; false: max_num_batched_tokens >= max_model_len",
+    )
+    max_model_len: Count | None = Field(
+        None, description="tokens of prompt and answer, at most; null: the model's"
+    )
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto", description="numbers of weights and activations; auto: the model's"
+    )
+    quantization: Literal["fp8", "int8", "int4"] | None = Field(
+        None, description="of the weights: fp8, int8 or int4"
+    )
+    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "fp8", "int8", "int4"] = Field(
+        "auto", description="numbers in the KV cache; auto: as dtype"
+    )
+    tensor_parallel_size: Count = Field(1, description="GPUs that share each layer")
+    long_prefill_token_threshold: Annotated[int, Field(ge=0, le=INT32)] = Field(
+        0, description="tokens of one prompt that a step computes, at most; 0: no such limit"
+    )
+    scheduler_reserve_full_isl: bool = Field(
+        True, description="admit a request only while its whole prompt fits into the free blocks"
+    )
+    watermark: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="share of the KV blocks that admission leaves free"
+    )
+    allocation: Literal["paged", "contiguous"] = Field(
+        "paged", description="contiguous: reserve max_model_len on admission, as before paging"
+    )
+
+
+class GoodputBlock(_Block):
+    """The service level that a request must meet to count as goodput; null: not asked."""
+
+    ttft: Milliseconds | None = Field(None, description="time to first token, ms, at most")
+    tpot: Milliseconds | None = Field(None, description="time per output token, ms, at most")
+    e2el: Milliseconds | None = Field(None, description="time to last token, ms, at most")
+
+
+class TraceBlock(_Block):
+    """A published trace, and the part of it to play."""
+
+    path: str = Field(description="the file, plain or packed by gzip")
+    format: (
+        Literal[
+            "azure", "burstgpt", "lengths", "mooncake", "timed_trace", "custom", "llmservingsim"
+        ]
+        | None
+    ) = Field(None, description="null: as its first line tells")
+    start_s: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="leave out what arrives before, s"
+    )
+    end_s: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="leave out what arrives from then on, s"
+    )
+    skip: Annotated[int, Field(ge=0)] = Field(0, description="first requests to leave out")
+    limit: Count | None = Field(None, description="requests, at most")
+    rate_scale: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="2: requests come twice as fast"
+    )
+    repeat: Count = Field(1, description="times to play it, end to end")
+    max_input_len: Count | None = Field(None, description="leave out longer prompts, tokens")
+    max_output_len: Count | None = Field(None, description="leave out longer answers, tokens")
+    time_unit: Literal["s", "ms"] | None = Field(
+        None, description="of the timestamps of mooncake (null: ms) and timed_trace (null: s)"
+    )
+    hash_block_size: Count | None = Field(
+        None, description="tokens that a hash id stands for; null: 512, timed_trace: 16"
+    )
+    session_turns: Literal["delta", "whole"] | None = Field(
+        None, description="a later turn tells what it adds (null: delta) or its whole prompt"
+    )
+    chars_per_token: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="to estimate the lengths of the prompts of custom"
+    )
+
+    @model_validator(mode="after")
+    def _check_window(self) -> "TraceBlock":
+        if self.end_s is not None and self.end_s <= (self.start_s or 0):
+            raise ValueError(f"end_s: must be more than start_s ({self.start_s or 0})")
+        return self
+
+
+class WorkloadBlock(_Block):
+    """A trace, or else the keys of a generator (`simulator.generate.Generator`)."""
+
+    model_config = ConfigDict(extra="allow")
+    trace: TraceBlock | None = Field(None, description="a trace to play; null: generate")
+    max_concurrency: Count | None = Field(
+        None, description="requests sent and unfinished, at most; null: no limit"
+    )
+
+    @model_validator(mode="after")
+    def _check_generator(self) -> "WorkloadBlock":
+        given = self.model_extra or {}
+        if self.trace is None:
+            self.generator  # noqa: B018
+        elif given:
+            known = [*type(self).model_fields]
+            raise ValueError(
+                "\n".join(
+                    f"{key}: goes with a generator; beside trace there is {', '.join(known[1:])}"
+                    for key in given
+                )
+            )
+        return self
+
+    @property
+    def generator(self) -> "Generator":
+        """Give the generator that the keys describe."""
+        from simulator.fields import build
+        from simulator.generate import Generator
+
+        return build(
+            Generator, (self.model_extra or {}) | {"max_concurrency": self.max_concurrency}
+        )
+
+
+class Scenario(_Block):
+    """One run: a model on a GPU under a workload."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w .,+=-]*$", max_length=100)] = Field(
+        "scenario", description="names the output folder; default: the file's name"
+    )
+    description: str = Field("", description="a line for reports")
+    model: str = Field(
+        "llama-3-8b", description="a shipped config.json by name, or the path of one or its folder"
+    )
+    gpu: GpuBlock = GpuBlock()
+    engine: EngineBlock = EngineBlock()
+    cost: dict[str, Any] | None = Field(
+        None,
+        description="{profile: name or path}, or {kind: linear, roofline or piecewise, ...}; "
+        "null: the shipped profile of this model and GPU, else roofline",
+    )
+    workload: WorkloadBlock = Field(default_factory=WorkloadBlock)
+    goodput: GoodputBlock = GoodputBlock()
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of all random numbers")
+    _folder: Path = PrivateAttr(default=Path())
+    _places: Places | None = PrivateAttr(default=None)
+
+    @property
+    def folder(self) -> Path:
+        """Where relative paths are looked up first: the folder of the scenario's file."""
+        return self._folder
+
+    def came_from(self, folder: Path, places: Places) -> "Scenario":
+        """Give the same scenario, which knows its file."""
+        scenario = self.model_copy()
+        scenario._folder, scenario._places = folder, places
+        return scenario
+
+    def make_workload(self) -> "Workload":
+        """Read the trace or generate the requests; HeadwayError names what is wrong."""
+        from simulator.generate import generate
+        from simulator.traces import read_trace, select
+
+        def load(path: str, form: str | None, **options: Any) -> "Workload":
+            return read_trace(resolve(path, self.folder), form, **options)
+
+        trace = self.workload.trace
+        if trace is None:
+            try:
+                return generate(self.workload.generator, self.seed, load)
+            except ValueError as error:
+                places = self._places or Places("scenario", {})
+                raise HeadwayError(map(places.tell, faults(("workload",), error))) from None
+        reading = trace.model_dump(include={*READING})
+        part = trace.model_dump(exclude={"path", "format", *READING})
+        workload = select(load(trace.path, trace.format, **reading), **part)
+        workload.max_concurrency = self.workload.max_concurrency
+        return workload
+
+    def resolved(self) -> dict[str, Any]:
+        """Give the scenario with every default filled in, as plain YAML types."""
+        values = self.model_dump()
+        if self.workload.trace is None:
+            values["workload"] = asdict(self.workload.generator)
+        return values
+
+
+def resolve(path: str | Path, folder: Path) -> Path:
+    """Find a file beside the scenario, else in the folder that HEADWAY_DATA names.
+
+    Where it is in neither, return where it would be beside the scenario.
+    """
+    beside = folder / Path(path).expanduser()
+    shared = os.environ.get("HEADWAY_DATA")
+    if shared and not beside.exists() and (elsewhere := Path(shared) / path).exists():
+        return elsewhere
+    return beside

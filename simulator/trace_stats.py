@@ -1,0 +1,115 @@
+"""What a trace is like: how many requests, how fast, how bursty, how long, how much alike."""
+
+from collections.abc import Hashable
+from typing import TypedDict
+
+import numpy as np
+
+from simulator.workload import Ints, Workload
+
+PERCENTILES = (50, 90, 95, 99)
+
+
+class Description(TypedDict):
+    """What `describe` finds, in seconds and tokens."""
+
+    format: str
+    source: str
+    requests: int
+    session_turns: int  # of the requests, those that wait for the answer to another one
+    span_s: float  # from the first arrival to the last
+    request_rate: float | None  # per second; None: all arrive at once
+    burstiness_cv: float | None  # of the gaps between arrivals: 0 a metronome, 1 Poisson
+    input_tokens: int
+    output_tokens: int
+    input_len: dict[str, float]  # min, mean, p50, p90, p95, p99, max
+    output_len: dict[str, float]
+    prefix_sharing: float | None  # of the input tokens; None: the prompts have no contents
+    prefix_granularity: int | None  # tokens of the longest run that has a name
+
+
+def describe(workload: Workload, format: str) -> Description:
+    """Describe a workload by plain numbers.
+
+    `prefix_sharing` is the share of input tokens that are a prefix of an earlier prompt, as
+    finely as the trace tells: `prefix_granularity` is the block size of its ids.
+    """
+    arrival = workload.arrival[~np.isnan(workload.arrival)]
+    gaps = np.diff(arrival)
+    span = float(arrival[-1] - arrival[0]) if len(arrival) else 0.0
+    shared = shared_prefix_tokens(workload)
+    runs = (n for parts in workload.segments or () for _, n in parts or ())
+    return {
+        "format": format,
+        "source": workload.source,
+        "requests": len(workload),
+        "session_turns": len(workload) - len(arrival),
+        "span_s": span,
+        "request_rate": len(gaps) / span if span else None,
+        "burstiness_cv": float(gaps.std() / gaps.mean()) if span else None,
+        "input_tokens": workload.total_input,
+        "output_tokens": workload.total_output,
+        "input_len": _lengths(workload.prompt_tokens),
+        "output_len": _lengths(workload.output_tokens),
+        "prefix_sharing": None if shared is None else shared / workload.total_input,
+        "prefix_granularity": max(runs, default=None),
+    }
+
+
+def _lengths(lengths: Ints) -> dict[str, float]:
+    """Give the least, the mean, percentiles (linear) and the most of some lengths."""
+    found = {"min": float(lengths.min()), "mean": float(lengths.mean())}
+    for p, value in zip(PERCENTILES, np.percentile(lengths, PERCENTILES), strict=True):
+        found[f"p{p}"] = float(value)
+    return found | {"max": float(lengths.max())}
+
+
+def shared_prefix_tokens(workload: Workload) -> int | None:
+    """Count the input tokens that are a prefix of an earlier prompt; None without contents.
+
+    A cache without bounds would find as many, but for the rounding to its own blocks. What has
+    been generated counts only once it has been part of a prompt.
+    """
+    if not workload.segments or not any(workload.segments):
+        return None
+    shared = 0
+    longest: dict[tuple[int, Hashable], int] = {}  # of the runs that follow a prefix, by name
+    follow: dict[tuple[int, Hashable, int], int] = {}  # the prefix that a whole run leads to
+    for parts in workload.segments:
+        prefix = 0
+        seen = True
+        for name, count in parts or ():
+            known = longest.get((prefix, name), 0)
+            if seen:
+                shared += min(known, count)
+            if count > known:
+                longest[prefix, name] = count
+            seen = seen and (prefix, name, count) in follow
+            prefix = follow.setdefault((prefix, name, count), len(follow) + 1)
+    return shared
+
+
+def describe_text(workload: Workload, format: str) -> str:
+    """Describe a workload in lines of plain text, for a terminal."""
+    told = describe(workload, format)
+    rate, spread, sharing = told["request_rate"], told["burstiness_cv"], told["prefix_sharing"]
+    rows = [("format", format), ("requests", f"{told['requests']:,}")]
+    if told["session_turns"]:
+        rows.append(("later turns", f"{told['session_turns']:,}"))
+    rows += [
+        ("span", f"{told['span_s']:,.3f} s"),
+        ("request rate", "all at once" if rate is None else f"{rate:,.3f} req/s"),
+        ("burstiness", "none" if spread is None else f"{spread:.2f} (CV of gaps; Poisson: 1)"),
+        ("input tokens", f"{told['input_tokens']:,}"),
+        ("output tokens", f"{told['output_tokens']:,}"),
+        (
+            "prefix sharing",
+            "no prefix information"
+            if sharing is None
+            else f"{sharing:.1%} of input tokens (blocks of {told['prefix_granularity']})",
+        ),
+        ("tokens", "".join(f"{name:>10}" for name in told["input_len"])),
+        ("input length", "".join(f"{value:>10,.0f}" for value in told["input_len"].values())),
+        ("output length", "".join(f"{value:>10,.0f}" for value in told["output_len"].values())),
+    ]
+    return "\n".join(f"{name:<16}{text}" for name, text in rows)

@@ -1,0 +1,60 @@
+"""What the tests of the engine share: a clock of three numbers, and a run without a scenario."""
+
+from dataclasses import dataclass
+from math import nan
+
+import numpy as np
+import simpy
+
+from simulator.blocks import BlockCounter
+from simulator.client import Client
+from simulator.log import Log
+from simulator.replica import Replica
+from simulator.request import Step
+from simulator.scheduler import Scheduler
+from simulator.workload import Workload
+
+
+@dataclass
+class Clock:
+    """base + per_token * tokens + per_context * context of the decodes, in seconds."""
+
+    base: float = 1.0
+    per_token: float = 0.0
+    per_context: float = 0.0
+
+    def execute(self, step: Step) -> float:
+        return self.base + self.per_token * step.tokens + self.per_context * step.context
+
+    def leap(self, step: Step, repeats: int) -> list[float]:
+        fixed = self.base + self.per_token * step.decodes
+        last = step.context + repeats * step.decodes
+        return [fixed + self.per_context * s for s in range(step.context, last, step.decodes)]
+
+
+def workload(*requests: tuple[float, int, int], **more: object) -> Workload:
+    """A workload of (arrival, prompt tokens, output tokens)."""
+    columns = list(zip(*requests, strict=True)) or [(), (), ()]
+    return Workload(
+        np.array([nan if a is None else a for a in columns[0]], dtype=float),
+        np.array(columns[1], dtype=np.int64),
+        np.array(columns[2], dtype=np.int64),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def play(
+    load: Workload, scheduler: Scheduler, clock: object | None = None, leap: bool = True
+) -> tuple[Log, Client]:
+    """Run a workload to its end on one replica."""
+    env = simpy.Environment()
+    replica = Replica(env, scheduler, clock or Clock(), leap=leap)  # type: ignore[arg-type]
+    client = Client(env, load, replica.submit)
+    replica.on_finish = client.finished
+    env.run()
+    return replica.log, client
+
+
+def fcfs(num_blocks: int = 1000, block_size: int = 4, **options: object) -> Scheduler:
+    """A small engine without a prefix cache."""
+    return Scheduler(BlockCounter(num_blocks, block_size), **options)  # type: ignore[arg-type]

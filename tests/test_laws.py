@@ -1,0 +1,198 @@
+"""Laws that hold for every run, whatever the workload, the policy and the options."""
+
+from collections.abc import Callable
+from math import nan
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.blocks import BlockCounter, BlockManager
+from simulator.log import REASONS, Log
+from simulator.policies import SJF
+from simulator.scheduler import Scheduler
+from simulator.static import Static
+from simulator.workload import Workload
+from tests.engines import Clock, play
+
+# Few distinct values on purpose: arrivals then fall on the very ends of steps.
+times = st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0, 1.0, 2.0, 2.5, 3.0, 7.0]) | st.floats(0, 20)
+clocks = st.builds(
+    Clock,
+    base=st.sampled_from([0.1, 0.25, 0.5, 1.0]),
+    per_token=st.sampled_from([0.0, 0.01, 0.003]),
+    per_context=st.sampled_from([0.0, 0.001, 0.0007]),
+)
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    """Up to 25 requests: open or closed loop, sessions, shared prompts."""
+    n = draw(st.integers(1, 25))
+    arrival = sorted(draw(st.lists(times, min_size=n, max_size=n)))
+    prompts = draw(st.lists(st.integers(1, 40), min_size=n, max_size=n))
+    outputs = draw(st.lists(st.integers(1, 30), min_size=n, max_size=n))
+    load = Workload(np.array(arrival), np.array(prompts), np.array(outputs))
+    if draw(st.booleans()):
+        load.max_concurrency = draw(st.integers(1, 6))
+    if draw(st.booleans()):
+        shared = draw(st.lists(st.integers(0, 40), min_size=n, max_size=n))
+        names = draw(st.lists(st.sampled_from("ab"), min_size=n, max_size=n))
+        load.segments = [
+            tuple(
+                (key, tokens)
+                for key, tokens in ((name, min(s, p)), (("in", i), p - min(s, p)))
+                if tokens
+            )
+            for i, (name, s, p) in enumerate(zip(names, shared, prompts, strict=True))
+        ]
+    if n > 1 and draw(st.booleans()):
+        _link(draw, load)
+    load.check()
+    return load
+
+
+def _link(draw: st.DrawFn, load: Workload) -> None:
+    """Turn the second half of the requests into later turns of the first half."""
+    half = len(load) // 2
+    load.after = np.full(len(load), -1)
+    load.delay = np.zeros(len(load))
+    for i in range(len(load) - half, len(load)):
+        load.arrival[i] = nan
+        load.after[i] = i - (len(load) - half)
+        load.delay[i] = draw(st.sampled_from([0.0, 0.5, 1.3]))
+
+
+@st.composite
+def engines(draw: st.DrawFn) -> Callable[[], Scheduler]:
+    """Any scheduler with any options, from little memory to plenty."""
+    seats = draw(st.integers(1, 8))
+    budget = draw(st.integers(max(seats, 3), 48))
+    size = draw(st.sampled_from([1, 2, 4, 16]))
+    num_blocks = draw(st.integers(2, 300))
+    limits = {"max_num_seqs": seats, "max_num_batched_tokens": budget, "max_model_len": 64}
+    kind = draw(st.sampled_from(["fcfs", "fcfs", "sjf", "static", "contiguous"]))
+    if kind == "static":
+        batch = draw(st.integers(1, seats))
+        timeout = draw(st.sampled_from([0.0, 0.1, 0.5, 3.0]))
+        return lambda: Static(
+            BlockCounter(num_blocks, size), batch_size=batch, timeout=timeout, **limits
+        )
+    if kind == "contiguous":
+        return lambda: Scheduler(BlockCounter(max(2, num_blocks // 20), 64), **limits)
+    named = draw(st.booleans())
+    caching = draw(st.booleans())
+    options = {
+        "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 3, 7])),
+        "scheduler_reserve_full_isl": draw(st.booleans()),
+        "watermark": draw(st.sampled_from([0.0, 0.0, 0.2])),
+    }
+    policy = SJF() if kind == "sjf" else None
+
+    def make() -> Scheduler:
+        blocks = (
+            BlockManager(num_blocks, size, caching) if named else BlockCounter(num_blocks, size)
+        )
+        return Scheduler(blocks, policy=policy, **limits, **options)
+
+    return make
+
+
+def _unroll(log: Log) -> list[tuple[float, ...]]:
+    """One tuple per step: what it computed."""
+    steps = []
+    for row in log.steps:
+        slots = int(row["decodes"] + row["wasted"])
+        for i in range(int(row["steps"])):
+            context = int(row["context"]) + (i * slots if row["steps"] > 1 else 0)
+            steps.append((*(int(row[k]) for k in ("decodes", "wasted", "prefill_tokens")), context))
+    return steps
+
+
+@given(workloads(), engines(), clocks)
+@settings(max_examples=400, deadline=None)
+def test_leaping_and_stepwise_runs_agree_to_the_last_bit(load, engine, clock) -> None:
+    """Test number one: the leap is an optimisation and nothing else."""
+    leapt, _ = play(load, engine(), clock)
+    stepped, _ = play(load, engine(), clock, leap=False)
+    assert leapt.request_rows == stepped.request_rows
+    assert leapt.run_rows == stepped.run_rows
+    assert leapt.tick_ends == stepped.tick_ends
+    assert _unroll(leapt) == _unroll(stepped)
+    rows = leapt.steps
+    firsts = np.concatenate([[0], np.cumsum(rows["steps"])])
+    assert firsts[-1] == len(stepped.steps)
+    same = stepped.steps[firsts[:-1]]
+    for name in ("start", "kv_tokens", "running", "blocks_used", "preempted"):
+        assert (rows[name] == same[name]).all(), name
+    assert (rows["end"] == stepped.steps["end"][firsts[1:] - 1]).all()
+
+
+@given(workloads(), engines(), clocks)
+@settings(max_examples=200, deadline=None)
+def test_every_request_ends_once_with_the_tokens_it_asked_for(load, engine, clock) -> None:
+    """Also: rejected are those that cannot fit, and nobody else."""
+    scheduler = engine()
+    log, client = play(load, scheduler, clock)
+    rows = np.sort(log.requests, order="id")
+    assert rows["id"].tolist() == list(range(len(load)))
+    assert client.done == len(load)
+    asked = np.minimum(load.output_tokens, 64 - load.prompt_tokens)
+    rejected = rows["reason"] == REASONS.index("rejected")
+    assert (rows["generated"][~rejected] == asked[~rejected]).all()
+    assert (rows["generated"][rejected] == 0).all()
+    size, usable = scheduler.blocks.block_size, scheduler.blocks.usable
+    need = -(-(load.prompt_tokens + asked - 1) // size)
+    assert (rejected == (need > usable)).all()
+
+
+@given(workloads(), engines(), clocks)
+@settings(max_examples=200, deadline=None)
+def test_runs_hold_every_token(load, engine, clock) -> None:
+    """The runs of a request add up to its tokens, and their times are those of its row."""
+    log, _ = play(load, engine(), clock)
+    tokens: dict[int, list[float]] = {}
+    for run in log.runs:
+        first, ticks = int(run["first_tick"]), int(run["ticks"])
+        times_of = tokens.setdefault(int(run["id"]), [])
+        times_of += [float(run["start"]), *log.tick_ends[first : first + ticks]]
+    for row in log.requests:
+        times_of = tokens.get(int(row["id"]), [])
+        assert len(times_of) == row["generated"]
+        assert times_of == sorted(times_of)
+        if times_of:
+            assert (times_of[0], times_of[-1]) == (row["first_token"], row["finish"])
+
+
+@given(workloads(), engines(), clocks)
+@settings(max_examples=200, deadline=None)
+def test_no_step_goes_over_a_limit_and_nothing_is_left_behind(load, engine, clock) -> None:
+    """Budget, seats, blocks, a clock that never goes back; at the end all blocks are free."""
+    scheduler = engine()
+    log, _ = play(load, scheduler, clock)
+    rows = log.steps
+    computed = rows["prefill_tokens"] + rows["decodes"] + rows["wasted"]
+    assert (computed <= scheduler.max_num_batched_tokens).all()
+    assert (computed > 0).all()
+    assert (rows["running"] <= scheduler.max_num_seqs).all()
+    assert (rows["blocks_used"] <= scheduler.blocks.usable).all()
+    assert (rows["kv_tokens"] >= 0).all()
+    assert (rows["kv_tokens"] <= rows["blocks_used"] * scheduler.blocks.block_size).all()
+    assert (rows["end"] > rows["start"]).all()
+    assert (rows["start"][1:] >= rows["end"][:-1]).all()
+    assert not scheduler.running
+    assert not scheduler.waiting
+    assert scheduler.decodes.count == scheduler.decodes.context == 0
+    assert not any(scheduler.decodes.phases)
+    assert scheduler.blocks.free == scheduler.blocks.usable
+    assert scheduler.blocks.shared == 0
+
+
+@given(workloads(), engines(), clocks)
+@settings(max_examples=60, deadline=None)
+def test_the_same_run_twice_gives_the_same_bytes(load, engine, clock) -> None:
+    """No state leaks from one run to the next."""
+    one, _ = play(load, engine(), clock)
+    two, _ = play(load, engine(), clock)
+    assert one.step_rows == two.step_rows
+    assert one.request_rows == two.request_rows

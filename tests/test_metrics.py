@@ -1,0 +1,305 @@
+"""The summary against the definitions of `vllm bench serve`, worked out token by token."""
+
+import json
+from dataclasses import replace
+from math import ceil, inf
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.log import Log
+from simulator.metrics import summarize
+from simulator.tables import expand_steps, gather_requests
+from simulator.workload import Workload
+from tests.engines import Clock, fcfs, play, workload
+from tests.handmade import (
+    TICK,
+    Seen,
+    Story,
+    add_request,
+    add_run,
+    add_step,
+    make_workload,
+    stories,
+)
+
+PERCENTS = (90.0, 99.0, 99.9)
+
+
+def described(name: str, values: list[float]) -> dict[str, float]:
+    """Give the statistics of a list in seconds as vLLM's result file has them."""
+    array = np.array(values or [0.0])
+    out = {"mean": array.mean(), "median": np.median(array), "std": array.std()}
+    out |= {f"p{p:g}": np.percentile(array, p) for p in PERCENTS}
+    return {f"{word}_{name}_ms": value * 1000 for word, value in out.items()}
+
+
+def by_hand(story: Story, goodput: dict[str, float]) -> dict[str, float]:
+    """Work out vLLM's metrics as its serve.py does: loops over requests and tokens."""
+    done = [r for r in story.requests if r.completed]
+    ends = [r.finish for r in done] + [steps[-1]["end"] for steps in story.steps if steps]
+    first = min((r.sent for r in story.requests), default=0.0)
+    duration = max([first, *ends]) - first if story.requests else 0.0
+    ttft = [r.tokens[0] - r.sent for r in done]
+    e2el = [r.finish - r.sent for r in done]
+    tpot = [(r.finish - r.tokens[0]) / max(len(r.tokens) - 1, 1) for r in done]
+    outputs = sum(len(r.tokens) for r in done)
+    inputs = sum(r.prompt for r in done)
+    measured = {"ttft": ttft, "tpot": tpot, "e2el": e2el}
+    good = sum(
+        all(measured[k][i] <= ms / 1000 for k, ms in goodput.items()) for i in range(len(done))
+    )
+    per_second = duration or inf
+    return {
+        "duration": duration,
+        "completed": len(done),
+        "failed": len(story.requests) - len(done),
+        "total_input_tokens": inputs,
+        "total_output_tokens": outputs,
+        "request_throughput": len(done) / per_second,
+        "request_goodput": good / per_second,
+        "output_throughput": outputs / per_second,
+        "total_token_throughput": (inputs + outputs) / per_second,
+        "max_output_tokens_per_s": busiest_second(done),
+        "max_concurrent_requests": most_at_once(done),
+        **described("ttft", ttft),
+        **described("tpot", [t for t, r in zip(tpot, done, strict=True) if len(r.tokens) > 1]),
+        **described("itl", [g for r in done for g in np.diff(r.tokens).tolist()]),
+        **described("e2el", e2el),
+        **described("queue_time", [r.scheduled - r.sent for r in done]),
+    }
+
+
+def busiest_second(done: list[Seen]) -> float:
+    if not done:
+        return 0.0
+    start = min(r.sent for r in done)
+    buckets = [0] * (ceil(max(r.finish for r in done) - start) + 1)
+    for token in (t for r in done for t in r.tokens):
+        buckets[int(token - start)] += 1
+    return float(max(buckets))
+
+
+def most_at_once(done: list[Seen]) -> int:
+    """Sweep over the half-open intervals, departures first, as vLLM does."""
+    events = sorted([(r.sent, 1) for r in done] + [(r.finish, -1) for r in done])
+    now = most = 0
+    for _, change in events:
+        now += change
+        most = max(most, now)
+    return most
+
+
+bounds = st.dictionaries(st.sampled_from(["ttft", "tpot", "e2el"]), st.integers(1, 8000), min_size=1)
+
+
+@given(stories(), bounds)
+def test_vllm_keys(story: Story, goodput: dict[str, float]) -> None:
+    """Every number that vLLM reports is what its own loops give."""
+    summary = summarize(
+        story.workload, story.sent, story.logs, goodput=goodput, percentiles=PERCENTS
+    )
+    for key, value in by_hand(story, goodput).items():
+        assert summary[key] == pytest.approx(value, rel=1e-9, abs=1e-9), key
+    json.dumps(summary, allow_nan=False)
+
+
+@given(stories())
+def test_gauges(story: Story) -> None:
+    """Every gauge is the time average, or the sum, over single steps listed one by one."""
+    gauges = summarize(story.workload, story.sent, story.logs, max_num_seqs=20)["headway"]
+    steps = [step for steps in story.steps for step in steps]
+
+    def average(value: str, times: float = 1.0) -> float:
+        busy = sum(s["end"] - s["start"] for s in steps)
+        return sum(s[value] * times * (s["end"] - s["start"]) for s in steps) / (busy or inf)
+
+    tokens = [(s["prefill_tokens"], s["decodes"], s["wasted"]) for s in steps]
+    assert gauges["steps"] == len(steps)
+    assert gauges["mean_running"] == pytest.approx(average("running"))
+    assert gauges["batch_occupancy"] == pytest.approx(average("running", 1 / 20))
+    assert gauges["max_running"] == max((s["running"] for s in steps), default=0)
+    assert [gauges[f"{n}_tokens"] for n in ("prefill", "decode", "wasted")] == [
+        sum(t[i] for t in tokens) for i in range(3)
+    ]
+    assert gauges["wasted_share"] == pytest.approx(
+        gauges["wasted_tokens"] / (sum(map(sum, tokens)) or inf)
+    )
+    assert gauges["preemptions"] == sum(r.preemptions for r in story.requests)
+
+
+def single_steps(*steps: tuple[float, float, int, int]) -> Log:
+    """A log of (start, end, blocks used, tokens stored)."""
+    log = Log(num_blocks=10, block_size=4)
+    for start, end, used, stored in steps:
+        add_step(log, start, end, blocks_used=used, kv_tokens=stored)
+    return log
+
+
+def test_kv_gauges() -> None:
+    """KV use is weighted by time; efficiency is tokens stored over tokens reserved."""
+    log = single_steps((0.0, 1.0, 2, 8), (1.0, 4.0, 5, 10))
+    gauges = summarize(make_workload([]), np.empty(0), [log])["headway"]
+    assert gauges["kv_cache_usage_mean"] == pytest.approx((0.2 * 1 + 0.5 * 3) / 4)
+    assert gauges["kv_cache_usage_max"] == 0.5
+    assert gauges["memory_efficiency"] == pytest.approx((8 + 10 * 3) / (8 + 20 * 3))
+    assert gauges["internal_fragmentation"] == pytest.approx(1 - 38 / 68)
+
+
+def test_kv_gauges_grow_through_a_leap() -> None:
+    """In a leapt row blocks grow evenly with the tokens; reserved ones (contiguous) do not."""
+    log = Log(num_blocks=10, block_size=4)
+    add_step(log, 0.0, 5.0, steps=5, decodes=2, wasted=2, blocks_used=4, kv_tokens=10)
+    log.tick_ends.extend([1.0, 2.0, 3.0, 4.0, 5.0])
+    gauges = summarize(make_workload([]), np.empty(0), [log])["headway"]
+    assert gauges["kv_cache_usage_mean"] == pytest.approx((4 + 5 + 6 + 7 + 8) / 50)
+    assert gauges["kv_cache_usage_max"] == 0.8
+    assert gauges["memory_efficiency"] == pytest.approx((10 + 12 + 14 + 16 + 18) / (4 * 30))
+    gauges = summarize(make_workload([]), np.empty(0), [log], contiguous=True)["headway"]
+    assert gauges["kv_cache_usage_mean"] == pytest.approx(0.4)
+    assert gauges["kv_cache_usage_max"] == 0.4
+
+
+def test_queue_depth() -> None:
+    """Who is sent during a row waits until the next begins; who is rejected never waits."""
+    log = Log(10, 4)
+    add_step(log, 1.0, 3.0, waiting=2)
+    add_step(log, 5.0, 6.0, waiting=0)
+    seen = [Seen(0.0), Seen(0.0), Seen(2.0), Seen(4.0), Seen(2.5, reason="rejected")]
+    for number, request in enumerate(seen):
+        if request.reason != "rejected":
+            request.scheduled, request.tokens = 5.0, [6.0]
+            add_run(log, number, 6.0, 0, 0)
+        add_request(log, number, request)
+    sent = np.array([r.sent for r in seen])
+    gauges = summarize(make_workload(seen), sent, [log])["headway"]
+    # 2 wait from 0 to 1, 2 from 1 to 5, another from 2 and another from 4 to 5.
+    assert gauges["mean_waiting"] == pytest.approx((2 * 1 + 2 * 4 + 3 + 1) / 6)
+    assert gauges["max_waiting"] == 4
+    assert gauges["gpu_busy_fraction"] == pytest.approx(3 / 6)
+    assert (gauges["rejected"], gauges["unfinished"]) == (1, 0)
+
+
+def test_prefix_cache_rate_is_in_tokens() -> None:
+    """Hits and queries count prompt tokens of the requests that were scheduled."""
+    seen = [
+        Seen(0.0, 1.0, [2.0], prompt=30, cached=16),
+        Seen(0.0, 1.0, [2.0], prompt=10),
+        Seen(0.0, prompt=99, reason="rejected"),
+    ]
+    log = Log(10, 4)
+    for number, request in enumerate(seen):
+        add_request(log, number, request)
+    gauges = summarize(make_workload(seen), np.zeros(3), [log])["headway"]
+    assert (gauges["prefix_cache_hits"], gauges["prefix_cache_queries"]) == (16, 40)
+    assert gauges["prefix_cache_hit_rate"] == 0.4
+
+
+def test_nothing_happened() -> None:
+    """A run without a request is all zeros: no NaN, no warning."""
+    summary = summarize(make_workload([]), np.empty(0), [Log(10, 4)], goodput={"ttft": 1.0})
+    assert summary["completed"] == summary["duration"] == summary["p99.9_itl_ms"] == 0
+    assert summary["request_goodput"] == 0.0
+    json.dumps(summary, allow_nan=False)
+
+
+def test_interrupted_before_the_first_token() -> None:
+    """Requests that were sent but never ended are failed; those never sent are neither."""
+    log = Log(10, 4)
+    add_request(log, 0, Seen(1.0, reason="unfinished"))
+    load = make_workload([Seen(1.0), Seen(2.0)])
+    summary = summarize(load, np.array([1.0, np.nan]), [log])
+    assert (summary["completed"], summary["failed"], summary["num_prompts"]) == (0, 1, 2)
+    assert summary["headway"]["never_sent"] == 1
+    assert summary["headway"]["unfinished"] == 1
+
+
+def test_single_tokens_have_no_tpot() -> None:
+    """An answer of one token is left out of TPOT and keeps any bound on it."""
+    log = Log(10, 4)
+    add_request(log, 0, Seen(0.0, 0.0, [0.5]))
+    add_run(log, 0, 0.5, 0, 0)
+    summary = summarize(make_workload([Seen(0.0)]), np.zeros(1), [log], goodput={"tpot": 1e-9})
+    assert summary["mean_tpot_ms"] == summary["mean_itl_ms"] == 0.0
+    assert summary["request_goodput"] == 2.0
+    assert summary["mean_ttft_ms"] == summary["mean_e2el_ms"] == 500.0
+
+
+def test_head() -> None:
+    """The words of vLLM's result file; an infinite rate is spelled out; no date."""
+    load = make_workload([], request_rate=inf)
+    summary = summarize(load, np.empty(0), [], info={"version": "1", "seed": 3})
+    assert (summary["request_rate"], summary["date"], summary["backend"]) == ("inf", None, "headway")
+    assert list(summary["headway"])[:3] == ["schema", "version", "seed"]
+    assert "mean_client_queue_time_ms" not in summary
+    load = replace(load, request_rate=2.0, max_concurrency=4)
+    summary = summarize(load, np.empty(0), [])
+    assert (summary["request_rate"], summary["max_concurrency"]) == (2.0, 4)
+    assert summary["mean_client_queue_time_ms"] == 0.0
+    assert summary["p99_e2el_including_client_queue_ms"] == 0.0
+
+
+@given(stories(max_replicas=1))
+def test_expanded_steps(story: Story) -> None:
+    """Unrolled leaps give start, duration and sums of every single step."""
+    steps = story.steps[0]
+    columns = expand_steps(story.logs[0], story.sent)
+    assert columns["start"].tolist() == [s["start"] for s in steps]
+    assert columns["duration"].tolist() == [s["end"] - s["start"] for s in steps]
+    assert columns["context"].tolist() == [s["context"] for s in steps]
+    assert columns["preempted"].tolist() == [s["preempted"] for s in steps]
+    assert columns["kv_blocks_used"].tolist() == [int(s["blocks_used"]) for s in steps]
+
+
+CLOCK = Clock(base=0.25, per_token=0.0078125, per_context=0.0009765625)
+load_of = st.lists(
+    st.tuples(st.integers(0, 400).map(lambda n: n * TICK), st.integers(1, 30), st.integers(1, 30)),
+    min_size=1,
+    max_size=15,
+).map(lambda requests: workload(*sorted(requests)))
+
+
+@given(load_of, st.integers(1, 5))
+def test_steps_of_a_leaping_run_expand_to_those_of_a_stepwise_run(load: Workload, seats: int) -> None:
+    """Waiting, context and times of every single step, whether it was leapt over or not."""
+    options = {"max_num_seqs": seats, "max_num_batched_tokens": 32}
+    leapt, client = play(load, fcfs(**options), CLOCK)
+    stepwise, _ = play(load, fcfs(**options), CLOCK, leap=False)
+    sent = np.array(client.sent)
+    one, other = expand_steps(leapt, sent), expand_steps(stepwise, sent)
+    for name in ("start", "duration", "running", "waiting", "decode_tokens", "context"):
+        assert one[name].tolist() == other[name].tolist(), name
+
+
+@given(load_of, st.integers(1, 5))
+def test_littles_law(load: Workload, seats: int) -> None:
+    """Without preemptions, mean queue depth times duration is the sum of the queue times."""
+    log, client = play(load, fcfs(max_num_seqs=seats, max_num_batched_tokens=32), CLOCK)
+    sent = np.array(client.sent)
+    summary = summarize(load, sent, [log])
+    waited = gather_requests(load, sent, [log]).queue_time.sum()
+    depth = summary["headway"]["mean_waiting"] * summary["duration"]
+    assert depth == pytest.approx(waited, abs=1e-9)
+
+
+@given(load_of, st.integers(1, 5))
+def test_leaping_and_stepwise_runs_have_the_same_summary(load: Workload, seats: int) -> None:
+    """All but the KV gauges are equal; a leap estimates those to a block per sequence."""
+    options = {"max_num_seqs": seats, "max_num_batched_tokens": 32}
+    summaries = []
+    for leap in (True, False):
+        log, client = play(load, fcfs(**options), CLOCK, leap=leap)
+        summaries.append(summarize(load, np.array(client.sent), [log], max_num_seqs=seats))
+    gauges = [summary.pop("headway") for summary in summaries]
+    for key in ("kv_cache_usage_mean", "kv_cache_usage_max"):
+        one, other = (gauge.pop(key) for gauge in gauges)
+        assert one == pytest.approx(other, abs=seats / log.num_blocks), key
+    for gauge in gauges:
+        del gauge["memory_efficiency"], gauge["internal_fragmentation"]
+    for one, other in (summaries, gauges):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            exact = value is None or isinstance(value, str)
+            assert other[key] == (value if exact else pytest.approx(value, rel=1e-9)), key
