@@ -1,0 +1,27 @@
+"""Headway: a discrete-event simulator of continuous-batching schedulers."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simulator.load import load_scenario
+    from simulator.run import Result, run
+    from simulator.scenario import Scenario
+
+__version__ = "0.1.0"
+__all__ = ["Result", "Scenario", "load_scenario", "run"]
+
+_HOMES = {
+    "Result": "simulator.run",
+    "Scenario": "simulator.scenario",
+    "load_scenario": "simulator.load",
+    "run": "simulator.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for and no more: `headway --help` must not load numpy."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -52,7 +52,8 @@ def encode_rows(columns: Sequence[Column]) -> bytes:
         matrix[:, end] = ord(",")
         at = end + 1
     matrix[:, -1] = ord("\n")
-    return matrix[matrix != 0].tobytes()
+    text: bytes = matrix[matrix != 0].tobytes()
+    return text
 
 
 def encode_header(names: Sequence[str]) -> bytes:
@@ -64,7 +65,7 @@ def _cells(column: Column) -> Chars:
     if isinstance(column, Words):
         return _words(column)
     if column.dtype.kind == "f":
-        return _decimals(column)
+        return _decimals(column.astype(np.float64, copy=False))
     return _integers(column.astype(np.int64, copy=False))
 
 
@@ -113,5 +114,5 @@ def _digits(values: Ints, width: int) -> Chars:
 def _quoted(fields: Sequence[str]) -> bytes:
     """Quote as the csv module does, where that is needed."""
     line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(fields)
-    return line.getvalue().encode() if fields != [""] else b""
+    csv.writer(line).writerow(fields)
+    return line.getvalue().removesuffix("\r\n").encode()

@@ -46,6 +46,8 @@ def write_together(folder: Path, writers: Mapping[str, Writer]) -> list[Path]:
 
 def _make(folder: Path) -> list[Path]:
     """Make a folder and those above it; return the ones that were missing, outermost first."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(None, "is not a folder")
     missing = [path for path in (folder, *folder.parents) if not path.exists()][::-1]
     folder.mkdir(parents=True, exist_ok=True)
     return missing

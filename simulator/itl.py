@@ -108,7 +108,8 @@ class GapPool:
         """
         low, high = np.array([self._low, self._high]).view(np.int64)
         shift = max(int(high - low).bit_length() - BIN_BITS, 0)
-        return np.maximum((values.view(np.int64) - low) >> shift, 0)
+        bins: Ints = np.maximum((values.view(np.int64) - low) >> shift, 0)
+        return bins
 
     @property
     def std(self) -> float:

@@ -147,8 +147,8 @@ def _latencies(
     out = _describe("ttft", table.ttft[completed], percentiles)
     out |= _describe("tpot", table.tpot[several], percentiles)
     pool = GapPool(times)
-    median, *others = pool.percentiles([50.0, *percentiles])
-    out |= _named("itl", pool.mean, median, pool.std, others, percentiles)
+    quantiles = pool.percentiles([50.0, *percentiles])
+    out |= _named("itl", pool.mean, pool.std, quantiles, percentiles)
     e2el = table.e2el[completed]
     out |= _describe("e2el", e2el, percentiles)
     out |= _describe("queue_time", table.queue_time[completed], percentiles)
@@ -163,21 +163,19 @@ def _latencies(
 def _describe(name: str, values: Floats, percentiles: Sequence[float]) -> Summary:
     if not len(values):
         values = np.zeros(1)
-    median, *others = np.percentile(values, [50.0, *percentiles]).tolist()
-    return _named(name, float(values.mean()), median, float(values.std()), others, percentiles)
+    quantiles = np.percentile(values, [50.0, *percentiles]).tolist()
+    return _named(name, float(values.mean()), float(values.std()), quantiles, percentiles)
 
 
 def _named(
-    name: str,
-    mean: float,
-    median: float,
-    std: float,
-    others: Sequence[float],
-    percentiles: Sequence[float],
+    name: str, mean: float, std: float, quantiles: Sequence[float], percentiles: Sequence[float]
 ) -> Summary:
-    """Name statistics given in seconds as vLLM does: p99_ttft_ms, p99.9_ttft_ms."""
+    """Name statistics given in seconds as vLLM does: p99_ttft_ms, p99.9_ttft_ms.
+
+    `quantiles` has the median before those of `percentiles`.
+    """
     words = [f"p{int(p) if int(p) == p else p}" for p in percentiles]
-    values = dict(zip(["mean", "median", "std", *words], [mean, median, std, *others], strict=True))
+    values = dict(zip(["mean", "std", "median", *words], [mean, std, *quantiles], strict=True))
     return {f"{word}_{name}_ms": value * 1000.0 for word, value in values.items()}
 
 

@@ -53,7 +53,7 @@ def step_frame(result: "Result", *, expanded: bool = False) -> "pd.DataFrame":
 
     frames = []
     for number, log in enumerate(result.logs):
-        columns: Mapping[str, Column] = step_columns(log)
+        columns = step_columns(log)
         if expanded:
             contiguous = result.scenario.engine.allocation == "contiguous"
             columns = expand_steps(log, result.sent, contiguous=contiguous)

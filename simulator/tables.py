@@ -83,19 +83,30 @@ class RequestTable:
 def gather_requests(workload: Workload, sent: Floats, logs: Sequence[Log]) -> RequestTable:
     """Collect the request rows of all replicas by id."""
     size = len(workload)
-    times = {name: np.full(size, np.nan) for name in ("first_scheduled", "first_token", "finish")}
-    counts = {name: np.zeros(size, np.int64) for name in ("generated", "preemptions", "cached")}
+    first_scheduled, first_token, finish = (np.full(size, np.nan) for _ in range(3))
+    generated, preemptions, cached = (np.zeros(size, np.int64) for _ in range(3))
     reason, replica = np.full(size, -1), np.full(size, -1)
+    table = RequestTable(
+        workload,
+        sent,
+        first_scheduled,
+        first_token,
+        finish,
+        generated,
+        preemptions,
+        cached,
+        reason,
+        replica,
+    )
     for number, log in enumerate(logs):
         rows = log.requests
         ids = rows["id"]
-        for name, time in times.items():
-            time[ids] = np.where(rows[name] >= 0.0, rows[name], np.nan)
-        for name, count in counts.items():
-            count[ids] = rows[name]
-        reason[ids] = rows["reason"]
+        for name in ("first_scheduled", "first_token", "finish"):
+            getattr(table, name)[ids] = np.where(rows[name] >= 0.0, rows[name], np.nan)
+        for name in ("generated", "preemptions", "cached", "reason"):
+            getattr(table, name)[ids] = rows[name]
         replica[ids] = number
-    return RequestTable(workload, sent, **times, **counts, reason=reason, replica=replica)
+    return table
 
 
 def request_columns(workload: Workload, sent: Floats, logs: Sequence[Log]) -> dict[str, Column]:
@@ -168,9 +179,7 @@ def block_growth(log: Log, rows: npt.NDArray[np.void]) -> Floats:
     return np.where(rows["steps"] > 1, grown, 0.0)
 
 
-def expand_steps(
-    log: Log, sent: Floats, *, contiguous: bool = False
-) -> dict[str, npt.NDArray[np.generic]]:
+def expand_steps(log: Log, sent: Floats, *, contiguous: bool = False) -> dict[str, Column]:
     """Unroll the leaps: the columns of steps.csv with one row per step, in order of time.
 
     `sent` is the run's: `waiting` is what the row began with and the requests sent since.

@@ -15,6 +15,7 @@ import numpy as np
 from simulator.trace_lines import Numbers, Problems, Table, blocks, first_line, lines
 
 COMMA, NEWLINE = ord(","), ord("\n")
+MARKS = ((b"-", 2), (b" ", 1), (b":", 2))  # in a plain time, and how many
 STAMP = re.compile(
     r"((?:19|20)\d\d-\d\d-\d\d)[ T](\d\d:\d\d:\d\d(?:\.\d{1,9})?)(Z|[+-]\d\d:?\d\d)?"
 )
@@ -66,7 +67,7 @@ def _bulk_stamps(column: list[bytes]) -> Numbers:
     if (
         not 19 <= width <= 29
         or joined.translate(None, b"0123456789-: .")
-        or joined.count(b" ") != len(column)
+        or any(joined.count(mark) != n * len(column) for mark, n in MARKS)
         or joined.endswith(b".")
         or (letters[:, [4, 7, 10, 13, 16]] != np.frombuffer(b"-- ::", np.uint8)).any()
         or not np.isin(text.astype("S2"), (b"19", b"20")).all()

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from tests.handmade import TICK, Story, add_run, stories
 from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.itl import GapPool, TokenTimes
 from simulator.log import Log
+from tests.handmade import TICK, Story, add_run, stories
 
 
 def pool_of(story: Story) -> GapPool:
@@ -37,7 +37,9 @@ def test_tokens_per_second_are_counted(story: Story, offset: int) -> None:
     """Each token of a completed request falls into its one-second bucket."""
     completed = np.array([r.completed for r in story.requests], bool)
     for number, log in enumerate(story.logs):
-        tokens = [t for r in story.requests if r.completed and r.replica == number for t in r.tokens]
+        tokens = [
+            t for r in story.requests if r.completed and r.replica == number for t in r.tokens
+        ]
         start = min(tokens, default=0.0) - offset * TICK
         seconds = int(max(tokens, default=0.0) - start) + 1
         expected = [0] * seconds

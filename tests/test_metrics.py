@@ -92,7 +92,9 @@ def most_at_once(done: list[Seen]) -> int:
     return most
 
 
-bounds = st.dictionaries(st.sampled_from(["ttft", "tpot", "e2el"]), st.integers(1, 8000), min_size=1)
+bounds = st.dictionaries(
+    st.sampled_from(["ttft", "tpot", "e2el"]), st.integers(1, 8000), min_size=1
+)
 
 
 @given(stories(), bounds)
@@ -231,7 +233,11 @@ def test_head() -> None:
     """The words of vLLM's result file; an infinite rate is spelled out; no date."""
     load = make_workload([], request_rate=inf)
     summary = summarize(load, np.empty(0), [], info={"version": "1", "seed": 3})
-    assert (summary["request_rate"], summary["date"], summary["backend"]) == ("inf", None, "headway")
+    assert (summary["request_rate"], summary["date"], summary["backend"]) == (
+        "inf",
+        None,
+        "headway",
+    )
     assert list(summary["headway"])[:3] == ["schema", "version", "seed"]
     assert "mean_client_queue_time_ms" not in summary
     load = replace(load, request_rate=2.0, max_concurrency=4)
@@ -262,7 +268,7 @@ load_of = st.lists(
 
 
 @given(load_of, st.integers(1, 5))
-def test_steps_of_a_leaping_run_expand_to_those_of_a_stepwise_run(load: Workload, seats: int) -> None:
+def test_leaps_expand_to_the_steps_of_a_stepwise_run(load: Workload, seats: int) -> None:
     """Waiting, context and times of every single step, whether it was leapt over or not."""
     options = {"max_num_seqs": seats, "max_num_batched_tokens": 32}
     leapt, client = play(load, fcfs(**options), CLOCK)

@@ -1,0 +1,326 @@
+"""What a model weighs and computes, from its Hugging Face config.json alone.
+
+Decoder-only transformers with gated MLPs: the Llama, Mistral and Qwen families, dense or with a
+mixture of experts. One token needs 2 FLOPs per weight it meets; every (query, key) pair of the
+attention needs 4 more per head dimension, head and layer.
+"""
+
+import json
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+
+from simulator.errors import HeadwayError, HeadwayWarning
+from simulator.yamlpos import read_text
+
+MODELS = Path(__file__).parent / "models"
+FAMILIES = ("llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe")
+"""Values of config.json's `model_type` whose architecture is the one counted here."""
+
+HALF = 2.0  # bytes of fp16 and bf16
+BYTES = {
+    "float32": 4.0,
+    "float": 4.0,
+    "fp32": 4.0,
+    "float16": HALF,
+    "fp16": HALF,
+    "half": HALF,
+    "bfloat16": HALF,
+    "bf16": HALF,
+    "fp8": 1.0,
+    "fp8_e4m3": 1.0,
+    "fp8_e5m2": 1.0,
+    "int8": 1.0,
+    "int4": 0.5,
+}
+"""Bytes of one number, by vLLM's words and the short ones."""
+
+
+def bytes_of(dtype: str) -> float:
+    """Give the bytes of one number of a dtype; ValueError for a word that is none."""
+    if dtype not in BYTES:
+        raise ValueError(f"dtype: {dtype!r} is none of auto, {', '.join(BYTES)}")
+    return BYTES[dtype]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The sizes of a decoder-only transformer, under their names in config.json."""
+
+    name: str
+    num_hidden_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int  # of the MLP, or of one expert
+    vocab_size: int
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False  # on the query, key and value projections
+    qk_norm: bool = False
+    num_experts: int = 0  # 0: a dense model
+    num_experts_per_tok: int = 0
+    max_position_embeddings: int = 4096
+    dtype: str = "bfloat16"  # of the published weights
+
+    def __post_init__(self) -> None:
+        sizes = {
+            name: getattr(self, name) for name in (*REQUIRED, "head_dim", "num_key_value_heads")
+        }
+        wrong = [f"{name}: must be positive, not {size}" for name, size in sizes.items() if size < 1]
+        if not wrong and self.num_attention_heads % self.num_key_value_heads:
+            wrong.append("num_key_value_heads: must divide num_attention_heads")
+        if self.num_experts and not 1 <= self.num_experts_per_tok <= self.num_experts:
+            wrong.append(f"num_experts_per_tok: must be from 1 to num_experts ({self.num_experts})")
+        if wrong:
+            raise ValueError("\n".join(wrong))
+        bytes_of(self.dtype)
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What decides the time of a step: everything but the name, length limit and dtype."""
+        return astuple(self)[1:-2]
+
+    @cached_property
+    def attention_parameters(self) -> int:
+        """Weights of the projections of one layer's attention."""
+        query = self.num_attention_heads * self.head_dim
+        key = self.num_key_value_heads * self.head_dim
+        return self.hidden_size * (2 * query + 2 * key) + self.attention_bias * (query + 2 * key)
+
+    @cached_property
+    def expert_parameters(self) -> int:
+        """Weights of one expert of one layer, or of its whole MLP in a dense model."""
+        return 3 * self.hidden_size * self.intermediate_size
+
+    def linear_parameters(self, experts: float) -> float:
+        """Weights in the matrices of all layers when `experts` of each layer's are counted."""
+        router = self.hidden_size * self.num_experts
+        mlp = experts * self.expert_parameters if self.num_experts else self.expert_parameters
+        return self.num_hidden_layers * (self.attention_parameters + router + mlp)
+
+    @cached_property
+    def head_parameters(self) -> int:
+        """Weights of the output projection (lm_head), also where it is the embedding's."""
+        return self.vocab_size * self.hidden_size
+
+    @cached_property
+    def _half_precision_parameters(self) -> int:
+        """What quantization leaves alone: embedding, lm_head and norms."""
+        norms = 2 * self.hidden_size + 2 * self.head_dim * self.qk_norm
+        tables = 1 if self.tie_word_embeddings else 2
+        return tables * self.head_parameters + self.num_hidden_layers * norms + self.hidden_size
+
+    @cached_property
+    def parameters(self) -> int:
+        """All weights."""
+        return self._half_precision_parameters + int(self.linear_parameters(self.num_experts))
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Weights that one token meets: with experts, those of the chosen ones."""
+        return self._half_precision_parameters + int(
+            self.linear_parameters(self.num_experts_per_tok)
+        )
+
+    def resolve_dtype(self, dtype: str = "auto") -> str:
+        """Give the dtype that vLLM's `auto` stands for: the published one, float32 as float16."""
+        if dtype != "auto":
+            return dtype
+        return "float16" if bytes_of(self.dtype) > HALF else self.dtype
+
+    def linear_bytes_per_parameter(self, dtype: str = "auto") -> float:
+        """Bytes of one weight in the layers' matrices."""
+        return bytes_of(self.resolve_dtype(dtype))
+
+    def weight_bytes(self, dtype: str = "auto") -> int:
+        """Bytes of all weights.
+
+        fp8, int8 and int4 are those of the layers' matrices; embedding, lm_head and norms stay
+        at 2 bytes, as in vLLM. The scales of quantized weights (1 to 4 % more) are left out.
+        """
+        width = self.linear_bytes_per_parameter(dtype)
+        rest = max(width, HALF) * self._half_precision_parameters
+        return int(rest + width * self.linear_parameters(self.num_experts))
+
+    def kv_bytes_per_token(self, dtype: str = "auto") -> float:
+        """Bytes that the keys and values of one token take in the cache, all layers together."""
+        numbers = 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
+        return numbers * bytes_of(self.resolve_dtype(dtype))
+
+    def kv_share(self, tensor_parallel_size: int) -> float:
+        """Share of the KV cache that each GPU holds; heads fewer than GPUs are copied."""
+        held = max(1, self.num_key_value_heads // tensor_parallel_size)
+        return held / self.num_key_value_heads
+
+    def check_parallel(self, tensor_parallel_size: int) -> None:
+        """Raise ValueError where the heads cannot be shared out evenly, as vLLM does."""
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        size = tensor_parallel_size
+        if heads % size:
+            raise ValueError(
+                f"tensor_parallel_size: {size} does not divide the {heads} attention heads "
+                f"of {self.name}"
+            )
+        if kv_heads % size and size % kv_heads:
+            raise ValueError(
+                f"tensor_parallel_size: {size} fits the {kv_heads} KV heads of {self.name} "
+                "neither way"
+            )
+
+    @cached_property
+    def flops_per_token(self) -> int:
+        """FLOPs that a token needs in the layers' matrices and lm_head; attention comes on top."""
+        linear = int(self.linear_parameters(self.num_experts_per_tok))
+        return 2 * (linear + self.head_parameters)
+
+    @cached_property
+    def attention_flops_per_pair(self) -> int:
+        """FLOPs of each (query, key) pair of tokens: scores and weighted sum, all layers."""
+        return 4 * self.num_hidden_layers * self.num_attention_heads * self.head_dim
+
+    def experts_met(self, tokens: int) -> float:
+        """Experts of a layer that a step of so many tokens needs, if it chooses them evenly."""
+        if not self.num_experts:
+            return 0.0
+        missed = 1.0 - self.num_experts_per_tok / self.num_experts
+        return float(self.num_experts * (1.0 - missed**tokens))
+
+
+REQUIRED = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
+
+
+def shipped_models() -> list[str]:
+    """Names of the models whose config.json comes with the package."""
+    return sorted(path.parent.name for path in MODELS.glob("*/config.json"))
+
+
+def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
+    """Load a shipped model by its name, or the config.json at a path or in a folder.
+
+    A relative path is looked up in `base` (the current folder by default), then in the folder
+    that HEADWAY_DATA names. Raises HeadwayError with all that is wrong.
+    """
+    from simulator.scenario import resolve
+
+    names = shipped_models()
+    if name_or_path in names:
+        return read_config(MODELS / name_or_path / "config.json")
+    path = resolve(name_or_path, base or Path())
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.exists():
+        near = get_close_matches(str(name_or_path).lower(), names, n=len(names), cutoff=0.5)
+        order = near + [name for name in names if name not in near]
+        raise HeadwayError(
+            f"model: no file {path} and no shipped model {str(name_or_path)!r}; there are "
+            f"{', '.join(order)}"
+        )
+    return read_config(path)
+
+
+def read_config(path: Path) -> ModelSpec:
+    """Read a Hugging Face config.json; HeadwayError names the file and every bad key."""
+    text = read_text(path)
+    try:
+        raw = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise HeadwayError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
+    if not isinstance(raw, dict):
+        raise HeadwayError(f"{path}:1: must be a JSON object, not {type(raw).__name__}")
+    lines = text.splitlines()
+
+    def tell(messages: Iterable[str]) -> HeadwayError:
+        return HeadwayError(f"{path}{_line(lines, message)}: {message}" for message in messages)
+
+    if wrong := _wrong(raw):
+        raise tell(wrong)
+    _warn_of_window(path, raw)
+    try:
+        return _spec(path.resolve().parent.name, raw)
+    except ValueError as error:
+        raise tell(str(error).split("\n")) from None
+
+
+def _line(lines: list[str], message: str) -> str:
+    """Find the line of the key that a message begins with."""
+    key = f'"{message.split(":")[0]}"'
+    return next((f":{k}" for k, line in enumerate(lines, 1) if key in line), "")
+
+
+def _count(raw: Mapping[str, object], *names: str) -> int | None:
+    """Give the first of the keys that is there and not null."""
+    found = (raw[name] for name in names if raw.get(name) is not None)
+    value = next(found, None)
+    return value if isinstance(value, int) else None
+
+
+def _wrong(raw: Mapping[str, object]) -> list[str]:
+    """Tell what a config lacks and what it has that is not counted here."""
+    wrong = [f"{name}: is missing" for name in REQUIRED if raw.get(name) is None]
+    wrong += [
+        f"{name}: must be a whole number, not {raw[name]!r}"
+        for name in (*REQUIRED, "num_key_value_heads", "head_dim", "num_experts_per_tok", *EXPERTS)
+        if raw.get(name) is not None and (not isinstance(raw[name], int) or raw[name] is True)
+    ]
+    kind = raw.get("model_type", "llama")
+    if kind not in FAMILIES:
+        wrong.append(f"model_type: {kind!r} is not supported; there are {', '.join(FAMILIES)}")
+    if raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
+        wrong.append("mlp_only_layers: every layer must have experts, or none")
+    dtype = _dtype(raw)
+    if dtype not in BYTES:
+        wrong.append(f"torch_dtype: {dtype!r} is none of {', '.join(BYTES)}")
+    return wrong
+
+
+EXPERTS = ("num_local_experts", "num_experts", "moe_intermediate_size")
+
+
+def _dtype(raw: Mapping[str, object]) -> str:
+    given = raw.get("dtype") or raw.get("torch_dtype") or "float16"
+    return str(given).removeprefix("torch.")
+
+
+def _warn_of_window(path: Path, raw: Mapping[str, object]) -> None:
+    window = _count(raw, "sliding_window")
+    used = raw.get("use_sliding_window", True)
+    if window and used and window < (_count(raw, "max_position_embeddings") or 0):
+        warnings.warn(
+            f"{path}: sliding_window {window} is not modelled: attention reads the whole context",
+            HeadwayWarning,
+            stacklevel=4,
+        )
+
+
+def _spec(name: str, raw: Mapping[str, object]) -> ModelSpec:
+    """Make the ModelSpec of a config whose keys are known to be good."""
+    sizes = {key: _count(raw, key) or 0 for key in REQUIRED}
+    heads = sizes["num_attention_heads"]
+    experts = _count(raw, *EXPERTS[:2]) or 0
+    if experts:
+        moe_size = _count(raw, "moe_intermediate_size")
+        sizes["intermediate_size"] = moe_size or sizes["intermediate_size"]
+    kind = str(raw.get("model_type", "llama"))
+    return ModelSpec(
+        name=name,
+        **sizes,
+        num_key_value_heads=_count(raw, "num_key_value_heads") or heads,
+        head_dim=_count(raw, "head_dim") or sizes["hidden_size"] // max(heads, 1),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        attention_bias=bool(raw.get("attention_bias", kind == "qwen2")),
+        qk_norm=kind in {"qwen3", "qwen3_moe"},
+        num_experts=experts,
+        num_experts_per_tok=_count(raw, "num_experts_per_tok") or 0 if experts else 0,
+        dtype=_dtype(raw),
+    )

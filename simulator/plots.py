@@ -1,0 +1,201 @@
+"""Runs of one workload in a picture: what came out, what users felt, and why."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.files import write_atomic
+from simulator.log import Log
+from simulator.tables import Floats, arrivals, gather_requests
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from simulator.run import Result
+
+COLORS = (
+    "#D55E00",
+    "#0072B2",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#A6A01A",
+)
+"""Okabe and Ito's, which colour-blind people can tell apart; the yellow darkened for lines."""
+BINS = 400  # points of a line over time: what 600 pixels can show
+QUANTILES = 400  # points of a distribution
+
+
+def plot_compare(labels: Sequence[str], results: Sequence["Result"], path: Path) -> Path:
+    """Draw up to eight runs of one workload as a PNG of 1200 x 800 pixels.
+
+    Throughput; distributions of TTFT and E2EL; seats taken over time, with those shaded that
+    belong to requests already done; queue depth over time. Raises ValueError for more runs.
+    """
+    if not 1 <= len(results) <= len(COLORS) or len(labels) != len(results):
+        raise ValueError(f"one label per run and 1 to {len(COLORS)} runs, not {len(results)}")
+    figure = draw_compare(labels, results)
+    return write_atomic(path, partial(_save, figure))
+
+
+def _save(figure: "Figure", file: BinaryIO) -> None:
+    figure.savefig(file, format="png")
+
+
+def draw_compare(labels: Sequence[str], results: Sequence["Result"]) -> "Figure":
+    """Draw the picture of `plot_compare` without writing it."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    style = {"font.size": 11, "axes.titlesize": 12, "axes.titleweight": "bold"}
+    with rc_context(style):
+        figure = Figure(figsize=(12, 8), dpi=100, layout="constrained")
+        (throughput, latency), (seats, queue) = figure.subplots(2, 2)
+        figure.suptitle(_title(results[0]), fontsize=13)
+        _draw_throughput(throughput, labels, results)
+        _draw_latency(latency, results)
+        _draw_seats(seats, results)
+        _draw_queue(queue, results)
+        for axes in (throughput, latency, seats, queue):
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(color="0.9", linewidth=0.8)
+            axes.set_axisbelow(True)
+        throughput.grid(visible=False, axis="y")
+    return figure
+
+
+def _title(result: "Result") -> str:
+    return (
+        f"{result.scenario.name}: {len(result.workload):,} requests, "
+        f"{result.model.name} on {result.gpu.name}"
+    )
+
+
+def _draw_throughput(axes: "Axes", labels: Sequence[str], results: Sequence["Result"]) -> None:
+    """One bar per run, its value and its ratio to the first."""
+    values = [float(result.summary()["output_throughput"]) for result in results]
+    places = np.arange(len(values))
+    axes.barh(places, values, color=COLORS[: len(values)], height=0.65)
+    for place, value in zip(places, values, strict=True):
+        ratio = f"   {value / values[0]:.2f}x" if place and values[0] else ""
+        axes.annotate(
+            f"{value:,.0f}{ratio}",
+            (value, place),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            fontweight="bold",
+        )
+    axes.set_yticks(places, labels)
+    axes.invert_yaxis()
+    axes.set_xlim(0, max([*values, 1e-9]) * 1.3)
+    axes.set_title("Output throughput")
+    axes.set_xlabel("tokens/s")
+
+
+def _draw_latency(axes: "Axes", results: Sequence["Result"]) -> None:
+    """Cumulative distributions over completed requests."""
+    from matplotlib.lines import Line2D
+
+    share = np.linspace(0.0, 100.0, QUANTILES)
+    lowest = np.inf
+    for result, color in zip(results, COLORS, strict=False):
+        table = gather_requests(result.workload, result.sent, result.logs)
+        for values, dashes in ((table.ttft, "-"), (table.e2el, "--")):
+            known = values[table.completed]
+            if len(known):
+                seconds = np.percentile(known, share)
+                lowest = min(lowest, float(seconds[0]))
+                axes.plot(seconds, share, dashes, color=color, linewidth=1.8)
+    if 0.0 < lowest < np.inf:
+        axes.set_xscale("log")
+    axes.set_ylim(0, 101)
+    axes.set_title("Latency of requests")
+    axes.set_xlabel("seconds since sent")
+    axes.set_ylabel("% of requests")
+    styles = [Line2D([], [], color="0.3", linestyle=dashes) for dashes in ("-", "--")]
+    axes.legend(styles, ["first token (TTFT)", "last token (E2EL)"], loc="best", frameon=False)
+
+
+def _draw_seats(axes: "Axes", results: Sequence["Result"]) -> None:
+    """Seats taken in the batch, and of these the ones of requests that are done."""
+    from matplotlib.patches import Patch
+
+    edges = _edges(results)
+    wasted = False
+    for result, color in zip(results, COLORS, strict=False):
+        taken, idle = np.zeros(BINS), np.zeros(BINS)
+        for log in result.logs:
+            rows = log.steps
+            ghosts = np.where(rows["decodes"] > 0, rows["wasted"], 0)  # else it is padding
+            taken += _mean_in_bins(rows["start"], rows["end"], rows["running"], edges)
+            idle += _mean_in_bins(rows["start"], rows["end"], ghosts, edges)
+        middle = (edges[1:] + edges[:-1]) / 2
+        axes.plot(middle, taken, color=color, linewidth=1.5)
+        if idle.any():
+            wasted = True
+            axes.fill_between(middle, taken - idle, taken, color=color, alpha=0.3, linewidth=0)
+    axes.set_ylim(0)
+    axes.set_xlim(edges[0], edges[-1])
+    axes.set_title("Requests in the batch")
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("seats taken")
+    if wasted:
+        patch = Patch(color="0.5", alpha=0.4, linewidth=0)
+        axes.legend([patch], ["already done: wasted"], loc="best", frameon=False)
+
+
+def _draw_queue(axes: "Axes", results: Sequence["Result"]) -> None:
+    """Requests that wait in the engine."""
+    edges = _edges(results)
+    for result, color in zip(results, COLORS, strict=False):
+        depth = sum(_depth_in_bins(log, result.sent, edges) for log in result.logs)
+        axes.plot((edges[1:] + edges[:-1]) / 2, depth, color=color, linewidth=1.5)
+    axes.set_ylim(0)
+    axes.set_xlim(edges[0], edges[-1])
+    axes.set_title("Queue")
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("requests waiting")
+
+
+def _edges(results: Sequence["Result"]) -> Floats:
+    """Cut the time of the longest run into bins."""
+    ends = [float(log.steps["end"][-1]) for r in results for log in r.logs if log.step_rows]
+    return np.linspace(0.0, max(ends, default=1.0), BINS + 1)
+
+
+def _mean_in_bins(
+    starts: Floats, ends: Floats, levels: npt.NDArray[np.generic], edges: Floats
+) -> Floats:
+    """Average over each bin a level that holds from start to end and is 0 elsewhere."""
+    if not len(starts):
+        return np.zeros(len(edges) - 1)
+    area = np.cumsum(levels * (ends - starts))
+    times = np.stack((starts, ends), axis=1).ravel()
+    upto = np.stack((np.append(0.0, area[:-1]), area), axis=1).ravel()
+    return np.diff(np.interp(edges, times, upto)) / np.diff(edges)
+
+
+def _depth_in_bins(log: Log, sent: Floats, edges: Floats) -> Floats:
+    """Average the queue depth over each bin: as a row says, and who was sent since."""
+    rows = log.steps
+    nexts = np.append(rows["start"], edges[-1])
+    known = _mean_in_bins(nexts[:-1], nexts[1:], rows["waiting"], edges)
+    queue = arrivals(log, sent)
+    queue = queue[queue <= nexts[-1]]
+    joins = np.sort(nexts[np.searchsorted(nexts, queue, side="left")])
+    since = _area_after(queue, edges) - _area_after(joins, edges)
+    return known + np.diff(since) / np.diff(edges)
+
+
+def _area_after(times: Floats, edges: Floats) -> Floats:
+    """Integrate, up to each edge, the number of `times` (ascending) that are over."""
+    over = np.searchsorted(times, edges, side="right")
+    return over * edges - np.append(0.0, np.cumsum(times))[over]

@@ -1,0 +1,172 @@
+"""A run's summary as text: the block that `vllm bench serve` prints, then what the engine did;
+and several runs side by side."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Summary = Mapping[str, Any]
+
+WIDTH = 50  # of vLLM's block
+SECTIONS = (
+    ("ttft", "TTFT", "Time to First Token"),
+    ("tpot", "TPOT", "Time per Output Token (excl. 1st token)"),
+    ("itl", "ITL", "Inter-token Latency"),
+    ("e2el", "E2EL", "End-to-end Latency"),
+    ("client_queue_time", "Client Queue Time", "Client-side Queueing"),
+    (
+        "e2el_including_client_queue",
+        "E2EL incl. Client Queue",
+        "Queue-inclusive End-to-end Latency",
+    ),
+    ("queue_time", "Queue Time", "Queueing in the Engine"),
+)
+"""Key, name and title; all but the last as vLLM has them."""
+PRINTED = ("mean", "median", "p99")  # vLLM's default; the summary has more
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """A row of the tables."""
+
+    key: str
+    label: str
+    better: int = 0  # 1: more is better, -1: less is, 0: neither
+    scale: float = 1
+
+
+GAUGES = (
+    Gauge("gpu_busy_fraction", "GPU busy (%)", 0, 100.0),
+    Gauge("mean_running", "Mean batch while busy (requests)"),
+    Gauge("batch_occupancy", "Batch occupancy (% of max_num_seqs)", 0, 100.0),
+    Gauge("mean_waiting", "Mean queue depth (requests)", -1),
+    Gauge("max_waiting", "Peak queue depth (requests)", -1),
+    Gauge("kv_cache_usage_mean", "Mean KV cache usage (%)", 0, 100.0),
+    Gauge("kv_cache_usage_max", "Peak KV cache usage (%)", 0, 100.0),
+    Gauge("memory_efficiency", "KV memory efficiency (%)", 1, 100.0),
+    Gauge("wasted_share", "Wasted token slots (%)", -1, 100.0),
+    Gauge("preemptions", "Preemptions", -1),
+    Gauge("prefix_cache_hit_rate", "Prefix cache hit rate (% of tokens)", 1, 100.0),
+    Gauge("mfu", "Model FLOPs utilization (%)", 1, 100.0),
+    Gauge("bandwidth_utilization", "Memory bandwidth utilization (%)", 0, 100.0),
+)
+COUNTS = (
+    ("rejected", "Requests rejected (could never fit)"),
+    ("unfinished", "Requests unfinished when stopped"),
+    ("never_sent", "Requests not sent when stopped"),
+)
+METRICS = (
+    Gauge("completed", "Successful requests", 1),
+    Gauge("failed", "Failed requests", -1),
+    Gauge("duration", "Duration (s)", -1),
+    Gauge("request_throughput", "Request throughput (req/s)", 1),
+    Gauge("request_goodput", "Request goodput (req/s)", 1),
+    Gauge("output_throughput", "Output throughput (tok/s)", 1),
+    Gauge("mean_ttft_ms", "Mean TTFT (ms)", -1),
+    Gauge("p99_ttft_ms", "P99 TTFT (ms)", -1),
+    Gauge("mean_tpot_ms", "Mean TPOT (ms)", -1),
+    Gauge("p99_tpot_ms", "P99 TPOT (ms)", -1),
+    Gauge("p99_itl_ms", "P99 ITL (ms)", -1),
+    Gauge("mean_e2el_ms", "Mean E2EL (ms)", -1),
+    Gauge("p99_e2el_ms", "P99 E2EL (ms)", -1),
+    Gauge("mean_queue_time_ms", "Mean queue time (ms)", -1),
+)
+"""What a comparison shows of vLLM's keys; the gauges follow."""
+
+
+def run_table(summary: Summary, warnings: Sequence[str] = ()) -> str:
+    """Give the report of one run: vLLM bench's labels and number formats, then the gauges."""
+    lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}", *_head(summary)]
+    for key, name, title in SECTIONS:
+        if f"mean_{key}_ms" in summary:
+            lines += [f"{title:-^{WIDTH}}", *_latency(summary, key, name)]
+    lines += [f"{'Engine':-^{WIDTH}}", *_engine(summary["headway"]), "=" * WIDTH]
+    return "\n".join([*lines, *(f"warning: {text}" for text in warnings)])
+
+
+def _line(label: str, value: object) -> str:
+    text = f"{value:.2f}" if isinstance(value, float) else str(value)
+    return f"{label + ':':<40} {text:<10}".rstrip()
+
+
+def _head(summary: Summary) -> list[str]:
+    """Say what vLLM says first, in its order."""
+    values: dict[str, object] = {
+        "Successful requests": summary["completed"],
+        "Failed requests": summary["failed"],
+        "Maximum request concurrency": summary["max_concurrency"],
+        "Request rate configured (RPS)": summary["request_rate"],
+        "Benchmark duration (s)": summary["duration"],
+        "Total input tokens": summary["total_input_tokens"],
+        "Total generated tokens": summary["total_output_tokens"],
+        "Request throughput (req/s)": summary["request_throughput"],
+        "Request goodput (req/s)": summary["request_goodput"],
+        "Output token throughput (tok/s)": summary["output_throughput"],
+        "Peak output token throughput (tok/s)": summary["max_output_tokens_per_s"],
+        "Peak concurrent requests": float(summary["max_concurrent_requests"]),  # as vLLM: 12.00
+        "Total token throughput (tok/s)": summary["total_token_throughput"],
+    }
+    return [_line(label, value) for label, value in values.items() if value not in (None, "inf")]
+
+
+def _latency(summary: Summary, key: str, name: str) -> list[str]:
+    return [
+        _line(f"{word.capitalize()} {name} (ms)", summary[f"{word}_{key}_ms"]) for word in PRINTED
+    ]
+
+
+def _engine(gauges: Summary) -> list[str]:
+    """Give our own block; what is unknown (null) is left out."""
+    lines = [_line("Steps", gauges["steps"])]
+    for gauge in GAUGES:
+        value = gauges[gauge.key]
+        if value is not None:
+            lines.append(_line(gauge.label, gauge.scale * value))
+    for key, label in COUNTS:
+        if gauges[key]:
+            lines.append(_line(label, gauges[key]))
+    return lines
+
+
+def compare_table(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
+    """Put runs side by side, each value with its ratio to the first run's.
+
+    `+` marks a value that is better than the first run's, `-` one that is worse. A metric that
+    some run does not have is left out.
+    """
+    rows = [("", labels[0], *(label for label in labels[1:]))]
+    for metric, values in _compared(summaries):
+        cells = [_number(value, metric) for value in values]
+        marks = [_ratio(value, values[0], metric.better) for value in values[1:]]
+        rows.append((metric.label, cells[0], *map("  ".join, zip(cells[1:], marks, strict=True))))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        row[0].ljust(widths[0])
+        + "".join("  " + cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
+        for row in rows
+    ]
+    lines.insert(1, "-" * len(lines[0]))
+    return "\n".join(
+        [*lines, f"ratios are to {labels[0]}; + better, - worse"] if len(labels) > 1 else lines
+    )
+
+
+def _compared(summaries: Sequence[Summary]) -> list[tuple[Gauge, list[float]]]:
+    """Find the metrics that every run has."""
+    rows: list[tuple[Gauge, list[Any]]] = []
+    rows += [(metric, [s.get(metric.key) for s in summaries]) for metric in METRICS]
+    rows += [(gauge, [s["headway"][gauge.key] for s in summaries]) for gauge in GAUGES]
+    return [(metric, values) for metric, values in rows if None not in values]
+
+
+def _number(value: float, metric: Gauge) -> str:
+    scaled = value * metric.scale
+    return f"{scaled:.2f}" if isinstance(scaled, float) else str(scaled)
+
+
+def _ratio(value: float, first: float, better: int) -> str:
+    """Give the ratio and its mark, always of the same width."""
+    sign = better * ((value > first) - (value < first))
+    mark = {1: "+", 0: " ", -1: "-"}[sign]
+    ratio = 1.0 if value == first else value / first if first else None
+    return f"{'' if ratio is None else f'{ratio:.2f}x':>8} {mark}"

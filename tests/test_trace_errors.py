@@ -1,0 +1,222 @@
+"""What is wrong with a trace is told by file, line and column, all of it at once."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from simulator.errors import HeadwayError
+from simulator.traces import read_trace
+
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+    "2023-11-16 18:15:46.6805900,374,44\r\n"
+    "2023-11-16 18:15:50.9951690,396,109\r\n"
+    "2023-11-16 18:15:51.2224670,879,55"
+)
+MOONCAKE = (
+    '{"timestamp": 1000, "input_length": 1030, "output_length": 50, "hash_ids": [0, 1, 2]}\n'
+    '{"timestamp": 3500, "input_length": 1024, "output_length": 9, "hash_ids": [0, 7]}\n'
+)
+HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
+PLACE = "2023-11-16 18:15:46"
+
+
+@pytest.fixture
+def put(tmp_path: Path):
+    """Write a text or bytes into a file and give its path."""
+
+    def _put(content: str | bytes, name: str = "trace") -> Path:
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return _put
+
+
+def complaints(path: Path, *args: str, **options: object) -> list[str]:
+    """Give what is wrong with a file, without its name."""
+    with pytest.raises(HeadwayError) as caught:
+        read_trace(path, *args, **options)
+    return [message.removeprefix(f"{path}:") for message in caught.value.messages]
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        (f"{PLACE},abc,1", ["ContextTokens: 'abc' is not a whole number"]),
+        (f"{PLACE},1_0,1", ["ContextTokens: '1_0' is not a whole number"]),
+        (f"{PLACE},1.5,1", ["ContextTokens: '1.5' is not a whole number"]),
+        (f"{PLACE},-5,1", ["ContextTokens: '-5' is negative"]),
+        (f"{PLACE},1,0", ["GeneratedTokens: '0' is zero"]),
+        (f"{PLACE},1", ["GeneratedTokens: missing"]),
+        (f"{PLACE},,1", ["ContextTokens: empty"]),
+        (f"{PLACE},1,2,3", ["line: 4 values under 3 columns"]),
+        (f"{PLACE},{'9' * 16},1", ["ContextTokens: '9999999999999999' is not a whole number"]),
+        (
+            "yesterday,x,-1",
+            [
+                "TIMESTAMP: 'yesterday' is not a time such as 2023-11-16 18:15:46.6805900",
+                "ContextTokens: 'x' is not a whole number",
+                "GeneratedTokens: '-1' is negative",
+            ],
+        ),
+        (
+            "2023-13-16 18:15:46,1,1",
+            ["TIMESTAMP: '2023-13-16 18:15:46' is not a time: Month out of range"],
+        ),
+        (
+            "2023-11-16 18:15:46.,1,1",
+            ["TIMESTAMP: '2023-11-16 18:15:46.' is not a time such as 2023-11-16 18:15:46.6805900"],
+        ),
+    ],
+)
+def test_bad_azure_lines_are_named(put, line, wrong):
+    """File, line, column and what is wrong, wherever the line stands."""
+    assert complaints(put(f"{HEAD}{line}")) == [f"3: {text}" for text in wrong]
+    assert complaints(put(f"{HEAD}\n{line}\n{PLACE},1,1\n")) == [f"4: {text}" for text in wrong]
+
+
+def test_two_wrong_lines_do_not_make_up_for_each_other(put):
+    """One value too many here and one too few there is not a right number of values."""
+    path = put("num_prefill_tokens,num_decode_tokens\n1,2,3\n4\n")
+    assert complaints(path) == [
+        "2: line: 3 values under 2 columns",
+        "3: num_decode_tokens: missing",
+    ]
+
+
+def test_only_the_first_twenty_problems_are_told(put):
+    """The rest are counted."""
+    told = complaints(put(HEAD + f"{PLACE},0,1\n" * 33))
+    assert len(told) == 21
+    assert told[19] == "22: ContextTokens: '0' is zero"
+    assert told[20] == " ... and 13 more"
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "1e999", "--", "0x1"])
+def test_bad_seconds(put, value):
+    """A time in seconds is a plain number, finite and 0 or more."""
+    path = put(f"arrived_at,num_prefill_tokens,num_decode_tokens\n0,1,1\n{value},1,1\n")
+    (told,) = complaints(path)
+    assert told.startswith(f"3: arrived_at: '{value}' is ")
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ('{"timestamp": 1, ', "line: bad JSON: "),
+        ("[1]", "line: not a JSON object"),
+        ('{"timestamp": "1", "input_length": 1, "output_length": 1}', "timestamp: '1' is not a"),
+        ('{"input_length": 1, "output_length": 1}', "timestamp: missing"),
+        ('{"timestamp": 1, "output_length": 1}', "input_length: missing"),
+        (
+            '{"timestamp": 1, "text_input": "hi", "output_length": 1}',
+            "input_length: missing; count",
+        ),
+        ('{"timestamp": 1, "input_length": true, "output_length": 1}', "input_length: True is not"),
+        (
+            '{"timestamp": 1, "input_length": 2.5, "output_length": 1}',
+            "input_length: 2.5 is not a w",
+        ),
+        ('{"timestamp": 1, "input_length": 1, "output_length": 0}', "output_length: zero"),
+        (
+            '{"timestamp": 1, "input_length": 1, "output_length": -1}',
+            "output_length: -1 is negative",
+        ),
+        (
+            '{"timestamp": NaN, "input_length": 1, "output_length": 1}',
+            "timestamp: nan is not finite",
+        ),
+        (f'{{"timestamp": {"9" * 400}, "input_length": 1, "output_length": 1}}', "timestamp: 9999"),
+        (
+            '{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": 3}',
+            "hash_ids: not a",
+        ),
+        (
+            '{"timestamp": 1, "input_length": 600, "output_length": 1, "hash_ids": [1]}',
+            "hash_ids: 1 blocks of 512 tokens do not fit 600 tokens, which take 2: wrong",
+        ),
+        (
+            '{"timestamp": 1, "input_length": 1, "output_length": 1, "delay": 5}',
+            "delay: needs a session_id",
+        ),
+        (
+            '{"timestamp": 1, "input_length": 1, "output_length": 1, "session_id": [5]}',
+            "session_id: neither",
+        ),
+    ],
+)
+def test_bad_mooncake_lines_are_named(put, line, wrong):
+    """Each bad line of a JSONL file is told with its column."""
+    (told,) = complaints(put(MOONCAKE + line + "\n"))
+    assert told.startswith(f"3: {wrong}")
+
+
+def test_a_mooncake_file_is_no_timed_trace_by_its_blocks(put):
+    """vLLM's default of 16 tokens per id does not fit ids of 512, and that is told."""
+    assert len(complaints(put(MOONCAKE), "timed_trace")) == 2
+
+
+def test_bad_llmservingsim_lines_are_named(put):
+    """Ids that do not fit the tokens are as wrong as a missing number."""
+    path = put(
+        '{"arrival_time_ns": 5, "input_toks": 20, "output_toks": 4, "hash_ids": [1, 2, 3]}\n'
+        '{"arrival_time_ns": -5, "input_toks": 20}\n'
+    )
+    assert complaints(path) == [
+        "1: hash_ids: 3 blocks of 16 tokens do not fit 24 tokens, which take 2: wrong "
+        "hash_block_size?",
+        "2: arrival_time_ns: -5 is negative",
+        "2: output_toks: missing",
+    ]
+
+
+def test_unknown_missing_and_empty(put, tmp_path):
+    """What cannot be a trace says so in one line, with the formats there are."""
+    assert complaints(put("a,b\n1,2\n"))[0].startswith(
+        "1: format: 'a,b' begins no known format. Known are: azure (CSV: TIMESTAMP,"
+    )
+    assert complaints(put(""))[0] == "1: line: the file is empty"
+    assert complaints(put(AZURE.split("\r\n", maxsplit=1)[0])) == [" no requests in it"]
+    assert complaints(tmp_path / "nothing") == [" no such file"]
+    assert complaints(tmp_path) == [" cannot be read: Is a directory"]
+    assert complaints(put(AZURE), "burstgpt")[0].startswith("1: Timestamp: missing column")
+    assert complaints(put(AZURE), "bogus")[0].startswith("format: 'bogus' is not known")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("azure_llm_2023_conv.csv.gz", ("Splitwise, ISCA'24", "CC-BY-4.0", "Trace_conv.csv")),
+        ("AzureLLMInferenceTrace_code.csv", ("Splitwise, ISCA'24", "CC-BY-4.0", "Trace_code.csv")),
+        ("AzureLLMInferenceTrace_conv_1week.csv", ("DynamoLLM", "CC-BY-4.0")),
+        ("mooncake_fast25_conversation.jsonl", ("Apache-2.0", "kvcache-ai/Mooncake")),
+        ("BurstGPT_1.csv", ("CC-BY-4.0", "HPMLL/BurstGPT")),
+    ],
+)
+def test_a_well_known_trace_that_is_missing(tmp_path, name, says):
+    """The error says whose it is, its licence, how to get it and where to put it."""
+    (told,) = complaints(tmp_path / "traces" / name)
+    assert all(part in told for part in (*says, "HEADWAY_DATA", name))
+
+
+def test_truncated_gzip(put):
+    """A download that broke off is an error, not a shorter trace."""
+    (told,) = complaints(put(gzip.compress(AZURE.encode())[:-12]))
+    assert told.startswith("1: gzip: cut short or damaged")
+
+
+def test_options_that_do_not_belong_are_refused(put):
+    """An option is never ignored."""
+    path = put(AZURE)
+    assert complaints(path, time_unit="s", chars_per_token=4.0) == [
+        "time_unit: not an option of format azure, only of mooncake or timed_trace",
+        "chars_per_token: not an option of format azure, only of custom",
+    ]
+    path = put(MOONCAKE)
+    assert complaints(path, time_unit="us", hash_block_size=0, session_turns="x") == [
+        "time_unit: 'us' is neither 's' nor 'ms'",
+        "hash_block_size: 0 is not above 0",
+        "session_turns: 'x' is neither 'delta' nor 'whole'",
+    ]
