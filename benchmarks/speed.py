@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+HEADWAY = Path(sys.executable).parent / "headway"
 CONV = ROOT / "scenarios" / "azure-conv-llama3-8b-a100.yaml"
 DEMO = ROOT / "scenarios" / "demo.yaml"
 REAL = (Path(os.environ.get("HEADWAY_DATA", "-")) / "traces/azure_llm_2023_conv.csv.gz").exists()
@@ -56,7 +57,7 @@ def measure(arguments: list[str]) -> tuple[float, float, float]:
     """Run `headway` once; return user CPU and wall time in s and peak memory in MB."""
     with tempfile.TemporaryDirectory() as out:
         where = ["--out", out + "/out"] if arguments[0] == "run" else []
-        command = [sys.executable, "-m", "simulator.cli", *arguments, *where]
+        command = [str(HEADWAY), *arguments, *where]
         begin = time.perf_counter()
         child = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
         _, status, usage = os.wait4(child.pid, 0)
@@ -104,7 +105,7 @@ def phases() -> list[tuple[str, float]]:
     mark("read it again and simulate")
     result.summary()
     mark("metrics")
-    run_table(result)
+    run_table(result.summary())
     mark("report")
     with tempfile.TemporaryDirectory() as out:
         write_run(result, Path(out) / "out")
