@@ -93,7 +93,7 @@ def phases() -> list[tuple[str, float]]:
     from simulator.load import load_scenario
     from simulator.output import write_run
     from simulator.report import run_table
-    from simulator.run import run
+    from simulator.simulation import run
 
     mark("import")
     arguments = conv(19366)
@@ -133,7 +133,7 @@ def main() -> None:
         print(f"  {name:30} {seconds:6.3f}")
     if options.profile:
         from simulator.load import load_scenario
-        from simulator.run import run
+        from simulator.simulation import run
 
         arguments = conv(19366)
         scenario = load_scenario(Path(arguments[0]), overrides=arguments[2::2])

@@ -17,7 +17,7 @@ from simulator.console import BROKEN_PIPE, INTERRUPTED, tell_errors, tell_interr
 from simulator.errors import HeadwayError, HeadwayWarning
 
 if TYPE_CHECKING:
-    from simulator.run import Result
+    from simulator.simulation import Result
     from simulator.scenario import Scenario
     from simulator.workload import Workload
 
@@ -244,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _simulate(scenario: "Scenario", stepwise: bool, label: str | None) -> "Result":
     """Run a scenario; with a label, behind a progress bar if there is a terminal to show it on."""
-    from simulator.run import run
+    from simulator.simulation import run
 
     if label is None or not sys.stderr.isatty():
         return run(scenario, stepwise=stepwise)

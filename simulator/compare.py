@@ -13,7 +13,7 @@ from simulator.errors import HeadwayError
 from simulator.load import load_scenario
 
 if TYPE_CHECKING:
-    from simulator.run import Result
+    from simulator.simulation import Result
     from simulator.scenario import Scenario
 
 _ITEM = re.compile(r"""(?:[^,"'\[\]{}()]|"[^"]*"|'[^']*')+|[\[\]{}(),"']""")

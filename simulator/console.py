@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from simulator.errors import HeadwayWarning
 
 if TYPE_CHECKING:
-    from simulator.run import Result
+    from simulator.simulation import Result
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # the last two as a shell gives them
 

@@ -19,7 +19,7 @@ from simulator.utilization import Served, utilization
 from simulator.workload import Workload
 
 if TYPE_CHECKING:
-    from simulator.run import Result
+    from simulator.simulation import Result
 
 PERCENTILES = (90.0, 95.0, 99.0, 99.9)
 SCHEMA = 1  # of the summary's `headway` block; grows when a key changes its meaning

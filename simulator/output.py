@@ -16,7 +16,7 @@ from simulator.tables import expand_steps, request_columns, step_columns
 if TYPE_CHECKING:
     import pandas as pd
 
-    from simulator.run import Result
+    from simulator.simulation import Result
 
 SLICE = 1 << 15  # rows encoded together: bounds the memory
 FORMATS = ("csv", "parquet")

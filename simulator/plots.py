@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from simulator.run import Result
+    from simulator.simulation import Result
 
 COLORS = (
     "#D55E00",

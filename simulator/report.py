@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simulator.run import Result
+    from simulator.simulation import Result
 
 Summary = Mapping[str, Any]
 

@@ -132,7 +132,8 @@ def parse(text: str, source: str) -> tuple[object, dict[Key, int]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        raise HeadwayError(f"{source}:{line}: not YAML: {error.problem}") from None
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+        raise HeadwayError(f"{source}:{line}: not YAML: {what}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise HeadwayError(f"{source}:{line}: not YAML: {error.reason}") from None

@@ -53,14 +53,27 @@ def test_numbers_are_read_as_written(text, value):
     ("text", "message"),
     [
         ("a: 1\nb: 2\na: 3\n", "x:3: a: given before, on line 1"),
-        ("a:\n  b: 1\n  b: 2\n1: 2", "x:3: a.b: given before, on line 2\nx:4: a key must be a word"),
+        (
+            "a:\n  b: 1\n  b: 2\n1: 2",
+            "x:3: a.b: given before, on line 2\nx:4: a key must be a word",
+        ),
         ("? [a]\n: 1", "x:1: a key must be a word"),
         ("a: &one 1\nb: 2", "x:1: not YAML: anchors and aliases (&, *) are not supported"),
         ("a: 1\nb: *one", "x:2: not YAML: anchors and aliases (&, *) are not supported"),
-        ("a: [1,\nb: 2", "x:2: not YAML: expected ',' or ']', but got ':'"),
-        ("a: 1\n\tb: 2", "x:2: not YAML: found character '\\t' that cannot start any token"),
+        (
+            "a: [1\nb: 2",
+            "x:2: not YAML: while parsing a flow sequence, expected ',' or ']', but got ':'",
+        ),
+        (
+            "a: 1\n\tb: 2",
+            "x:2: not YAML: while scanning for the next token, found character '\\t' that cannot "
+            "start any token",
+        ),
         ("a: 1\nb: \x07", "x:2: not YAML: special characters are not allowed"),
-        ("a: 1\n---\nb: 2", "x:2: not YAML: but found another document"),
+        (
+            "a: 1\n---\nb: 2",
+            "x:2: not YAML: expected a single document in the stream, but found another document",
+        ),
         ("a: !!python/name:os.system", None),
         ("a: 2024-13-01", "x: not YAML: month must be in 1..12"),
         ("[" * 5000, None),
