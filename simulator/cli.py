@@ -17,8 +17,8 @@ from simulator.console import BROKEN_PIPE, INTERRUPTED, tell_errors, tell_interr
 from simulator.errors import HeadwayError, HeadwayWarning
 
 if TYPE_CHECKING:
-    from simulator.simulation import Result
     from simulator.scenario import Scenario
+    from simulator.simulation import Result
     from simulator.workload import Workload
 
 

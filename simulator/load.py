@@ -183,7 +183,8 @@ def _told(details: Any) -> list[Fault]:
     if kind == "extra_forbidden":
         return [(key, _unknown(key))]
     if kind in WORDS:
-        return [(key, WORDS[kind].format(input=_said(details["input"]), **context))]
+        limits = {k: f"{v:g}" if isinstance(v, float) else v for k, v in context.items()}
+        return [(key, WORDS[kind].format(input=_said(details["input"]), **limits))]
     return [(key, details["msg"])]
 
 

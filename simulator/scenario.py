@@ -103,9 +103,7 @@ class EngineBlock(_Block):
     )
     kv_cache_dtype: Literal[
         "auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4"
-    ] = Field(
-        "auto", description="numbers in the KV cache; auto: as dtype"
-    )
+    ] = Field("auto", description="numbers in the KV cache; auto: as dtype")
     tensor_parallel_size: Count = Field(1, description="GPUs that share each layer")
     long_prefill_token_threshold: Annotated[int, Field(ge=0, le=INT32)] = Field(
         0, description="tokens of one prompt that a step computes, at most; 0: no such limit"
