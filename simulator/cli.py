@@ -31,6 +31,7 @@ app = App(
     version=__version__,
     version_flags=["--version"],
     result_action="return_value",
+    suppress_keyboard_interrupt=False,
 )
 trace_app = App(name="trace", help="Describe a workload, or write it as Mooncake JSONL.")
 app.command(trace_app)
