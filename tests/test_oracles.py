@@ -84,6 +84,8 @@ def _facts(scheduler: Scheduler, step: Step, before: set[int], preempted: set[in
         if request.joined >= 0
     ]
     assert sum(n for _, _, n in given) == step.tokens
+    prefills = {c.request.id for c in step.prefills}
+    assert step.context == sum(start + 1 for id, start, _ in given if id not in prefills)
     admitted = [(c.request.id, c.start) for c in step.prefills if c.request.id not in before]
     row = scheduler.account(step)
     waiting = scheduler.waiting

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.log import Log
-from simulator.policies import SJF
 from simulator.request import Step
 from simulator.static import Static
 from simulator.workload import Workload
@@ -56,13 +55,6 @@ def test_one_who_arrives_as_the_timeout_ends_is_taken_along() -> None:
     """The batch is formed after everything else of that instant."""
     load = workload((1, 4, 1), (2, 4, 1))
     assert ends(run(load, static(batch_size=4, timeout=1.0)))[1][0] == 2.0
-
-
-def test_the_timeout_counts_from_the_oldest_under_any_policy() -> None:
-    """Ever shorter prompts take the head of the queue: the oldest must not starve behind them."""
-    load = workload((0, 9, 1), (0.75, 8, 1), (1.5, 7, 1))
-    log = run(load, static(batch_size=4, timeout=1.0, policy=SJF()))
-    assert ends(log)[0][0] == 1.0
 
 
 def test_without_a_timeout_whoever_is_there_starts() -> None:
@@ -230,8 +222,8 @@ def test_a_ghost_may_be_the_one_that_leaves() -> None:
 
 
 def test_the_padding_of_a_victim_goes_with_it() -> None:
-    """Padded to 8 it was; alone it needs its own 3 tokens, however often it comes."""
-    load = workload((0, 8, 6), (0, 1, 6))
+    """Padded to 8 it was; now it has 3 known tokens, and the other of its batch is padded to 3."""
+    load = workload((0, 8, 6), (0, 1, 4), (0, 2, 1))
     log = run(load, static(usable=19, batch_size=2))
     assert columns(log, "prefill_tokens", "wasted", "preempted", "blocks_used") == [
         (9, 7, 0, 16),
@@ -240,10 +232,8 @@ def test_the_padding_of_a_victim_goes_with_it() -> None:
         (0, 0, 0, 11),
         (0, 0, 0, 12),
         (0, 0, 0, 13),
-        (3, 0, 0, 3),
-        (0, 0, 0, 4),
-        (0, 0, 0, 5),
-        (0, 0, 0, 6),
+        (5, 1, 0, 6),
+        (0, 1, 0, 8),
     ]
 
 
@@ -255,10 +245,10 @@ def test_a_preemption_that_ends_its_batch_is_counted() -> None:
     assert log.steps["preempted"].sum() == 1
 
 
-def test_blocks_with_names_are_refused() -> None:
-    """There is no prefix cache, and their running out is not provided for."""
-    with pytest.raises(ValueError, match="blocks"):
-        Static(BlockManager(14, 1, prefix_caching=False), batch_size=2)
+def test_a_prefix_cache_is_refused() -> None:
+    """There is none in static batching."""
+    with pytest.raises(ValueError, match="blocks: static batching has no prefix cache"):
+        Static(BlockManager(14, 1, prefix_caching=True), batch_size=2)
 
 
 # ---------------------------------------------------------------- laws
