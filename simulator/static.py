@@ -47,6 +47,7 @@ class Static(Scheduler):
             raise ValueError(f"batch_size: must be from 1 to max_num_seqs ({max_num_seqs})")
         if not timeout >= 0:
             raise ValueError(f"timeout: must be >= 0 seconds, not {timeout}")
+        self._victim = None
         self.batch_size = batch_size
         self.timeout = timeout
         self.ready: list[Request] = []  # prompt computed, waiting for the others' prompts
