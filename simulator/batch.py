@@ -43,7 +43,7 @@ class Batch:
             if not chunk.request.pending:
                 self._emit(chunk.request, now, over)
         if len(over) > 1:
-            over.sort(key=_seat)  # blocks are freed in the order of the running list
+            over.sort(key=by_seat)  # blocks are freed in the order of the running list
         for request in over:
             self._finish(request, now)
         return over
@@ -118,5 +118,5 @@ class Batch:
         return tokens - self.blocks.shared * self.blocks.block_size
 
 
-def _seat(request: Request) -> int:
+def by_seat(request: Request) -> int:
     return request.seat

@@ -60,7 +60,10 @@ class Replica:
         if not scheduler.fits(request):
             self._record(request, REJECTED)
             return
-        may_board = scheduler.add(request)
+        self._arrived(scheduler.add(request))
+
+    def _arrived(self, may_board: bool) -> None:
+        """Wake up for a new request, if it may change what comes next."""
         if self._step is None:
             now = self.env.now
             if self._due != now:
@@ -120,7 +123,10 @@ class Replica:
         finished = self.scheduler.commit(step, ends)
         self._step = None
         for request in finished:
-            self._record(request, STOP if request.generated == request.output_tokens else LENGTH)
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        self._record(request, STOP if request.generated == request.output_tokens else LENGTH)
 
     def _record(self, request: Request, reason: int) -> None:
         self.log.request_rows += pack_request(

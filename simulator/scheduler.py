@@ -338,7 +338,7 @@ class Scheduler(Batch):
         if self._held and self.waiting:
             ticks = min(ticks, self._hold_left())
         if ticks > 1 and decodes.count * (ticks // decodes.block_size + 1) > free:
-            return 1 + decodes.affords(free, ticks - 1)
+            return 1 + decodes.affords(free, ticks - 1, skip=1)
         return ticks
 
     def _hold_left(self) -> int:
