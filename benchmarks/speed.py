@@ -17,9 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+HEADWAY = Path(sys.executable).parent / "headway"
 CONV = ROOT / "scenarios" / "azure-conv-llama3-8b-a100.yaml"
 DEMO = ROOT / "scenarios" / "demo.yaml"
 REAL = (Path(os.environ.get("HEADWAY_DATA", "-")) / "traces/azure_llm_2023_conv.csv.gz").exists()
@@ -34,9 +36,7 @@ def conv(requests: int) -> list[str]:
     return [str(DEMO), "--set", f"workload.num_prompts={requests}"]
 
 
-POISSON = (
-    "{num_prompts: 2000, request_rate: 8, rescale: false, input_len: 512, output_len: 256}"
-)
+POISSON = "{num_prompts: 2000, request_rate: 8, rescale: false, input_len: 512, output_len: 256}"
 CASES = {
     # name: (arguments, target user CPU in s, target memory in MB)
     "--help": (["--help"], 0.3, None),
@@ -56,7 +56,7 @@ def measure(arguments: list[str]) -> tuple[float, float, float]:
     """Run `headway` once; return user CPU and wall time in s and peak memory in MB."""
     with tempfile.TemporaryDirectory() as out:
         where = ["--out", out + "/out"] if arguments[0] == "run" else []
-        command = [sys.executable, "-m", "simulator.cli", *arguments, *where]
+        command = [str(HEADWAY), *arguments, *where]
         begin = time.perf_counter()
         child = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
         _, status, usage = os.wait4(child.pid, 0)
@@ -92,7 +92,7 @@ def phases() -> list[tuple[str, float]]:
     from simulator.load import load_scenario
     from simulator.output import write_run
     from simulator.report import run_table
-    from simulator.run import run
+    from simulator.simulation import run
 
     mark("import")
     arguments = conv(19366)
@@ -104,12 +104,12 @@ def phases() -> list[tuple[str, float]]:
     mark("read it again and simulate")
     result.summary()
     mark("metrics")
-    run_table(result)
+    run_table(result.summary())
     mark("report")
     with tempfile.TemporaryDirectory() as out:
         write_run(result, Path(out) / "out")
         mark("write all files")
-    return [(name, now - before) for (_, before), (name, now) in zip(marks, marks[1:], strict=False)]
+    return [(name, now - before) for (_, before), (name, now) in pairwise(marks)]
 
 
 def main() -> None:
@@ -132,7 +132,7 @@ def main() -> None:
         print(f"  {name:30} {seconds:6.3f}")
     if options.profile:
         from simulator.load import load_scenario
-        from simulator.run import run
+        from simulator.simulation import run
 
         arguments = conv(19366)
         scenario = load_scenario(Path(arguments[0]), overrides=arguments[2::2])

@@ -4,17 +4,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from simulator.load import load_scenario
-    from simulator.run import Result, run
     from simulator.scenario import Scenario
+    from simulator.simulation import Result, run
 
 __version__ = "0.1.0"
 __all__ = ["Result", "Scenario", "load_scenario", "run"]
 
 _HOMES = {
-    "Result": "simulator.run",
+    "Result": "simulator.simulation",
     "Scenario": "simulator.scenario",
     "load_scenario": "simulator.load",
-    "run": "simulator.run",
+    "run": "simulator.simulation",
 }
 
 

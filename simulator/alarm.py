@@ -5,9 +5,10 @@ from math import inf, nextafter
 from typing import Any
 
 import simpy
+from simpy.events import NORMAL, EventPriority
 
-EARLY = 1  # SimPy's normal priority
-LATE = 2  # after everything else that happens at the same instant
+LATE = EventPriority(NORMAL + 1)
+"""The priority of what comes after everything else that happens at the same instant."""
 
 
 class Alarm(simpy.Event):
@@ -18,7 +19,10 @@ class Alarm(simpy.Event):
     """
 
     def __init__(
-        self, env: simpy.Environment, ring: Callable[[simpy.Event], Any], priority: int
+        self,
+        env: simpy.Environment,
+        ring: Callable[[simpy.Event], Any],
+        priority: EventPriority = NORMAL,
     ) -> None:
         self.env = env
         self.callbacks = self._rings = [ring]

@@ -1,26 +1,56 @@
 """What a scenario's keys must be to one another, to the model, to the hardware and to the disk."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TypeVar
 
+from simulator.assemble import Parts, find_policy, make_scheduler
+from simulator.cost import load_cost, shipped_profile
 from simulator.errors import HeadwayError
-from simulator.model import ModelSpec
-from simulator.scenario import Scenario, resolve
-from simulator.yamlpos import Fault, Key, faults
+from simulator.hardware import find_gpu
+from simulator.memory import kv_budget
+from simulator.model import load_model
+from simulator.scenario import EngineBlock, Scenario, resolve
+from simulator.yamlpos import Fault, Key
 
 T = TypeVar("T")
+
+SIZES = {
+    "tensor_parallel_size",
+    "gpu_memory_utilization",
+    "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "block_size",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+}
+"""Keys of the engine on which the memory left for the KV cache depends."""
+
+POLICY = "engine.scheduling_policy"
+
 Contradiction = tuple[str, str, str]
-"""The key to blame, the others that have a part in it, and what is wrong."""
+"""The key to blame ("" where the message names its own place), others that have a part in it,
+and what is wrong."""
 
 
-def contradictions(scenario: Scenario, wrong: set[Key]) -> list[Fault]:
-    """Find what is wrong, apart from what depends on a key that is wrong already."""
-    found = []
-    for key, others, what in _find(scenario):
-        keys = [tuple(name.split(".")) for name in (key, *others.split())]
-        if not any(_touches(mine, bad) for mine in keys for bad in wrong):
+def contradictions(scenario: Scenario, wrong: set[Key]) -> tuple[list[Fault], list[str]]:
+    """Find what is wrong in the scenario, and what in the files that it names.
+
+    What depends on a key that is wrong already is left out.
+    """
+    found: list[Fault] = []
+    elsewhere = []
+    told: set[str] = set()
+    for blamed, others, what in _find(scenario):
+        keys = [tuple(name.split(".")) for name in (blamed, *others.split()) if name]
+        if what in told or any(_touches(key, bad) for key in keys for bad in wrong):
+            continue
+        told.add(what)  # memory and cost model may both complain of the same thing
+        if blamed:
             found.append((keys[0], what))
-    return found
+        else:
+            elsewhere.append(what)
+    return found, elsewhere
 
 
 def _touches(mine: Key, bad: Key) -> bool:
@@ -29,41 +59,111 @@ def _touches(mine: Key, bad: Key) -> bool:
 
 
 def _find(scenario: Scenario) -> Iterator[Contradiction]:
+    numbers = list(_numbers(scenario))
+    yield from numbers
+    yield from _trace(scenario)
+    parts = yield from _parts(scenario)
+    if parts and not numbers:
+        yield from _try(POLICY, "engine", lambda: make_scheduler(scenario, parts, False))
+
+
+def _try(
+    block: str, others: str, make: Callable[[], T]
+) -> Generator[Contradiction, None, T | None]:
+    """Make something; where it cannot be made, yield why and return None.
+
+    A message begins with a key of the scenario, with one of its engine, or with a file; failing
+    these it is about the value at `block`, or a key of it.
+    """
+    try:
+        return make()
+    except HeadwayError as error:
+        lines, told = error.messages, True
+    except ValueError as error:
+        lines, told = str(error).split("\n"), False
+    for line in lines:
+        name, _, what = line.partition(": ")
+        if name in EngineBlock.model_fields:
+            yield f"engine.{name}", others, what
+        elif name.split(".")[0] in Scenario.model_fields:
+            yield name, others, what
+        elif told:
+            yield "", others, line
+        elif name.isidentifier() and what:
+            yield f"{block}.{name}", others, what
+        else:
+            yield block, others, line
+    return None
+
+
+def _numbers(scenario: Scenario) -> Iterator[Contradiction]:
     engine, gpus = scenario.engine, scenario.gpu.count
     tokens, seqs = engine.max_num_batched_tokens, engine.max_num_seqs
     if tokens < seqs:
         yield (
             "engine.max_num_batched_tokens",
             "engine.max_num_seqs",
-            f"must be at least max_num_seqs ({seqs}), not {tokens}: each running request wants "
-            "one token a step",
+            f"must be at least max_num_seqs ({seqs}), not {tokens}: every running request wants a "
+            "token of each step",
         )
     if gpus != engine.tensor_parallel_size:
         yield (
             "gpu.count",
             "engine.tensor_parallel_size",
             f"must equal engine.tensor_parallel_size ({engine.tensor_parallel_size}), not {gpus}: "
-            "one engine is simulated, and it uses just these GPUs",
+            "one engine is simulated, which uses just these GPUs",
         )
-    yield from _trace(scenario)
 
 
 def _trace(scenario: Scenario) -> Iterator[Contradiction]:
-    """See whether the trace is there, and whether its options go with its format."""
-    from simulator.traces import OPTIONS, missing_trace
-
+    """See whether the trace is there and its options go with its format."""
     trace = scenario.workload.trace
     if trace is None:
         return
+    from simulator.traces import OPTIONS, missing_trace
+
     path = resolve(trace.path, scenario.folder)
     if not path.exists():
         for message in missing_trace(path).messages:
             yield "workload.trace.path", "", message
     for option, forms in OPTIONS.items():
-        given = getattr(trace, option) is not None
-        if given and trace.format is not None and trace.format not in forms:
+        if getattr(trace, option) is not None and trace.format not in (None, *forms):
             yield (
                 f"workload.trace.{option}",
                 "workload.trace.format",
-                f"goes with the formats {' and '.join(forms)}, not with {trace.format}",
+                f"goes with format {' or '.join(forms)}, not with {trace.format}",
             )
+
+
+def _parts(scenario: Scenario) -> Generator[Contradiction, None, Parts | None]:
+    """Try what a run is made of, piece by piece."""
+    engine, folder = scenario.engine, scenario.folder
+    found = yield from _try(POLICY, "", lambda: find_policy(scenario))
+    gpu = yield from _try("gpu", "gpu.name", lambda: find_gpu(scenario.gpu.name))
+    model = yield from _try("model", "model", lambda: load_model(scenario.model, folder))
+    if model is None:
+        return None
+    longest = engine.max_model_len or model.max_position_embeddings
+    if not engine.enable_chunked_prefill and engine.max_num_batched_tokens < longest:
+        yield (
+            "engine.max_num_batched_tokens",
+            "engine.enable_chunked_prefill engine.max_model_len model",
+            f"without chunked prefill must be at least max_model_len ({longest}), not "
+            f"{engine.max_num_batched_tokens}: the longest prompt must fit into one step",
+        )
+    if gpu is None:
+        return None
+    sizes = engine.model_dump(include=SIZES)
+    if engine.num_gpu_blocks_override is not None:  # then it has no meaning, as in vLLM
+        sizes["gpu_memory_utilization"] = 1.0
+    others = " ".join(["gpu model", *(f"engine.{name}" for name in SIZES)])
+    budget = yield from _try("gpu", others, lambda: kv_budget(model, gpu, **sizes))
+    spec = scenario.cost or shipped_profile(model, gpu, engine) or {"kind": "roofline"}
+    cost = yield from _try(
+        "cost",
+        "cost model gpu engine",
+        lambda: load_cost(spec, folder, model=model, gpu=gpu, engine=engine),
+    )
+    if not (found and cost and budget):
+        return None
+    return Parts(model, gpu, cost, engine.num_gpu_blocks_override or budget.num_gpu_blocks, longest)

@@ -4,10 +4,7 @@ import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from simulator.errors import HeadwayError
-
 GIB = 1 << 30
-TERA = 1e12
 
 
 @dataclass(frozen=True)
@@ -25,7 +22,17 @@ class Gpu:
     bf16_flops: float  # FLOP/s, accumulating in fp32
     fp8_flops: float | None  # FLOP/s; None: computed in 16 bits
     link_bandwidth: float  # bytes/s to the other GPUs of the server, one direction
+    compute_capability: float
     dollars_per_hour: float | None = None
+
+    @property
+    def tiles_decodes(self) -> bool:
+        """Whether vLLM's attention is FlashAttention-2 here.
+
+        It computes a decode that shares its step with a prompt like a tile of 64 queries. Hopper
+        has FlashAttention-3, the B200 kernels of its own.
+        """
+        return self.compute_capability not in {9.0, 10.0}
 
     def flops(self, dtype: str) -> float:
         """FLOP/s of matrices whose weights have this dtype; those of int4 and int8 are unpacked."""
@@ -40,37 +47,33 @@ PRICE = (
 )
 
 
-def _gpu(
-    name: str,
-    gib: float,
-    bandwidth: float,
-    bf16: float,
-    fp8: float | None,
-    link: float,
-    dollars: float | None = None,
-) -> Gpu:
-    """Make a row from GiB, TB/s, TFLOP/s and GB/s."""
-    flops8 = fp8 and fp8 * TERA
-    return Gpu(
-        name, int(gib * GIB), bandwidth * TERA, bf16 * TERA, flops8, link * 1e9, dollars
-    )
-
+_TABLE: tuple[tuple[str, float, float, float, float, float, float, float], ...] = (
+    # GPU, GiB, TB/s, TFLOP/s in bf16, in fp8, GB/s to its peers, compute capability, $/h; 0: none
+    ("A100-40GB", 39.4, 1.555, 312, 0, 300, 8.0, 2.74),
+    ("A100-80GB", 79.25, 2.039, 312, 0, 300, 8.0, 3.43),
+    ("H100-80GB", 79.2, 3.35, 989, 1979, 450, 9.0, 6.88),
+    ("H200", 139.8, 4.8, 989, 1979, 450, 9.0, 7.91),
+    ("B200", 178.35, 7.7, 2250, 4500, 900, 10.0, 14.24),
+    ("A10G", 22.1, 0.6, 70, 0, 32, 8.6, 1.01),
+    ("A6000", 47.5, 0.768, 155, 0, 32, 8.6, 0),
+    ("L4", 22.1, 0.3, 121, 242, 32, 8.9, 0.80),
+    ("L40S", 44.4, 0.864, 362, 733, 32, 8.9, 1.86),
+    ("RTX-4090", 23.6, 1.008, 165, 330, 32, 8.9, 0),
+    ("RTX-PRO-6000", 94.97, 1.597, 468, 936, 64, 12.0, 0),  # Blackwell, Server Edition
+)
 
 GPUS = {
-    gpu.name: gpu
-    for gpu in (
-        _gpu("A100-40GB", 39.4, 1.555, 312, None, 300, 2.74),
-        _gpu("A100-80GB", 79.25, 2.039, 312, None, 300, 3.43),
-        _gpu("H100-80GB", 79.2, 3.35, 989, 1979, 450, 6.88),
-        _gpu("H200", 139.8, 4.8, 989, 1979, 450, 7.91),
-        _gpu("B200", 178.35, 7.7, 2250, 4500, 900, 14.24),
-        _gpu("A10G", 22.1, 0.6, 70, None, 32, 1.01),
-        _gpu("A6000", 47.5, 0.768, 155, None, 32),
-        _gpu("L4", 22.1, 0.3, 121, 242, 32, 0.80),
-        _gpu("L40S", 44.4, 0.864, 362, 733, 32, 1.86),
-        _gpu("RTX-4090", 23.6, 1.008, 165, 330, 32),
-        _gpu("RTX-PRO-6000", 94.97, 1.597, 468, 936, 64),  # Blackwell, Server Edition
+    name: Gpu(
+        name,
+        memory=int(gib * GIB),
+        bandwidth=bandwidth * 1e12,
+        bf16_flops=bf16 * 1e12,
+        fp8_flops=fp8 * 1e12 or None,
+        link_bandwidth=link * 1e9,
+        compute_capability=capability,
+        dollars_per_hour=dollars or None,
     )
+    for name, gib, bandwidth, bf16, fp8, link, capability, dollars in _TABLE
 }
 """Bandwidth and FLOP/s: NVIDIA's data sheets (SXM versions of A100, H100, H200, B200). Memory:
 totals that vLLM and PyTorch print on these GPUs."""
@@ -79,7 +82,7 @@ totals that vLLM and PyTorch print on these GPUs."""
 def find_gpu(name: str) -> Gpu:
     """Find a GPU by its name; case, blanks, hyphens and `NVIDIA` do not matter.
 
-    Raises HeadwayError, which lists the names that there are, the likeliest first.
+    Raises ValueError, which lists the names that there are, the likeliest first.
     """
     by_plain = {_plain(known): gpu for known, gpu in GPUS.items()}
     wanted = _plain(name)
@@ -89,7 +92,7 @@ def find_gpu(name: str) -> Gpu:
     near = alike if wanted else []
     near += get_close_matches(name.upper(), [n for n in GPUS if n not in near], cutoff=0.5)
     order = near + [known for known in GPUS if known not in near]
-    raise HeadwayError(f"gpu.name: no GPU {name!r} in the table; there are {', '.join(order)}")
+    raise ValueError(f"gpu.name: no GPU {name!r} in the table; there are {', '.join(order)}")
 
 
 def _plain(name: str) -> str:

@@ -4,17 +4,21 @@ Three rounds, so that one call tells as much as possible: what YAML says, what e
 itself, and what keys say together. The last round leaves out keys that the second found wrong.
 """
 
-from collections.abc import Iterable, Iterator
+import dataclasses
+from collections.abc import Iterable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from simulator.checks import contradictions
 from simulator.errors import HeadwayError
-from simulator.scenario import EngineBlock, Scenario, WorkloadBlock
+from simulator.scenario import EngineBlock, GoodputBlock, GpuBlock, Scenario, TraceBlock
 from simulator.yamlpos import Fault, Key, Places, faults, parse, read_text
 
+SHORT = 60  # characters of a wrong value that a message quotes
+ROUNDS = 5  # of looking for errors that others hide
 PARTIAL = "no longer in vLLM; long_prefill_token_threshold limits the tokens of a long prompt"
 ONE_ENGINE = "not simulated: one engine, with tensor parallelism at most"
 ABSENT = {
@@ -43,31 +47,36 @@ ABSENT = {
 
 WORDS = {
     "missing": "is missing",
-    "int_type": "must be a whole number, not {input!r}",
-    "int_from_float": "must be a whole number, not {input!r}",
-    "float_type": "must be a number, not {input!r}",
-    "bool_type": "must be true or false, not {input!r}",
-    "string_type": "must be text, not {input!r}",
-    "dict_type": "must be a mapping of keys, not {input!r}",
-    "model_type": "must be a mapping of keys, not {input!r}",
-    "finite_number": "must be finite, not {input!r}",
-    "greater_than": "must be more than {gt}, not {input!r}",
-    "greater_than_equal": "must be at least {ge}, not {input!r}",
-    "less_than": "must be less than {lt}, not {input!r}",
-    "less_than_equal": "must be at most {le}, not {input!r}",
-    "literal_error": "must be {expected}, not {input!r}",
+    "int_type": "must be a whole number, not {input}",
+    "int_from_float": "must be a whole number, not {input}",
+    "float_type": "must be a number, not {input}",
+    "bool_type": "must be true or false, not {input}",
+    "string_type": "must be text, not {input}",
+    "dict_type": "must be a mapping of keys, not {input}",
+    "model_type": "must be a mapping of keys, not {input}",
+    "finite_number": "must be finite, not {input}",
+    "greater_than": "must be more than {gt}, not {input}",
+    "greater_than_equal": "must be at least {ge}, not {input}",
+    "less_than": "must be less than {lt}, not {input}",
+    "less_than_equal": "must be at most {le}, not {input}",
+    "literal_error": "must be {expected}, not {input}",
     "string_pattern_mismatch": "must begin with a letter or digit and have only these, blanks and "
-    "_ . , + = -, not {input!r}",
+    "_ . , + = -, not {input}",
     "string_too_long": "must have at most {max_length} characters",
 }
 
 
 def load_scenario(
-    path: str | Path, overrides: Iterable[str] = (), seed: int | None = None
+    path: str | Path,
+    overrides: Iterable[str] = (),
+    seed: int | None = None,
+    *,
+    vary: Iterable[tuple[str, str]] = (),
 ) -> Scenario:
     """Read a scenario file, put the overrides `dotted.key=value` over it, and check it all.
 
-    `seed` overrides the scenario's. Raises HeadwayError with everything that is wrong.
+    `seed` overrides the scenario's, `vary` the rest with pairs of dotted key and value. Raises
+    HeadwayError with everything that is wrong.
     """
     path = Path(path)
     raw, lines = parse(read_text(path), str(path))
@@ -75,60 +84,91 @@ def load_scenario(
     if raw is None:
         raise HeadwayError(f"{path}: is empty; `model: llama-3-8b` alone would do")
     if not isinstance(raw, dict):
-        raise HeadwayError(f"{path}:1: must be a mapping of keys, not {type(raw).__name__}")
-    messages: list[str] = []
+        raise HeadwayError(f"{path}:1: must be a mapping of keys, not {_said(raw)}")
+    messages = []
     for override in overrides:
-        messages += _override(raw, places, override)
+        name, equals, value = override.partition("=")
+        messages += _override(raw, places, f"--set {override}", name, value if equals else None)
+    for key, value in vary:
+        messages += _override(raw, places, f"--vary {key}={value}", key, value)
     if seed is not None:
-        raw["seed"] = seed
-        places.override(("seed",), f"--seed {seed}")
+        messages += _override(raw, places, f"--seed {seed}", "seed", str(seed))
     raw.setdefault("name", path.name.split(".")[0])
-    scenario, wrong = _validate(raw)
-    if scenario is not None:
-        scenario = scenario.came_from(path.parent, places)
-        wrong += _contradictions(scenario, {key for key, _ in wrong})
-    messages += [places.tell(fault) for fault in wrong]
-    if messages or scenario is None:
-        raise HeadwayError(dict.fromkeys(messages))
+    try:
+        scenario = check_scenario(raw, places, path.parent)
+    except HeadwayError as error:
+        messages += error.messages
+    if messages:
+        raise HeadwayError(messages)
     return scenario
 
 
-def _override(raw: dict[str, Any], places: Places, override: str) -> list[str]:
+def check_scenario(raw: dict[str, Any], places: Places, folder: Path = Path()) -> Scenario:
+    """Make a scenario of plain values, or raise HeadwayError with everything that is wrong."""
+    scenario, wrong = _validate(raw)
+    others: list[str] = []  # about other files
+    if scenario is not None:
+        scenario = scenario.came_from(folder, places)
+        contradicting, others = contradictions(scenario, {key for key, _ in wrong})
+        wrong += contradicting
+    if scenario is None or wrong or others:
+        wrong.sort(key=lambda fault: places.line(fault[0]))
+        raise HeadwayError(dict.fromkeys([*map(places.tell, wrong), *others]))
+    return scenario
+
+
+def _override(
+    raw: dict[str, Any], places: Places, place: str, name: str, text: str | None
+) -> list[str]:
     """Set one dotted key; return what is wrong with the override."""
-    place = f"--set {override}"
-    name, equals, text = override.partition("=")
     key = tuple(name.strip().split("."))
-    if not equals or not all(key):
+    if text is None or not all(key):
         return [f"{place}: must be dotted.key=value"]
     try:
         value, _ = parse(text, place)
     except HeadwayError as error:
-        return error.messages
+        return [message.replace(f"{place}:1:", f"{place}:") for message in error.messages]
     block: Any = raw
-    for depth, part in enumerate(key[:-1]):
+    for depth, part in enumerate(key[:-1], 1):
         if block.get(part) is None:
             block[part] = {}
         block = block[part]
         if not isinstance(block, dict):
-            return [f"{place}: {'.'.join(key[: depth + 1])} is {block!r}, which has no keys"]
+            return [f"{place}: {'.'.join(key[:depth])} is {_said(block)} and has no keys"]
     block[key[-1]] = value
     places.override(key, place)
     return []
 
 
 def _validate(raw: dict[str, Any]) -> tuple[Scenario | None, list[Fault]]:
-    """Check each key by itself; where some are wrong, put defaults in their place."""
-    try:
-        return Scenario.model_validate(raw), []
-    except ValidationError as error:
-        wrong = [fault for details in error.errors(include_url=False) for fault in _told(details)]
+    """Check each key by itself; where some are wrong, let defaults take their place.
+
+    What depends on a wrong key can only be seen once that is out of the way: hence the rounds.
+    """
+    wrong: list[Fault] = []
     rest = deepcopy(raw)
-    for key, _ in wrong:
-        _remove(rest, key)
-    try:
-        return Scenario.model_validate(rest), wrong
-    except ValidationError:
-        return None, wrong
+    for _ in range(ROUNDS):
+        try:
+            return Scenario.model_validate(rest), wrong
+        except ValidationError as error:
+            found = [fault for one in error.errors(include_url=False) for fault in _told(one)]
+        known = {key for key, _ in wrong}
+        wrong += [fault for fault in found if fault[0] not in known]
+        for key, _ in found:
+            _remove(rest, key)
+    return None, wrong
+
+
+def _remove(raw: dict[str, Any], key: Key) -> None:
+    """Take out the value at a key, or the one that the key should have been in."""
+    block = raw
+    for depth, part in enumerate(key):
+        inner = block.get(part)
+        if depth + 1 < len(key) and isinstance(inner, dict) and key[depth + 1] in inner:
+            block = inner
+        else:
+            block.pop(part, None)
+            return
 
 
 def _told(details: Any) -> list[Fault]:
@@ -136,32 +176,51 @@ def _told(details: Any) -> list[Fault]:
     key = tuple(str(part) for part in details["loc"])
     kind, context = details["type"], details.get("ctx", {})
     if kind == "value_error":
-        return faults(key, context["error"])
+        return [
+            (at, _unknown(at)) if what == "unknown key" and at[:-1] in _known() else (at, what)
+            for at, what in faults(key, context["error"])
+        ]
     if kind == "extra_forbidden":
         return [(key, _unknown(key))]
     if kind in WORDS:
-        return [(key, WORDS[kind].format(input=details["input"], **context))]
+        limits = {k: f"{v:g}" if isinstance(v, float) else v for k, v in context.items()}
+        return [(key, WORDS[kind].format(input=_said(details["input"]), **limits))]
     return [(key, details["msg"])]
+
+
+def _said(value: object) -> str:
+    """Write a value as YAML has it, and not too much of it."""
+    if value is None or isinstance(value, bool):
+        return str({None: "null", True: "true", False: "false"}[value])
+    text = repr(value)
+    return text if len(text) <= SHORT else text[:SHORT] + "..."
 
 
 def _unknown(key: Key) -> str:
     """Say why a key is unknown, or which one may be meant."""
     from difflib import get_close_matches
 
-    name = key[-1]
-    block: type[BaseModel] = Scenario
-    for part in key[:-1]:
-        inner = block.model_fields[part].annotation
-        block = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else TRACE
+    name, path = key[-1], key[:-1]
     if name in ABSENT:
         return ABSENT[name]
-    homes = [
-        ".".join([*path, name])
-        for path, home in ((("engine",), EngineBlock), ((), Scenario), (("workload",), WorkloadBlock))
-        if name in home.model_fields
-    ]
+    homes = [home for home, names in _known().items() if name in names]
     if homes:
-        return f"unknown key; did you mean {homes[0]}?"
-    near = get_close_matches(name, block.model_fields, 1)
-    known = ", ".join(block.model_fields)
-    return f"unknown key; did you mean {near[0]}?" if near else f"unknown key; known are {known}"
+        return f"unknown key here; did you mean {'.'.join((*homes[0], name))}?"
+    known = _known()[path]
+    near = get_close_matches(name, known, 1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(known)}"
+    return f"unknown key; {hint}"
+
+
+def _known() -> dict[Key, list[str]]:
+    """List the keys that each block of a scenario knows."""
+    from simulator.generate import Generator
+
+    return {
+        (): [*Scenario.model_fields],
+        ("gpu",): [*GpuBlock.model_fields],
+        ("engine",): [*EngineBlock.model_fields],
+        ("goodput",): [*GoodputBlock.model_fields],
+        ("workload",): ["trace", *(field.name for field in dataclasses.fields(Generator))],
+        ("workload", "trace"): [*TraceBlock.model_fields],
+    }

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simulator import __version__
 from simulator.gauges import StepSums, gauge, share
 from simulator.itl import GapPool, TokenTimes
 from simulator.log import Log
 from simulator.tables import Flags, Floats, RequestTable, gather_requests
+from simulator.utilization import Served, utilization
 from simulator.workload import Workload
 
 if TYPE_CHECKING:
-    from simulator.hardware import Gpu
-    from simulator.model import ModelSpec
+    from simulator.simulation import Result
 
 PERCENTILES = (90.0, 95.0, 99.0, 99.9)
 SCHEMA = 1  # of the summary's `headway` block; grows when a key changes its meaning
@@ -32,9 +33,7 @@ def summarize(
     logs: Sequence[Log],
     *,
     goodput: Mapping[str, float] | None = None,
-    model: "ModelSpec | None" = None,
-    gpu: "Gpu | None" = None,
-    tensor_parallel_size: int = 1,
+    served: Served | None = None,
     max_num_seqs: int | None = None,
     contiguous: bool = False,
     percentiles: Sequence[float] = PERCENTILES,
@@ -43,10 +42,11 @@ def summarize(
     """Give the keys of vLLM bench's result file and our own under `headway`.
 
     `sent` is the time (s) at which each request was sent, NaN if never; `logs` has one log per
-    replica. `goodput` holds upper bounds in ms for any of ttft, tpot and e2el. `model` and `gpu`
-    serve the utilisations, `max_num_seqs` the occupancy; without them these are null. `contiguous`
-    says that blocks were reserved for the longest output. `info` (version, seed, scenario, ...)
-    opens our block. Latencies are those of completed requests; where there is none, 0 as in vLLM.
+    replica. `goodput` holds upper bounds in ms for any of ttft, tpot and e2el. `served` is needed
+    for the utilizations, `max_num_seqs` for the occupancy; without them these are null.
+    `contiguous` says that blocks were reserved for the longest request. `info` (version, seed,
+    scenario, ...) opens our block. Latencies are those of completed requests; where there is
+    none they are 0, as in vLLM.
     """
     table = gather_requests(workload, sent, logs)
     completed = table.completed
@@ -55,16 +55,44 @@ def summarize(
         sums.add(log, contiguous)
     start, end = _span(table, logs)
     times = [TokenTimes(log, completed) for log in logs]
+    use: Summary = {"mfu": None, "bandwidth_utilization": None}
+    if served is not None:
+        use = utilization(served, table, logs, sums, end - start)
     return (
-        _head(workload, model)
+        _head(workload, served)
         | _throughput(table, completed, end - start, goodput)
         | _peaks(table, completed, times)
         | _latencies(table, completed, times, percentiles)
         | {
             "headway": {"schema": SCHEMA, **(info or {})}
             | gauge(table, logs, sums, (start, end), max_num_seqs)
-            | _utilization(table, sums, end - start, model, gpu, tensor_parallel_size * len(logs))
+            | use
         }
+    )
+
+
+def summarize_result(result: "Result") -> Summary:
+    """Give the summary of a run of a scenario."""
+    scenario = result.scenario
+    engine = scenario.engine
+    dtype = engine.quantization or engine.dtype
+    kv_cache_dtype = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
+    bounds = scenario.goodput.model_dump(exclude_none=True)
+    return summarize(
+        result.workload,
+        result.sent,
+        result.logs,
+        goodput=bounds or None,
+        served=Served(result.model, result.gpu, engine.tensor_parallel_size, dtype, kv_cache_dtype),
+        max_num_seqs=engine.max_num_seqs,
+        contiguous=engine.allocation == "contiguous",
+        info={
+            "version": __version__,
+            "seed": scenario.seed,
+            "scenario": scenario.name,
+            "profile": result.parts.cost.name,
+            "interrupted": result.interrupted,
+        },
     )
 
 
@@ -77,13 +105,13 @@ def _span(table: RequestTable, logs: Sequence[Log]) -> tuple[float, float]:
     return start, max([end, *(float(log.steps["end"][-1]) for log in logs if log.step_rows)])
 
 
-def _head(workload: Workload, model: "ModelSpec | None") -> Summary:
+def _head(workload: Workload, served: Served | None) -> Summary:
     """Say what was run. `date` is null: the same seed gives the same bytes."""
     rate = float(workload.request_rate)
     return {
         "date": None,
         "backend": "headway",
-        "model_id": None if model is None else model.name,
+        "model_id": None if served is None else served.model.name,
         "num_prompts": len(workload),
         "request_rate": "inf" if rate == inf else rate,
         "burstiness": float(workload.burstiness),
@@ -177,16 +205,3 @@ def _named(
     words = [f"p{int(p) if int(p) == p else p}" for p in percentiles]
     values = dict(zip(["mean", "std", "median", *words], [mean, std, *quantiles], strict=True))
     return {f"{word}_{name}_ms": value * 1000.0 for word, value in values.items()}
-
-
-def _utilization(
-    table: RequestTable,
-    sums: StepSums,
-    duration: float,
-    model: "ModelSpec | None",
-    gpu: "Gpu | None",
-    gpus: int,
-) -> Summary:
-    if model is None or gpu is None:
-        return {"mfu": None, "bandwidth_utilization": None}
-    return {}

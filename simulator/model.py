@@ -20,6 +20,16 @@ MODELS = Path(__file__).parent / "models"
 FAMILIES = ("llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe")
 """Values of config.json's `model_type` whose architecture is the one counted here."""
 
+REQUIRED = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
+EXPERTS = ("num_local_experts", "num_experts", "moe_intermediate_size")
+
 HALF = 2.0  # bytes of fp16 and bf16
 BYTES = {
     "float32": 4.0,
@@ -70,7 +80,9 @@ class ModelSpec:
         sizes = {
             name: getattr(self, name) for name in (*REQUIRED, "head_dim", "num_key_value_heads")
         }
-        wrong = [f"{name}: must be positive, not {size}" for name, size in sizes.items() if size < 1]
+        wrong = [
+            f"{name}: must be positive, not {size}" for name, size in sizes.items() if size < 1
+        ]
         if not wrong and self.num_attention_heads % self.num_key_value_heads:
             wrong.append("num_key_value_heads: must divide num_attention_heads")
         if self.num_experts and not 1 <= self.num_experts_per_tok <= self.num_experts:
@@ -162,12 +174,12 @@ class ModelSpec:
         size = tensor_parallel_size
         if heads % size:
             raise ValueError(
-                f"tensor_parallel_size: {size} does not divide the {heads} attention heads "
+                f"engine.tensor_parallel_size: {size} does not divide the {heads} attention heads "
                 f"of {self.name}"
             )
         if kv_heads % size and size % kv_heads:
             raise ValueError(
-                f"tensor_parallel_size: {size} fits the {kv_heads} KV heads of {self.name} "
+                f"engine.tensor_parallel_size: {size} fits the {kv_heads} KV heads of {self.name} "
                 "neither way"
             )
 
@@ -190,16 +202,6 @@ class ModelSpec:
         return float(self.num_experts * (1.0 - missed**tokens))
 
 
-REQUIRED = (
-    "num_hidden_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "intermediate_size",
-    "vocab_size",
-    "max_position_embeddings",
-)
-
-
 def shipped_models() -> list[str]:
     """Names of the models whose config.json comes with the package."""
     return sorted(path.parent.name for path in MODELS.glob("*/config.json"))
@@ -209,7 +211,8 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
     """Load a shipped model by its name, or the config.json at a path or in a folder.
 
     A relative path is looked up in `base` (the current folder by default), then in the folder
-    that HEADWAY_DATA names. Raises HeadwayError with all that is wrong.
+    that HEADWAY_DATA names. Raises ValueError where neither is there, HeadwayError with all that
+    is wrong in the file.
     """
     from simulator.scenario import resolve
 
@@ -222,7 +225,7 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
     if not path.exists():
         near = get_close_matches(str(name_or_path).lower(), names, n=len(names), cutoff=0.5)
         order = near + [name for name in names if name not in near]
-        raise HeadwayError(
+        raise ValueError(
             f"model: no file {path} and no shipped model {str(name_or_path)!r}; there are "
             f"{', '.join(order)}"
         )
@@ -254,7 +257,7 @@ def read_config(path: Path) -> ModelSpec:
 
 def _line(lines: list[str], message: str) -> str:
     """Find the line of the key that a message begins with."""
-    key = f'"{message.split(":")[0]}"'
+    key = f'"{message.partition(":")[0]}"'
     return next((f":{k}" for k, line in enumerate(lines, 1) if key in line), "")
 
 
@@ -282,9 +285,6 @@ def _wrong(raw: Mapping[str, object]) -> list[str]:
     if dtype not in BYTES:
         wrong.append(f"torch_dtype: {dtype!r} is none of {', '.join(BYTES)}")
     return wrong
-
-
-EXPERTS = ("num_local_experts", "num_experts", "moe_intermediate_size")
 
 
 def _dtype(raw: Mapping[str, object]) -> str:

@@ -16,7 +16,7 @@ from simulator.tables import expand_steps, request_columns, step_columns
 if TYPE_CHECKING:
     import pandas as pd
 
-    from simulator.run import Result
+    from simulator.simulation import Result
 
 SLICE = 1 << 15  # rows encoded together: bounds the memory
 FORMATS = ("csv", "parquet")
@@ -35,7 +35,7 @@ def write_run(result: "Result", out: Path, format: str = "csv") -> list[Path]:
         writers["requests.csv"] = partial(_write_requests, result)
         writers["steps.csv"] = partial(_write_steps, result)
     else:
-        _need_pyarrow()
+        need_pyarrow()
         writers["requests.parquet"] = partial(_write_parquet, request_frame(result))
         writers["steps.parquet"] = partial(_write_parquet, step_frame(result))
     writers["scenario.yaml"] = partial(_write_scenario, result)
@@ -121,7 +121,8 @@ def _write_parquet(frame: "pd.DataFrame", file: BinaryIO) -> None:
     frame.to_parquet(file, engine="pyarrow", index=False)
 
 
-def _need_pyarrow() -> None:
+def need_pyarrow() -> None:
+    """Raise HeadwayError where pyarrow is not installed."""
     try:
         import pyarrow  # noqa: F401
     except ImportError:

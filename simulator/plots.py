@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from simulator.run import Result
+    from simulator.simulation import Result
 
 COLORS = (
     "#D55E00",
@@ -30,14 +30,16 @@ COLORS = (
 )
 """Okabe and Ito's, which colour-blind people can tell apart; the yellow darkened for lines."""
 BINS = 400  # points of a line over time: what 600 pixels can show
+WINDOW = 120.0  # s, of the batch over time: short enough to tell static batches apart
 QUANTILES = 400  # points of a distribution
 
 
 def plot_compare(labels: Sequence[str], results: Sequence["Result"], path: Path) -> Path:
     """Draw up to eight runs of one workload as a PNG of 1200 x 800 pixels.
 
-    Throughput; distributions of TTFT and E2EL; seats taken over time, with those shaded that
-    belong to requests already done; queue depth over time. Raises ValueError for more runs.
+    Throughput; distributions of TTFT and E2EL; for two minutes from the middle, seats taken,
+    with those shaded that belong to requests already done; queue depth. Raises ValueError for
+    more runs.
     """
     if not 1 <= len(results) <= len(COLORS) or len(labels) != len(results):
         raise ValueError(f"one label per run and 1 to {len(COLORS)} runs, not {len(results)}")
@@ -54,8 +56,7 @@ def draw_compare(labels: Sequence[str], results: Sequence["Result"]) -> "Figure"
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    style = {"font.size": 11, "axes.titlesize": 12, "axes.titleweight": "bold"}
-    with rc_context(style):
+    with rc_context({"font.size": 11, "axes.titlesize": 12, "axes.titleweight": "bold"}):
         figure = Figure(figsize=(12, 8), dpi=100, layout="constrained")
         (throughput, latency), (seats, queue) = figure.subplots(2, 2)
         figure.suptitle(_title(results[0]), fontsize=13)
@@ -63,6 +64,9 @@ def draw_compare(labels: Sequence[str], results: Sequence["Result"]) -> "Figure"
         _draw_latency(latency, results)
         _draw_seats(seats, results)
         _draw_queue(queue, results)
+        if len(results) > 1:
+            bars = throughput.patches
+            figure.legend(bars, labels, loc="outside lower center", ncols=4, frameon=False)
         for axes in (throughput, latency, seats, queue):
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(color="0.9", linewidth=0.8)
@@ -84,7 +88,7 @@ def _draw_throughput(axes: "Axes", labels: Sequence[str], results: Sequence["Res
     places = np.arange(len(values))
     axes.barh(places, values, color=COLORS[: len(values)], height=0.65)
     for place, value in zip(places, values, strict=True):
-        ratio = f"   {value / values[0]:.2f}x" if place and values[0] else ""
+        ratio = f"  ({value / values[0]:.2f}x)" if place and values[0] else ""
         axes.annotate(
             f"{value:,.0f}{ratio}",
             (value, place),
@@ -95,7 +99,7 @@ def _draw_throughput(axes: "Axes", labels: Sequence[str], results: Sequence["Res
         )
     axes.set_yticks(places, labels)
     axes.invert_yaxis()
-    axes.set_xlim(0, max([*values, 1e-9]) * 1.3)
+    axes.set_xlim(0, max([*values, 1e-9]) * 1.4)
     axes.set_title("Output throughput")
     axes.set_xlabel("tokens/s")
 
@@ -116,19 +120,23 @@ def _draw_latency(axes: "Axes", results: Sequence["Result"]) -> None:
                 axes.plot(seconds, share, dashes, color=color, linewidth=1.8)
     if 0.0 < lowest < np.inf:
         axes.set_xscale("log")
-    axes.set_ylim(0, 101)
+    axes.set_ylim(-1, 116)
+    axes.set_yticks(range(0, 101, 20))
     axes.set_title("Latency of requests")
     axes.set_xlabel("seconds since sent")
     axes.set_ylabel("% of requests")
     styles = [Line2D([], [], color="0.3", linestyle=dashes) for dashes in ("-", "--")]
-    axes.legend(styles, ["first token (TTFT)", "last token (E2EL)"], loc="best", frameon=False)
+    axes.legend(styles, ["first token (TTFT)", "last token (E2EL)"], loc="upper center", ncols=2)
 
 
 def _draw_seats(axes: "Axes", results: Sequence["Result"]) -> None:
     """Seats taken in the batch, and of these the ones of requests that are done."""
     from matplotlib.patches import Patch
 
-    edges = _edges(results)
+    whole = _edges(results)
+    shortest = min(_edges([result])[-1] for result in results)
+    begin = max(0.0, (shortest - WINDOW) / 2)
+    edges = np.linspace(begin, min(begin + WINDOW, whole[-1]), BINS + 1)
     wasted = False
     for result, color in zip(results, COLORS, strict=False):
         taken, idle = np.zeros(BINS), np.zeros(BINS)
@@ -142,14 +150,13 @@ def _draw_seats(axes: "Axes", results: Sequence["Result"]) -> None:
         if idle.any():
             wasted = True
             axes.fill_between(middle, taken - idle, taken, color=color, alpha=0.3, linewidth=0)
-    axes.set_ylim(0)
-    axes.set_xlim(edges[0], edges[-1])
+    _frame(axes, edges, headroom=1.18)
     axes.set_title("Requests in the batch")
     axes.set_xlabel("seconds")
-    axes.set_ylabel("seats taken")
+    axes.set_ylabel("requests running")
     if wasted:
         patch = Patch(color="0.5", alpha=0.4, linewidth=0)
-        axes.legend([patch], ["already done: wasted"], loc="best", frameon=False)
+        axes.legend([patch], ["already done, keeps its seat"], loc="upper right")
 
 
 def _draw_queue(axes: "Axes", results: Sequence["Result"]) -> None:
@@ -158,11 +165,17 @@ def _draw_queue(axes: "Axes", results: Sequence["Result"]) -> None:
     for result, color in zip(results, COLORS, strict=False):
         depth = sum(_depth_in_bins(log, result.sent, edges) for log in result.logs)
         axes.plot((edges[1:] + edges[:-1]) / 2, depth, color=color, linewidth=1.5)
-    axes.set_ylim(0)
-    axes.set_xlim(edges[0], edges[-1])
+    _frame(axes, edges, headroom=1.05)
     axes.set_title("Queue")
     axes.set_xlabel("seconds")
     axes.set_ylabel("requests waiting")
+
+
+def _frame(axes: "Axes", edges: Floats, headroom: float) -> None:
+    """Begin just below 0, so that a line at 0 shows, and leave room above the highest."""
+    top = max([float(np.max(line.get_ydata())) for line in axes.lines] + [1.0]) * headroom
+    axes.set_ylim(-0.015 * top, top)
+    axes.set_xlim(edges[0], edges[-1])
 
 
 def _edges(results: Sequence["Result"]) -> Floats:
@@ -172,7 +185,7 @@ def _edges(results: Sequence["Result"]) -> Floats:
 
 
 def _mean_in_bins(
-    starts: Floats, ends: Floats, levels: npt.NDArray[np.generic], edges: Floats
+    starts: Floats, ends: Floats, levels: npt.NDArray[np.int32], edges: Floats
 ) -> Floats:
     """Average over each bin a level that holds from start to end and is 0 elsewhere."""
     if not len(starts):
@@ -180,7 +193,8 @@ def _mean_in_bins(
     area = np.cumsum(levels * (ends - starts))
     times = np.stack((starts, ends), axis=1).ravel()
     upto = np.stack((np.append(0.0, area[:-1]), area), axis=1).ravel()
-    return np.diff(np.interp(edges, times, upto)) / np.diff(edges)
+    means: Floats = np.diff(np.interp(edges, times, upto)) / np.diff(edges)
+    return means
 
 
 def _depth_in_bins(log: Log, sent: Floats, edges: Floats) -> Floats:
@@ -192,10 +206,12 @@ def _depth_in_bins(log: Log, sent: Floats, edges: Floats) -> Floats:
     queue = queue[queue <= nexts[-1]]
     joins = np.sort(nexts[np.searchsorted(nexts, queue, side="left")])
     since = _area_after(queue, edges) - _area_after(joins, edges)
-    return known + np.diff(since) / np.diff(edges)
+    depth: Floats = known + np.diff(since) / np.diff(edges)
+    return depth
 
 
 def _area_after(times: Floats, edges: Floats) -> Floats:
     """Integrate, up to each edge, the number of `times` (ascending) that are over."""
     over = np.searchsorted(times, edges, side="right")
-    return over * edges - np.append(0.0, np.cumsum(times))[over]
+    area: Floats = over * edges - np.append(0.0, np.cumsum(times))[over]
+    return area

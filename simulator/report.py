@@ -1,9 +1,12 @@
 """A run's summary as text: the block that `vllm bench serve` prints, then what the engine did;
 and several runs side by side."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simulator.simulation import Result
 
 Summary = Mapping[str, Any]
 
@@ -22,6 +25,7 @@ SECTIONS = (
     ("queue_time", "Queue Time", "Queueing in the Engine"),
 )
 """Key, name and title; all but the last as vLLM has them."""
+BESIDE = 3  # runs that a block of a comparison shows beside the first: 120 columns
 PRINTED = ("mean", "median", "p99")  # vLLM's default; the summary has more
 
 
@@ -74,14 +78,21 @@ METRICS = (
 """What a comparison shows of vLLM's keys; the gauges follow."""
 
 
-def run_table(summary: Summary, warnings: Sequence[str] = ()) -> str:
-    """Give the report of one run: vLLM bench's labels and number formats, then the gauges."""
+def run_table(run: "Result | Summary") -> str:
+    """Give the report of one run: vLLM bench's labels and number formats, then the gauges.
+
+    A Result's warnings follow.
+    """
+    summary = run if isinstance(run, Mapping) else run.summary()
+    notes = [] if isinstance(run, Mapping) else [f"Warning: {text}" for text in run.warnings]
+    if summary["headway"].get("interrupted"):
+        notes.insert(0, "Interrupted: the figures are those up to then.")
     lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}", *_head(summary)]
     for key, name, title in SECTIONS:
         if f"mean_{key}_ms" in summary:
             lines += [f"{title:-^{WIDTH}}", *_latency(summary, key, name)]
     lines += [f"{'Engine':-^{WIDTH}}", *_engine(summary["headway"]), "=" * WIDTH]
-    return "\n".join([*lines, *(f"warning: {text}" for text in warnings)])
+    return "\n".join(lines + notes)
 
 
 def _line(label: str, value: object) -> str:
@@ -132,23 +143,36 @@ def compare_table(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
     """Put runs side by side, each value with its ratio to the first run's.
 
     `+` marks a value that is better than the first run's, `-` one that is worse. A metric that
-    some run does not have is left out.
+    some run does not have is left out. Many runs come in several blocks, each with the first.
     """
-    rows = [("", labels[0], *(label for label in labels[1:]))]
-    for metric, values in _compared(summaries):
-        cells = [_number(value, metric) for value in values]
-        marks = [_ratio(value, values[0], metric.better) for value in values[1:]]
-        rows.append((metric.label, cells[0], *map("  ".join, zip(cells[1:], marks, strict=True))))
+    metrics = _compared(summaries)
+    blocks = []
+    for at in range(1, max(len(labels), 2), BESIDE):
+        shown = [0, *range(at, min(at + BESIDE, len(labels)))]
+        rows = [("", *(labels[run] for run in shown))]
+        rows += [(metric.label, *_cells(metric, values, shown)) for metric, values in metrics]
+        blocks.append(_align(rows))
+    if len(labels) > 1:
+        blocks.append(f"Ratios are to {labels[0]}; + better, - worse.")
+    return "\n\n".join(blocks)
+
+
+def _cells(metric: Gauge, values: Sequence[float], shown: Sequence[int]) -> Iterator[str]:
+    """Yield the first run's value, then those of others with their ratios."""
+    for run in shown:
+        value = values[run] * metric.scale
+        text = f"{value:.2f}" if isinstance(value, float) else str(value)
+        yield f"{text}  {_ratio(values[run], values[0], metric.better)}" if run else text
+
+
+def _align(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        row[0].ljust(widths[0])
-        + "".join("  " + cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
-        for row in rows
-    ]
-    lines.insert(1, "-" * len(lines[0]))
-    return "\n".join(
-        [*lines, f"ratios are to {labels[0]}; + better, - worse"] if len(labels) > 1 else lines
-    )
+    lines = []
+    for name, *cells in rows:
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        lines.append("  ".join([name.ljust(widths[0]), *padded]).rstrip())
+    lines.insert(1, "-" * (sum(widths) + 2 * len(widths) - 2))
+    return "\n".join(lines)
 
 
 def _compared(summaries: Sequence[Summary]) -> list[tuple[Gauge, list[float]]]:
@@ -159,14 +183,13 @@ def _compared(summaries: Sequence[Summary]) -> list[tuple[Gauge, list[float]]]:
     return [(metric, values) for metric, values in rows if None not in values]
 
 
-def _number(value: float, metric: Gauge) -> str:
-    scaled = value * metric.scale
-    return f"{scaled:.2f}" if isinstance(scaled, float) else str(scaled)
-
-
 def _ratio(value: float, first: float, better: int) -> str:
     """Give the ratio and its mark, always of the same width."""
     sign = better * ((value > first) - (value < first))
     mark = {1: "+", 0: " ", -1: "-"}[sign]
-    ratio = 1.0 if value == first else value / first if first else None
-    return f"{'' if ratio is None else f'{ratio:.2f}x':>8} {mark}"
+    text = ""
+    if first or value == first:
+        ratio = value / first if first else 1.0
+        digits = ".2g" if ratio < 0.1 else ".2f" if ratio < 100 else ".0f"
+        text = f"{ratio:{digits}}x"
+    return f"{text:>8} {mark}"

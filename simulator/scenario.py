@@ -48,6 +48,12 @@ class _Block(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_nothing(cls, value: object) -> object:
+        """Take a block without keys, which YAML calls null, as one with every default."""
+        return {} if value is None else value
+
 
 class GpuBlock(_Block):
     """The hardware."""
@@ -95,9 +101,9 @@ class EngineBlock(_Block):
     quantization: Literal["fp8", "int8", "int4"] | None = Field(
         None, description="of the weights: fp8, int8 or int4"
     )
-    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "fp8", "int8", "int4"] = Field(
-        "auto", description="numbers in the KV cache; auto: as dtype"
-    )
+    kv_cache_dtype: Literal[
+        "auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4"
+    ] = Field("auto", description="numbers in the KV cache; auto: as dtype")
     tensor_parallel_size: Count = Field(1, description="GPUs that share each layer")
     long_prefill_token_threshold: Annotated[int, Field(ge=0, le=INT32)] = Field(
         0, description="tokens of one prompt that a step computes, at most; 0: no such limit"

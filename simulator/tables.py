@@ -42,13 +42,13 @@ class RequestTable:
 
     @property
     def arrival(self) -> Floats:
-        """Give the time each was due; for a session turn, the end before it plus its delay."""
+        """Give the time each was due; for a session turn, its delay after the end before it."""
         arrival, after = self.workload.arrival, self.workload.after
         if after is None:
             return arrival
         delay = self.workload.delay
-        due = self.finish[after] + (0.0 if delay is None else delay)
-        due = np.where(np.isnan(due), self.sent, due)  # what it follows never finished
+        ended = np.where(self.reason == REJECTED, self.sent, self.finish)
+        due = ended[after] + (0.0 if delay is None else delay)
         return np.where(np.isnan(arrival), due, arrival)
 
     @property

@@ -5,6 +5,7 @@ longer say where a value comes from); `1e-3` and `inf` are numbers, which YAML 1
 """
 
 import re
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -41,19 +42,30 @@ class Places:
 
     def __init__(self, file: str, lines: dict[Key, int]) -> None:
         self.file = file
+        self._lines = lines
         self._said = {key: f"{file}:{line}" for key, line in lines.items()}
 
     def override(self, key: Key, place: str) -> None:
         """Note that a value, and all below it, comes from elsewhere."""
         for inner in [inner for inner in self._said if inner[: len(key)] == key]:
             del self._said[inner]
+        self._lines = {k: line for k, line in self._lines.items() if k in self._said}
         self._said[key] = place
+
+    def _nearest(self, key: Key) -> Key:
+        """Give the key, or the nearest one above it whose place is known."""
+        while key and key not in self._said:
+            key = key[:-1]
+        return key
 
     def of(self, key: Key) -> str:
         """Tell the place of a key, or that of the nearest one above it."""
-        while key and key not in self._said:
-            key = key[:-1]
-        return self._said.get(key, self.file)
+        return self._said.get(self._nearest(key), self.file)
+
+    def line(self, key: Key) -> float:
+        """Give the line of a key to sort by; infinite for what is not from the file."""
+        nearest = self._nearest(key)
+        return self._lines.get(nearest, inf if nearest else 0)
 
     def tell(self, fault: Fault) -> str:
         """Say what is wrong in one line: `file:line: key: what`."""
@@ -120,7 +132,8 @@ def parse(text: str, source: str) -> tuple[object, dict[Key, int]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        raise HeadwayError(f"{source}:{line}: not YAML: {error.problem}") from None
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+        raise HeadwayError(f"{source}:{line}: not YAML: {what}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise HeadwayError(f"{source}:{line}: not YAML: {error.reason}") from None

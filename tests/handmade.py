@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from simulator.log import REASONS, STEP, Log, pack_request, pack_run
 from simulator.workload import Workload
+from tests.engines import Clock, workload
 
 TICK = 1 / 64
 
@@ -179,3 +180,13 @@ def stories(draw, max_replicas: int = 2, max_requests: int = 6) -> Story:
         add_request(log, number, seen)
         requests.append(seen)
     return Story(requests, [s for _, s in replicas], [log for log, _ in replicas])
+
+
+CLOCK = Clock(base=0.25, per_token=1 / 128, per_context=1 / 1024)
+"""Seconds that add up exactly."""
+loads = st.lists(
+    st.tuples(st.integers(0, 400).map(lambda n: n * TICK), st.integers(1, 30), st.integers(1, 30)),
+    min_size=1,
+    max_size=15,
+).map(lambda requests: workload(*sorted(requests)))
+"""Workloads for a real engine with that clock."""

@@ -9,18 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.blocks import BlockCounter
 from simulator.log import Log
 from simulator.metrics import summarize
-from simulator.tables import expand_steps, gather_requests
+from simulator.static import Static
+from simulator.tables import gather_requests
 from simulator.workload import Workload
-from tests.engines import Clock, fcfs, play, workload
+from tests.engines import fcfs, play
 from tests.handmade import (
-    TICK,
+    CLOCK,
     Seen,
     Story,
     add_request,
     add_run,
     add_step,
+    loads,
     make_workload,
     stories,
 )
@@ -247,42 +250,15 @@ def test_head() -> None:
     assert summary["p99_e2el_including_client_queue_ms"] == 0.0
 
 
-@given(stories(max_replicas=1))
-def test_expanded_steps(story: Story) -> None:
-    """Unrolled leaps give start, duration and sums of every single step."""
-    steps = story.steps[0]
-    columns = expand_steps(story.logs[0], story.sent)
-    assert columns["start"].tolist() == [s["start"] for s in steps]
-    assert columns["duration"].tolist() == [s["end"] - s["start"] for s in steps]
-    assert columns["context"].tolist() == [s["context"] for s in steps]
-    assert columns["preempted"].tolist() == [s["preempted"] for s in steps]
-    assert columns["kv_blocks_used"].tolist() == [int(s["blocks_used"]) for s in steps]
+@given(loads, st.integers(1, 5), st.booleans())
+def test_littles_law(load: Workload, seats: int, static: bool) -> None:
+    """Without preemptions, mean queue depth times duration is the sum of the queue times.
 
-
-CLOCK = Clock(base=0.25, per_token=0.0078125, per_context=0.0009765625)
-load_of = st.lists(
-    st.tuples(st.integers(0, 400).map(lambda n: n * TICK), st.integers(1, 30), st.integers(1, 30)),
-    min_size=1,
-    max_size=15,
-).map(lambda requests: workload(*sorted(requests)))
-
-
-@given(load_of, st.integers(1, 5))
-def test_leaps_expand_to_the_steps_of_a_stepwise_run(load: Workload, seats: int) -> None:
-    """Waiting, context and times of every single step, whether it was leapt over or not."""
+    Static batches also wait while the engine stands still.
+    """
     options = {"max_num_seqs": seats, "max_num_batched_tokens": 32}
-    leapt, client = play(load, fcfs(**options), CLOCK)
-    stepwise, _ = play(load, fcfs(**options), CLOCK, leap=False)
-    sent = np.array(client.sent)
-    one, other = expand_steps(leapt, sent), expand_steps(stepwise, sent)
-    for name in ("start", "duration", "running", "waiting", "decode_tokens", "context"):
-        assert one[name].tolist() == other[name].tolist(), name
-
-
-@given(load_of, st.integers(1, 5))
-def test_littles_law(load: Workload, seats: int) -> None:
-    """Without preemptions, mean queue depth times duration is the sum of the queue times."""
-    log, client = play(load, fcfs(max_num_seqs=seats, max_num_batched_tokens=32), CLOCK)
+    engine = Static(BlockCounter(1000, 4), timeout=0.3, **options) if static else fcfs(**options)
+    log, client = play(load, engine, CLOCK)
     sent = np.array(client.sent)
     summary = summarize(load, sent, [log])
     waited = gather_requests(load, sent, [log]).queue_time.sum()
@@ -290,7 +266,7 @@ def test_littles_law(load: Workload, seats: int) -> None:
     assert depth == pytest.approx(waited, abs=1e-9)
 
 
-@given(load_of, st.integers(1, 5))
+@given(loads, st.integers(1, 5))
 def test_leaping_and_stepwise_runs_have_the_same_summary(load: Workload, seats: int) -> None:
     """All but the KV gauges are equal; a leap estimates those to a block per sequence."""
     options = {"max_num_seqs": seats, "max_num_batched_tokens": 32}

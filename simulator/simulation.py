@@ -62,21 +62,17 @@ class Result:
 
     @property
     def requests(self) -> "pd.DataFrame":
-        """One row per request that was sent."""
-        import pandas as pd
+        """One row per request that was sent, with the columns of requests.csv."""
+        from simulator.output import request_frame
 
-        from simulator.tables import request_columns
-
-        return pd.DataFrame(request_columns(self))
+        return request_frame(self)
 
     @property
     def steps(self) -> "pd.DataFrame":
-        """One row per step, or per stretch of `steps` equal ones."""
-        import pandas as pd
+        """One row per step, or per stretch of `steps` equal ones, with the columns of steps.csv."""
+        from simulator.output import step_frame
 
-        from simulator.tables import step_columns
-
-        return pd.DataFrame(step_columns(self))
+        return step_frame(self)
 
 
 def run(

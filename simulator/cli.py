@@ -1,0 +1,296 @@
+"""The command `headway`: thin verbs over the package, and what goes wrong told in one line each.
+
+Everything but the command line itself is imported by the verb that needs it.
+"""
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import App, CycloptsError, Parameter
+
+from simulator import __version__
+from simulator.console import BROKEN_PIPE, INTERRUPTED, tell_errors, tell_interrupted, told_warnings
+from simulator.errors import HeadwayError, HeadwayWarning
+
+if TYPE_CHECKING:
+    from simulator.scenario import Scenario
+    from simulator.simulation import Result
+    from simulator.workload import Workload
+
+
+# Nothing here multiplies matrices, and numpy's BLAS spends 0.1 s of CPU on starting its threads.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+app = App(
+    name="headway",
+    help="Simulate how an LLM server batches requests, and what its users feel.",
+    version=__version__,
+    version_flags=["--version"],
+    result_action="return_value",
+)
+trace_app = App(name="trace", help="Describe a workload, or write it as Mooncake JSONL.")
+app.command(trace_app)
+
+ScenarioFile = Annotated[Path, Parameter(name="SCENARIO", help="scenario file (YAML)")]
+Overrides = Annotated[
+    list[str] | None,
+    Parameter(
+        name="--set",
+        negative="",
+        help="set a key: dotted.key=value (repeatable)",
+    ),
+]
+Seed = Annotated[int | None, Parameter(help="seed, in place of the scenario's")]
+Stepwise = Annotated[
+    bool,
+    Parameter(negative="", show_default=False, help="every step by itself: same result, slower"),
+]
+Format = Annotated[Literal["csv", "parquet"], Parameter(help="of the tables")]
+Quiet = Annotated[
+    bool, Parameter(negative="", show_default=False, help="print errors and warnings only")
+]
+
+
+@app.command
+def run(
+    scenario: ScenarioFile,
+    /,
+    *,
+    set_: Overrides = None,
+    seed: Seed = None,
+    out: Annotated[
+        Path | None, Parameter(help="folder for the files [default: out/NAME]", show_default=False)
+    ] = None,
+    stepwise: Stepwise = False,
+    format: Format = "csv",
+    quiet: Quiet = False,
+) -> int:
+    """Simulate a scenario; print its report, write its files."""
+    from simulator.load import load_scenario
+    from simulator.output import write_run
+    from simulator.report import run_table
+
+    loaded = load_scenario(scenario, set_ or (), seed)
+    folder = _folder(out or Path("out") / loaded.name, format)
+    result = _simulate(loaded, stepwise, None if quiet else loaded.name)
+    if result.interrupted:
+        return tell_interrupted(result)
+    files = write_run(result, folder, format)
+    if not quiet:
+        print(run_table(result.summary()))
+        print(f"written to {folder}: {', '.join(file.name for file in files)}")
+    return 0
+
+
+@app.command
+def compare(
+    scenario: ScenarioFile,
+    /,
+    *,
+    vary: Annotated[
+        list[str],
+        Parameter(
+            negative="",
+            help="dotted.key=a,b,c (repeated: all combinations)",
+        ),
+    ],
+    set_: Overrides = None,
+    seed: Seed = None,
+    out: Annotated[
+        Path | None,
+        Parameter(help="folder for the files [default: out/NAME-compare]", show_default=False),
+    ] = None,
+    stepwise: Stepwise = False,
+    format: Format = "csv",
+    quiet: Quiet = False,
+) -> int:
+    """Simulate a scenario with some keys varied, side by side."""
+    from simulator.compare import encode_comparison, expand
+    from simulator.files import write_atomic
+    from simulator.output import write_run
+    from simulator.report import compare_table
+
+    points = expand(scenario, vary, set_ or (), seed)
+    folder = _folder(out or Path("out") / f"{points[0].scenario.name}-compare", format)
+    results = []
+    for k, point in enumerate(points, 1):
+        label = None if quiet else f"{k}/{len(points)} {point.label}"
+        results.append(_simulate(point.scenario, stepwise, label))
+        if results[-1].interrupted:
+            return tell_interrupted(results[-1])
+    for point, result in zip(points, results, strict=True):
+        write_run(result, folder / point.folder, format)
+    table = encode_comparison(points, results)
+    write_atomic(folder / "comparison.csv", lambda file: file.write(table))
+    labels = [point.label for point in points]
+    drawn = _draw(labels, results, folder / "comparison.png")
+    if not quiet:
+        print(compare_table(labels, [result.summary() for result in results]))
+        print(f"written to {folder}: comparison.csv{drawn}, and a folder for each run")
+    return 0
+
+
+@app.command
+def memory(
+    *,
+    model: Annotated[str, Parameter(help="shipped model, or the path of a config.json")],
+    gpu: Annotated[str, Parameter(help="GPU, for example A100-80GB")],
+    tensor_parallel_size: Annotated[int, Parameter(help="GPUs that share each layer")] = 1,
+    gpu_memory_utilization: Annotated[float, Parameter(help="share, 0 to 1")] = 0.92,
+    dtype: Annotated[str, Parameter(help="of the weights; auto: the model's")] = "auto",
+    quantization: Annotated[str | None, Parameter(help="of the weights: fp8, int8, int4")] = None,
+    kv_cache_dtype: Annotated[str, Parameter(help="of the KV cache; auto: as dtype")] = "auto",
+    block_size: Annotated[int, Parameter(help="tokens in a block of the KV cache")] = 16,
+    max_model_len: Annotated[int | None, Parameter(help="tokens [default: the model's]")] = None,
+    max_num_seqs: Annotated[int, Parameter(help="requests at once, at most")] = 256,
+    max_num_batched_tokens: Annotated[int, Parameter(help="tokens of a step, at most")] = 2048,
+) -> int:
+    """Tell how many tokens and requests fit on a GPU."""
+    from simulator.checks import SIZES
+    from simulator.hardware import find_gpu
+    from simulator.load import check_scenario
+    from simulator.memory import kv_budget, memory_table
+    from simulator.model import load_model
+    from simulator.yamlpos import Places
+
+    engine = {
+        "tensor_parallel_size": tensor_parallel_size,
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "dtype": dtype,
+        "quantization": quantization,
+        "kv_cache_dtype": kv_cache_dtype,
+        "block_size": block_size,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+    }
+    places = Places("headway memory", {})
+    places.override(("model",), f"--model {model}")
+    places.override(("gpu",), f"--gpu {gpu}")
+    for name, value in engine.items():
+        places.override(("engine", name), f"--{name.replace('_', '-')} {value}")
+    raw = {
+        "model": model,
+        "gpu": {"name": gpu, "count": tensor_parallel_size},
+        "engine": engine,
+        "cost": {"kind": "roofline"},
+    }
+    checked = check_scenario(raw, places)
+    sizes = checked.engine.model_dump(include=SIZES)
+    budget = kv_budget(load_model(checked.model), find_gpu(checked.gpu.name), **sizes)
+    print(memory_table(budget, max_model_len=max_model_len))
+    return 0
+
+
+@trace_app.command
+def describe(
+    file: Annotated[Path, Parameter(name="FILE", help="trace, or scenario (.yaml)")],
+    /,
+    *,
+    format: Annotated[
+        str | None, Parameter(help="of the trace [default: as its first line tells]")
+    ] = None,
+) -> int:
+    """Tell how many requests, how fast, how bursty, how long."""
+    from simulator.traces import describe_text, detect_format
+
+    workload = _read(file, format)
+    scenario = file.suffix in {".yaml", ".yml"}
+    print(describe_text(workload, format or ("scenario" if scenario else detect_format(file))))
+    return 0
+
+
+@trace_app.command
+def convert(
+    source: Annotated[Path, Parameter(name="IN", help="trace, or scenario (.yaml)")],
+    target: Annotated[Path, Parameter(name="OUT", help="Mooncake JSONL, packed if it ends in .gz")],
+    /,
+    *,
+    format: Annotated[
+        str | None, Parameter(help="of the trace [default: as its first line tells]")
+    ] = None,
+) -> int:
+    """Write a workload as Mooncake JSONL, which other tools read too."""
+    from simulator.traces import write_mooncake
+
+    workload = _read(source, format)
+    write_mooncake(workload, target)
+    print(f"written to {target}: {len(workload):,} requests")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code. Whatever the user did wrong is told on stderr."""
+    try:
+        with told_warnings():
+            code = app(argv, exit_on_error=False, print_error=False)
+            sys.stdout.flush()
+    except HeadwayError as error:
+        return tell_errors(error.messages)
+    except CycloptsError as error:
+        return tell_errors([" ".join(str(error).split())])
+    except KeyboardInterrupt:
+        print("headway: interrupted; no file was written", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return code or 0
+
+
+def _simulate(scenario: "Scenario", stepwise: bool, label: str | None) -> "Result":
+    """Run a scenario; with a label, behind a progress bar if there is a terminal to show it on."""
+    from simulator.simulation import run
+
+    if label is None or not sys.stderr.isatty():
+        return run(scenario, stepwise=stepwise)
+    from simulator.progress import Bar
+
+    bar = Bar(label)
+    try:
+        return run(scenario, stepwise=stepwise, progress=bar)
+    finally:
+        bar.close()
+
+
+def _folder(folder: Path, format: str) -> Path:
+    """See beforehand whether the files of a run can be written; leave the folder as it is."""
+    from simulator.output import need_pyarrow
+
+    if format == "parquet":
+        need_pyarrow()
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise HeadwayError(f"--out {folder}: {there} is not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise HeadwayError(f"--out {folder}: no permission to write to {there}")
+    return folder
+
+
+def _draw(labels: list[str], results: "list[Result]", path: Path) -> str:
+    """Draw the comparison; return what to add to the list of files."""
+    from simulator.plots import COLORS, plot_compare
+
+    if len(results) > len(COLORS):
+        warnings.warn(
+            f"{len(results)} runs are too many for one plot, which holds {len(COLORS)}",
+            HeadwayWarning,
+            stacklevel=2,
+        )
+        return ""
+    return f", {plot_compare(labels, results, path).name}"
+
+
+def _read(path: Path, format: str | None) -> "Workload":
+    """Read a trace, or make the workload of a scenario."""
+    if path.suffix in {".yaml", ".yml"}:
+        from simulator.load import load_scenario
+
+        return load_scenario(path).make_workload()
+    from simulator.traces import read_trace
+
+    return read_trace(path, format)

@@ -1,0 +1,112 @@
+"""Several runs of one scenario that differ in a few keys, side by side."""
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from simulator.errors import HeadwayError
+from simulator.load import load_scenario
+
+if TYPE_CHECKING:
+    from simulator.scenario import Scenario
+    from simulator.simulation import Result
+
+_ITEM = re.compile(r"""(?:[^,"'\[\]{}()]|"[^"]*"|'[^']*')+|[\[\]{}(),"']""")
+
+
+@dataclass(slots=True, frozen=True)
+class Point:
+    """One of the runs to compare."""
+
+    label: str  # for tables
+    folder: str  # the name of its folder
+    varied: dict[str, str]  # value by dotted key, as given
+    scenario: "Scenario"
+
+
+def expand(
+    path: Path, vary: Iterable[str], overrides: Sequence[str] = (), seed: int | None = None
+) -> list[Point]:
+    """Load the scenario once for every combination of the values in `vary`, the last key fastest.
+
+    An item of `vary` is `dotted.key=value,value,...`, each value YAML; commas inside brackets or
+    quotes part nothing. Raises HeadwayError with all that is wrong with any of the scenarios.
+    """
+    axes = dict(split_values(item) for item in vary)
+    if not axes:
+        raise HeadwayError("--vary: is missing; for example --vary engine.max_num_seqs=64,256")
+    points: list[Point] = []
+    messages: list[str] = []
+    for values in product(*axes.values()):
+        varied = dict(zip(axes, values, strict=True))
+        try:
+            scenario = load_scenario(path, overrides, seed, vary=varied.items())
+            label = _label(varied)
+            points.append(Point(label, _folder(label, points), varied, scenario))
+        except HeadwayError as error:
+            messages += error.messages
+    if messages:
+        raise HeadwayError(dict.fromkeys(messages))
+    return points
+
+
+def split_values(item: str) -> tuple[str, list[str]]:
+    """Split `key=a,b,c` into the key and its values; HeadwayError if a value is empty or twice."""
+    key, _, text = item.partition("=")
+    values, depth = [""], 0
+    for match in _ITEM.finditer(text):
+        piece = match.group()
+        depth += (piece in "[{(") - (piece in "]})")
+        if piece == "," and not depth:
+            values.append("")
+        else:
+            values[-1] += piece
+    values = [value.strip() for value in values]
+    if not key or not all(values):
+        raise HeadwayError(f"--vary {item}: must be dotted.key=value,value,...")
+    if len(set(values)) < len(values):
+        raise HeadwayError(f"--vary {item}: has a value twice")
+    return key.strip(), values
+
+
+def _label(varied: dict[str, str]) -> str:
+    """Name a point by its values, with their keys where there are several."""
+    if len(varied) == 1:
+        return next(iter(varied.values()))
+    return ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in varied.items())
+
+
+def _folder(label: str, others: Iterable[Point]) -> str:
+    """Make a label the name of a folder that no other point has."""
+    plain = re.sub(r"[^\w.=+-]+", "-", label).strip("-.") or "point"
+    taken = {point.folder for point in others}
+    return next(
+        name
+        for name in (plain, *(f"{plain}-{k}" for k in range(2, len(taken) + 3)))
+        if name not in taken
+    )
+
+
+def encode_comparison(points: Sequence[Point], results: "Sequence[Result]") -> bytes:
+    """Give the runs as CSV: a row for each, what was varied, then the numbers of its summary."""
+    rows = []
+    for point, result in zip(points, results, strict=True):
+        summary = result.summary()
+        gauges = summary["headway"]
+        numbers = {
+            key: value
+            for key, value in [*summary.items(), *gauges.items()]
+            if isinstance(value, int | float)
+        }
+        rows.append({"run": point.folder, **point.varied, **numbers})
+    columns = dict.fromkeys(key for row in rows for key in row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()

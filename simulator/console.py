@@ -1,0 +1,55 @@
+"""What the command says on stderr, and its exit codes."""
+
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from simulator.errors import HeadwayWarning
+
+if TYPE_CHECKING:
+    from simulator.simulation import Result
+
+BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # the last two as a shell gives them
+
+
+def tell_errors(messages: Iterable[str]) -> int:
+    """Tell errors, one in a line; return the exit code."""
+    for message in messages:
+        print(f"headway: error: {message}", file=sys.stderr)
+    return BAD_INPUT
+
+
+def tell_interrupted(result: "Result") -> int:
+    """Say how far an interrupted run came."""
+    from simulator.log import REASONS
+
+    unfinished = REASONS.index("unfinished")
+    done = sum(int((log.requests["reason"] != unfinished).sum()) for log in result.logs)
+    now = max((float(log.steps["end"][-1]) for log in result.logs if log.step_rows), default=0.0)
+    print(
+        f"headway: interrupted at {now:,.1f} s of simulated time, {done:,} of "
+        f"{len(result.workload):,} requests done; no file was written",
+        file=sys.stderr,
+    )
+    return INTERRUPTED
+
+
+@contextmanager
+def told_warnings() -> Iterator[None]:
+    """Tell each of our own warnings once, in one line on stderr; leave others to Python."""
+    others = warnings.showwarning
+    told: set[str] = set()
+
+    def tell(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if not issubclass(category, HeadwayWarning):
+            others(message, category, *where, **more)
+        elif str(message) not in told:
+            told.add(str(message))
+            print(f"headway: warning: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", HeadwayWarning)
+        warnings.showwarning = tell
+        yield

@@ -1,0 +1,123 @@
+"""Cost models: what a scenario's `cost` says, made into an executor.
+
+A cost model is an executor that computes seconds instead of spending them.
+"""
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.errors import HeadwayWarning
+from simulator.executor import CanLeap
+from simulator.fields import inside
+from simulator.hardware import Gpu
+from simulator.model import ModelSpec
+from simulator.piecewise import LinearCost, PiecewiseCost
+from simulator.profile import (
+    FORMS,
+    Precision,
+    find_profile,
+    make_form,
+    read_profile,
+    shipped_profile,
+)
+from simulator.roofline import roofline
+
+__all__ = [
+    "CostModel",
+    "LinearCost",
+    "PiecewiseCost",
+    "load_cost",
+    "roofline",
+    "shipped_profile",
+]
+
+
+class CostModel(CanLeap, Protocol):
+    """An executor that computes what a step takes, and knows how far it can be trusted."""
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+
+    def outside(self, steps: npt.NDArray[np.void]) -> list[str]:
+        """Say, a line per quantity, which logged steps lie outside the fitted range."""
+
+
+def load_cost(
+    spec: Mapping[str, object] | str,
+    base: Path | None = None,
+    *,
+    model: ModelSpec | None = None,
+    gpu: Gpu | None = None,
+    engine: Precision | None = None,
+) -> CostModel:
+    """Make the cost model of a scenario's `cost`.
+
+    `spec` is the name of a shipped profile or the path of one, alone or as `{profile: ...}`, or a
+    mapping with `kind` (linear, piecewise, roofline) and the form's terms in seconds. A relative
+    path is looked up in `base`, then in the folder that HEADWAY_DATA names. `roofline` needs
+    `model` and `gpu`; a profile that was fitted to others is taken, with a HeadwayWarning.
+    Raises ValueError, lines of `cost.key: what is wrong`, and HeadwayError about a profile's file.
+    """
+    if isinstance(spec, str):
+        spec = {"profile": spec}
+    try:
+        if "profile" in spec:
+            return _load_profile(spec, base, model, gpu, engine)
+        if spec.get("kind") == "roofline":
+            return _make_roofline(spec, model, gpu, engine)
+        if spec.get("kind") not in FORMS:
+            known = ", ".join((*FORMS, "roofline"))
+            given = f", not {spec['kind']!r}" if "kind" in spec else ""
+            raise ValueError(f"kind: must be {known}{given}; or give `profile`: a name or a path")
+        return make_form(spec, str(spec["kind"]))
+    except ValueError as error:
+        raise inside("cost", error) from None
+
+
+def _load_profile(
+    spec: Mapping[str, object],
+    base: Path | None,
+    model: ModelSpec | None,
+    gpu: Gpu | None,
+    engine: Precision | None,
+) -> CostModel:
+    """Load what `{profile: name or path}` names, and warn where it is of something else."""
+    if extra := [key for key in spec if key != "profile"]:
+        raise ValueError("\n".join(f"{key}: cannot be given beside `profile`" for key in extra))
+    named = spec["profile"]
+    if not isinstance(named, str):
+        raise ValueError(f"profile: must be a name or a path, not {named!r}")
+    profile = read_profile(find_profile(named, base))
+    if differences := profile.differences(model, gpu, engine):
+        warnings.warn(
+            f"cost profile {profile.cost.name} was fitted to {'; '.join(differences)}",
+            HeadwayWarning,
+            stacklevel=3,
+        )
+    return profile.cost
+
+
+def _make_roofline(
+    spec: Mapping[str, object], model: ModelSpec | None, gpu: Gpu | None, engine: Precision | None
+) -> CostModel:
+    """Make a roofline of the scenario's model, GPU and precision."""
+    if extra := [key for key in spec if key != "kind"]:
+        raise ValueError("\n".join(f"{key}: roofline takes no terms" for key in extra))
+    if model is None or gpu is None:
+        raise ValueError("kind: roofline needs to know the model and the GPU")
+    if engine is None:
+        return roofline(model, gpu)
+    cache = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
+    return roofline(
+        model,
+        gpu,
+        tensor_parallel_size=engine.tensor_parallel_size,
+        dtype=engine.quantization or engine.dtype,
+        kv_cache_dtype=cache,
+    )

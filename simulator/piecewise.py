@@ -1,0 +1,257 @@
+"""What a step costs, in closed form: two cost models that are executors.
+
+A step has T tokens in all, padding and ghosts included, in n sequences. Of these, N decode: they
+read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) pairs.
+
+`LinearCost` is a straight line in T, S and n. `PiecewiseCost` has the terms of a real engine:
+
+    pure decode   overhead + dense(T) + head(n) + decode + max(c S, e N)
+    with prompts  overhead + dense(T) + head(n) + prefill + max(d P + f T_p + c' S + e' N, r K)
+
+- dense(T), the matrix products: a table, since GPUs work in tiles and waves; linear in between;
+- head(n) = max(head, head_per_sequence n), the output projection, which reads its weights once;
+- decode attention reads the cache (c S), unless so little of it that each sequence's fixed work
+  (e N) takes longer;
+- with prompts in the batch one kernel does all attention, built for many queries per sequence:
+  decodes cost it more (c' >= c, e' >= e), and it can be no faster than the sequence with the most
+  keys, K, whose keys pass one after the other (r K). Of the decodes only the mean context is known.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, isfinite
+from numbers import Real
+from operator import itemgetter
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.fields import refuse
+from simulator.request import Step
+
+QUANTITIES = ("tokens", "sequences", "context", "pairs")
+"""What a fitted range can bound: T, n, S and P."""
+
+Limits = Mapping[str, tuple[float, float]]
+"""The lowest and highest fitted value of each quantity."""
+
+
+def quantities(steps: npt.NDArray[np.void]) -> dict[str, npt.NDArray[np.int64]]:
+    """Give T, n, S and P of logged steps (rows of dtype STEP), S being that of each row's last.
+
+    The number of prompts in a step is not logged: n counts the decodes alone.
+    """
+    ghosts = np.where(steps["prefill_tokens"] == 0, steps["wasted"], 0)
+    seats = steps["decodes"].astype(np.int64) + ghosts
+    tokens = steps["decodes"].astype(np.int64) + steps["prefill_tokens"] + steps["wasted"]
+    context = steps["context"] + (steps["steps"] - 1) * seats
+    return {
+        "tokens": tokens,
+        "sequences": seats,
+        "context": context,
+        "pairs": steps["prefill_context"],
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """A cost model's name and the range of steps that it was fitted to."""
+
+    name: str = field(default="", compare=False)
+    limits: Limits | None = field(default=None, repr=False, compare=False)
+
+    def outside(self, steps: npt.NDArray[np.void]) -> list[str]:
+        """Say, a line per quantity, how many of the logged steps lie outside the fitted range."""
+        messages = []
+        found, repeats = quantities(steps), steps["steps"]
+        seats = np.maximum(found["sequences"], 1)
+        for what, (low, high) in (self.limits or {}).items():
+            values = found[what]
+            late = (values - high + seats - 1) // seats if what == "context" else repeats
+            above = np.where(values > high, np.minimum(repeats, late), 0).sum()
+            below = repeats[(values < low) & (values > 0)].sum()
+            if above + below:
+                messages.append(
+                    f"cost {self.name}: {what} of {values[values > 0].min():,} to "
+                    f"{values.max():,} in a step, fitted from {low:,} to {high:,}: "
+                    f"{(above + below) / repeats.sum():.2%} of the steps are extrapolated"
+                )
+        return messages
+
+
+def check_terms(cost: object, names: Sequence[str]) -> list[tuple[bool, str]]:
+    """Check that the named fields are numbers of seconds that can be; for `refuse`."""
+    found = []
+    for name in names:
+        value = getattr(cost, name)
+        good = isinstance(value, Real) and not isinstance(value, bool)
+        good = good and isfinite(value) and value >= 0
+        found.append((not good, f"{name}: must be seconds, at least 0, not {value!r}"))
+    return found
+
+
+@dataclass(frozen=True)
+class LinearCost(Fitted):
+    """Seconds = base + per_token T + per_context S + per_sequence n.
+
+    S counts what decodes read: a prompt's attention is in `per_token`.
+    """
+
+    base: float
+    per_token: float
+    per_context: float
+    per_sequence: float = 0.0
+
+    def __post_init__(self) -> None:
+        terms = ("base", "per_token", "per_context", "per_sequence")
+        refuse(*check_terms(self, terms))
+        refuse((not any(getattr(self, term) for term in terms), "base: every step takes no time"))
+
+    def execute(self, step: Step) -> float:
+        """Give the seconds that a step takes."""
+        prefills = step.prefills
+        if not prefills:
+            return self.leap(step, 1)[0]
+        tokens = step.decodes
+        sequences = tokens + len(prefills)
+        for chunk in prefills:
+            tokens += chunk.tokens
+        fixed = self.base + self.per_token * tokens + self.per_sequence * sequences
+        return fixed + self.per_context * step.context
+
+    def leap(self, step: Step, repeats: int) -> list[float]:
+        """Give the seconds of each of so many successive decode steps."""
+        count, first = step.decodes, step.context
+        fixed = self.base + self.per_token * count + self.per_sequence * count
+        slope = self.per_context
+        return [fixed + slope * read for read in range(first, first + repeats * count, count)]
+
+
+Table = Sequence[Sequence[float]]
+"""Rows of (tokens, seconds), tokens ascending."""
+
+LONGEST_TABLE = 1 << 16
+"""Tokens up to which a table is looked up by index; beyond, by search."""
+
+TERMS = (
+    "overhead",
+    "head",
+    "head_per_sequence",
+    "decode",
+    "decode_per_context",
+    "decode_per_sequence",
+    "prefill",
+    "prefill_per_pair",
+    "prefill_per_token",
+    "mixed_per_context",
+    "mixed_per_sequence",
+    "serial_per_token",
+)
+
+
+@dataclass(frozen=True)
+class PiecewiseCost(Fitted):
+    """The form at the head of this module; all coefficients in seconds, for all layers together.
+
+    Below its first row the dense table is constant, above its last it goes on as between the
+    last two.
+    """
+
+    dense: Table
+    overhead: float = 0.0
+    head: float = 0.0
+    head_per_sequence: float = 0.0  # per sequence
+    decode: float = 0.0
+    decode_per_context: float = 0.0  # c, per cached token
+    decode_per_sequence: float = 0.0  # e
+    prefill: float = 0.0
+    prefill_per_pair: float = 0.0  # d
+    prefill_per_token: float = 0.0  # f
+    mixed_per_context: float = 0.0  # c'
+    mixed_per_sequence: float = 0.0  # e'
+    serial_per_token: float = 0.0  # r, per token of the longest sequence
+    _dense: list[float] = field(init=False, repr=False, compare=False)
+    _decode: list[float] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        refuse(*_check_table(self.dense), *check_terms(self, TERMS))
+        tokens, seconds = np.array(self.dense, float).T
+        counts = np.arange(int(min(tokens[-1], LONGEST_TABLE)) + 1)
+        dense = np.interp(counts, tokens, seconds)
+        heads = np.maximum(self.head, self.head_per_sequence * counts)
+        object.__setattr__(self, "_dense", dense.tolist())
+        object.__setattr__(self, "_decode", (self.overhead + dense + heads + self.decode).tolist())
+
+    def dense_seconds(self, tokens: int) -> float:
+        """Give the time of the matrix products of so many tokens."""
+        table = self._dense
+        if tokens < len(table):
+            return table[tokens]
+        rows = self.dense
+        above = min(bisect_right(rows, tokens, key=itemgetter(0)), len(rows) - 1)
+        if not above:
+            return table[-1]
+        (t0, s0), (t1, s1) = rows[above - 1 : above + 1]
+        return s0 + (s1 - s0) / (t1 - t0) * (tokens - t0)
+
+    def _decode_seconds(self, count: int) -> float:
+        """Give the time of a decode step without its attention to the cache."""
+        if count < len(self._decode):
+            return self._decode[count]
+        head = max(self.head, self.head_per_sequence * count)
+        return self.overhead + self.dense_seconds(count) + head + self.decode
+
+    def execute(self, step: Step) -> float:
+        """Give the seconds that a step takes."""
+        prefills = step.prefills
+        if not prefills:
+            return self.leap(step, 1)[0]
+        count, context = step.decodes, step.context
+        new = pairs = 0
+        longest = context / count if count else 0.0
+        for chunk in prefills:
+            start, size = chunk.start, chunk.tokens
+            new += size
+            pairs += size * start + size * (size + 1) // 2
+            longest = max(longest, start + size)
+        work = (
+            self.prefill_per_pair * pairs
+            + self.prefill_per_token * new
+            + self.mixed_per_context * context
+            + self.mixed_per_sequence * count
+        )
+        serial = self.serial_per_token * longest
+        head = self.head_per_sequence * (count + len(prefills))
+        return (
+            self.overhead
+            + self.dense_seconds(count + new)
+            + (head if head > self.head else self.head)
+            + self.prefill
+            + (work if work > serial else serial)
+        )
+
+    def leap(self, step: Step, repeats: int) -> list[float]:
+        """Give the seconds of each of so many successive decode steps."""
+        count, first = step.decodes, step.context
+        fixed = self._decode_seconds(count)
+        floor = self.decode_per_sequence * count
+        slope = self.decode_per_context
+        contexts = range(first, first + repeats * count, count)
+        if slope * first > floor:
+            return [fixed + slope * read for read in contexts]
+        return [fixed + max(slope * read, floor) for read in contexts]
+
+
+def _check_table(table: object) -> list[tuple[bool, str]]:
+    """Check that a dense table is one; for `refuse`."""
+    good = isinstance(table, Sequence) and not isinstance(table, str) and len(table) > 0
+    rows = list(table) if isinstance(table, Sequence) else []
+    for row in rows:
+        numbers = isinstance(row, Sequence) and all(isinstance(x, Real) for x in row)
+        good = good and numbers and len(row) == 2 and 1 <= row[0] < inf and 0 < row[1] < inf
+    if good:
+        tokens = [row[0] for row in rows]
+        good = tokens == sorted(set(tokens))
+    what = "must be rows [tokens, seconds], tokens whole, from 1 on and ascending, seconds above 0"
+    return [(not good, f"dense: {what}")]

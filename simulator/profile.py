@@ -1,0 +1,200 @@
+"""Cost profiles: a fitted cost model in YAML, with its hardware, range, errors and sources."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from numbers import Real
+from pathlib import Path
+from typing import Protocol
+
+from simulator.errors import HeadwayError
+from simulator.fields import build
+from simulator.hardware import Gpu
+from simulator.model import HALF, ModelSpec, bytes_of, load_model, shipped_models
+from simulator.piecewise import QUANTITIES, Limits, LinearCost, PiecewiseCost
+from simulator.yamlpos import Fault, Places, faults, parse, read_text
+
+PROFILES = Path(__file__).parent / "profiles"
+GPU_KEYS = {"a100": "A100-80GB", "h100": "H100-80GB", "h200": "H200"}
+"""What the word before the last in a shipped profile's name stands for."""
+
+FORMS: dict[str, type[LinearCost] | type[PiecewiseCost]] = {
+    "linear": LinearCost,
+    "piecewise": PiecewiseCost,
+}
+KEYS = ("model", "hardware", "engine", "cost", "range", "fit", "assumptions", "sources", "notes")
+
+
+class Precision(Protocol):
+    """How an engine runs a model; `engine` of a scenario has these."""
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """GPUs that share each layer."""
+
+    @property
+    def dtype(self) -> str:
+        """Of weights and activations."""
+
+    @property
+    def quantization(self) -> str | None:
+        """Of the weights."""
+
+    @property
+    def kv_cache_dtype(self) -> str:
+        """Of the KV cache."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A fitted cost model, and what it was fitted to."""
+
+    cost: LinearCost | PiecewiseCost
+    model: str | None
+    hardware: Mapping[str, object]  # gpu, tensor_parallel_size, dtype, kv_cache_dtype
+
+    def differences(
+        self, model: ModelSpec | None, gpu: Gpu | None, engine: Precision | None
+    ) -> list[str]:
+        """Tell in what a run differs from the measurements, in the words `this, not that`."""
+        wanted: dict[str, object] = {}
+        if gpu is not None:
+            wanted["gpu"] = gpu.name
+        if model is not None and engine is not None:
+            wanted |= _wanted(model, engine)
+        found = [
+            f"{key} {self.hardware[key]}, not {value}"
+            for key, value in wanted.items()
+            if key in self.hardware and not _alike(self.hardware[key], value)
+        ]
+        if model is not None and self.model is not None and not _is_shape(self.model, model):
+            found.insert(0, f"{self.model}, not {model.name}")
+        return found
+
+
+def _wanted(model: ModelSpec, engine: Precision) -> dict[str, object]:
+    """Put an engine's settings into a profile's words."""
+    dtype = model.resolve_dtype(engine.dtype)
+    return {
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "dtype": engine.quantization or dtype,
+        "kv_cache_dtype": dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype,
+    }
+
+
+def _alike(one: object, two: object) -> bool:
+    """Compare two settings; the 16-bit dtypes take the same time."""
+    halves = {word for word in (one, two) if isinstance(word, str) and _is_half(word)}
+    return one == two or halves == {one, two}
+
+
+def _is_half(word: str) -> bool:
+    try:
+        return bytes_of(word) == HALF
+    except ValueError:
+        return False
+
+
+def _is_shape(name: str, model: ModelSpec) -> bool:
+    """Tell whether a model is the named one, or of the same shape as a shipped one so named."""
+    return name == model.name or (
+        name in shipped_models() and load_model(name).shape == model.shape
+    )
+
+
+def shipped_profiles() -> list[str]:
+    """Names of the profiles that come with the package."""
+    return sorted(path.name.removesuffix(".yaml") for path in PROFILES.glob("*.yaml"))
+
+
+def shipped_profile(model: ModelSpec, gpu: Gpu, engine: Precision) -> dict[str, object] | None:
+    """Find the shipped profile of this model on this GPU, in the words of a scenario's `cost`.
+
+    Models of the same shape share a profile: Llama-3.1-8B runs like Llama-3-8B.
+    """
+    for name in shipped_profiles():
+        of, key, _ = name.rsplit(".", 2)
+        # The files need not be parsed for this: all are of one GPU with 16 bits throughout.
+        hardware = {
+            "gpu": GPU_KEYS[key],
+            "tensor_parallel_size": 1,
+            "dtype": "bfloat16",
+            "kv_cache_dtype": "bfloat16",
+        }
+        if not Profile(LinearCost(1.0, 0.0, 0.0), of, hardware).differences(model, gpu, engine):
+            return {"profile": name}
+    return None
+
+
+def find_profile(name_or_path: str, base: Path | None = None) -> Path:
+    """Find a shipped profile by its name, or a file; ValueError where there is neither."""
+    from simulator.scenario import resolve
+
+    names = shipped_profiles()
+    if name_or_path in names:
+        return PROFILES / f"{name_or_path}.yaml"
+    path = resolve(name_or_path, base or Path())
+    if path.is_file():
+        return path
+    near = get_close_matches(name_or_path.lower(), names, n=len(names), cutoff=0.4)
+    order = near + [name for name in names if name not in near]
+    raise ValueError(
+        f"profile: no file {path} and no shipped profile {name_or_path!r}; there are "
+        f"{', '.join(order)}"
+    )
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a profile; HeadwayError tells everything that is wrong with it, by line."""
+    raw, lines = parse(read_text(path), str(path))
+    places = Places(str(path), lines)
+    if not isinstance(raw, dict):
+        raise HeadwayError(f"{path}:1: must be a mapping with a key `cost`")
+    wrong: list[Fault] = [((key,), "unknown key") for key in raw if key not in KEYS]
+    limits: Limits = {}
+    cost = None
+    if not isinstance(raw.get("hardware", {}), Mapping):
+        wrong.append((("hardware",), "must be a mapping"))
+    if not isinstance(raw.get("model", ""), str):
+        wrong.append((("model",), "must be a name"))
+    try:
+        limits = _limits(raw.get("range", {}))
+    except ValueError as error:
+        wrong += faults(("range",), error)
+    try:
+        cost = make_form(raw.get("cost"), path.name.removesuffix(".yaml"))
+    except ValueError as error:
+        wrong += faults(("cost",), error)
+    if wrong or cost is None:
+        raise HeadwayError(map(places.tell, wrong))
+    return Profile(replace(cost, limits=limits), raw.get("model"), raw.get("hardware", {}))
+
+
+def make_form(spec: object, name: str) -> LinearCost | PiecewiseCost:
+    """Make a cost model of a mapping with `kind` and the form's terms; ValueError by key."""
+    if not isinstance(spec, Mapping):
+        raise ValueError(": must be a mapping with `kind` and the terms of that form")
+    kind = spec.get("kind")
+    if kind not in FORMS:
+        given = "is missing" if kind is None else f"{kind!r} is unknown"
+        raise ValueError(f"kind: {given}; there are {', '.join(FORMS)}")
+    values = {key: value for key, value in spec.items() if key != "kind"}
+    if reserved := [key for key in ("name", "limits") if key in values]:
+        raise ValueError("\n".join(f"{key}: unknown key" for key in reserved))
+    return build(FORMS[kind], values | {"name": name})
+
+
+def _limits(raw: object) -> Limits:
+    """Check the fitted range: two ascending numbers for each quantity."""
+    if not isinstance(raw, Mapping):
+        raise ValueError(": must be a mapping of [lowest, highest]")
+    wrong = []
+    for key, pair in raw.items():
+        numbers = isinstance(pair, list) and all(isinstance(x, Real) for x in pair)
+        if key not in QUANTITIES:
+            wrong.append(f"{key}: unknown; there are {', '.join(QUANTITIES)}")
+        elif not numbers or len(pair) != 2 or not pair[0] <= pair[1]:
+            wrong.append(f"{key}: must be [lowest, highest], not {pair!r}")
+    if wrong:
+        raise ValueError("\n".join(wrong))
+    return {key: (pair[0], pair[1]) for key, pair in raw.items()}

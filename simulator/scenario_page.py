@@ -1,0 +1,158 @@
+"""The reference page of the scenario's keys, made from the code: `python -m
+simulator.scenario_page > docs/scenario.md`."""
+
+import dataclasses
+from collections.abc import Iterator
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from simulator.generate import Generator, PrefixGroups, Sessions
+from simulator.lengths import KINDS
+from simulator.load import ABSENT
+from simulator.scenario import EngineBlock, GoodputBlock, GpuBlock, Scenario, TraceBlock
+
+HEAD = """# Scenario reference
+
+A scenario is one YAML file; `headway run FILE` simulates it. Every key may be left out. An unknown
+key or a wrong value is refused with its line. `--set dotted.key=value` overrides a key. Relative
+paths are looked up beside the scenario file, then in the folder that the environment variable
+`HEADWAY_DATA` names. `1e-3` and `inf` are numbers; anchors (`&`, `*`) are not supported.
+
+This page is made by `python -m simulator.scenario_page`.
+"""
+WORKLOAD = {
+    "request_rate": "requests (with sessions: sessions) per second; inf: all at once",
+    "burstiness": "shape of the Gamma distribution of the gaps: 1 Poisson, less is burstier",
+    "rescale": "stretch the gaps so that the last arrival is at num_prompts / request_rate",
+    "ramp_up_strategy": "linear or exponential; in place of request_rate",
+    "ramp_up_start_rps": "rate at the beginning, requests per second",
+    "ramp_up_end_rps": "rate at the end, requests per second",
+    "num_prompts": "requests; with sessions, their turns",
+    "max_concurrency": "requests sent and unfinished, at most; null: no limit; also beside trace",
+    "input_len": "tokens of a prompt: a number or a distribution; null: 1024",
+    "output_len": "tokens of an answer: a number or a distribution; null: 128",
+    "range_ratio": "r makes a length n uniform from n (1 - r) to n (1 + r); a number, or "
+    "{input: r, output: r}",
+    "lengths": "{path, format}: draw prompt and answer lengths together from a trace",
+    "prefix_len": "tokens that all prompts begin with, before input_len",
+    "prefix_groups": "prompts that begin with one of a few prefixes, see below",
+    "sessions": "conversations of several turns, see below",
+    "clients": "how many clients, or a list with the weight of each; null: nobody is named",
+}
+GROUPS = {
+    "num_prefixes": "prefixes that there are",
+    "prefix_len": "tokens of a prefix: a number or a distribution",
+    "zipf": "popularity of the k-th is k ** -zipf; 0: all alike",
+}
+TURNS = {
+    "turns": "turns of a session: a number or a distribution",
+    "think_time": "seconds from an answer to the next turn: a number or a distribution",
+}
+GENERATED = """Without `trace` the requests are generated, with the words and meanings of
+`vllm bench serve`.
+"""
+DISTRIBUTIONS = """## Distributions
+
+A length or a time is a number, or `{kind: ..., ...}` with the fields of the kind:
+"""
+
+
+def page() -> str:
+    """Make the page."""
+    parts = [HEAD, _table("Top level", _fields(Scenario))]
+    parts += [
+        _table(name, _fields(block))
+        for name, block in (
+            ("gpu", GpuBlock),
+            ("engine", EngineBlock),
+            ("goodput", GoodputBlock),
+            ("workload.trace", TraceBlock),
+        )
+    ]
+    parts += [
+        _table("workload", _given(Generator, WORKLOAD), GENERATED),
+        _table("workload.prefix_groups", _given(PrefixGroups, GROUPS)),
+        _table("workload.sessions", _given(Sessions, TURNS)),
+        DISTRIBUTIONS + "\n" + "\n".join(_kinds()) + "\n",
+        "## Keys of vLLM that are not here\n\n"
+        + "\n".join(f"- `{name}`: {why}" for name, why in ABSENT.items())
+        + "\n",
+    ]
+    return "\n".join(parts)
+
+
+def _table(title: str, rows: Iterator[tuple[str, ...]], words: str = "") -> str:
+    head = [f"## {title}", "", *([words] if words else [])]
+    lines = ["| key | values | default | meaning |", "|---|---|---|---|"]
+    return "\n".join([*head, *lines, *(f"| {' | '.join(row)} |" for row in rows), ""])
+
+
+def _fields(block: type[BaseModel]) -> Iterator[tuple[str, ...]]:
+    """Give the rows of a block: key, values, default, meaning."""
+    for name, field in block.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield f"`{name}`", "mapping", "", "see below"
+            continue
+        bounds = [text for item in field.metadata if (text := _bound(item))]
+        values = ", ".join([_values(kind), *bounds])
+        missing = field.default is PydanticUndefined
+        default = "required" if missing else f"`{_yaml(field.default)}`"
+        yield f"`{name}`", values, default, (field.description or "").replace("|", r"\|")
+
+
+def _values(kind: Any) -> str:
+    """Name what a type takes in YAML's words."""
+    if get_origin(kind) is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(kind))
+    if get_origin(kind) in {Union, UnionType}:
+        inner = (part for part in get_args(kind) if part is not type(None))
+        return " or ".join(_values(part) for part in inner)
+    if hasattr(kind, "__metadata__"):
+        items = (part for item in kind.__metadata__ for part in getattr(item, "metadata", [item]))
+        bounds = [text for item in items if (text := _bound(item))]
+        return ", ".join([_values(kind.__origin__), *bounds])
+    words = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+    return words.get(kind, "mapping")
+
+
+def _bound(item: Any) -> str:
+    """Write down a bound, unless it is only there to fit a machine's integers."""
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    for name, sign in signs.items():
+        limit = getattr(item, name, None)
+        if limit is not None and limit < 2**31 - 1:
+            return f"{sign} {limit:,}"
+    return ""
+
+
+def _given(cls: type, meanings: dict[str, str]) -> Iterator[tuple[str, ...]]:
+    """Give the rows of a dataclass: key, values, default, meaning."""
+    for field in dataclasses.fields(cls):
+        missing = field.default is dataclasses.MISSING
+        default = "required" if missing else f"`{_yaml(field.default)}`"
+        yield f"`{field.name}`", _values(field.type), default, meanings[field.name]
+
+
+def _kinds() -> Iterator[str]:
+    for name, cls in KINDS.items():
+        fields = [field for field in dataclasses.fields(cls) if field.init]
+        keys = ", ".join(
+            f"`{field.name}`"
+            + ("" if field.default is dataclasses.MISSING else f" ({_yaml(field.default)})")
+            for field in fields
+        )
+        yield f"- `{name}`: {keys}. {(cls.__doc__ or '').splitlines()[0]}"
+
+
+def _yaml(value: object) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True)
+    return text.removesuffix("\n").removesuffix("\n...").strip()
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,88 @@
+"""How much of the GPUs' arithmetic and memory bandwidth the run made use of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simulator.gauges import StepSums, share
+from simulator.log import Log
+from simulator.tables import RequestTable
+
+if TYPE_CHECKING:
+    from simulator.hardware import Gpu
+    from simulator.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model on the GPUs of one replica; the dtypes are those of the weights and the KV cache."""
+
+    model: "ModelSpec"
+    gpu: "Gpu"
+    tensor_parallel_size: int = 1
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+
+
+def utilization(
+    served: Served, table: RequestTable, logs: Sequence[Log], sums: StepSums, duration: float
+) -> dict[str, object]:
+    """Give `mfu` and `bandwidth_utilization`, shares of the peaks over the whole run."""
+    gpus = served.tensor_parallel_size * len(logs)
+    peak = served.gpu.flops(served.model.resolve_dtype(served.dtype))
+    return {
+        "mfu": share(needed_flops(served.model, table), peak * gpus * duration),
+        "bandwidth_utilization": share(
+            read_bytes(served, logs, sums), served.gpu.bandwidth * gpus * duration
+        ),
+    }
+
+
+def needed_flops(model: "ModelSpec", table: RequestTable) -> float:
+    """Count the FLOPs that the answers need, as MFU is defined (PaLM, 2022, appendix B).
+
+    Each token but the last one goes through the layers once and attends to those before it and
+    to itself; lm_head runs for the tokens that come out. Not counted: cached prompt tokens,
+    padding, ghosts of a static batch, recomputation, requests without a first token.
+    """
+    out = table.generated > 0
+    begin = table.cached[out].astype(np.float64)
+    generated = table.generated[out]
+    end = (table.workload.prompt_tokens[out] + generated - 1).astype(np.float64)
+    pairs = (end * (end + 1) - begin * (begin + 1)) / 2
+    head = 2 * model.head_parameters
+    layers = model.flops_per_token - head
+    return (
+        layers * float((end - begin).sum())
+        + head * float(generated.sum())
+        + model.attention_flops_per_pair * float(pairs.sum())
+    )
+
+
+def read_bytes(served: Served, logs: Sequence[Log], sums: StepSums) -> float:
+    """Count the bytes that all GPUs read: every step the weights, and the decodes' KV entries.
+
+    Left out: activations, writes, and the KV that prefills read. Of a mixture of experts, those
+    that a step's tokens meet if they choose evenly.
+    """
+    model, size = served.model, served.tensor_parallel_size
+    width = model.linear_bytes_per_parameter(served.dtype)
+    experts = _mean_experts(model, logs, sums.steps)
+    weights = width * model.linear_parameters(experts) + max(width, 2.0) * model.head_parameters
+    kv = model.kv_bytes_per_token(served.kv_cache_dtype) * model.kv_share(size) * size
+    return weights * sums.steps + kv * sums.context
+
+
+def _mean_experts(model: "ModelSpec", logs: Sequence[Log], steps: int) -> float:
+    """Average over the steps the experts of a layer that a step needs."""
+    if not model.num_experts or not steps:
+        return 0.0
+    total = 0.0
+    for log in logs:
+        rows = log.steps
+        tokens = rows["prefill_tokens"] + rows["decodes"] + rows["wasted"]
+        times = np.bincount(tokens, rows["steps"])
+        total += sum(times[n] * model.experts_met(int(n)) for n in np.flatnonzero(times))
+    return total / steps

@@ -1,0 +1,203 @@
+"""vLLM's scheduler as its own loop goes: request by request, block by block, hashes by content.
+
+Slow and plain on purpose: the yardstick for the scheduler that works on sums.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+from simulator.request import Request
+
+Token = tuple[Hashable, int]
+
+
+@dataclass(eq=False)
+class Job:
+    """One request, all its tokens spelt out."""
+
+    request: Request
+    known: list[Token]
+    left: int  # tokens that will still come out
+    order: int = 0  # in which it joined the queue
+    computed: int = 0
+    table: list[int] = field(default_factory=list)
+    preempted: bool = False
+    out: int = 0
+
+    @property
+    def id(self) -> int:
+        return self.request.id
+
+
+class Naive:
+    """One engine; `step` decides and says what it decided, `end` hands out the tokens."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        caching: bool,
+        *,
+        key: Callable[[Request], object] | None = None,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        enable_chunked_prefill: bool,
+        long_prefill_token_threshold: int,
+        scheduler_reserve_full_isl: bool,
+        watermark: float,
+    ) -> None:
+        self.size, self.caching, self.key = block_size, caching, key
+        self.seats, self.tokens = max_num_seqs, max_num_batched_tokens
+        self.longest, self.chunked = max_model_len, enable_chunked_prefill
+        self.threshold, self.reserve = long_prefill_token_threshold, scheduler_reserve_full_isl
+        self.spare = int(watermark * num_blocks)
+        self.free = list(range(1, num_blocks))
+        self.refs = Counter[int]()
+        self.content: dict[int, tuple[Token, ...]] = {}  # of hashed blocks, with all before them
+        self.waiting: list[Job] = []
+        self.running: list[Job] = []
+        self.given: dict[Job, int] = {}
+        self.joined = 0
+
+    def add(self, request: Request) -> None:
+        """Let a request join the queue."""
+        parts = request.segments or ((("in", request.id), request.prompt_tokens),)
+        known: list[Token] = [(name, k) for name, count in parts for k in range(count)]
+        left = min(request.output_tokens, self.longest - request.prompt_tokens)
+        self._queue(Job(request, known, left))
+
+    def _queue(self, job: Job) -> None:
+        self.joined += 1
+        job.order = self.joined
+        if self.key is not None:
+            self.waiting.append(job)
+            self.waiting.sort(key=lambda j: (self.key(j.request), j.order))
+        elif job.preempted:
+            self.waiting.insert(0, job)
+        else:
+            self.waiting.append(job)
+
+    def step(self) -> dict[str, object]:
+        """Schedule once; return what was decided and how the cache looks."""
+        self.given = {}
+        budget = self.tokens
+        alone = len(self.running) + len(self.waiting) == 1
+        cap = self.threshold if self.threshold and not alone else budget
+        preempted: list[int] = []
+        at = 0
+        while at < len(self.running) and budget:
+            job = self.running[at]
+            tokens = min(len(job.known) - job.computed, cap, budget)
+            while self._lacks(job, tokens):
+                victim = self.running.pop()
+                self._preempt(victim)
+                preempted.append(victim.id)
+                if victim is job:
+                    break
+            if job.preempted:
+                break
+            self._give(job, tokens)
+            budget -= tokens
+            at += 1
+        admitted = [] if preempted else self._admit(budget, cap)
+        return {
+            "given": sorted((job.id, job.computed - n, n) for job, n in self.given.items()),
+            "preempted": sorted(preempted),
+            "admitted": admitted,
+            "running": [job.id for job in self.running],
+            "waiting": len(self.waiting),
+            "head": self.waiting[0].id if self.waiting else None,
+            "free": len(self.free),
+            "hashed": len(set(self.content.values())),
+            "stored": self._stored(),
+        }
+
+    def _admit(self, budget: int, cap: int) -> list[tuple[int, int]]:
+        admitted = []
+        while budget and self.waiting and len(self.running) < self.seats:
+            job = self.waiting[0]
+            hits = self._hits(job)
+            start = len(hits) * self.size
+            tokens = min(len(job.known) - start, cap)
+            if not self.chunked and tokens > budget:
+                break
+            tokens = min(tokens, budget)
+            held = len(job.known) if self.reserve else start + tokens
+            need = -(-held // self.size) - len(hits) + sum(1 for b in hits if b in self.free)
+            if need + (self.spare if self.running else 0) > len(self.free):
+                break
+            self.waiting.pop(0)
+            for block in hits:
+                self.refs[block] += 1
+                if block in self.free:
+                    self.free.remove(block)
+            job.table, job.computed, job.preempted = hits, start, False
+            self._give(job, tokens)
+            self.running.append(job)
+            admitted.append((job.id, start))
+            budget -= tokens
+        return admitted
+
+    def _hits(self, job: Job) -> list[int]:
+        hits: list[int] = []
+        for end in range(self.size, len(job.known), self.size):
+            wanted = tuple(job.known[:end])
+            block = next((b for b, has in self.content.items() if has == wanted), None)
+            if block is None:
+                break
+            hits.append(block)
+        return hits
+
+    def _lacks(self, job: Job, tokens: int) -> bool:
+        return -(-(job.computed + tokens) // self.size) - len(job.table) > len(self.free)
+
+    def _give(self, job: Job, tokens: int) -> None:
+        job.computed += tokens
+        self.given[job] = tokens
+        while len(job.table) * self.size < job.computed:
+            block = self.free.pop(0)
+            self.content.pop(block, None)
+            self.refs[block] = 1
+            job.table.append(block)
+        if self.caching:
+            for index in range(job.computed // self.size):
+                name = tuple(job.known[: (index + 1) * self.size])
+                self.content.setdefault(job.table[index], name)
+
+    def _preempt(self, job: Job) -> None:
+        self._release(job)
+        job.preempted = True
+        self._queue(job)
+
+    def _release(self, job: Job) -> None:
+        blank, hashed = [], []
+        for block in reversed(job.table):
+            self.refs[block] -= 1
+            if not self.refs[block]:
+                (hashed if block in self.content else blank).append(block)
+        self.free = blank + self.free + hashed
+        job.table, job.computed = [], 0
+
+    def _stored(self) -> int:
+        """Tokens in the blocks in use, those in shared blocks once."""
+        fill: dict[int, int] = {}
+        for job in self.running:
+            for index, block in enumerate(job.table):
+                fill[block] = min(self.size, job.computed - index * self.size)
+        return sum(fill.values())
+
+    def end(self) -> list[int]:
+        """Hand a token to everybody whose known tokens are computed; return who ends."""
+        over = [job for job in self.given if job.computed == len(job.known)]
+        done = []
+        for job in over:
+            job.known.append((("out", job.id), job.out))
+            job.out += 1
+            job.left -= 1
+            if not job.left:
+                done.append(job.id)
+                self._release(job)
+                self.running.remove(job)
+        return done

@@ -1,0 +1,152 @@
+"""The memory budget: against what vLLM reported, and against itself."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.hardware import GIB, GPUS, find_gpu
+from simulator.memory import MemoryBudget, activation_bytes, kv_budget, memory_table
+from simulator.model import load_model
+
+H100 = find_gpu("H100-80GB")
+A100 = find_gpu("A100-80GB")
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [("llama-2-7b", 119_008), ("codellama-34b", 40_592)],
+)
+def test_vllm_found_the_same(name: str, tokens: int) -> None:
+    """What vLLM 0.11 logged on an H100 at 0.9 with 4,096 tokens a step, within 2 %."""
+    budget = kv_budget(
+        load_model(name), H100, gpu_memory_utilization=0.9, max_num_batched_tokens=4096
+    )
+    assert budget.tokens == pytest.approx(tokens, rel=0.02)
+
+
+def test_llama_3_8b_on_an_a100() -> None:
+    """About 28,000 blocks of 16, as users of vLLM know them."""
+    budget = kv_budget(
+        load_model("llama-3-8b"), A100, gpu_memory_utilization=0.9, max_num_batched_tokens=512
+    )
+    assert 27_000 < budget.num_gpu_blocks < 28_500
+
+
+def test_the_lines_add_up() -> None:
+    """Usable memory = weights + activations + context + cache, and the cache is whole blocks."""
+    model = load_model("llama-3-8b")
+    budget = kv_budget(model, A100, gpu_memory_utilization=0.9)
+    assert budget.usable == int(0.9 * A100.memory)
+    assert budget.weights == 16_060_522_496
+    parts = budget.weights + budget.activations + budget.context + budget.kv_cache
+    assert parts == budget.usable
+    assert budget.num_gpu_blocks == budget.kv_cache // (16 * 131_072)
+    assert budget.tokens == 16 * budget.num_gpu_blocks
+
+
+def test_activations_are_the_larger_peak() -> None:
+    """Llama-3-8B: 512 tokens peak in the sampler, 65,536 in the layers, experts as chosen."""
+    model = load_model("llama-3-8b")
+    assert activation_bytes(model, 1, 512, 256) == 256 * 128_256 * 40
+    assert activation_bytes(model, 1, 65_536, 256) == 65_536 * (2 * 4096 + 3 * 14_336) * 2
+    assert activation_bytes(model, 2, 65_536, 256) == 65_536 * (2 * 4096 + 3 * 7168) * 2
+    mixtral = load_model("mixtral-8x7b")
+    assert activation_bytes(mixtral, 1, 8192, 1) == 8192 * (2 * 4096 + 2 * (3 * 14_336 + 4096)) * 2
+
+
+def test_tensor_parallelism_halves_what_each_gpu_holds() -> None:
+    """On two GPUs each has half the weights and half of every token's KV."""
+    model = load_model("llama-3-8b")
+    one, two = (kv_budget(model, A100, tensor_parallel_size=n) for n in (1, 2))
+    assert two.weights == one.weights // 2
+    assert two.kv_bytes_per_token == one.kv_bytes_per_token / 2
+    assert two.tokens > 2 * one.tokens
+
+
+def test_dtypes_of_weights_and_cache() -> None:
+    """Quantization is the weights', kv_cache_dtype the cache's; auto follows dtype."""
+    model = load_model("llama-3-8b")
+    budget = kv_budget(model, A100, quantization="int4")
+    assert (budget.weight_dtype, budget.kv_cache_dtype) == ("int4", "bfloat16")
+    assert budget.kv_bytes_per_token == 131_072
+    budget = kv_budget(model, A100, dtype="float32", kv_cache_dtype="auto")
+    assert budget.kv_bytes_per_token == 262_144
+    budget = kv_budget(model, A100, kv_cache_dtype="fp8")
+    assert (budget.weight_dtype, budget.kv_bytes_per_token) == ("bfloat16", 65_536)
+
+
+def test_a_model_that_does_not_fit_says_by_how_much() -> None:
+    """141 GB of weights on one A100: refused with the missing GiB and what would help."""
+    with pytest.raises(ValueError, match=r"llama-3-70b in bfloat16 .*by 59\.99 GiB; take a larger"):
+        kv_budget(load_model("llama-3-70b"), A100)
+    assert kv_budget(load_model("llama-3-70b"), A100, tensor_parallel_size=4).num_gpu_blocks > 0
+
+
+def test_bad_knobs_are_named() -> None:
+    """Errors begin with the scenario's field."""
+    model = load_model("llama-3-8b")
+    with pytest.raises(ValueError, match=r"^engine.gpu_memory_utilization: "):
+        kv_budget(model, A100, gpu_memory_utilization=1.5)
+    with pytest.raises(ValueError, match=r"^engine.tensor_parallel_size: "):
+        kv_budget(model, A100, tensor_parallel_size=5)
+
+
+def budget_of(tokens: int) -> MemoryBudget:
+    """Make a budget with a cache for exactly so many tokens."""
+    model = load_model("llama-3-8b")
+    context = int(0.5 * A100.memory) - tokens * 131_072
+    return MemoryBudget(model, A100, 1, 0.5, "fp8", "fp16", 16, 0, 0, context, 131_072.0)
+
+
+def test_concurrent_requests_take_whole_blocks() -> None:
+    """101 blocks, one of them null: 17 tokens take two blocks, so 50 requests fit."""
+    budget = budget_of(101 * 16)
+    assert budget.num_gpu_blocks == 101
+    assert [budget.concurrent(n) for n in (1, 16, 17, 1600, 1601)] == [100, 100, 50, 1, 0]
+
+
+def test_the_question_of_the_80_gb_gpu_and_the_40_gb_model() -> None:
+    """The table answers it line by line, with paging and with contiguous allocation."""
+    table = memory_table(budget_of(101 * 16), max_model_len=800, lengths=(16, 160, 999))
+    lines = [line.split() for line in table.splitlines()]
+    assert ["blocks", "of", "16", "tokens", "101"] in lines
+    assert lines[-5:-2] == [["16", "100", "2"], ["160", "10", "2"], ["800", "2", "2"]]
+    assert table.splitlines()[0] == "llama-3-8b on 1 x A100-80GB"
+    assert all(line == line.rstrip() for line in table.splitlines())
+
+
+def test_the_table_ends_at_the_models_length() -> None:
+    """Without max_model_len the model's own limit is the last row."""
+    table = memory_table(kv_budget(load_model("llama-3-8b"), A100))
+    assert table.splitlines()[-3].split()[0] == "8,192"
+    assert "14.96 GiB" in table
+
+
+@given(
+    gpu=st.sampled_from(sorted(GPUS)),
+    share=st.floats(0.5, 0.95),
+    tokens=st.integers(256, 16_384),
+    block=st.sampled_from([8, 16, 32]),
+)
+def test_more_memory_never_means_fewer_blocks(
+    gpu: str, share: float, tokens: int, block: int
+) -> None:
+    """Blocks grow with the memory and shrink with the batch; they never exceed the cache."""
+    model = load_model("llama-3.2-1b")
+
+    def blocks(share: float, tokens: int) -> MemoryBudget:
+        return kv_budget(
+            model,
+            GPUS[gpu],
+            gpu_memory_utilization=share,
+            max_num_batched_tokens=tokens,
+            block_size=block,
+        )
+
+    budget = blocks(share, tokens)
+    assert budget.num_gpu_blocks <= blocks(share + 0.05, tokens).num_gpu_blocks
+    assert budget.num_gpu_blocks >= blocks(share, 2 * tokens).num_gpu_blocks
+    used = budget.num_gpu_blocks * block * budget.kv_bytes_per_token
+    assert 0 <= budget.kv_cache - used < block * budget.kv_bytes_per_token
+    assert budget.kv_cache < GPUS[gpu].memory
+    assert GPUS[gpu].memory > GIB

@@ -1,0 +1,244 @@
+"""ModelSpec and the table of GPUs: sizes that are known, and files that are wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simulator.errors import HeadwayError, HeadwayWarning
+from simulator.hardware import GIB, GPUS, find_gpu
+from simulator.model import MODELS, ModelSpec, load_model, shipped_models
+
+PUBLISHED = {  # parameters on the models' cards, in 1e9
+    "codellama-34b": 33.74,
+    "llama-2-13b": 13.02,
+    "llama-2-70b": 68.98,
+    "llama-2-7b": 6.74,
+    "llama-3-70b": 70.55,
+    "llama-3-8b": 8.03,
+    "llama-3.1-70b": 70.55,
+    "llama-3.1-8b": 8.03,
+    "llama-3.2-1b": 1.24,
+    "llama-3.2-3b": 3.21,
+    "mistral-7b-v0.3": 7.25,
+    "mixtral-8x7b": 46.70,
+    "qwen2.5-7b": 7.62,
+    "qwen3-0.6b": 0.60,
+    "qwen3-30b-a3b": 30.53,
+    "qwen3-32b": 32.76,
+    "qwen3-8b": 8.19,
+}
+TINY = {
+    "num_hidden_layers": 2,
+    "hidden_size": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 10,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+}
+
+
+def write(folder: Path, **changes: object) -> Path:
+    """Write a small config.json, with some keys changed or, where None, taken out."""
+    raw = {key: value for key, value in (TINY | changes).items() if value is not None}
+    path = folder / "config.json"
+    path.write_text(json.dumps(raw, indent=1))
+    return path
+
+
+@pytest.mark.parametrize("name", shipped_models())
+def test_shipped_models_have_the_published_number_of_parameters(name: str) -> None:
+    """Every shipped config.json gives the count on the model's card, to its last digit."""
+    assert round(load_model(name).parameters / 1e9, 2) == PUBLISHED[name]
+
+
+def test_llama_3_8b_to_the_last_weight() -> None:
+    """The count of the published checkpoint, and what follows from it."""
+    model = load_model("llama-3-8b")
+    assert model.parameters == 8_030_261_248
+    assert model.weight_bytes() == 2 * 8_030_261_248
+    assert model.kv_bytes_per_token() == 2 * 32 * 8 * 128 * 2
+    assert model.kv_bytes_per_token("fp8") == 65_536
+    assert model.attention_flops_per_pair == 4 * 32 * 32 * 128
+
+
+def test_every_quantity_by_hand(tmp_path: Path) -> None:
+    """A model small enough to count: 4 heads and 2 KV heads of 2, MLP of 10, 2 layers."""
+    model = load_model(write(tmp_path))
+    attention = 8 * 8 + 2 * 8 * 4 + 8 * 8  # query, key and value, output
+    layer = attention + 3 * 8 * 10
+    assert model.parameters == 2 * 100 * 8 + 2 * (layer + 2 * 8) + 8
+    assert model.active_parameters == model.parameters
+    assert model.flops_per_token == 2 * (2 * layer + 100 * 8)
+    assert model.attention_flops_per_pair == 4 * 2 * 4 * 2
+    assert model.kv_bytes_per_token("float16") == 2 * 2 * 2 * 2 * 2
+    assert model.name == tmp_path.name
+
+
+def test_quantization_leaves_embeddings_and_norms_at_two_bytes(tmp_path: Path) -> None:
+    """int4: half a byte in the layers' matrices, two elsewhere."""
+    model = load_model(write(tmp_path))
+    linear = 2 * (8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 10)
+    rest = model.parameters - linear
+    assert model.weight_bytes("int4") == linear // 2 + 2 * rest
+    assert model.weight_bytes("fp8") == linear + 2 * rest
+    assert model.weight_bytes("float32") == 4 * model.parameters
+
+
+def test_tied_embeddings_are_counted_once(tmp_path: Path) -> None:
+    """Tying saves vocabulary x hidden weights, but no computation."""
+    apart = load_model(write(tmp_path))
+    tied = load_model(write(tmp_path, tie_word_embeddings=True))
+    assert apart.parameters - tied.parameters == 800
+    assert apart.flops_per_token == tied.flops_per_token
+
+
+def test_experts(tmp_path: Path) -> None:
+    """All experts weigh, the chosen ones compute; both spellings are read."""
+    dense = load_model(write(tmp_path))
+    moe = load_model(write(tmp_path, num_local_experts=4, num_experts_per_tok=2))
+    expert, router = 3 * 8 * 10, 8 * 4
+    assert moe.parameters - dense.parameters == 2 * (3 * expert + router)
+    assert moe.active_parameters - dense.active_parameters == 2 * (expert + router)
+    small = load_model(
+        write(tmp_path, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=5)
+    )
+    assert moe.parameters - small.parameters == 2 * 4 * expert // 2
+    assert moe.experts_met(1) == 2
+    assert moe.experts_met(2) == 3
+    assert dense.experts_met(2) == 0
+
+
+def test_published_active_parameters() -> None:
+    """Mixtral: 12.9 of 46.7 billion; Qwen3-30B-A3B: 3.3 of 30.5."""
+    assert round(load_model("mixtral-8x7b").active_parameters / 1e9, 1) == 12.9
+    assert round(load_model("qwen3-30b-a3b").active_parameters / 1e9, 2) == 3.35
+
+
+@pytest.mark.parametrize(
+    ("published", "asked", "found"),
+    [
+        ("float32", "auto", "float16"),
+        ("bfloat16", "auto", "bfloat16"),
+        (None, "auto", "float16"),
+        ("torch.bfloat16", "auto", "bfloat16"),
+        ("bfloat16", "fp8", "fp8"),
+    ],
+)
+def test_dtype_auto_is_vllms(tmp_path: Path, published: str | None, asked: str, found: str) -> None:
+    """`auto` means the published dtype, but float16 for float32."""
+    assert load_model(write(tmp_path, torch_dtype=published)).resolve_dtype(asked) == found
+
+
+def test_kv_heads_are_shared_out_or_copied() -> None:
+    """8 KV heads on 2 GPUs: half each; on 16: one each, so every head is there twice."""
+    model = load_model("llama-3-8b")
+    assert model.kv_share(2) == 0.5
+    assert model.kv_share(16) == 0.125
+    model.check_parallel(16)
+    with pytest.raises(ValueError, match=r"tensor_parallel_size: 3 does not divide the 32 att"):
+        model.check_parallel(3)
+
+
+def test_a_folder_and_a_relative_path(tmp_path: Path) -> None:
+    """A model is found by its folder, or by a path beside the scenario."""
+    write(tmp_path)
+    assert load_model(tmp_path) == load_model("config.json", tmp_path)
+
+
+def test_an_unknown_name_lists_the_shipped_ones_nearest_first() -> None:
+    """The user sees at once what was meant."""
+    with pytest.raises(ValueError, match=r"no shipped model 'lama-3-8b'; there are llama-3-8b, "):
+        load_model("lama-3-8b")
+
+
+def test_a_bad_config_is_told_whole(tmp_path: Path) -> None:
+    """Every missing, wrong and unsupported key in one go, with its line."""
+    path = write(
+        tmp_path, vocab_size=None, hidden_size="8", model_type="deepseek_v3", torch_dtype="int3"
+    )
+    with pytest.raises(HeadwayError) as caught:
+        load_model(path)
+    assert [message.split(" ", 1)[0] for message in caught.value.messages] == [
+        f"{path}:",
+        f"{path}:3:",
+        f"{path}:8:",
+        f"{path}:9:",
+    ]
+    keys = [message.split(": ")[1] for message in caught.value.messages]
+    assert keys == ["vocab_size", "hidden_size", "model_type", "torch_dtype"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_key_value_heads": 3}, "num_key_value_heads: must divide"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: must be positive, not 0"),
+        ({"num_experts": 4}, "num_experts_per_tok: must be from 1 to num_experts"),
+        ({"num_experts": 4, "decoder_sparse_step": 2}, "mlp_only_layers: every layer"),
+    ],
+)
+def test_impossible_sizes(tmp_path: Path, changes: dict[str, object], words: str) -> None:
+    """Sizes that contradict each other are refused, by file and key."""
+    path = write(tmp_path, **changes)
+    with pytest.raises(HeadwayError, match=words) as caught:
+        load_model(path)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_what_is_not_json(tmp_path: Path) -> None:
+    """A broken file is told by its line."""
+    path = tmp_path / "config.json"
+    path.write_text('{\n"hidden_size": 8,\n}')
+    with pytest.raises(HeadwayError, match=r"config.json:3: not JSON"):
+        load_model(path)
+
+
+def test_a_sliding_window_is_told(tmp_path: Path) -> None:
+    """What is in the file but not in the model is said, not passed over."""
+    with pytest.warns(HeadwayWarning, match="sliding_window 16 is not modelled"):
+        load_model(write(tmp_path, sliding_window=16))
+
+
+def test_shape_leaves_out_names_and_limits() -> None:
+    """Llama-3.1-8B takes the time of Llama-3-8B; Llama-2-7B does not."""
+    shapes = [load_model(name).shape for name in ("llama-3-8b", "llama-3.1-8b", "llama-2-7b")]
+    assert shapes[0] == shapes[1] != shapes[2]
+
+
+def test_constructor_refuses_nonsense() -> None:
+    """A ModelSpec made by hand is checked too."""
+    with pytest.raises(ValueError, match=r"hidden_size: must be positive"):
+        ModelSpec("m", 1, 0, 1, 1, 1, 1, 1)
+
+
+def test_shipped_files_are_plain_configs() -> None:
+    """Each folder holds a config.json that names its architecture."""
+    for name in shipped_models():
+        raw = json.loads((MODELS / name / "config.json").read_text())
+        assert raw["model_type"] in raw["architectures"][0].lower().replace("moe", "_moe")
+
+
+@pytest.mark.parametrize("name", ["a100-80gb", "A100 80GB", "NVIDIA A100-80GB", "a100_80gb"])
+def test_gpus_are_found_however_they_are_spelt(name: str) -> None:
+    """Case, blanks and the maker's name do not matter."""
+    assert find_gpu(name).name == "A100-80GB"
+
+
+def test_an_ambiguous_gpu_is_not_guessed() -> None:
+    """`A100` could be either; the message lists both first."""
+    with pytest.raises(ValueError, match=r"no GPU 'A100' .* there are A100-40GB, A100-80GB, "):
+        find_gpu("A100")
+    with pytest.raises(ValueError, match="there are "):
+        find_gpu("")
+
+
+def test_the_table_of_gpus_is_physical() -> None:
+    """Memory below the nominal size, fp8 twice bf16, hundreds of FLOPs per byte."""
+    for gpu in GPUS.values():
+        nominal = [int(part[:-2]) for part in gpu.name.split("-") if part.endswith("GB")]
+        assert not nominal or 0.97 < gpu.memory / (nominal[0] * GIB) < 1
+        assert gpu.fp8_flops is None or round(gpu.fp8_flops / gpu.bf16_flops, 1) == 2
+        assert 50 < gpu.bf16_flops / gpu.bandwidth < 500
+        assert gpu.flops("int4") == gpu.bf16_flops

@@ -1,0 +1,118 @@
+"""YAML with the line of every key."""
+
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from simulator.errors import HeadwayError
+from simulator.yamlpos import Places, faults, parse, read_text
+
+
+def test_every_key_and_item_has_its_line():
+    """Keys are told by the path that leads to them; an item of a list by its index."""
+    value, lines = parse("a: 1\nb:\n  c: {d: 2}\n  e:\n  - 3\n  - 4\n", "x")
+    assert value == {"a": 1, "b": {"c": {"d": 2}, "e": [3, 4]}}
+    assert lines == {
+        ("a",): 1,
+        ("b",): 2,
+        ("b", "c"): 3,
+        ("b", "c", "d"): 3,
+        ("b", "e"): 4,
+        ("b", "e", "0"): 5,
+        ("b", "e", "1"): 6,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 0.001),
+        ("1.5e3", 1500),
+        ("2e6", 2_000_000),
+        ("-1E-2", -0.01),
+        ("inf", inf),
+        ("-inf", -inf),
+        (".inf", inf),
+        ("10", 10),
+        ("1.0", 1.0),
+        ("infinite", "infinite"),
+        ("1e", "1e"),
+        ("'1e3'", "1e3"),
+        ("", None),
+    ],
+)
+def test_numbers_are_read_as_written(text, value):
+    """YAML 1.1 takes 1e-3 and inf for words; a whole number stays one in any notation."""
+    read, _ = parse(text, "x")
+    assert read == value
+    assert type(read) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "x:3: a: given before, on line 1"),
+        (
+            "a:\n  b: 1\n  b: 2\n1: 2",
+            "x:3: a.b: given before, on line 2\nx:4: a key must be a word",
+        ),
+        ("? [a]\n: 1", "x:1: a key must be a word"),
+        ("a: &one 1\nb: 2", "x:1: not YAML: anchors and aliases (&, *) are not supported"),
+        ("a: 1\nb: *one", "x:2: not YAML: anchors and aliases (&, *) are not supported"),
+        (
+            "a: [1\nb: 2",
+            "x:2: not YAML: while parsing a flow sequence, expected ',' or ']', but got ':'",
+        ),
+        (
+            "a: 1\n\tb: 2",
+            "x:2: not YAML: while scanning for the next token, found character '\\t' that cannot "
+            "start any token",
+        ),
+        ("a: 1\nb: \x07", "x:2: not YAML: special characters are not allowed"),
+        (
+            "a: 1\n---\nb: 2",
+            "x:2: not YAML: expected a single document in the stream, but found another document",
+        ),
+        ("a: !!python/name:os.system", None),
+        ("a: 2024-13-01", "x: not YAML: month must be in 1..12"),
+        ("[" * 5000, None),
+    ],
+)
+def test_bad_yaml_is_told_with_its_line(text, message):
+    """Nothing but plain YAML is read, and every mistake has its place."""
+    with pytest.raises(HeadwayError) as caught:
+        parse(text, "x")
+    assert str(caught.value).startswith("x:")
+    assert message is None or str(caught.value) == message
+
+
+def test_files_that_are_no_text_are_told(tmp_path: Path):
+    """A missing file, a folder and bytes that are not UTF-8; a byte order mark does no harm."""
+    with pytest.raises(HeadwayError, match="nothing.yaml: no such file$"):
+        read_text(tmp_path / "nothing.yaml")
+    with pytest.raises(HeadwayError, match="cannot be read: Is a directory$"):
+        read_text(tmp_path)
+    path = tmp_path / "latin.yaml"
+    path.write_bytes(b"a: 1\nb: caf\xe9\n")
+    with pytest.raises(HeadwayError, match=r"latin.yaml:2: is not UTF-8 text$"):
+        read_text(path)
+    path.write_bytes(b"\xef\xbb\xbfa: 1\n")
+    assert read_text(path) == "a: 1\n"
+
+
+def test_a_fault_is_told_at_the_nearest_place():
+    """The key's own line, or that of the block it should be in, or just the file."""
+    places = Places("f.yaml", {("a",): 3, ("a", "b"): 4})
+    assert places.tell((("a", "b"), "is bad")) == "f.yaml:4: a.b: is bad"
+    assert places.tell((("a", "c", "d"), "is bad")) == "f.yaml:3: a.c.d: is bad"
+    assert places.tell((("z",), "is bad")) == "f.yaml: z: is bad"
+    places.override(("a",), "--set a={}")
+    assert places.tell((("a", "b"), "is bad")) == "--set a={}: a.b: is bad"
+    assert [places.line(key) for key in [("a", "b"), ("z",)]] == [inf, 0]
+
+
+def test_an_error_is_taken_apart_into_faults():
+    """Each line names a key below, or begins with the colon where it means the value itself."""
+    error = ValueError("low.0: is bad\n: must be a mapping")
+    assert faults(("a",), error) == [(("a", "low", "0"), "is bad"), (("a",), "must be a mapping")]
