@@ -120,7 +120,7 @@ class AsyncReplica(Replica):
             del ends[0]
         else:
             ends = [start + self.executor.execute(step)]
-        flight = Flight(step, start, ends, (*row, preempted + self._unlogged), repeats == 1)
+        flight = Flight(step, start, ends, (*row, preempted + self._unlogged), len(ends) == 1)
         self._unlogged = 0
         self._flights.append(flight)
         return flight

@@ -30,7 +30,7 @@ class _Run:
 
 
 @dataclass(slots=True)
-class _Sent:
+class Sent:
     """What a batch in flight will bring."""
 
     births: list[tuple[Request, _Run]] = field(default_factory=list)  # first tokens of runs
@@ -48,7 +48,7 @@ class AsyncScheduler(Scheduler):
         super().__init__(blocks, **options)
         blocks.delay = 1
         self.leaving: dict[Request, None] = {}  # of the running, those whose last token is sent
-        self._sent: deque[_Sent] = deque()
+        self.in_flight: deque[Sent] = deque()
         self._open: dict[Request, _Run] = {}  # runs of the members of the decode set
 
     def schedule(self, now: float) -> Step:
@@ -56,8 +56,8 @@ class AsyncScheduler(Scheduler):
         step = super().schedule(now)
         if not step.decodes and not step.prefills:
             return step
-        sent = _Sent()
-        self._sent.append(sent)
+        sent = Sent()
+        self.in_flight.append(sent)
         singles = step.singles or []
         if step.decodes > len(singles):
             self._tick(sent, 1)
@@ -70,15 +70,15 @@ class AsyncScheduler(Scheduler):
         """Schedule the step just scheduled so many times more."""
         self.blocks.take_ticks(self.decodes, ticks)
         self._executed += ticks
-        self._tick(self._sent[-1], ticks)
+        self._tick(self.in_flight[-1], ticks)
 
-    def _tick(self, sent: _Sent, ticks: int) -> None:
+    def _tick(self, sent: Sent, ticks: int) -> None:
         for request in self.decodes.advance(ticks):
             self._leave(request)
             self.leaving[request] = None
             sent.last.append(request)
 
-    def _send(self, sent: _Sent, request: Request) -> None:
+    def _send(self, sent: Sent, request: Request) -> None:
         """Count the token of a request outside the decode set."""
         self.partial.remove(request)
         request.generated += 1
@@ -133,7 +133,7 @@ class AsyncScheduler(Scheduler):
 
     def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
         """Deliver the tokens of the oldest batch in flight; return who finished."""
-        sent = self._sent.popleft()
+        sent = self.in_flight.popleft()
         now = ends[-1]
         for request, run in sent.births:
             run.start = now

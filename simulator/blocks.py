@@ -34,6 +34,11 @@ class BlockCounter:
         self.free = self.usable
         self.shared = 0  # table entries beyond the first of each block in use
 
+    @property
+    def hashed(self) -> int:
+        """Distinct hashes in the prefix cache."""
+        return 0
+
     def match(self, request: Request) -> Sequence[int]:
         """Return the cached blocks that the request's prompt begins with."""
         return ()
@@ -86,7 +91,6 @@ class BlockManager(BlockCounter):
 
     @property
     def hashed(self) -> int:
-        """Distinct hashes in the prefix cache."""
         return len(self._blocks_of)
 
     def match(self, request: Request) -> Sequence[int]:
