@@ -10,6 +10,7 @@ from simulator.hardware import find_gpu
 from simulator.memory import kv_budget
 from simulator.model import load_model
 from simulator.scenario import EngineBlock, Scenario, resolve
+from simulator.scheduler import Scheduler
 from simulator.yamlpos import Fault, Key
 
 T = TypeVar("T")
@@ -64,7 +65,7 @@ def _find(scenario: Scenario) -> Iterator[Contradiction]:
     yield from _trace(scenario)
     parts = yield from _parts(scenario)
     if parts and not numbers:
-        yield from _try(POLICY, "engine", lambda: make_scheduler(scenario, parts, False))
+        yield from _try(POLICY, "engine", lambda: _schedule(scenario, parts))
 
 
 def _try(
@@ -94,6 +95,14 @@ def _try(
         else:
             yield block, others, line
     return None
+
+
+def _schedule(scenario: Scenario, parts: Parts) -> Scheduler:
+    """Make the scheduler; an argument of the wrong type is the user's mistake, too."""
+    try:
+        return make_scheduler(scenario, parts, False)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
 
 
 def _numbers(scenario: Scenario) -> Iterator[Contradiction]:

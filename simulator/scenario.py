@@ -209,7 +209,7 @@ class WorkloadBlock(_Block):
 class Scenario(_Block):
     """One run: a model on a GPU under a workload."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w .,+=-]*$", max_length=100)] = Field(
+    name: Annotated[str, Field(pattern=r"^\w[\w .,+=-]*$", max_length=100)] = Field(
         "scenario", description="names the output folder; default: the file's name"
     )
     description: str = Field("", description="a line for reports")

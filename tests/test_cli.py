@@ -13,17 +13,10 @@ import yaml
 
 from simulator import __version__
 from simulator.cli import main
-from simulator.compare import expand, split_values
-from simulator.errors import HeadwayError
 from simulator.progress import Bar
+from tests.scenarios import SMALL
 
 FILES = ["requests.csv", "scenario.yaml", "steps.csv", "summary.json"]
-SMALL = """name: small
-engine: {max_num_seqs: 8, enable_prefix_caching: false}
-cost: {kind: linear, base: 1e-2, per_token: 1e-5, per_context: 0}
-workload: {num_prompts: 40, request_rate: 20, input_len: 64, output_len: 8}
-goodput: {ttft: 1000}
-"""
 TRACE = "arrived_at,num_prefill_tokens,num_decode_tokens\n" + "".join(
     f"{k},{10 + k},{5 + k}\n" for k in range(4)
 )
@@ -121,60 +114,6 @@ def test_compare_with_more_runs_than_a_plot_holds(folder, capsys):
     assert names(folder / "o") == [*values.split(","), "comparison.csv"]
 
 
-def test_points_are_all_combinations(folder):
-    """The last key varies fastest; labels and folders tell the points apart."""
-    vary = ["engine.max_num_seqs=1,2", "engine.scheduling_policy={policy: static, timeout: 0},sjf"]
-    points = expand(folder / "small.yaml", vary, ["workload.num_prompts=3"], 5)
-    assert [point.label for point in points] == [
-        "max_num_seqs=1, scheduling_policy={policy: static, timeout: 0}",
-        "max_num_seqs=1, scheduling_policy=sjf",
-        "max_num_seqs=2, scheduling_policy={policy: static, timeout: 0}",
-        "max_num_seqs=2, scheduling_policy=sjf",
-    ]
-    assert len({point.folder for point in points}) == 4
-    assert all(re.fullmatch(r"[\w.=+-]+", point.folder) for point in points)
-    assert {point.scenario.seed for point in points} == {5}
-    assert points[0].scenario.engine.scheduling_policy == {"policy": "static", "timeout": 0}
-
-
-def test_folders_of_points_never_coincide(folder):
-    """Values that differ only in what a folder's name cannot hold get a number."""
-    points = expand(folder / "small.yaml", ["description='a b',a-b,a/b"])
-    assert [point.folder for point in points] == ["a-b", "a-b-2", "a-b-3"]
-
-
-@pytest.mark.parametrize(
-    ("item", "values"),
-    [
-        ("k=1,2", ["1", "2"]),
-        ("k=[1, 2],{a: 1, b: [2,3]}", ["[1, 2]", "{a: 1, b: [2,3]}"]),
-        ("k='a,b',\"c,d\"", ["'a,b'", '"c,d"']),
-        ("k=x=1, y", ["x=1", "y"]),
-        ("k=it's", ["it's"]),
-    ],
-)
-def test_values_are_parted_at_bare_commas(item, values):
-    """Commas inside brackets and quotes belong to a value."""
-    assert split_values(item) == ("k", values)
-
-
-@pytest.mark.parametrize(
-    ("item", "what"),
-    [
-        ("k", "must be dotted.key=value,value,..."),
-        ("k=", "must be dotted.key=value,value,..."),
-        ("k=1,", "must be dotted.key=value,value,..."),
-        ("=1", "must be dotted.key=value,value,..."),
-        ("k=1,2,1", "has a value twice"),
-    ],
-)
-def test_bad_values_to_vary_are_told(item, what):
-    """With the option as it was given."""
-    with pytest.raises(HeadwayError) as caught:
-        split_values(item)
-    assert str(caught.value) == f"--vary {item}: {what}"
-
-
 USAGE = [
     (["run"], 'Command "run" parameter SCENARIO requires an argument.'),
     (["run", "small.yaml", "--sed", "1"], "Unknown option: --sed. Did you mean --seed?"),
@@ -200,7 +139,7 @@ USAGE = [
     (["trace", "describe", "none.csv"], "none.csv: no such file"),
     (["trace", "describe", "bad.csv"], "bad.csv:2: num_prefill_tokens: ..."),
     (["trace", "describe", "good.csv", "--format", "azur"], "format: 'azur' is not known; ..."),
-    (["trace", "convert", "good.csv", "none/there/small.yaml/x"], None),
+    (["trace", "convert", "good.csv", "small.yaml/x"], "small.yaml: cannot write: is not a folder"),
     (
         ["memory", "--model", "llama-3-8b", "--gpu", "H100-80GB", "--block-size", "0"],
         "--block-size 0: engine.block_size: must be at least 1, not 0",
@@ -216,7 +155,7 @@ USAGE = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), [row for row in USAGE if row[1]])
+@pytest.mark.parametrize(("arguments", "message"), USAGE)
 def test_bad_input_is_one_line_and_exit_code_2(folder, capsys, arguments, message):
     """No traceback, nothing on stdout, nothing written."""
     (folder / "good.csv").write_text(TRACE)
@@ -293,6 +232,18 @@ def test_an_interrupt_says_how_far_it_came_and_writes_nothing(folder, capsys, co
         told.err,
     )
     assert names(folder) == ["small.yaml", "stopping.py"]
+
+
+def test_an_interrupt_outside_the_loop_is_told_too(folder, capsys, monkeypatch):
+    """While files are read or written; what is half-written is taken back."""
+
+    def stop(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simulator.output.encode_rows", stop)
+    assert main(["run", "small.yaml"]) == 130
+    assert capsys.readouterr().err == "headway: interrupted; no file was written\n"
+    assert names(folder) == ["small.yaml"]
 
 
 def test_a_closed_pipe_is_no_error():
