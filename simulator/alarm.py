@@ -1,6 +1,7 @@
 """Exact, reusable timers for a SimPy environment."""
 
 from collections.abc import Callable
+from functools import partial
 from math import inf, nextafter
 from typing import Any
 
@@ -36,7 +37,13 @@ class Alarm(simpy.Event):
         env = self.env
         now = env.now
         delay = when - now
+        self.callbacks = self._rings
         if now + delay != when:
             delay = nextafter(delay, inf if now + delay < when else -inf)
-        self.callbacks = self._rings
+            if now + delay != when:  # no delay does it: from half way, the difference is exact
+                self.callbacks = [partial(self._go_on, when)]
+                delay = (when - now) / 2
         env.schedule(self, self.priority, delay)
+
+    def _go_on(self, when: float, _: simpy.Event) -> None:
+        self.set(when)

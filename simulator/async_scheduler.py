@@ -102,9 +102,9 @@ class AsyncScheduler(Scheduler):
         if run.start >= 0:
             self.runs += pack_run(run.start, request.id, run.first_tick, run.ticks)
 
-    def _dissolve(self) -> None:
+    def _break_up(self) -> None:
         members = [request for request in self.running if request.joined >= 0]
-        super()._dissolve()
+        super()._break_up()
         for request in members:
             request.unknown = 1
         self.partial = [request for request in self.running if request not in self.leaving]
@@ -125,8 +125,8 @@ class AsyncScheduler(Scheduler):
             return 1
         free = self.blocks.free
         ticks = min(decodes.ticks_to_end(), LONGEST_LEAP)
-        if self._held and self.waiting:
-            ticks = min(ticks, self._hold_left() - 1)
+        if self._cadence is not None and self._cadence.held and self.waiting:
+            ticks = min(ticks, self._cadence.left(self._executed) - 1)
         if decodes.count * (ticks // decodes.block_size + 1) > free:
             ticks = decodes.affords(free, ticks, skip=0)
         return 1 + ticks

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 
 from simulator.batch import Batch
 from simulator.blocks import BlockCounter
+from simulator.cadence import Cadence
 from simulator.policies import Fifo, Policy, Ranked
 from simulator.request import Chunk, Request, Step
 
@@ -51,11 +52,6 @@ class Scheduler(Batch):
         scheduler_reserve_full_isl: bool = True,
         watermark: float = 0.0,
     ) -> None:
-        if max_num_seqs < 1 or max_num_batched_tokens < max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens ({max_num_batched_tokens}) must be >= max_num_seqs "
-                f"({max_num_seqs}) and that >= 1"
-            )
         super().__init__(blocks, Fifo() if policy is None else Ranked(policy.key))
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -63,16 +59,27 @@ class Scheduler(Batch):
         self.enable_chunked_prefill = enable_chunked_prefill
         self.long_prefill_token_threshold = long_prefill_token_threshold
         self.long_prefill_token_threshold_adaptive = long_prefill_token_threshold_adaptive
-        self.prefill_schedule_interval = prefill_schedule_interval
         self.scheduler_reserve_full_isl = scheduler_reserve_full_isl
         self.watermark_blocks = int(watermark * (blocks.usable + 1))
         self._victim: Callable[[Iterable[Request]], Request] | None = getattr(
             policy, "victim", None
         )
-        self._held = False  # prefill, in this step
-        self._carries_prefill = False  # this step
-        self._backed_up = False  # the last round of admissions left somebody waiting
-        self._last_prefill = -prefill_schedule_interval  # of the steps with tokens, the last such
+        self._cadence = (
+            Cadence(prefill_schedule_interval) if prefill_schedule_interval > 1 else None
+        )
+        self._check()
+
+    def _check(self) -> None:
+        tokens, seqs, longest = self.max_num_batched_tokens, self.max_num_seqs, self.max_model_len
+        if seqs < 1 or tokens < seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({tokens}) must be >= max_num_seqs ({seqs}) and that >= 1"
+            )
+        if not self.enable_chunked_prefill and tokens < longest:
+            raise ValueError(
+                f"max_num_batched_tokens ({tokens}) must be >= max_model_len ({longest}) without "
+                "chunked prefill"
+            )
 
     def fits(self, request: Request) -> bool:
         """Say whether the request could ever run: vLLM refuses a prompt without room to answer.
@@ -80,8 +87,6 @@ class Scheduler(Batch):
         A request that needs more blocks than there are would be preempted for ever.
         """
         if request.prompt_tokens >= self.max_model_len:
-            return False
-        if not self.enable_chunked_prefill and request.prompt_tokens > self.max_num_batched_tokens:
             return False
         tokens = request.prompt_tokens + self._max_tokens(request) - 1
         return -(-tokens // self.blocks.block_size) <= self.blocks.usable
@@ -93,14 +98,12 @@ class Scheduler(Batch):
         """Take a new request; say whether the next step may differ for it."""
         request.max_tokens = self._max_tokens(request)
         return self.waiting.add(request) and (
-            len(self.running) < self.max_num_seqs or self.prefill_schedule_interval > 1
+            len(self.running) < self.max_num_seqs or self._cadence is not None
         )
 
     def wakes_at(self) -> float | None:
         """Return the time at which a step becomes possible though nothing happens until then."""
         return None
-
-    # ------------------------------------------------------------------ deciding
 
     def schedule(self, now: float) -> Step:
         """Decide the next forward pass. An empty step means that there is nothing to do."""
@@ -109,8 +112,8 @@ class Scheduler(Batch):
         count = decodes.count
         budget = self.max_num_batched_tokens
         cap = self._cap() if self.long_prefill_token_threshold else budget
-        if self.prefill_schedule_interval > 1:
-            self._hold_prefill()
+        if self._cadence is not None:
+            self._cadence.begin(self._executed, self._may_decode())
         if self.partial or count > budget or blocks.free < count:
             step = Step([])
             chunks = self._plan(cap)
@@ -122,8 +125,9 @@ class Scheduler(Batch):
                 blocks.take_ticks(decodes, 1)
         if budget and not self.preempted and self.waiting:
             self._board(step, budget, cap, now)
-        if self.prefill_schedule_interval > 1:
-            self._note_prefill(step)
+        if self._cadence is not None:
+            self._executed += bool(step.decodes or step.prefills)
+            self._cadence.end(self._executed, not self.preempted, bool(self.waiting))
         return step
 
     def _cap(self) -> int:
@@ -135,26 +139,15 @@ class Scheduler(Batch):
             return max(self.long_prefill_token_threshold, self.max_num_batched_tokens // present)
         return self.long_prefill_token_threshold
 
-    def _hold_prefill(self) -> None:
-        """See whether prefill waits in this step, so that decodes run on their own for a while."""
-        self._carries_prefill = False
-        self._held = (
-            not self._backed_up
-            and self._executed + 1 - self._last_prefill < self.prefill_schedule_interval
-            and (
-                len(self.partial) < len(self.running)
-                or not all(request.mid_prefill for request in self.partial)
-            )
+    def _may_decode(self) -> bool:
+        """Say whether somebody runs whose prompt is computed."""
+        return len(self.partial) < len(self.running) or not all(
+            request.mid_prefill for request in self.partial
         )
 
-    def _note_prefill(self, step: Step) -> None:
-        """Remember what `_hold_prefill` asks in the next step."""
-        if not self.preempted and not self._held:
-            self._backed_up = bool(self.waiting)
-        if step.decodes or step.prefills:
-            self._executed += 1
-        if self._carries_prefill:
-            self._last_prefill = self._executed
+    def _holds(self, request: Request) -> bool:
+        """Say whether a running request must wait because prefill is held."""
+        return self._cadence is not None and self._cadence.held and request.mid_prefill
 
     def _plan(self, cap: int) -> list[tuple[Request, int]] | None:
         """Share the budget out among the running, preempting the last while blocks lack.
@@ -168,7 +161,7 @@ class Scheduler(Batch):
             need = decodes.phases[decodes.tick % size]
             chunks = []
             for request in self.partial:
-                if self._held and request.mid_prefill:
+                if self._cadence is not None and self._holds(request):
                     continue
                 tokens = request.pending
                 tokens = min(tokens, cap)
@@ -222,13 +215,13 @@ class Scheduler(Batch):
         else:
             step.prefills.append(chunk)
         self.blocks.extend(request, request.computed + tokens)
-        if self.prefill_schedule_interval > 1:
-            self._carries_prefill |= request.mid_prefill
+        if self._cadence is not None:
+            self._cadence.carries |= request.mid_prefill
             request.mid_prefill = request.pending > 0
 
     def _walk(self, step: Step, cap: int) -> int:
         """Go through the running list one by one, as vLLM does; return the tokens left."""
-        self._dissolve()
+        self._break_up()
         size = self.blocks.block_size
         budget = self.max_num_batched_tokens
         for request in list(self.running):
@@ -236,7 +229,7 @@ class Scheduler(Batch):
                 break
             if request not in self.running or request.generated == request.max_tokens:
                 continue  # preempted meanwhile, or its last token is on its way
-            if self._held and request.mid_prefill:
+            if self._holds(request):
                 continue
             tokens = min(request.pending, cap, budget)
             done = request.computed
@@ -248,7 +241,7 @@ class Scheduler(Batch):
                 budget -= tokens
         return budget
 
-    def _dissolve(self) -> None:
+    def _break_up(self) -> None:
         """Take all requests out of the decode set."""
         for request in self.running:
             if request.joined >= 0:
@@ -275,11 +268,12 @@ class Scheduler(Batch):
     def _board(self, step: Step, budget: int, cap: int, now: float) -> None:
         """Admit from the head of the waiting queue; nobody overtakes a head that does not fit."""
         blocks, waiting, running = self.blocks, self.waiting, self.running
+        cadence = self._cadence
         while budget and waiting and len(running) < self.max_num_seqs:
             request = waiting.head()
             hits = blocks.match(request)
             start = len(hits) * blocks.block_size
-            if self._held and start < request.known - 1:
+            if cadence is not None and cadence.held and start < request.known - 1:
                 break
             tokens = min(request.known - start, cap)
             if tokens > budget:
@@ -296,8 +290,8 @@ class Scheduler(Batch):
             if request.preemptions == 0:
                 request.cached = start
             step.prefills.append(Chunk(request, start, tokens))
-            if self.prefill_schedule_interval > 1:
-                self._carries_prefill |= start < request.known - 1
+            if cadence is not None:
+                cadence.carries |= start < request.known - 1
                 request.mid_prefill = request.pending > 0
             budget -= tokens
 
@@ -335,12 +329,8 @@ class Scheduler(Batch):
             return 1  # blocks registered meanwhile may let the head of the queue fit
         decodes, free = self.decodes, self.blocks.free
         ticks = min(decodes.ticks_to_end(), LONGEST_LEAP)
-        if self._held and self.waiting:
-            ticks = min(ticks, self._hold_left())
+        if self._cadence is not None and self._cadence.held and self.waiting:
+            ticks = min(ticks, self._cadence.left(self._executed))
         if ticks > 1 and decodes.count * (ticks // decodes.block_size + 1) > free:
             return 1 + decodes.affords(free, ticks - 1, skip=1)
         return ticks
-
-    def _hold_left(self) -> int:
-        """Count the steps for which prefill is held, the one just scheduled among them."""
-        return self.prefill_schedule_interval - self._executed + self._last_prefill

@@ -1,5 +1,6 @@
 """Other people's answers: vLLM's own loop, queueing theory, Ciw, Little's law."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from math import sqrt
 
@@ -30,7 +31,7 @@ class Job:
     at: int
     prompt: int
     output: int
-    segments: Segments | None
+    segments: Segments
 
     def request(self, id: int) -> Request:
         return Request(id, float(self.at), self.prompt, self.output, segments=self.segments)
@@ -42,16 +43,21 @@ def jobs(draw: st.DrawFn) -> list[Job]:
     at, jobs = 0, []
     for i in range(draw(st.integers(1, 12))):
         at += draw(st.sampled_from([0, 0, 0, 1, 3, 8, 20]))
-        output = draw(st.integers(1, 20))
         prompt = draw(st.integers(1, 30))
-        segments: list[tuple[object, int]] = []
-        while (left := prompt - sum(n for _, n in segments)) > 0 and draw(st.booleans()):
-            other = draw(st.integers(0, i))
-            name = draw(st.sampled_from(["a", "b", ("in", other), ("out", other)]))
-            segments.append((name, draw(st.integers(1, left))))
-        if segments and left > 0:
-            segments.append((("in", i), left))
-        jobs.append(Job(at, prompt, output, tuple(segments) or None))
+        parts: list[tuple[Hashable, int]] = []
+        if jobs and draw(st.booleans()):  # goes on where an earlier one ends, or before
+            other = draw(st.integers(0, i - 1))
+            parts += [*jobs[other].segments, (("out", other), draw(st.integers(1, 20)))]
+        while draw(st.booleans()):
+            name = draw(st.sampled_from(["a", "b", ("in", 0), ("out", 0)]))
+            parts.append((name, draw(st.integers(1, 20))))
+        segments = []
+        left = prompt
+        for name, count in (*parts, (("in", i), prompt)):
+            if take := min(count, left):
+                segments.append((name, take))
+            left -= take
+        jobs.append(Job(at, prompt, draw(st.integers(1, 20)), tuple(segments)))
     return jobs
 
 

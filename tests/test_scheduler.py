@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.log import REASONS
@@ -534,3 +536,31 @@ def test_an_answer_in_progress_may_let_the_head_of_the_queue_fit() -> None:
         rows.append(log.requests.tolist())
     assert rows[0] == rows[1]
     assert rows[0][0] == (4, 5, 5, 1, 0, 8, 1, 0)
+
+
+@st.composite
+def quoting(draw: st.DrawFn) -> Workload:
+    """Up to 5 requests, each of which may go on with what an earlier one says."""
+    rows, segments = [], []
+    for i in range(draw(st.integers(2, 5))):
+        parts = [(("in", i), draw(st.integers(1, 6)))]
+        if i and draw(st.sampled_from([True, True, False])):
+            earlier = draw(st.integers(0, i - 1))
+            said = (("out", earlier), draw(st.integers(1, 16)))
+            parts = [*segments[earlier], said, *parts[: draw(st.integers(0, 1))]]
+        segments.append(tuple(parts))
+        rows.append((i / 2, sum(n for _, n in parts), draw(st.integers(1, 20))))
+    return workload(*rows, segments=segments)
+
+
+@given(quoting(), st.integers(4, 40), st.sampled_from([1, 2, 4]), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_those_who_quote_board_in_leaps_as_stepwise(load, tokens, size, reserve) -> None:
+    """Little memory, prompts that hit what is being generated."""
+    logs = []
+    for leap in (True, False):
+        blocks = BlockManager(tokens // size + 2, size, prefix_caching=True)
+        scheduler = Scheduler(blocks, max_num_seqs=3, scheduler_reserve_full_isl=reserve)
+        logs.append(play(load, scheduler, leap=leap)[0])
+    assert logs[0].requests.tolist() == logs[1].requests.tolist()
+    assert logs[0].tick_ends == logs[1].tick_ends
