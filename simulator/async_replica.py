@@ -16,10 +16,9 @@ import simpy
 from simulator.async_scheduler import AsyncScheduler
 from simulator.executor import Executor
 from simulator.log import pack_step
-from simulator.replica import Replica
+from simulator.replica import NAP, Replica
 from simulator.request import Request, Step
-
-NAP = 0.001  # s, in vLLM's EngineCore
+from simulator.scheduler import Scheduler
 
 
 @dataclass(slots=True)
@@ -39,7 +38,7 @@ class Flight:
 
 
 class AsyncReplica(Replica):
-    """An engine that schedules asynchronously; see Replica. `nap` is in seconds."""
+    """An engine that schedules asynchronously; see Replica."""
 
     scheduler: AsyncScheduler
 
@@ -53,11 +52,9 @@ class AsyncReplica(Replica):
         on_finish: Callable[[Request], None] | None = None,
         nap: float = NAP,
     ) -> None:
-        super().__init__(env, scheduler, executor, leap=leap, on_finish=on_finish)
-        self.nap = nap
+        super().__init__(env, scheduler, executor, leap=leap, on_finish=on_finish, nap=nap)
         self._flights: deque[Flight] = deque()  # two at most, the older one first
         self._starved = False  # the last step was empty
-        self._unlogged = 0  # preemptions by empty steps
 
     def _arrived(self, may_board: bool) -> None:
         if not self._flights:
@@ -113,26 +110,23 @@ class AsyncReplica(Replica):
     def _launch(self, step: Step, now: float) -> Flight:
         """Put a batch behind the one in flight."""
         start = self._flights[-1].ends[-1] if self._flights else now
-        *row, preempted = self.scheduler.account(step)
+        row = self._with_unlogged(self.scheduler.account(step))
         repeats = 1 if self.leaper is None else self.scheduler.horizon(step)
         if self.leaper is not None and repeats > 1:
             ends = list(accumulate(self.leaper.leap(step, repeats), initial=start))
             del ends[0]
         else:
             ends = [start + self.executor.execute(step)]
-        flight = Flight(step, start, ends, (*row, preempted + self._unlogged), len(ends) == 1)
-        self._unlogged = 0
+        flight = Flight(step, start, ends, row, len(ends) == 1)
         self._flights.append(flight)
         return flight
 
     def _wait(self, now: float) -> None:
         """Do what vLLM does when there is nothing to schedule."""
-        self._unlogged += self.scheduler.preempted
         if self._flights:
+            self._unlogged += self.scheduler.preempted
             self._starved = True
             self._sleep(self._flights[0].ends[-1])
-        elif self.scheduler.preempted:
-            self._sleep(now + self.nap)
         else:
             self._rest(now)
 
@@ -147,9 +141,19 @@ class AsyncReplica(Replica):
 
     def abandon(self) -> None:
         """Write down the requests that are still here; the batches in flight come to their end."""
+        self.on_finish = None
         while self._flights:
             flight = self._flights.popleft()
             if not flight.settled:
                 del flight.ends[1:]
             self._land(flight)
         super().abandon()
+
+
+def make_replica(
+    env: simpy.Environment, scheduler: Scheduler, executor: Executor, *, leap: bool = True
+) -> Replica:
+    """Make the engine that goes with a scheduler."""
+    if isinstance(scheduler, AsyncScheduler):
+        return AsyncReplica(env, scheduler, executor, leap=leap)
+    return Replica(env, scheduler, executor, leap=leap)

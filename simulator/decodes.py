@@ -85,7 +85,7 @@ class DecodeSet:
             total += phases[tick % size]
         return total
 
-    def affords(self, free: int, ticks: int, skip: int) -> int:
+    def affords(self, free: int, ticks: int, skip: int = 1) -> int:
         """Count how many of `ticks` ticks, beginning `skip` from now, `free` blocks suffice for."""
         first = self.tick + skip
         for done in range(ticks):

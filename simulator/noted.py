@@ -7,8 +7,6 @@ and its outcome.
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import simpy
-
 from simulator.async_replica import AsyncReplica, Flight
 from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter, BlockManager
@@ -120,30 +118,18 @@ class NotedReplica(Replica):
     """A replica that takes whatever comes and tells the replay of each outcome."""
 
     replay: "Replay"
-    napping = False
 
     def submit(self, request: Request) -> None:
         may_board = self.scheduler.add(request)
         self.replay.note_queue()
         self._arrived(may_board)
 
-    def _arrived(self, may_board: bool) -> None:
-        if not self.napping:
-            super()._arrived(may_board)
-
-    def _awake(self, alarm: simpy.Event) -> None:
-        if alarm is self._alarm:
-            self.napping = False
-        super()._awake(alarm)
-
     def _rest(self, now: float) -> None:
-        """Wait for the next arrival; after a step that only preempted, sleep as vLLM does."""
+        """Wait for the next arrival; note a step that only preempted."""
         if self.scheduler.preempted:
-            empty = self.replay.case.step_time["empty_ns"]
             self.replay.note(Step([]))
-            self.replay.tell([int(now) + empty])
-            self.napping = True
-            self._sleep(now + empty)
+            self.replay.tell([int(now + self.nap)])
+            super()._rest(now)
 
     def _end(self, request: Request) -> None:
         self.replay.finished.append(request.id)
@@ -170,6 +156,8 @@ class NotedAsyncReplica(AsyncReplica):
 
     def _rest(self, now: float) -> None:
         """Wait for the next arrival."""
+        if self.scheduler.preempted:
+            super()._rest(now)
 
     def _end(self, request: Request) -> None:
         self.replay.finished.append(request.id)

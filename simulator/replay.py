@@ -94,14 +94,12 @@ class Replay:
         return scheduler
 
     def _make_engine(self, leap: bool) -> Replica:
+        nap, clock = self.case.step_time["empty_ns"], Clock(self)
+        engine: NotedReplica | NotedAsyncReplica
         if isinstance(self.scheduler, NotedAsyncScheduler):
-            nap = self.case.step_time["empty_ns"]
-            overlapped = NotedAsyncReplica(
-                self._env, self.scheduler, Clock(self), leap=leap, nap=nap
-            )
-            overlapped.replay = self
-            return overlapped
-        engine = NotedReplica(self._env, self.scheduler, Clock(self), leap=leap)
+            engine = NotedAsyncReplica(self._env, self.scheduler, clock, leap=leap, nap=nap)
+        else:
+            engine = NotedReplica(self._env, self.scheduler, clock, leap=leap, nap=nap)
         engine.replay = self
         return engine
 

@@ -332,5 +332,5 @@ class Scheduler(Batch):
         if self._cadence is not None and self._cadence.held and self.waiting:
             ticks = min(ticks, self._cadence.left(self._executed))
         if ticks > 1 and decodes.count * (ticks // decodes.block_size + 1) > free:
-            return 1 + decodes.affords(free, ticks - 1, skip=1)
+            return 1 + decodes.affords(free, ticks - 1)
         return ticks
