@@ -82,9 +82,10 @@ class AsyncReplica(Replica):
         self._set = False
         now = self._due
         if self._flights:
-            self._settle(self._flights[-1])
             while self._flights and self._flights[0].ends[-1] <= now:
                 self._land(self._flights.popleft())
+            if self._flights:
+                self._settle(self._flights[-1])
             if self._starved and (self.scheduler.running or self.scheduler.waiting):
                 self._starved = False
                 self._sleep(now + self.nap)

@@ -85,8 +85,7 @@ def load_scenario(
         raise HeadwayError(f"{path}: is empty; `model: llama-3-8b` alone would do")
     if not isinstance(raw, dict):
         raise HeadwayError(f"{path}:1: must be a mapping of keys, not {_said(raw)}")
-    if isinstance(raw.get("engine"), str):  # so that there is a block for overrides
-        raw["engine"] = {"name": raw["engine"]}
+    _open_engine(raw)
     messages = []
     for override in overrides:
         name, equals, value = override.partition("=")
@@ -144,8 +143,15 @@ def _override(
         if not isinstance(block, dict):
             return [f"{place}: {'.'.join(key[:depth])} is {_said(block)} and has no keys"]
     block[key[-1]] = value
+    _open_engine(raw)
     places.override(key, place)
     return []
+
+
+def _open_engine(raw: dict[str, Any]) -> None:
+    """Write `engine: NAME` as the block that it is short for, so that overrides find one."""
+    if isinstance(raw.get("engine"), str):
+        raw["engine"] = {"name": raw["engine"]}
 
 
 def _validate(raw: dict[str, Any]) -> tuple[Scenario | None, list[Fault]]:

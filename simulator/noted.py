@@ -43,7 +43,6 @@ class Row:
     queue: list[tuple[int, int, int | None]]  # (from when on, waiting, head)
     start: int
     trail: list[tuple[int, int]] = field(default_factory=list)  # (free, hashed) of later steps
-    free_end: int | None = None
 
 
 class _Trail(BlockCounter):
@@ -184,8 +183,6 @@ class NotedAsyncReplica(AsyncReplica):
         if flight.settled:
             return
         replay = self.replay
-        if len(self._flights) == 2:  # the older batch was over before the leap went on
-            replay.flying[0].free_end = self.scheduler.blocks.free
         replay.trail.clear()
         super()._settle(flight)
         replay.steps += len(flight.ends) - 1

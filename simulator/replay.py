@@ -225,7 +225,7 @@ class Replay:
             if k < len(row.trail):
                 free_end = frees[k + 1] if self.asynchronous else free
             else:
-                free_end = self.blocks.free if row.free_end is None else row.free_end
+                free_end = self.blocks.free
             finished = self.finished if k == last else []
             t = row.t if not k else row.start if k == 1 and self.asynchronous else 0
             if k > self.asynchronous:
