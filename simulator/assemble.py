@@ -10,18 +10,19 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.cost import CostModel, load_cost, shipped_profile
 from simulator.errors import HeadwayWarning
 from simulator.hardware import Gpu, find_gpu
 from simulator.memory import kv_budget
 from simulator.model import ModelSpec, load_model
-from simulator.policies import SJF
+from simulator.policies import SJF, Priority
 from simulator.scenario import EngineBlock, Scenario
 from simulator.scheduler import Scheduler
 from simulator.static import Static
 
-POLICIES: dict[str, type] = {"fcfs": Scheduler, "sjf": SJF, "static": Static}
+POLICIES: dict[str, type] = {"fcfs": Scheduler, "priority": Priority, "sjf": SJF, "static": Static}
 
 
 @dataclass(slots=True, frozen=True)
@@ -108,7 +109,7 @@ def make_scheduler(scenario: Scenario, parts: Parts, shares_prefixes: bool) -> S
     """
     engine = scenario.engine
     found, arguments = find_policy(scenario)
-    mechanism: type[Scheduler] = found if issubclass(found, Scheduler) else Scheduler
+    mechanism = _mechanism(engine, found)
     caching = engine.enable_prefix_caching and not issubclass(mechanism, Static)
     if shares_prefixes and engine.enable_prefix_caching and not caching:
         warnings.warn(
@@ -125,14 +126,29 @@ def make_scheduler(scenario: Scenario, parts: Parts, shares_prefixes: bool) -> S
         options |= {
             "enable_chunked_prefill": engine.enable_chunked_prefill,
             "long_prefill_token_threshold": engine.long_prefill_token_threshold,
+            "long_prefill_token_threshold_adaptive": engine.long_prefill_token_threshold_adaptive,
+            "prefill_schedule_interval": engine.prefill_schedule_interval,
             "scheduler_reserve_full_isl": engine.scheduler_reserve_full_isl,
             "watermark": engine.watermark,
         }
     _check_arguments(found, arguments, taken=options)
-    if mechanism is found:
+    if issubclass(found, Scheduler):  # fcfs needs no policy
         return mechanism(_blocks(engine, parts, caching), **options, **arguments)
-    policy = found(**arguments)
+    policy: Any = found(**arguments)
     return mechanism(_blocks(engine, parts, caching), policy=policy, **options)
+
+
+def _mechanism(engine: EngineBlock, found: type) -> type[Scheduler]:
+    """Give the scheduler that a policy works with."""
+    mechanism = found if issubclass(found, Scheduler) else Scheduler
+    if not engine.async_scheduling:
+        return mechanism
+    if mechanism is not Scheduler:
+        raise ValueError(
+            f"engine.async_scheduling: {mechanism.__name__} schedules a step when the one before "
+            "has ended; set it to false"
+        )
+    return AsyncScheduler
 
 
 def _check_arguments(found: type, arguments: dict[str, Any], taken: dict[str, Any]) -> None:

@@ -14,12 +14,12 @@ import simpy
 from simpy.core import EmptySchedule
 
 from simulator.assemble import Parts, assemble, make_scheduler
+from simulator.async_replica import make_replica
 from simulator.client import Client
 from simulator.errors import HeadwayWarning
 from simulator.hardware import Gpu
 from simulator.log import Log
 from simulator.model import ModelSpec
-from simulator.replica import Replica
 from simulator.scenario import Scenario
 from simulator.workload import Workload
 
@@ -92,7 +92,7 @@ def run(
     workload = scenario.make_workload()
     env = simpy.Environment()
     scheduler = make_scheduler(scenario, parts, workload.segments is not None)
-    replica = Replica(env, scheduler, parts.cost, leap=not stepwise)
+    replica = make_replica(env, scheduler, parts.cost, leap=not stepwise)
     client = Client(env, workload, replica.submit)
     replica.on_finish = client.finished
     with _no_garbage_collection():
