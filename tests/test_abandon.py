@@ -83,5 +83,7 @@ def test_the_runs_of_an_abandoned_request_hold_its_tokens(leap, named, at) -> No
 @pytest.mark.parametrize("at", np.arange(0.25, 12.0, 0.5).tolist())
 def test_static_batches_can_be_abandoned_at_any_moment(leap: bool, at: float) -> None:
     """While prompts are computed, while some wait for the others' prompts, among ghosts."""
-    scheduler = Static(BlockCounter(100, 4), batch_size=3, max_num_seqs=3, max_num_batched_tokens=9)
+    scheduler = Static(
+        BlockCounter(100, 4), batch_size=3, timeout=1.0, max_num_seqs=3, max_num_batched_tokens=9
+    )
     check_runs(*stopped(leap, at, scheduler))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 import simpy
 
+from simulator.blocks import BlockCounter
 from simulator.client import Client
 from simulator.log import REASONS
 from simulator.policies import SJF
@@ -145,6 +146,17 @@ def test_an_executor_that_cannot_leap_is_asked_for_every_step() -> None:
     assert len(log.steps) == 9
     assert log.request_rows == same.request_rows
     assert log.tick_ends == same.tick_ends
+
+
+def test_a_scheduler_that_leaves_requests_waiting_for_nothing_is_an_error() -> None:
+    """Rather than a run that ends without them."""
+
+    class Lazy(Scheduler):
+        def schedule(self, now: float) -> Step:
+            return Step([])
+
+    with pytest.raises(RuntimeError, match="does nothing though requests wait"):
+        play(workload((0.5, 4, 1)), Lazy(BlockCounter(9, 4)))
 
 
 # ---------------------------------------------------------------- beside other processes

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.log import Log
-from simulator.request import Step
+from simulator.request import Request, Step
 from simulator.static import Static
 from simulator.workload import Workload
 from tests.engines import Clock, play, workload
@@ -145,6 +145,19 @@ def test_a_leap_over_ghosts_is_one_row() -> None:
     assert columns(log, "steps", "decodes", "wasted") == [(1, 0, 0), (1, 2, 1), (2, 1, 2)]
 
 
+def test_an_arrival_does_not_cut_the_leap_of_a_batch() -> None:
+    """It cannot board; and a batch under way waits for no timeout."""
+    scheduler = static(batch_size=1, timeout=9.0)
+    log, _ = play(workload((0, 4, 9), (3.5, 4, 1)), scheduler)
+    assert log.steps["steps"].tolist() == [1, 8, 1]
+    assert scheduler.wakes_at() is None
+    scheduler.add(Request(2, 30.0, 4, 2))
+    assert scheduler.wakes_at() == 39.0
+    scheduler.commit(scheduler.schedule(39.0), [40.0])
+    scheduler.add(Request(3, 39.5, 4, 2))
+    assert scheduler.wakes_at() is None
+
+
 def test_the_blocks_of_a_batch_are_free_when_the_last_one_ends() -> None:
     """Not before, and then all; the next batch starts in the same instant."""
     scheduler = static(usable=20, batch_size=2)
@@ -243,6 +256,13 @@ def test_a_preemption_that_ends_its_batch_is_counted() -> None:
     log = run(load, static(usable=20, batch_size=2, timeout=1000.0))
     assert log.requests["preemptions"].tolist() == [0, 1]
     assert log.steps["preempted"].sum() == 1
+    assert columns(log, "prefill_tokens", "decodes", "wasted") == [
+        (11, 0, 9),
+        (2, 0, 0),  # no step of ghosts alone
+        (0, 1, 0),
+        (0, 1, 0),
+        (0, 1, 0),
+    ]
 
 
 def test_a_prefix_cache_is_refused() -> None:
@@ -262,6 +282,7 @@ class Auditor(Clock):
     rows: list[tuple[int, int, int]] = field(default_factory=list)
 
     def execute(self, step: Step) -> float:
+        assert all(chunk.tokens > 0 for chunk in step.prefills)
         scheduler = self.scheduler
         useful = live = 0
         for request in scheduler.running:
