@@ -44,8 +44,9 @@ def assemble(scenario: Scenario) -> Parts:
     max_model_len = engine.max_model_len or model.max_position_embeddings
     if max_model_len > model.max_position_embeddings:
         warnings.warn(
-            f"engine.max_model_len {max_model_len:,} is beyond the {model.max_position_embeddings:,}"
-            f" positions of {model.name}: vLLM takes it only if told to",
+            f"engine.max_model_len {max_model_len:,} is beyond the "
+            f"{model.max_position_embeddings:,} positions of {model.name}: vLLM takes it only if "
+            "told to",
             HeadwayWarning,
             stacklevel=3,
         )

@@ -153,7 +153,8 @@ def _parts(scenario: Scenario) -> Generator[Contradiction, None, Parts | None]:
     if model is None:
         return None
     longest = engine.max_model_len or model.max_position_embeddings
-    if not engine.enable_chunked_prefill and engine.max_num_batched_tokens < longest:
+    too_small = not engine.enable_chunked_prefill and engine.max_num_batched_tokens < longest
+    if too_small:
         yield (
             "engine.max_num_batched_tokens",
             "engine.enable_chunked_prefill engine.max_model_len model",
@@ -173,6 +174,6 @@ def _parts(scenario: Scenario) -> Generator[Contradiction, None, Parts | None]:
         "cost model gpu engine",
         lambda: load_cost(spec, folder, model=model, gpu=gpu, engine=engine),
     )
-    if not (found and cost and budget):
+    if too_small or not (found and cost and budget):
         return None
     return Parts(model, gpu, cost, engine.num_gpu_blocks_override or budget.num_gpu_blocks, longest)

@@ -34,6 +34,7 @@ class Client:
         self._stamp = -1.0  # the last request's arrival at the engine, s
         self._limit = workload.max_concurrency or len(workload) + 1
         self._held: deque[int] = deque()
+        self._sending = False
         # Plain numbers come out of a memoryview faster than out of an array.
         self._prompts = workload.prompt_tokens.data
         self._outputs = workload.output_tokens.data
@@ -60,10 +61,17 @@ class Client:
             self._alarm.set(times[index])
 
     def _offer(self, index: int) -> None:
-        if self._flying < self._limit:
-            self._send(index)
-        else:
-            self._held.append(index)
+        """Send a request whose time has come, after those that wait already."""
+        self._held.append(index)
+        if not self._sending:
+            self._send_held()
+
+    def _send_held(self) -> None:
+        """Send as many as may be sent; one that is rejected at once lets the next go."""
+        self._sending = True
+        while self._held and self._flying < self._limit:
+            self._send(self._held.popleft())
+        self._sending = False
 
     def _send(self, index: int) -> None:
         workload = self.workload
@@ -95,8 +103,8 @@ class Client:
                 later.callbacks.append(partial(self._take_turn, turn))
             else:
                 self._offer(turn)
-        if self._held and self._flying < self._limit:
-            self._send(self._held.popleft())
+        if self._held and not self._sending:
+            self._send_held()
 
     def _take_turn(self, turn: int, _: simpy.Event) -> None:
         """Offer a turn after its think time."""

@@ -6,10 +6,10 @@ from math import nan
 import numpy as np
 import simpy
 
+from simulator.async_replica import make_replica
 from simulator.blocks import BlockCounter
 from simulator.client import Client
 from simulator.log import Log
-from simulator.async_replica import make_replica
 from simulator.request import Step
 from simulator.scheduler import Scheduler
 from simulator.workload import Workload

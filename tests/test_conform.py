@@ -151,7 +151,7 @@ def test_priority_takes_tokens_back_from_the_least_urgent(tmp_path: Path) -> Non
 
 
 def test_exact_ties_make_the_first_in_running_order_the_victim(tmp_path: Path) -> None:
-    """Equal priority and arrival: request 0 lacks a block and preempts itself; request 1 goes on."""
+    """Equal priority and arrival: request 0 lacks a block, preempts itself; request 1 goes on."""
     path = make(tmp_path, [(0, 4, 6), (0, 4, 6)], policy="priority", num_gpu_blocks=4)
     rows = play(path)
     gone = next(row for row in rows if row.get("preempted"))

@@ -89,8 +89,12 @@ def engines(draw: st.DrawFn) -> Callable[[], Scheduler]:
     if kind == "static":
         batch = draw(st.integers(1, seats))
         timeout = draw(st.sampled_from([0.0, 0.1, 0.5, 3.0]))
+        tables = draw(st.booleans())
         return lambda: Static(
-            BlockCounter(num_blocks, size), batch_size=batch, timeout=timeout, **limits
+            BlockManager(num_blocks, size, False) if tables else BlockCounter(num_blocks, size),
+            batch_size=batch,
+            timeout=timeout,
+            **limits,
         )
     if kind == "contiguous":
         return lambda: Scheduler(BlockCounter(max(2, num_blocks // 20), 64), **limits)
