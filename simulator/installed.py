@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class _Queue:
         self._owner = owner
 
     def _requests(self) -> list[Any]:
-        return [*self._owner.vllm.waiting]
+        return [] if self._owner.vllm is None else [*self._owner.vllm.waiting]
 
     def __len__(self) -> int:
         return len(self._requests())
@@ -100,12 +101,20 @@ class InstalledScheduler(Scheduler):
         options |= {"policy": policy_name, "async_scheduling": async_scheduling}
         if scheduler_cls is not None:
             options["scheduler_cls"] = scheduler_cls
-        self.vllm, self._new_request = _start(options, blocks, enable_prefix_caching)
+        self._options = options
+        self._caching = enable_prefix_caching
+        self.vllm: Any = None  # started by the first request: it takes some seconds
         self.known: dict[str, Request] = {}
         self.waiting = _Queue(self)
         self._names: dict[Hashable, int] = {}
         self._sent: deque[tuple[Any, list[Request]]] = deque()
         self._evicted: list[str] = []
+        if find_spec("vllm") is None:
+            raise ValueError("scheduler: vLLM is not installed in this Python")
+
+    def _begin(self) -> None:
+        """Start vLLM's scheduler, and listen to whom it preempts."""
+        self.vllm, self._new_request = _start(self._options, self.blocks, self._caching)
         preempt = self.vllm._preempt_request
 
         def noted(request: Any, *more: Any, **named: Any) -> None:
@@ -115,6 +124,8 @@ class InstalledScheduler(Scheduler):
         self.vllm._preempt_request = noted
 
     def add(self, request: Request) -> bool:
+        if self.vllm is None:
+            self._begin()
         request.max_tokens = self._max_tokens(request)
         name = _name(request)
         self.known[name] = request
@@ -144,6 +155,7 @@ class InstalledScheduler(Scheduler):
                 self._seat(request, now)
         self.running = running
         step, born = Step([]), []
+        self.partial = []
         for name, tokens in output.num_scheduled_tokens.items():
             request = self.known[name]
             start = self.vllm.requests[name].num_computed_tokens - tokens
@@ -152,6 +164,8 @@ class InstalledScheduler(Scheduler):
             if request.computed == request.prompt_tokens + request.generated:
                 request.generated += 1
                 born.append(request)
+            else:
+                self.partial.append(request)
         self._look()
         if step.decodes or step.prefills:
             self._sent.append((output, born))
@@ -260,7 +274,7 @@ def _start(
         from vllm.v1.structured_output import StructuredOutputManager
     except ImportError as error:
         raise HeadwayError(
-            f"engine.scheduler: vllm needs an installed vLLM that can be imported: {error}"
+            f"engine.scheduler: the installed vLLM cannot be imported: {error}"
         ) from error
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(_MODEL))
