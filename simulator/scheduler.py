@@ -37,6 +37,9 @@ class Scheduler(Batch):
     are vLLM's, by name. `max_model_len`, in tokens, ends a request whatever it still wanted to say.
     """
 
+    overlaps = False
+    """A step is scheduled while the one before it runs."""
+
     def __init__(
         self,
         blocks: BlockCounter,
@@ -129,6 +132,10 @@ class Scheduler(Batch):
             self._executed += bool(step.decodes or step.prefills)
             self._cadence.end(self._executed, not self.preempted, bool(self.waiting))
         return step
+
+    def repeat(self, ticks: int) -> None:
+        """Schedule the step just scheduled so many times more; only where steps overlap."""
+        raise NotImplementedError
 
     def _cap(self) -> int:
         """Give the tokens that one request may compute in this step."""
