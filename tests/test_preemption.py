@@ -1,9 +1,10 @@
 """Preemption by recompute, worked out by hand: every step takes 1 s, so times are step numbers."""
 
+import numpy as np
 import pytest
 
 from simulator.blocks import BlockCounter, BlockManager
-from simulator.policies import SJF
+from simulator.policies import SJF, Priority
 from simulator.request import Request
 from simulator.scheduler import Scheduler
 from tests.engines import fcfs, play, workload
@@ -143,6 +144,29 @@ def test_blocks_are_taken_before_the_victim_behind_leaves_its_own() -> None:
     assert (step.decodes, scheduler.preempted, scheduler.blocks.free) == (1, 1, 2)
     assert scheduler.blocks.hashed == 2
     assert not scheduler.blocks.match(Request(3, 1.0, 5, 1, segments=(*cached, ("y", 1))))
+
+
+def test_the_tokens_of_a_victim_go_back_to_the_budget() -> None:
+    """By priority request 0 leaves, though it stands in front and has its token of this step.
+
+    12 blocks of one token, a budget of 6, chunks of 4 at most: request 1 takes 4 for want of
+    which 0 goes, and 2 of 6 are left for request 2.
+    """
+    load = workload((0, 2, 9), (0.5, 12, 1), (0.5, 10, 1), priority=np.array([2, 0, 1]))
+    scheduler = fcfs(
+        num_blocks=13,
+        block_size=1,
+        policy=Priority(),
+        max_num_seqs=3,
+        max_num_batched_tokens=6,
+        long_prefill_token_threshold=4,
+        scheduler_reserve_full_isl=False,
+    )
+    assert steps(load, scheduler)[:3] == [
+        ({0: 2}, 0),
+        ({1: 4, 2: 1}, 1),
+        ({1: 4, 2: 2}, 0),
+    ]
 
 
 def test_two_victims_that_return_at_once_end_once_each() -> None:

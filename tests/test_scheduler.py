@@ -271,6 +271,31 @@ def test_decodes_behind_a_capped_prefill_go_on() -> None:
     ]
 
 
+def test_a_prompt_held_back_takes_its_turn_before_the_decodes_behind_it() -> None:
+    """Prefill in every second step: in step 3 request 2 is held and 3, of one token, boards.
+
+    In step 4 the prompt takes the whole budget, and the decode behind it goes without.
+    """
+    load = workload((0, 1, 4), (0, 17, 1), (0, 8, 1), (3, 1, 2), (3, 1, 1))
+    scheduler = fcfs(max_num_seqs=3, max_num_batched_tokens=7, prefill_schedule_interval=2)
+    assert steps(load, scheduler) == [
+        ({0: 1, 1: 6}, 0),
+        ({1: 6}, 1),
+        ({1: 5, 2: 1}, 1),
+        ({3: 1}, 1),
+        ({2: 7}, 0),
+        ({4: 1}, 1),
+    ]
+
+
+def test_where_prefill_is_held_a_queue_may_change_the_next_step() -> None:
+    """Requests left waiting let prefill go on, also where there is no seat."""
+    scheduler = fcfs(max_num_seqs=1, prefill_schedule_interval=2)
+    scheduler.add(Request(0, 0.0, 5, 9))
+    scheduler.schedule(0.0)
+    assert scheduler.add(Request(1, 0.0, 5, 9))
+
+
 def test_those_who_end_in_one_step_end_in_the_order_of_admission() -> None:
     """The prompt in front ends with its first token, in the step in which the one behind ends."""
     load = workload((0, 8, 1), (0, 2, 2))
