@@ -159,9 +159,11 @@ class InstalledScheduler(Scheduler):
         for name, tokens in output.num_scheduled_tokens.items():
             request = self.known[name]
             start = self.vllm.requests[name].num_computed_tokens - tokens
-            self._place(step, Chunk(request, start, tokens), request in boarded)
             request.computed = start + tokens
-            if request.computed == request.prompt_tokens + request.generated:
+            final = request.computed == request.prompt_tokens + request.generated
+            decodes = final and tokens == 1 and request.generated > 0 and request not in boarded
+            self._place(step, Chunk(request, start, tokens), decodes)
+            if final:
                 request.generated += 1
                 born.append(request)
             else:
@@ -187,9 +189,9 @@ class InstalledScheduler(Scheduler):
         self.preempted += 1
         self.running.pop(request, None)
 
-    def _place(self, step: Step, chunk: Chunk, boards: bool) -> None:
+    def _place(self, step: Step, chunk: Chunk, decodes: bool) -> None:
         """Put a chunk among the decodes or the prefills of a step."""
-        if chunk.request.generated and chunk.tokens == 1 and not boards:
+        if decodes:
             step.singles = [*(step.singles or []), chunk]
             step.decodes += 1
             step.context += chunk.start + 1
