@@ -269,7 +269,6 @@ def _start(
         from vllm.config import (
             CacheConfig,
             DeviceConfig,
-            ModelConfig,
             SchedulerConfig,
             VllmConfig,
         )
@@ -278,15 +277,7 @@ def _start(
         raise HeadwayError(
             f"engine.scheduler: the installed vLLM cannot be imported: {error}"
         ) from error
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(_MODEL))
-        model = ModelConfig(
-            model=folder,
-            skip_tokenizer_init=True,
-            max_model_len=options["max_model_len"],
-            dtype="float16",
-            seed=0,
-        )
+    model = _model(options["max_model_len"])
     cache = CacheConfig(block_size=blocks.block_size, enable_prefix_caching=enable_prefix_caching)
     cache.num_gpu_blocks = blocks.usable + 1
     config = VllmConfig(
@@ -303,6 +294,20 @@ def _start(
         log_stats=False,
     )
     return scheduler, _request_maker(blocks.block_size, enable_prefix_caching)
+
+
+def _model(max_model_len: int) -> Any:
+    from vllm.config import ModelConfig
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(_MODEL))
+        return ModelConfig(
+            model=folder,
+            skip_tokenizer_init=True,
+            max_model_len=max_model_len,
+            dtype="float16",
+            seed=0,
+        )
 
 
 def _kv_cache(blocks: BlockCounter, dtype: object) -> Any:
