@@ -140,10 +140,11 @@ class AsyncReplica(Replica):
     def abandon(self) -> None:
         """Write down the requests that are still here; the batches in flight come to their end."""
         self.on_finish = None
+        if self._flights and not self._flights[-1].settled:
+            self._cut(self._flights[-1])
         while self._flights:
             flight = self._flights.popleft()
-            if not flight.settled:
-                del flight.ends[1:]
+            self._settle(flight)
             self._land(flight)
         super().abandon()
 

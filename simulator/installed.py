@@ -159,9 +159,11 @@ class InstalledScheduler(Scheduler):
         for name, tokens in output.num_scheduled_tokens.items():
             request = self.known[name]
             start = self.vllm.requests[name].num_computed_tokens - tokens
-            self._place(step, Chunk(request, start, tokens), request in boarded)
             request.computed = start + tokens
-            if request.computed == request.prompt_tokens + request.generated:
+            final = request.computed == request.prompt_tokens + request.generated
+            decodes = final and tokens == 1 and request.generated > 0 and request not in boarded
+            self._place(step, Chunk(request, start, tokens), decodes)
+            if final:
                 request.generated += 1
                 born.append(request)
             else:
@@ -187,9 +189,9 @@ class InstalledScheduler(Scheduler):
         self.preempted += 1
         self.running.pop(request, None)
 
-    def _place(self, step: Step, chunk: Chunk, boards: bool) -> None:
+    def _place(self, step: Step, chunk: Chunk, decodes: bool) -> None:
         """Put a chunk among the decodes or the prefills of a step."""
-        if chunk.request.generated and chunk.tokens == 1 and not boards:
+        if decodes:
             step.singles = [*(step.singles or []), chunk]
             step.decodes += 1
             step.context += chunk.start + 1
@@ -267,7 +269,6 @@ def _start(
         from vllm.config import (
             CacheConfig,
             DeviceConfig,
-            ModelConfig,
             SchedulerConfig,
             VllmConfig,
         )
@@ -276,15 +277,7 @@ def _start(
         raise HeadwayError(
             f"engine.scheduler: the installed vLLM cannot be imported: {error}"
         ) from error
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(_MODEL))
-        model = ModelConfig(
-            model=folder,
-            skip_tokenizer_init=True,
-            max_model_len=options["max_model_len"],
-            dtype="float16",
-            seed=0,
-        )
+    model = _model(options["max_model_len"])
     cache = CacheConfig(block_size=blocks.block_size, enable_prefix_caching=enable_prefix_caching)
     cache.num_gpu_blocks = blocks.usable + 1
     config = VllmConfig(
@@ -301,6 +294,20 @@ def _start(
         log_stats=False,
     )
     return scheduler, _request_maker(blocks.block_size, enable_prefix_caching)
+
+
+def _model(max_model_len: int) -> Any:
+    from vllm.config import ModelConfig
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(_MODEL))
+        return ModelConfig(
+            model=folder,
+            skip_tokenizer_init=True,
+            max_model_len=max_model_len,
+            dtype="float16",
+            seed=0,
+        )
 
 
 def _kv_cache(blocks: BlockCounter, dtype: object) -> Any:

@@ -100,9 +100,9 @@ class Scheduler(Batch):
     def add(self, request: Request) -> bool:
         """Take a new request; say whether the next step may differ for it."""
         request.max_tokens = self._max_tokens(request)
-        return self.waiting.add(request) and (
-            len(self.running) < self.max_num_seqs or self._cadence is not None
-        )
+        # Where a cap on chunks depends on how many are present, the head may fit from now on.
+        changes = self.waiting.add(request) or self.long_prefill_token_threshold > 0
+        return changes and (len(self.running) < self.max_num_seqs or self._cadence is not None)
 
     def wakes_at(self) -> float | None:
         """Return the time at which a step becomes possible though nothing happens until then."""
@@ -177,6 +177,8 @@ class Scheduler(Batch):
                         return None
                     tokens = left
                 if tokens:
+                    if blocks.names_blocks and self._decodes_behind(request):
+                        return None  # blocks are handed out in the order of the running list
                     chunks.append((request, tokens))
                     left -= tokens
                     done = request.computed

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import simpy
 
+from simulator.async_replica import make_replica
+from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.client import Client
 from simulator.log import REASONS
@@ -19,7 +21,7 @@ def stopped(leap: bool, at: float, scheduler: Scheduler, **more: object) -> tupl
     """Run four requests until `at`, and write down what is there."""
     env = simpy.Environment()
     load = workload((0, 4, 100), (0, 4, 3), (0.5, 9, 100), (20, 4, 1), **more)
-    replica = Replica(env, scheduler, Clock(), leap=leap)
+    replica = make_replica(env, scheduler, Clock(), leap=leap)
     client = Client(env, load, replica.submit)
     replica.on_finish = client.finished
     env.run(until=at)
@@ -87,3 +89,25 @@ def test_static_batches_can_be_abandoned_at_any_moment(leap: bool, at: float) ->
         BlockCounter(100, 4), batch_size=3, timeout=1.0, max_num_seqs=3, max_num_batched_tokens=9
     )
     check_runs(*stopped(leap, at, scheduler))
+
+
+def overlapped() -> Scheduler:
+    """An asynchronous engine with too few blocks for all."""
+    return AsyncScheduler(BlockCounter(33, 4), max_num_seqs=3, max_num_batched_tokens=8)
+
+
+@both
+@pytest.mark.parametrize("at", [0.5, 1.5, 3.5, 40.5, 60.5, 90.5, 500.0])
+def test_batches_in_flight_come_to_their_end(leap, at) -> None:
+    """So that the tokens that were counted when they were scheduled do come out."""
+    check_runs(*stopped(leap, at, overlapped()))
+
+
+@pytest.mark.parametrize("at", [0.5, 2.0, 7.0, 10.5, 60.0, 61.5])
+def test_an_asynchronous_run_stopped_early_is_the_same_in_leaps(at) -> None:
+    """Of a leap under way those steps have happened that were scheduled by then."""
+    leapt, _ = stopped(True, at, overlapped())
+    stepped, _ = stopped(False, at, overlapped())
+    assert leapt.log.request_rows == stepped.log.request_rows
+    assert leapt.log.run_rows == stepped.log.run_rows
+    assert leapt.log.tick_ends == stepped.log.tick_ends

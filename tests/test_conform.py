@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from simulator.blocks import BlockManager
 from simulator.cases import read_cases
 from simulator.cli import main
 from simulator.conform import conform, default_golden, report
 from simulator.errors import HeadwayError
 from simulator.replay import Replay
+from simulator.request import Request
+from simulator.scheduler import Scheduler
 
 STEP = {"base_ns": 100, "per_token_ns": 10, "per_context_token_ns": 1, "empty_ns": 50}
 SMALL = {"max_num_seqs": 4, "max_num_batched_tokens": 8, "max_model_len": 64, "block_size": 4}
@@ -171,6 +174,46 @@ def test_an_adaptive_cap_is_the_fair_share_of_the_budget(tmp_path: Path) -> None
     options = {"long_prefill_token_threshold": 1, "long_prefill_token_threshold_adaptive": True}
     path = make(tmp_path, [(0, 12, 1), (0, 12, 1)], **options)
     assert steps_of(play(path), "sched")[0] == ([[0, 4, 0], [1, 4, 0]],)
+
+
+@pytest.mark.parametrize("leap", [False, True])
+def test_an_arrival_behind_the_head_may_let_the_head_fit(tmp_path: Path, leap: bool) -> None:
+    """Four requests share the budget of 16: the head's first chunk shrinks to the block left.
+
+    Request 0 holds six of the seven blocks. Alone with it, request 1 would take 8 tokens, two
+    blocks; a leap that missed the arrivals of 2 and 3 would keep it waiting.
+    """
+    path = make(
+        tmp_path,
+        [(0, 21, 8), (450, 12, 1), (580, 1, 1), (581, 1, 1)],
+        max_num_batched_tokens=16,
+        num_gpu_blocks=8,
+        long_prefill_token_threshold=1,
+        long_prefill_token_threshold_adaptive=True,
+        reserve_full_isl=False,
+    )
+    assert steps_of(play(path, leap), "t", "sched")[2:5] == [
+        (447, [[0, 1, 21]]),
+        (579, [[0, 1, 22]]),
+        (712, [[0, 1, 23], [1, 4, 0]]),
+    ]
+
+
+def test_blocks_are_handed_out_in_the_order_of_the_running_list() -> None:
+    """Also where a prompt under a cap stands before a decode: which block is whose decides later
+    who finds what in the prefix cache."""
+    scheduler = Scheduler(
+        BlockManager(20, 4, prefix_caching=True),
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        long_prefill_token_threshold=4,
+    )
+    long, short = Request(0, 0.0, 40, 1), Request(1, 0.0, 4, 5)
+    scheduler.add(long)
+    scheduler.add(short)
+    scheduler.commit(scheduler.schedule(0.0), [1.0])
+    scheduler.schedule(1.0)
+    assert (long.blocks, short.blocks) == ([1, 3], [2, 4])
 
 
 def test_max_steps_cuts_a_case(tmp_path: Path) -> None:

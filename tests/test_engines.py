@@ -1,0 +1,96 @@
+"""`engine: NAME` and what it fills in."""
+
+from pathlib import Path
+
+import pytest
+
+from simulator.engines import named
+from simulator.errors import HeadwayError
+from simulator.load import check_scenario, load_scenario
+from simulator.scenario import Scenario
+from simulator.simulation import run
+from simulator.yamlpos import Places
+
+
+def check(**blocks: object) -> Scenario:
+    return check_scenario(blocks, Places("s.yaml", {}))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tokens", "seqs"),
+    [
+        ("A100-80GB", 2048, 256),
+        ("L4", 2048, 256),
+        ("H100-80GB", 8192, 1024),
+        ("H200", 8192, 1024),
+        ("B200", 16384, 1024),
+    ],
+)
+def test_vllm_sizes_its_batches_by_gpu(gpu: str, tokens: int, seqs: int) -> None:
+    """EngineArgs.get_batch_defaults of vLLM 0.33, as its server calls it."""
+    engine = check(engine="vllm", gpu={"name": gpu}).engine
+    assert (engine.max_num_batched_tokens, engine.max_num_seqs) == (tokens, seqs)
+    assert engine.async_scheduling
+
+
+def test_what_is_given_beside_the_name_stands() -> None:
+    """Also a value that is the default without the name."""
+    engine = check(engine={"name": "vllm", "max_num_seqs": 64, "async_scheduling": False}).engine
+    assert (engine.max_num_seqs, engine.async_scheduling) == (64, False)
+    assert engine.max_num_batched_tokens == 2048
+
+
+def test_the_resolved_scenario_is_the_same_scenario() -> None:
+    """All keys are written out, whoever filled them in."""
+    scenario = check(engine="vllm", gpu={"name": "H200"})
+    again = check(**{k: v for k, v in scenario.resolved().items() if k != "cost"})
+    assert again.engine == scenario.engine
+
+
+def test_a_named_engine_takes_overrides(tmp_path: Path) -> None:
+    """`engine: vllm` is a block with one key, in the file as on the command line."""
+    path = tmp_path / "s.yaml"
+    path.write_text("engine: vllm\n")
+    assert load_scenario(path, ["engine.max_num_seqs=7"]).engine.max_num_seqs == 7
+    path.write_text("seed: 1\n")
+    loaded = load_scenario(path, ["engine=vllm", "engine.max_num_seqs=7"])
+    assert (loaded.engine.name, loaded.engine.max_num_seqs) == ("vllm", 7)
+
+
+def test_an_unknown_engine_is_told_with_its_line(tmp_path: Path) -> None:
+    """And an unknown GPU is told once."""
+    path = tmp_path / "s.yaml"
+    path.write_text("seed: 1\nengine: vlm\n")
+    with pytest.raises(HeadwayError, match=r"s.yaml:2: engine.name: must be 'vllm', not 'vlm'"):
+        load_scenario(path)
+    with pytest.raises(HeadwayError) as told:
+        check(engine="vllm", gpu={"name": "H1000"})
+    assert len(told.value.messages) == 1
+
+
+def test_other_values_pass_untouched() -> None:
+    """They are checked where all values are."""
+    for engine in (None, 3, [], {"name": "x"}, {"max_num_seqs": 2}):
+        assert named(engine, None) == engine
+
+
+def test_static_batching_is_not_scheduled_asynchronously() -> None:
+    """Said by name, with the key to change."""
+    with pytest.raises(HeadwayError, match=r"engine.async_scheduling: Static schedules a step"):
+        check(engine={"name": "vllm", "scheduling_policy": "static"})
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "sjf"])
+def test_async_scheduling_is_a_little_faster_and_serves_everybody(policy: str) -> None:
+    """Same tokens; leaping and stepwise agree."""
+    scenario = check(
+        engine={"name": "vllm", "scheduling_policy": policy, "num_gpu_blocks_override": 200},
+        workload={"num_prompts": 60, "request_rate": 20, "input_len": 100, "output_len": 80},
+    )
+    leapt, stepped = run(scenario), run(scenario, stepwise=True)
+    assert leapt.logs[0].request_rows == stepped.logs[0].request_rows
+    assert leapt.logs[0].run_rows == stepped.logs[0].run_rows
+    assert leapt.logs[0].tick_ends == stepped.logs[0].tick_ends
+    assert (leapt.logs[0].requests["generated"] == 80).all()
+    assert len(leapt.logs[0].steps) < len(stepped.logs[0].steps)
+    assert leapt.logs[0].steps["preempted"].sum() == leapt.logs[0].requests["preemptions"].sum()
