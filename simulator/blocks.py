@@ -21,6 +21,7 @@ class BlockCounter:
     """
 
     names_blocks = False
+    prefix_caching = False
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 2 or block_size < 1:

@@ -14,7 +14,7 @@ result is the same as that of vLLM's loop:
   its block. The victims are always a tail of the list, and the shortest tail whose going lets the
   rest have what they need: so it can be found from the sum of the needs.
 - Where the budget does not reach round (only possible with `long_prefill_token_threshold`), and
-  where blocks have names and run out, the set is dissolved and the running list is walked.
+  where the blocks of a prefix cache run out, the set is dissolved and the running list is walked.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from simulator.blocks import BlockCounter
 from simulator.decodes import DecodeSet
 from simulator.log import pack_run
 from simulator.policies import Fifo, Policy, Ranked, Waiting
-from simulator.request import Chunk, Request, Step
+from simulator.request import Chunk, Request, Step, Swap
 
 LONGEST_LEAP = 256  # steps; bounds what is computed in vain when an arrival cuts a leap short
 
@@ -33,6 +33,8 @@ class Scheduler:
 
     `policy` orders the waiting queue, None is first come, first served. The other arguments are
     vLLM's, by name. `max_model_len`, in tokens, ends a request whatever it still wanted to say.
+    `swap_blocks` is host memory, in KV blocks: as long as a preempted request fits into it, its
+    blocks are copied there and, before it runs again, back; otherwise they are computed again.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Scheduler:
         long_prefill_token_threshold: int = 0,
         scheduler_reserve_full_isl: bool = True,
         watermark: float = 0.0,
+        swap_blocks: int = 0,
     ) -> None:
         if max_num_seqs < 1 or max_num_batched_tokens < max_num_seqs:
             raise ValueError(
@@ -66,8 +69,10 @@ class Scheduler:
         self.partial: list[Request] = []  # of the running, those outside the decode set
         self.decodes = DecodeSet(blocks.block_size, by_phase=blocks.names_blocks)
         self.preempted = 0  # by the last call of `schedule`
+        self.swap_free = swap_blocks  # blocks of host memory that are free
         self.runs = bytearray()  # rows of log.RUN, of runs that are over
         self._seats = 0
+        self._outgoing: list[Swap] = []  # of the step being decided
 
     def fits(self, request: Request) -> bool:
         """Say whether the request could ever run: vLLM refuses a prompt without room to answer.
@@ -108,6 +113,8 @@ class Scheduler:
             step = Step([])
             chunks = self._plan(cap)
             budget = self._walk(step, cap) if chunks is None else self._advance(step, chunks)
+            if self._outgoing:
+                step.outgoing, self._outgoing = self._outgoing, []
         else:  # the common case in a few words: everybody decodes, and there are blocks for all
             step = Step([], count, decodes.context + count)
             budget -= count
@@ -142,7 +149,7 @@ class Scheduler:
                     need += -(-(done + tokens) // size) - -(-done // size)
             if need <= blocks.free:
                 return chunks
-            if blocks.names_blocks:
+            if blocks.prefix_caching:
                 return None  # which blocks are evicted depends on when the victims go
             self._preempt(next(reversed(self.running)))
 
@@ -171,16 +178,19 @@ class Scheduler:
 
     def _give(self, step: Step, request: Request, tokens: int) -> None:
         """Let a running request compute `tokens` more."""
-        chunk = Chunk(request, request.computed, tokens)
         if request.generated and request.pending == 1:
-            if step.singles is None:
-                step.singles = []
-            step.singles.append(chunk)
-            step.decodes += 1
-            step.context += request.computed + 1
+            self._single(step, request, request.computed)
         else:
-            step.prefills.append(chunk)
+            step.prefills.append(Chunk(request, request.computed, tokens))
         self.blocks.extend(request, request.computed + tokens)
+
+    def _single(self, step: Step, request: Request, start: int) -> None:
+        """Let a request outside the decode set decode."""
+        if step.singles is None:
+            step.singles = []
+        step.singles.append(Chunk(request, start, 1))
+        step.decodes += 1
+        step.context += start + 1
 
     def _walk(self, step: Step, cap: int) -> int:
         """Go through the running list one by one, as vLLM does; return the tokens left."""
@@ -210,7 +220,7 @@ class Scheduler:
         while budget and waiting and len(running) < self.max_num_seqs:
             request = waiting.head()
             hits = blocks.match(request)
-            start = len(hits) * blocks.block_size
+            start = max(len(hits) * blocks.block_size, request.swapped)
             tokens = min(request.known - start, cap)
             if tokens > budget:
                 if not self.enable_chunked_prefill:
@@ -225,6 +235,12 @@ class Scheduler:
             blocks.admit(request, hits, start + tokens)
             if request.preemptions == 0:
                 request.cached = start
+            if request.swapped:
+                self._swap_in(step, request, len(hits))
+                if request.generated and tokens == 1 and not request.pending:
+                    self._single(step, request, start)
+                    budget -= 1
+                    continue
             step.prefills.append(Chunk(request, start, tokens))
             budget -= tokens
 
@@ -237,17 +253,37 @@ class Scheduler:
             request.first_scheduled = now
 
     def _preempt(self, request: Request) -> None:
-        """Put a running request back into the queue; its tokens must be computed again."""
+        """Put a running request back into the queue, without its blocks."""
         if request.joined >= 0:
             self._leave(request)
         else:
             self.partial.remove(request)
         del self.running[request]
+        if self.swap_free:
+            self._swap_out(request)
         self.blocks.release(request)
         request.padding = 0
         request.preemptions += 1
         self.preempted += 1
         self.waiting.put_back(request)
+
+    def _swap_out(self, request: Request) -> None:
+        """Have the blocks of a request copied to the host, if they fit there."""
+        count = -(-request.computed // self.blocks.block_size)
+        if count <= self.swap_free:
+            self.swap_free -= count
+            request.swapped = request.computed
+            self._outgoing.append(Swap(request, count, 0, request.blocks))
+
+    def _swap_in(self, step: Step, request: Request, hits: int) -> None:
+        """Have a request's blocks copied back, but those that it has found in the prefix cache."""
+        count = -(-request.swapped // self.blocks.block_size)
+        request.swapped = 0
+        self.swap_free += count
+        names = None if request.blocks is None else request.blocks[hits:count]
+        if step.incoming is None:
+            step.incoming = []
+        step.incoming.append(Swap(request, max(0, count - hits), min(hits, count), names))
 
     # ---------------------------------------------------------------- committing
 
@@ -325,6 +361,21 @@ class Scheduler:
             self._leave(request)
 
     # ----------------------------------------------------------------- accounting
+
+    def listed(self, step: Step) -> list[Chunk]:
+        """Spell out all work of `step`, just scheduled: prefills, singles, then the decode set.
+
+        Each in running order. An engine that computes must know every sequence; a cost does not.
+        """
+        chunks = [*step.prefills, *(step.singles or ())]
+        if step.decodes and self.decodes.count:
+            tick = self.decodes.tick
+            chunks += [
+                Chunk(request, request.computed + tick - request.joined, 1)
+                for request in self.running
+                if request.joined >= 0
+            ]
+        return chunks
 
     def account(self, step: Step) -> tuple[int, ...]:
         """Return what the log says of `step`, just scheduled: the columns of log.STEP in order.

@@ -86,6 +86,7 @@ def engines(draw: st.DrawFn) -> Callable[[], Scheduler]:
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 3, 7])),
         "scheduler_reserve_full_isl": draw(st.booleans()),
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.2])),
+        "swap_blocks": draw(st.sampled_from([0, 0, 5, 1000])),
     }
     policy = SJF() if kind == "sjf" else None
 

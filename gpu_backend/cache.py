@@ -1,0 +1,68 @@
+"""The KV cache, one tensor of pages, and the way of pages to host memory and back."""
+
+import torch
+from torch import Tensor
+
+from simulator.model import ModelSpec
+
+STAGED = 64  # blocks that one copy between device and host takes
+
+
+class KVCache:
+    """Keys and values of all layers: `kv` is [2, layers, num_blocks, block_size, n_kv, D].
+
+    Block 0 is the null page: nobody owns it, and padding may point there.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        heads, width = spec.num_key_value_heads, spec.head_dim
+        shape = (2, spec.num_hidden_layers, num_blocks, block_size, heads, width)
+        self.kv = torch.zeros(shape, device=device, dtype=dtype)
+        self._flat = self.kv.flatten(2, 3)  # token slots instead of blocks
+        self.keys = list(self._flat[0])  # per layer [num_blocks * block_size, n_kv, D]
+        self.values = list(self._flat[1])
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, all layers together."""
+        return self.kv[:, :, 0].numel() * self.kv.element_size()
+
+    def gather(self, layer: int, pages: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Copy the first `length` tokens of a page list together: k and v, [length, n_kv, D]."""
+        both = self.kv[:, layer].index_select(1, pages).flatten(1, 2)
+        return both[0, :length], both[1, :length]
+
+    def fill_random(self, generator: torch.Generator) -> None:
+        """Fill every page with noise, so that steps over any context can be timed at once."""
+        self.kv.normal_(generator=generator)
+
+    def copy_out(self, blocks: list[int]) -> list[Tensor]:
+        """Copy blocks to the host (pinned, behind CUDA), in pieces [2, layers, <= STAGED, ...]."""
+        pieces = []
+        pinned = self.kv.is_cuda
+        for at in range(0, len(blocks), STAGED):
+            index = torch.tensor(blocks[at : at + STAGED], device=self.kv.device)
+            staged = self.kv.index_select(2, index)
+            piece = torch.empty(staged.shape, dtype=staged.dtype, pin_memory=pinned)
+            pieces.append(piece.copy_(staged, non_blocking=pinned))
+        return pieces
+
+    def copy_in(self, pieces: list[Tensor], blocks: list[int], first: int) -> None:
+        """Copy what `copy_out` saved back into `blocks`, from its block number `first` on."""
+        at, end = first, first + len(blocks)
+        while at < end:
+            piece, skip = divmod(at, STAGED)
+            count = min(STAGED - skip, end - at)
+            index = torch.tensor(blocks[at - first : at - first + count], device=self.kv.device)
+            staged = pieces[piece].to(self.kv.device, non_blocking=self.kv.is_cuda)
+            self.kv.index_copy_(2, index, staged[:, :, skip : skip + count])
+            at += count
