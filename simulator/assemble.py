@@ -92,11 +92,14 @@ def find_policy(scenario: Scenario) -> tuple[type, dict[str, Any]]:
     return found, arguments
 
 
-def make_scheduler(scenario: Scenario, parts: Parts, shares_prefixes: bool) -> Scheduler:
+def make_scheduler(
+    scenario: Scenario, parts: Parts, shares_prefixes: bool, *, named: bool = False
+) -> Scheduler:
     """Build the scheduler with its blocks.
 
     `shares_prefixes` says that the workload's prompts have contents to share; where they have
-    none a prefix cache could only serve requests that come back after a preemption.
+    none a prefix cache could only serve requests that come back after a preemption. `named` gives
+    every block a number, also where counting them would do: a live engine reads block tables.
     """
     engine = scenario.engine
     found, arguments = find_policy(scenario)
@@ -122,9 +125,9 @@ def make_scheduler(scenario: Scenario, parts: Parts, shares_prefixes: bool) -> S
         }
     _check_arguments(found, arguments, taken=options)
     if mechanism is found:
-        return mechanism(_blocks(engine, parts, caching), **options, **arguments)
+        return mechanism(_blocks(engine, parts, caching, named), **options, **arguments)
     policy = found(**arguments)
-    return mechanism(_blocks(engine, parts, caching), policy=policy, **options)
+    return mechanism(_blocks(engine, parts, caching, named), policy=policy, **options)
 
 
 def _check_arguments(found: type, arguments: dict[str, Any], taken: dict[str, Any]) -> None:
@@ -140,7 +143,7 @@ def _check_arguments(found: type, arguments: dict[str, Any], taken: dict[str, An
             )
 
 
-def _blocks(engine: EngineBlock, parts: Parts, caching: bool) -> BlockCounter:
+def _blocks(engine: EngineBlock, parts: Parts, caching: bool, named: bool) -> BlockCounter:
     """Make the block manager that the scenario's memory rule needs.
 
     Contiguous allocation is paging with one page a request, of the greatest length.
@@ -154,6 +157,6 @@ def _blocks(engine: EngineBlock, parts: Parts, caching: bool) -> BlockCounter:
                 f"max_model_len {parts.max_model_len}"
             )
         return BlockCounter(pages + 1, parts.max_model_len)
-    if caching:
-        return BlockManager(parts.num_gpu_blocks, engine.block_size, prefix_caching=True)
+    if caching or named:
+        return BlockManager(parts.num_gpu_blocks, engine.block_size, prefix_caching=caching)
     return BlockCounter(parts.num_gpu_blocks, engine.block_size)
