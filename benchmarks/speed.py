@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,9 +36,7 @@ def conv(requests: int) -> list[str]:
     return [str(DEMO), "--set", f"workload.num_prompts={requests}"]
 
 
-POISSON = (
-    "{num_prompts: 2000, request_rate: 8, rescale: false, input_len: 512, output_len: 256}"
-)
+POISSON = "{num_prompts: 2000, request_rate: 8, rescale: false, input_len: 512, output_len: 256}"
 CASES = {
     # name: (arguments, target user CPU in s, target memory in MB)
     "--help": (["--help"], 0.3, None),
@@ -110,7 +109,7 @@ def phases() -> list[tuple[str, float]]:
     with tempfile.TemporaryDirectory() as out:
         write_run(result, Path(out) / "out")
         mark("write all files")
-    return [(name, now - before) for (_, before), (name, now) in zip(marks, marks[1:], strict=False)]
+    return [(name, now - before) for (_, before), (name, now) in pairwise(marks)]
 
 
 def main() -> None:

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from simulator.load import load_scenario
-    from simulator.simulation import Result, run
     from simulator.scenario import Scenario
+    from simulator.simulation import Result, run
 
 __version__ = "0.1.0"
 __all__ = ["Result", "Scenario", "load_scenario", "run"]

@@ -1,13 +1,15 @@
 """Exact, reusable timers for a SimPy environment."""
 
 from collections.abc import Callable
+from functools import partial
 from math import inf, nextafter
 from typing import Any
 
 import simpy
+from simpy.events import NORMAL, EventPriority
 
-EARLY = 1  # SimPy's normal priority
-LATE = 2  # after everything else that happens at the same instant
+LATE = EventPriority(NORMAL + 1)
+"""The priority of what comes after everything else that happens at the same instant."""
 
 
 class Alarm(simpy.Event):
@@ -18,7 +20,10 @@ class Alarm(simpy.Event):
     """
 
     def __init__(
-        self, env: simpy.Environment, ring: Callable[[simpy.Event], Any], priority: int
+        self,
+        env: simpy.Environment,
+        ring: Callable[[simpy.Event], Any],
+        priority: EventPriority = NORMAL,
     ) -> None:
         self.env = env
         self.callbacks = self._rings = [ring]
@@ -32,7 +37,13 @@ class Alarm(simpy.Event):
         env = self.env
         now = env.now
         delay = when - now
+        self.callbacks = self._rings
         if now + delay != when:
             delay = nextafter(delay, inf if now + delay < when else -inf)
-        self.callbacks = self._rings
+            if now + delay != when:  # no delay does it: from half way, the difference is exact
+                self.callbacks = [partial(self._go_on, when)]
+                delay = (when - now) / 2
         env.schedule(self, self.priority, delay)
+
+    def _go_on(self, when: float, _: simpy.Event) -> None:
+        self.set(when)

@@ -41,6 +41,13 @@ def assemble(scenario: Scenario) -> Parts:
     model = load_model(scenario.model, scenario.folder)
     gpu = find_gpu(scenario.gpu.name)
     max_model_len = engine.max_model_len or model.max_position_embeddings
+    if max_model_len > model.max_position_embeddings:
+        warnings.warn(
+            f"engine.max_model_len {max_model_len:,} is beyond the {model.max_position_embeddings:,}"
+            f" positions of {model.name}: vLLM takes it only if told to",
+            HeadwayWarning,
+            stacklevel=3,
+        )
     blocks = engine.num_gpu_blocks_override or _blocks_that_fit(engine, model, gpu)
     spec = scenario.cost or shipped_profile(model, gpu, engine) or {"kind": "roofline"}
     cost = load_cost(spec, scenario.folder, model=model, gpu=gpu, engine=engine)

@@ -10,6 +10,7 @@ from simulator.hardware import find_gpu
 from simulator.memory import kv_budget
 from simulator.model import load_model
 from simulator.scenario import EngineBlock, Scenario, resolve
+from simulator.scheduler import Scheduler
 from simulator.yamlpos import Fault, Key
 
 T = TypeVar("T")
@@ -40,10 +41,12 @@ def contradictions(scenario: Scenario, wrong: set[Key]) -> tuple[list[Fault], li
     """
     found: list[Fault] = []
     elsewhere = []
+    told: set[str] = set()
     for blamed, others, what in _find(scenario):
         keys = [tuple(name.split(".")) for name in (blamed, *others.split()) if name]
-        if any(_touches(key, bad) for key in keys for bad in wrong):
+        if what in told or any(_touches(key, bad) for key in keys for bad in wrong):
             continue
+        told.add(what)  # memory and cost model may both complain of the same thing
         if blamed:
             found.append((keys[0], what))
         else:
@@ -57,9 +60,12 @@ def _touches(mine: Key, bad: Key) -> bool:
 
 
 def _find(scenario: Scenario) -> Iterator[Contradiction]:
-    yield from _numbers(scenario)
+    numbers = list(_numbers(scenario))
+    yield from numbers
     yield from _trace(scenario)
-    yield from _parts(scenario)
+    parts = yield from _parts(scenario)
+    if parts and not numbers:
+        yield from _try(POLICY, "engine", lambda: _schedule(scenario, parts))
 
 
 def _try(
@@ -89,6 +95,14 @@ def _try(
         else:
             yield block, others, line
     return None
+
+
+def _schedule(scenario: Scenario, parts: Parts) -> Scheduler:
+    """Make the scheduler; an argument of the wrong type is the user's mistake, too."""
+    try:
+        return make_scheduler(scenario, parts, False)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
 
 
 def _numbers(scenario: Scenario) -> Iterator[Contradiction]:
@@ -130,16 +144,17 @@ def _trace(scenario: Scenario) -> Iterator[Contradiction]:
             )
 
 
-def _parts(scenario: Scenario) -> Iterator[Contradiction]:
+def _parts(scenario: Scenario) -> Generator[Contradiction, None, Parts | None]:
     """Try what a run is made of, piece by piece."""
     engine, folder = scenario.engine, scenario.folder
     found = yield from _try(POLICY, "", lambda: find_policy(scenario))
     gpu = yield from _try("gpu", "gpu.name", lambda: find_gpu(scenario.gpu.name))
     model = yield from _try("model", "model", lambda: load_model(scenario.model, folder))
     if model is None:
-        return
+        return None
     longest = engine.max_model_len or model.max_position_embeddings
-    if not engine.enable_chunked_prefill and engine.max_num_batched_tokens < longest:
+    too_small = not engine.enable_chunked_prefill and engine.max_num_batched_tokens < longest
+    if too_small:
         yield (
             "engine.max_num_batched_tokens",
             "engine.enable_chunked_prefill engine.max_model_len model",
@@ -147,7 +162,7 @@ def _parts(scenario: Scenario) -> Iterator[Contradiction]:
             f"{engine.max_num_batched_tokens}: the longest prompt must fit into one step",
         )
     if gpu is None:
-        return
+        return None
     sizes = engine.model_dump(include=SIZES)
     if engine.num_gpu_blocks_override is not None:  # then it has no meaning, as in vLLM
         sizes["gpu_memory_utilization"] = 1.0
@@ -159,7 +174,6 @@ def _parts(scenario: Scenario) -> Iterator[Contradiction]:
         "cost model gpu engine",
         lambda: load_cost(spec, folder, model=model, gpu=gpu, engine=engine),
     )
-    if found and cost and budget:
-        blocks = engine.num_gpu_blocks_override or budget.num_gpu_blocks
-        parts = Parts(model, gpu, cost, blocks, longest)
-        yield from _try(POLICY, "engine", lambda: make_scheduler(scenario, parts, False))
+    if too_small or not (found and cost and budget):
+        return None
+    return Parts(model, gpu, cost, engine.num_gpu_blocks_override or budget.num_gpu_blocks, longest)

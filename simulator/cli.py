@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -17,8 +17,9 @@ from simulator.console import BROKEN_PIPE, INTERRUPTED, tell_errors, tell_interr
 from simulator.errors import HeadwayError, HeadwayWarning
 
 if TYPE_CHECKING:
-    from simulator.simulation import Result
+    from simulator.compare import Point
     from simulator.scenario import Scenario
+    from simulator.simulation import Result
     from simulator.workload import Workload
 
 
@@ -31,6 +32,7 @@ app = App(
     version=__version__,
     version_flags=["--version"],
     result_action="return_value",
+    suppress_keyboard_interrupt=False,
 )
 trace_app = App(name="trace", help="Describe a workload, or write it as Mooncake JSONL.")
 app.command(trace_app)
@@ -109,10 +111,7 @@ def compare(
     quiet: Quiet = False,
 ) -> int:
     """Simulate a scenario with some keys varied, side by side."""
-    from simulator.compare import encode_comparison, expand
-    from simulator.files import write_atomic
-    from simulator.output import write_run
-    from simulator.report import compare_table
+    from simulator.compare import expand
 
     points = expand(scenario, vary, set_ or (), seed)
     folder = _folder(out or Path("out") / f"{points[0].scenario.name}-compare", format)
@@ -122,15 +121,7 @@ def compare(
         results.append(_simulate(point.scenario, stepwise, label))
         if results[-1].interrupted:
             return tell_interrupted(results[-1])
-    for point, result in zip(points, results, strict=True):
-        write_run(result, folder / point.folder, format)
-    table = encode_comparison(points, results)
-    write_atomic(folder / "comparison.csv", lambda file: file.write(table))
-    labels = [point.label for point in points]
-    drawn = _draw(labels, results, folder / "comparison.png")
-    if not quiet:
-        print(compare_table(labels, [result.summary() for result in results]))
-        print(f"written to {folder}: comparison.csv{drawn}, and a folder for each run")
+    _write_comparison(points, results, folder, format, quiet)
     return 0
 
 
@@ -150,13 +141,6 @@ def memory(
     max_num_batched_tokens: Annotated[int, Parameter(help="tokens of a step, at most")] = 2048,
 ) -> int:
     """Tell how many tokens and requests fit on a GPU."""
-    from simulator.checks import SIZES
-    from simulator.hardware import find_gpu
-    from simulator.load import check_scenario
-    from simulator.memory import kv_budget, memory_table
-    from simulator.model import load_model
-    from simulator.yamlpos import Places
-
     engine = {
         "tensor_parallel_size": tensor_parallel_size,
         "gpu_memory_utilization": gpu_memory_utilization,
@@ -168,21 +152,7 @@ def memory(
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
     }
-    places = Places("headway memory", {})
-    places.override(("model",), f"--model {model}")
-    places.override(("gpu",), f"--gpu {gpu}")
-    for name, value in engine.items():
-        places.override(("engine", name), f"--{name.replace('_', '-')} {value}")
-    raw = {
-        "model": model,
-        "gpu": {"name": gpu, "count": tensor_parallel_size},
-        "engine": engine,
-        "cost": {"kind": "roofline"},
-    }
-    checked = check_scenario(raw, places)
-    sizes = checked.engine.model_dump(include=SIZES)
-    budget = kv_budget(load_model(checked.model), find_gpu(checked.gpu.name), **sizes)
-    print(memory_table(budget, max_model_len=max_model_len))
+    print(_budget(model, gpu, engine))
     return 0
 
 
@@ -271,6 +241,26 @@ def _folder(folder: Path, format: str) -> Path:
     return folder
 
 
+def _write_comparison(
+    points: "list[Point]", results: "list[Result]", folder: Path, format: str, quiet: bool
+) -> None:
+    """Write every run, the table and the plot; print the table."""
+    from simulator.compare import encode_comparison
+    from simulator.files import write_atomic
+    from simulator.output import write_run
+    from simulator.report import compare_table
+
+    for point, result in zip(points, results, strict=True):
+        write_run(result, folder / point.folder, format)
+    table = encode_comparison(points, results)
+    write_atomic(folder / "comparison.csv", lambda file: file.write(table))
+    labels = [point.label for point in points]
+    drawn = _draw(labels, results, folder / "comparison.png")
+    if not quiet:
+        print(compare_table(labels, [result.summary() for result in results]))
+        print(f"written to {folder}: comparison.csv{drawn}, and a folder for each run")
+
+
 def _draw(labels: list[str], results: "list[Result]", path: Path) -> str:
     """Draw the comparison; return what to add to the list of files."""
     from simulator.plots import COLORS, plot_compare
@@ -283,6 +273,32 @@ def _draw(labels: list[str], results: "list[Result]", path: Path) -> str:
         )
         return ""
     return f", {plot_compare(labels, results, path).name}"
+
+
+def _budget(model: str, gpu: str, engine: dict[str, Any]) -> str:
+    """Make the memory table; what is wrong is told by its option."""
+    from simulator.checks import SIZES
+    from simulator.hardware import find_gpu
+    from simulator.load import check_scenario
+    from simulator.memory import kv_budget, memory_table
+    from simulator.model import load_model
+    from simulator.yamlpos import Places
+
+    places = Places("headway memory", {})
+    places.override(("model",), f"--model {model}")
+    places.override(("gpu",), f"--gpu {gpu}")
+    for name, value in engine.items():
+        places.override(("engine", name), f"--{name.replace('_', '-')} {value}")
+    raw = {
+        "model": model,
+        "gpu": {"name": gpu, "count": engine["tensor_parallel_size"]},
+        "engine": engine,
+        "cost": {"kind": "roofline"},
+    }
+    checked = check_scenario(raw, places).engine
+    sizes = checked.model_dump(include=SIZES)
+    budget = kv_budget(load_model(model), find_gpu(gpu), **sizes)
+    return memory_table(budget, max_model_len=checked.max_model_len)
 
 
 def _read(path: Path, format: str | None) -> "Workload":

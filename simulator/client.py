@@ -3,12 +3,13 @@
 from array import array
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from math import nan
 
 import numpy as np
 import simpy
 
-from simulator.alarm import EARLY, Alarm
+from simulator.alarm import Alarm
 from simulator.request import Request
 from simulator.workload import Workload
 
@@ -32,16 +33,17 @@ class Client:
         self._flying = 0
         self._limit = workload.max_concurrency or len(workload) + 1
         self._held: deque[int] = deque()
+        self._sending = False
         # Plain numbers come out of a memoryview faster than out of an array.
-        self._prompts = memoryview(workload.prompt_tokens)
-        self._outputs = memoryview(workload.output_tokens)
+        self._prompts = workload.prompt_tokens.data
+        self._outputs = workload.output_tokens.data
         self._next: dict[int, list[int]] = {}
         if workload.after is not None:
             for turn in np.flatnonzero(workload.after >= 0).tolist():
                 self._next.setdefault(int(workload.after[turn]), []).append(turn)
-        self._times = memoryview(workload.arrival)
+        self._times = workload.arrival.data
         self._index = 0  # of the next to arrive
-        self._alarm = Alarm(env, self._arrive, EARLY)
+        self._alarm = Alarm(env, self._arrive)
         self._alarm.set(env.now)
 
     def _arrive(self, alarm: simpy.Event) -> None:
@@ -58,10 +60,17 @@ class Client:
             self._alarm.set(times[index])
 
     def _offer(self, index: int) -> None:
-        if self._flying < self._limit:
-            self._send(index)
-        else:
-            self._held.append(index)
+        """Send a request whose time has come, after those that wait already."""
+        self._held.append(index)
+        if not self._sending:
+            self._send_held()
+
+    def _send_held(self) -> None:
+        """Send as many as may be sent; one that is rejected at once lets the next go."""
+        self._sending = True
+        while self._held and self._flying < self._limit:
+            self._send(self._held.popleft())
+        self._sending = False
 
     def _send(self, index: int) -> None:
         workload = self.workload
@@ -87,8 +96,12 @@ class Client:
             delay = 0.0 if self.workload.delay is None else float(self.workload.delay[turn])
             if delay > 0:
                 later = self.env.timeout(delay)
-                later.callbacks.append(lambda _, turn=turn: self._offer(turn))
+                later.callbacks.append(partial(self._take_turn, turn))
             else:
                 self._offer(turn)
-        if self._held and self._flying < self._limit:
-            self._send(self._held.popleft())
+        if self._held and not self._sending:
+            self._send_held()
+
+    def _take_turn(self, turn: int, _: simpy.Event) -> None:
+        """Offer a turn after its think time."""
+        self._offer(turn)

@@ -13,8 +13,8 @@ from simulator.errors import HeadwayError
 from simulator.load import load_scenario
 
 if TYPE_CHECKING:
-    from simulator.simulation import Result
     from simulator.scenario import Scenario
+    from simulator.simulation import Result
 
 _ITEM = re.compile(r"""(?:[^,"'\[\]{}()]|"[^"]*"|'[^']*')+|[\[\]{}(),"']""")
 

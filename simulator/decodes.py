@@ -69,10 +69,9 @@ class DecodeSet:
         ends = self._ends
         done: list[Request] = []
         while ends and ends[0][0] <= tick:
-            last, _, request = heappop(ends)
-            if request.joined < 0 or request.last_tick != last:
-                continue  # it has left since
-            if not done or done[-1] is not request:  # it may have left and joined again
+            last, seat, request = heappop(ends)
+            # It may have left since, and may even be back.
+            if _holds(request, last, seat) and not (done and done[-1] is request):
                 done.append(request)
         return done
 
@@ -98,8 +97,13 @@ class DecodeSet:
         """Ticks until a member ends next; 0 where no member ends by itself."""
         ends = self._ends
         while ends:
-            last, _, request = ends[0]
-            if request.joined >= 0 and request.last_tick == last and last > self.tick:
+            last, seat, request = ends[0]
+            if _holds(request, last, seat) and last > self.tick:
                 return last - self.tick
             heappop(ends)
         return 0
+
+
+def _holds(request: Request, last: int, seat: int) -> bool:
+    """Say whether an entry of the heap still tells when its request ends."""
+    return request.joined >= 0 and request.last_tick == last and request.seat == seat

@@ -5,6 +5,7 @@ itself, and what keys say together. The last round leaves out keys that the seco
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from copy import deepcopy
 from pathlib import Path
@@ -93,7 +94,7 @@ def load_scenario(
         messages += _override(raw, places, f"--vary {key}={value}", key, value)
     if seed is not None:
         messages += _override(raw, places, f"--seed {seed}", "seed", str(seed))
-    raw.setdefault("name", path.name.split(".")[0])
+    raw.setdefault("name", _name(path))
     try:
         scenario = check_scenario(raw, places, path.parent)
     except HeadwayError as error:
@@ -101,6 +102,12 @@ def load_scenario(
     if messages:
         raise HeadwayError(messages)
     return scenario
+
+
+def _name(path: Path) -> str:
+    """Name a scenario after its file, less what a name cannot hold."""
+    stem = path.name.removeprefix(".").partition(".")[0]
+    return re.sub(r"[^\w ,+=-]+", "-", stem).lstrip(" ,+=-") or "scenario"
 
 
 def check_scenario(raw: dict[str, Any], places: Places, folder: Path = Path()) -> Scenario:
@@ -183,7 +190,8 @@ def _told(details: Any) -> list[Fault]:
     if kind == "extra_forbidden":
         return [(key, _unknown(key))]
     if kind in WORDS:
-        return [(key, WORDS[kind].format(input=_said(details["input"]), **context))]
+        limits = {k: f"{v:g}" if isinstance(v, float) else v for k, v in context.items()}
+        return [(key, WORDS[kind].format(input=_said(details["input"]), **limits))]
     return [(key, details["msg"])]
 
 

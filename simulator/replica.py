@@ -6,7 +6,7 @@ end of the step in flight. Stepwise and leaping runs agree to the last bit, sinc
 same durations one after the other.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from itertools import accumulate
 
@@ -110,6 +110,8 @@ class Replica:
             self._sleep(max(due, now))
         elif self.scheduler.waiting:
             raise RuntimeError(f"the scheduler does nothing though requests wait, at {now} s")
+        else:
+            self._due = -1.0
 
     def _commit(self, step: Step) -> None:
         ends = self._ends
@@ -137,7 +139,14 @@ class Replica:
             self.on_finish(request)
 
     def abandon(self) -> None:
-        """Write down the requests that are still here, when a run is stopped before its end."""
+        """Write down the requests that are still here, when a run is stopped before its end.
+
+        Nobody is told that they ended: they have not.
+        """
+        self.on_finish = None
+        del self._ends[bisect_right(self._ends, self.env.now) :]
+        if self._step is not None and self._ends:  # steps of a leap that are over have happened
+            self._commit(self._step)
         scheduler = self.scheduler
         while scheduler.waiting:
             self._record(scheduler.waiting.take(), UNFINISHED)

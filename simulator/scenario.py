@@ -103,9 +103,7 @@ class EngineBlock(_Block):
     )
     kv_cache_dtype: Literal[
         "auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4"
-    ] = Field(
-        "auto", description="numbers in the KV cache; auto: as dtype"
-    )
+    ] = Field("auto", description="numbers in the KV cache; auto: as dtype")
     tensor_parallel_size: Count = Field(1, description="GPUs that share each layer")
     long_prefill_token_threshold: Annotated[int, Field(ge=0, le=INT32)] = Field(
         0, description="tokens of one prompt that a step computes, at most; 0: no such limit"
@@ -211,7 +209,7 @@ class WorkloadBlock(_Block):
 class Scenario(_Block):
     """One run: a model on a GPU under a workload."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w .,+=-]*$", max_length=100)] = Field(
+    name: Annotated[str, Field(pattern=r"^\w[\w .,+=-]*$", max_length=100)] = Field(
         "scenario", description="names the output folder; default: the file's name"
     )
     description: str = Field("", description="a line for reports")

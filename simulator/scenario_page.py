@@ -13,6 +13,8 @@ from pydantic_core import PydanticUndefined
 from simulator.generate import Generator, PrefixGroups, Sessions
 from simulator.lengths import KINDS
 from simulator.load import ABSENT
+from simulator.piecewise import Fitted
+from simulator.profile import FORMS
 from simulator.scenario import EngineBlock, GoodputBlock, GpuBlock, Scenario, TraceBlock
 
 HEAD = """# Scenario reference
@@ -55,6 +57,18 @@ TURNS = {
 GENERATED = """Without `trace` the requests are generated, with the words and meanings of
 `vllm bench serve`.
 """
+COST = """## cost
+
+`{profile: NAME}` takes a shipped profile, `{profile: PATH}` one of your own. `{kind: ...}` writes
+the cost model down, its terms in seconds; defaults are in brackets. T is the number of tokens in a
+step, n that of its sequences, S the cached tokens that its decodes read.
+"""
+COSTS = {
+    "linear": "Seconds = base + per_token T + per_context S + per_sequence n.",
+    "piecewise": "The form of the shipped profiles, explained in `simulator/piecewise.py`; `dense` "
+    "is a list of [tokens, seconds].",
+    "roofline": "From the sizes of the model and the data sheet of the GPU alone.",
+}
 DISTRIBUTIONS = """## Distributions
 
 A length or a time is a number, or `{kind: ..., ...}` with the fields of the kind:
@@ -77,6 +91,7 @@ def page() -> str:
         _table("workload", _given(Generator, WORKLOAD), GENERATED),
         _table("workload.prefix_groups", _given(PrefixGroups, GROUPS)),
         _table("workload.sessions", _given(Sessions, TURNS)),
+        COST + "\n" + "\n".join(_costs()) + "\n",
         DISTRIBUTIONS + "\n" + "\n".join(_kinds()) + "\n",
         "## Keys of vLLM that are not here\n\n"
         + "\n".join(f"- `{name}`: {why}" for name, why in ABSENT.items())
@@ -138,15 +153,27 @@ def _given(cls: type, meanings: dict[str, str]) -> Iterator[tuple[str, ...]]:
         yield f"`{field.name}`", _values(field.type), default, meanings[field.name]
 
 
+def _costs() -> Iterator[str]:
+    """List the kinds of cost models with the terms that a scenario may give."""
+    given = {field.name for field in dataclasses.fields(Fitted)}
+    for name, meaning in COSTS.items():
+        keys = _keys(FORMS[name], given) if name in FORMS else "no terms"
+        yield f"- `{name}`: {keys}. {meaning}"
+
+
 def _kinds() -> Iterator[str]:
+    """List the kinds of distributions."""
     for name, cls in KINDS.items():
-        fields = [field for field in dataclasses.fields(cls) if field.init]
-        keys = ", ".join(
-            f"`{field.name}`"
-            + ("" if field.default is dataclasses.MISSING else f" ({_yaml(field.default)})")
-            for field in fields
-        )
-        yield f"- `{name}`: {keys}. {(cls.__doc__ or '').splitlines()[0]}"
+        yield f"- `{name}`: {_keys(cls, set())}. {(cls.__doc__ or '').splitlines()[0]}"
+
+
+def _keys(cls: type, without: set[str]) -> str:
+    """List the fields of a dataclass, with their defaults in brackets."""
+    fields = [f for f in dataclasses.fields(cls) if f.init and f.name not in without]
+    return ", ".join(
+        f"`{f.name}`" + ("" if f.default is dataclasses.MISSING else f" ({_yaml(f.default)})")
+        for f in fields
+    )
 
 
 def _yaml(value: object) -> str:

@@ -56,6 +56,11 @@ class Scheduler:
                 f"max_num_batched_tokens ({max_num_batched_tokens}) must be >= max_num_seqs "
                 f"({max_num_seqs}) and that >= 1"
             )
+        if not enable_chunked_prefill and max_num_batched_tokens < max_model_len:
+            raise ValueError(
+                f"max_num_batched_tokens ({max_num_batched_tokens}) must be >= max_model_len "
+                f"({max_model_len}) without chunked prefill"
+            )
         self.blocks = blocks
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -80,8 +85,6 @@ class Scheduler:
         A request that needs more blocks than there are would be preempted for ever.
         """
         if request.prompt_tokens >= self.max_model_len:
-            return False
-        if not self.enable_chunked_prefill and request.prompt_tokens > self.max_num_batched_tokens:
             return False
         tokens = request.prompt_tokens + self._max_tokens(request) - 1
         return -(-tokens // self.blocks.block_size) <= self.blocks.usable

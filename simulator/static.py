@@ -1,9 +1,8 @@
 """Static batching, as in the textbooks: a batch boards, runs until its longest member ends, and
 only then the next one boards."""
 
-from simulator.blocks import BlockCounter
+from simulator.blocks import BlockCounter, BlockManager
 from simulator.log import pack_run
-from simulator.policies import Policy
 from simulator.request import Chunk, Request, Step
 from simulator.scheduler import Scheduler
 
@@ -29,18 +28,18 @@ class Static(Scheduler):
         *,
         batch_size: int | None = None,
         timeout: float = 0.1,
-        policy: Policy | None = None,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048,
         max_model_len: int = 8192,
     ) -> None:
         super().__init__(
             blocks,
-            policy=policy,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
         )
+        if isinstance(blocks, BlockManager) and blocks.prefix_caching:
+            raise ValueError("blocks: static batching has no prefix cache")
         if batch_size is None:
             batch_size = max_num_seqs
         if not 1 <= batch_size <= max_num_seqs:
@@ -51,6 +50,7 @@ class Static(Scheduler):
         self.timeout = timeout
         self.ready: list[Request] = []  # prompt computed, waiting for the others' prompts
         self.live = 0  # members that have not ended
+        self._idle = False  # there was nothing to do when last asked
         self._stored = 0  # tokens of the live members, what they won by ticks since tick 0 left out
 
     def add(self, request: Request) -> bool:
@@ -65,18 +65,22 @@ class Static(Scheduler):
     def schedule(self, now: float) -> Step:
         """Decide the next forward pass: of prompts as long as there are any, else of decodes."""
         step = Step([])
-        self.preempted = 0
+        if not self._idle:  # else the preemptions of a step that never was belong to this one
+            self.preempted = 0
+        self._idle = False
         while True:
             if not self.running:
                 due = self.wakes_at()
                 if due is None or (now < due and len(self.waiting) < self.batch_size):
+                    self._idle = True
                     return step
                 self._form(now)
             if self.partial:
                 self._prefill(step)
                 return step
             self._start_decoding()
-            self._plan(self.max_num_batched_tokens)
+            while self.decodes.blocks(1) > self.blocks.free:
+                self._preempt(next(reversed(self.running)))
             if self.live:
                 self._advance(step, [])
                 step.ghosts = self.decodes.count - self.live

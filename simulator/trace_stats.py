@@ -99,7 +99,7 @@ def describe_text(workload: Workload, format: str) -> str:
     rows += [
         ("span", f"{told['span_s']:,.3f} s"),
         ("request rate", "all at once" if rate is None else f"{rate:,.3f} req/s"),
-        ("burstiness", "none" if spread is None else f"{spread:.2f} (CV of gaps; Poisson: 1)"),
+        ("burstiness", _burstiness(spread)),
         ("input tokens", f"{told['input_tokens']:,}"),
         ("output tokens", f"{told['output_tokens']:,}"),
         (
@@ -113,3 +113,11 @@ def describe_text(workload: Workload, format: str) -> str:
         ("output length", "".join(f"{value:>10,.0f}" for value in told["output_len"].values())),
     ]
     return "\n".join(f"{name:<16}{text}" for name, text in rows)
+
+
+def _burstiness(spread: float | None) -> str:
+    """Tell the spread of the gaps, and as what vLLM's knob of that name would imitate it."""
+    if spread is None:
+        return "none"
+    knob = f", burstiness: {spread**-2:.2g} in a scenario" if spread else ""
+    return f"CV of gaps {spread:.2f} (Poisson: 1{knob})"

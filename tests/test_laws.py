@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.log import REASONS, Log
 from simulator.policies import SJF
+from simulator.request import Segments
 from simulator.scheduler import Scheduler
 from simulator.static import Static
 from simulator.workload import Workload
@@ -27,7 +28,7 @@ clocks = st.builds(
 
 @st.composite
 def workloads(draw: st.DrawFn) -> Workload:
-    """Up to 25 requests: open or closed loop, sessions, shared prompts."""
+    """Up to 25 requests: open or closed loop, sessions, shared prompts, quoted answers."""
     n = draw(st.integers(1, 25))
     arrival = sorted(draw(st.lists(times, min_size=n, max_size=n)))
     prompts = draw(st.lists(st.integers(1, 40), min_size=n, max_size=n))
@@ -36,20 +37,32 @@ def workloads(draw: st.DrawFn) -> Workload:
     if draw(st.booleans()):
         load.max_concurrency = draw(st.integers(1, 6))
     if draw(st.booleans()):
-        shared = draw(st.lists(st.integers(0, 40), min_size=n, max_size=n))
-        names = draw(st.lists(st.sampled_from("ab"), min_size=n, max_size=n))
-        load.segments = [
-            tuple(
-                (key, tokens)
-                for key, tokens in ((name, min(s, p)), (("in", i), p - min(s, p)))
-                if tokens
-            )
-            for i, (name, s, p) in enumerate(zip(names, shared, prompts, strict=True))
-        ]
+        load.segments = []
+        for i, tokens in enumerate(prompts):
+            load.segments.append(_contents(draw, load, i, tokens))
     if n > 1 and draw(st.booleans()):
         _link(draw, load)
     load.check()
     return load
+
+
+def _contents(draw: st.DrawFn, load: Workload, i: int, tokens: int) -> Segments:
+    """A prompt's contents: a shared beginning, or an earlier prompt and its answer; then its own.
+
+    The answer may still be on its way.
+    """
+    assert load.segments is not None
+    earlier = draw(st.integers(-2, i - 1))
+    if earlier >= 0:
+        parts = [*(load.segments[earlier] or ()), (("out", earlier), 40)]
+    else:
+        parts = [(draw(st.sampled_from("ab")), draw(st.integers(0, 40)))]
+    cut = []
+    for name, count in (*parts, (("in", i), tokens)):
+        if take := min(count, tokens):
+            cut.append((name, take))
+        tokens -= take
+    return tuple(cut)
 
 
 def _link(draw: st.DrawFn, load: Workload) -> None:

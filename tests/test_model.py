@@ -126,9 +126,7 @@ def test_published_active_parameters() -> None:
         ("bfloat16", "fp8", "fp8"),
     ],
 )
-def test_dtype_auto_is_vllms(
-    tmp_path: Path, published: str | None, asked: str, found: str
-) -> None:
+def test_dtype_auto_is_vllms(tmp_path: Path, published: str | None, asked: str, found: str) -> None:
     """`auto` means the published dtype, but float16 for float32."""
     assert load_model(write(tmp_path, torch_dtype=published)).resolve_dtype(asked) == found
 

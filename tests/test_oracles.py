@@ -1,20 +1,25 @@
 """Other people's answers: vLLM's own loop, queueing theory, Ciw, Little's law."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from math import sqrt
 
 import ciw
 import numpy as np
+import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from simulator.blocks import BlockCounter, BlockManager
-from simulator.log import Log
 from simulator.policies import SJF
 from simulator.request import Request, Segments, Step
 from simulator.scheduler import Scheduler
-from tests.engines import Clock, fcfs, play, workload
+from simulator.static import Static
+from simulator.workload import Workload
+from tests.engines import Clock, fcfs, play
 from tests.naive import Naive
+from tests.test_laws import clocks, engines, workloads
 
 # ---------------------------------------------------------------- vLLM's own loop
 
@@ -26,7 +31,7 @@ class Job:
     at: int
     prompt: int
     output: int
-    segments: Segments | None
+    segments: Segments
 
     def request(self, id: int) -> Request:
         return Request(id, float(self.at), self.prompt, self.output, segments=self.segments)
@@ -38,16 +43,21 @@ def jobs(draw: st.DrawFn) -> list[Job]:
     at, jobs = 0, []
     for i in range(draw(st.integers(1, 12))):
         at += draw(st.sampled_from([0, 0, 0, 1, 3, 8, 20]))
-        output = draw(st.integers(1, 20))
         prompt = draw(st.integers(1, 30))
-        segments: list[tuple[object, int]] = []
-        while (left := prompt - sum(n for _, n in segments)) > 0 and draw(st.booleans()):
-            other = draw(st.integers(0, i))
-            name = draw(st.sampled_from(["a", "b", ("in", other), ("out", other)]))
-            segments.append((name, draw(st.integers(1, left))))
-        if segments and left > 0:
-            segments.append((("in", i), left))
-        jobs.append(Job(at, prompt, output, tuple(segments) or None))
+        parts: list[tuple[Hashable, int]] = []
+        if jobs and draw(st.booleans()):  # goes on where an earlier one ends, or before
+            other = draw(st.integers(0, i - 1))
+            parts += [*jobs[other].segments, (("out", other), draw(st.integers(1, 20)))]
+        while draw(st.booleans()):
+            name = draw(st.sampled_from(["a", "b", ("in", 0), ("out", 0)]))
+            parts.append((name, draw(st.integers(1, 20))))
+        segments = []
+        left = prompt
+        for name, count in (*parts, (("in", i), prompt)):
+            if take := min(count, left):
+                segments.append((name, take))
+            left -= take
+        jobs.append(Job(at, prompt, draw(st.integers(1, 20)), tuple(segments)))
     return jobs
 
 
@@ -68,9 +78,11 @@ def _facts(scheduler: Scheduler, step: Step, before: set[int], preempted: set[in
     """What `Naive.step` says, asked of the scheduler that works on sums."""
     tick = scheduler.decodes.tick
     given = [(c.request.id, c.start, c.tokens) for c in (*step.prefills, *(step.singles or ()))]
-    for request in scheduler.running:
-        if request.joined >= 0:
-            given.append((request.id, request.computed + tick - request.joined, 1))
+    given += [
+        (request.id, request.computed + tick - request.joined, 1)
+        for request in scheduler.running
+        if request.joined >= 0
+    ]
     assert sum(n for _, _, n in given) == step.tokens
     admitted = [(c.request.id, c.start) for c in step.prefills if c.request.id not in before]
     row = scheduler.account(step)
@@ -138,3 +150,72 @@ def test_the_scheduler_decides_as_vllms_own_loop_does(todo, chosen, size, data) 
     asked = [min(r.output_tokens, chosen["max_model_len"] - r.prompt_tokens) for r in requests]
     for request, tokens in zip(requests, asked, strict=True):
         assert request.generated == (tokens if scheduler.fits(request) else 0)
+
+
+# ---------------------------------------------------------------- queueing theory
+
+SERVICE = 0.75  # seconds: one seat, prompts of one step, answers of one token
+
+
+def poisson(rho: float, requests: int, seed: int) -> npt.NDArray[np.float64]:
+    """Arrival times that keep one seat busy for a share `rho` of the time."""
+    rng = np.random.default_rng(seed)
+    return np.cumsum(rng.exponential(SERVICE / rho, requests))
+
+
+def waits(arrivals: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Queue times of an engine with one seat and constant service, by request."""
+    ones = np.ones(len(arrivals), dtype=np.int64)
+    log, client = play(Workload(arrivals, 4 * ones, ones), fcfs(max_num_seqs=1), Clock(SERVICE))
+    rows = log.requests
+    assert (np.diff(rows["id"]) == 1).all()
+    assert (rows["finish"] == rows["first_scheduled"] + SERVICE).all()
+    return np.asarray(rows["first_scheduled"] - np.array(client.sent))
+
+
+@pytest.mark.parametrize("rho", [0.5, 0.8])
+def test_one_seat_with_constant_service_is_an_m_d_1_queue(rho: float) -> None:
+    """Mean wait by Pollaczek and Khinchine: rho S / (2 (1 - rho)); its error from batch means."""
+    mean = rho * SERVICE / (2 * (1 - rho))
+    batches = waits(poisson(rho, 40_000, seed=1)).reshape(40, -1).mean(axis=1)
+    error = batches.std(ddof=1) / sqrt(len(batches))
+    assert error < 0.05 * mean
+    assert abs(batches.mean() - mean) < 3 * error
+
+
+def test_every_request_waits_as_long_as_in_ciw() -> None:
+    """The same arrivals through another simulator of queues."""
+    arrivals = poisson(0.8, 3000, seed=2)
+    network = ciw.create_network(
+        arrival_distributions=[ciw.dists.Sequential(np.diff(arrivals, prepend=0.0).tolist())],
+        service_distributions=[ciw.dists.Deterministic(SERVICE)],
+        number_of_servers=[1],
+    )
+    simulation = ciw.Simulation(network)
+    simulation.simulate_until_max_customers(len(arrivals), method="Finish")
+    records = sorted(simulation.get_all_records(), key=lambda record: record.arrival_date)
+    assert [r.waiting_time for r in records[: len(arrivals)]] == pytest.approx(
+        waits(arrivals).tolist(), abs=1e-7
+    )
+
+
+@given(workloads(), engines(), clocks, st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_littles_law(load, engine, clock, leap) -> None:
+    """Requests in the engine, averaged over time, are arrival rate times mean stay.
+
+    The one side comes from the step rows, the other from the request rows.
+    """
+    scheduler = engine()
+    assume(not isinstance(scheduler, Static))  # its ghosts keep seats after their end
+    log, client = play(load, scheduler, clock, leap=leap)
+    rows, served = log.steps, log.requests[log.requests["reason"] != 2]
+    assume(len(served))
+    sent = np.array(client.sent)[served["id"]]
+    span = rows["end"][-1] - min(sent)
+    inside = (rows["running"] + rows["waiting"]) * (rows["end"] - rows["start"])
+    boundaries = np.unique(np.concatenate([rows["start"], rows["end"]]))
+    late = boundaries[np.searchsorted(boundaries, sent)] - sent  # until a row could count them
+    average = (inside.sum() + late.sum()) / span
+    rate, stay = len(served) / span, (served["finish"] - sent).mean()
+    assert average == pytest.approx(rate * stay, rel=1e-9)

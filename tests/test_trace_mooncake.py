@@ -215,7 +215,7 @@ def test_describe():
         "requests        3",
         "span            4.000 s",
         "request rate    0.500 req/s",
-        "burstiness      0.50 (CV of gaps; Poisson: 1)",
+        "burstiness      CV of gaps 0.50 (Poisson: 1, burstiness: 4 in a scenario)",
         "input tokens    900",
         "output tokens   6",
         "prefix sharing  11.1% of input tokens (blocks of 600)",
