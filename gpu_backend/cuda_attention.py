@@ -7,11 +7,11 @@ more through the tiled prefill. They add up, so a mixed step costs what its two 
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from gpu_backend import kernels
+from gpu_backend.batch import Ints
 
 PROGRAMS = 264  # what decode wants in flight: two for each of the 132 multiprocessors of an H200
 MOST_SPLITS = 32
@@ -28,9 +28,7 @@ def splits_for(rows: int, kv_heads: int) -> int:
     return min(max(1 << (wanted - 1).bit_length(), LEAST_SPLITS), MOST_SPLITS)
 
 
-def prefill_tiles(
-    starts: npt.NDArray[np.int32], new: npt.NDArray[np.int32], first: int, rows: int = PREFILL_ROWS
-) -> npt.NDArray[np.int32]:
+def prefill_tiles(starts: Ints, new: Ints, first: int, rows: int = PREFILL_ROWS) -> Ints:
     """Cut chunks into tiles [n, 4]: first row, rows, position of the first, sequence.
 
     Chunk i has `new[i]` tokens after `starts[i]` cached ones; its rows follow those of the chunks
@@ -57,7 +55,9 @@ class Scratch:
     lse: Tensor
 
     @classmethod
-    def for_rows(cls, rows: int, heads: int, kv_heads: int, dim: int, device: str) -> "Scratch":
+    def for_rows(
+        cls, rows: int, heads: int, kv_heads: int, dim: int, device: torch.device
+    ) -> "Scratch":
         """Make room for any batch of up to `rows` rows."""
         cells = max(n * splits_for(n, kv_heads) for n in range(1, rows + 1)) * heads
         return cls(
@@ -68,28 +68,29 @@ class Scratch:
 
 def decode(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    keys: Tensor,
+    values: Tensor,
     tables: Tensor,
     width: Tensor,
     lengths: Tensor,
     out: Tensor,
     scratch: Scratch,
     *,
+    page: int = 16,
     splits: int = 0,
     tile: int = DECODE_TILE,
 ) -> None:
     """Attend for one new token per row.
 
-    q and out are [rows, heads, dim], q with any row stride; a cache layer is [blocks, page,
-    kv_heads, dim]; tables is [rows, width[0]] int32, lengths [rows] int32 with the new token.
-    `splits` 0 takes what `splits_for` says.
+    q and out are [rows, heads, dim], q with any row stride; keys and values [slots, kv_heads,
+    dim]; tables is [rows, width[0]] int32, lengths [rows] int32 with the new token. `splits` 0
+    takes what `splits_for` says.
     """
     rows, heads, dim = q.shape
-    page, kv_heads = k_cache.shape[1:3]
+    kv_heads = keys.shape[1]
     splits = splits or splits_for(rows, kv_heads)
     kernels.decode_split[kv_heads, rows, splits](
-        q, k_cache, v_cache, tables, width, lengths, out, scratch.part, scratch.lse,
+        q, keys, values, tables, width, lengths, out, scratch.part, scratch.lse,
         q.stride(0), dim**-0.5 * kernels.LOG2E,
         kv_heads=kv_heads, group=heads // kv_heads, padded=max(16, _power(heads // kv_heads)),
         dim=dim, page=page, tile=tile, splits=splits, least=LEAST_KEYS,
@@ -103,81 +104,81 @@ def decode(
 
 def prefill(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    keys: Tensor,
+    values: Tensor,
     tables: Tensor,
     width: Tensor,
     tiles: Tensor,
     out: Tensor,
+    *,
+    page: int = 16,
+    rows: int = PREFILL_ROWS,
+    tile: int = PREFILL_TILE,
+    warps: int = 8,
 ) -> None:
     """Attend causally for chunks of sequences whose keys are all in the cache already.
 
-    `tiles` [n, 4] int32 is that of `prefill_tiles`; its rows are rows of q and out, its sequences
-    rows of `tables`.
+    `tiles` [n, 4] int32 is that of `prefill_tiles`, cut for as many `rows`; its rows are rows of
+    q and out, its sequences rows of `tables`. The rest is as in `decode`.
     """
     _, heads, dim = q.shape
-    page, kv_heads = k_cache.shape[1:3]
+    kv_heads = keys.shape[1]
     kernels.prefill_tile[heads, len(tiles)](
-        q, k_cache, v_cache, tables, width, tiles, out,
+        q, keys, values, tables, width, tiles, out,
         q.stride(0), dim**-0.5 * kernels.LOG2E,
         kv_heads=kv_heads, group=heads // kv_heads, dim=dim, page=page,
-        rows=PREFILL_ROWS, tile=PREFILL_TILE, num_warps=8, num_stages=3,
+        rows=rows, tile=tile, num_warps=warps, num_stages=3,
     )  # fmt: skip
+
+
+def rope_store(
+    qkv: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    turns: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    eps: float,
+) -> Tensor:
+    """Norm (where weights are given) and turn queries and keys; store keys and values.
+
+    qkv is [rows, (heads + 2 kv_heads) * dim], turns [positions, dim] fp32, cosines first. Return
+    the queries, turned in place, as a view [rows, heads, dim].
+    """
+    rows = len(qkv)
+    kv_heads, dim = keys.shape[1:]
+    heads = qkv.shape[1] // dim - 2 * kv_heads
+    kernels.rope_store[rows, kv_heads](
+        qkv, qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight,
+        turns, positions, slots, keys, values, eps,
+        kv_heads=kv_heads, group=heads // kv_heads, padded=_power(heads // kv_heads),
+        dim=dim, norms=q_weight is not None, num_warps=1,
+    )  # fmt: skip
+    return qkv[:, : heads * dim].view(rows, heads, dim)
+
+
+def add_rmsnorm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Add x [rows, size] to the residual in place, return the sum normalised and scaled."""
+    rows, size = residual.shape
+    out = torch.empty_like(residual)
+    kernels.add_rmsnorm[(rows,)](
+        residual if x is None else x, residual, weight, out, eps,
+        size=size, block=_power(size), adds=x is not None, num_warps=8 if size > 2048 else 4,
+    )  # fmt: skip
+    return out
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """Gate: silu of the first half of each row [rows, 2 size] times the second."""
+    rows, both = gate_up.shape
+    size = both // 2
+    out = gate_up.new_empty(rows, size)
+    kernels.silu_mul[rows, -(-size // 1024)](gate_up, out, size=size, block=1024, num_warps=4)
+    return out
 
 
 def _power(number: int) -> int:
     """The next power of two."""
     return 1 << (number - 1).bit_length()
-
-
-class TritonOps:
-    """What a layer does around its matrix products, one launch each."""
-
-    def add_rmsnorm(
-        self, x: Tensor | None, residual: Tensor, weight: Tensor, eps: float
-    ) -> Tensor:
-        """Add x [rows, size] to the residual in place, return the sum normalised and scaled."""
-        rows, size = residual.shape
-        out = torch.empty_like(residual)
-        kernels.add_rmsnorm[(rows,)](
-            residual if x is None else x, residual, weight, out, eps,
-            size=size, block=_power(size), adds=x is not None, num_warps=8 if size > 2048 else 4,
-        )  # fmt: skip
-        return out
-
-    def rope_store(
-        self,
-        qkv: Tensor,
-        q_weight: Tensor | None,
-        k_weight: Tensor | None,
-        cos: Tensor,
-        sin: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        eps: float,
-    ) -> Tensor:
-        """Norm (where weights are given) and turn queries and keys; store keys and values.
-
-        qkv is [rows, (heads + 2 kv_heads) * dim]. Return its queries, turned in place, as a view
-        [rows, heads, dim].
-        """
-        rows = len(qkv)
-        kv_heads, dim = k_cache.shape[2:]
-        heads = qkv.shape[1] // dim - 2 * kv_heads
-        kernels.rope_store[rows, kv_heads](
-            qkv, qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight,
-            cos, sin, positions, slots, k_cache, v_cache, eps,
-            kv_heads=kv_heads, group=heads // kv_heads, padded=_power(heads // kv_heads),
-            dim=dim, norms=q_weight is not None, num_warps=1,
-        )  # fmt: skip
-        return qkv[:, : heads * dim].view(rows, heads, dim)
-
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """Gate: silu of the first half of each row times the second."""
-        rows, both = gate_up.shape
-        size = both // 2
-        out = gate_up.new_empty(rows, size)
-        kernels.silu_mul[rows, -(-size // 1024)](gate_up, out, size=size, block=1024, num_warps=4)
-        return out

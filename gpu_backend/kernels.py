@@ -8,7 +8,7 @@ the splits up by their log-sum-exp. The grid depends on the batch's padded size 
 are read on the device, so a captured graph serves every batch of its size. Softmax is kept in
 powers of two: `exp2` is the instruction, `exp` is two.
 
-A layer of the cache is [blocks, page, kv_heads, dim]; a slot is block * page + offset.
+A layer of the cache is [slots, kv_heads, dim]; a slot is block * page + offset in the page.
 """
 
 import triton
@@ -210,8 +210,7 @@ def rope_store(
     qkv,  # [rows, heads + 2 kv_heads, dim]; the queries are turned in place
     q_weight,  # [dim], read where norms
     k_weight,
-    cos,  # [positions, dim / 2] fp32
-    sin,
+    turns,  # [positions, dim] fp32: cosines, then sines
     positions,  # [rows] int32
     slots,  # [rows] int32; -1: not stored
     k_cache,
@@ -227,8 +226,8 @@ def rope_store(
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     half: tl.constexpr = dim // 2
     across, member = tl.arange(0, half), tl.arange(0, padded)
-    angle = tl.load(positions + row).to(tl.int64) * half + across
-    c, s = tl.load(cos + angle)[None, :], tl.load(sin + angle)[None, :]
+    angle = turns + tl.load(positions + row).to(tl.int64) * dim + across
+    c, s = tl.load(angle)[None, :], tl.load(angle + half)[None, :]
     low_q, high_q, low_k, high_k = 1.0, 1.0, 1.0, 1.0
     if norms:
         low_q = tl.load(q_weight + across)[None, :].to(tl.float32)

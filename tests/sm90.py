@@ -54,25 +54,24 @@ def launch_all(model: str) -> None:
     """Make each launch of a layer once: small batches, the shapes of the model."""
     heads, kv_heads, dim, hidden, wide, norms = MODELS[model]
     kind = torch.bfloat16
-    cache = torch.zeros(2, 8, 16, kv_heads, dim, dtype=kind)
+    cache = torch.zeros(2, 128, kv_heads, dim, dtype=kind)
     table, width = torch.zeros(32, 16, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
     whole = torch.zeros(32, dtype=torch.int32)
-    ops = launch.TritonOps()
     qkv = torch.zeros(32, (heads + 2 * kv_heads) * dim, dtype=kind)
     weight = torch.zeros(dim, dtype=kind) if norms else None
-    turns = torch.zeros(64, dim // 2)
-    q = ops.rope_store(qkv, weight, weight, turns, turns, whole, whole, *cache, 1e-6)
+    turns = torch.zeros(64, dim)
+    q = launch.rope_store(qkv, weight, weight, turns, whole, whole, *cache, 1e-6)
     out = torch.empty(32, heads, dim, dtype=kind)
-    scratch = launch.Scratch.for_rows(32, heads, kv_heads, dim, "cpu")
+    scratch = launch.Scratch.for_rows(32, heads, kv_heads, dim, torch.device("cpu"))
     for splits in (0, 1, 32):
         launch.decode(q, *cache, table, width, whole, out, scratch, splits=splits)
     new = np.array([32], np.int32)
     tiles = torch.from_numpy(launch.prefill_tiles(new * 0, new, 0))
     launch.prefill(q, *cache, table, width, tiles, out)
     x = torch.zeros(32, hidden, dtype=kind)
-    ops.add_rmsnorm(None, x, x[0], 1e-6)
-    ops.add_rmsnorm(x, x, x[0], 1e-6)
-    ops.silu_mul(torch.zeros(32, 2 * wide, dtype=kind))
+    launch.add_rmsnorm(None, x, x[0], 1e-6)
+    launch.add_rmsnorm(x, x, x[0], 1e-6)
+    launch.silu_mul(torch.zeros(32, 2 * wide, dtype=kind))
 
 
 def describe(kernel: object) -> dict[str, object]:
