@@ -38,8 +38,9 @@ class KVCache:
 
     def gather(self, layer: int, pages: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Copy the first `length` tokens of a page list together: k and v, [length, n_kv, D]."""
-        both = self.kv[:, layer].index_select(1, pages).flatten(1, 2)
-        return both[0, :length], both[1, :length]
+        keys, values = self.kv[0, layer], self.kv[1, layer]  # each of them is contiguous: else
+        key = keys.index_select(0, pages).flatten(0, 1)  # index_select would copy the whole layer
+        return key[:length], values.index_select(0, pages).flatten(0, 1)[:length]
 
     def fill_random(self, generator: torch.Generator) -> None:
         """Fill every page with noise, so that steps over any context can be timed at once."""
