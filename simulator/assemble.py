@@ -13,7 +13,7 @@ from typing import Any
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.cost import CostModel, load_cost, shipped_profile
 from simulator.errors import HeadwayWarning
-from simulator.hardware import Gpu, find_gpu
+from simulator.hardware import GIB, Gpu, find_gpu
 from simulator.memory import kv_budget
 from simulator.model import ModelSpec, load_model
 from simulator.policies import SJF
@@ -130,11 +130,28 @@ def make_scheduler(
             "scheduler_reserve_full_isl": engine.scheduler_reserve_full_isl,
             "watermark": engine.watermark,
         }
+        if engine.preemption_mode == "swap":
+            options["swap_blocks"] = swap_blocks(engine, parts.model)
+    elif engine.preemption_mode == "swap":
+        warnings.warn(
+            "static batching computes a preempted request again: engine.preemption_mode has no "
+            "effect",
+            HeadwayWarning,
+            stacklevel=2,
+        )
     _check_arguments(found, arguments, taken=options)
     if mechanism is found:
         return mechanism(_blocks(engine, parts, caching, named), **options, **arguments)
     policy = found(**arguments)
     return mechanism(_blocks(engine, parts, caching, named), policy=policy, **options)
+
+
+def swap_blocks(engine: EngineBlock, model: ModelSpec) -> int:
+    """Count the KV blocks that `swap_space` holds."""
+    cache = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
+    share = model.kv_share(engine.tensor_parallel_size)
+    token = model.kv_bytes_per_token(cache) * share
+    return int(engine.swap_space * GIB // (engine.block_size * token))
 
 
 def _check_arguments(found: type, arguments: dict[str, Any], taken: dict[str, Any]) -> None:

@@ -18,8 +18,8 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
   keys, K, whose keys pass one after the other (r K). Of the decodes only the mean context is known;
 - an engine that computes its n_p chunks one by one, each over K_p keys gathered from the cache,
   pays for every chunk (g) and key (k); where decodes have a launch of their own, c' = c;
-- KV blocks that a step first copies to the host or back (preemption by swapping) take a time for
-  each direction in which there are any, and one for each token that they have room for.
+- KV blocks that a step first copies to the host or back (preemption by swap) take a time for each
+  request and one for each block, in either form.
 """
 
 from bisect import bisect_right
@@ -65,16 +65,19 @@ class Fitted:
 
     name: str = field(default="", compare=False)
     limits: Limits | None = field(default=None, repr=False, compare=False)
-    swap: float = 0.0  # per step and direction in which it copies KV blocks
-    swap_out_per_token: float = 0.0  # per token that the copied blocks have room for
-    swap_in_per_token: float = 0.0
-    block_size: int = field(default=16, compare=False)  # tokens, of the run
+    swap_out: float = 0.0  # per request whose KV blocks a step copies to the host
+    swap_out_per_block: float = 0.0
+    swap_in: float = 0.0  # and back
+    swap_in_per_block: float = 0.0
 
     def swap_seconds(self, step: Step) -> float:
         """Give the seconds of a step's copies of KV blocks to the host and back."""
-        out, back = step.swapped_out, step.swapped_in
-        tokens = self.swap_out_per_token * out + self.swap_in_per_token * back
-        return self.swap * (bool(out) + bool(back)) + self.block_size * tokens
+        return (
+            self.swap_out * len(step.outgoing or ())
+            + self.swap_out_per_block * step.swapped_out
+            + self.swap_in * len(step.incoming or ())
+            + self.swap_in_per_block * step.swapped_in
+        )
 
     def outside(self, steps: npt.NDArray[np.void]) -> list[str]:
         """Say, a line per quantity, how many of the logged steps lie outside the fitted range."""
@@ -120,14 +123,19 @@ class LinearCost(Fitted):
 
     def __post_init__(self) -> None:
         terms = ("base", "per_token", "per_context", "per_sequence")
-        refuse(*check_terms(self, terms))
+        refuse(*check_terms(self, terms + SWAP_TERMS))
         refuse((not any(getattr(self, term) for term in terms), "base: every step takes no time"))
 
     def execute(self, step: Step) -> float:
         """Give the seconds that a step takes."""
+        seconds = self._mixed_seconds(step) if step.prefills else self.leap(step, 1)[0]
+        if step.outgoing or step.incoming:
+            seconds += self.swap_seconds(step)
+        return seconds
+
+    def _mixed_seconds(self, step: Step) -> float:
+        """Give the time of a step with prompts, without swaps."""
         prefills = step.prefills
-        if not prefills:
-            return self.leap(step, 1)[0]
         tokens = step.decodes
         sequences = tokens + len(prefills)
         for chunk in prefills:
@@ -164,7 +172,7 @@ TERMS = (
     "serial_per_token",
 )
 CHUNK_TERMS = ("prefill_per_key", "prefill_per_sequence")
-SWAP_TERMS = ("swap", "swap_out_per_token", "swap_in_per_token")
+SWAP_TERMS = ("swap_out", "swap_out_per_block", "swap_in", "swap_in_per_block")
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,10 @@ class Precision(Protocol):
     """How an engine runs a model; `engine` of a scenario has these."""
 
     @property
+    def block_size(self) -> int:
+        """Tokens in a block of the KV cache."""
+
+    @property
     def tensor_parallel_size(self) -> int:
         """GPUs that share each layer."""
 

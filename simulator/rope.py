@@ -5,7 +5,6 @@ A step takes the same time whatever these are; an engine that runs real weights 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
 
 PARTS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
@@ -46,4 +45,4 @@ def read_rope(raw: Mapping[str, object]) -> tuple[float, RopeScaling | None]:
 
 
 def _positive(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
