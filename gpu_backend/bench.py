@@ -1,3 +1,4 @@
+# ruff: noqa: PLR0917
 """Times of single kernels against what the device's memory and matrix units allow.
 
 On CUDA every time is that of a graph of many launches over data that does not fit the L2 cache,
@@ -16,8 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
-
-from gpu_backend import cuda_attention as launch
 
 Row = dict[str, object]
 Call = Callable[[], object]
@@ -81,9 +80,10 @@ class Bench:
                 for call in calls:
                     call()
         graph.replay()
-        times = []
+        times: list[float] = []
         for _ in range(REPEATS):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             begin.record()
             graph.replay()
             end.record()
@@ -109,7 +109,7 @@ def ceilings(bench: Bench) -> Iterator[Row]:
     """Time a large copy (bytes read and written) and a large matrix product."""
     size = 2**31 if bench.cuda else 2**20
     source, target = (bench.randn(size // bench.dtype.itemsize) for _ in range(2))
-    took = bench.seconds([lambda: target.copy_(source)])
+    took = bench.seconds([partial(target.copy_, source)])
     yield {"kernel": "copy", "us": took * 1e6, "gb_s": 2 * size / took / 1e9}
     del source, target
     side = 8192 if bench.cuda else 256
@@ -120,6 +120,8 @@ def ceilings(bench: Bench) -> Iterator[Row]:
 
 def decodes(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
     """Time decode attention of one layer at (rows, context): as run, then with other cuts."""
+    from gpu_backend import cuda_attention as launch
+
     k, v = bench.cache()
     for rows, context in points:
         lengths = np.full(rows, context)
@@ -139,6 +141,8 @@ def _decode(
     bench: Bench, k: Tensor, v: Tensor, lengths: "np.ndarray[tuple[int], np.dtype[np.int64]]",
     splits: int, tile: int,
 ) -> Row:  # fmt: skip
+    from gpu_backend import cuda_attention as launch
+
     shape, rows = bench.shape, len(lengths)
     pages = -(-int(lengths.max()) // shape.page)
     turns = max(1, min(16, shape.tokens // (rows * pages * shape.page)))
@@ -166,6 +170,8 @@ def _decode(
 
 def prefills(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
     """Time prefill attention of one layer at (chunk, cached): own tiles, then gathered pages."""
+    from gpu_backend import cuda_attention as launch
+
     k, v = bench.cache()
     shape = bench.shape
     for new, cached in points:
@@ -198,11 +204,15 @@ def _prefill_row(new: int, cached: int, variant: str, took: float, flops: int) -
 
 def gathered(q: Tensor, k: Tensor, v: Tensor, table: Tensor, cached: int, page: int) -> Call:
     """Prefill of one chunk [new, heads, dim] as gathered pages and torch's own varlen_attn."""
-    from torch.nn.attention.varlen import varlen_attn
+    from torch.nn.attention import varlen
+
+    attend: Callable[..., object] = (
+        varlen.varlen_attn
+    )  # its options differ between torch 2.11 and 2.13
 
     new, keys = len(q), cached + len(q)
     ends = [torch.tensor([0, n], dtype=torch.int32, device=q.device) for n in (new, keys)]
-    known = inspect.signature(varlen_attn).parameters
+    known = inspect.signature(attend).parameters
     options: dict[str, object] = (
         {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
     )
@@ -211,15 +221,17 @@ def gathered(q: Tensor, k: Tensor, v: Tensor, table: Tensor, cached: int, page: 
     index = table.long()
 
     def call() -> object:
-        pages = (x.unflatten(0, (-1, page)) for x in (k, v))
+        pages = (x.view(-1, page, *x.shape[1:]) for x in (k, v))
         dense = (x.index_select(0, index).flatten(0, 1)[:keys] for x in pages)
-        return varlen_attn(q, *dense, *ends, new, keys, **options)
+        return attend(q, *dense, *ends, new, keys, **options)
 
     return call
 
 
 def fused(bench: Bench, sizes: Sequence[int]) -> Iterator[Row]:
     """Time norm, rope with store, and activation at so many rows."""
+    from gpu_backend import cuda_attention as launch
+
     shape = bench.shape
     k, v = bench.cache()
     turns = torch.randn(4096, shape.dim, device=bench.device)

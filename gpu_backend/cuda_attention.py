@@ -1,3 +1,4 @@
+# ruff: noqa: PLR0917
 """Launches of the Triton kernels: how many programs, which tile sizes, and where scratch lies.
 
 Two launches (and a sum) per layer: rows with one new token go through split-KV decode, rows with

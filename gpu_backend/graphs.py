@@ -43,7 +43,9 @@ class Staging:
         self._host = torch.zeros(size, dtype=torch.int32, pin_memory=self._on_cuda)
         self._there = self._host.to(device)
         self._array: Ints = self._host.numpy()
-        self._landed = torch.cuda.Event() if self._on_cuda else None
+        self._landed: torch.cuda.Event | None = None
+        if self._on_cuda:
+            self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def send(self, parts: Sequence[Ints]) -> list[Tensor]:
         """Send arrays, all in one copy; return them as flat tensors on the device.
@@ -142,17 +144,17 @@ class Graphs:
                 self._captured[size] = self._capture(size, pool)
             torch.cuda.synchronize()
 
-    def _capture(self, size: int, pool: tuple[int, int]) -> _Captured:
+    def _capture(self, size: int, pool: object) -> _Captured:
         """Capture the graph of one size."""
         one = np.ones(size, np.int32)
         tables = np.zeros((size, ALIGN), np.int32)
         batch = self._pad(size, (one, one, -one, one), tables)
-        aside = torch.cuda.Stream()
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             self._model.sample(batch)  # compiles and makes handles, which a capture may not
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=pool):  # type: ignore[arg-type]
             tokens = self._model.sample(batch)
         return _Captured(graph, tokens)
