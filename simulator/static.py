@@ -101,6 +101,7 @@ class Static(Scheduler):
         for request in members:
             request.padding = longest - request.known
             self._seat(request, now)
+            self.blocks.admit(request, (), 0)
         self.live = len(members)
         self._stored = 0
 
