@@ -1,6 +1,7 @@
 """Laws that hold for every run, whatever the workload, the policy and the options."""
 
 from collections.abc import Callable
+from functools import partial
 from math import nan
 
 import numpy as np
@@ -88,9 +89,8 @@ def engines(draw: st.DrawFn) -> Callable[[], Scheduler]:
     if kind == "static":
         batch = draw(st.integers(1, seats))
         timeout = draw(st.sampled_from([0.0, 0.1, 0.5, 3.0]))
-        return lambda: Static(
-            BlockCounter(num_blocks, size), batch_size=batch, timeout=timeout, **limits
-        )
+        blocks = draw(st.sampled_from([BlockCounter, partial(BlockManager, prefix_caching=False)]))
+        return lambda: Static(blocks(num_blocks, size), batch_size=batch, timeout=timeout, **limits)
     if kind == "contiguous":
         return lambda: Scheduler(BlockCounter(max(2, num_blocks // 20), 64), **limits)
     named = draw(st.booleans())
