@@ -6,8 +6,8 @@ step.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from gpu_backend.batch import Batch
 from gpu_backend.cache import KVCache
@@ -38,8 +38,8 @@ class GatherAttention:
         bounds = batch.host.query_starts.tolist()
         for i, length in enumerate(batch.host.lengths.tolist()):
             one = slice(bounds[i], bounds[i + 1])
-            key, value = self.cache.gather(layer, pages[i], length)  # type: ignore[index]
-            out[one] = attend(q[one], key, value, masks[i])  # type: ignore[index]
+            key, value = self.cache.gather(layer, pages[i], length)
+            out[one] = attend(q[one], key, value, masks[i])
         return out.flatten(1)
 
     def _prepare(self, batch: Batch) -> None:
@@ -52,7 +52,9 @@ class GatherAttention:
         ]
         batch.scratch["masks"] = [
             None if count == 1 else causal_mask(count, start + count, batch.ids.device)
-            for start, count in zip(batch.host.starts.tolist(), batch.host.counts.tolist(), strict=True)
+            for start, count in zip(
+                batch.host.starts.tolist(), batch.host.counts.tolist(), strict=True
+            )
         ]
 
 
@@ -71,7 +73,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     key, value = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
     if mask is None:
         query = q.view(1, heads, -1, width)
-        return F.scaled_dot_product_attention(query, key, value).view(1, -1, width)
+        return functional.scaled_dot_product_attention(query, key, value).view(1, -1, width)
     query = q.transpose(0, 1)[None]
-    out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+    out = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, enable_gqa=True
+    )
     return out[0].transpose(0, 1)

@@ -1,6 +1,7 @@
 """A step's metadata, on the host and on the device."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,10 +41,16 @@ class Batch:
     width: Tensor  # [1] pages of a row of `tables`, a multiple of 16
     tables: Tensor  # [n, width] pages, 0 (the null page) beyond each sequence's last
     emits: Tensor  # [m] places among the T of the tokens after which a new one is sampled
-    host: HostBatch | None = None
-    scratch: dict[str, object] = field(default_factory=dict)  # what a backend makes once a step
+    on_host: HostBatch | None = None
+    scratch: dict[str, Any] = field(default_factory=dict)  # what a backend makes once a step
 
     @property
     def tokens(self) -> int:
         """T, the new tokens in all."""
         return len(self.ids)
+
+    @property
+    def host(self) -> HostBatch:
+        """The step on the host; a batch in a CUDA graph has none."""
+        assert self.on_host is not None
+        return self.on_host

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from gpu_backend.batch import Batch, HostBatch, Ints
@@ -34,26 +35,20 @@ class Batcher:
         if decodes < len(counts) and (counts[:decodes] != 1).any():
             order = np.argsort(counts != 1, kind="stable")
             rows, starts, counts = rows[order], starts[order], counts[order]
-        lengths = starts + counts
-        emitting = lengths == self.rows.length[rows]
-        return self._pack(decodes, rows, starts, counts, lengths, emitting), rows[emitting]
+        emitting = starts + counts == self.rows.length[rows]
+        return self._pack(decodes, rows, (starts, counts), emitting), rows[emitting]
 
     def _pack(
-        self,
-        decodes: int,
-        rows: Rows_,
-        starts: Ints,
-        counts: Ints,
-        lengths: Ints,
-        emitting: np.ndarray,
+        self, decodes: int, rows: Rows_, spans: tuple[Ints, Ints], emitting: npt.NDArray[np.bool_]
     ) -> Batch:
-        """Lay the parts out one after the other, each at a multiple of GRAIN numbers."""
+        """Work out each new token's id, position and slot, and send all of it to the device."""
         size = self.block_size
-        n = len(rows)
+        starts, counts = spans
+        lengths = starts + counts
         ends = np.cumsum(counts, dtype=np.int32)
         total = int(ends[-1])
-        if total == n:  # decodes only
-            each, positions = rows, starts.astype(np.int32)
+        if total == len(rows):  # decodes only
+            each, positions = rows, starts
         else:
             each = np.repeat(rows, counts)
             positions = np.arange(total, dtype=np.int32) + np.repeat(lengths - ends, counts)
@@ -75,7 +70,7 @@ class Batcher:
             query_starts=np.concatenate((np.zeros(1, np.int32), ends)),
             **{name: part for name, part in parts.items() if name != "width"},
         )
-        return Batch(decodes=decodes, host=host, **device)
+        return Batch(decodes=decodes, on_host=host, **device)  # type: ignore[arg-type]
 
     def _send(self, parts: dict[str, Ints]) -> dict[str, torch.Tensor]:
         """Copy arrays to the device, all in one copy; on CPU into one block of memory."""

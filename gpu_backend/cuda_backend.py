@@ -72,7 +72,6 @@ class CudaBackend:
         """Cut the chunks into tiles and send them, once for all layers."""
         tiles = batch.scratch.get("tiles")
         if not isinstance(tiles, Tensor):
-            assert batch.host is not None
             ones, host = batch.decodes, batch.host
             cut = launch.prefill_tiles(host.starts[ones:], host.counts[ones:], ones)
             if self._staging is None or aligned(cut.size) > self._staging.size:

@@ -1,4 +1,4 @@
-"""Whether an engine can be had: the device is there, the model is of a kind that it runs, it fits."""
+"""Whether an engine can be had: is the device there, does it run such a model, does it fit."""
 
 import os
 
@@ -31,7 +31,9 @@ def find_device(name: str) -> torch.device:
 def check_supported(spec: ModelSpec) -> None:
     """Raise HeadwayError for a model that the simulator knows but the engine does not."""
     if spec.num_experts:
-        raise HeadwayError(f"model: {spec.name} is a mixture of experts; the engine runs dense ones")
+        raise HeadwayError(
+            f"model: {spec.name} is a mixture of experts; the engine runs dense ones"
+        )
     scaling = spec.rope_scaling
     if scaling is not None and scaling.rope_type not in {"llama3", "linear"}:
         raise HeadwayError(

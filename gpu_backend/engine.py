@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from gpu_backend.batch import Batch
@@ -43,15 +45,15 @@ class Engine:
     """Runs a model over a paged KV cache.
 
     `dtype` is a torch dtype or its name; by default bfloat16 on CUDA and float32 on CPU. `weights`
-    is a folder with safetensors; without it the weights are random, drawn from `seed`. On CUDA steps
-    of decodes alone run as CUDA graphs for up to `max_num_seqs` sequences, unless `graphs` is
+    is a folder with safetensors; without it the weights are random, drawn from `seed`. On CUDA
+    steps of decodes alone run as CUDA graphs for up to `max_num_seqs` sequences, unless `graphs` is
     false. On CPU the
     engine uses one thread, and sets torch to that: more of them wait for one another as soon as
     anything else runs, and their time could not be measured.
     Raises HeadwayError where the device is not there or the model does not fit it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         spec: ModelSpec,
         num_blocks: int,
@@ -123,7 +125,7 @@ class Engine:
         host_s = ready - begun + time.thread_time() - over
         return Measured(device_s, host_s, time.perf_counter() - wall)
 
-    def _forward(self, batch: Batch) -> tuple[torch.Tensor, float, float]:
+    def _forward(self, batch: Batch) -> tuple[npt.NDArray[np.integer], float, float]:
         """Run the model; give sampled tokens, seconds of the device, CPU time as it was over."""
         with torch.inference_mode():
             run = self._sample if len(batch.emits) else self._run_without_sampling
@@ -132,7 +134,7 @@ class Engine:
                 tokens = run(batch)
                 over = time.thread_time()
                 return tokens.numpy(), over - begun, over
-            events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
             events[0].record()
             tokens = run(batch)
             events[1].record()
@@ -166,12 +168,12 @@ class Engine:
 
     def tokens(self, request_id: int) -> list[int]:
         """Give a request's text, prompt and answer so far, until it is retired or forgotten."""
-        return self.rows.tokens(request_id).tolist()
+        return [int(token) for token in self.rows.tokens(request_id)]
 
     def answer(self, request_id: int) -> list[int] | None:
         """Give what a request has answered so far, also once it is retired."""
         said = self.rows.answer(request_id)
-        return None if said is None else said.tolist()
+        return None if said is None else [int(token) for token in said]
 
     def retire(self, request_id: int) -> None:
         """Forget a request but its answer, which the prompt of a later turn may contain."""

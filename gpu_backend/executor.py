@@ -56,9 +56,9 @@ class TorchExecutor:
         engine = self.engine
         out = back = 0.0
         for swap in step.outgoing or ():
-            out += engine.swap_out(swap.request, swap.blocks)
+            out += engine.swap_out(swap.request, swap.blocks or [])
         for swap in step.incoming or ():
-            back += engine.swap_in(swap.request, swap.blocks, swap.first)
+            back += engine.swap_in(swap.request, swap.blocks or [], swap.first)
         begun = time.thread_time()
         chunks = self.scheduler.listed(step)
         listing = time.thread_time() - begun

@@ -5,8 +5,8 @@ from math import pi
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from gpu_backend.attention import GatherAttention
 from gpu_backend.batch import Batch
@@ -45,13 +45,13 @@ class TorchBackend:
         return self._norm(x, weight), x
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.spec.rms_norm_eps)
+        return functional.rms_norm(x, weight.shape, weight, self.spec.rms_norm_eps)
 
     def attend(self, number: int, layer: LayerWeights, qkv: Tensor, batch: Batch) -> Tensor:
         spec = self.spec
         queries, keys = spec.num_attention_heads, spec.num_key_value_heads
         heads = qkv.view(-1, queries + 2 * keys, spec.head_dim)
-        q, k, v = heads.split([queries, keys, keys], dim=1)
+        q, k, v = torch.split(heads, [queries, keys, keys], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
         q, k = self._turn(q, batch), self._turn(k, batch)
@@ -62,13 +62,13 @@ class TorchBackend:
         if "rotation" not in batch.scratch:
             rows = self.table.index_select(0, batch.positions)[:, None]
             batch.scratch["rotation"] = rows.chunk(2, -1)
-        cos, sin = batch.scratch["rotation"]  # type: ignore[misc]
+        cos, sin = batch.scratch["rotation"]
         one, two = x.float().chunk(2, -1)
         return torch.cat((one * cos - two * sin, two * cos + one * sin), -1).to(x.dtype)
 
     def act(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, -1)
-        return F.silu(gate) * up
+        return functional.silu(gate) * up
 
 
 def rope_table(spec: ModelSpec, positions: int, device: torch.device) -> Tensor:
@@ -102,14 +102,14 @@ class Transformer:
     def hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Run all layers: [T, H] of the last layer's output, and of the stream it adds to."""
         backend = self.backend
-        delta = F.embedding(batch.ids, self.weights.embedding)
+        delta = functional.embedding(batch.ids, self.weights.embedding)
         x: Tensor | None = None
         for number, layer in enumerate(self.weights.layers):
             h, x = backend.add_norm(delta, x, layer.input_norm)
-            qkv = F.linear(h, layer.qkv, layer.qkv_bias)
-            h = F.linear(backend.attend(number, layer, qkv, batch), layer.o)
+            qkv = functional.linear(h, layer.qkv, layer.qkv_bias)
+            h = functional.linear(backend.attend(number, layer, qkv, batch), layer.o)
             h, x = backend.add_norm(h, x, layer.post_norm)
-            delta = F.linear(backend.act(F.linear(h, layer.gate_up)), layer.down)
+            delta = functional.linear(backend.act(functional.linear(h, layer.gate_up)), layer.down)
         assert x is not None
         return delta, x
 
@@ -120,7 +120,7 @@ class Transformer:
             delta = delta.index_select(0, batch.emits)
             x = x.index_select(0, batch.emits)
         h, _ = self.backend.add_norm(delta, x, self.weights.norm)
-        return F.linear(h, self.weights.head)
+        return functional.linear(h, self.weights.head)
 
     def sample(self, batch: Batch) -> Tensor:
         """Run the model; give the likeliest next tokens, int64 [m]."""

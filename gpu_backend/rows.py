@@ -6,6 +6,7 @@ and step, once in `block_size` steps.
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from gpu_backend.tokens import Ids, prompt_ids, token_ids
 from simulator.request import Chunk, Request
 
 Rows_ = npt.NDArray[np.intp]
+T = TypeVar("T", bound=np.generic)
 GRAIN = 16  # the width of the page table is a multiple of this
 
 
@@ -22,9 +24,11 @@ class Rows:
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
-        self.pages = np.zeros((64, GRAIN), np.int32)
-        self.text = np.zeros((64, 256), np.int32)
-        self.length = np.zeros(64, np.int64)  # tokens known: padding, prompt and answer
+        self.pages: Ids = np.zeros((64, GRAIN), np.int32)
+        self.text: Ids = np.zeros((64, 256), np.int32)
+        self.length: npt.NDArray[np.int64] = np.zeros(
+            64, np.int64
+        )  # tokens known: padding, prompt and answer
         self._row_of: dict[int, int] = {}
         self._requests: list[Request | None] = [None] * 64
         self._tables: list[list[int] | None] = [None] * 64  # as last written
@@ -102,7 +106,7 @@ class Rows:
         self.length[row] = padding + len(own)
         self._padding[row] = padding
 
-    def append(self, rows: Rows_, tokens: Ids) -> None:
+    def append(self, rows: Rows_, tokens: npt.NDArray[np.integer]) -> None:
         """Let each of the rows' texts go on by a token."""
         ends = self.length[rows]
         if len(ends):
@@ -161,7 +165,7 @@ class Rows:
         self._free += range(2 * count - 1, count - 1, -1)
 
 
-def _grown(array: npt.NDArray[np.integer], axis: int, size: int) -> npt.NDArray[np.integer]:
+def _grown(array: npt.NDArray[T], axis: int, size: int) -> npt.NDArray[T]:
     """Copy an array into a larger one."""
     shape = [*array.shape]
     shape[axis] = size

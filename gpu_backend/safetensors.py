@@ -3,6 +3,7 @@ the numbers (https://github.com/huggingface/safetensors, format section)."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ class Checkpoint:
         files = sorted(folder.glob("*.safetensors"))
         if not files:
             raise HeadwayError(f"{folder}: holds no *.safetensors file")
-        self._places: dict[str, tuple[Path, int, dict[str, object]]] = {}
+        self._places: dict[str, tuple[Path, int, dict[str, Any]]] = {}
         for path in files:
             data, header = _header(path)
             for name, entry in header.items():
@@ -31,22 +32,22 @@ class Checkpoint:
         """Give a tensor's shape, None where there is none of that name."""
         if name not in self._places:
             return None
-        return tuple(self._places[name][2]["shape"])  # type: ignore[arg-type]
+        return tuple(self._places[name][2]["shape"])
 
     def read(self, name: str) -> Tensor:
-        """Give a tensor, backed by the file."""
+        """Read a tensor."""
         path, data, entry = self._places[name]
         kind = DTYPES.get(str(entry["dtype"]))
         if kind is None:
             raise HeadwayError(f"{path}: {name}: dtype {entry['dtype']} is none of {[*DTYPES]}")
-        first, last = entry["data_offsets"]  # type: ignore[misc]
+        first, last = entry["data_offsets"]
         if data + last > path.stat().st_size:
             raise HeadwayError(f"{path}: is cut off: {name} ends beyond the end of the file")
-        numbers = np.memmap(path, np.uint8, "c", data + first, (last - first,))
-        return torch.from_numpy(numbers).view(kind).view(self.shape(name))
+        numbers = np.fromfile(path, np.uint8, last - first, offset=data + first)
+        return torch.from_numpy(numbers).view(kind).view(entry["shape"])
 
 
-def _header(path: Path) -> tuple[int, dict[str, dict[str, object]]]:
+def _header(path: Path) -> tuple[int, dict[str, dict[str, Any]]]:
     """Read where the numbers begin, and the header."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")

@@ -177,9 +177,7 @@ def test_batched_and_chunked_texts_are_those_of_each_request_alone(engine: Engin
 def test_preempted_texts_are_those_of_each_request_alone(engine: Engine, swap_blocks: int) -> None:
     """17 blocks for requests of up to 16: preemption by recompute, by swap, by either in turn."""
     load = crowd()
-    done, rows = live(
-        engine, load, Scheduler(manager(18), swap_blocks=swap_blocks, **OPTIONS)
-    )
+    done, rows = live(engine, load, Scheduler(manager(18), swap_blocks=swap_blocks, **OPTIONS))
     assert rows["preemptions"].sum() >= 5
     assert (done.out > 0) == (swap_blocks > 0)
     assert done.out == done.back
