@@ -102,7 +102,7 @@ def collect(rows: Iterable[Row], clock: Callable[[Row], float]) -> list[Sample]:
     return samples
 
 
-def fit_rows(rows: Sequence[Row], clock: str = "cpu", block_size: int = 16) -> StepFit:
+def fit_rows(rows: Sequence[Row], clock: str = "cpu") -> StepFit:
     """Fit a cost to measured rows; HeadwayError where there are too few."""
     seconds = CLOCKS[clock]
     samples = collect(rows, seconds)
@@ -119,8 +119,9 @@ def fit_rows(rows: Sequence[Row], clock: str = "cpu", block_size: int = 16) -> S
     if unseen:
         held_out["all"] = judge(judged, unseen)
     cost = _fit(samples, host)
-    swaps = _fit_swaps([row for row in rows if row.kind in SWAPS], block_size)
-    cost = replace(cost, **swaps)
+    for kind in SWAPS:
+        start, per_block = _fit_swap([row for row in rows if row.kind == kind])
+        cost = replace(cost, **{kind: start, f"{kind}_per_block": per_block})
     return StepFit(cost, _limits(samples), samples, judge(cost, samples), held_out, host)
 
 
@@ -225,9 +226,7 @@ def _short(value: float) -> float:
 def _limits(samples: Sequence[Sample]) -> Limits:
     """Give the range of the steps fitted to."""
     rows = [sample.row for sample in samples]
-    pairs = [
-        sum(new * start + new * (new + 1) // 2 for start, new in row.chunks) for row in rows
-    ]
+    pairs = [sum(new * start + new * (new + 1) // 2 for start, new in row.chunks) for row in rows]
     values = {
         "tokens": [row.tokens for row in rows],
         "sequences": [row.decodes for row in rows],
@@ -241,20 +240,17 @@ def _limits(samples: Sequence[Sample]) -> Limits:
     }
 
 
-def _fit_swaps(rows: Sequence[Row], block_size: int) -> dict[str, float]:
-    """Fit a start and a time per token, either way, to swaps; nothing where none was measured."""
+def _fit_swap(rows: Sequence[Row]) -> tuple[float, float]:
+    """Fit start + per_block blocks to swaps, on relative errors; zeros where none was measured."""
     from scipy.optimize import nnls
 
     if not rows:
-        return {}
-    room = [
-        [1.0, block_size * float(sum(row.swapped_out)), block_size * float(sum(row.swapped_in))]
-        for row in rows
-    ]
+        return 0.0, 0.0
     times = np.array([row.wall_s for row in rows])  # of the copies alone; CPU time on a CPU
-    found = nnls(np.array(room) / times[:, None], np.ones(len(rows)))[0]
-    names = ("swap", "swap_out_per_token", "swap_in_per_token")
-    return dict(zip(names, map(_short, found), strict=True))
+    blocks = np.array([sum(row.swapped_out + row.swapped_in) for row in rows], float)
+    table = np.stack([np.ones(len(rows)), blocks], axis=1) / times[:, None]
+    start, per_block = nnls(table, np.ones(len(rows)))[0]
+    return _short(start), _short(per_block)
 
 
 def named(fit: StepFit, name: str) -> StepFit:

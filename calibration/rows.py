@@ -45,9 +45,7 @@ class Row:
     @property
     def step(self) -> Step:
         """Give the step as a cost model sees it."""
-        return make_step(
-            self.chunks, self.decodes, self.context, self.swapped_out, self.swapped_in
-        )
+        return make_step(self.chunks, self.decodes, self.context, self.swapped_out, self.swapped_in)
 
     @property
     def tokens(self) -> int:

@@ -62,9 +62,7 @@ class Carrier(Protocol):
 class Shadow:
     """Carries a step out on the device, notes what was said and done, and lets `pace` tell time."""
 
-    def __init__(
-        self, env: simpy.Environment, live: Carrier, model: Executor, pace: Pace
-    ) -> None:
+    def __init__(self, env: simpy.Environment, live: Carrier, model: Executor, pace: Pace) -> None:
         self.env = env
         self.live = live
         self.model = model
@@ -176,6 +174,7 @@ def run_live(
     clock: Clock = "exec",
     *,
     engine: Engine | None = None,
+    warm_s: float = 1.0,
     progress: Progress | None = None,
 ) -> LiveRun:
     """Run a scenario on a device; `engine` may be one that is there already.
@@ -189,7 +188,7 @@ def run_live(
         engine = build_engine(scenario, parts, device)
     engine.reset()
     carrier = TorchExecutor(engine, scheduler)
-    warm_up(engine)
+    warm_up(engine, warm_s)
     env = simpy.Environment() if clock != "wall" else RealtimeEnvironment(strict=False)
     pace = {"model": said_time, "exec": taken_time}.get(clock)
     if isinstance(env, RealtimeEnvironment):
@@ -210,7 +209,11 @@ def _warn_if_shared(rows: Sequence[Timing], device: str, clock: Clock) -> None:
     if device == "cpu" and wall > SHARED * busy:
         warnings.warn(
             f"the steps took {wall:.1f} s for {busy:.1f} s of CPU time: something else used the "
-            + ("CPU, so the wall clock's figures are not the engine's" if clock == "wall" else "CPU"),
+            + (
+                "CPU, so the wall clock's figures are not the engine's"
+                if clock == "wall"
+                else "CPU"
+            ),
             HeadwayWarning,
             stacklevel=3,
         )
