@@ -22,9 +22,9 @@ from pathlib import Path
 
 from gpu_backend.campaign_report import write_report
 
-HEADWAY = (sys.executable, "-c", "from simulator.cli import main; main()")
+HEADWAY = (sys.executable, "-c", "from simulator.cli import main; raise SystemExit(main())")
 LARGEST = 4 << 20  # bytes of a file that is left unpacked
-GRACE = 5.0  # seconds that a part has to end once it is told to
+GRACE = 15.0  # seconds that a part has to end once it is told to
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ def run_part(part: Part, folder: Path, left: float) -> Outcome:
         return Outcome(part.name, "skipped", note=f"there is no {', '.join(missing)}")
     files = [str(paths[0].resolve()) for paths in found]
     limit = min(part.most, left)
-    command = [
-        word.format(*files, budget=f"{max(limit - 20, limit / 2):.0f}") for word in part.command
-    ]
+    known = {"{budget}": f"{max(limit - 20, limit / 2):.0f}"}
+    known |= {f"{{{place}}}": file for place, file in enumerate(files)}
+    command = [_fill(word, known) for word in part.command]
     log = folder / f"{part.name}.log"
     begun = time.monotonic()
     try:
@@ -145,20 +145,22 @@ seed: {seed}
 """
 
 
+GPU = {
+    "gpu": "H200", "seqs": 256, "tokens": 2048, "length": 8192, "blocks": 24576,
+    "shortest": 64, "longest": 2000, "few": 16, "many": 384,
+}  # fmt: skip
+CPU = {
+    "gpu": "CPU", "seqs": 16, "tokens": 64, "length": 256, "blocks": 256,
+    "shortest": 8, "longest": 64, "few": 2, "many": 16,
+}  # fmt: skip
+GPU_RATES = (("light", 4.0, 120), ("heavy", 14.0, 420))  # per second, requests: half a minute each
+CPU_RATES = (("light", 5.0, 6), ("heavy", 20.0, 12))
+
+
 def write_scenarios(folder: Path, device: str, model: str) -> list[str]:
     """Write the two workloads that are replayed live, a light one and a heavy one; name them."""
-    gpu = {
-        "gpu": "H200-SXM", "seqs": 256, "tokens": 2048, "length": 8192, "blocks": 24576,
-        "shortest": 64, "longest": 2000, "few": 16, "many": 384,
-    }  # fmt: skip
-    cpu = {
-        "gpu": "H200-SXM", "seqs": 16, "tokens": 64, "length": 256, "blocks": 128,
-        "shortest": 8, "longest": 64, "few": 2, "many": 16,
-    }  # fmt: skip
-    sizes = gpu if device != "cpu" else cpu
-    rates = (("light", 4.0, 120), ("heavy", 14.0, 420)) if device != "cpu" else (
-        ("light", 5.0, 6), ("heavy", 20.0, 12),
-    )  # fmt: skip
+    sizes = CPU if device == "cpu" else GPU
+    rates = CPU_RATES if device == "cpu" else GPU_RATES
     for seed, (name, rate, prompts) in enumerate(rates, 1):
         text = SCENARIO.format(
             name=name,
@@ -206,10 +208,13 @@ def plan(folder: Path, device: str, model: str, small: str, scale: float) -> lis
 
 
 def _calibrate(name: str, folder: Path, device: str, model: str, most: float) -> Part:
+    sizes = CPU if device == "cpu" else GPU
     return Part(
         name,
         (*HEADWAY, "calibrate", "--model", model, "--device", device,
-         "--out", str(folder / name), "--budget-s", "{budget}"),
+         "--out", str(folder / name), "--budget-s", "{budget}",
+         "--num-blocks", str(sizes["blocks"]), "--max-num-seqs", str(sizes["seqs"]),
+         "--max-num-batched-tokens", str(sizes["tokens"]), "--max-model-len", str(sizes["length"])),
         most, least=most / 3,
     )  # fmt: skip
 

@@ -1,8 +1,8 @@
 """Checks of the Triton kernels, and of an engine that runs on them, against plain torch.
 
 Every check draws random inputs, fills outputs with NaN first, and compares with float64 or with
-the reference engine. `python -m gpu_backend.checks` prints a JSON list; on a machine without
-CUDA it wants TRITON_INTERPRET=1.
+the reference engine. `python -m gpu_backend.checks` prints a line of JSON per check; on a
+machine without CUDA it wants TRITON_INTERPRET=1.
 """
 
 import argparse
@@ -268,15 +268,17 @@ def run_checks(device: str) -> Iterator[Row]:
 
 
 def main() -> int:
-    """Print all checks as a JSON list; the exit code is 1 where one is wrong."""
+    """Print every check as a line of JSON; the exit code is 1 where one is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
     device = parser.parse_args().device
     if device == "cpu":
         launch.PROGRAMS = 8  # the interpreter runs them one after the other
-    rows = list(run_checks(device))
-    print(json.dumps(rows, indent=1))
-    return int(not all(row["ok"] for row in rows))
+    wrong = 0
+    for row in run_checks(device):
+        wrong += not row["ok"]
+        print(json.dumps(row), flush=True)
+    return int(wrong > 0)
 
 
 if __name__ == "__main__":

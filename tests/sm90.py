@@ -3,7 +3,7 @@
 The launches are the real ones, on CPU tensors: a driver that only knows the target's name stands
 in for CUDA's, and every kernel is compiled instead of launched. So the hints that the compiler
 gets (which arguments divide by 16) are those that a GPU run would give it. Run as a script, it
-prints a JSON list with one object per compiled kernel.
+prints a line of JSON per compiled kernel.
 """
 
 import json
@@ -102,4 +102,5 @@ def describe(kernel: object) -> dict[str, object]:
 if __name__ == "__main__":
     found = compile_only()
     launch_all(sys.argv[1])
-    print(json.dumps([describe(kernel) for kernel in found], indent=1))
+    for kernel in found:
+        print(json.dumps(describe(kernel)))

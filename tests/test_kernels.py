@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def python(*words: str, interpret: bool) -> list[dict[str, object]]:
-    """Run a module that prints JSON, with Triton's kernels interpreted or not."""
+    """Run a module that prints lines of JSON, with Triton's kernels interpreted or not."""
     env = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-m", *words],
@@ -30,8 +30,8 @@ def python(*words: str, interpret: bool) -> list[dict[str, object]]:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_kernels_agree_with_plain_torch() -> None:
