@@ -5,6 +5,9 @@ each request gives alone, in one piece and without pages. The yardstick is a for
 own, written as plainly as it can be.
 """
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -284,3 +287,171 @@ def test_token_ids_depend_on_name_and_place_alone() -> None:
     assert token_ids(("in", 3), 10, 5, 4096).tolist() == ids[10:15].tolist()
     assert len(set(ids.tolist())) > 800
     assert token_ids("in", 0, 4, 4096).tolist() != ids[:4].tolist()
+
+
+# ------------------------------------------------------------ weights from files
+
+
+def checkpoint(engine: Engine, dtype: "torch.dtype") -> dict[str, "torch.Tensor"]:
+    """Give an engine's weights under the names and in the parts of a Hugging Face checkpoint."""
+    spec, weights = engine.spec, engine.model.weights
+    width = spec.head_dim
+    rows = [spec.num_attention_heads * width, *[spec.num_key_value_heads * width] * 2]
+    found = {"model.embed_tokens.weight": weights.embedding, "model.norm.weight": weights.norm}
+    if not spec.tie_word_embeddings:
+        found["lm_head.weight"] = weights.head
+    for number, layer in enumerate(weights.layers):
+        at = f"model.layers.{number}."
+        for name, part in zip("qkv", layer.qkv.split(rows), strict=True):
+            found[f"{at}self_attn.{name}_proj.weight"] = part
+        if layer.qkv_bias is not None:
+            for name, part in zip("qkv", layer.qkv_bias.split(rows), strict=True):
+                found[f"{at}self_attn.{name}_proj.bias"] = part
+        if layer.q_norm is not None and layer.k_norm is not None:
+            found[f"{at}self_attn.q_norm.weight"] = layer.q_norm
+            found[f"{at}self_attn.k_norm.weight"] = layer.k_norm
+        gate, up = layer.gate_up.chunk(2)
+        found |= {
+            f"{at}self_attn.o_proj.weight": layer.o,
+            f"{at}mlp.gate_proj.weight": gate,
+            f"{at}mlp.up_proj.weight": up,
+            f"{at}mlp.down_proj.weight": layer.down,
+            f"{at}input_layernorm.weight": layer.input_norm,
+            f"{at}post_attention_layernorm.weight": layer.post_norm,
+        }
+    return {name: tensor.to(dtype).contiguous() for name, tensor in found.items()}
+
+
+def save(path: Path, tensors: dict[str, "torch.Tensor"]) -> None:
+    """Write a safetensors file."""
+    kinds = {torch.float32: "F32", torch.bfloat16: "BF16"}
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    data = b""
+    for name, tensor in tensors.items():
+        raw = tensor.flatten().view(torch.uint8).numpy().tobytes()
+        header[name] = {
+            "dtype": kinds[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
+        data += raw
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_come_back_from_safetensors(
+    engine: Engine, tmp_path: Path, dtype: "torch.dtype"
+) -> None:
+    """Out of two files, in their own precision."""
+    tensors = checkpoint(engine, dtype)
+    names = list(tensors)
+    save(tmp_path / "model-1.safetensors", {name: tensors[name] for name in names[:5]})
+    save(tmp_path / "model-2.safetensors", {name: tensors[name] for name in names[5:]})
+    found = Engine(engine.spec, 2, BLOCK, weights=tmp_path).model.weights
+    mine = engine.model.weights
+    assert torch.equal(found.head, mine.head.to(dtype).float())
+    for own, other in zip(mine.layers, found.layers, strict=True):
+        for name in ("qkv", "qkv_bias", "q_norm", "o", "gate_up", "down"):
+            one, two = getattr(own, name), getattr(other, name)
+            assert (one is None) == (two is None)
+            assert one is None or torch.equal(two, one.to(dtype).float())
+
+
+def test_a_checkpoint_that_does_not_fit_its_config_is_refused(
+    engine: Engine, tmp_path: Path
+) -> None:
+    """All tensors that are missing or misshapen are named at once."""
+    tensors = checkpoint(engine, torch.float32)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    tensors["model.norm.weight"] = torch.zeros(7)
+    save(tmp_path / "model.safetensors", tensors)
+    with pytest.raises(HeadwayError) as caught:
+        Engine(engine.spec, 2, BLOCK, weights=tmp_path)
+    told = [message.removeprefix(f"{tmp_path}: ") for message in caught.value.messages]
+    assert told == [
+        "model.layers.1.mlp.up_proj.weight: missing",
+        "model.norm.weight: has shape [7], the config says [64]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda raw: raw[:-1], "cut off"),
+        (lambda raw: raw[:6], "no safetensors"),
+        (lambda raw: raw[:8] + b"x" + raw[9:], "no JSON"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused(engine: Engine, tmp_path: Path, damage, told) -> None:
+    path = tmp_path / "model.safetensors"
+    save(path, checkpoint(engine, torch.float32))
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(HeadwayError, match=told):
+        Engine(engine.spec, 2, BLOCK, weights=tmp_path)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HeadwayError, match=r"no .*safetensors"):
+        Engine(QWEN, 2, BLOCK, weights=tmp_path)
+
+
+# ------------------------------------------------------------ what cannot be run
+
+
+def test_a_model_that_does_not_fit_is_refused_before_anything_is_allocated() -> None:
+    """The message says what it takes and how many blocks would fit."""
+    with pytest.raises(HeadwayError, match=r"llama-3-70b in float32 does not fit cpu: 262.*GiB"):
+        Engine(load_model("llama-3-70b"), 100)
+    with pytest.raises(HeadwayError, match=r"at most \d+ blocks fit"):
+        Engine(QWEN, 10**9)
+
+
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [("tpu9", "none"), ("meta", "not supported"), ("cuda:99", "no cuda:99")],
+)
+def test_a_device_that_is_not_there_is_refused(device: str, told: str) -> None:
+    with pytest.raises(HeadwayError, match=told):
+        Engine(QWEN, 10, device=device)
+
+
+def test_models_that_the_engine_does_not_run_are_refused() -> None:
+    with pytest.raises(HeadwayError, match="mixture of experts"):
+        Engine(load_model("mixtral-8x7b"), 10)
+    yarn = replace(QWEN, rope_scaling=RopeScaling("yarn", 4.0))
+    with pytest.raises(HeadwayError, match="yarn"):
+        Engine(yarn, 10)
+
+
+def test_a_scheduler_that_does_not_match_the_engine_is_refused(engine: Engine) -> None:
+    """All that is wrong is told at once, each with the scenario's key."""
+    scheduler = Scheduler(BlockCounter(1000, 16), max_model_len=513)
+    with pytest.raises(HeadwayError) as caught:
+        TorchExecutor(engine, scheduler)
+    assert [message.split(":")[0] for message in caught.value.messages] == [
+        "engine.allocation",
+        "engine.block_size",
+        "engine.num_gpu_blocks_override",
+        "engine.max_model_len",
+    ]
+
+
+def test_a_text_beyond_the_models_positions_is_refused(engine: Engine) -> None:
+    request = Request(0, 0.0, 513, 1, blocks=list(range(1, 130)))
+    with pytest.raises(ValueError, match="512 positions, not 513"):
+        engine.execute([Chunk(request, 0, 513)])
+
+
+def test_without_torch_the_extra_is_named() -> None:
+    """Importing any part of the engine says what to install."""
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import importlib.util as util; found = util.find_spec\n"
+        "util.find_spec = lambda name, *more: None if name == 'torch' else found(name, *more)\n"
+        "from simulator.errors import HeadwayError\n"
+        "try:\n    import gpu_backend.engine\n"
+        "except HeadwayError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "torch is not installed: pip install 'headway[gpu]' brings it\n"
