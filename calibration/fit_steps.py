@@ -11,6 +11,7 @@ Points of the grid count by their median over the passes, steps of runs one by o
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -119,9 +120,9 @@ def fit_rows(rows: Sequence[Row], clock: str = "cpu") -> StepFit:
     if unseen:
         held_out["all"] = judge(judged, unseen)
     cost = _fit(samples, host)
-    for kind in SWAPS:
-        start, per_block = _fit_swap([row for row in rows if row.kind == kind])
-        cost = replace(cost, **{kind: start, f"{kind}_per_block": per_block})
+    out, back = (_fit_swap([row for row in rows if row.kind == kind]) for kind in SWAPS)
+    cost = replace(cost, swap_out=out[0], swap_out_per_block=out[1])
+    cost = replace(cost, swap_in=back[0], swap_in_per_block=back[1])
     return StepFit(cost, _limits(samples), samples, judge(cost, samples), held_out, host)
 
 
@@ -156,7 +157,8 @@ def _weights(samples: Sequence[Sample]) -> Floats:
     weights = np.ones(len(samples))
     if grid.any() and not grid.all():
         weights[grid] = max(1.0, (~grid).sum() / grid.sum())
-    return weights / weights.sum()
+    normed: Floats = weights / weights.sum()
+    return normed
 
 
 TERMS = (
@@ -178,7 +180,7 @@ def _features(row: Row, knots: Sequence[int], keys: int) -> list[float]:
     new = sum(size for _, size in row.chunks)
     tokens = row.decodes + new
     dense = [1.0]
-    for low, high in zip(knots, knots[1:], strict=False):
+    for low, high in pairwise(knots):
         dense.append(float(min(max(tokens - low, 0), high - low)))
     if not row.chunks:
         return [*dense, row.decodes, max(row.context, keys * row.decodes), *(0.0,) * 7]
@@ -215,7 +217,8 @@ def _cost(found: Floats, knots: Sequence[int], keys: int, host: float) -> Piecew
     heights = const - overhead + np.concatenate([[0.0], np.cumsum(slopes * np.diff(knots))])
     dense = [[knot, _short(height)] for knot, height in zip(knots, heights, strict=True)]
     floor = _short(keys * terms["decode_per_context"])
-    return PiecewiseCost(dense=dense, overhead=overhead, decode_per_sequence=floor, **terms)
+    cost = PiecewiseCost(dense=dense, overhead=overhead, decode_per_sequence=floor)
+    return replace(cost, **terms)  # type: ignore[arg-type]
 
 
 def _short(value: float) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -15,6 +16,10 @@ MIXED_BATCHES = (1, 8, 32, 128)
 MIXED_CONTEXTS = (64, 512, 2048, 8192)
 SHORT = 16  # tokens of context where a step's products alone are of interest
 DENSE = (1, 2, 3, 4, 6, *range(8, 64, 8), *range(64, 257, 16), *range(288, 2049, 32))
+
+
+Draft: TypeAlias = tuple[str, Sequence[int], Sequence[tuple[int, int]], bool]
+"""Kind, contexts, pieces of prompts, whether it is coarse."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +50,10 @@ class Point:
 
 def make_grid(limits: Limits, rng: np.random.Generator, *, fine: bool = True) -> list[Point]:
     """List the points that fit the limits; `fine` adds skewed and random ones to the grid."""
-    drafts = [*_decodes(limits), *_prompts(limits), *_mixtures(limits, rng)]
+    drafts: list[Draft] = [*_decodes(limits), *_prompts(limits), *_mixtures(limits, rng)]
     if fine:
         drafts += [*_skewed(limits, rng), *_dense(limits)]
-    points = []
+    points: list[Point] = []
     for kind, contexts, chunks, coarse in drafts:
         point = Point(len(points), kind, tuple(contexts), tuple(chunks), coarse)
         tokens = len(contexts) + sum(new for _, new in chunks)
@@ -57,9 +62,6 @@ def make_grid(limits: Limits, rng: np.random.Generator, *, fine: bool = True) ->
         if fits and longest < limits.length and point.held <= limits.cache:
             points.append(point)
     return points
-
-
-Draft = tuple[str, Sequence[int], Sequence[tuple[int, int]], bool]
 
 
 def _decodes(limits: Limits) -> Iterator[Draft]:

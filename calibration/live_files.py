@@ -8,14 +8,14 @@ import gzip
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from calibration.rows import Row, parse_row, write_chunks, write_counts
 from simulator.errors import HeadwayError
-from simulator.files import write_together
+from simulator.files import Writer, write_together
 from simulator.output import write_run
 from simulator.profile import shipped_profiles
 from simulator.scenario import Scenario, resolve
@@ -66,7 +66,7 @@ def write_live(live: "LiveRun", out: Path, about: Mapping[str, object]) -> list[
     text = json.dumps(
         {"device": live.device, "clock": live.clock, "steps": len(live.timings), **about}, indent=1
     )
-    writers = {
+    writers: dict[str, Writer] = {
         MEASURED: partial(_write_steps, live),
         ABOUT: lambda file: file.write(text.encode() + b"\n"),
     }
@@ -100,7 +100,7 @@ def portable(scenario: Scenario) -> Scenario:
     return scenario.model_copy(update=changes)
 
 
-def _write_steps(live: "LiveRun", file: object) -> None:
+def _write_steps(live: "LiveRun", file: BinaryIO) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -126,7 +126,7 @@ def _write_steps(live: "LiveRun", file: object) -> None:
                 write_counts(timing.swapped_in),
             ]
         )
-    file.write(text.getvalue().encode())  # type: ignore[attr-defined]
+    file.write(text.getvalue().encode())
 
 
 def read_measured(folder: Path) -> list[MeasuredStep]:
@@ -191,10 +191,3 @@ def read_requests(folder: Path) -> dict[str, list[float]]:
         raise HeadwayError(f"{path}: cannot read: {error.strerror}") from None
     except (KeyError, ValueError, TypeError) as error:
         raise HeadwayError(f"{path}: damaged: {error}") from None
-
-
-def named(live: "LiveRun", name: str) -> "LiveRun":
-    """Give the run with another name for its scenario."""
-    scenario = live.result.scenario.model_copy(update={"name": name})
-    live.result.scenario = scenario
-    return replace(live)

@@ -90,6 +90,7 @@ def measure_grid(
     sink: Sink,
     rng: np.random.Generator,
     budget_s: float,
+    *,
     run: str = "grid",
 ) -> int:
     """Measure the points in passes until the time is over; return the number of whole passes.
@@ -100,6 +101,7 @@ def measure_grid(
     until = monotonic() + budget_s
     probe = _probe(points)
     for turn in range(MOST_PASSES):
+        visits = _Visits(engine, sink, rng, run, turn)
         order = rng.permutation(len(points)).tolist()
         if turn == 0:
             order.sort(key=lambda k: not points[k].coarse)
@@ -107,8 +109,8 @@ def measure_grid(
             if monotonic() > until:
                 return turn
             if visit % PROBE_EVERY == 0:
-                _visit(engine, probe, sink, rng, run, turn)
-            _visit(engine, points[k], sink, rng, run, turn)
+                visits.make(probe)
+            visits.make(points[k])
     return MOST_PASSES
 
 
@@ -119,16 +121,26 @@ def _probe(points: Sequence[Point]) -> Point:
     return Point(-1, "probe", middle.contexts, middle.chunks, coarse=True)
 
 
-def _visit(
-    engine: Engine, point: Point, sink: Sink, rng: np.random.Generator, run: str, turn: int
-) -> None:
-    """Run a point's step once for warmth, then measured."""
-    engine.reset()
-    chunks = make_chunks(point, Pages.of(engine, rng))
-    path = path_of(engine, bool(point.chunks))
-    engine.execute(chunks, keep=False)
-    for _ in range(TAKES):
-        sink(point_row(point, engine.execute(chunks, keep=False), run, turn, path))
+@dataclass(slots=True)
+class _Visits:
+    """Visits of one pass."""
+
+    engine: Engine
+    sink: Sink
+    rng: np.random.Generator
+    run: str
+    turn: int
+
+    def make(self, point: Point) -> None:
+        """Run a point's step once for warmth, then measured."""
+        engine = self.engine
+        engine.reset()
+        chunks = make_chunks(point, Pages.of(engine, self.rng))
+        path = path_of(engine, bool(point.chunks))
+        engine.execute(chunks, keep=False)
+        for _ in range(TAKES):
+            measured = engine.execute(chunks, keep=False)
+            self.sink(point_row(point, measured, self.run, self.turn, path))
 
 
 def measure_swaps(engine: Engine, sink: Sink, rng: np.random.Generator, run: str = "swap") -> None:

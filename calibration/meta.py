@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from simulator.errors import HeadwayError
 from simulator.files import write_atomic
@@ -84,8 +84,8 @@ def write_meta(path: Path, meta: Mapping[str, object]) -> None:
     write_atomic(path, partial(_write, json.dumps(meta, indent=1)))
 
 
-def _write(text: str, file: "object") -> None:
-    file.write(text.encode() + b"\n")  # type: ignore[attr-defined]
+def _write(text: str, file: BinaryIO) -> None:
+    file.write(text.encode() + b"\n")
 
 
 def read_meta(path: Path) -> Meta:

@@ -187,14 +187,19 @@ def parse_row(values: Mapping[str, str]) -> Row:
     whole = {name: int(values[name]) for name in WHOLE}
     times = {name: float(values[name]) for name in TIMES}
     row = Row(
-        run=values["run"],
-        kind=values["kind"],
-        path=values["path"],
-        chunks=read_chunks(values["chunks"]),
-        swapped_out=read_counts(values["swapped_out"]),
-        swapped_in=read_counts(values["swapped_in"]),
-        **whole,
-        **times,
+        values["run"],
+        values["kind"],
+        whole["point"],
+        whole["turn"],
+        values["path"],
+        whole["bucket"],
+        whole["decodes"],
+        whole["context"],
+        whole["longest"],
+        read_chunks(values["chunks"]),
+        read_counts(values["swapped_out"]),
+        read_counts(values["swapped_in"]),
+        *times.values(),
     )
     if not all(0 <= time < float("inf") for time in times.values()) or not row.wall_s:
         raise ValueError(f"times must be seconds, at least 0, not {times}")

@@ -21,6 +21,7 @@ from calibration.live_files import MeasuredStep, read_about, read_measured, read
 from calibration.plots import scatter, spread
 from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.files import write_together
+from simulator.profile import shipped_profiles
 
 if TYPE_CHECKING:
     from simulator.cost import CostModel
@@ -85,8 +86,7 @@ def validate(folder: Path, profile: str | None = None, out: Path | None = None) 
 
     about = read_about(folder)
     steps = read_measured(folder)
-    overrides = () if profile is None else (f"cost={{profile: {json.dumps(profile)}}}",)
-    result = run(load_scenario(folder / "scenario.yaml", overrides))
+    result = run(load_scenario(folder / "scenario.yaml", _override(profile)))
     measure = "cpu" if about["device"] == "cpu" and about["clock"] != "wall" else "wall"
     forced = teacher_forced(steps, result.parts.cost, measure)
     reruns = [_summary(path) for path in sorted(folder.glob(RERUNS))]
@@ -117,6 +117,18 @@ def validate(folder: Path, profile: str | None = None, out: Path | None = None) 
         },
     )
     return found
+
+
+def _override(profile: str | None) -> list[str]:
+    """Put another profile into the scenario; a path counts from where we are, not from there."""
+    if profile is None:
+        return []
+    if profile not in shipped_profiles():
+        path = Path(profile).resolve()
+        if not path.is_file():
+            raise HeadwayError(f"--profile {profile}: no such file and no shipped profile")
+        profile = str(path)
+    return [f"cost={{profile: {json.dumps(profile)}}}"]
 
 
 def teacher_forced(

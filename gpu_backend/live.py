@@ -190,11 +190,10 @@ def run_live(
     carrier = TorchExecutor(engine, scheduler)
     warm_up(engine, warm_s)
     env = simpy.Environment() if clock != "wall" else RealtimeEnvironment(strict=False)
-    pace = {"model": said_time, "exec": taken_time}.get(clock)
+    pace: Pace = said_time if clock == "model" else taken_time
     if isinstance(env, RealtimeEnvironment):
         pace = real_time(env)
         env.sync()
-    assert pace is not None
     shadow = Shadow(env, carrier, parts.cost, pace)
     replica = Replica(env, scheduler, shadow)
     result = play(scenario, parts, workload, replica, progress)
