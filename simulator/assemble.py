@@ -48,6 +48,13 @@ def assemble(scenario: Scenario) -> Parts:
             HeadwayWarning,
             stacklevel=3,
         )
+    if engine.preemption_mode == "swap" and issubclass(find_policy(scenario)[0], Static):
+        warnings.warn(
+            "static batching computes a preempted request again: engine.preemption_mode has no "
+            "effect",
+            HeadwayWarning,
+            stacklevel=3,
+        )
     blocks = engine.num_gpu_blocks_override or _blocks_that_fit(engine, model, gpu)
     spec = scenario.cost or shipped_profile(model, gpu, engine) or {"kind": "roofline"}
     cost = load_cost(spec, scenario.folder, model=model, gpu=gpu, engine=engine)
@@ -132,13 +139,6 @@ def make_scheduler(
         }
         if engine.preemption_mode == "swap":
             options["swap_blocks"] = swap_blocks(engine, parts.model)
-    elif engine.preemption_mode == "swap":
-        warnings.warn(
-            "static batching computes a preempted request again: engine.preemption_mode has no "
-            "effect",
-            HeadwayWarning,
-            stacklevel=2,
-        )
     _check_arguments(found, arguments, taken=options)
     if mechanism is found:
         return mechanism(_blocks(engine, parts, caching, named), **options, **arguments)
