@@ -190,9 +190,18 @@ def prefills(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
             )  # fmt: skip
             took = bench.seconds([own])
             yield _prefill_row(new, cached, f"rows={rows} tile={tile}", took, flops)
-        if bench.cuda:
-            took = bench.seconds([gathered(q, k, v, table[0], cached, shape.page)])
-            yield _prefill_row(new, cached, "gather+varlen", took, flops)
+
+
+def gathers(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
+    """Time the other way of prefill: gather the pages, then torch's own varlen_attn."""
+    k, v = bench.cache()
+    shape = bench.shape
+    for new, cached in points if bench.cuda else ():
+        table = bench.tables(1, -(-(new + cached) // shape.page), 1)[0]
+        q = bench.randn(new, shape.heads, shape.dim)
+        flops = 4 * shape.heads * shape.dim * (new * cached + new * (new + 1) // 2)
+        took = bench.seconds([gathered(q, k, v, table[0], cached, shape.page)])
+        yield _prefill_row(new, cached, "gather+varlen", took, flops)
 
 
 def _prefill_row(new: int, cached: int, variant: str, took: float, flops: int) -> Row:

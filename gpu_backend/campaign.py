@@ -2,7 +2,7 @@
 
 `python -m gpu_backend.campaign --out FOLDER` checks the kernels, times them against the roofline,
 calibrates a model, replays two workloads live and compares them with the simulation, then
-calibrates a small model if time is left. Each part is a process of its own, so that a part which
+calibrates a small model if time is left. Each part is a process of its own, so that one which
 fails, hangs or breaks the GPU's context is written down and the next one begins. All is in FOLDER
 as soon as it is known; a table comes last. With `--device cpu` it is a rehearsal.
 """
@@ -24,6 +24,7 @@ from gpu_backend.campaign_report import write_report
 
 HEADWAY = (sys.executable, "-c", "from simulator.cli import main; raise SystemExit(main())")
 LARGEST = 4 << 20  # bytes of a file that is left unpacked
+FIT = 30.0  # seconds that a part is left for what follows its measuring
 GRACE = 15.0  # seconds that a part has to end once it is told to
 
 
@@ -61,7 +62,7 @@ def run_part(part: Part, folder: Path, left: float) -> Outcome:
         return Outcome(part.name, "skipped", note=f"there is no {', '.join(missing)}")
     files = [str(paths[0].resolve()) for paths in found]
     limit = min(part.most, left)
-    known = {"{budget}": f"{max(limit - 20, limit / 2):.0f}"}
+    known = {"{budget}": f"{max(limit - FIT, limit / 2):.0f}"}
     known |= {f"{{{place}}}": file for place, file in enumerate(files)}
     command = [_fill(word, known) for word in part.command]
     log = folder / f"{part.name}.log"
@@ -133,6 +134,7 @@ engine:
   max_num_batched_tokens: {tokens}
   max_model_len: {length}
   num_gpu_blocks_override: {blocks}
+  dtype: {dtype}
   enable_prefix_caching: false
 cost: {{profile: {profile}}}
 workload:
@@ -146,12 +148,18 @@ seed: {seed}
 
 
 GPU = {
-    "gpu": "H200", "seqs": 256, "tokens": 2048, "length": 8192, "blocks": 24576,
+    "gpu": "H200", "seqs": 256, "tokens": 2048, "length": 8192, "blocks": 24576, "dtype": "auto",
     "shortest": 64, "longest": 2000, "few": 16, "many": 384,
 }  # fmt: skip
 CPU = {
-    "gpu": "CPU", "seqs": 16, "tokens": 64, "length": 256, "blocks": 256,
+    "gpu": "CPU", "seqs": 16, "tokens": 64, "length": 256, "blocks": 256, "dtype": "float32",
     "shortest": 8, "longest": 64, "few": 2, "many": 16,
+}  # fmt: skip
+GPU_SECONDS = {  # the most of each part; most take less
+    "checks": 75, "timings": 110, "calibration": 190, "live": 120, "validate": 25, "small": 110,
+}  # fmt: skip
+CPU_SECONDS = {
+    "checks": 60, "timings": 40, "calibration": 20, "live": 40, "validate": 30, "small": 16,
 }  # fmt: skip
 GPU_RATES = (("light", 4.0, 120), ("heavy", 14.0, 420))  # per second, requests: half a minute each
 CPU_RATES = (("light", 5.0, 6), ("heavy", 20.0, 12))
@@ -179,32 +187,32 @@ def plan(folder: Path, device: str, model: str, small: str, scale: float) -> lis
     """List the parts in order: what is wanted most comes first. `scale` is 1 for nine minutes."""
     python = (sys.executable, "-m")
     clock = "exec" if device == "cpu" else "wall"
+    most = CPU_SECONDS if device == "cpu" else {k: v * scale for k, v in GPU_SECONDS.items()}
     parts = [
-        Part("checks", (*python, "gpu_backend.checks", "--device", device), 75 * scale),
+        Part("checks", (*python, "gpu_backend.checks", "--device", device), most["checks"]),
         Part(
             "timings",
             (*python, "gpu_backend.timings", "--device", device, "--model", model,
              "--out", str(folder), "--budget-s", "{budget}"),
-            100 * scale,
+            most["timings"],
         ),
-        _calibrate("calibration", folder, device, model, 190 * scale),
+        _calibrate("calibration", folder, device, model, most["calibration"]),
     ]  # fmt: skip
-    for name in write_scenarios(folder, device, model):
+    for reruns, name in zip(("1", "0"), write_scenarios(folder, device, model), strict=True):
         live = folder / f"live-{name}"
-        profile = "calibration/*.yaml"
         parts += [
             Part(
                 f"live-{name}",
                 (*HEADWAY, "live", str(folder / f"{name}.yaml"), "--device", device, "--clock",
-                 clock, "--set", "cost.profile={0}", "--out", str(live)),
-                90 * scale, needs=(profile,),
+                 clock, "--reruns", reruns, "--set", "cost.profile={0}", "--out", str(live)),
+                most["live"], needs=("calibration/*.yaml",),
             ),
             Part(
-                f"validate-{name}", (*HEADWAY, "validate", str(live)), 20 * scale,
+                f"validate-{name}", (*HEADWAY, "validate", str(live)), most["validate"],
                 needs=(f"live-{name}/*",),
             ),
         ]  # fmt: skip
-    return [*parts, _calibrate("calibration-small", folder, device, small, 110 * scale)]
+    return [*parts, _calibrate("calibration-small", folder, device, small, most["small"])]
 
 
 def _calibrate(name: str, folder: Path, device: str, model: str, most: float) -> Part:

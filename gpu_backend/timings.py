@@ -28,6 +28,7 @@ from gpu_backend.bench import (
     ceilings,
     decodes,
     fused,
+    gathers,
     matmuls,
     prefills,
 )
@@ -101,6 +102,7 @@ def kernel_sections(bench: Bench) -> list[Section]:
         ("prefill", lambda: prefills(bench, chunks)),
         ("fused", lambda: fused(bench, sizes)),
         ("matmuls", lambda: matmuls(bench, sizes)),
+        ("gathers", lambda: gathers(bench, chunks)),
     ]
 
 

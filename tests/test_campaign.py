@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def test_all_of_it_fits_nine_minutes_and_comes_in_order(tmp_path: Path) -> None:
         "checks", "timings", "calibration", "live-light", "validate-light", "live-heavy",
         "validate-heavy", "calibration-small",
     ]  # fmt: skip
-    assert sum(part.most for part in parts[:3]) < 400
+    assert sum(part.most for part in parts[:4]) < 540
 
 
 def test_large_files_are_packed(tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_the_report_survives_what_is_missing_or_damaged(tmp_path: Path) -> None:
 def test_rehearsal_of_the_whole(tmp_path: Path) -> None:
     """Every part runs on a CPU with the tiny model; without triton its two parts say so."""
     out = tmp_path / "out"
-    words = ["--device", "cpu", "--budget-s", "90", "--out", str(out)]
+    words = ["--device", "cpu", "--budget-s", "200", "--out", str(out)]
     done = subprocess.run(
         [PYTHON, "-m", "gpu_backend.campaign", *words],
         cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=False,
@@ -109,3 +110,7 @@ def test_rehearsal_of_the_whole(tmp_path: Path) -> None:
     others = {name: state for name, state in status.items() if name not in need_triton}
     assert set(others.values()) == {"ok"}, done.stdout
     assert "step eager 1 tokens" in done.stdout
+    if find_spec("triton"):
+        assert status["checks"] == status["timings"] == "ok"
+    else:
+        assert "No module named 'triton'" in done.stdout
