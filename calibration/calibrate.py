@@ -1,6 +1,6 @@
 """Calibrate: measure an engine within a time limit, fit a profile, write both down.
 
-The engine's own steps come last and in two kinds: runs to fit to and runs to judge the fit by,
+Steps of real schedules come last and in two kinds: runs to fit to and runs to judge the fit by,
 under the same three loads with other seeds.
 """
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 STEPS, META = "steps.csv.gz", "meta.json"
 GRID_SHARE, RUNS_SHARE = 0.5, 0.4  # of the time
-LOADS = (0.4, 0.75, 1.3)  # of what the engine can serve
-ROUNDS = 3  # of the loads, the last one to judge by
+LOADS = (0.5, 0.8, 1.3)  # of what the engine can serve
+ROUNDS = 3  # of the loads; one run of each is held out
 PROMPT, ANSWER = 200, 60  # mean tokens of the runs' requests
 
 Tell = Callable[[str], None]
@@ -156,16 +156,16 @@ def _runs(
     probe = run(_scenario(engine, setup, guess, {"num_prompts": 100}, 0))
     capacity = float(probe.summary()["request_throughput"])
     each = 0.8 * seconds / (len(LOADS) * ROUNDS)  # the rest: between the steps
-    for turn in range(ROUNDS):
-        for load in LOADS:
-            seed = setup.seed + 1 + turn * len(LOADS) + LOADS.index(load)
-            workload = {
-                "num_prompts": max(10, min(400, int(each * capacity * min(load, 1.0)))),
-                "request_rate": load * capacity,
-            }
-            kind = HOLD if turn == ROUNDS - 1 else "run"
-            name = f"{kind}-load{load}-seed{seed}"
-            yield name, _scenario(engine, setup, guess, workload, seed)
+    for number in range(len(LOADS) * ROUNDS):
+        turn, place = divmod(number, len(LOADS))
+        load, seed = LOADS[place], setup.seed + 1 + number
+        workload = {
+            "num_prompts": max(10, min(400, int(each * capacity * min(load, 1.0)))),
+            "request_rate": load * capacity,
+        }
+        # Every load is held out once, and those runs are spread over the time.
+        kind = HOLD if (turn + place) % ROUNDS == 1 else "run"
+        yield f"{kind}-load{load}-seed{seed}", _scenario(engine, setup, guess, workload, seed)
 
 
 def _scenario(

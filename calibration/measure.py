@@ -28,16 +28,18 @@ SWAP_TAKES = 10
 
 @dataclass(slots=True)
 class Pages:
-    """Pages for made-up requests, in random order as after some time of service."""
+    """Pages for made-up requests: the first ones of the cache, which a live engine uses again and
+    again, in random order as after some time of service."""
 
     size: int
     order: list[int]
     _next: int = field(default=0)
 
     @classmethod
-    def of(cls, engine: Engine, rng: np.random.Generator) -> "Pages":
-        """Shuffle all pages of an engine but the null page."""
-        return cls(engine.block_size, (1 + rng.permutation(engine.num_blocks - 1)).tolist())
+    def of(cls, engine: Engine, rng: np.random.Generator, count: int) -> "Pages":
+        """Shuffle the first `count` pages of an engine, or all of them, without the null page."""
+        count = min(count, engine.num_blocks - 1)
+        return cls(engine.block_size, (1 + rng.permutation(count)).tolist())
 
     def take(self, tokens: int) -> list[int]:
         """Take pages for so many tokens, from the beginning again once all are taken."""
@@ -77,6 +79,12 @@ def point_row(point: Point, measured: Measured, run: str, turn: int, path: str) 
         host_s=measured.host_s,
         wall_s=measured.wall_s,
     )
+
+
+def _pages(engine: Engine, point: Point) -> int:
+    """Count the pages that a point's requests need."""
+    lengths = [*(context + 1 for context in point.contexts), *map(sum, point.chunks)]
+    return sum(-(-length // engine.block_size) for length in lengths)
 
 
 def path_of(engine: Engine, prompts: bool) -> str:
@@ -135,7 +143,7 @@ class _Visits:
         """Run a point's step once for warmth, then measured."""
         engine = self.engine
         engine.reset()
-        chunks = make_chunks(point, Pages.of(engine, self.rng))
+        chunks = make_chunks(point, Pages.of(engine, self.rng, _pages(engine, point)))
         path = path_of(engine, bool(point.chunks))
         engine.execute(chunks, keep=False)
         for _ in range(TAKES):
@@ -149,7 +157,7 @@ def measure_swaps(engine: Engine, sink: Sink, rng: np.random.Generator, run: str
     sizes = [size for size in SWAP_BLOCKS if size < engine.num_blocks]
     for turn in range(SWAP_TAKES):
         for size in rng.permutation(sizes).tolist():
-            pages = Pages.of(engine, rng)
+            pages = Pages.of(engine, rng, engine.num_blocks)
             request = Request(-2, 0.0, size * engine.block_size, 2)
             blocks = pages.take(request.prompt_tokens)
             out = engine.swap_out(request, blocks)
