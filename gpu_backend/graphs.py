@@ -105,9 +105,10 @@ class Graphs:
 
         Nothing waits for the device.
         """
-        size, host = self.bucket(batch), batch.host
-        if not size or host is None:
+        size = self.bucket(batch)
+        if not size:
             return self._model.sample(batch)
+        host = batch.host
         parts = (host.ids, host.positions, host.slots, host.lengths)
         padded = self._pad(size, parts, host.tables)
         captured = self._captured.get(size)

@@ -14,7 +14,6 @@ pytest.importorskip("torch", reason="torch is not installed: pip install 'headwa
 pytest.importorskip("triton", reason="triton is not installed: it comes with torch for CUDA")
 
 from gpu_backend import cuda_attention as launch
-from gpu_backend.graphs import sizes_for
 
 ROOT = Path(__file__).parent.parent
 
@@ -71,10 +70,3 @@ def test_prefill_tiles_cover_each_chunk_once() -> None:
     """Tiles of 128 rows, each with its place in its sequence; those with most keys come first."""
     tiles = launch.prefill_tiles(np.array([0, 37], np.int32), np.array([50, 200], np.int32), 3)
     assert tiles.tolist() == [[181, 72, 165, 1], [53, 128, 37, 1], [3, 50, 0, 0]]
-
-
-def test_graphs_come_in_sizes() -> None:
-    """1, 2, 4, then multiples of 8, and the largest batch itself."""
-    assert sizes_for(20) == (1, 2, 4, 8, 16, 20)
-    assert sizes_for(1) == (1,)
-    assert sizes_for(256)[-2:] == (248, 256)
