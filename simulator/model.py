@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from simulator.errors import HeadwayError, HeadwayWarning
-from simulator.rope import RopeScaling, read_rope
+from simulator.rope import RopeScaling, read_number, read_rope
 from simulator.yamlpos import read_text
 
 MODELS = Path(__file__).parent / "models"
@@ -328,7 +328,7 @@ def _spec(name: str, raw: Mapping[str, object]) -> ModelSpec:
         num_experts=experts,
         num_experts_per_tok=_count(raw, "num_experts_per_tok") or 0 if experts else 0,
         dtype=_dtype(raw),
-        rms_norm_eps=float(raw.get("rms_norm_eps") or 1e-6),  # type: ignore[arg-type]
+        rms_norm_eps=read_number(raw, "rms_norm_eps", 1e-6),
         rope_theta=theta,
         rope_scaling=scaling,
     )

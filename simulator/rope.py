@@ -25,24 +25,23 @@ def read_rope(raw: Mapping[str, object]) -> tuple[float, RopeScaling | None]:
 
     Newer files hold both in `rope_parameters`.
     """
-    newer = raw.get("rope_parameters") or {}
-    key = "rope_parameters" if newer else "rope_scaling"
-    scaling = newer or raw.get("rope_scaling") or {}
+    key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+    scaling = raw.get(key) or {}
     if not isinstance(scaling, Mapping):
         raise ValueError(f"{key}: must be a mapping, not {scaling!r}")
-    theta = scaling.get("rope_theta", raw.get("rope_theta"))
-    theta = 10000.0 if theta is None else theta
-    if not _positive(theta):
-        raise ValueError(f"rope_theta: must be a positive number, not {theta!r}")
+    theta = read_number({**raw, **scaling}, "rope_theta", 10000.0)
     kind = str(scaling.get("rope_type", scaling.get("type", "default")))
     if kind == "default":
         return theta, None
-    values = {part: scaling[part] for part in PARTS if part in scaling}
-    for part, value in values.items():
-        if not _positive(value):
-            raise ValueError(f"{key}: {part} must be a positive number, not {value!r}")
+    values = {part: read_number(scaling, part, 0.0) for part in PARTS if part in scaling}
     return theta, RopeScaling(kind, **values)
 
 
-def _positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+def read_number(raw: Mapping[str, object], key: str, default: float) -> float:
+    """Give a positive number, the default where the key is missing or null."""
+    value = raw.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ValueError(f"{key}: must be a positive number, not {value!r}")
+    return value
