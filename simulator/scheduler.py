@@ -21,9 +21,10 @@ from collections.abc import Sequence
 
 from simulator.blocks import BlockCounter
 from simulator.decodes import DecodeSet
+from simulator.host import HostMemory
 from simulator.log import pack_run
 from simulator.policies import Fifo, Policy, Ranked, Waiting
-from simulator.request import Chunk, Request, Step, Swap
+from simulator.request import Chunk, Request, Step
 
 LONGEST_LEAP = 256  # steps; bounds what is computed in vain when an arrival cuts a leap short
 
@@ -74,10 +75,9 @@ class Scheduler:
         self.partial: list[Request] = []  # of the running, those outside the decode set
         self.decodes = DecodeSet(blocks.block_size, by_phase=blocks.names_blocks)
         self.preempted = 0  # by the last call of `schedule`
-        self.swap_free = swap_blocks  # blocks of host memory that are free
+        self.host = HostMemory(swap_blocks, blocks.block_size)
         self.runs = bytearray()  # rows of log.RUN, of runs that are over
         self._seats = 0
-        self._outgoing: list[Swap] = []  # of the step being decided
 
     def fits(self, request: Request) -> bool:
         """Say whether the request could ever run: vLLM refuses a prompt without room to answer.
@@ -116,8 +116,7 @@ class Scheduler:
             step = Step([])
             chunks = self._plan(cap)
             budget = self._walk(step, cap) if chunks is None else self._advance(step, chunks)
-            if self._outgoing:
-                step.outgoing, self._outgoing = self._outgoing, []
+            self.host.send(step)
         else:  # the common case in a few words: everybody decodes, and there are blocks for all
             step = Step([], count, decodes.context + count)
             budget -= count
@@ -239,7 +238,7 @@ class Scheduler:
             if request.preemptions == 0:
                 request.cached = start
             if request.swapped:
-                self._swap_in(step, request, len(hits))
+                self.host.restore(step, request, len(hits))
                 if request.generated and tokens == 1 and not request.pending:
                     self._single(step, request, start)
                     budget -= 1
@@ -262,31 +261,13 @@ class Scheduler:
         else:
             self.partial.remove(request)
         del self.running[request]
-        if self.swap_free:
-            self._swap_out(request)
+        if self.host.free:
+            self.host.save(request)
         self.blocks.release(request)
         request.padding = 0
         request.preemptions += 1
         self.preempted += 1
         self.waiting.put_back(request)
-
-    def _swap_out(self, request: Request) -> None:
-        """Have the blocks of a request copied to the host, if they fit there."""
-        count = -(-request.computed // self.blocks.block_size)
-        if count <= self.swap_free:
-            self.swap_free -= count
-            request.swapped = request.computed
-            self._outgoing.append(Swap(request, count, 0, request.blocks))
-
-    def _swap_in(self, step: Step, request: Request, hits: int) -> None:
-        """Have a request's blocks copied back, but those that it has found in the prefix cache."""
-        count = -(-request.swapped // self.blocks.block_size)
-        request.swapped = 0
-        self.swap_free += count
-        names = None if request.blocks is None else request.blocks[hits:count]
-        if step.incoming is None:
-            step.incoming = []
-        step.incoming.append(Swap(request, max(0, count - hits), min(hits, count), names))
 
     # ---------------------------------------------------------------- committing
 

@@ -183,9 +183,9 @@ def test_runs_hold_every_token(load, engine, clock) -> None:
 def test_no_step_goes_over_a_limit_and_nothing_is_left_behind(load, engine, clock) -> None:
     """Budget, seats, blocks, a clock that never goes back; at the end all blocks are free."""
     scheduler = engine()
-    host = scheduler.swap_free
+    host = scheduler.host.free
     log, _ = play(load, scheduler, clock)
-    assert scheduler.swap_free == host
+    assert scheduler.host.free == host
     rows = log.steps
     computed = rows["prefill_tokens"] + rows["decodes"] + rows["wasted"]
     assert (computed <= scheduler.max_num_batched_tokens).all()
