@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from itertools import pairwise
 from pathlib import Path
 
@@ -58,7 +59,9 @@ def measure(arguments: list[str]) -> tuple[float, float, float]:
         where = ["--out", out + "/out"] if arguments[0] == "run" else []
         command = [str(HEADWAY), *arguments, *where]
         begin = time.perf_counter()
-        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
+        child = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT
+        )
         _, status, usage = os.wait4(child.pid, 0)
         wall = time.perf_counter() - begin
     if status:
@@ -117,6 +120,7 @@ def main() -> None:
     parser.add_argument("--big", action="store_true", help="add a million requests")
     parser.add_argument("--profile", action="store_true", help="list the costliest functions")
     options = parser.parse_args()
+    warnings.simplefilter("ignore")
     unit = timeouts()
     source = "the Azure 2023 conversation trace" if REAL else "a generated workload of its kind"
     print(f"conv is {source}; a million SimPy timeouts take {unit:.2f} s here\n")

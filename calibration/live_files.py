@@ -53,7 +53,7 @@ class MeasuredStep:
     def seconds(self, clock: str) -> float:
         """Give what the step took, by CPU time (`cpu`) or by the wall's clock (`wall`)."""
         if clock == "wall":
-            return self.row.wall_s
+            return self.row.wall_s + self.schedule
         return self.row.device_s + self.row.host_s + self.swap
 
 

@@ -190,7 +190,7 @@ def live_rows(live: LiveRun, run: str, engine: Engine) -> list[Row]:
             swapped_in=timing.swapped_in,
             device_s=timing.measured.device_s,
             host_s=timing.measured.host_s,
-            wall_s=timing.measured.wall_s,
+            wall_s=timing.measured.wall_s + timing.schedule_s,
         )
         for turn, timing in enumerate(live.timings)
     ]

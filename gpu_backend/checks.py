@@ -133,12 +133,12 @@ def check_attention(device: str, dtype: torch.dtype, sizes: Sizes) -> Iterator[R
     for splits in (0, 1, 2, 8):
         found = data.decode([1, 17, 300, 0, 700], splits)
         yield _row(f"decode {about} splits={splits or 'auto'}", found, limit)
-    found = data.prefill([0, 37, 128, 600], [50, 200, 1, 100])
+    found = data.prefill([0, 62, 63, 128, 600], [50, 200, 3, 1, 100])
     yield _row(f"prefill {about}", found, limit)
 
 
 def check_fused(device: str, dtype: torch.dtype) -> Iterator[Row]:
-    """Check norm and activation; rope and store are checked by the engine."""
+    """Check norm and activation."""
     about = str(dtype).removeprefix("torch.")
     x, old = (torch.randn(5, 96, dtype=dtype, device=device) for _ in range(2))
     weight = torch.randn(96, dtype=dtype, device=device)
@@ -151,6 +151,38 @@ def check_fused(device: str, dtype: torch.dtype) -> Iterator[Row]:
     out = launch.silu_mul(torch.cat((gate, up), -1))
     wanted = gate.double() * gate.double().sigmoid() * up.double()
     yield _row(f"silu_mul {about}", error(out, wanted), LIMITS[dtype])
+
+
+def check_rope(device: str, dtype: torch.dtype) -> Row:
+    """Check norm, rotation and store; slot -1 leaves the cache and what is before it."""
+    rows, heads, kv_heads, dim, eps = 3, 4, 2, 64, 1e-6
+    qkv = torch.randn(rows, (heads + 2 * kv_heads) * dim, dtype=dtype, device=device)
+    one, two = (torch.randn(dim, dtype=dtype, device=device) for _ in range(2))
+    table = torch.randn(16, dim, device=device)
+    places, slots = [9, 0, 15], [4, -1, 0]
+    memory = torch.full((2, 7, kv_heads, dim), math.nan, dtype=dtype, device=device)
+    keys, values = memory[0, 1:], memory[1, 1:]
+    q, k, v = (
+        part.double() for part in qkv.view(rows, -1, dim).tensor_split((heads, heads + kv_heads), 1)
+    )
+    cos, sin = (half.double()[:, None] for half in table[places].chunk(2, 1))
+
+    def turned(x: Tensor, weight: Tensor) -> Tensor:
+        x = x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double()
+        a, b = x.chunk(2, -1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+    sent = [torch.tensor(part, dtype=torch.int32, device=device) for part in (places, slots)]
+    out = launch.rope_store(qkv.clone(), one, two, table, sent[0], sent[1], keys, values, eps)
+    wanted_k, stored = turned(k, two), [0, 2]
+    found = max(
+        error(out, turned(q, one)),
+        error(keys[[4, 0]], wanted_k[stored]),
+        error(values[[4, 0]], v[stored]),
+    )
+    untouched = memory[:, [0, 2, 3, 4, 6]].isnan().all()
+    about = str(dtype).removeprefix("torch.")
+    return _row(f"rope_store {about}", found if untouched else math.nan, LIMITS[dtype])
 
 
 def reference_engine(spec: ModelSpec, device: str, dtype: torch.dtype) -> Engine:
@@ -248,6 +280,7 @@ def run_checks(device: str) -> Iterator[Row]:
     checks: list[Callable[[], Iterable[Row]]] = [
         lambda: check_attention(device, small, Sizes(4, 2, 64)),
         lambda: check_fused(device, small),
+        lambda: [check_rope(device, small)],
         lambda: [check_texts(device, SMALL)],
         lambda: [check_texts(device, NORMED)],
     ]
@@ -258,6 +291,7 @@ def run_checks(device: str) -> Iterator[Row]:
             lambda: check_attention(device, bf16, Sizes(32, 8, 64)),
             lambda: check_attention(device, bf16, Sizes(16, 8, 128)),
             lambda: check_fused(device, bf16),
+            lambda: [check_rope(device, bf16)],
             lambda: [check_logits(device, shape)],
         ]
     for number, check in enumerate(checks):

@@ -72,7 +72,7 @@ class Shadow:
 
     def execute(self, step: Step) -> float:
         """Carry out one forward pass; return the seconds it took on the clock of the run."""
-        schedule = thread_time() - self._over
+        schedule = thread_time() - self._over if self.rows else 0.0
         now = self.env.now
         said = self.model.execute(step)
         took = self.live.execute(step)

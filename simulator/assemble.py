@@ -10,18 +10,19 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.cost import CostModel, load_cost, shipped_profile
 from simulator.errors import HeadwayWarning
 from simulator.hardware import GIB, Gpu, find_gpu
 from simulator.memory import kv_budget
 from simulator.model import ModelSpec, load_model
-from simulator.policies import SJF
+from simulator.policies import SJF, Priority
 from simulator.scenario import EngineBlock, Scenario
 from simulator.scheduler import Scheduler
 from simulator.static import Static
 
-POLICIES: dict[str, type] = {"fcfs": Scheduler, "sjf": SJF, "static": Static}
+POLICIES: dict[str, type] = {"fcfs": Scheduler, "priority": Priority, "sjf": SJF, "static": Static}
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,8 +44,9 @@ def assemble(scenario: Scenario) -> Parts:
     max_model_len = engine.max_model_len or model.max_position_embeddings
     if max_model_len > model.max_position_embeddings:
         warnings.warn(
-            f"engine.max_model_len {max_model_len:,} is beyond the {model.max_position_embeddings:,}"
-            f" positions of {model.name}: vLLM takes it only if told to",
+            f"engine.max_model_len {max_model_len:,} is beyond the "
+            f"{model.max_position_embeddings:,} positions of {model.name}: vLLM takes it only if "
+            "told to",
             HeadwayWarning,
             stacklevel=3,
         )
@@ -117,7 +119,7 @@ def make_scheduler(
     """
     engine = scenario.engine
     found, arguments = find_policy(scenario)
-    mechanism: type[Scheduler] = found if issubclass(found, Scheduler) else Scheduler
+    mechanism = _mechanism(engine, found)
     caching = engine.enable_prefix_caching and not issubclass(mechanism, Static)
     if shares_prefixes and engine.enable_prefix_caching and not caching:
         warnings.warn(
@@ -134,16 +136,19 @@ def make_scheduler(
         options |= {
             "enable_chunked_prefill": engine.enable_chunked_prefill,
             "long_prefill_token_threshold": engine.long_prefill_token_threshold,
+            "long_prefill_token_threshold_adaptive": engine.long_prefill_token_threshold_adaptive,
+            "prefill_schedule_interval": engine.prefill_schedule_interval,
             "scheduler_reserve_full_isl": engine.scheduler_reserve_full_isl,
             "watermark": engine.watermark,
         }
         if engine.preemption_mode == "swap":
             options["swap_blocks"] = swap_blocks(engine, parts.model)
     _check_arguments(found, arguments, taken=options)
-    if mechanism is found:
-        return mechanism(_blocks(engine, parts, caching, named), **options, **arguments)
-    policy = found(**arguments)
-    return mechanism(_blocks(engine, parts, caching, named), policy=policy, **options)
+    blocks = _blocks(engine, parts, caching, named)
+    if issubclass(found, Scheduler):  # fcfs needs no policy
+        return mechanism(blocks, **options, **arguments)
+    policy: Any = found(**arguments)
+    return mechanism(blocks, policy=policy, **options)
 
 
 def swap_blocks(engine: EngineBlock, model: ModelSpec) -> int:
@@ -152,6 +157,19 @@ def swap_blocks(engine: EngineBlock, model: ModelSpec) -> int:
     share = model.kv_share(engine.tensor_parallel_size)
     token = model.kv_bytes_per_token(cache) * share
     return int(engine.swap_space * GIB // (engine.block_size * token))
+
+
+def _mechanism(engine: EngineBlock, found: type) -> type[Scheduler]:
+    """Give the scheduler that a policy works with."""
+    mechanism = found if issubclass(found, Scheduler) else Scheduler
+    if not engine.async_scheduling:
+        return mechanism
+    if mechanism is not Scheduler:
+        raise ValueError(
+            f"engine.async_scheduling: {mechanism.__name__} schedules a step when the one before "
+            "has ended; set it to false"
+        )
+    return AsyncScheduler
 
 
 def _check_arguments(found: type, arguments: dict[str, Any], taken: dict[str, Any]) -> None:

@@ -21,7 +21,8 @@ class BlockCounter:
     """
 
     names_blocks = False
-    prefix_caching = False
+    delay = 0
+    """Steps after which a generated token is known to the prefix cache; 1: async_scheduling."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 2 or block_size < 1:
@@ -32,6 +33,11 @@ class BlockCounter:
         self.usable = num_blocks - 1
         self.free = self.usable
         self.shared = 0  # table entries beyond the first of each block in use
+
+    @property
+    def hashed(self) -> int:
+        """Distinct hashes in the prefix cache."""
+        return 0
 
     def match(self, request: Request) -> Sequence[int]:
         """Return the cached blocks that the request's prompt begins with."""
@@ -59,6 +65,9 @@ class BlockCounter:
         else:
             self.free -= decodes.blocks(ticks, skip)
 
+    def learn(self, request: Request) -> None:
+        """Register the request's last full block, now that all its tokens are known."""
+
     def release(self, request: Request) -> None:
         """Take back all blocks of a request that has left the decode set."""
         self.free += -(-request.computed // self.block_size)
@@ -82,7 +91,6 @@ class BlockManager(BlockCounter):
 
     @property
     def hashed(self) -> int:
-        """Distinct hashes in the prefix cache."""
         return len(self._blocks_of)
 
     def match(self, request: Request) -> Sequence[int]:
@@ -123,7 +131,8 @@ class BlockManager(BlockCounter):
             self._take(request)
         request.computed = tokens
         if self.prefix_caching:
-            for index in range(full, min(tokens, request.known) // self.block_size):
+            known = min(tokens, request.known - request.unknown)
+            for index in range(max(full - self.delay, 0), known // self.block_size):
                 self._register(request, index)
 
     def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
@@ -135,9 +144,15 @@ class BlockManager(BlockCounter):
             for request in sorted(decodes.members[tick % size], key=_seat):
                 self._take(request)
             if self.prefix_caching:
-                for request in sorted(decodes.members[(tick + 1) % size], key=_seat):
-                    ahead = tick + 1 - request.joined
-                    self._register(request, (request.computed + ahead) // size - 1)
+                full = tick + 1 - self.delay
+                for request in sorted(decodes.members[full % size], key=_seat):
+                    tokens = request.computed + full - request.joined
+                    self._register(request, tokens // size - 1)
+
+    def learn(self, request: Request) -> None:
+        full = request.computed // self.block_size
+        if self.prefix_caching and full:
+            self._register(request, full - 1)
 
     def release(self, request: Request) -> None:
         """Unhashed blocks to the head of the free list, hashed ones to its tail, last first."""

@@ -4,7 +4,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from math import nan
+from math import inf, nan, nextafter
 
 import numpy as np
 import simpy
@@ -31,6 +31,7 @@ class Client:
         self.sent = array("d", [nan]) * len(workload)  # s, when each request went to the engine
         self.done = 0  # requests that have ended
         self._flying = 0
+        self._stamp = -1.0  # the last request's arrival at the engine, s
         self._limit = workload.max_concurrency or len(workload) + 1
         self._held: deque[int] = deque()
         self._sending = False
@@ -76,10 +77,13 @@ class Client:
         workload = self.workload
         self._flying += 1
         self.sent[index] = now = self.env.now
+        # Engines stamp requests by a clock that never shows the same time twice. Of two that
+        # agreed in priority and arrival, vLLM's scheduler would undo the work for ever.
+        self._stamp = now if now > self._stamp else nextafter(self._stamp, inf)
         self.submit(
             Request(
                 index,
-                now,
+                self._stamp,
                 self._prompts[index],
                 self._outputs[index],
                 "" if workload.client is None else workload.client[index],

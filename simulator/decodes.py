@@ -85,10 +85,11 @@ class DecodeSet:
             total += phases[tick % size]
         return total
 
-    def affords(self, free: int, ticks: int) -> int:
-        """Count how many of `ticks` ticks, the next one left out, `free` blocks suffice for."""
+    def affords(self, free: int, ticks: int, skip: int = 1) -> int:
+        """Count how many of `ticks` ticks, beginning `skip` from now, `free` blocks suffice for."""
+        first = self.tick + skip
         for done in range(ticks):
-            free -= self.phases[(self.tick + 1 + done) % self.block_size]
+            free -= self.phases[(first + done) % self.block_size]
             if free < 0:
                 return done
         return ticks

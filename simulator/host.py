@@ -9,20 +9,20 @@ class HostMemory:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.free = num_blocks
         self._block_size = block_size
-        self._leaving: list[Swap] = []  # of the step being decided
+        self.leaving: list[Swap] = []  # of the step being decided
 
-    def save(self, request: Request) -> None:
-        """Have the blocks of a request copied to the host, if they fit there."""
-        count = -(-request.computed // self._block_size)
-        if count <= self.free:
+    def save(self, request: Request, tokens: int) -> None:
+        """Have the blocks with a request's first `tokens` copied to the host, if they fit there."""
+        count = -(-tokens // self._block_size)
+        if 0 < count <= self.free:
             self.free -= count
-            request.swapped = request.computed
-            self._leaving.append(Swap(request, count, 0, request.blocks))
+            request.swapped = tokens
+            names = None if request.blocks is None else request.blocks[:count]
+            self.leaving.append(Swap(request, count, 0, names))
 
     def send(self, step: Step) -> None:
-        """Let a step carry out what was saved while it was decided."""
-        if self._leaving:
-            step.outgoing, self._leaving = self._leaving, []
+        """Let a step carry out what has been saved."""
+        step.outgoing, self.leaving = self.leaving, []
 
     def restore(self, step: Step, request: Request, hits: int) -> None:
         """Have a request's blocks copied back by `step`, but its first `hits`: those were found.

@@ -28,7 +28,6 @@ ABSENT = {
     "num_scheduler_steps": "no longer in vLLM: each step is scheduled by itself",
     "scheduler_delay_factor": "no longer in vLLM: a request is admitted as soon as it fits",
     "use_v2_block_manager": "no longer in vLLM: there is one block manager",
-    "async_scheduling": "not simulated: a step is scheduled when the one before it has ended",
     "enforce_eager": "not simulated: the cost profile says what a step takes, CUDA graphs included",
     "speculative_config": "not simulated: there is no speculative decoding",
     "num_lookahead_slots": "not simulated: there is no speculative decoding",
@@ -84,6 +83,7 @@ def load_scenario(
         raise HeadwayError(f"{path}: is empty; `model: llama-3-8b` alone would do")
     if not isinstance(raw, dict):
         raise HeadwayError(f"{path}:1: must be a mapping of keys, not {_said(raw)}")
+    _open_engine(raw)
     messages = []
     for override in overrides:
         name, equals, value = override.partition("=")
@@ -141,8 +141,15 @@ def _override(
         if not isinstance(block, dict):
             return [f"{place}: {'.'.join(key[:depth])} is {_said(block)} and has no keys"]
     block[key[-1]] = value
+    _open_engine(raw)
     places.override(key, place)
     return []
+
+
+def _open_engine(raw: dict[str, Any]) -> None:
+    """Write `engine: NAME` as the block that it is short for, so that overrides find one."""
+    if isinstance(raw.get("engine"), str):
+        raw["engine"] = {"name": raw["engine"]}
 
 
 def _validate(raw: dict[str, Any]) -> tuple[Scenario | None, list[Fault]]:

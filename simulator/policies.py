@@ -6,8 +6,8 @@ the scenario, with keyword arguments beside `policy`.
 """
 
 from collections import deque
-from collections.abc import Callable
-from heapq import heappop, heappush
+from collections.abc import Callable, Iterable
+from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, Protocol
 
@@ -15,7 +15,11 @@ from simulator.request import Request
 
 
 class Policy(Protocol):
-    """Order of the waiting queue."""
+    """Order of the waiting queue.
+
+    A policy may also have `victim(running)`, which picks from the running requests, in order of
+    admission, the one to preempt when blocks run out; without it the last admitted goes.
+    """
 
     def key(self, request: Request) -> Any:
         """Rank a waiting request: the smallest key boards first.
@@ -29,6 +33,24 @@ class SJF:
 
     def key(self, request: Request) -> tuple[int, float]:
         return request.prompt_tokens, request.arrival
+
+
+class Priority:
+    """vLLM's `priority`: the smaller number first, among equals the earlier arrival.
+
+    Urgent arrivals preempt nobody. Only when a running request lacks a block the least urgent one
+    leaves, which may be the very request that lacks it.
+    """
+
+    def key(self, request: Request) -> tuple[int, float, int]:
+        return request.priority, request.arrival, request.id
+
+    def victim(self, running: Iterable[Request]) -> Request:
+        return max(running, key=_urgency)  # of exact equals the first
+
+
+def _urgency(request: Request) -> tuple[int, float]:
+    return request.priority, request.arrival
 
 
 class Waiting(Protocol):
@@ -45,6 +67,8 @@ class Waiting(Protocol):
     def head(self) -> Request: ...
 
     def take(self) -> Request: ...
+
+    def remove(self, request: Request) -> None: ...
 
 
 class Fifo(deque[Request]):
@@ -64,23 +88,30 @@ class Fifo(deque[Request]):
         return self.popleft()
 
 
-class Ranked(list[tuple[Any, int, Request]]):
+class Ranked:
     """Ordered by a policy's key, a heap; equals in order of joining."""
 
     def __init__(self, key: Callable[[Request], Any]) -> None:
-        super().__init__()
+        self._heap: list[tuple[Any, int, Request]] = []
         self._key = key
         self._joined = count()
 
+    def __len__(self) -> int:
+        return len(self._heap)
+
     def add(self, request: Request) -> bool:
-        heappush(self, (self._key(request), next(self._joined), request))
-        return self[0][2] is request
+        heappush(self._heap, (self._key(request), next(self._joined), request))
+        return self._heap[0][2] is request
 
     def put_back(self, request: Request) -> None:
         self.add(request)
 
     def head(self) -> Request:
-        return self[0][2]
+        return self._heap[0][2]
 
     def take(self) -> Request:
-        return heappop(self)[2]
+        return heappop(self._heap)[2]
+
+    def remove(self, request: Request) -> None:
+        self._heap = [entry for entry in self._heap if entry[2] is not request]
+        heapify(self._heap)

@@ -19,13 +19,15 @@ from simulator.request import Request, Step
 from simulator.scheduler import Scheduler
 
 STOP, LENGTH, REJECTED, UNFINISHED = range(len(REASONS))
+NAP = 0.001  # s, in vLLM's EngineCore
 
 
 class Replica:
     """An engine: whatever is submitted to it gets scheduled and executed.
 
     `on_finish(request)` is called at the moment a request ends or is rejected; it may submit
-    others, which the next step sees. `leap=False` executes every step by itself.
+    others, which the next step sees. `leap=False` executes every step by itself. After a step
+    that could only preempt, the engine sleeps `nap` seconds.
     """
 
     def __init__(
@@ -36,12 +38,14 @@ class Replica:
         *,
         leap: bool = True,
         on_finish: Callable[[Request], None] | None = None,
+        nap: float = NAP,
     ) -> None:
         self.env = env
         self.scheduler = scheduler
         self.executor = executor
         self.leaper = executor if leap and isinstance(executor, CanLeap) else None
         self.on_finish = on_finish
+        self.nap = nap
         self.log = Log(
             scheduler.blocks.usable, scheduler.blocks.block_size, run_rows=scheduler.runs
         )
@@ -53,6 +57,8 @@ class Replica:
         self._alarm = Alarm(env, self._awake, LATE)
         self._due = -1.0  # when it comes off
         self._set = False  # and whether it will
+        self._napping = False
+        self._unlogged = 0  # preemptions by empty steps
 
     def submit(self, request: Request) -> None:
         """Take a request in, now."""
@@ -60,10 +66,13 @@ class Replica:
         if not scheduler.fits(request):
             self._record(request, REJECTED)
             return
-        may_board = scheduler.add(request)
+        self._arrived(scheduler.add(request))
+
+    def _arrived(self, may_board: bool) -> None:
+        """Wake up for a new request, if it may change what comes next."""
         if self._step is None:
             now = self.env.now
-            if self._due != now:
+            if self._due != now and not self._napping:
                 self._sleep(now)
         elif may_board and len(self._ends) > 1:
             flying = bisect_left(self._ends, self.env.now)
@@ -82,7 +91,7 @@ class Replica:
         """End the step in flight, begin the next."""
         if alarm is not self._alarm:
             return  # an arrival has cut the leap short
-        self._set = False
+        self._set = self._napping = False
         now = self._due
         if self._step is not None:
             self._commit(self._step)
@@ -94,6 +103,8 @@ class Replica:
         self._step = step
         self._start = now
         self._row = scheduler.account(step)
+        if self._unlogged:
+            self._row = self._with_unlogged(self._row)
         leaper = self.leaper
         if leaper is not None and (repeats := scheduler.horizon(step)) > 1:
             ends = list(accumulate(leaper.leap(step, repeats), initial=now))
@@ -103,11 +114,22 @@ class Replica:
         self._ends = ends
         self._sleep(ends[-1])
 
+    def _with_unlogged(self, row: tuple[int, ...]) -> tuple[int, ...]:
+        """Add to a row the preemptions by empty steps before it."""
+        *others, preempted = row
+        preempted += self._unlogged
+        self._unlogged = 0
+        return (*others, preempted)
+
     def _rest(self, now: float) -> None:
         """Wait for an arrival, or until what waits may start."""
         due = self.scheduler.wakes_at()
         if due is not None:
             self._sleep(max(due, now))
+        elif self.scheduler.preempted:
+            self._unlogged += self.scheduler.preempted
+            self._napping = True
+            self._sleep(now + self.nap)
         elif self.scheduler.waiting:
             raise RuntimeError(f"the scheduler does nothing though requests wait, at {now} s")
         else:
@@ -122,7 +144,10 @@ class Replica:
         finished = self.scheduler.commit(step, ends)
         self._step = None
         for request in finished:
-            self._record(request, STOP if request.generated == request.output_tokens else LENGTH)
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        self._record(request, STOP if request.generated == request.output_tokens else LENGTH)
 
     def _record(self, request: Request, reason: int) -> None:
         self.log.request_rows += pack_request(

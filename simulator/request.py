@@ -30,6 +30,8 @@ class Request:
     padding: int = 0  # tokens put before the prompt to even out a static batch
     blocks: list[int] | None = None  # its block table, where blocks have names
     hashes: list[int] | None = None  # of its full blocks, as far as asked for
+    unknown: int = 0  # of `generated`, tokens that are still on their way (async_scheduling)
+    mid_prefill: bool = False  # tokens were left at its last step (for held prefill)
     seat: int = -1  # the number of its admission: the order of the running list
     joined: int = -1  # the tick at which it joined the decode set; -1: it is not in it
     last_tick: int = -1  # the tick after which it ends, if it stays in the set until then

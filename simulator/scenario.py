@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from simulator.engines import named
 from simulator.errors import HeadwayError
 from simulator.yamlpos import Places, faults
 
@@ -65,9 +66,14 @@ class GpuBlock(_Block):
 class EngineBlock(_Block):
     """The engine's knobs, with vLLM's names and meanings."""
 
+    name: Literal["vllm"] | None = Field(
+        None,
+        description="vllm: keys left out are as `vllm serve` has them, by GPU; `engine: vllm` is "
+        "short for that alone; null: as in this table",
+    )
     scheduling_policy: Annotated[str | dict[str, Any], BeforeValidator(_policy)] = Field(
         "fcfs",
-        description="fcfs, sjf, static or package.module:Class; with arguments: "
+        description="fcfs, priority, sjf, static or package.module:Class; with arguments: "
         "{policy: name, argument: value}",
     )
     max_num_seqs: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
@@ -107,6 +113,16 @@ class EngineBlock(_Block):
     tensor_parallel_size: Count = Field(1, description="GPUs that share each layer")
     long_prefill_token_threshold: Annotated[int, Field(ge=0, le=INT32)] = Field(
         0, description="tokens of one prompt that a step computes, at most; 0: no such limit"
+    )
+    long_prefill_token_threshold_adaptive: bool = Field(
+        False,
+        description="raise that limit to max_num_batched_tokens divided by the requests present",
+    )
+    prefill_schedule_interval: Count = Field(
+        1, description="steps from one that computes prompts to the next, while decodes run"
+    )
+    async_scheduling: bool = Field(
+        False, description="decide a step while the one before it runs; vLLM's default is true"
     )
     scheduler_reserve_full_isl: bool = Field(
         True, description="admit a request only while its whole prompt fits into the free blocks"
@@ -238,6 +254,13 @@ class Scenario(_Block):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of all random numbers")
     _folder: Path = PrivateAttr(default=Path())
     _places: Places | None = PrivateAttr(default=None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, raw: Any) -> Any:
+        if isinstance(raw, dict) and "engine" in raw:
+            return raw | {"engine": named(raw["engine"], raw.get("gpu"))}
+        return raw
 
     @property
     def folder(self) -> Path:

@@ -14,6 +14,7 @@ import simpy
 from simpy.core import EmptySchedule
 
 from simulator.assemble import Parts, assemble, make_scheduler
+from simulator.async_replica import make_replica
 from simulator.client import Client
 from simulator.errors import HeadwayWarning
 from simulator.hardware import Gpu
@@ -92,7 +93,7 @@ def run(
     workload = scenario.make_workload()
     scheduler = make_scheduler(scenario, parts, workload.segments is not None)
     env = simpy.Environment()
-    replica = Replica(env, scheduler, parts.cost, leap=not stepwise)
+    replica = make_replica(env, scheduler, parts.cost, leap=not stepwise)
     return play(scenario, parts, workload, replica, progress)
 
 

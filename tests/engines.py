@@ -6,10 +6,10 @@ from math import nan
 import numpy as np
 import simpy
 
+from simulator.async_replica import make_replica
 from simulator.blocks import BlockCounter
 from simulator.client import Client
 from simulator.log import Log
-from simulator.replica import Replica
 from simulator.request import Step
 from simulator.scheduler import Scheduler
 from simulator.workload import Workload
@@ -48,7 +48,7 @@ def play(
 ) -> tuple[Log, Client]:
     """Run a workload to its end on one replica."""
     env = simpy.Environment()
-    replica = Replica(env, scheduler, clock or Clock(), leap=leap)  # type: ignore[arg-type]
+    replica = make_replica(env, scheduler, clock or Clock(), leap=leap)  # type: ignore[arg-type]
     client = Client(env, load, replica.submit)
     replica.on_finish = client.finished
     env.run()

@@ -1,7 +1,7 @@
 """Who sends what when: arrivals, the closed loop, sessions."""
 
 from collections.abc import Callable
-from math import nan
+from math import nan, nextafter
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def test_each_request_is_sent_at_its_time() -> None:
 
 
 def test_a_request_carries_what_the_workload_says() -> None:
-    """Lengths, client, priority, contents, and when it was sent."""
+    """Lengths, client, priority, contents, and when it was sent: no two at the same time."""
     load = workload(
         (0.5, 4, 2),
         (0.5, 6, 3),
@@ -70,7 +70,8 @@ def test_a_request_carries_what_the_workload_says() -> None:
         (r.id, r.arrival, r.prompt_tokens, r.output_tokens, r.client, r.priority, r.segments)
         for r in got
     ]
-    assert told == [(0, 0.5, 4, 2, "ann", 3, None), (1, 0.5, 6, 3, "bob", -1, (("a", 6),))]
+    later = nextafter(0.5, 1)
+    assert told == [(0, 0.5, 4, 2, "ann", 3, None), (1, later, 6, 3, "bob", -1, (("a", 6),))]
 
 
 def test_a_workload_of_nobody_sends_nothing() -> None:

@@ -36,7 +36,7 @@ def python(*words: str, interpret: bool) -> list[dict[str, object]]:
 def test_kernels_agree_with_plain_torch() -> None:
     """Attention, norm, activation and whole texts on the kernels are those of the reference."""
     rows = python("gpu_backend.checks", interpret=True)
-    assert len(rows) == 9
+    assert len(rows) == 10
     assert [row for row in rows if not row["ok"]] == []
 
 

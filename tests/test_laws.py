@@ -1,16 +1,16 @@
 """Laws that hold for every run, whatever the workload, the policy and the options."""
 
 from collections.abc import Callable
-from functools import partial
 from math import nan
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.log import REASONS, Log
-from simulator.policies import SJF
+from simulator.policies import SJF, Priority
 from simulator.request import Segments
 from simulator.scheduler import Scheduler
 from simulator.static import Static
@@ -85,29 +85,39 @@ def engines(draw: st.DrawFn) -> Callable[[], Scheduler]:
     size = draw(st.sampled_from([1, 2, 4, 16]))
     num_blocks = draw(st.integers(2, 300))
     limits = {"max_num_seqs": seats, "max_num_batched_tokens": budget, "max_model_len": 64}
-    kind = draw(st.sampled_from(["fcfs", "fcfs", "sjf", "static", "contiguous"]))
+    kind = draw(st.sampled_from(["fcfs", "fcfs", "priority", "sjf", "static", "contiguous"]))
     if kind == "static":
         batch = draw(st.integers(1, seats))
         timeout = draw(st.sampled_from([0.0, 0.1, 0.5, 3.0]))
-        blocks = draw(st.sampled_from([BlockCounter, partial(BlockManager, prefix_caching=False)]))
-        return lambda: Static(blocks(num_blocks, size), batch_size=batch, timeout=timeout, **limits)
+        tables = draw(st.booleans())
+        return lambda: Static(
+            BlockManager(num_blocks, size, False) if tables else BlockCounter(num_blocks, size),
+            batch_size=batch,
+            timeout=timeout,
+            **limits,
+        )
     if kind == "contiguous":
         return lambda: Scheduler(BlockCounter(max(2, num_blocks // 20), 64), **limits)
     named = draw(st.booleans())
     caching = draw(st.booleans())
     options = {
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 3, 7])),
+        "long_prefill_token_threshold_adaptive": draw(st.booleans()),
+        "prefill_schedule_interval": draw(st.sampled_from([1, 1, 2, 5])),
         "scheduler_reserve_full_isl": draw(st.booleans()),
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.2])),
-        "swap_blocks": draw(st.sampled_from([0, 0, 5, 1000])),
     }
-    policy = SJF() if kind == "sjf" else None
+    policies = {"sjf": SJF, "priority": Priority}
+    policy = policies[kind]() if kind in policies else None
+    mechanism = draw(st.sampled_from([Scheduler, AsyncScheduler]))
+    if mechanism is Scheduler:
+        options["swap_blocks"] = draw(st.sampled_from([0, 0, 5, 1000]))
 
     def make() -> Scheduler:
         blocks = (
             BlockManager(num_blocks, size, caching) if named else BlockCounter(num_blocks, size)
         )
-        return Scheduler(blocks, policy=policy, **limits, **options)
+        return mechanism(blocks, policy=policy, **limits, **options)
 
     return make
 

@@ -127,7 +127,8 @@ BAD = [
     ),
     (
         "engine:\n  scheduling_policy: lifo\n",
-        "s.yaml:2: engine.scheduling_policy: no policy 'lifo'; there are fcfs, sjf, static, or "
+        "s.yaml:2: engine.scheduling_policy: no policy 'lifo'; there are fcfs, priority, sjf, "
+        "static, or "
         "package.module:Class",
     ),
     (

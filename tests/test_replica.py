@@ -3,22 +3,16 @@
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
 import simpy
-from hypothesis import given
-from hypothesis import strategies as st
-from simpy.events import NORMAL
 
-from simulator.alarm import LATE, Alarm
-from simulator.blocks import BlockCounter, BlockManager
+from simulator.blocks import BlockCounter
 from simulator.client import Client
 from simulator.log import REASONS
 from simulator.policies import SJF
 from simulator.replica import Replica
 from simulator.request import Request, Step
 from simulator.scheduler import Scheduler
-from simulator.static import Static
 from tests.engines import Clock, fcfs, play, workload
 
 both = pytest.mark.parametrize("leap", [True, False])
@@ -39,65 +33,7 @@ class Counted(Clock):
         return super().leap(step, repeats)
 
 
-# ---------------------------------------------------------------- exact times
-
-
-@given(
-    st.floats(0, 1e6),
-    st.floats(0, 1e6),
-    st.sampled_from([NORMAL, LATE]),
-)
-def test_an_alarm_comes_off_at_its_time_to_the_last_bit(one, two, priority) -> None:
-    """Whatever the clock says when it is set; SimPy itself adds a delay and rounds."""
-    now, when = sorted((one, two))
-    env = simpy.Environment(now)
-    rung: list[float] = []
-    Alarm(env, lambda _: rung.append(env.now), priority).set(when)
-    env.run()
-    assert rung == [when]
-
-
-def test_an_alarm_far_ahead_comes_off_at_its_time() -> None:
-    """No float between can be added to the clock to give this time: it takes two hops."""
-    now, when = 1.7220177217066497, 6.387511524619408
-    env = simpy.Environment(now)
-    rung: list[float] = []
-    Alarm(env, lambda _: rung.append(env.now), LATE).set(when)
-    env.run()
-    assert rung == [when]
-
-
-def test_an_alarm_can_be_set_again_and_again() -> None:
-    """Also by its own ring."""
-    env = simpy.Environment()
-    rung: list[float] = []
-
-    def ring(_: simpy.Event) -> None:
-        rung.append(env.now)
-        if len(rung) < 4:
-            alarm.set(0.1 * 3 ** len(rung))
-
-    alarm = Alarm(env, ring, NORMAL)
-    alarm.set(0.1)
-    env.run()
-    assert rung == [0.1 * 3**n for n in range(4)]
-
-
-def test_late_comes_after_everything_of_its_instant() -> None:
-    """An alarm set first rings last, after timeouts of zero that others start then."""
-    env = simpy.Environment()
-    order: list[str] = []
-
-    def process(env: simpy.Environment) -> Generator[simpy.Event, None, None]:
-        yield env.timeout(2.0)
-        order.append("timeout")
-        yield env.timeout(0)
-        order.append("zero")
-
-    Alarm(env, lambda _: order.append("late"), LATE).set(2.0)
-    env.process(process(env))
-    env.run()
-    assert order == ["timeout", "zero", "late"]
+# ---------------------------------------------------------------- times
 
 
 @both
@@ -212,6 +148,17 @@ def test_an_executor_that_cannot_leap_is_asked_for_every_step() -> None:
     assert log.tick_ends == same.tick_ends
 
 
+def test_a_scheduler_that_leaves_requests_waiting_for_nothing_is_an_error() -> None:
+    """Rather than a run that ends without them."""
+
+    class Lazy(Scheduler):
+        def schedule(self, now: float) -> Step:
+            return Step([])
+
+    with pytest.raises(RuntimeError, match="does nothing though requests wait"):
+        play(workload((0.5, 4, 1)), Lazy(BlockCounter(9, 4)))
+
+
 # ---------------------------------------------------------------- beside other processes
 
 
@@ -313,78 +260,3 @@ def test_a_rejected_request_is_told_at_once(leap: bool) -> None:
     env.run()
     assert told == [(1, 2.5), (0, 9.0)]
     assert [REASONS[row[7]] for row in replica.log.requests.tolist()] == ["rejected", "stop"]
-
-
-# ---------------------------------------------------------------- stopped early
-
-
-def stopped(leap: bool, at: float, scheduler: Scheduler, **more: object) -> tuple[Replica, Client]:
-    """Run four requests until `at`, and write down what is there."""
-    env = simpy.Environment()
-    load = workload((0, 4, 100), (0, 4, 3), (0.5, 9, 100), (20, 4, 1), **more)
-    replica = Replica(env, scheduler, Clock(), leap=leap)
-    client = Client(env, load, replica.submit)
-    replica.on_finish = client.finished
-    env.run(until=at)
-    replica.abandon()
-    return replica, client
-
-
-@both
-@pytest.mark.parametrize("seats", [1, 2, 3])
-def test_a_run_stopped_early_writes_every_request_once(leap: bool, seats: int) -> None:
-    """Those who run and those who wait are unfinished; one was never sent."""
-    replica, client = stopped(leap, 10.5, fcfs(max_num_seqs=seats))
-    rows = sorted(replica.log.requests.tolist(), key=lambda row: row[3])
-    assert [row[3] for row in rows] == [0, 1, 2]
-    reasons = [REASONS[row[7]] for row in rows]
-    assert reasons == ["unfinished", "stop" if seats > 1 else "unfinished", "unfinished"]
-    assert np.isnan(client.sent[3])
-
-
-@both
-def test_stopping_sends_nothing(leap: bool) -> None:
-    """Two held back at the client stay there: they were never sent and have no row."""
-    replica, client = stopped(leap, 10.5, fcfs(), max_concurrency=1)
-    assert replica.log.requests["id"].tolist() == [0]
-    assert np.isnan(client.sent[1:]).all()
-    assert client.done == 0
-
-
-def test_a_run_stopped_early_is_the_same_in_leaps() -> None:
-    """Steps that had ended by then have happened, also those of a leap under way."""
-    for at in (7.0, 10.5, 60.0):
-        leapt, _ = stopped(True, at, fcfs())
-        stepped, _ = stopped(False, at, fcfs())
-        assert leapt.log.request_rows == stepped.log.request_rows
-        assert leapt.log.tick_ends == stepped.log.tick_ends
-        assert leapt.log.steps["end"][-1] == stepped.log.steps["end"][-1]
-
-
-def check_runs(replica: Replica, client: Client) -> None:
-    """Each request sent has one row, and its runs hold the tokens that it says."""
-    rows = replica.log.requests
-    sent = np.flatnonzero(~np.isnan(np.frombuffer(client.sent)))
-    assert sorted(rows["id"].tolist()) == sent.tolist()
-    tokens = dict.fromkeys(range(4), 0)
-    for run in replica.log.runs:
-        tokens[int(run["id"])] += 1 + int(run["ticks"])
-    assert [tokens[id] for id in rows["id"].tolist()] == rows["generated"].tolist()
-
-
-@both
-@pytest.mark.parametrize("named", [False, True])
-@pytest.mark.parametrize("at", [1.5, 3.5, 40.5, 60.5, 90.5])
-def test_the_runs_of_an_abandoned_request_hold_its_tokens(leap, named, at) -> None:
-    """As for those who ended; a preempted one included, 33 blocks being too few for all."""
-    blocks = BlockManager(33, 4, prefix_caching=True) if named else BlockCounter(33, 4)
-    scheduler = Scheduler(blocks, max_num_seqs=3, max_num_batched_tokens=8)
-    check_runs(*stopped(leap, at, scheduler))
-
-
-@both
-@pytest.mark.parametrize("at", np.arange(0.25, 12.0, 0.5).tolist())
-def test_static_batches_can_be_abandoned_at_any_moment(leap: bool, at: float) -> None:
-    """While prompts are computed, while some wait for the others' prompts, among ghosts."""
-    scheduler = Static(BlockCounter(100, 4), batch_size=3, max_num_seqs=3, max_num_batched_tokens=9)
-    check_runs(*stopped(leap, at, scheduler))

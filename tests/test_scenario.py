@@ -36,6 +36,7 @@ def test_defaults_are_those_documented(write):
     assert scenario.name == "nothing"
     assert scenario.engine == EngineBlock()
     assert scenario.engine.model_dump() == {
+        "name": None,
         "scheduling_policy": "fcfs",
         "max_num_seqs": 256,
         "max_num_batched_tokens": 2048,
@@ -50,6 +51,9 @@ def test_defaults_are_those_documented(write):
         "kv_cache_dtype": "auto",
         "tensor_parallel_size": 1,
         "long_prefill_token_threshold": 0,
+        "long_prefill_token_threshold_adaptive": False,
+        "prefill_schedule_interval": 1,
+        "async_scheduling": False,
         "scheduler_reserve_full_isl": True,
         "watermark": 0.0,
         "preemption_mode": "recompute",

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.log import Log
-from simulator.policies import SJF
-from simulator.request import Step
+from simulator.request import Request, Step
 from simulator.static import Static
 from simulator.workload import Workload
 from tests.engines import Clock, play, workload
@@ -56,13 +55,6 @@ def test_one_who_arrives_as_the_timeout_ends_is_taken_along() -> None:
     """The batch is formed after everything else of that instant."""
     load = workload((1, 4, 1), (2, 4, 1))
     assert ends(run(load, static(batch_size=4, timeout=1.0)))[1][0] == 2.0
-
-
-def test_the_timeout_counts_from_the_oldest_under_any_policy() -> None:
-    """Ever shorter prompts take the head of the queue: the oldest must not starve behind them."""
-    load = workload((0, 9, 1), (0.75, 8, 1), (1.5, 7, 1))
-    log = run(load, static(batch_size=4, timeout=1.0, policy=SJF()))
-    assert ends(log)[0][0] == 1.0
 
 
 def test_without_a_timeout_whoever_is_there_starts() -> None:
@@ -153,6 +145,19 @@ def test_a_leap_over_ghosts_is_one_row() -> None:
     assert columns(log, "steps", "decodes", "wasted") == [(1, 0, 0), (1, 2, 1), (2, 1, 2)]
 
 
+def test_an_arrival_does_not_cut_the_leap_of_a_batch() -> None:
+    """It cannot board; and a batch under way waits for no timeout."""
+    scheduler = static(batch_size=1, timeout=9.0)
+    log, _ = play(workload((0, 4, 9), (3.5, 4, 1)), scheduler)
+    assert log.steps["steps"].tolist() == [1, 8, 1]
+    assert scheduler.wakes_at() is None
+    scheduler.add(Request(2, 30.0, 4, 2))
+    assert scheduler.wakes_at() == 39.0
+    scheduler.commit(scheduler.schedule(39.0), [40.0])
+    scheduler.add(Request(3, 39.5, 4, 2))
+    assert scheduler.wakes_at() is None
+
+
 def test_the_blocks_of_a_batch_are_free_when_the_last_one_ends() -> None:
     """Not before, and then all; the next batch starts in the same instant."""
     scheduler = static(usable=20, batch_size=2)
@@ -230,8 +235,8 @@ def test_a_ghost_may_be_the_one_that_leaves() -> None:
 
 
 def test_the_padding_of_a_victim_goes_with_it() -> None:
-    """Padded to 8 it was; alone it needs its own 3 tokens, however often it comes."""
-    load = workload((0, 8, 6), (0, 1, 6))
+    """Padded to 8 it was; now it has 3 known tokens, and the other of its batch is padded to 3."""
+    load = workload((0, 8, 6), (0, 1, 4), (0, 2, 1))
     log = run(load, static(usable=19, batch_size=2))
     assert columns(log, "prefill_tokens", "wasted", "preempted", "blocks_used") == [
         (9, 7, 0, 16),
@@ -240,10 +245,8 @@ def test_the_padding_of_a_victim_goes_with_it() -> None:
         (0, 0, 0, 11),
         (0, 0, 0, 12),
         (0, 0, 0, 13),
-        (3, 0, 0, 3),
-        (0, 0, 0, 4),
-        (0, 0, 0, 5),
-        (0, 0, 0, 6),
+        (5, 1, 0, 6),
+        (0, 1, 0, 8),
     ]
 
 
@@ -253,12 +256,19 @@ def test_a_preemption_that_ends_its_batch_is_counted() -> None:
     log = run(load, static(usable=20, batch_size=2, timeout=1000.0))
     assert log.requests["preemptions"].tolist() == [0, 1]
     assert log.steps["preempted"].sum() == 1
+    assert columns(log, "prefill_tokens", "decodes", "wasted") == [
+        (11, 0, 9),
+        (2, 0, 0),  # no step of ghosts alone
+        (0, 1, 0),
+        (0, 1, 0),
+        (0, 1, 0),
+    ]
 
 
-def test_blocks_with_names_are_refused() -> None:
-    """There is no prefix cache, and their running out is not provided for."""
-    with pytest.raises(ValueError, match="blocks"):
-        Static(BlockManager(14, 1, prefix_caching=False), batch_size=2)
+def test_a_prefix_cache_is_refused() -> None:
+    """There is none in static batching."""
+    with pytest.raises(ValueError, match="blocks: static batching has no prefix cache"):
+        Static(BlockManager(14, 1, prefix_caching=True), batch_size=2)
 
 
 # ---------------------------------------------------------------- laws
@@ -272,6 +282,7 @@ class Auditor(Clock):
     rows: list[tuple[int, int, int]] = field(default_factory=list)
 
     def execute(self, step: Step) -> float:
+        assert all(chunk.tokens > 0 for chunk in step.prefills)
         scheduler = self.scheduler
         useful = live = 0
         for request in scheduler.running:

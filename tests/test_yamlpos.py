@@ -89,9 +89,9 @@ def test_bad_yaml_is_told_with_its_line(text, message):
 
 def test_files_that_are_no_text_are_told(tmp_path: Path):
     """A missing file, a folder and bytes that are not UTF-8; a byte order mark does no harm."""
-    with pytest.raises(HeadwayError, match="nothing.yaml: no such file$"):
+    with pytest.raises(HeadwayError, match=r"nothing\.yaml: no such file$"):
         read_text(tmp_path / "nothing.yaml")
-    with pytest.raises(HeadwayError, match="cannot be read: Is a directory$"):
+    with pytest.raises(HeadwayError, match=r"cannot be read: Is a directory$"):
         read_text(tmp_path)
     path = tmp_path / "latin.yaml"
     path.write_bytes(b"a: 1\nb: caf\xe9\n")

@@ -1,0 +1,137 @@
+"""Who runs and how far: the state of an engine, and what the outcome of a step changes in it.
+
+The requests that decode are kept as sums (`decodes.py`), all others one by one in `partial`.
+"""
+
+from collections.abc import Sequence
+
+from simulator.blocks import BlockCounter
+from simulator.decodes import DecodeSet
+from simulator.log import pack_run
+from simulator.policies import Waiting
+from simulator.request import Chunk, Request, Step
+
+
+class Batch:
+    """The running and the waiting requests of one engine, and their blocks."""
+
+    def __init__(self, blocks: BlockCounter, waiting: Waiting) -> None:
+        self.blocks = blocks
+        self.waiting = waiting
+        self.running: dict[Request, None] = {}  # in order of admission
+        self.partial: list[Request] = []  # of the running, those outside the decode set
+        self.decodes = DecodeSet(blocks.block_size, by_phase=blocks.names_blocks)
+        self.preempted = 0  # by the last call of `schedule`
+        self.runs = bytearray()  # rows of log.RUN, of runs that are over
+        self._seats = 0
+        self._executed = 0  # steps with tokens
+
+    def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
+        """Apply the outcome of `step`, repeated once per end time; return who finished."""
+        decodes = self.decodes
+        now = ends[-1]
+        over: list[Request] = []
+        if step.decodes and decodes.count:
+            ticks = len(ends)
+            if ticks > 1:
+                self.blocks.take_ticks(decodes, ticks - 1, skip=1)
+                self._executed += ticks - 1
+            over = decodes.advance(ticks)
+        for chunk in step.singles or ():
+            self._emit(chunk.request, now, over)
+        for chunk in step.prefills:
+            if not chunk.request.pending:
+                self._emit(chunk.request, now, over)
+        if len(over) > 1:
+            over.sort(key=by_seat)  # blocks are freed in the order of the running list
+        for request in over:
+            self._finish(request, now)
+        return over
+
+    def _emit(self, request: Request, now: float, over: list[Request]) -> None:
+        """Bring out the token of a request outside the decode set."""
+        request.generated += 1
+        request.run_start = now
+        if request.first_token < 0:
+            request.first_token = now
+        self._join(request)
+        if request.generated == request.max_tokens:
+            over.append(request)
+
+    def _join(self, request: Request) -> None:
+        """Let a request whose prompt is computed decode."""
+        self.partial.remove(request)
+        self.decodes.join(request, request.max_tokens - request.generated)
+
+    def _leave(self, request: Request) -> None:
+        """Take a request out of the decode set and write down its run."""
+        first = request.joined
+        ticks = self.decodes.leave(request)
+        request.generated += ticks
+        self.runs += pack_run(request.run_start, request.id, first, ticks)
+
+    def _finish(self, request: Request, now: float) -> None:
+        """End a request and free what it holds."""
+        self._leave(request)
+        request.finish = now
+        del self.running[request]
+        self.blocks.release(request)
+
+    def close(self, request: Request) -> None:
+        """Bring a running request up to date, when the run is stopped before its end."""
+        if request.joined >= 0:
+            self._leave(request)
+
+    def listed(self, step: Step) -> list[Chunk]:
+        """Spell out all work of `step`, just scheduled: prefills, singles, then the decode set.
+
+        Each in running order. An engine that computes must know every sequence; a cost does not.
+        """
+        chunks = [*step.prefills, *(step.singles or ())]
+        if step.decodes and self.decodes.count:
+            tick = self.decodes.tick
+            chunks += [
+                Chunk(request, request.computed + tick - request.joined, 1)
+                for request in self.running
+                if request.joined >= 0
+            ]
+        return chunks
+
+    def account(self, step: Step) -> tuple[int, ...]:
+        """Return what the log says of `step`, just scheduled: the columns of log.STEP in order.
+
+        They begin after `steps`.
+        """
+        tokens = pairs = 0
+        for chunk in step.prefills:
+            size = chunk.tokens
+            tokens += size
+            pairs += size * chunk.start + size * (size + 1) // 2
+        blocks = self.blocks
+        wasted = step.ghosts + step.padding
+        return (
+            step.context,
+            pairs,
+            self.stored(step),
+            tokens - step.padding,
+            step.decodes - step.ghosts,
+            wasted,
+            len(self.running),
+            len(self.waiting),
+            blocks.usable - blocks.free,
+            self.preempted,
+        )
+
+    def stored(self, step: Step) -> int:
+        """Tokens that somebody needs in the blocks in use while `step`, just scheduled, runs."""
+        decodes = self.decodes
+        tokens = decodes.context
+        if step.decodes:
+            tokens += decodes.count
+        for request in self.partial:
+            tokens += request.computed
+        return tokens - self.blocks.shared * self.blocks.block_size
+
+
+def by_seat(request: Request) -> int:
+    return request.seat

@@ -1,0 +1,277 @@
+"""Step for step against a recorded schedule: does Headway decide what vLLM decided?
+
+Every row that `simulator.replay` yields must be the recorded one. Rows of equal text are equal;
+only where the text differs are the fields looked at.
+"""
+
+import gzip
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from simulator.cases import CONFIG, STEP_TIME, Case, parse_line, read_cases, read_lines
+from simulator.errors import HeadwayError
+from simulator.files import write_atomic
+from simulator.replay import Replay
+
+Row = dict[str, Any]
+_TYPE = re.compile(r'\s*\{\s*"type"\s*:\s*"(\w+)"')
+_TOLD = 3  # differences that a report shows in full
+_WIDTH = 60  # of a value side by side
+
+
+@dataclass(slots=True)
+class Golden:
+    """The recorded schedule of one case: numbered lines."""
+
+    path: Path
+    header: Row
+    first: int  # line of the header
+    lines: list[tuple[int, str]]
+
+
+@dataclass(slots=True)
+class Difference:
+    """Where Headway and the recording part."""
+
+    case: str
+    place: str  # file and line of the recording
+    recorded: Row
+    headway: Row
+    fields: list[str]
+    states: list[str] = field(default_factory=list)  # of the requests involved, at that moment
+
+    def __str__(self) -> str:
+        rows = []
+        for name in dict.fromkeys([*self.headway, *self.recorded]):
+            mark = "*" if name in self.fields else " "
+            rows.append((f"{mark} {name}", *_pair(self.recorded.get(name), self.headway.get(name))))
+        widths = [max(len(row[k]) for row in [("", "recorded", ""), *rows]) for k in range(2)]
+        lines = [
+            f"{self.case}: {_title(self.headway or self.recorded)} differs in "
+            f"{', '.join(self.fields)} ({self.place})",
+            f"{'':{widths[0]}}  {'recorded':{widths[1]}}  Headway",
+        ]
+        lines += [f"{a:{widths[0]}}  {b:{widths[1]}}  {c}".rstrip() for a, b, c in rows]
+        return "\n".join([*lines, *self.states])
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of one case."""
+
+    case: str
+    steps: int  # that agree
+    difference: Difference | None
+
+
+def conform(
+    path: Path,
+    golden: Path | None = None,
+    *,
+    leap: bool = False,
+    write: Path | None = None,
+) -> list[Outcome]:
+    """Play each case of a file and compare it with its recording.
+
+    `golden` is by default `../golden/NAME.jsonl.gz`. `leap` takes equal steps at once, as a
+    simulation does. `write` is a file for Headway's own log, of all cases, in the same format.
+    Raises HeadwayError where a file is missing or damaged; the log is written all the same if it
+    is the recording that is at fault.
+    """
+    cases = read_cases(path)
+    log: list[str] | None = None if write is None else []
+    try:
+        recordings = read_goldens(golden or default_golden(path), cases)
+    except HeadwayError:
+        if write is not None:
+            _write(write, [row for case in cases for row in _play(case, leap)])
+        raise
+    outcomes = [
+        _compare(case, recording, leap, log)
+        for case, recording in zip(cases, recordings, strict=True)
+    ]
+    if write is not None and log is not None:
+        _write(write, log)
+    return outcomes
+
+
+def default_golden(path: Path) -> Path:
+    """Say where the recording of a case file is: in the folder `golden` beside the case's."""
+    name = path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
+    folder = path.absolute().parent.parent / "golden"
+    plain = folder / f"{name}.jsonl"
+    return plain if plain.exists() else folder / f"{name}.jsonl.gz"
+
+
+def report(outcomes: list[Outcome]) -> str:
+    """Tell in words what agrees and what does not."""
+    wrong = [outcome.difference for outcome in outcomes if outcome.difference is not None]
+    parts = [str(difference) for difference in wrong[:_TOLD]]
+    if len(wrong) > _TOLD:
+        parts.append(f"and {', '.join(one.case for one in wrong[_TOLD:])}")
+    steps = sum(outcome.steps for outcome in outcomes)
+    if len(outcomes) == 1:
+        parts.append(f"{outcomes[0].case}: {steps:,} steps agree{', then not' if wrong else ''}")
+    else:
+        agree = len(outcomes) - len(wrong)
+        parts.append(f"{agree} of {len(outcomes)} cases agree, {steps:,} steps")
+    return "\n\n".join(parts)
+
+
+def read_goldens(path: Path, cases: list[Case]) -> list[Golden]:
+    """Read the recordings of these cases, one after the other in a file."""
+    found: list[Golden] = []
+    for number, line in enumerate(read_lines(path), 1):
+        if not line or line.isspace():
+            continue
+        match = _TYPE.match(line)
+        kind = match[1] if match else None
+        if kind == "case":
+            found.append(Golden(path, parse_line(path, number, line), number, []))
+        elif not found:
+            raise HeadwayError(f"{path}:{number}: type: must begin with a record of type case")
+        else:
+            found[-1].lines.append((number, line))
+    if len(found) != len(cases):
+        raise HeadwayError(f"{path}: holds {len(found)} recordings for {len(cases)} cases")
+    problems = [problem for case, golden in zip(cases, found, strict=True)
+                for problem in _check(case, golden)]  # fmt: skip
+    if problems:
+        raise HeadwayError(problems)
+    return found
+
+
+def _check(case: Case, golden: Golden) -> Iterator[str]:
+    """See that a recording is whole, and of this case."""
+    header, place = golden.header, f"{golden.path}:{golden.first}"
+    if header.get("schema") != 1:
+        yield f"{place}: schema: must be 1, not {header.get('schema')!r}"
+    if header.get("name") != case.name:
+        yield f"{place}: name: is of case {header.get('name')!r}, not of {case.name!r}"
+    if header.get("requests", len(case.requests)) != len(case.requests):
+        yield f"{place}: requests: {header['requests']}, but the case has {len(case.requests)}"
+    known = (("config", case.config, CONFIG), ("step_time", case.step_time, STEP_TIME))
+    for block, mine, names in known:
+        theirs = header.get(block, {})
+        for key in theirs if isinstance(theirs, dict) else ():
+            if key not in names:
+                yield f"{place}: {block}.{key}: an option that Headway does not know"
+            elif theirs[key] != mine[key]:
+                yield f"{place}: {block}.{key}: recorded with {theirs[key]!r}, not {mine[key]!r}"
+    number, last = golden.lines[-1] if golden.lines else (golden.first, "")
+    match = _TYPE.match(last)
+    if not match or match[1] != "end":
+        yield f"{golden.path}:{number}: the recording breaks off: no record of type end"
+
+
+def _play(case: Case, leap: bool) -> Iterator[str]:
+    replay = Replay(case, leap=leap)
+    yield replay.header()
+    yield from replay.rows()
+
+
+def _compare(case: Case, golden: Golden, leap: bool, log: list[str] | None) -> Outcome:
+    """Play one case next to its recording, to the first difference, or to the end for the log."""
+    replay = Replay(case, leap=leap)
+    rows = replay.rows()
+    if log is not None:
+        log.append(replay.header())
+    difference = None
+    steps = 0
+    for mine, numbered in zip_longest(rows, golden.lines, fillvalue=None):
+        number, theirs = numbered or (golden.lines[-1][0], "")
+        if log is not None and mine:
+            log.append(mine)
+        if mine != theirs:
+            difference = _differ(replay, golden, mine or "", number, theirs)
+            if difference is not None:
+                break
+        steps += theirs.startswith('{"type":"step"')
+    if difference is not None and log is not None:
+        log.extend(rows)
+    return Outcome(case.name, steps, difference)
+
+
+def _differ(
+    replay: Replay, golden: Golden, mine: str, number: int, theirs: str
+) -> Difference | None:
+    """Compare two rows field by field."""
+    place = f"{golden.path}:{number}"
+    recorded = parse_line(golden.path, number, theirs) if theirs else {}
+    headway = json.loads(mine) if mine else {}
+    if not isinstance(recorded, dict):
+        raise HeadwayError(f"{place}: not a JSON object")
+    if recorded.get("type") != headway.get("type"):
+        fields = ["type"]
+    else:
+        for name in headway:
+            if name not in recorded:
+                raise HeadwayError(f"{place}: {name}: missing")
+            if isinstance(recorded[name], str | float | dict) and name != "type":
+                raise HeadwayError(f"{place}: {name}: cannot be {recorded[name]!r}")
+        fields = [name for name in headway if headway[name] != recorded[name]]
+    if not fields:
+        return None
+    involved = sorted(_involved(recorded, headway, fields))
+    states = replay.states(id for id in involved[:12] if 0 <= id < len(replay.requests))
+    return Difference(replay.case.name, place, recorded, headway, fields, states)
+
+
+def _involved(recorded: Row, headway: Row, fields: list[str]) -> set[int]:
+    """Find the requests that a difference is about, or else all that the step is about."""
+    ids: set[int] = set()
+    for name in fields:
+        pair = [row.get(name) for row in (recorded, headway)]
+        if name in {"head", "id"}:
+            ids.update(id for id in pair if isinstance(id, int))
+        elif all(isinstance(value, list) for value in pair):
+            one, two = ({json.dumps(item) for item in value or ()} for value in pair)
+            ids.update(_id(json.loads(item)) for item in one ^ two)
+    if not ids:
+        for name in ("id", "sched", "preempted", "finished"):
+            value = headway.get(name, [])
+            ids.update(map(_id, value) if isinstance(value, list) else [value])
+    return ids
+
+
+def _id(item: Any) -> int:
+    first = item[0] if isinstance(item, list) and item else item
+    return first if isinstance(first, int) else -1
+
+
+def _title(row: Row) -> str:
+    numbers = {"step": "step", "request": "id"}
+    kind = row.get("type", "row")
+    return f"{kind} {row[numbers[kind]]}" if kind in numbers else str(kind)
+
+
+def _pair(recorded: Any, headway: Any) -> tuple[str, str]:
+    """Show two values; of long lists what differs."""
+    texts = [json.dumps(value, separators=(",", ":")) for value in (recorded, headway)]
+    if max(map(len, texts)) > _WIDTH and isinstance(recorded, list) and isinstance(headway, list):
+        same = sum(item in headway for item in recorded)
+        texts = [
+            _but([item for item in recorded if item not in headway], same),
+            _but([item for item in headway if item not in recorded], same),
+        ]
+    return _short(texts[0]), _short(texts[1])
+
+
+def _but(items: Iterable[Any], same: int) -> str:
+    rest = ",".join(json.dumps(item, separators=(",", ":")) for item in items)
+    return f"{same} the same{', ' if rest else ''}{rest}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
+
+
+def _write(path: Path, lines: list[str]) -> None:
+    data = "".join([f"{line}\n" for line in lines]).encode()
+    packed = gzip.compress(data, mtime=0) if path.suffix == ".gz" else data
+    write_atomic(path, lambda file: file.write(packed))

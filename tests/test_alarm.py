@@ -1,0 +1,68 @@
+"""Alarms come off at their time to the last bit, and late ones last."""
+
+from collections.abc import Generator
+
+import simpy
+from hypothesis import given
+from hypothesis import strategies as st
+from simpy.events import NORMAL
+
+from simulator.alarm import LATE, Alarm
+
+
+@given(
+    st.floats(0, 1e6),
+    st.floats(0, 1e6),
+    st.sampled_from([NORMAL, LATE]),
+)
+def test_an_alarm_comes_off_at_its_time_to_the_last_bit(one, two, priority) -> None:
+    """Whatever the clock says when it is set; SimPy itself adds a delay and rounds."""
+    now, when = sorted((one, two))
+    env = simpy.Environment(now)
+    rung: list[float] = []
+    Alarm(env, lambda _: rung.append(env.now), priority).set(when)
+    env.run()
+    assert rung == [when]
+
+
+def test_an_alarm_far_ahead_comes_off_at_its_time() -> None:
+    """No float between can be added to the clock to give this time: it takes two hops."""
+    now, when = 1.7220177217066497, 6.387511524619408
+    env = simpy.Environment(now)
+    rung: list[float] = []
+    Alarm(env, lambda _: rung.append(env.now), LATE).set(when)
+    env.run()
+    assert rung == [when]
+
+
+def test_an_alarm_can_be_set_again_and_again() -> None:
+    """Also by its own ring."""
+    env = simpy.Environment()
+    rung: list[float] = []
+
+    def ring(_: simpy.Event) -> None:
+        rung.append(env.now)
+        if len(rung) < 4:
+            alarm.set(0.1 * 3 ** len(rung))
+
+    alarm = Alarm(env, ring, NORMAL)
+    alarm.set(0.1)
+    env.run()
+    assert rung == [0.1 * 3**n for n in range(4)]
+
+
+def test_late_comes_after_everything_of_its_instant() -> None:
+    """An alarm set first rings last, after timeouts of zero that others start then."""
+    env = simpy.Environment()
+    order: list[str] = []
+
+    def process(env: simpy.Environment) -> Generator[simpy.Event, None, None]:
+        yield env.timeout(2.0)
+        order.append("timeout")
+        yield env.timeout(0)
+        order.append("zero")
+
+    Alarm(env, lambda _: order.append("late"), LATE).set(2.0)
+    env.process(process(env))
+    env.run()
+    assert order == ["timeout", "zero", "late"]
