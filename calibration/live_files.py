@@ -64,7 +64,7 @@ def write_live(live: "LiveRun", out: Path, about: Mapping[str, object]) -> list[
     result.scenario = portable(result.scenario)
     files = write_run(result, out)
     text = json.dumps(
-        {"device": live.device, "clock": live.clock, "steps": len(live.timings), **about}, indent=1
+        {**about, "device": live.device, "clock": live.clock, "steps": len(live.timings)}, indent=1
     )
     writers: dict[str, Writer] = {
         MEASURED: partial(_write_steps, live),

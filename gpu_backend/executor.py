@@ -3,6 +3,7 @@
 import time
 
 from gpu_backend.engine import Engine, Measured
+from simulator.async_scheduler import AsyncScheduler
 from simulator.errors import HeadwayError
 from simulator.request import Step
 from simulator.scheduler import Scheduler
@@ -21,6 +22,10 @@ class TorchExecutor:
         blocks = scheduler.blocks
         positions = engine.spec.max_position_embeddings
         wrong = []
+        if isinstance(scheduler, AsyncScheduler):
+            wrong.append(
+                "engine.async_scheduling: the engine ends a step before the next; set false"
+            )
         if not blocks.names_blocks:
             wrong.append("engine.allocation: a live run needs paged allocation and named blocks")
         if blocks.block_size != engine.block_size:

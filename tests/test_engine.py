@@ -19,9 +19,11 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'headway[g
 from gpu_backend.engine import Engine  # noqa: E402
 from gpu_backend.executor import TorchExecutor  # noqa: E402
 from gpu_backend.tokens import prompt_ids, token_ids  # noqa: E402
+from simulator.async_scheduler import AsyncScheduler  # noqa: E402
 from simulator.blocks import BlockCounter, BlockManager  # noqa: E402
 from simulator.errors import HeadwayError  # noqa: E402
 from simulator.model import ModelSpec, load_model  # noqa: E402
+from simulator.policies import Priority  # noqa: E402
 from simulator.request import Chunk, Request, Step  # noqa: E402
 from simulator.rope import RopeScaling  # noqa: E402
 from simulator.scheduler import Scheduler  # noqa: E402
@@ -184,6 +186,20 @@ def test_preempted_texts_are_those_of_each_request_alone(engine: Engine, swap_bl
     assert rows["preemptions"].sum() >= 5
     assert (done.out > 0) == (swap_blocks > 0)
     assert done.out == done.back
+    assert {i: engine.answer(i) for i in range(len(load))} == texts(engine, load)
+
+
+@pytest.mark.parametrize("swap_blocks", [0, 1000], ids=["recompute", "swap"])
+def test_texts_under_priorities_are_those_of_each_request_alone(
+    engine: Engine, swap_blocks: int
+) -> None:
+    """A victim may lose what this very step was to compute."""
+    load = crowd(16)
+    load.priority = np.arange(16)[::-1] % 5
+    scheduler = Scheduler(manager(18), policy=Priority(), swap_blocks=swap_blocks, **OPTIONS)
+    done, rows = live(engine, load, scheduler)
+    assert rows["preemptions"].sum() >= 5
+    assert (done.out > 0) == (swap_blocks > 0)
     assert {i: engine.answer(i) for i in range(len(load))} == texts(engine, load)
 
 
@@ -426,10 +442,11 @@ def test_models_that_the_engine_does_not_run_are_refused() -> None:
 
 def test_a_scheduler_that_does_not_match_the_engine_is_refused(engine: Engine) -> None:
     """All that is wrong is told at once, each with the scenario's key."""
-    scheduler = Scheduler(BlockCounter(1000, 16), max_model_len=513)
+    scheduler = AsyncScheduler(BlockCounter(1000, 16), max_model_len=513)
     with pytest.raises(HeadwayError) as caught:
         TorchExecutor(engine, scheduler)
     assert [message.split(":")[0] for message in caught.value.messages] == [
+        "engine.async_scheduling",
         "engine.allocation",
         "engine.block_size",
         "engine.num_gpu_blocks_override",

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from calibration.live_files import MEASURED, read_measured
-from calibration.rows import NOBODY
 from calibration.validate import table, validate
 from simulator.cli import main
 from simulator.errors import HeadwayError, HeadwayWarning
@@ -51,7 +50,8 @@ def test_the_committed_live_run_is_predicted(log: Path) -> None:
     assert found.reruns >= 2
     assert all(free.band is not None for free in found.free)
     assert (log / "validation.png").stat().st_size > 10_000
-    assert json.loads((log / "validation.json").read_text())["device"] == "cpu"
+    said = json.loads((log / "validation.json").read_text())
+    assert (said["device"], said["clock"], said["measure"]) == ("cpu", "exec", "cpu")
 
 
 def test_the_table_has_every_comparison(log: Path) -> None:
@@ -209,7 +209,8 @@ def test_live_writes_what_run_writes_and_more(
     names = {path.name for path in (tmp_path / "l").iterdir()}
     written = {"summary.json", "requests.csv", "steps.csv", "scenario.yaml", "steps_measured.csv"}
     assert names == written | {"live.json", "profile.yaml", "rerun-1"}
-    assert validate(tmp_path / "l").reruns == 1
+    found = validate(tmp_path / "l")
+    assert (found.reruns, found.clock) == (1, "exec")
 
 
 @pytest.mark.parametrize(
@@ -241,7 +242,3 @@ def test_a_device_that_is_not_there_is_refused(
         arguments = ["live", str(SCENARIO), "--device", device, "--out", str(tmp_path / "x")]
         assert main(arguments) == 2
         assert capsys.readouterr().err.startswith("headway: error: device: ")
-
-
-def test_made_up_steps_belong_to_nobody() -> None:
-    assert NOBODY.id == -1

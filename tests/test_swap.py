@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.hardware import find_gpu
 from simulator.model import load_model
 from simulator.piecewise import LinearCost
+from simulator.policies import Priority
 from simulator.request import Chunk, Request, Step, Swap
 from simulator.scenario import Scenario
 from simulator.scheduler import Scheduler
@@ -141,13 +143,16 @@ def tight(draw: st.DrawFn) -> Callable[[], Scheduler]:
         "scheduler_reserve_full_isl": draw(st.booleans()),
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 5])),
         "swap_blocks": draw(st.sampled_from([20, 60, 10000])) // size,
+        "prefill_schedule_interval": draw(st.sampled_from([1, 1, 3])),
     }
+
+    policy = draw(st.sampled_from([None, Priority]))
 
     def make() -> Scheduler:
         blocks = (
             BlockManager(num_blocks, size, caching) if named else BlockCounter(num_blocks, size)
         )
-        return Scheduler(blocks, **options)
+        return Scheduler(blocks, policy=policy and policy(), **options)
 
     return make
 
@@ -160,6 +165,7 @@ def crowds(draw: st.DrawFn) -> Workload:
     load = workload(
         *((0.5 * i, p, o) for i, (p, o) in enumerate(zip(draw(sizes), draw(sizes), strict=True)))
     )
+    load.priority = np.array(draw(st.lists(st.integers(0, 3), min_size=n, max_size=n)))
     if draw(st.booleans()):
         load.segments = [
             (("s" if i % 2 else f"own{i}", tokens),)
@@ -183,6 +189,27 @@ def test_leaping_and_stepwise_runs_that_swap_agree_to_the_last_bit(load, engine)
     assert leapt.tick_ends == stepped.tick_ends
     assert one.host.free == two.host.free == host
     assert one.blocks.free == one.blocks.usable
+
+
+def test_a_victim_takes_only_what_has_been_computed() -> None:
+    """10 blocks of 1 token: request 0 is given the last one, then 1, more urgent, wants it.
+
+    So request 0 leaves with the 5 tokens that it had before this step.
+    """
+    load = workload((0, 2, 9), (2, 3, 3))
+    load.priority = np.array([1, 0])
+    scheduler = fcfs(11, 1, policy=Priority(), swap_blocks=100)
+    spy = Spy(scheduler)
+    play(load, scheduler, spy, leap=False)
+    out = [step for step in spy.seen if step[3]]
+    back = [step for step in spy.seen if step[4]]
+    assert [(step[1], step[3]) for step in out] == [(1, {0: 5})]
+    assert [(step[1:3], step[4]) for step in back] == [((1, 6), {0: (0, 5)})]
+
+
+def test_asynchronous_scheduling_does_not_swap(tmp_path: Path) -> None:
+    with pytest.raises(HeadwayError, match=r"engine\.preemption_mode: swap does not go with"):
+        scenario(tmp_path, "engine.async_scheduling=true")
 
 
 # ------------------------------------------------------------------ cost and scenario
