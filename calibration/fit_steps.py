@@ -153,7 +153,7 @@ def _fit(samples: Sequence[Sample], host: float) -> PiecewiseCost:
 
 
 def _weights(samples: Sequence[Sample]) -> Floats:
-    """Let the grid as a whole weigh a tenth of the runs: it is there for coverage, they for bias."""
+    """Let the grid weigh a tenth of the runs: it is there for coverage, they for the level."""
     grid = np.array([sample.row.point >= 0 for sample in samples])
     weights = np.ones(len(samples))
     if grid.any() and not grid.all():

@@ -280,10 +280,8 @@ def test_a_short_calibration_end_to_end(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs the extra `gpu`")
     out = tmp_path / "c"
     sizes = ["--num-blocks", "300", "--max-num-seqs", "8", "--max-num-batched-tokens", "64"]
-    code = main(
-        ["calibrate", "--model", "tiny-test", "--budget-s", "8", "--max-model-len", "1024"]
-        + [*sizes, "--out", str(out)]
-    )
+    asked = ["--model", "tiny-test", "--budget-s", "8", "--max-model-len", "1024", *sizes]
+    code = main(["calibrate", *asked, "--out", str(out)])
     assert code == 0
     rows = read_rows(out / STEPS)
     assert {"decode", "prefill", "probe", "swap_out", "swap_in"} <= {row.kind for row in rows}

@@ -73,7 +73,7 @@ def test_another_profile_can_be_judged(
     monkeypatch.chdir(tmp_path)
     slow = validate(log, "slow.yaml", tmp_path / "out")
     assert slow.steps["decode"].bias > base + 100
-    with pytest.raises(HeadwayError, match="--profile no.yaml: no such file"):
+    with pytest.raises(HeadwayError, match=r"--profile no\.yaml: no such file"):
         validate(log, "no.yaml")
 
 
