@@ -62,7 +62,7 @@ def run_part(part: Part, folder: Path, left: float) -> Outcome:
         return Outcome(part.name, "skipped", note=f"there is no {', '.join(missing)}")
     files = [str(paths[0].resolve()) for paths in found]
     limit = min(part.most, left)
-    known = {"{budget}": f"{max(limit - FIT, limit / 2):.0f}"}
+    known = {"{budget}": f"{max(limit - FIT, limit / 4):.0f}"}
     known |= {f"{{{place}}}": file for place, file in enumerate(files)}
     command = [_fill(word, known) for word in part.command]
     log = folder / f"{part.name}.log"
