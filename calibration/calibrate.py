@@ -144,6 +144,8 @@ def _run(engine: "Engine", scenario: "Scenario", name: str, sink: Callable[[Row]
     rows = live_rows(live, name, engine)
     for row in rows:
         sink(row)
+    if live.result.interrupted:
+        raise KeyboardInterrupt
     return len(rows)
 
 

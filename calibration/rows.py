@@ -114,10 +114,14 @@ class RowFile:
 
     def flush(self) -> None:
         """Write down every row taken so far."""
-        if self._held:
+        if not self._held:
+            return
+        try:
             with self.path.open("ab") as file:
                 file.write(_pack(map(_line, self._held)))
-            self._held.clear()
+        except OSError as error:
+            raise HeadwayError(f"{self.path}: cannot write: {error.strerror}") from error
+        self._held.clear()
 
 
 def write_counts(counts: Iterable[int]) -> str:
