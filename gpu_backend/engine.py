@@ -21,8 +21,12 @@ from gpu_backend.device import check_fits, check_supported, find_device
 from gpu_backend.model import Backend, TorchBackend, Transformer, rope_table
 from gpu_backend.rows import Rows
 from gpu_backend.weights import random_weights, read_weights
+from simulator.hardware import GIB
 from simulator.model import ModelSpec
 from simulator.request import Chunk, Request
+
+PINNED = 8 * GIB
+"""Bytes of host memory that are pinned before a run, at most."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -162,9 +166,9 @@ class Engine:
             self.cache.copy_in(self._swapped.pop(request.id), blocks, first)
         return watch.seconds
 
-    def drop_swapped(self, request: Request) -> None:
-        """Drop what was saved of a request, if anything: it found all of it in the cache."""
-        self._swapped.pop(request.id, None)
+    def reserve_host(self, blocks: int) -> None:
+        """Pin host memory for so many swapped blocks beforehand; without CUDA nothing is done."""
+        self.cache.reserve(min(blocks, PINNED // self.cache.block_bytes))
 
     def tokens(self, request_id: int) -> list[int]:
         """Give a request's text, prompt and answer so far, until it is retired or forgotten."""
@@ -182,12 +186,14 @@ class Engine:
     def forget(self, request_id: int) -> None:
         """Forget a request."""
         self.rows.forget(request_id)
-        self._swapped.pop(request_id, None)
+        self.cache.give_back(self._swapped.pop(request_id, []))
 
     def reset(self) -> None:
         """Forget all requests; the cache keeps its numbers, which nobody owns any more."""
         self.rows = Rows(self.spec.vocab_size)
         self.batcher.rows = self.rows
+        for pieces in self._swapped.values():
+            self.cache.give_back(pieces)
         self._swapped.clear()
 
     def fill_random(self) -> None:

@@ -45,6 +45,7 @@ class TorchExecutor:
         self.engine = engine
         self.scheduler = scheduler
         self.last = Measured(0.0, 0.0, 0.0)
+        engine.reserve_host(scheduler.host.free)
 
     @property
     def device(self) -> str:

@@ -261,9 +261,19 @@ def test_logits_are_those_of_the_reference(engine: Engine) -> None:
     assert torch.allclose(found, want, atol=2e-5 * float(want.abs().max()))
 
 
-def test_a_swap_brings_back_every_bit(engine: Engine) -> None:
-    """Also to other blocks, also from the middle, also in more pieces than one."""
+@pytest.mark.parametrize("recycles", [False, True])
+def test_a_swap_brings_back_every_bit(
+    engine: Engine, recycles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also to other blocks, from the middle, in more pieces than one, through memory used before.
+
+    Only behind CUDA is the host's memory kept for later copies.
+    """
+    monkeypatch.setattr(engine.cache, "recycles", recycles)
     engine.reset()
+    for blocks in (3, 70):
+        engine.swap_out(Request(9, 0.0, 5, 5), [1] * blocks)
+        engine.swap_in(Request(9, 0.0, 5, 5), [1] * blocks)
     engine.fill_random()
     before = engine.cache.kv.clone()
     request = Request(0, 0.0, 5, 5)
