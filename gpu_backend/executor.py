@@ -3,7 +3,6 @@
 import time
 
 from gpu_backend.engine import Engine, Measured
-from simulator.async_scheduler import AsyncScheduler
 from simulator.errors import HeadwayError
 from simulator.request import Step
 from simulator.scheduler import Scheduler
@@ -22,7 +21,7 @@ class TorchExecutor:
         blocks = scheduler.blocks
         positions = engine.spec.max_position_embeddings
         wrong = []
-        if isinstance(scheduler, AsyncScheduler):
+        if scheduler.overlaps:
             wrong.append(
                 "engine.async_scheduling: the engine ends a step before the next; set false"
             )

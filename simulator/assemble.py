@@ -119,6 +119,8 @@ def make_scheduler(
     """
     engine = scenario.engine
     found, arguments = find_policy(scenario)
+    if engine.scheduler == "vllm":
+        return _installed(scenario, parts)
     mechanism = _mechanism(engine, found)
     caching = engine.enable_prefix_caching and not issubclass(mechanism, Static)
     if shares_prefixes and engine.enable_prefix_caching and not caching:
@@ -127,20 +129,9 @@ def make_scheduler(
             HeadwayWarning,
             stacklevel=2,
         )
-    options: dict[str, Any] = {
-        "max_num_seqs": engine.max_num_seqs,
-        "max_num_batched_tokens": engine.max_num_batched_tokens,
-        "max_model_len": parts.max_model_len,
-    }
+    options = _limits(engine, parts)
     if not issubclass(mechanism, Static):
-        options |= {
-            "enable_chunked_prefill": engine.enable_chunked_prefill,
-            "long_prefill_token_threshold": engine.long_prefill_token_threshold,
-            "long_prefill_token_threshold_adaptive": engine.long_prefill_token_threshold_adaptive,
-            "prefill_schedule_interval": engine.prefill_schedule_interval,
-            "scheduler_reserve_full_isl": engine.scheduler_reserve_full_isl,
-            "watermark": engine.watermark,
-        }
+        options |= _vllm_options(engine)
         if engine.preemption_mode == "swap":
             options["swap_blocks"] = swap_blocks(engine, parts.model)
     _check_arguments(found, arguments, taken=options)
@@ -157,6 +148,52 @@ def swap_blocks(engine: EngineBlock, model: ModelSpec) -> int:
     share = model.kv_share(engine.tensor_parallel_size)
     token = model.kv_bytes_per_token(cache) * share
     return int(engine.swap_space * GIB // (engine.block_size * token))
+
+
+def _limits(engine: EngineBlock, parts: Parts) -> dict[str, Any]:
+    return {
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "max_model_len": parts.max_model_len,
+    }
+
+
+def _vllm_options(engine: EngineBlock) -> dict[str, Any]:
+    return engine.model_dump(
+        include={
+            "enable_chunked_prefill",
+            "long_prefill_token_threshold",
+            "long_prefill_token_threshold_adaptive",
+            "prefill_schedule_interval",
+            "scheduler_reserve_full_isl",
+            "watermark",
+        }
+    )
+
+
+def _installed(scenario: Scenario, parts: Parts) -> Scheduler:
+    """Build the scheduler of the vLLM that is installed."""
+    from simulator.installed import InstalledBlocks, InstalledScheduler
+
+    engine = scenario.engine
+    if engine.scheduling_policy not in ("fcfs", "priority"):
+        raise ValueError("engine.scheduling_policy: vLLM's scheduler has fcfs and priority")
+    if engine.allocation != "paged":
+        raise ValueError("engine.allocation: vLLM's scheduler pages its memory")
+    if engine.preemption_mode != "recompute":
+        raise ValueError("engine.preemption_mode: vLLM's scheduler knows recompute alone")
+    folder = str(scenario.folder.resolve())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return InstalledScheduler(
+        InstalledBlocks(parts.num_gpu_blocks, engine.block_size),
+        enable_prefix_caching=engine.enable_prefix_caching,
+        policy_name=engine.scheduling_policy,
+        async_scheduling=engine.async_scheduling,
+        scheduler_cls=engine.scheduler_cls,
+        **_limits(engine, parts),
+        **_vllm_options(engine),
+    )
 
 
 def _mechanism(engine: EngineBlock, found: type) -> type[Scheduler]:

@@ -13,7 +13,6 @@ from itertools import accumulate
 
 import simpy
 
-from simulator.async_scheduler import AsyncScheduler
 from simulator.executor import Executor
 from simulator.log import pack_step
 from simulator.replica import NAP, Replica
@@ -40,12 +39,10 @@ class Flight:
 class AsyncReplica(Replica):
     """An engine that schedules asynchronously; see Replica."""
 
-    scheduler: AsyncScheduler
-
     def __init__(
         self,
         env: simpy.Environment,
-        scheduler: AsyncScheduler,
+        scheduler: Scheduler,
         executor: Executor,
         *,
         leap: bool = True,
@@ -155,6 +152,6 @@ def make_replica(
     env: simpy.Environment, scheduler: Scheduler, executor: Executor, *, leap: bool = True
 ) -> Replica:
     """Make the engine that goes with a scheduler."""
-    if isinstance(scheduler, AsyncScheduler):
+    if scheduler.overlaps:
         return AsyncReplica(env, scheduler, executor, leap=leap)
     return Replica(env, scheduler, executor, leap=leap)

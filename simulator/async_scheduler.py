@@ -44,6 +44,8 @@ class AsyncScheduler(Scheduler):
     the steps in the order in which they were scheduled, empty ones left out.
     """
 
+    overlaps = True
+
     def __init__(self, blocks: BlockCounter, **options: Any) -> None:
         super().__init__(blocks, **options)
         if self.host.free:

@@ -62,6 +62,8 @@ def _touches(mine: Key, bad: Key) -> bool:
 def _find(scenario: Scenario) -> Iterator[Contradiction]:
     numbers = list(_numbers(scenario))
     yield from numbers
+    if scenario.engine.scheduler_cls and scenario.engine.scheduler != "vllm":
+        yield "engine.scheduler_cls", "engine.scheduler", "goes with scheduler: vllm"
     yield from _trace(scenario)
     parts = yield from _parts(scenario)
     if parts and not numbers:

@@ -38,7 +38,6 @@ ABSENT = {
     "data_parallel_size": ONE_ENGINE,
     "enable_expert_parallel": ONE_ENGINE,
     "kv_cache_memory_bytes": "not simulated: give num_gpu_blocks_override",
-    "scheduler_cls": "write scheduling_policy: {policy: package.module:Class}",
     "disable_sliding_window": "not simulated: attention reads the whole context",
 }
 """Keys that vLLM has or had under `engine`, and why they are not here."""

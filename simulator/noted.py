@@ -11,6 +11,7 @@ from simulator.async_replica import AsyncReplica, Flight
 from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.decodes import DecodeSet
+from simulator.installed import InstalledScheduler
 from simulator.replica import Replica
 from simulator.request import Request, Step
 from simulator.scheduler import Scheduler
@@ -89,6 +90,10 @@ class NotedScheduler(Scheduler):
 
 class NotedAsyncScheduler(NotedScheduler, AsyncScheduler):
     pass
+
+
+class NotedInstalled(NotedScheduler, InstalledScheduler):
+    """The installed vLLM's."""
 
 
 class Clock:

@@ -18,12 +18,14 @@ from simulator.alarm import Alarm
 from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.cases import Case
+from simulator.installed import InstalledBlocks
 from simulator.noted import (
     Clock,
     Cut,
     NotedAsyncReplica,
     NotedAsyncScheduler,
     NotedCounter,
+    NotedInstalled,
     NotedManager,
     NotedReplica,
     NotedScheduler,
@@ -33,11 +35,26 @@ from simulator.policies import Priority
 from simulator.replica import Replica
 from simulator.request import Request, Step
 
+_OPTIONS = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "enable_chunked_prefill",
+    "long_prefill_token_threshold",
+    "long_prefill_token_threshold_adaptive",
+    "prefill_schedule_interval",
+    "watermark",
+)
+
 
 class Replay:
-    """One run of a case. `leap`: through all equal steps at once, as `headway run` does."""
+    """One run of a case.
 
-    def __init__(self, case: Case, *, leap: bool = False) -> None:
+    `leap` goes through all equal steps at once, as `headway run` does. `installed` lets the
+    scheduler of the vLLM that is installed decide.
+    """
+
+    def __init__(self, case: Case, *, leap: bool = False, installed: bool = False) -> None:
         self.case = case
         self.steps = 0  # scheduled so far
         self.told = 0
@@ -52,8 +69,9 @@ class Replay:
         ]
         self._lines: list[str] = []
         self._env = simpy.Environment()
-        self.blocks = self._make_blocks(leap)
-        self.scheduler = self._make_scheduler()
+        self.scheduler = self._make_scheduler(leap, installed)
+        self.scheduler.replay = self
+        self.blocks = self.scheduler.blocks
         self.engine = self._make_engine(leap)
         self._arrivals = deque(sorted(self.requests, key=lambda r: (r.arrival, r.id)))
         self._alarm = Alarm(self._env, self._arrive)
@@ -70,33 +88,28 @@ class Replay:
         noted.trail = self.trail
         return noted
 
-    def _make_scheduler(self) -> NotedScheduler:
+    def _make_scheduler(self, leap: bool, installed: bool) -> NotedScheduler:
         config = self.case.config
-        scheduler = (NotedAsyncScheduler if self.asynchronous else NotedScheduler)(
-            self.blocks,
+        options = {key: config[key] for key in _OPTIONS}
+        options["scheduler_reserve_full_isl"] = config["reserve_full_isl"]
+        if installed:
+            return NotedInstalled(
+                InstalledBlocks(config["num_gpu_blocks"], config["block_size"]),
+                enable_prefix_caching=config["enable_prefix_caching"],
+                policy_name=config["policy"],
+                async_scheduling=self.asynchronous,
+                **options,
+            )
+        return (NotedAsyncScheduler if self.asynchronous else NotedScheduler)(
+            self._make_blocks(leap),
             policy=Priority() if config["policy"] == "priority" else None,
-            scheduler_reserve_full_isl=config["reserve_full_isl"],
-            **{
-                key: config[key]
-                for key in (
-                    "max_num_seqs",
-                    "max_num_batched_tokens",
-                    "max_model_len",
-                    "enable_chunked_prefill",
-                    "long_prefill_token_threshold",
-                    "long_prefill_token_threshold_adaptive",
-                    "prefill_schedule_interval",
-                    "watermark",
-                )
-            },
+            **options,
         )
-        scheduler.replay = self
-        return scheduler
 
     def _make_engine(self, leap: bool) -> Replica:
         nap, clock = self.case.step_time["empty_ns"], Clock(self)
         engine: NotedReplica | NotedAsyncReplica
-        if isinstance(self.scheduler, NotedAsyncScheduler):
+        if self.asynchronous:
             engine = NotedAsyncReplica(self._env, self.scheduler, clock, leap=leap, nap=nap)
         else:
             engine = NotedReplica(self._env, self.scheduler, clock, leap=leap, nap=nap)

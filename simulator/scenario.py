@@ -76,6 +76,14 @@ class EngineBlock(_Block):
         description="fcfs, priority, sjf, static or package.module:Class; with arguments: "
         "{policy: name, argument: value}",
     )
+    scheduler: Literal["headway", "vllm"] = Field(
+        "headway",
+        description="vllm: the scheduler of the vLLM that is installed decides (slow; see "
+        "conformance.md)",
+    )
+    scheduler_cls: str | None = Field(
+        None, description="with scheduler vllm: your own, as package.module.Class; null: vLLM's"
+    )
     max_num_seqs: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
         256, description="requests that run at once, at most"
     )

@@ -40,6 +40,9 @@ class Scheduler(Batch):
     blocks are copied there and, before it runs again, back; otherwise they are computed again.
     """
 
+    overlaps = False
+    """A step is scheduled while the one before it runs."""
+
     def __init__(
         self,
         blocks: BlockCounter,
@@ -136,6 +139,10 @@ class Scheduler(Batch):
             self._executed += bool(step.decodes or step.prefills)
             self._cadence.end(self._executed, not self.preempted, bool(self.waiting))
         return step
+
+    def repeat(self, ticks: int) -> None:
+        """Schedule the step just scheduled so many times more; only where steps overlap."""
+        raise NotImplementedError
 
     def _cap(self) -> int:
         """Give the tokens that one request may compute in this step."""

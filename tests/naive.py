@@ -23,6 +23,7 @@ class Job:
     computed: int = 0
     table: list[int] = field(default_factory=list)
     preempted: bool = False
+    mid_prefill: bool = False
     out: int = 0
 
     @property
@@ -40,15 +41,29 @@ class Naive:
         caching: bool,
         *,
         key: Callable[[Request], object] | None = None,
+        by_priority: bool = False,
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
         enable_chunked_prefill: bool,
         long_prefill_token_threshold: int,
+        long_prefill_token_threshold_adaptive: bool,
+        prefill_schedule_interval: int,
         scheduler_reserve_full_isl: bool,
         watermark: float,
     ) -> None:
         self.size, self.caching, self.key = block_size, caching, key
+        self.by_priority = by_priority
+        self.adaptive, self.interval = (
+            long_prefill_token_threshold_adaptive,
+            prefill_schedule_interval,
+        )
+        self.executed, self.last, self.escape, self.held = (
+            0,
+            -prefill_schedule_interval,
+            False,
+            False,
+        )
         self.seats, self.tokens = max_num_seqs, max_num_batched_tokens
         self.longest, self.chunked = max_model_len, enable_chunked_prefill
         self.threshold, self.reserve = long_prefill_token_threshold, scheduler_reserve_full_isl
@@ -82,26 +97,28 @@ class Naive:
     def step(self) -> dict[str, object]:
         """Schedule once; return what was decided and how the cache looks."""
         self.given = {}
-        budget = self.tokens
-        alone = len(self.running) + len(self.waiting) == 1
-        cap = self.threshold if self.threshold and not alone else budget
-        preempted: list[int] = []
-        at = 0
-        while at < len(self.running) and budget:
-            job = self.running[at]
-            tokens = min(len(job.known) - job.computed, cap, budget)
-            while self._lacks(job, tokens):
-                victim = self.running.pop()
-                self._preempt(victim)
-                preempted.append(victim.id)
-                if victim is job:
-                    break
-            if job.preempted:
-                break
-            self._give(job, tokens)
-            budget -= tokens
-            at += 1
-        admitted = [] if preempted else self._admit(budget, cap)
+        self.held = (
+            self.interval > 1
+            and not self.escape
+            and self.executed + 1 - self.last < self.interval
+            and any(not job.mid_prefill for job in self.running)
+        )
+        prefill = False
+        cap = self._cap()
+        preempted, budget = self._serve(cap)
+        prefill = any(job.mid_prefill for job in self.given)
+        admitted = []
+        if not preempted:
+            admitted = self._admit(budget, cap)
+            if not self.held:
+                self.escape = bool(self.waiting)
+        for job in self.running[len(self.running) - len(admitted) :]:
+            prefill |= job.computed - self.given[job] < len(job.known) - 1
+        self.executed += bool(self.given)
+        if prefill:
+            self.last = self.executed
+        for job in self.given:
+            job.mid_prefill = job.computed < len(job.known)
         return {
             "given": sorted((job.id, job.computed - n, n) for job, n in self.given.items()),
             "preempted": sorted(preempted),
@@ -114,12 +131,46 @@ class Naive:
             "stored": self._stored(),
         }
 
+    def _cap(self) -> int:
+        present = len(self.running) + len(self.waiting)
+        if not self.threshold or present < 2:
+            return self.tokens
+        return max(self.threshold, self.tokens // present if self.adaptive else 0)
+
+    def _serve(self, cap: int) -> tuple[list[int], int]:
+        """Give the running their tokens; return who was preempted, and the budget left."""
+        budget, preempted, at = self.tokens, [], 0
+        while at < len(self.running) and budget:
+            job = self.running[at]
+            if self.held and job.mid_prefill:
+                at += 1
+                continue
+            tokens = min(len(job.known) - job.computed, cap, budget)
+            while not job.preempted and self._lacks(job, tokens):
+                victim = self.running[-1]
+                if self.by_priority:
+                    victim = max(
+                        self.running, key=lambda j: (j.request.priority, j.request.arrival)
+                    )
+                at -= self.running.index(victim) < at
+                self.running.remove(victim)
+                budget += self.given.pop(victim, 0)
+                self._preempt(victim)
+                preempted.append(victim.id)
+            if not job.preempted:
+                self._give(job, tokens)
+                budget -= tokens
+                at += 1
+        return preempted, budget
+
     def _admit(self, budget: int, cap: int) -> list[tuple[int, int]]:
         admitted = []
         while budget and self.waiting and len(self.running) < self.seats:
             job = self.waiting[0]
             hits = self._hits(job)
             start = len(hits) * self.size
+            if self.held and start < len(job.known) - 1:
+                break
             tokens = min(len(job.known) - start, cap)
             if not self.chunked and tokens > budget:
                 break

@@ -38,6 +38,8 @@ def test_defaults_are_those_documented(write):
     assert scenario.engine.model_dump() == {
         "name": None,
         "scheduling_policy": "fcfs",
+        "scheduler": "headway",
+        "scheduler_cls": None,
         "max_num_seqs": 256,
         "max_num_batched_tokens": 2048,
         "block_size": 16,

@@ -1,0 +1,341 @@
+"""The scheduler of the vLLM that is installed, in the place of Headway's own.
+
+`engine: {scheduler: vllm}` puts it under Headway's workload, clock, cost model and metrics: slow
+(some 2,000 steps a second, and 10 s to start), but the real thing, or whatever `scheduler_cls`
+names. No GPU and no weights are touched. Written for vLLM 0.33; vLLM is imported here alone.
+"""
+
+import json
+import os
+import tempfile
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from simulator.blocks import BlockCounter
+from simulator.errors import HeadwayError
+from simulator.log import pack_run
+from simulator.request import Chunk, Request, Step
+from simulator.scheduler import Scheduler
+
+_MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 1,
+    "vocab_size": 1000,
+    "max_position_embeddings": 1 << 30,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+"""A model of full attention in every layer; its sizes play no part in scheduling."""
+_NAME_BITS = 32  # a token's number is that of its name, then its place in so many bits
+
+
+class _Queue:
+    """vLLM's waiting requests, as far as a replica asks."""
+
+    def __init__(self, owner: "InstalledScheduler") -> None:
+        self._owner = owner
+
+    def _requests(self) -> list[Any]:
+        return [] if self._owner.vllm is None else [*self._owner.vllm.waiting]
+
+    def __len__(self) -> int:
+        return len(self._requests())
+
+    def add(self, request: Request) -> bool:
+        raise NotImplementedError
+
+    def put_back(self, request: Request) -> None:
+        raise NotImplementedError
+
+    def remove(self, request: Request) -> None:
+        raise NotImplementedError
+
+    def head(self) -> Request:
+        return self._owner.known[self._requests()[0].request_id]
+
+    def take(self) -> Request:
+        taken = self._owner.vllm.waiting.pop_request()
+        return self._owner.known[taken.request_id]
+
+
+class InstalledBlocks(BlockCounter):
+    """What vLLM's block pool was seen to hold."""
+
+    in_cache = 0  # distinct hashes
+
+    @property
+    def hashed(self) -> int:
+        return self.in_cache
+
+
+class InstalledScheduler(Scheduler):
+    """vLLM's scheduler behind the interface of Headway's.
+
+    `blocks` says how many there are and takes note of how many vLLM has left. `scheduler_cls` is
+    vLLM's option: the class, or `package.module.Class`.
+    """
+
+    blocks: InstalledBlocks
+
+    def __init__(
+        self,
+        blocks: InstalledBlocks,
+        *,
+        enable_prefix_caching: bool = True,
+        policy_name: str = "fcfs",
+        async_scheduling: bool = False,
+        scheduler_cls: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(blocks, **options)
+        self.overlaps = async_scheduling
+        options |= {"policy": policy_name, "async_scheduling": async_scheduling}
+        if scheduler_cls is not None:
+            options["scheduler_cls"] = scheduler_cls
+        self._options = options
+        self._caching = enable_prefix_caching
+        self.vllm: Any = None  # started by the first request: it takes some seconds
+        self.known: dict[str, Request] = {}
+        self.waiting = _Queue(self)
+        self._names: dict[Hashable, int] = {}
+        self._sent: deque[tuple[Any, list[Request]]] = deque()
+        self._evicted: list[str] = []
+        if find_spec("vllm") is None:
+            raise ValueError("scheduler: vLLM is not installed in this Python")
+
+    def _begin(self) -> None:
+        """Start vLLM's scheduler, and listen to whom it preempts."""
+        self.vllm, self._new_request = _start(self._options, self.blocks, self._caching)
+        preempt = self.vllm._preempt_request
+
+        def noted(request: Any, *more: Any, **named: Any) -> None:
+            self._evicted.append(request.request_id)
+            preempt(request, *more, **named)
+
+        self.vllm._preempt_request = noted
+
+    def add(self, request: Request) -> bool:
+        if self.vllm is None:
+            self._begin()
+        request.max_tokens = self._max_tokens(request)
+        name = _name(request)
+        self.known[name] = request
+        segments = request.segments or ((("in", request.id), request.prompt_tokens),)
+        tokens = [self._token(part, place) for part, count in segments for place in range(count)]
+        self.vllm.add_request(
+            self._new_request(
+                name, tokens, request.output_tokens, request.arrival, request.priority
+            )
+        )
+        return True
+
+    def _token(self, name: Hashable, place: int) -> int:
+        return (self._names.setdefault(name, len(self._names)) << _NAME_BITS) + place
+
+    def schedule(self, now: float) -> Step:
+        """Let vLLM decide, and say it in Headway's words."""
+        self.preempted = 0
+        self._evicted.clear()
+        output = self.vllm.schedule()
+        running = {self.known[request.request_id]: None for request in self.vllm.running}
+        for name in self._evicted:
+            self._preempt(self.known[name])
+        boarded = {request for request in running if request not in self.running}
+        for request in running:
+            if request in boarded:
+                self._seat(request, now)
+        self.running = running
+        step, born = Step([]), []
+        self.partial = []
+        for name, tokens in output.num_scheduled_tokens.items():
+            request = self.known[name]
+            start = self.vllm.requests[name].num_computed_tokens - tokens
+            self._place(step, Chunk(request, start, tokens), request in boarded)
+            request.computed = start + tokens
+            if request.computed == request.prompt_tokens + request.generated:
+                request.generated += 1
+                born.append(request)
+            else:
+                self.partial.append(request)
+        self._look()
+        if step.decodes or step.prefills:
+            self._sent.append((output, born))
+        else:
+            self._update(output, [])
+        return step
+
+    def _seat(self, request: Request, now: float) -> None:
+        if request.first_scheduled < 0:
+            request.first_scheduled = now
+            vllm = self.vllm.requests[_name(request)]
+            request.cached = vllm.num_computed_tokens - vllm.num_in_flight_tokens
+        request.seat = self._seats
+        self._seats += 1
+
+    def _preempt(self, request: Request) -> None:
+        request.preemptions += 1
+        request.computed = 0
+        self.preempted += 1
+        self.running.pop(request, None)
+
+    def _place(self, step: Step, chunk: Chunk, boards: bool) -> None:
+        """Put a chunk among the decodes or the prefills of a step."""
+        if chunk.request.generated and chunk.tokens == 1 and not boards:
+            step.singles = [*(step.singles or []), chunk]
+            step.decodes += 1
+            step.context += chunk.start + 1
+        else:
+            step.prefills.append(chunk)
+
+    def _look(self) -> None:
+        """See how many blocks vLLM has left."""
+        pool = self.vllm.kv_cache_manager.block_pool
+        self.blocks.free = pool.get_num_free_blocks()
+        self.blocks.in_cache = len(pool.cached_block_hash_to_block)
+
+    def horizon(self, step: Step) -> int:
+        return 1
+
+    def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
+        """Hand vLLM the tokens of the oldest batch in flight; return who finished."""
+        now = ends[-1]
+        output, born = self._sent.popleft()
+        for request in born:
+            self.runs += pack_run(now, request.id, 0, 0)
+            if request.first_token < 0:
+                request.first_token = now
+        over = self._update(output, born)
+        for request in over:
+            request.finish = now
+            self.running.pop(request, None)
+        return over
+
+    def _update(self, output: Any, born: list[Request]) -> list[Request]:
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        names = list(output.num_scheduled_tokens)
+        live = {name: self.vllm.requests[name] for name in names}
+        with_token = {_name(request) for request in born}
+        tokens = [
+            [self._token(("out", self.known[name].id), live[name].num_output_tokens)]
+            if name in with_token
+            else []
+            for name in names
+        ]
+        self.vllm.update_from_output(
+            output,
+            ModelRunnerOutput(
+                req_ids=names,
+                req_id_to_index={name: index for index, name in enumerate(names)},
+                sampled_token_ids=tokens,
+                logprobs=None,
+                prompt_logprobs_dict={},
+                pooler_output=[],
+            ),
+        )
+        self._look()
+        return [self.known[name] for name in names if live[name].is_finished()]
+
+    def stored(self, step: Step) -> int:
+        """Tokens of the running requests, at most what the blocks in use hold."""
+        used = (self.blocks.usable - self.blocks.free) * self.blocks.block_size
+        return min(used, sum(request.computed for request in self.running))
+
+
+def _name(request: Request) -> str:
+    """Name a request for vLLM, which compares names as strings."""
+    return f"{request.id:012d}"
+
+
+def _start(
+    options: dict[str, Any], blocks: BlockCounter, enable_prefix_caching: bool
+) -> tuple[Any, Callable[..., Any]]:
+    """Start vLLM's scheduler; return it and what makes a request for it."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        from vllm.config import (
+            CacheConfig,
+            DeviceConfig,
+            ModelConfig,
+            SchedulerConfig,
+            VllmConfig,
+        )
+        from vllm.v1.structured_output import StructuredOutputManager
+    except ImportError as error:
+        raise HeadwayError(
+            f"engine.scheduler: the installed vLLM cannot be imported: {error}"
+        ) from error
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(_MODEL))
+        model = ModelConfig(
+            model=folder,
+            skip_tokenizer_init=True,
+            max_model_len=options["max_model_len"],
+            dtype="float16",
+            seed=0,
+        )
+    cache = CacheConfig(block_size=blocks.block_size, enable_prefix_caching=enable_prefix_caching)
+    cache.num_gpu_blocks = blocks.usable + 1
+    config = VllmConfig(
+        scheduler_config=SchedulerConfig(is_encoder_decoder=False, **options),
+        model_config=model,
+        cache_config=cache,
+        device_config=DeviceConfig("cpu"),
+    )
+    scheduler = config.scheduler_config.get_scheduler_cls()(
+        vllm_config=config,
+        kv_cache_config=_kv_cache(blocks, model.dtype),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=blocks.block_size,
+        log_stats=False,
+    )
+    return scheduler, _request_maker(blocks.block_size, enable_prefix_caching)
+
+
+def _kv_cache(blocks: BlockCounter, dtype: object) -> Any:
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+
+    spec = FullAttentionSpec(block_size=blocks.block_size, num_kv_heads=1, head_size=1, dtype=dtype)
+    return KVCacheConfig(
+        num_blocks=blocks.usable + 1,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+    )
+
+
+def _request_maker(block_size: int, caching: bool) -> Callable[..., Any]:
+    """Return a function that makes vLLM's request from id, tokens, output, arrival, priority."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.request import Request as VllmRequest
+
+    hasher = None
+    if caching:
+        function = get_hash_fn_by_name("sha256")
+        init_none_hash(function)
+        hasher = get_request_block_hasher(block_size, function)
+
+    def make(name: str, tokens: list[int], output: int, arrival: float, priority: int) -> Any:
+        return VllmRequest(
+            request_id=name,
+            prompt_token_ids=tokens,
+            sampling_params=SamplingParams(max_tokens=output, ignore_eos=True),
+            pooling_params=None,
+            arrival_time=arrival,
+            priority=priority,
+            block_hasher=hasher,
+        )
+
+    return make
