@@ -14,7 +14,7 @@ from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.cost import CostModel, load_cost, shipped_profile
 from simulator.errors import HeadwayWarning
-from simulator.hardware import Gpu, find_gpu
+from simulator.hardware import GIB, Gpu, find_gpu
 from simulator.memory import kv_budget
 from simulator.model import ModelSpec, load_model
 from simulator.policies import SJF, Priority
@@ -47,6 +47,13 @@ def assemble(scenario: Scenario) -> Parts:
             f"engine.max_model_len {max_model_len:,} is beyond the "
             f"{model.max_position_embeddings:,} positions of {model.name}: vLLM takes it only if "
             "told to",
+            HeadwayWarning,
+            stacklevel=3,
+        )
+    if engine.preemption_mode == "swap" and issubclass(find_policy(scenario)[0], Static):
+        warnings.warn(
+            "static batching computes a preempted request again: engine.preemption_mode has no "
+            "effect",
             HeadwayWarning,
             stacklevel=3,
         )
@@ -101,11 +108,14 @@ def find_policy(scenario: Scenario) -> tuple[type, dict[str, Any]]:
     return found, arguments
 
 
-def make_scheduler(scenario: Scenario, parts: Parts, shares_prefixes: bool) -> Scheduler:
+def make_scheduler(
+    scenario: Scenario, parts: Parts, shares_prefixes: bool, *, named: bool = False
+) -> Scheduler:
     """Build the scheduler with its blocks.
 
     `shares_prefixes` says that the workload's prompts have contents to share; where they have
-    none a prefix cache could only serve requests that come back after a preemption.
+    none a prefix cache could only serve requests that come back after a preemption. `named` gives
+    every block a number, also where counting them would do: a live engine reads block tables.
     """
     engine = scenario.engine
     found, arguments = find_policy(scenario)
@@ -122,11 +132,22 @@ def make_scheduler(scenario: Scenario, parts: Parts, shares_prefixes: bool) -> S
     options = _limits(engine, parts)
     if not issubclass(mechanism, Static):
         options |= _vllm_options(engine)
+        if engine.preemption_mode == "swap":
+            options["swap_blocks"] = swap_blocks(engine, parts.model)
     _check_arguments(found, arguments, taken=options)
+    blocks = _blocks(engine, parts, caching, named)
     if issubclass(found, Scheduler):  # fcfs needs no policy
-        return mechanism(_blocks(engine, parts, caching), **options, **arguments)
+        return mechanism(blocks, **options, **arguments)
     policy: Any = found(**arguments)
-    return mechanism(_blocks(engine, parts, caching), policy=policy, **options)
+    return mechanism(blocks, policy=policy, **options)
+
+
+def swap_blocks(engine: EngineBlock, model: ModelSpec) -> int:
+    """Count the KV blocks that `swap_space` holds."""
+    cache = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
+    share = model.kv_share(engine.tensor_parallel_size)
+    token = model.kv_bytes_per_token(cache) * share
+    return int(engine.swap_space * GIB // (engine.block_size * token))
 
 
 def _limits(engine: EngineBlock, parts: Parts) -> dict[str, Any]:
@@ -159,6 +180,8 @@ def _installed(scenario: Scenario, parts: Parts) -> Scheduler:
         raise ValueError("engine.scheduling_policy: vLLM's scheduler has fcfs and priority")
     if engine.allocation != "paged":
         raise ValueError("engine.allocation: vLLM's scheduler pages its memory")
+    if engine.preemption_mode != "recompute":
+        raise ValueError("engine.preemption_mode: vLLM's scheduler knows recompute alone")
     folder = str(scenario.folder.resolve())
     if folder not in sys.path:
         sys.path.append(folder)
@@ -199,7 +222,7 @@ def _check_arguments(found: type, arguments: dict[str, Any], taken: dict[str, An
             )
 
 
-def _blocks(engine: EngineBlock, parts: Parts, caching: bool) -> BlockCounter:
+def _blocks(engine: EngineBlock, parts: Parts, caching: bool, named: bool) -> BlockCounter:
     """Make the block manager that the scenario's memory rule needs.
 
     Contiguous allocation is paging with one page a request, of the greatest length.
@@ -213,6 +236,6 @@ def _blocks(engine: EngineBlock, parts: Parts, caching: bool) -> BlockCounter:
                 f"max_model_len {parts.max_model_len}"
             )
         return BlockCounter(pages + 1, parts.max_model_len)
-    if caching:
-        return BlockManager(parts.num_gpu_blocks, engine.block_size, prefix_caching=True)
+    if caching or named:
+        return BlockManager(parts.num_gpu_blocks, engine.block_size, prefix_caching=caching)
     return BlockCounter(parts.num_gpu_blocks, engine.block_size)

@@ -48,6 +48,11 @@ class AsyncScheduler(Scheduler):
 
     def __init__(self, blocks: BlockCounter, **options: Any) -> None:
         super().__init__(blocks, **options)
+        if self.host.free:
+            raise ValueError(
+                "preemption_mode: swap does not go with async_scheduling: a request may then be "
+                "preempted while it is computed"
+            )
         blocks.delay = 1
         self.leaving: dict[Request, None] = {}  # of the running, those whose last token is sent
         self.in_flight: deque[Sent] = deque()

@@ -9,7 +9,7 @@ from simulator.blocks import BlockCounter
 from simulator.decodes import DecodeSet
 from simulator.log import pack_run
 from simulator.policies import Waiting
-from simulator.request import Request, Step
+from simulator.request import Chunk, Request, Step
 
 
 class Batch:
@@ -81,6 +81,21 @@ class Batch:
         """Bring a running request up to date, when the run is stopped before its end."""
         if request.joined >= 0:
             self._leave(request)
+
+    def listed(self, step: Step) -> list[Chunk]:
+        """Spell out all work of `step`, just scheduled: prefills, singles, then the decode set.
+
+        Each in running order. An engine that computes must know every sequence; a cost does not.
+        """
+        chunks = [*step.prefills, *(step.singles or ())]
+        if step.decodes and self.decodes.count:
+            tick = self.decodes.tick
+            chunks += [
+                Chunk(request, request.computed + tick - request.joined, 1)
+                for request in self.running
+                if request.joined >= 0
+            ]
+        return chunks
 
     def account(self, step: Step) -> tuple[int, ...]:
         """Return what the log says of `step`, just scheduled: the columns of log.STEP in order.

@@ -117,6 +117,12 @@ def _numbers(scenario: Scenario) -> Iterator[Contradiction]:
             f"must be at least max_num_seqs ({seqs}), not {tokens}: every running request wants a "
             "token of each step",
         )
+    if engine.preemption_mode == "swap" and engine.allocation != "paged":
+        yield (
+            "engine.preemption_mode",
+            "engine.allocation",
+            f"swap goes with paged allocation, not with {engine.allocation}",
+        )
     if gpus != engine.tensor_parallel_size:
         yield (
             "gpu.count",

@@ -36,6 +36,18 @@ app = App(
 )
 trace_app = App(name="trace", help="Describe a workload, or write it as Mooncake JSONL.")
 app.command(trace_app)
+# These need torch, or what it has measured: they are imported when they are called.
+app.command("calibration.commands:live", name="live", help="Run a scenario on a real engine.")
+app.command(
+    "calibration.commands:calibrate",
+    name="calibrate",
+    help="Measure what steps take on a device, and fit a cost profile to them.",
+)
+app.command(
+    "calibration.commands:validate",
+    name="validate",
+    help="Compare a live run with its simulation, step by step and as a whole.",
+)
 
 ScenarioFile = Annotated[Path, Parameter(name="SCENARIO", help="scenario file (YAML)")]
 Overrides = Annotated[
@@ -77,7 +89,7 @@ def run(
     from simulator.report import run_table
 
     loaded = load_scenario(scenario, set_ or (), seed)
-    folder = _folder(out or Path("out") / loaded.name, format)
+    folder = check_folder(out or Path("out") / loaded.name, format)
     result = _simulate(loaded, stepwise, None if quiet else loaded.name)
     if result.interrupted:
         return tell_interrupted(result)
@@ -114,7 +126,7 @@ def compare(
     from simulator.compare import expand
 
     points = expand(scenario, vary, set_ or (), seed)
-    folder = _folder(out or Path("out") / f"{points[0].scenario.name}-compare", format)
+    folder = check_folder(out or Path("out") / f"{points[0].scenario.name}-compare", format)
     results = []
     for k, point in enumerate(points, 1):
         label = None if quiet else f"{k}/{len(points)} {point.label}"
@@ -255,7 +267,7 @@ def _simulate(scenario: "Scenario", stepwise: bool, label: str | None) -> "Resul
         bar.close()
 
 
-def _folder(folder: Path, format: str) -> Path:
+def check_folder(folder: Path, format: str = "csv") -> Path:
     """See beforehand whether the files of a run can be written; leave the folder as it is."""
     from simulator.output import need_pyarrow
 

@@ -5,6 +5,7 @@ A cost model is an executor that computes seconds instead of spending them.
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from simulator.errors import HeadwayWarning
 from simulator.executor import CanLeap
 from simulator.fields import inside
-from simulator.hardware import Gpu
+from simulator.hardware import HOST_SHARE, Gpu
 from simulator.model import ModelSpec
 from simulator.piecewise import LinearCost, PiecewiseCost
 from simulator.profile import (
@@ -62,22 +63,50 @@ def load_cost(
     mapping with `kind` (linear, piecewise, roofline) and the form's terms in seconds. A relative
     path is looked up in `base`, then in the folder that HEADWAY_DATA names. `roofline` needs
     `model` and `gpu`; a profile that was fitted to others is taken, with a HeadwayWarning.
-    Raises ValueError, lines of `cost.key: what is wrong`, and HeadwayError about a profile's file.
+    Copies of KV blocks to the host cost what the form's swap terms say; where it has none, what
+    the GPU's bus takes for the bytes. Raises ValueError, lines of `cost.key: what is wrong`, and
+    HeadwayError about a profile's file.
     """
     if isinstance(spec, str):
         spec = {"profile": spec}
     try:
-        if "profile" in spec:
-            return _load_profile(spec, base, model, gpu, engine)
-        if spec.get("kind") == "roofline":
-            return _make_roofline(spec, model, gpu, engine)
-        if spec.get("kind") not in FORMS:
-            known = ", ".join((*FORMS, "roofline"))
-            given = f", not {spec['kind']!r}" if "kind" in spec else ""
-            raise ValueError(f"kind: must be {known}{given}; or give `profile`: a name or a path")
-        return make_form(spec, str(spec["kind"]))
+        cost = _load(spec, base, model, gpu, engine)
     except ValueError as error:
         raise inside("cost", error) from None
+    if engine is None or model is None or gpu is None:
+        return cost
+    return _with_swaps(cost, model, gpu, engine)
+
+
+def _load(
+    spec: Mapping[str, object],
+    base: Path | None,
+    model: ModelSpec | None,
+    gpu: Gpu | None,
+    engine: Precision | None,
+) -> LinearCost | PiecewiseCost:
+    """Make what the keys of `cost` say."""
+    if "profile" in spec:
+        return _load_profile(spec, base, model, gpu, engine)
+    if spec.get("kind") == "roofline":
+        return _make_roofline(spec, model, gpu, engine)
+    if spec.get("kind") not in FORMS:
+        known = ", ".join((*FORMS, "roofline"))
+        given = f", not {spec['kind']!r}" if "kind" in spec else ""
+        raise ValueError(f"kind: must be {known}{given}; or give `profile`: a name or a path")
+    return make_form(spec, str(spec["kind"]))
+
+
+def _with_swaps(
+    cost: LinearCost | PiecewiseCost, model: ModelSpec, gpu: Gpu, engine: Precision
+) -> LinearCost | PiecewiseCost:
+    """Charge for copies to the host by the bus, where a cost model has no terms for them."""
+    if cost.swap_out_per_block or cost.swap_in_per_block:
+        return cost
+    dtype = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
+    size = model.kv_bytes_per_token(dtype) * model.kv_share(engine.tensor_parallel_size)
+    seconds = engine.block_size * size / (gpu.host_bandwidth * HOST_SHARE)
+    return replace(cost, swap_out_per_block=seconds, swap_in_per_block=seconds)
 
 
 def _load_profile(
@@ -86,7 +115,7 @@ def _load_profile(
     model: ModelSpec | None,
     gpu: Gpu | None,
     engine: Precision | None,
-) -> CostModel:
+) -> LinearCost | PiecewiseCost:
     """Load what `{profile: name or path}` names, and warn where it is of something else."""
     if extra := [key for key in spec if key != "profile"]:
         raise ValueError("\n".join(f"{key}: cannot be given beside `profile`" for key in extra))
@@ -105,7 +134,7 @@ def _load_profile(
 
 def _make_roofline(
     spec: Mapping[str, object], model: ModelSpec | None, gpu: Gpu | None, engine: Precision | None
-) -> CostModel:
+) -> PiecewiseCost:
     """Make a roofline of the scenario's model, GPU and precision."""
     if extra := [key for key in spec if key != "kind"]:
         raise ValueError("\n".join(f"{key}: roofline takes no terms" for key in extra))

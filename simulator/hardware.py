@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 GIB = 1 << 30
+HOST_SHARE = 0.85
+"""Of `host_bandwidth`, what copies of a few MB between GPU and pinned host memory reach: 53 to
+57 GB/s over PCIe 5.0 and 25 to 27 GB/s over PCIe 4.0 are what bandwidth tests usually show."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,16 @@ class Gpu:
     link_bandwidth: float  # bytes/s to the other GPUs of the server, one direction
     compute_capability: float
     dollars_per_hour: float | None = None
+
+    @property
+    def host_bandwidth(self) -> float:
+        """Bytes/s to the host's memory, one direction, by the data sheet of the bus.
+
+        PCIe 5.0 x16 from Hopper on, PCIe 4.0 x16 before; a CPU copies within its own memory.
+        """
+        if not self.compute_capability:
+            return self.bandwidth / 2
+        return 64e9 if self.compute_capability >= 9.0 else 32e9
 
     @property
     def tiles_decodes(self) -> bool:
@@ -78,6 +91,18 @@ GPUS = {
 """Bandwidth and FLOP/s: NVIDIA's data sheets (SXM versions of A100, H100, H200, B200). Memory:
 totals that vLLM and PyTorch print on these GPUs."""
 
+CPU = Gpu(
+    "CPU",
+    memory=16 * GIB,
+    bandwidth=20e9,
+    bf16_flops=100e9,
+    fp8_flops=None,
+    link_bandwidth=20e9,
+    compute_capability=0.0,
+)
+"""One core of a server, on which the torch engine runs small models; round figures for the order of
+magnitude. What a step takes there must be calibrated."""
+
 
 def find_gpu(name: str) -> Gpu:
     """Find a GPU by its name; case, blanks, hyphens and `NVIDIA` do not matter.
@@ -86,6 +111,8 @@ def find_gpu(name: str) -> Gpu:
     """
     by_plain = {_plain(known): gpu for known, gpu in GPUS.items()}
     wanted = _plain(name)
+    if wanted == _plain(CPU.name):
+        return CPU
     if wanted in by_plain:
         return by_plain[wanted]
     alike = [known for plain, known in zip(by_plain, GPUS, strict=True) if wanted[:4] in plain]

@@ -25,8 +25,6 @@ ONE_ENGINE = "not simulated: one engine, with tensor parallelism at most"
 ABSENT = {
     "max_num_partial_prefills": PARTIAL,
     "max_long_partial_prefills": PARTIAL,
-    "swap_space": "no longer in vLLM: a preempted request is computed again, nothing is swapped",
-    "preemption_mode": "no longer in vLLM: a preempted request is always computed again",
     "num_scheduler_steps": "no longer in vLLM: each step is scheduled by itself",
     "scheduler_delay_factor": "no longer in vLLM: a request is admitted as soon as it fits",
     "use_v2_block_manager": "no longer in vLLM: there is one block manager",

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from simulator.errors import HeadwayError, HeadwayWarning
+from simulator.rope import RopeScaling, read_number, read_rope
 from simulator.yamlpos import read_text
 
 MODELS = Path(__file__).parent / "models"
@@ -75,6 +76,9 @@ class ModelSpec:
     num_experts_per_tok: int = 0
     max_position_embeddings: int = 4096
     dtype: str = "bfloat16"  # of the published weights
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
         sizes = {
@@ -93,8 +97,8 @@ class ModelSpec:
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """What decides the time of a step: everything but the name, length limit and dtype."""
-        return astuple(self)[1:-2]
+        """What decides the time of a step: everything but name, length limit, dtype and angles."""
+        return astuple(self)[1:-5]
 
     @cached_property
     def attention_parameters(self) -> int:
@@ -312,6 +316,7 @@ def _spec(name: str, raw: Mapping[str, object]) -> ModelSpec:
         moe_size = _count(raw, "moe_intermediate_size")
         sizes["intermediate_size"] = moe_size or sizes["intermediate_size"]
     kind = str(raw.get("model_type", "llama"))
+    theta, scaling = read_rope(raw)
     return ModelSpec(
         name=name,
         **sizes,
@@ -323,4 +328,7 @@ def _spec(name: str, raw: Mapping[str, object]) -> ModelSpec:
         num_experts=experts,
         num_experts_per_tok=_count(raw, "num_experts_per_tok") or 0 if experts else 0,
         dtype=_dtype(raw),
+        rms_norm_eps=read_number(raw, "rms_norm_eps", 1e-6),
+        rope_theta=theta,
+        rope_scaling=scaling,
     )

@@ -6,7 +6,8 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
 `LinearCost` is a straight line in T, S and n. `PiecewiseCost` has the terms of a real engine:
 
     pure decode   overhead + dense(T) + head(n) + decode + max(c S, e N)
-    with prompts  overhead + dense(T) + head(n) + prefill + max(d P + f T_p + c' S + e' N, r K)
+    with prompts  overhead + dense(T) + head(n) + prefill + max(work, r K)
+                  where work = d P + f T_p + k K_p + g n_p + c' S + e' N
 
 - dense(T), the matrix products: a table, since GPUs work in tiles and waves; linear in between;
 - head(n) = max(head, head_per_sequence n), the output projection, which reads its weights once;
@@ -14,7 +15,11 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
   (e N) takes longer;
 - with prompts in the batch one kernel does all attention, built for many queries per sequence:
   decodes cost it more (c' >= c, e' >= e), and it can be no faster than the sequence with the most
-  keys, K, whose keys pass one after the other (r K). Of the decodes only the mean context is known.
+  keys, K, whose keys pass one after the other (r K). Of the decodes only the mean context is known;
+- an engine that computes its n_p chunks one by one, each over K_p keys gathered from the cache,
+  pays for every chunk (g) and key (k); where decodes have a launch of their own, c' = c;
+- KV blocks that a step first copies to the host or back (preemption by swap) take a time for each
+  request and one for each block, in either form.
 """
 
 from bisect import bisect_right
@@ -60,6 +65,19 @@ class Fitted:
 
     name: str = field(default="", compare=False)
     limits: Limits | None = field(default=None, repr=False, compare=False)
+    swap_out: float = 0.0  # per request whose KV blocks a step copies to the host
+    swap_out_per_block: float = 0.0
+    swap_in: float = 0.0  # and back
+    swap_in_per_block: float = 0.0
+
+    def swap_seconds(self, step: Step) -> float:
+        """Give the seconds of a step's copies of KV blocks to the host and back."""
+        return (
+            self.swap_out * len(step.outgoing or ())
+            + self.swap_out_per_block * step.swapped_out
+            + self.swap_in * len(step.incoming or ())
+            + self.swap_in_per_block * step.swapped_in
+        )
 
     def outside(self, steps: npt.NDArray[np.void]) -> list[str]:
         """Say, a line per quantity, how many of the logged steps lie outside the fitted range."""
@@ -105,14 +123,19 @@ class LinearCost(Fitted):
 
     def __post_init__(self) -> None:
         terms = ("base", "per_token", "per_context", "per_sequence")
-        refuse(*check_terms(self, terms))
+        refuse(*check_terms(self, terms + SWAP_TERMS))
         refuse((not any(getattr(self, term) for term in terms), "base: every step takes no time"))
 
     def execute(self, step: Step) -> float:
         """Give the seconds that a step takes."""
+        seconds = self._mixed_seconds(step) if step.prefills else self.leap(step, 1)[0]
+        if step.outgoing or step.incoming:
+            seconds += self.swap_seconds(step)
+        return seconds
+
+    def _mixed_seconds(self, step: Step) -> float:
+        """Give the time of a step with prompts, without swaps."""
         prefills = step.prefills
-        if not prefills:
-            return self.leap(step, 1)[0]
         tokens = step.decodes
         sequences = tokens + len(prefills)
         for chunk in prefills:
@@ -148,6 +171,8 @@ TERMS = (
     "mixed_per_sequence",
     "serial_per_token",
 )
+CHUNK_TERMS = ("prefill_per_key", "prefill_per_sequence")
+SWAP_TERMS = ("swap_out", "swap_out_per_block", "swap_in", "swap_in_per_block")
 
 
 @dataclass(frozen=True)
@@ -171,11 +196,13 @@ class PiecewiseCost(Fitted):
     mixed_per_context: float = 0.0  # c'
     mixed_per_sequence: float = 0.0  # e'
     serial_per_token: float = 0.0  # r, per token of the longest sequence
+    prefill_per_key: float = 0.0  # k, per token that a chunk's queries can see, its own included
+    prefill_per_sequence: float = 0.0  # g, per chunk
     _dense: list[float] = field(init=False, repr=False, compare=False)
     _decode: list[float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        refuse(*_check_table(self.dense), *check_terms(self, TERMS))
+        refuse(*_check_table(self.dense), *check_terms(self, TERMS + CHUNK_TERMS + SWAP_TERMS))
         tokens, seconds = np.array(self.dense, float).T
         counts = np.arange(int(min(tokens[-1], LONGEST_TABLE)) + 1)
         dense = np.interp(counts, tokens, seconds)
@@ -204,15 +231,20 @@ class PiecewiseCost(Fitted):
 
     def execute(self, step: Step) -> float:
         """Give the seconds that a step takes."""
-        prefills = step.prefills
-        if not prefills:
-            return self.leap(step, 1)[0]
-        count, context = step.decodes, step.context
-        new = pairs = 0
+        seconds = self._mixed_seconds(step) if step.prefills else self.leap(step, 1)[0]
+        if step.outgoing or step.incoming:
+            seconds += self.swap_seconds(step)
+        return seconds
+
+    def _mixed_seconds(self, step: Step) -> float:
+        """Give the time of a step with prompts, without swaps."""
+        prefills, count, context = step.prefills, step.decodes, step.context
+        new = pairs = keys = 0
         longest = context / count if count else 0.0
         for chunk in prefills:
             start, size = chunk.start, chunk.tokens
             new += size
+            keys += start + size
             pairs += size * start + size * (size + 1) // 2
             longest = max(longest, start + size)
         work = (
@@ -220,6 +252,8 @@ class PiecewiseCost(Fitted):
             + self.prefill_per_token * new
             + self.mixed_per_context * context
             + self.mixed_per_sequence * count
+            + self.prefill_per_key * keys
+            + self.prefill_per_sequence * len(prefills)
         )
         serial = self.serial_per_token * longest
         head = self.head_per_sequence * (count + len(prefills))

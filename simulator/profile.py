@@ -15,8 +15,9 @@ from simulator.piecewise import QUANTITIES, Limits, LinearCost, PiecewiseCost
 from simulator.yamlpos import Fault, Places, faults, parse, read_text
 
 PROFILES = Path(__file__).parent / "profiles"
-GPU_KEYS = {"a100": "A100-80GB", "h100": "H100-80GB", "h200": "H200"}
-"""What the word before the last in a shipped profile's name stands for."""
+GPU_KEYS = {"a100": "A100-80GB", "h100": "H100-80GB", "h200": "H200", "cpu": "CPU"}
+DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+"""What the last two words in a shipped profile's name stand for."""
 
 FORMS: dict[str, type[LinearCost] | type[PiecewiseCost]] = {
     "linear": LinearCost,
@@ -27,6 +28,10 @@ KEYS = ("model", "hardware", "engine", "cost", "range", "fit", "assumptions", "s
 
 class Precision(Protocol):
     """How an engine runs a model; `engine` of a scenario has these."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block of the KV cache."""
 
     @property
     def tensor_parallel_size(self) -> int:
@@ -113,13 +118,13 @@ def shipped_profile(model: ModelSpec, gpu: Gpu, engine: Precision) -> dict[str, 
     Models of the same shape share a profile: Llama-3.1-8B runs like Llama-3-8B.
     """
     for name in shipped_profiles():
-        of, key, _ = name.rsplit(".", 2)
-        # The files need not be parsed for this: all are of one GPU with 16 bits throughout.
+        of, key, dtype = name.rsplit(".", 2)
+        # The files need not be parsed for this: all are of one GPU with one dtype throughout.
         hardware = {
             "gpu": GPU_KEYS[key],
             "tensor_parallel_size": 1,
-            "dtype": "bfloat16",
-            "kv_cache_dtype": "bfloat16",
+            "dtype": DTYPES[dtype],
+            "kv_cache_dtype": DTYPES[dtype],
         }
         if not Profile(LinearCost(1.0, 0.0, 0.0), of, hardware).differences(model, gpu, engine):
             return {"profile": name}

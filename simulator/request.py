@@ -26,6 +26,7 @@ class Request:
     max_tokens: int = 0  # tokens after which the engine ends it, whatever it still wanted to say
     computed: int = 0  # tokens whose KV is in the cache
     generated: int = 0  # tokens that have come out, kept over a preemption
+    swapped: int = 0  # tokens whose KV waits on the host, after a preemption
     padding: int = 0  # tokens put before the prompt to even out a static batch
     blocks: list[int] | None = None  # its block table, where blocks have names
     hashes: list[int] | None = None  # of its full blocks, as far as asked for
@@ -64,6 +65,16 @@ class Chunk:
 
 
 @dataclass(slots=True)
+class Swap:
+    """KV blocks of one request that a step copies to the host, or back, before it computes."""
+
+    request: Request
+    count: int  # blocks
+    first: int = 0  # the number of the first in the request's block table
+    blocks: list[int] | None = None  # their names, where blocks have names
+
+
+@dataclass(slots=True)
 class Step:
     """One forward pass: what every executor receives, and all it receives.
 
@@ -77,8 +88,20 @@ class Step:
     padding: int = 0  # of the prefill tokens, those that only even out a static batch
     ghosts: int = 0  # of the decodes, those whose request has already ended
     singles: list[Chunk] | None = None  # of the decodes, those scheduled one by one
+    outgoing: list[Swap] | None = None  # copies to the host, done first
+    incoming: list[Swap] | None = None  # and back, done next
 
     @property
     def tokens(self) -> int:
         """Tokens that pass through the model."""
         return self.decodes + sum(chunk.tokens for chunk in self.prefills)
+
+    @property
+    def swapped_out(self) -> int:
+        """Blocks copied to the host."""
+        return sum(swap.count for swap in self.outgoing or ())
+
+    @property
+    def swapped_in(self) -> int:
+        """Blocks copied back from the host."""
+        return sum(swap.count for swap in self.incoming or ())

@@ -138,6 +138,16 @@ class EngineBlock(_Block):
     watermark: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0, description="share of the KV blocks that admission leaves free"
     )
+    preemption_mode: Literal["recompute", "swap"] = Field(
+        "recompute",
+        description="swap: copy a preempted request's KV blocks to the host and back, as vLLM did "
+        "before V1",
+    )
+    swap_space: Annotated[float, Field(ge=0)] = Field(
+        4.0,
+        description="GiB of host memory per GPU for swap; a request that does not fit "
+        "is computed again",
+    )
     allocation: Literal["paged", "contiguous"] = Field(
         "paged", description="contiguous: reserve max_model_len on admission, as before paging"
     )

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable
 from simulator.batch import Batch
 from simulator.blocks import BlockCounter
 from simulator.cadence import Cadence
+from simulator.host import HostMemory
 from simulator.policies import Fifo, Policy, Ranked
 from simulator.request import Chunk, Request, Step
 
@@ -35,6 +36,8 @@ class Scheduler(Batch):
     `policy` orders the waiting queue, None is first come, first served; if it has a method
     `victim(running)`, that picks who is preempted, else the last admitted is. The other arguments
     are vLLM's, by name. `max_model_len`, in tokens, ends a request whatever it still wanted to say.
+    `swap_blocks` is host memory, in KV blocks: as long as a preempted request fits into it, its
+    blocks are copied there and, before it runs again, back; otherwise they are computed again.
     """
 
     overlaps = False
@@ -54,6 +57,7 @@ class Scheduler(Batch):
         prefill_schedule_interval: int = 1,
         scheduler_reserve_full_isl: bool = True,
         watermark: float = 0.0,
+        swap_blocks: int = 0,
     ) -> None:
         super().__init__(blocks, Fifo() if policy is None else Ranked(policy.key))
         self.max_num_seqs = max_num_seqs
@@ -64,6 +68,7 @@ class Scheduler(Batch):
         self.long_prefill_token_threshold_adaptive = long_prefill_token_threshold_adaptive
         self.scheduler_reserve_full_isl = scheduler_reserve_full_isl
         self.watermark_blocks = int(watermark * (blocks.usable + 1))
+        self.host = HostMemory(swap_blocks, blocks.block_size)
         self._victim: Callable[[Iterable[Request]], Request] | None = getattr(
             policy, "victim", None
         )
@@ -128,6 +133,8 @@ class Scheduler(Batch):
                 blocks.take_ticks(decodes, 1)
         if budget and not self.preempted and self.waiting:
             self._board(step, budget, cap, now)
+        if self.host.leaving and (step.decodes or step.prefills):
+            self.host.send(step)  # an empty step is not carried out: then the next one sends
         if self._cadence is not None:
             self._executed += bool(step.decodes or step.prefills)
             self._cadence.end(self._executed, not self.preempted, bool(self.waiting))
@@ -187,7 +194,9 @@ class Scheduler(Batch):
                 return chunks
             if blocks.names_blocks or self._victim is not None:
                 return None  # which blocks are evicted depends on when the victims go
-            self._preempt(next(reversed(self.running)))
+            victim = next(reversed(self.running))
+            self._save(victim)
+            self._preempt(victim)
 
     def _decodes_behind(self, request: Request) -> bool:
         """Say whether a member of the decode set was admitted after `request`."""
@@ -214,19 +223,22 @@ class Scheduler(Batch):
 
     def _give(self, step: Step, request: Request, tokens: int) -> None:
         """Let a running request compute `tokens` more."""
-        chunk = Chunk(request, request.computed, tokens)
         if request.generated and request.pending == 1:
-            if step.singles is None:
-                step.singles = []
-            step.singles.append(chunk)
-            step.decodes += 1
-            step.context += request.computed + 1
+            self._single(step, request, request.computed)
         else:
-            step.prefills.append(chunk)
+            step.prefills.append(Chunk(request, request.computed, tokens))
         self.blocks.extend(request, request.computed + tokens)
         if self._cadence is not None:
             self._cadence.carries |= request.mid_prefill
             request.mid_prefill = request.pending > 0
+
+    def _single(self, step: Step, request: Request, start: int) -> None:
+        """Let a request outside the decode set decode."""
+        if step.singles is None:
+            step.singles = []
+        step.singles.append(Chunk(request, start, 1))
+        step.decodes += 1
+        step.context += start + 1
 
     def _walk(self, step: Step, cap: int) -> int:
         """Go through the running list one by one, as vLLM does; return the tokens left."""
@@ -271,6 +283,7 @@ class Scheduler(Batch):
                 if chunks is step.singles:
                     step.decodes -= 1
                     step.context -= chunk.start + 1
+        self._save(victim, given)
         self._preempt(victim)
         return given
 
@@ -281,7 +294,7 @@ class Scheduler(Batch):
         while budget and waiting and len(running) < self.max_num_seqs:
             request = waiting.head()
             hits = blocks.match(request)
-            start = len(hits) * blocks.block_size
+            start = max(len(hits) * blocks.block_size, request.swapped)
             if cadence is not None and cadence.held and start < request.known - 1:
                 break
             tokens = min(request.known - start, cap)
@@ -298,6 +311,12 @@ class Scheduler(Batch):
             blocks.admit(request, hits, start + tokens)
             if request.preemptions == 0:
                 request.cached = start
+            if request.swapped:
+                self.host.restore(step, request, len(hits))
+                if request.generated and tokens == 1 and not request.pending:
+                    self._single(step, request, start)
+                    budget -= 1
+                    continue
             step.prefills.append(Chunk(request, start, tokens))
             if cadence is not None:
                 cadence.carries |= start < request.known - 1
@@ -312,8 +331,17 @@ class Scheduler(Batch):
         if request.first_scheduled < 0:
             request.first_scheduled = now
 
+    def _save(self, request: Request, given: int = 0) -> None:
+        """Have a victim's blocks copied to the host, if there is room.
+
+        Of its tokens the last `given` were to be computed by this step, and are not.
+        """
+        if self.host.free:
+            ticks = self.decodes.tick - request.joined if request.joined >= 0 else 0
+            self.host.save(request, request.computed + ticks - given)
+
     def _preempt(self, request: Request) -> None:
-        """Put a running request back into the queue; its tokens must be computed again."""
+        """Put a running request back into the queue, without its blocks."""
         self._detach(request)
         del self.running[request]
         self.blocks.release(request)

@@ -20,6 +20,7 @@ from simulator.errors import HeadwayWarning
 from simulator.hardware import Gpu
 from simulator.log import Log
 from simulator.model import ModelSpec
+from simulator.replica import Replica
 from simulator.scenario import Scenario
 from simulator.workload import Workload
 
@@ -90,9 +91,21 @@ def run(
     """
     parts = assemble(scenario)
     workload = scenario.make_workload()
-    env = simpy.Environment()
     scheduler = make_scheduler(scenario, parts, workload.segments is not None)
+    env = simpy.Environment()
     replica = make_replica(env, scheduler, parts.cost, leap=not stepwise)
+    return play(scenario, parts, workload, replica, progress)
+
+
+def play(
+    scenario: Scenario,
+    parts: Parts,
+    workload: Workload,
+    replica: Replica,
+    progress: Callable[[float, int, int], None] | None = None,
+) -> Result:
+    """Send a workload to a replica, whatever its clock and its executor, until all is done."""
+    env = replica.env
     client = Client(env, workload, replica.submit)
     replica.on_finish = client.finished
     with _no_garbage_collection():

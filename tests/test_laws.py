@@ -110,6 +110,8 @@ def engines(draw: st.DrawFn) -> Callable[[], Scheduler]:
     policies = {"sjf": SJF, "priority": Priority}
     policy = policies[kind]() if kind in policies else None
     mechanism = draw(st.sampled_from([Scheduler, AsyncScheduler]))
+    if mechanism is Scheduler:
+        options["swap_blocks"] = draw(st.sampled_from([0, 0, 5, 1000]))
 
     def make() -> Scheduler:
         blocks = (
@@ -191,7 +193,9 @@ def test_runs_hold_every_token(load, engine, clock) -> None:
 def test_no_step_goes_over_a_limit_and_nothing_is_left_behind(load, engine, clock) -> None:
     """Budget, seats, blocks, a clock that never goes back; at the end all blocks are free."""
     scheduler = engine()
+    host = scheduler.host.free
     log, _ = play(load, scheduler, clock)
+    assert scheduler.host.free == host
     rows = log.steps
     computed = rows["prefill_tokens"] + rows["decodes"] + rows["wasted"]
     assert (computed <= scheduler.max_num_batched_tokens).all()

@@ -262,7 +262,7 @@ gpu: {name: A100-80GB, count: two}
 engine:
   max_num_seqs: 4096
   max_num_batched_tokens: lots
-  swap_space: 4
+  num_lookahead_slots: 4
   scheduling_policy: lifo
 workload:
   request_rate: 0
@@ -274,7 +274,7 @@ cost: {kind: cubic}
         ["s.yaml:2", "model"],
         ["s.yaml:3", "gpu.count"],
         ["s.yaml:6", "engine.max_num_batched_tokens"],
-        ["s.yaml:7", "engine.swap_space"],
+        ["s.yaml:7", "engine.num_lookahead_slots"],
         ["s.yaml:8", "engine.scheduling_policy"],
         ["s.yaml:10", "workload.request_rate"],
         ["s.yaml:11", "workload.input_len.low"],

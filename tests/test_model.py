@@ -26,7 +26,9 @@ PUBLISHED = {  # parameters on the models' cards, in 1e9
     "qwen3-0.6b": 0.60,
     "qwen3-30b-a3b": 30.53,
     "qwen3-32b": 32.76,
+    "qwen3-4b": 4.02,
     "qwen3-8b": 8.19,
+    "tiny-test": 0.00,
 }
 TINY = {
     "num_hidden_layers": 2,

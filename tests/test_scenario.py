@@ -58,6 +58,8 @@ def test_defaults_are_those_documented(write):
         "async_scheduling": False,
         "scheduler_reserve_full_isl": True,
         "watermark": 0.0,
+        "preemption_mode": "recompute",
+        "swap_space": 4.0,
         "allocation": "paged",
     }
     assert (scenario.gpu.name, scenario.gpu.count, scenario.seed) == ("A100-80GB", 1, 0)

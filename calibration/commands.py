@@ -1,0 +1,161 @@
+"""The commands that need an engine, or what one has measured: calibrate, live, validate.
+
+The command line loads this module only for them: it is all that reaches from it to torch.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from simulator.errors import HeadwayError
+
+Device = Annotated[str, Parameter(help="cpu or cuda")]
+Quiet = Annotated[
+    bool, Parameter(negative="", show_default=False, help="print errors and warnings only")
+]
+
+
+def calibrate(
+    *,
+    model: Annotated[
+        str | None, Parameter(help="shipped model, or the path of a config.json")
+    ] = None,
+    device: Device = "cpu",
+    out: Annotated[
+        Path | None,
+        Parameter(help="folder for the files [default: out/calibrate-MODEL-DEVICE]"),
+    ] = None,
+    budget_s: Annotated[float, Parameter(help="time to measure, seconds")] = 480.0,
+    from_: Annotated[
+        Path | None,
+        Parameter(name="--from", help="fit this steps.csv.gz again, measure nothing"),
+    ] = None,
+    num_blocks: Annotated[int, Parameter(help="KV blocks of the engine")] = 4096,
+    block_size: Annotated[int, Parameter(help="tokens in a block")] = 16,
+    max_num_seqs: Annotated[int, Parameter(help="sequences in a step, at most")] = 64,
+    max_num_batched_tokens: Annotated[int, Parameter(help="tokens in a step, at most")] = 512,
+    max_model_len: Annotated[int, Parameter(help="longest context, tokens")] = 4096,
+    seed: Annotated[int, Parameter(help="of order, weights and workloads")] = 0,
+) -> int:
+    """Measure what steps take on a device, and fit a cost profile to them."""
+    from calibration.calibrate import Setup, refit
+    from calibration.calibrate import calibrate as measure_and_fit
+
+    if from_ is not None:
+        if model is not None:
+            raise HeadwayError("--from: fits what was measured; --model goes without it")
+        refit(from_, out or from_.parent)
+        return 0
+    if model is None:
+        raise HeadwayError("--model: say which model to measure, or --from which file to fit")
+    wrong = _wrong_sizes(budget_s, num_blocks, block_size, max_num_seqs, max_num_batched_tokens)
+    if wrong:
+        raise HeadwayError(wrong)
+    setup = Setup(
+        model,
+        device,
+        budget_s,
+        num_blocks,
+        block_size,
+        max_num_seqs,
+        max_num_batched_tokens,
+        max_model_len,
+        seed,
+    )
+    name = Path(model).name
+    measure_and_fit(setup, out or Path("out") / f"calibrate-{name}-{device}", _tell)
+    return 0
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)
+
+
+def _wrong_sizes(
+    budget_s: float, num_blocks: int, block_size: int, seqs: int, tokens: int
+) -> list[str]:
+    checks = {
+        f"--budget-s {budget_s}: must be more than 0": not budget_s > 0,
+        f"--num-blocks {num_blocks}: must be at least 2": num_blocks < 2,
+        f"--block-size {block_size}: must be at least 1": block_size < 1,
+        f"--max-num-seqs {seqs}: must be at least 1": seqs < 1,
+        f"--max-num-batched-tokens {tokens}: must be at least --max-num-seqs": tokens < seqs,
+    }
+    return [message for message, wrong in checks.items() if wrong]
+
+
+def live(
+    scenario: Annotated[Path, Parameter(name="SCENARIO", help="scenario file (YAML)")],
+    /,
+    *,
+    device: Device = "cpu",
+    clock: Annotated[
+        Literal["exec", "wall", "model"],
+        Parameter(help="exec: measured time, idle time skipped; wall: real time; model: predicted"),
+    ] = "exec",
+    reruns: Annotated[int, Parameter(help="further runs, each in a folder of its own")] = 0,
+    set_: Annotated[
+        list[str] | None,
+        Parameter(name="--set", negative="", help="set a key: dotted.key=value (repeatable)"),
+    ] = None,
+    seed: Annotated[int | None, Parameter(help="seed, in place of the scenario's")] = None,
+    out: Annotated[
+        Path | None, Parameter(help="folder for the files [default: out/NAME-live]")
+    ] = None,
+    quiet: Quiet = False,
+) -> int:
+    """Run a scenario on a real engine; print its report, write its files."""
+    from calibration.live_files import write_live
+    from calibration.meta import describe_engine
+    from gpu_backend.live import build_engine, run_live
+    from simulator.assemble import assemble
+    from simulator.cli import check_folder
+    from simulator.console import tell_interrupted
+    from simulator.load import load_scenario
+    from simulator.progress import Bar
+    from simulator.report import run_table
+
+    loaded = load_scenario(scenario, set_ or (), seed)
+    folder = check_folder(out or Path("out") / f"{loaded.name}-live")
+    engine = build_engine(loaded, assemble(loaded), device)
+    about = describe_engine(engine) | {"seed": loaded.seed}
+    for number in range(reruns + 1):
+        bar = None if quiet or not sys.stderr.isatty() else Bar(f"{loaded.name} live {number}")
+        try:
+            done = run_live(loaded, device, clock, engine=engine, progress=bar)
+        finally:
+            if bar is not None:
+                bar.close()
+        if done.result.interrupted:
+            return tell_interrupted(done.result)
+        place = folder / f"rerun-{number}" if number else folder
+        report = run_table(done.result.summary())
+        files = write_live(done, place, about)
+        if not quiet:
+            if not number:
+                print(report)
+            print(f"written to {place}: {', '.join(file.name for file in files)}", flush=True)
+    return 0
+
+
+def validate(
+    folder: Annotated[Path, Parameter(name="LIVE_DIR", help="folder that `headway live` wrote")],
+    /,
+    *,
+    profile: Annotated[
+        str | None, Parameter(help="cost profile, in place of the run's: name or path")
+    ] = None,
+    out: Annotated[Path | None, Parameter(help="folder for the files [default: LIVE_DIR]")] = None,
+    quiet: Quiet = False,
+) -> int:
+    """Compare a live run with its simulation, step by step and as a whole."""
+    from calibration.validate import table
+    from calibration.validate import validate as compare
+
+    found = compare(folder, profile, out)
+    if not quiet:
+        print(table(found))
+        print(f"written to {out or folder}: validation.json, validation.png")
+    return 0

@@ -1,0 +1,262 @@
+"""Fit a cost profile to measured steps: non-negative least squares on relative errors.
+
+A step's time is a sum of terms that are linear in their coefficients: the terms of PiecewiseCost,
+with dense(T) as a constant and a slope between every two knots. No slope is negative, so no step
+gets cheaper by a token more. Rows are divided by the time that the fit before gave them, three
+times over: dividing by the measured time would favour fast outliers.
+
+Points of the grid count by their median over the passes, steps of runs one by one.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from calibration.rows import Row
+from simulator.errors import HeadwayError
+from simulator.piecewise import Limits, PiecewiseCost
+
+Floats = npt.NDArray[np.float64]
+
+KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+FLOORS = (0, 32, 64, 128, 256, 512)  # keys that a decode costs at least, as tried on graphs
+ROUNDS = 4  # of dividing by the time fitted before
+HELD_OUT = 5  # every fifth point, and runs whose name says so
+GRID_WEIGHT = 0.1
+FEWEST = 12  # samples to fit to
+SWAPS = ("swap_out", "swap_in")
+HOLD = "heldout"  # begins the name of a run that the fit must not see
+
+
+def cpu_seconds(row: Row) -> float:
+    """Give the CPU time of a step: what a CPU that nobody else used would have taken."""
+    return row.device_s + row.host_s
+
+
+def wall_seconds(row: Row) -> float:
+    """Give the time from schedule to tokens."""
+    return row.wall_s
+
+
+CLOCKS: dict[str, Callable[[Row], float]] = {"cpu": cpu_seconds, "wall": wall_seconds}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What is fitted to: a row with the seconds that it took."""
+
+    row: Row
+    seconds: float
+    held_out: bool
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Relative errors of predicted steps, predicted / measured - 1."""
+
+    points: int
+    median: float  # of the absolute errors
+    p95: float
+    bias: float  # of the sum of all
+
+    @classmethod
+    def of(cls, predicted: Floats, measured: Floats) -> "Errors":
+        """Compare seconds with seconds."""
+        off = np.abs(predicted / measured - 1.0)
+        return cls(
+            len(off),
+            float(np.median(off)),
+            float(np.percentile(off, 95)),
+            float(predicted.sum() / measured.sum() - 1.0),
+        )
+
+
+@dataclass(frozen=True)
+class StepFit:
+    """A fitted cost, its range and its errors on samples that another fit had not seen."""
+
+    cost: PiecewiseCost
+    limits: Limits
+    samples: list[Sample]
+    trained: Errors  # of the fit to all samples
+    held_out: dict[str, Errors]  # by kind of sample
+    host: float  # s, median of the host's part
+
+
+def collect(rows: Iterable[Row], clock: Callable[[Row], float]) -> list[Sample]:
+    """Make samples of rows: grid points by their median, steps of runs one by one."""
+    points: dict[tuple[str, int], list[Row]] = defaultdict(list)
+    samples = []
+    for row in rows:
+        if row.kind == "probe" or row.swapped_out or row.swapped_in:
+            continue
+        if row.point >= 0:
+            points[row.kind, row.point].append(row)
+        else:
+            samples.append(Sample(row, clock(row), row.run.startswith(HOLD)))
+    for (_, point), same in sorted(points.items()):
+        seconds = float(np.median([clock(row) for row in same]))
+        samples.append(Sample(same[0], seconds, point % HELD_OUT == HELD_OUT - 1))
+    return samples
+
+
+def fit_rows(rows: Sequence[Row], clock: str = "cpu") -> StepFit:
+    """Fit a cost to measured rows; HeadwayError where there are too few."""
+    seconds = CLOCKS[clock]
+    samples = collect(rows, seconds)
+    if len(samples) < FEWEST:
+        raise HeadwayError(f"{len(samples)} different steps are too few to fit; {FEWEST} would do")
+    seen = [sample for sample in samples if not sample.held_out] or samples
+    unseen = [sample for sample in samples if sample.held_out]
+    host = float(np.median([row.host_s for row in rows if row.kind not in SWAPS]))
+    judged = _fit(seen, host)
+    held_out = {
+        kind: judge(judged, [s for s in unseen if s.row.kind == kind])
+        for kind in sorted({s.row.kind for s in unseen})
+    }
+    if unseen:
+        held_out["all"] = judge(judged, unseen)
+    cost = _fit(samples, host)
+    out, back = (_fit_swap([row for row in rows if row.kind == kind]) for kind in SWAPS)
+    cost = replace(cost, swap_out=out[0], swap_out_per_block=out[1])
+    cost = replace(cost, swap_in=back[0], swap_in_per_block=back[1])
+    return StepFit(cost, _limits(samples), samples, judge(cost, samples), held_out, host)
+
+
+def judge(cost: PiecewiseCost, samples: Sequence[Sample]) -> Errors:
+    """Compare a cost with samples."""
+    predicted = np.array([cost.execute(sample.row.step) for sample in samples])
+    return Errors.of(predicted, np.array([sample.seconds for sample in samples]))
+
+
+def _fit(samples: Sequence[Sample], host: float) -> PiecewiseCost:
+    """Fit with every floor of a decode's keys, keep the best."""
+    most = max(sample.row.tokens for sample in samples)
+    knots = [knot for knot in KNOTS if knot < most]
+    knots.append(max(most, 2))
+    weights = _weights(samples)
+    measured = np.array([sample.seconds for sample in samples])
+    graphs = any(sample.row.path == "graph" for sample in samples)
+    best, least = None, np.inf
+    for keys in FLOORS if graphs else FLOORS[:1]:
+        table = np.array([_features(sample.row, knots, keys) for sample in samples])
+        found = _solve(table, measured, weights)
+        loss = float((weights * (table @ found / measured - 1.0) ** 2).sum())
+        if loss < least:
+            best, least = _cost(found, knots, keys, host), loss
+    assert best is not None
+    return best
+
+
+def _weights(samples: Sequence[Sample]) -> Floats:
+    """Let the grid weigh a tenth of the runs: it is there for coverage, they for the level."""
+    grid = np.array([sample.row.point >= 0 for sample in samples])
+    weights = np.ones(len(samples))
+    if grid.any() and not grid.all():
+        weights[grid] = max(1.0, GRID_WEIGHT * (~grid).sum() / grid.sum())
+    normed: Floats = weights / weights.sum()
+    return normed
+
+
+TERMS = (
+    "head_per_sequence",
+    "decode_per_context",
+    "prefill",
+    "prefill_per_pair",
+    "prefill_per_token",
+    "prefill_per_key",
+    "prefill_per_sequence",
+    "mixed_per_context",
+    "mixed_per_sequence",
+)
+"""What is fitted beside the dense table; the coefficients follow those of the knots."""
+
+
+def _features(row: Row, knots: Sequence[int], keys: int) -> list[float]:
+    """Give what each coefficient is multiplied by: the constant, the knots' slopes, the terms."""
+    new = sum(size for _, size in row.chunks)
+    tokens = row.decodes + new
+    dense = [1.0]
+    for low, high in pairwise(knots):
+        dense.append(float(min(max(tokens - low, 0), high - low)))
+    if not row.chunks:
+        return [*dense, row.decodes, max(row.context, keys * row.decodes), *(0.0,) * 7]
+    pairs = sum(size * start + size * (size + 1) // 2 for start, size in row.chunks)
+    seen = sum(start + size for start, size in row.chunks)
+    count = len(row.chunks)
+    work = (row.decodes + count, 0.0, 1.0, pairs, new, seen, count, row.context, row.decodes)
+    return [*dense, *map(float, work)]
+
+
+def _solve(table: Floats, measured: Floats, weights: Floats) -> Floats:
+    """Find the non-negative coefficients of least relative error."""
+    from scipy.optimize import nnls
+
+    scale = measured
+    found = np.zeros(table.shape[1])
+    for _ in range(ROUNDS):
+        rows = np.sqrt(weights) / scale
+        scaled = table * rows[:, None]
+        sizes = np.linalg.norm(scaled, axis=0)
+        sizes[sizes == 0.0] = 1.0
+        found = nnls(scaled / sizes, measured * rows)[0] / sizes
+        # Nobody may weigh much for being thought fast.
+        scale = np.maximum(table @ found, measured / 2.0)
+    return found
+
+
+def _cost(found: Floats, knots: Sequence[int], keys: int, host: float) -> PiecewiseCost:
+    """Write coefficients as a cost model. The host's time is told apart where it can be."""
+    count = len(knots)
+    slopes, terms = found[1:count], dict(zip(TERMS, map(_short, found[count:]), strict=True))
+    const = max(float(found[0]), 1e-9)
+    overhead = _short(min(host, const / 2.0))
+    heights = const - overhead + np.concatenate([[0.0], np.cumsum(slopes * np.diff(knots))])
+    dense = [[knot, _short(height)] for knot, height in zip(knots, heights, strict=True)]
+    floor = _short(keys * terms["decode_per_context"])
+    cost = PiecewiseCost(dense=dense, overhead=overhead, decode_per_sequence=floor)
+    return replace(cost, **terms)  # type: ignore[arg-type]
+
+
+def _short(value: float) -> float:
+    """Round to five digits: what the file says is what is judged."""
+    return float(f"{value:.5g}")
+
+
+def _limits(samples: Sequence[Sample]) -> Limits:
+    """Give the range of the steps fitted to."""
+    rows = [sample.row for sample in samples]
+    pairs = [sum(new * start + new * (new + 1) // 2 for start, new in row.chunks) for row in rows]
+    values = {
+        "tokens": [row.tokens for row in rows],
+        "sequences": [row.decodes for row in rows],
+        "context": [row.context for row in rows],
+        "pairs": pairs,
+    }
+    return {
+        name: (min(positive), max(positive))
+        for name, column in values.items()
+        if (positive := [value for value in column if value > 0])
+    }
+
+
+def _fit_swap(rows: Sequence[Row]) -> tuple[float, float]:
+    """Fit start + per_block blocks to swaps, on relative errors; zeros where none was measured."""
+    from scipy.optimize import nnls
+
+    if not rows:
+        return 0.0, 0.0
+    times = np.array([row.wall_s for row in rows])  # of the copies alone; CPU time on a CPU
+    blocks = np.array([sum(row.swapped_out + row.swapped_in) for row in rows], float)
+    table = np.stack([np.ones(len(rows)), blocks], axis=1) / times[:, None]
+    start, per_block = nnls(table, np.ones(len(rows)))[0]
+    return _short(start), _short(per_block)
+
+
+def named(fit: StepFit, name: str) -> StepFit:
+    """Give the fit under the name that reports will call its cost."""
+    return replace(fit, cost=replace(fit.cost, name=name, limits=fit.limits))

@@ -1,0 +1,111 @@
+"""Which steps a calibration measures: a grid of decodes, of prompts and of both together."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from calibration.rows import Chunks
+
+BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+CONTEXTS = (16, 64, 256, 1024, 2048, 4096, 8192, 16384)
+PIECES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+HISTORIES = (0, 256, 1024, 4096, 16384)
+MIXED_BATCHES = (1, 8, 32, 128)
+MIXED_CONTEXTS = (64, 512, 2048, 8192)
+SHORT = 16  # tokens of context where a step's products alone are of interest
+DENSE = (1, 2, 3, 4, 6, *range(8, 64, 8), *range(64, 257, 16), *range(288, 2049, 32))
+
+
+Draft: TypeAlias = tuple[str, Sequence[int], Sequence[tuple[int, int]], bool]
+"""Kind, contexts, pieces of prompts, whether it is coarse."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the engine under measurement can hold and what its scheduler would give it."""
+
+    sequences: int  # max_num_seqs
+    tokens: int  # max_num_batched_tokens
+    length: int  # max_model_len
+    cache: int  # tokens in the KV cache
+
+
+@dataclass(frozen=True)
+class Point:
+    """One step to measure: contexts before it of its decodes, and its pieces of prompts."""
+
+    number: int
+    kind: str  # decode, prefill, mixed
+    contexts: tuple[int, ...]
+    chunks: Chunks
+    coarse: bool  # measured first
+
+    @property
+    def held(self) -> int:
+        """Tokens in the cache once it is done."""
+        return sum(self.contexts) + len(self.contexts) + sum(map(sum, self.chunks))
+
+
+def make_grid(limits: Limits, rng: np.random.Generator, *, fine: bool = True) -> list[Point]:
+    """List the points that fit the limits; `fine` adds skewed and random ones to the grid."""
+    drafts: list[Draft] = [*_decodes(limits), *_prompts(limits), *_mixtures(limits, rng)]
+    if fine:
+        drafts += [*_skewed(limits, rng), *_dense(limits)]
+    points: list[Point] = []
+    for kind, contexts, chunks, coarse in drafts:
+        point = Point(len(points), kind, tuple(contexts), tuple(chunks), coarse)
+        tokens = len(contexts) + sum(new for _, new in chunks)
+        longest = max([*contexts, *(start + new for start, new in chunks)])
+        fits = len(contexts) + len(chunks) <= limits.sequences and tokens <= limits.tokens
+        if fits and longest < limits.length and point.held <= limits.cache:
+            points.append(point)
+    return points
+
+
+def _decodes(limits: Limits) -> Iterator[Draft]:
+    """Every batch at every context, all sequences of a batch alike."""
+    for batch in BATCHES:
+        for context in CONTEXTS:
+            coarse = batch in {1, 8, 32, 128} and context in {64, 1024, 4096}
+            yield "decode", [context] * batch, [], coarse
+
+
+def _prompts(limits: Limits) -> Iterator[Draft]:
+    """Pieces of one prompt after every history, and several short prompts at once."""
+    for size in PIECES:
+        for history in HISTORIES:
+            yield "prefill", [], [(history, size)], history == 0 and size in {64, 512, 2048}
+    for count in (2, 4, 8):
+        for size in (32, 128, 512):
+            yield "prefill", [], [(0, size)] * count, False
+
+
+def _mixtures(limits: Limits, rng: np.random.Generator) -> Iterator[Draft]:
+    """Decodes beside a piece of a prompt, every combination that is drawn."""
+    sizes = [size for size in (16, 64, 128, 256, 512, 2048) if size < limits.tokens]
+    for batch in MIXED_BATCHES:
+        for context in MIXED_CONTEXTS:
+            for size in sizes:
+                if rng.random() < 0.6:
+                    history = int(rng.choice([0, 0, 256, 1024]))
+                    yield "mixed", [context] * batch, [(history, size)], context == 512
+
+
+def _skewed(limits: Limits, rng: np.random.Generator) -> Iterator[Draft]:
+    """Batches of any size whose contexts differ by orders of magnitude."""
+    top = np.log(min(limits.length - 1, limits.cache // 2))
+    for _ in range(40):
+        batch = int(np.exp(rng.uniform(0, np.log(limits.sequences + 1))))
+        contexts = np.exp(rng.uniform(np.log(SHORT), top, max(batch, 1))).astype(int)
+        while len(contexts) > 1 and contexts.sum() + len(contexts) > limits.cache:
+            contexts = contexts[:-1]
+        yield "decode", contexts.tolist(), [], False
+
+
+def _dense(limits: Limits) -> Iterator[Draft]:
+    """A prompt of every size that a matrix product's tiles may tell apart."""
+    for size in DENSE:
+        if size > 1:
+            yield "prefill", [], [(0, size)], False

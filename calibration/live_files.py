@@ -1,0 +1,193 @@
+"""The folder of a live run: the files of any run, and what was measured step by step.
+
+It stands for itself: its scenario names its own profile, and traces by their whole path.
+"""
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from calibration.rows import Row, parse_row, write_chunks, write_counts
+from simulator.errors import HeadwayError
+from simulator.files import Writer, write_together
+from simulator.output import write_run
+from simulator.profile import shipped_profiles
+from simulator.scenario import Scenario, resolve
+
+if TYPE_CHECKING:
+    from gpu_backend.live import LiveRun
+
+MEASURED, ABOUT, PROFILE = "steps_measured.csv", "live.json", "profile.yaml"
+COLUMNS = (
+    "start",
+    "seconds",
+    "predicted_s",
+    "device_s",
+    "host_s",
+    "swap_s",
+    "wall_s",
+    "schedule_s",
+    "decodes",
+    "context",
+    "chunks",
+    "swapped_out",
+    "swapped_in",
+)
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A line of steps_measured.csv, as far as a comparison needs it."""
+
+    row: Row
+    predicted: float  # s, by the cost model of the run
+    schedule: float  # s, CPU time of scheduler and log before the step
+    swap: float  # s, copies of KV blocks
+
+    def seconds(self, clock: str) -> float:
+        """Give what the step took, by CPU time (`cpu`) or by the wall's clock (`wall`)."""
+        if clock == "wall":
+            return self.row.wall_s + self.schedule
+        return self.row.device_s + self.row.host_s + self.swap
+
+
+def write_live(live: "LiveRun", out: Path, about: Mapping[str, object]) -> list[Path]:
+    """Write the folder of a live run; return the files' paths."""
+    result = live.result
+    profile = _profile(result.scenario)
+    result.scenario = portable(result.scenario)
+    files = write_run(result, out)
+    text = json.dumps(
+        {**about, "device": live.device, "clock": live.clock, "steps": len(live.timings)}, indent=1
+    )
+    writers: dict[str, Writer] = {
+        MEASURED: partial(_write_steps, live),
+        ABOUT: lambda file: file.write(text.encode() + b"\n"),
+    }
+    if profile is not None:
+        content = profile.read_bytes()
+        writers[PROFILE] = lambda file: file.write(content)
+    return files + write_together(out, writers)
+
+
+def _profile(scenario: Scenario) -> Path | None:
+    """Find the file of the scenario's profile, if it has one that does not come with us."""
+    named = (scenario.cost or {}).get("profile")
+    if not isinstance(named, str) or named in shipped_profiles():
+        return None
+    return resolve(named, scenario.folder)
+
+
+def portable(scenario: Scenario) -> Scenario:
+    """Give the scenario as it can be read from another folder."""
+    changes: dict[str, object] = {}
+    if _profile(scenario) is not None:
+        changes["cost"] = {"profile": PROFILE}
+    trace = scenario.workload.trace
+    if trace is not None:
+        path = str(resolve(trace.path, scenario.folder).resolve())
+        there = trace.model_copy(update={"path": path})
+        changes["workload"] = scenario.workload.model_copy(update={"trace": there})
+    model = resolve(scenario.model, scenario.folder)
+    if model.exists():
+        changes["model"] = str(model.resolve())
+    return scenario.model_copy(update=changes)
+
+
+def _write_steps(live: "LiveRun", file: BinaryIO) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for timing in live.timings:
+        done = timing.measured
+        numbers = (
+            timing.seconds,
+            timing.predicted_s,
+            done.device_s,
+            done.host_s,
+            done.swap_out_s + done.swap_in_s,
+            done.wall_s,
+            timing.schedule_s,
+        )
+        writer.writerow(
+            [
+                f"{timing.start:.9g}",
+                *(f"{number:.5g}" for number in numbers),
+                timing.decodes,
+                timing.context,
+                write_chunks(timing.chunks),
+                write_counts(timing.swapped_out),
+                write_counts(timing.swapped_in),
+            ]
+        )
+    file.write(text.getvalue().encode())
+
+
+def read_measured(folder: Path) -> list[MeasuredStep]:
+    """Read steps_measured.csv, packed or not; HeadwayError where it is damaged or missing."""
+    path = folder / MEASURED
+    packed = folder / f"{MEASURED}.gz"
+    if not path.exists() and not packed.exists():
+        raise HeadwayError(f"{folder}: is no folder of `headway live`: has no {MEASURED}")
+    try:
+        text = path.read_text() if path.exists() else gzip.decompress(packed.read_bytes()).decode()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise HeadwayError(f"{path}: damaged: {error}") from None
+    lines = csv.DictReader(io.StringIO(text))
+    if lacking := [name for name in COLUMNS if name not in (lines.fieldnames or ())]:
+        raise HeadwayError(f"{path}:1: lacks columns {', '.join(lacking)}")
+    steps = []
+    for number, line in enumerate(lines, 2):
+        try:
+            steps.append(_step(line, number - 2))
+        except (ValueError, TypeError) as error:
+            raise HeadwayError(f"{path}:{number}: {error}") from None
+    if not steps:
+        raise HeadwayError(f"{path}: has no steps")
+    return steps
+
+
+def _step(line: Mapping[str, str], turn: int) -> MeasuredStep:
+    if None in line or None in line.values():
+        raise ValueError("has too few or too many values")
+    fixed = {"run": "live", "kind": "onpolicy", "path": "", "point": "-1", "turn": str(turn)}
+    row = parse_row({**fixed, "bucket": "0", "longest": "0", **line})
+    return MeasuredStep(
+        row, float(line["predicted_s"]), float(line["schedule_s"]), float(line["swap_s"])
+    )
+
+
+def read_about(folder: Path) -> dict[str, object]:
+    """Read live.json; HeadwayError where it is damaged or missing."""
+    path = folder / ABOUT
+    try:
+        about = json.loads(path.read_text())
+    except OSError as error:
+        raise HeadwayError(f"{path}: cannot read: {error.strerror}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise HeadwayError(f"{path}: damaged: {error}") from None
+    if not isinstance(about, dict) or not {"device", "clock"} <= set(about):
+        raise HeadwayError(f"{path}: is no description of a live run")
+    return about
+
+
+def read_requests(folder: Path) -> dict[str, list[float]]:
+    """Read ttft, tpot and e2el of requests.csv, by name; NaN where a request has none."""
+    path = folder / "requests.csv"
+    try:
+        with path.open(newline="") as file:
+            lines = list(csv.DictReader(file))
+        return {
+            name: [float(line[name]) if line[name] else float("nan") for line in lines]
+            for name in ("ttft", "tpot", "e2el")
+        }
+    except OSError as error:
+        raise HeadwayError(f"{path}: cannot read: {error.strerror}") from None
+    except (KeyError, ValueError, TypeError) as error:
+        raise HeadwayError(f"{path}: damaged: {error}") from None

@@ -1,0 +1,202 @@
+"""Measure steps on the engine: a grid in shuffled passes, swaps, and steps of real schedules.
+
+Every pass visits all points once in a new order, with a probe point in between that is always the
+same: what drifts (clocks, temperature, neighbours) then hits all points alike and can be seen.
+A visit runs its step once unmeasured, since a live engine's steps resemble the ones before them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+
+import numpy as np
+
+from calibration.grid import Limits, Point
+from calibration.rows import Row
+from gpu_backend.engine import Engine, Measured
+from gpu_backend.live import LiveRun
+from simulator.request import Chunk, Request
+
+Sink = Callable[[Row], None]
+
+PROBE_EVERY = 20  # visits
+TAKES = 2  # measured runs of a visit
+FEWEST_PASSES, MOST_PASSES = 3, 25
+SWAP_BLOCKS = (1, 4, 16, 64, 256)
+SWAP_TAKES = 10
+
+
+@dataclass(slots=True)
+class Pages:
+    """Pages for made-up requests: the first ones of the cache, which a live engine uses again and
+    again, in random order as after some time of service."""
+
+    size: int
+    order: list[int]
+    _next: int = field(default=0)
+
+    @classmethod
+    def of(cls, engine: Engine, rng: np.random.Generator, count: int) -> "Pages":
+        """Shuffle the first `count` pages of an engine, or all of them, without the null page."""
+        count = min(count, engine.num_blocks - 1)
+        return cls(engine.block_size, (1 + rng.permutation(count)).tolist())
+
+    def take(self, tokens: int) -> list[int]:
+        """Take pages for so many tokens, from the beginning again once all are taken."""
+        count = -(-tokens // self.size)
+        first, self._next = self._next, self._next + count
+        if self._next > len(self.order):
+            first, self._next = 0, count
+        return self.order[first : self._next]
+
+
+def make_chunks(point: Point, pages: Pages) -> list[Chunk]:
+    """Make requests that are where the point has them, their contexts taken as computed."""
+    pieces = [*point.chunks, *((context, 1) for context in point.contexts)]
+    return [
+        Chunk(Request(-2 - k, 0.0, start + new, 2, blocks=pages.take(start + new)), start, new)
+        for k, (start, new) in enumerate(pieces)
+    ]
+
+
+def point_row(point: Point, measured: Measured, run: str, turn: int, path: str) -> Row:
+    """Write a measured point down."""
+    count = len(point.contexts)
+    return Row(
+        run=run,
+        kind=point.kind,
+        point=point.number,
+        turn=turn,
+        path=path,
+        bucket=0,
+        decodes=count,
+        context=sum(point.contexts) + count,
+        longest=max(point.contexts, default=-1) + 1,
+        chunks=point.chunks,
+        swapped_out=(),
+        swapped_in=(),
+        device_s=measured.device_s,
+        host_s=measured.host_s,
+        wall_s=measured.wall_s,
+    )
+
+
+def _pages(engine: Engine, point: Point) -> int:
+    """Count the pages that a point's requests need."""
+    lengths = [*(context + 1 for context in point.contexts), *map(sum, point.chunks)]
+    return sum(-(-length // engine.block_size) for length in lengths)
+
+
+def path_of(engine: Engine, prompts: bool) -> str:
+    """Tell how the engine launches a step."""
+    return "graph" if engine.device.type == "cuda" and not prompts else "eager"
+
+
+def measure_grid(
+    engine: Engine,
+    points: Sequence[Point],
+    sink: Sink,
+    rng: np.random.Generator,
+    budget_s: float,
+    *,
+    run: str = "grid",
+) -> int:
+    """Measure the points in passes until the time is over; return the number of whole passes.
+
+    The first pass takes coarse points first, so that little time covers the range thinly.
+    """
+    engine.fill_random()
+    until = monotonic() + budget_s
+    probe = _probe(points)
+    for turn in range(MOST_PASSES):
+        visits = _Visits(engine, sink, rng, run, turn)
+        order = rng.permutation(len(points)).tolist()
+        if turn == 0:
+            order.sort(key=lambda k: not points[k].coarse)
+        for visit, k in enumerate(order):
+            if monotonic() > until:
+                return turn
+            if visit % PROBE_EVERY == 0:
+                visits.make(probe)
+            visits.make(points[k])
+    return MOST_PASSES
+
+
+def _probe(points: Sequence[Point]) -> Point:
+    """Choose a decode step of middling size."""
+    decodes = [point for point in points if point.kind == "decode"] or list(points)
+    middle = sorted(decodes, key=lambda point: point.held)[len(decodes) // 2]
+    return Point(-1, "probe", middle.contexts, middle.chunks, coarse=True)
+
+
+@dataclass(slots=True)
+class _Visits:
+    """Visits of one pass."""
+
+    engine: Engine
+    sink: Sink
+    rng: np.random.Generator
+    run: str
+    turn: int
+
+    def make(self, point: Point) -> None:
+        """Run a point's step once for warmth, then measured."""
+        engine = self.engine
+        engine.reset()
+        chunks = make_chunks(point, Pages.of(engine, self.rng, _pages(engine, point)))
+        path = path_of(engine, bool(point.chunks))
+        engine.execute(chunks, keep=False)
+        for _ in range(TAKES):
+            measured = engine.execute(chunks, keep=False)
+            self.sink(point_row(point, measured, self.run, self.turn, path))
+
+
+def measure_swaps(engine: Engine, sink: Sink, rng: np.random.Generator, run: str = "swap") -> None:
+    """Time copies of 1 to 256 blocks to the host and back."""
+    engine.reset()
+    sizes = [size for size in SWAP_BLOCKS if size < engine.num_blocks]
+    for turn in range(SWAP_TAKES):
+        for size in rng.permutation(sizes).tolist():
+            pages = Pages.of(engine, rng, engine.num_blocks)
+            request = Request(-2, 0.0, size * engine.block_size, 2)
+            blocks = pages.take(request.prompt_tokens)
+            out = engine.swap_out(request, blocks)
+            back = engine.swap_in(request, blocks)
+            if turn:  # the first copies are cold
+                sink(_swap_row("swap_out", size, out, run, turn))
+                sink(_swap_row("swap_in", size, back, run, turn))
+
+
+def _swap_row(kind: str, blocks: int, seconds: float, run: str, turn: int) -> Row:
+    out, back = ((blocks,), ()) if kind == "swap_out" else ((), (blocks,))
+    return Row(run, kind, -1, turn, "eager", 0, 0, 0, 0, (), out, back, seconds, 0.0, seconds)
+
+
+def live_rows(live: LiveRun, run: str, engine: Engine) -> list[Row]:
+    """Write the steps of a live run down."""
+    return [
+        Row(
+            run=run,
+            kind="onpolicy",
+            point=-1,
+            turn=turn,
+            path=path_of(engine, bool(timing.chunks)),
+            bucket=0,
+            decodes=timing.decodes,
+            context=timing.context,
+            longest=0,
+            chunks=timing.chunks,
+            swapped_out=timing.swapped_out,
+            swapped_in=timing.swapped_in,
+            device_s=timing.measured.device_s,
+            host_s=timing.measured.host_s,
+            wall_s=timing.measured.wall_s + timing.schedule_s,
+        )
+        for turn, timing in enumerate(live.timings)
+    ]
+
+
+def limits_of(engine: Engine, sequences: int, tokens: int, length: int) -> Limits:
+    """Put an engine's sizes and its scheduler's together."""
+    length = min(length, engine.spec.max_position_embeddings)
+    return Limits(sequences, tokens, length, (engine.num_blocks - 1) * engine.block_size)

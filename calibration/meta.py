@@ -1,0 +1,103 @@
+"""What a measurement says of itself in `meta.json`: the engine, the machine, the software."""
+
+import json
+import platform
+import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from simulator.errors import HeadwayError
+from simulator.files import write_atomic
+from simulator.hardware import find_gpu
+
+if TYPE_CHECKING:
+    from gpu_backend.engine import Engine
+
+Meta = dict[str, object]
+
+NEEDED = ("model", "gpu", "dtype", "clock", "block_size", "torch", "started", "commit")
+
+
+def now() -> str:
+    """Give the time, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def describe_engine(engine: "Engine") -> Meta:
+    """Tell what was measured, and on what."""
+    import torch
+
+    cuda = engine.device.type == "cuda"
+    name = torch.cuda.get_device_name(engine.device) if cuda else "CPU"
+    try:
+        gpu = find_gpu(name).name
+    except ValueError:
+        gpu = name
+    meta: Meta = {
+        "model": engine.spec.name,
+        "gpu": gpu,
+        "dtype": str(engine.dtype).removeprefix("torch."),
+        "clock": "wall" if cuda else "cpu",
+        "block_size": engine.block_size,
+        "num_blocks": engine.num_blocks,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "commit": _commit(),
+    }
+    if cuda:
+        meta |= {"device": name, "cuda": torch.version.cuda}
+    return meta
+
+
+def _processor() -> str:
+    """Name the CPU."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "unknown")
+
+
+def _commit() -> str:
+    """Give the commit that the program is of, and whether files differ from it."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        dirty = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
+        return git("rev-parse", "--short=12", "HEAD") + dirty
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def write_meta(path: Path, meta: Mapping[str, object]) -> None:
+    """Write meta.json."""
+    write_atomic(path, partial(_write, json.dumps(meta, indent=1)))
+
+
+def _write(text: str, file: BinaryIO) -> None:
+    file.write(text.encode() + b"\n")
+
+
+def read_meta(path: Path) -> Meta:
+    """Read meta.json; HeadwayError where it is damaged."""
+    try:
+        meta = json.loads(path.read_text())
+    except OSError as error:
+        raise HeadwayError(f"{path}: cannot read: {error.strerror}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise HeadwayError(f"{path}: damaged: {error}") from None
+    if not isinstance(meta, dict) or (lacking := [key for key in NEEDED if key not in meta]):
+        raise HeadwayError(f"{path}: is no description of a measurement: lacks {lacking}")
+    if meta["clock"] not in {"cpu", "wall"} or not isinstance(meta["block_size"], int):
+        raise HeadwayError(f"{path}: clock must be cpu or wall, block_size a whole number")
+    return meta

@@ -1,0 +1,216 @@
+"""Measured steps: what each computed and how long it took, as rows of `steps.csv.gz`.
+
+A file grows by whole gzip members, each a batch of rows, so that whatever ends a measurement
+leaves a file that can be read. The same columns describe the steps of a live run.
+"""
+
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TypeAlias
+
+from simulator.errors import HeadwayError
+from simulator.request import Chunk, Request, Step, Swap
+
+Chunks: TypeAlias = tuple[tuple[int, int], ...]
+"""Pieces of prompts: (tokens in the cache before, tokens computed)."""
+
+BATCH = 100  # rows of a gzip member
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured step, or one swap; times in seconds."""
+
+    run: str  # rows of one run were measured one after the other
+    kind: str  # decode, prefill, mixed, onpolicy, probe, swap_out, swap_in
+    point: int  # number of the grid's point, -1: none
+    turn: int  # the pass, or the number of the step in its run
+    path: str  # how it was launched: eager, graph
+    bucket: int  # sequences that a graph was padded to, 0: none
+    decodes: int
+    context: int  # KV entries that the decodes read, each one's new token included
+    longest: int  # the most of them in one sequence
+    chunks: Chunks  # of prompts
+    swapped_out: tuple[int, ...]  # blocks of each request that goes to the host
+    swapped_in: tuple[int, ...]
+    device_s: float  # CPU time of the forward pass, or between two CUDA events
+    host_s: float  # CPU time of what the host does for it
+    wall_s: float
+
+    @property
+    def step(self) -> Step:
+        """Give the step as a cost model sees it."""
+        return make_step(self.chunks, self.decodes, self.context, self.swapped_out, self.swapped_in)
+
+    @property
+    def tokens(self) -> int:
+        """Count the tokens that pass through the model."""
+        return self.decodes + sum(new for _, new in self.chunks)
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+WHOLE = ("point", "turn", "bucket", "decodes", "context", "longest")
+SWAPPED = ("swapped_out", "swapped_in")
+TIMES = ("device_s", "host_s", "wall_s")
+NOBODY = Request(-1, 0.0, 1, 1)
+
+
+def make_step(
+    chunks: Chunks,
+    decodes: int,
+    context: int,
+    swapped_out: Sequence[int] = (),
+    swapped_in: Sequence[int] = (),
+) -> Step:
+    """Make a step of sums and pieces of prompts."""
+    step = Step([Chunk(NOBODY, start, new) for start, new in chunks], decodes, context)
+    step.outgoing = [Swap(NOBODY, count) for count in swapped_out]
+    step.incoming = [Swap(NOBODY, count) for count in swapped_in]
+    return step
+
+
+def write_chunks(chunks: Iterable[tuple[int, int]]) -> str:
+    """Write pieces of prompts as `cached+new`, with blanks between them."""
+    return " ".join(f"{start}+{new}" for start, new in chunks)
+
+
+def read_chunks(text: str) -> Chunks:
+    """Read what `write_chunks` wrote; ValueError for anything else."""
+    found = []
+    for piece in text.split():
+        start, plus, new = piece.partition("+")
+        if not plus or int(start) < 0 or int(new) < 1:
+            raise ValueError(f"{piece!r} is no piece of a prompt: cached+new")
+        found.append((int(start), int(new)))
+    return tuple(found)
+
+
+class RowFile:
+    """A growing `steps.csv.gz`; `add` keeps up to BATCH rows back, `flush` none."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._held: list[Row] = []
+        try:
+            with path.open("xb") as file:
+                file.write(_pack([COLUMNS]))
+        except FileExistsError:
+            raise HeadwayError(
+                f"{path}: is there already; give another --out, or refit it with --from"
+            ) from None
+        except OSError as error:
+            raise HeadwayError(f"{path}: cannot write: {error.strerror}") from error
+
+    def add(self, row: Row) -> None:
+        """Take a row."""
+        self._held.append(row)
+        if len(self._held) >= BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write down every row taken so far."""
+        if not self._held:
+            return
+        try:
+            with self.path.open("ab") as file:
+                file.write(_pack(map(_line, self._held)))
+        except OSError as error:
+            raise HeadwayError(f"{self.path}: cannot write: {error.strerror}") from error
+        self._held.clear()
+
+
+def write_counts(counts: Iterable[int]) -> str:
+    """Write counts with blanks between them."""
+    return " ".join(map(str, counts))
+
+
+def read_counts(text: str) -> tuple[int, ...]:
+    """Read what `write_counts` wrote; ValueError for anything else."""
+    counts = tuple(map(int, text.split()))
+    if any(count < 1 for count in counts):
+        raise ValueError(f"{text!r}: counts must be at least 1")
+    return counts
+
+
+def pack_rows(rows: Sequence[Row]) -> bytes:
+    """Give a whole file, the same bytes for the same rows."""
+    return _pack([COLUMNS, *map(_line, rows)])
+
+
+def _line(row: Row) -> list[object]:
+    values = [getattr(row, name) for name in COLUMNS]
+    values[COLUMNS.index("chunks")] = write_chunks(row.chunks)
+    for name in SWAPPED:
+        values[COLUMNS.index(name)] = write_counts(getattr(row, name))
+    for name in TIMES:
+        values[COLUMNS.index(name)] = f"{getattr(row, name):.4g}"
+    return values
+
+
+def _pack(lines: Iterable[Sequence[object]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return gzip.compress(text.getvalue().encode(), mtime=0)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read measured steps; HeadwayError names the file and line where it is damaged."""
+    try:
+        raw = path.read_bytes()
+        text = gzip.decompress(raw).decode()
+    except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise HeadwayError(f"{path}: damaged: {error}") from None
+    except OSError as error:
+        raise HeadwayError(f"{path}: cannot read: {error.strerror}") from None
+    rows = list(_rows(path, csv.reader(io.StringIO(text))))
+    if not rows:
+        raise HeadwayError(f"{path}: has no rows")
+    return rows
+
+
+def _rows(path: Path, lines: Iterator[list[str]]) -> Iterator[Row]:
+    head = next(lines, [])
+    if lacking := [name for name in COLUMNS if name not in head]:
+        raise HeadwayError(f"{path}:1: no measured steps: lacks columns {', '.join(lacking)}")
+    for number, line in enumerate(lines, 2):
+        if len(line) != len(head):
+            raise HeadwayError(f"{path}:{number}: has {len(line)} values, not {len(head)}")
+        try:
+            yield parse_row(dict(zip(head, line, strict=True)))
+        except ValueError as error:
+            raise HeadwayError(f"{path}:{number}: {error}") from None
+
+
+def parse_row(values: Mapping[str, str]) -> Row:
+    """Make a row of a line's values; ValueError says what is wrong with them."""
+    whole = {name: int(values[name]) for name in WHOLE}
+    times = {name: float(values[name]) for name in TIMES}
+    row = Row(
+        values["run"],
+        values["kind"],
+        whole["point"],
+        whole["turn"],
+        values["path"],
+        whole["bucket"],
+        whole["decodes"],
+        whole["context"],
+        whole["longest"],
+        read_chunks(values["chunks"]),
+        read_counts(values["swapped_out"]),
+        read_counts(values["swapped_in"]),
+        *times.values(),
+    )
+    if not all(0 <= time < float("inf") for time in times.values()) or not row.wall_s:
+        raise ValueError(f"times must be seconds, at least 0, not {times}")
+    if min(row.decodes, row.context) < 0:
+        raise ValueError("counts must be at least 0")
+    if row.context < row.decodes:
+        raise ValueError(f"context {row.context} is less than its {row.decodes} decodes")
+    if not row.tokens and not row.swapped_out and not row.swapped_in:
+        raise ValueError("the step computes nothing")
+    return row

@@ -1,0 +1,243 @@
+"""Validate: a live run against the simulation of the same scenario.
+
+Three comparisons: each step's time as predicted for just what it computed (teacher-forced); the
+run as a whole, simulated freely; and, where the live run was repeated, live against live, since
+no prediction can be closer to a run than its own repetition.
+"""
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from calibration.fit_steps import Errors
+from calibration.live_files import MeasuredStep, read_about, read_measured, read_requests
+from calibration.plots import scatter, spread
+from simulator.errors import HeadwayError, HeadwayWarning
+from simulator.files import write_together
+from simulator.profile import shipped_profiles
+
+if TYPE_CHECKING:
+    from simulator.cost import CostModel
+    from simulator.simulation import Result
+
+Floats = npt.NDArray[np.float64]
+Summary = Mapping[str, float]
+
+METRICS = (
+    ("request_throughput", "Request throughput"),
+    ("output_throughput", "Output throughput"),
+    ("mean_ttft_ms", "TTFT mean"),
+    ("median_ttft_ms", "TTFT median"),
+    ("p99_ttft_ms", "TTFT P99"),
+    ("mean_tpot_ms", "TPOT mean"),
+    ("median_tpot_ms", "TPOT median"),
+    ("p99_tpot_ms", "TPOT P99"),
+    ("mean_e2el_ms", "E2EL mean"),
+    ("median_e2el_ms", "E2EL median"),
+    ("p99_e2el_ms", "E2EL P99"),
+)
+RERUNS = "rerun-*"
+
+
+@dataclass(frozen=True)
+class Free:
+    """One metric of the whole run: live, simulated, and what live runs differ by."""
+
+    label: str
+    live: float
+    simulated: float
+    band: tuple[float, float] | None  # relative to the live run, of its repetitions
+
+    @property
+    def error(self) -> float:
+        """Relative error of the simulation."""
+        return self.simulated / self.live - 1.0 if self.live else float("nan")
+
+
+@dataclass(frozen=True)
+class Validation:
+    """All that the comparison found."""
+
+    device: str
+    clock: str
+    measure: str  # cpu or wall: what a step's time is here
+    steps: dict[str, Errors]
+    free: list[Free]
+    per_request: dict[str, float]  # median absolute relative errors of ttft, tpot, e2el
+    preemptions: tuple[int, int]  # live, simulated
+    schedule_s: float  # median CPU time of scheduler and log per step
+    reruns: int
+
+
+def validate(folder: Path, profile: str | None = None, out: Path | None = None) -> Validation:
+    """Compare the live run in `folder` with its simulation; write validation.json and .png.
+
+    `profile` replaces the cost of the run's scenario. Nothing runs on a device.
+    """
+    from simulator.load import load_scenario
+    from simulator.simulation import run
+
+    about = read_about(folder)
+    steps = read_measured(folder)
+    result = run(load_scenario(folder / "scenario.yaml", _override(profile)))
+    measure = "cpu" if about["device"] == "cpu" and about["clock"] != "wall" else "wall"
+    forced = teacher_forced(steps, result.parts.cost, measure)
+    reruns = [_summary(path) for path in sorted(folder.glob(RERUNS))]
+    found = Validation(
+        device=str(about["device"]),
+        clock=str(about["clock"]),
+        measure=measure,
+        steps={name: Errors.of(*pair) for name, pair in forced.items()},
+        free=_compare(_summary(folder), result.summary(), reruns),
+        per_request=_per_request(folder, result),
+        preemptions=(_preemptions(_summary(folder)), _preemptions(result.summary())),
+        schedule_s=float(np.median([step.schedule for step in steps])),
+        reruns=len(reruns),
+    )
+    if not reruns:
+        warnings.warn(
+            f"{folder}: the run was not repeated, so nothing tells how far live runs differ; "
+            "`headway live --reruns 2` would",
+            HeadwayWarning,
+            stacklevel=2,
+        )
+    text = json.dumps(asdict(found), indent=1)
+    write_together(
+        out or folder,
+        {
+            "validation.json": lambda file: file.write(text.encode() + b"\n"),
+            "validation.png": partial(_plot, forced, found),
+        },
+    )
+    return found
+
+
+def _override(profile: str | None) -> list[str]:
+    """Put another profile into the scenario; a path counts from where we are, not from there."""
+    if profile is None:
+        return []
+    if profile not in shipped_profiles():
+        path = Path(profile).resolve()
+        if not path.is_file():
+            raise HeadwayError(f"--profile {profile}: no such file and no shipped profile")
+        profile = str(path)
+    return [f"cost={{profile: {json.dumps(profile)}}}"]
+
+
+def teacher_forced(
+    steps: Sequence[MeasuredStep], cost: "CostModel", measure: str
+) -> dict[str, tuple[Floats, Floats]]:
+    """Predict every live step from what it computed; give predicted and measured seconds."""
+    predicted = np.array([cost.execute(step.row.step) for step in steps])
+    measured = np.array([step.seconds(measure) for step in steps])
+    prompts = np.array([bool(step.row.chunks) for step in steps])
+    groups = {"all steps": np.ones(len(steps), bool), "decode": ~prompts, "with prompts": prompts}
+    return {name: (predicted[g], measured[g]) for name, g in groups.items() if g.any()}
+
+
+def _summary(folder: Path) -> dict[str, object]:
+    path = folder / "summary.json"
+    try:
+        summary = json.loads(path.read_text())
+    except OSError as error:
+        raise HeadwayError(f"{path}: cannot read: {error.strerror}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise HeadwayError(f"{path}: damaged: {error}") from None
+    if not isinstance(summary, dict) or (lacking := [k for k, _ in METRICS if k not in summary]):
+        raise HeadwayError(f"{path}: damaged: lacks {', '.join(lacking)}")
+    return summary
+
+
+def _compare(
+    live: Mapping[str, object],
+    simulated: Mapping[str, object],
+    reruns: Sequence[Mapping[str, object]],
+) -> list[Free]:
+    found = []
+    for key, label in METRICS:
+        base = _number(live[key])
+        others = [_number(rerun[key]) / base - 1.0 for rerun in reruns] if base else []
+        band = (min(0.0, *others), max(0.0, *others)) if others else None
+        found.append(Free(label, base, _number(simulated[key]), band))
+    return found
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def _preemptions(summary: Mapping[str, object]) -> int:
+    engine = summary.get("headway")
+    return int(engine["preemptions"]) if isinstance(engine, dict) else -1
+
+
+def _per_request(folder: Path, result: "Result") -> dict[str, float]:
+    """Give the median absolute relative error of single requests."""
+    from simulator.tables import gather_requests
+
+    table = gather_requests(result.workload, result.sent, result.logs)
+    errors = {}
+    for name, column in read_requests(folder).items():
+        live, simulated = np.array(column), getattr(table, name)
+        if len(live) != len(simulated):
+            raise HeadwayError(
+                f"{folder}: has {len(live)} requests, but its scenario makes {len(simulated)}"
+            )
+        both = np.isfinite(live) & np.isfinite(simulated) & (live > 0)
+        off = np.abs(simulated[both] / live[both] - 1.0)
+        errors[name] = float(np.median(off)) if both.any() else float("nan")
+    return errors
+
+
+def table(found: Validation) -> str:
+    """Write the comparison as text."""
+    return "\n".join(_table(found))
+
+
+def _table(found: Validation) -> Iterator[str]:
+    kind = "CPU time" if found.measure == "cpu" else "wall time"
+    yield f"Live on {found.device}, clock {found.clock}; steps in {kind}"
+    yield f"{'Predicted steps':<22}{'steps':>9}{'median':>9}{'P95':>9}{'bias':>9}"
+    for name, errors in found.steps.items():
+        yield (
+            f"{name:<22}{errors.points:>9,}{errors.median:>9.1%}{errors.p95:>9.1%}"
+            f"{errors.bias:>+9.1%}"
+        )
+    yield ""
+    yield f"{'Simulated run':<22}{'live':>11}{'simulated':>11}{'error':>8}   live vs live"
+    for free in found.free:
+        band = "" if free.band is None else f"   {free.band[0]:+.1%} to {free.band[1]:+.1%}"
+        yield f"{free.label:<22}{free.live:>11.2f}{free.simulated:>11.2f}{free.error:>+8.1%}{band}"
+    for name, error in found.per_request.items():
+        yield f"{name.upper() + ' of a request':<22}{'median absolute error':>22}{error:>8.1%}"
+    live, simulated = found.preemptions
+    yield f"{'Preemptions':<22}{live:>11}{simulated:>11}"
+    yield f"Scheduler and log: {found.schedule_s * 1e3:.3f} ms of CPU time per step (median)"
+
+
+def _plot(forced: Mapping[str, tuple[Floats, Floats]], found: Validation, file: BinaryIO) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(15, 5), dpi=100, layout="constrained")
+    steps, errors, whole = figure.subplots(1, 3)
+    apart = {name: pair for name, pair in forced.items() if name != "all steps"}
+    scatter(steps, apart)
+    spread(errors, apart)
+    places = np.arange(len(found.free))[::-1]
+    for place, free in zip(places, found.free, strict=True):
+        if free.band is not None:
+            low, high = (100.0 * bound for bound in free.band)
+            whole.barh(place, high - low, left=low, height=0.7, color="0.8")
+    whole.plot([100.0 * free.error for free in found.free], places, "o", color="#0072B2")
+    whole.axvline(0.0, color="black", lw=1)
+    whole.set_yticks(places, [free.label for free in found.free])
+    whole.set_xlabel("simulated / live - 1 (%); grey: live vs live")
+    figure.suptitle(f"Simulation against a live run on {found.device}")
+    figure.savefig(file, format="png")

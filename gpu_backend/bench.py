@@ -1,0 +1,289 @@
+# ruff: noqa: PLR0917
+"""Times of single kernels against what the device's memory and matrix units allow.
+
+On CUDA every time is that of a graph of many launches over data that does not fit the L2 cache,
+so that neither launch gaps nor cached data flatter it. The ceilings are measured, not looked up.
+Without CUDA the same launches are timed by a wall clock, which says nothing but that they work.
+"""
+
+import inspect
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+Row = dict[str, object]
+Call = Callable[[], object]
+REPEATS = 7
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a layer, and of the data to time it on."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    hidden: int
+    wide: int  # intermediate size of the MLP
+    tokens: int  # that the cache under test holds
+    page: int = 16
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of one token's keys and values in one layer, bf16."""
+        return 2 * self.kv_heads * self.dim * 2
+
+
+LLAMA_8B = Shape(32, 8, 128, 4096, 14336, tokens=600_000)
+TINY = Shape(4, 2, 64, 256, 704, tokens=2048)
+
+
+class Bench:
+    """A device, its dtype, and how long things take on it."""
+
+    def __init__(self, device: str, shape: Shape, seed: int = 0) -> None:
+        self.device = device
+        self.cuda = torch.device(device).type == "cuda"
+        self.dtype = torch.bfloat16 if self.cuda else torch.float32
+        self.shape = shape
+        self._random = np.random.default_rng(seed)
+        torch.manual_seed(seed)
+
+    def randn(self, *sizes: int) -> Tensor:
+        """Random numbers: zeros make a GPU faster than real data does."""
+        return torch.randn(*sizes, dtype=self.dtype, device=self.device)
+
+    def ints(self, values: object) -> Tensor:
+        """Send int32 numbers."""
+        return torch.as_tensor(np.asarray(values, np.int32)).to(self.device)
+
+    def seconds(self, calls: Sequence[Call]) -> float:
+        """Median seconds per call, the calls taking turns."""
+        for call in calls[:2]:
+            call()
+        if not self.cuda:
+            start = time.perf_counter()
+            calls[0]()
+            return time.perf_counter() - start
+        rounds = max(1, 16 // len(calls))
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(rounds):
+                for call in calls:
+                    call()
+        graph.replay()
+        times: list[float] = []
+        for _ in range(REPEATS):
+            begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3)
+        return median(times) / rounds / len(calls)
+
+    def tables(self, rows: int, pages: int, turns: int) -> list[Tensor]:
+        """Page tables [rows, pages], as many as given, each in another part of the cache."""
+        have = self.shape.tokens // self.shape.page
+        order = self._random.permutation(have)
+        start = (np.arange(turns) * rows * pages) % max(1, have - rows * pages + 1)
+        return [self.ints(order[at : at + rows * pages].reshape(rows, pages)) for at in start]
+
+    def cache(self) -> tuple[Tensor, Tensor]:
+        """Make one layer's keys and values, random."""
+        shape = self.shape
+        size = (shape.tokens, shape.kv_heads, shape.dim)
+        return self.randn(*size), self.randn(*size)
+
+
+def ceilings(bench: Bench) -> Iterator[Row]:
+    """Time a large copy (bytes read and written) and a large matrix product."""
+    size = 2**31 if bench.cuda else 2**20
+    source, target = (bench.randn(size // bench.dtype.itemsize) for _ in range(2))
+    took = bench.seconds([partial(target.copy_, source)])
+    yield {"kernel": "copy", "us": took * 1e6, "gb_s": 2 * size / took / 1e9}
+    del source, target
+    side = 8192 if bench.cuda else 256
+    a, b = bench.randn(side, side), bench.randn(side, side)
+    took = bench.seconds([lambda: a @ b])
+    yield {"kernel": "matmul", "us": took * 1e6, "tflop_s": 2 * side**3 / took / 1e12}
+
+
+def decodes(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
+    """Time decode attention of one layer at (rows, context): as run, then with other cuts."""
+    from gpu_backend import cuda_attention as launch
+
+    k, v = bench.cache()
+    for rows, context in points:
+        lengths = np.full(rows, context)
+        default = launch.splits_for(rows, bench.shape.kv_heads)
+        yield _decode(bench, k, v, lengths, default, launch.DECODE_TILE)
+        if bench.cuda:
+            for splits in {1, 2, 8, 16} - {default}:
+                yield _decode(bench, k, v, lengths, splits, launch.DECODE_TILE)
+            yield _decode(bench, k, v, lengths, default, 128)
+    rows, context = points[-1]
+    skewed = np.full(rows, max(1, context // 4))
+    skewed[0] = min(16 * context, bench.shape.tokens // rows // bench.shape.page * bench.shape.page)
+    yield _decode(bench, k, v, skewed, default, launch.DECODE_TILE)
+
+
+def _decode(
+    bench: Bench, k: Tensor, v: Tensor, lengths: "np.ndarray[tuple[int], np.dtype[np.int64]]",
+    splits: int, tile: int,
+) -> Row:  # fmt: skip
+    from gpu_backend import cuda_attention as launch
+
+    shape, rows = bench.shape, len(lengths)
+    pages = -(-int(lengths.max()) // shape.page)
+    turns = max(1, min(16, shape.tokens // (rows * pages * shape.page)))
+    width, sizes = bench.ints([pages]), bench.ints(lengths)
+    scratch = launch.Scratch(
+        torch.empty(rows * shape.heads * splits * shape.dim, device=bench.device),
+        torch.empty(rows * shape.heads * splits, device=bench.device),
+    )
+    q, out = (bench.randn(rows, shape.heads, shape.dim) for _ in range(2))
+    calls = [
+        partial(
+            launch.decode, q, k, v, table, width, sizes, out, scratch,
+            page=shape.page, splits=splits, tile=tile,
+        )
+        for table in bench.tables(rows, pages, turns)
+    ]  # fmt: skip
+    took = bench.seconds(calls)
+    moved = int(lengths.sum()) * shape.key_bytes
+    return {
+        "kernel": "decode" if lengths.min() == lengths.max() else "decode_skewed",
+        "rows": rows, "context": int(lengths.max()), "tokens": int(lengths.sum()),
+        "variant": f"splits={splits} tile={tile}", "us": took * 1e6, "gb_s": moved / took / 1e9,
+    }  # fmt: skip
+
+
+def prefills(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
+    """Time prefill attention of one layer at (chunk, cached): own tiles, then gathered pages."""
+    from gpu_backend import cuda_attention as launch
+
+    k, v = bench.cache()
+    shape = bench.shape
+    for new, cached in points:
+        pages = -(-(new + cached) // shape.page)
+        table, width = bench.tables(1, pages, 1)[0], bench.ints([pages])
+        q, out = (bench.randn(new, shape.heads, shape.dim) for _ in range(2))
+        flops = 4 * shape.heads * shape.dim * (new * cached + new * (new + 1) // 2)
+        cuts = ((128, 64, 8), (64, 64, 4), (128, 128, 8)) if bench.cuda else ((128, 64, 8),)
+        for rows, tile, warps in cuts:
+            one = np.array([[cached], [new]], np.int32)
+            tiles = bench.ints(launch.prefill_tiles(one[0], one[1], 0, rows))
+
+            own = partial(
+                launch.prefill, q, k, v, table, width, tiles, out,
+                page=shape.page, rows=rows, tile=tile, warps=warps,
+            )  # fmt: skip
+            took = bench.seconds([own])
+            yield _prefill_row(new, cached, f"rows={rows} tile={tile}", took, flops)
+
+
+def gathers(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
+    """Time the other way of prefill: gather the pages, then torch's own varlen_attn."""
+    k, v = bench.cache()
+    shape = bench.shape
+    for new, cached in points if bench.cuda else ():
+        table = bench.tables(1, -(-(new + cached) // shape.page), 1)[0]
+        q = bench.randn(new, shape.heads, shape.dim)
+        flops = 4 * shape.heads * shape.dim * (new * cached + new * (new + 1) // 2)
+        took = bench.seconds([gathered(q, k, v, table[0], cached, shape.page)])
+        yield _prefill_row(new, cached, "gather+varlen", took, flops)
+
+
+def _prefill_row(new: int, cached: int, variant: str, took: float, flops: int) -> Row:
+    return {
+        "kernel": "prefill", "rows": new, "context": cached, "variant": variant,
+        "us": took * 1e6, "tflop_s": flops / took / 1e12,
+    }  # fmt: skip
+
+
+def gathered(q: Tensor, k: Tensor, v: Tensor, table: Tensor, cached: int, page: int) -> Call:
+    """Prefill of one chunk [new, heads, dim] as gathered pages and torch's own varlen_attn."""
+    from torch.nn.attention import varlen
+
+    attend: Callable[..., object] = (
+        varlen.varlen_attn
+    )  # its options differ between torch 2.11 and 2.13
+
+    new, keys = len(q), cached + len(q)
+    ends = [torch.tensor([0, n], dtype=torch.int32, device=q.device) for n in (new, keys)]
+    known = inspect.signature(attend).parameters
+    options: dict[str, object] = (
+        {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    )
+    if "enable_gqa" in known:
+        options["enable_gqa"] = True
+    index = table.long()
+
+    def call() -> object:
+        pages = (x.view(-1, page, *x.shape[1:]) for x in (k, v))
+        dense = (x.index_select(0, index).flatten(0, 1)[:keys] for x in pages)
+        return attend(q, *dense, *ends, new, keys, **options)
+
+    return call
+
+
+def fused(bench: Bench, sizes: Sequence[int]) -> Iterator[Row]:
+    """Time norm, rope with store, and activation at so many rows."""
+    from gpu_backend import cuda_attention as launch
+
+    shape = bench.shape
+    k, v = bench.cache()
+    turns = torch.randn(4096, shape.dim, device=bench.device)
+    width = (shape.heads + 2 * shape.kv_heads) * shape.dim
+    for rows in sizes:
+        places = bench.ints(np.arange(rows) % min(4096, shape.tokens))
+        x, residual = bench.randn(rows, shape.hidden), bench.randn(rows, shape.hidden)
+        weight, qkv = bench.randn(shape.hidden), bench.randn(rows, width)
+        gate_up = bench.randn(rows, 2 * shape.wide)
+        calls: tuple[tuple[str, int, Call], ...] = (
+            ("add_rmsnorm", 4 * shape.hidden,
+             partial(launch.add_rmsnorm, x, residual, weight, 1e-6)),
+            ("rope_store", 2 * width,
+             partial(launch.rope_store, qkv, None, None, turns, places, places, k, v, 1e-6)),
+            ("silu_mul", 3 * shape.wide, partial(launch.silu_mul, gate_up)),
+        )  # fmt: skip
+        for name, numbers, call in calls:
+            took = bench.seconds([call])
+            moved = rows * numbers * bench.dtype.itemsize
+            yield {"kernel": name, "rows": rows, "us": took * 1e6, "gb_s": moved / took / 1e9}
+
+
+def matmuls(bench: Bench, sizes: Sequence[int]) -> Iterator[Row]:
+    """Time the four matrix products of a layer together, at so many tokens."""
+    shape = bench.shape
+    pairs = (
+        (shape.hidden, (shape.heads + 2 * shape.kv_heads) * shape.dim),
+        (shape.heads * shape.dim, shape.hidden),
+        (shape.hidden, 2 * shape.wide),
+        (shape.wide, shape.hidden),
+    )
+    weights = [bench.randn(after, before) for before, after in pairs]
+    numbers = sum(w.numel() for w in weights)
+    for rows in sizes:
+        inputs = [bench.randn(rows, before) for before, _ in pairs]
+
+        def layer(inputs: list[Tensor] = inputs) -> None:
+            for x, weight in zip(inputs, weights, strict=True):
+                linear(x, weight)
+
+        took = bench.seconds([layer])
+        yield {
+            "kernel": "layer_matmuls", "rows": rows, "us": took * 1e6,
+            "gb_s": numbers * bench.dtype.itemsize / took / 1e9,
+            "tflop_s": 2 * rows * numbers / took / 1e12,
+        }  # fmt: skip

@@ -1,0 +1,103 @@
+"""The table at the end of a campaign, from whatever its folder holds."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+Line = tuple[str, str, str]  # what, found, wanted
+KV_BYTES = 0.7  # of the copy rate: what decode attention is to reach
+MANY_TOKENS = 65536  # of context, from which on it is to
+
+
+def write_report(folder: Path) -> str:
+    """Write `summary.txt` and return its text; a part that left nothing is left out."""
+    lines: list[Line] = []
+    for section in (_parts, _checks, _ceilings, _steps, _attention, _prefill):
+        lines += _try(section, folder)
+    widths = [max((len(line[k]) for line in lines), default=0) for k in range(2)]
+    text = "\n".join(
+        f"{what:<{widths[0]}}  {found:<{widths[1]}}  {wanted}".rstrip()
+        for what, found, wanted in lines
+    )
+    for name in sorted(folder.glob("validate-*.log")):
+        text += f"\n\n{name.stem}\n" + "\n".join(name.read_text().splitlines()[-16:])
+    (folder / "summary.txt").write_text(text + "\n")
+    return text
+
+
+def _try(section: Callable[[Path], Iterator[Line]], folder: Path) -> list[Line]:
+    """Make a section; a damaged file must not cost the others."""
+    lines: list[Line] = []
+    try:
+        lines.extend(section(folder))  # those before an error count
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        lines.append((section.__name__.strip("_"), f"{type(error).__name__}: {error}"[:60], ""))
+    return lines
+
+
+def _parts(folder: Path) -> Iterator[Line]:
+    record = json.loads((folder / "campaign.json").read_text())
+    for part in record["parts"]:
+        yield part["name"], f"{part['status']} {part['seconds']:.0f} s", part["note"]
+
+
+def _checks(folder: Path) -> Iterator[Line]:
+    lines = (folder / "checks.log").read_text().splitlines()
+    rows = [json.loads(line) for line in lines if line.startswith("{")]
+    wrong = [row for row in rows if not row["ok"]]
+    yield "checks passed", f"{len(rows) - len(wrong)} of {len(rows)}", ""
+    for row in wrong:
+        yield row["check"], f"error {row['error']:.2g}", f"at most {row['limit']:.2g}"
+
+
+def _read(folder: Path) -> list[dict[str, str]]:
+    with (folder / "kernels.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _copy_rate(folder: Path) -> float:
+    return next((float(row["gb_s"]) for row in _read(folder) if row["kernel"] == "copy"), 0.0)
+
+
+def _ceilings(folder: Path) -> Iterator[Line]:
+    for row in _read(folder):
+        if row["kernel"] == "copy":
+            yield "copy", f"{float(row['gb_s']):.0f} GB/s", ""
+        if row["kernel"] == "matmul":
+            yield "matmul", f"{float(row['tflop_s']):.3g} TFLOP/s", ""
+        if row["note"]:
+            yield row["kernel"], row["note"][:60], ""
+
+
+def _steps(folder: Path) -> Iterator[Line]:
+    for row in _read(folder):
+        if row["kernel"] == "step":
+            times = [f"{float(row[key]) / 1e3:.2f}" for key in ("us", "host_us", "wall_us")]
+            wanted = "5.6 ms" if (row["rows"], row["context"]) == ("1", "1024") else ""
+            what = f"step {row['variant']} {row['rows']} tokens, context {row['context']}"
+            yield what, f"{times[0]} ms, host {times[1]}, wall {times[2]}", wanted
+
+
+def _attention(folder: Path) -> Iterator[Line]:
+    """Give decode attention as run, and the best of the other cuts where that is faster by 5 %."""
+    copy = _copy_rate(folder)
+    seen: dict[tuple[str, str, str], list[dict[str, str]]] = {}
+    for row in _read(folder):
+        if row["kernel"].startswith("decode") and row["us"]:
+            seen.setdefault((row["kernel"], row["rows"], row["context"]), []).append(row)
+    for (kernel, rows, context), cuts in seen.items():
+        share = float(cuts[0]["gb_s"]) / copy if copy else 0.0
+        best = min(cuts, key=lambda row: float(row["us"]))
+        wanted = f"{KV_BYTES:.0%}" if int(cuts[0]["tokens"]) >= MANY_TOKENS else ""
+        found = f"{float(cuts[0]['us']):.1f} us, {share:.0%} of copy"
+        if float(best["us"]) < 0.95 * float(cuts[0]["us"]):
+            found += f"; {best['variant']}: {float(best['us']):.1f}"
+        yield f"{kernel} {rows} x {context}", found, wanted
+
+
+def _prefill(folder: Path) -> Iterator[Line]:
+    for row in _read(folder):
+        if row["kernel"] == "prefill" and row["us"]:
+            what = f"prefill {row['rows']} after {row['context']}, {row['variant']}"
+            yield what, f"{float(row['us']):.0f} us, {float(row['tflop_s']):.3g} TFLOP/s", ""

@@ -1,0 +1,185 @@
+# ruff: noqa: PLR0917
+"""Launches of the Triton kernels: how many programs, which tile sizes, and where scratch lies.
+
+Two launches (and a sum) per layer: rows with one new token go through split-KV decode, rows with
+more through the tiled prefill. They add up, so a mixed step costs what its two parts cost.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_backend import kernels
+from gpu_backend.batch import Ints
+
+PROGRAMS = 264  # what decode wants in flight: two for each of the 132 multiprocessors of an H200
+MOST_SPLITS = 32
+LEAST_SPLITS = 4  # so that one long context among many short ones does not hold up the rest
+LEAST_KEYS = 256  # of a split
+DECODE_TILE = 64  # keys
+PREFILL_ROWS = 128  # queries of a prefill tile
+PREFILL_TILE = 64  # keys
+
+
+def splits_for(rows: int, kv_heads: int) -> int:
+    """Splits of each context, a power of two: fixed by the padded batch, as a graph needs it."""
+    wanted = -(-PROGRAMS // (rows * kv_heads))
+    return min(max(1 << (wanted - 1).bit_length(), LEAST_SPLITS), MOST_SPLITS)
+
+
+def prefill_tiles(starts: Ints, new: Ints, first: int, rows: int = PREFILL_ROWS) -> Ints:
+    """Cut chunks into tiles [n, 4]: first row, rows, position of the first, sequence.
+
+    Chunk i has `new[i]` tokens after `starts[i]` cached ones; its rows follow those of the chunks
+    before it, from row `first` on. The tiles with the most keys come first, lest they end last.
+    """
+    counts = -(-new // rows)
+    chunk = np.repeat(np.arange(len(new), dtype=np.int32), counts)
+    ahead = np.arange(len(chunk)) - np.repeat(np.cumsum(counts) - counts, counts)
+    ahead = (ahead * rows).astype(np.int32)
+    begin = (first + np.cumsum(new) - new).astype(np.int32)
+    tiles = np.stack(
+        [begin[chunk] + ahead, np.minimum(rows, new[chunk] - ahead), starts[chunk] + ahead, chunk],
+        axis=1,
+    )
+    order = np.argsort(-(tiles[:, 1] + tiles[:, 2]), kind="stable")
+    return np.ascontiguousarray(tiles[order], dtype=np.int32)
+
+
+@dataclass(slots=True)
+class Scratch:
+    """Where the splits of a decode leave their parts: fp32, shared by all layers and graphs."""
+
+    part: Tensor
+    lse: Tensor
+
+    @classmethod
+    def for_rows(
+        cls, rows: int, heads: int, kv_heads: int, dim: int, device: torch.device
+    ) -> "Scratch":
+        """Make room for any batch of up to `rows` rows."""
+        cells = max(n * splits_for(n, kv_heads) for n in range(1, rows + 1)) * heads
+        return cls(
+            torch.empty(cells * dim, dtype=torch.float32, device=device),
+            torch.empty(cells, dtype=torch.float32, device=device),
+        )
+
+
+def decode(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    width: Tensor,
+    lengths: Tensor,
+    out: Tensor,
+    scratch: Scratch,
+    *,
+    page: int = 16,
+    splits: int = 0,
+    tile: int = DECODE_TILE,
+) -> None:
+    """Attend for one new token per row.
+
+    q and out are [rows, heads, dim], q with any row stride; keys and values [slots, kv_heads,
+    dim]; tables is [rows, width[0]] int32, lengths [rows] int32 with the new token. `splits` 0
+    takes what `splits_for` says.
+    """
+    rows, heads, dim = q.shape
+    kv_heads = keys.shape[1]
+    splits = splits or splits_for(rows, kv_heads)
+    kernels.decode_split[kv_heads, rows, splits](
+        q, keys, values, tables, width, lengths, out, scratch.part, scratch.lse,
+        q.stride(0), dim**-0.5 * kernels.LOG2E,
+        kv_heads=kv_heads, group=heads // kv_heads, padded=max(16, _power(heads // kv_heads)),
+        dim=dim, page=page, tile=tile, splits=splits, least=LEAST_KEYS,
+        num_warps=4, num_stages=3,
+    )  # fmt: skip
+    if splits > 1:
+        kernels.decode_combine[(rows * heads,)](
+            scratch.part, scratch.lse, out, dim=dim, splits=splits, num_warps=4
+        )
+
+
+def prefill(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    width: Tensor,
+    tiles: Tensor,
+    out: Tensor,
+    *,
+    page: int = 16,
+    rows: int = PREFILL_ROWS,
+    tile: int = PREFILL_TILE,
+    warps: int = 8,
+) -> None:
+    """Attend causally for chunks of sequences whose keys are all in the cache already.
+
+    `tiles` [n, 4] int32 is that of `prefill_tiles`, cut for as many `rows`; its rows are rows of
+    q and out, its sequences rows of `tables`. The rest is as in `decode`.
+    """
+    _, heads, dim = q.shape
+    kv_heads = keys.shape[1]
+    kernels.prefill_tile[heads, len(tiles)](
+        q, keys, values, tables, width, tiles, out,
+        q.stride(0), dim**-0.5 * kernels.LOG2E,
+        kv_heads=kv_heads, group=heads // kv_heads, dim=dim, page=page,
+        rows=rows, tile=tile, num_warps=warps, num_stages=3,
+    )  # fmt: skip
+
+
+def rope_store(
+    qkv: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    turns: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    eps: float,
+) -> Tensor:
+    """Norm (where weights are given) and turn queries and keys; store keys and values.
+
+    qkv is [rows, (heads + 2 kv_heads) * dim], turns [positions, dim] fp32, cosines first. Return
+    the queries, turned in place, as a view [rows, heads, dim].
+    """
+    rows = len(qkv)
+    kv_heads, dim = keys.shape[1:]
+    heads = qkv.shape[1] // dim - 2 * kv_heads
+    kernels.rope_store[rows, kv_heads](
+        qkv, qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight,
+        turns, positions, slots, keys, values, eps,
+        kv_heads=kv_heads, group=heads // kv_heads, padded=_power(heads // kv_heads),
+        dim=dim, norms=q_weight is not None, num_warps=1,
+    )  # fmt: skip
+    return qkv[:, : heads * dim].view(rows, heads, dim)
+
+
+def add_rmsnorm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Add x [rows, size] to the residual in place, return the sum normalised and scaled."""
+    rows, size = residual.shape
+    out = torch.empty_like(residual)
+    kernels.add_rmsnorm[(rows,)](
+        residual if x is None else x, residual, weight, out, eps,
+        size=size, block=_power(size), adds=x is not None, num_warps=8 if size > 2048 else 4,
+    )  # fmt: skip
+    return out
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """Gate: silu of the first half of each row [rows, 2 size] times the second."""
+    rows, both = gate_up.shape
+    size = both // 2
+    out = gate_up.new_empty(rows, size)
+    kernels.silu_mul[rows, -(-size // 1024)](gate_up, out, size=size, block=1024, num_warps=4)
+    return out
+
+
+def _power(number: int) -> int:
+    """The next power of two."""
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,222 @@
+"""The engine: a model, its paged KV cache and the texts that grow out of it.
+
+It decides nothing. A step's chunks say what to compute, each request's `blocks` where its keys and
+values lie; the engine carries that out, samples the likeliest token of every request whose known
+tokens are all computed, and feeds it back in the next step.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gpu_backend.batch import Batch
+from gpu_backend.batching import Batcher
+from gpu_backend.cache import KVCache
+from gpu_backend.device import check_fits, check_supported, find_device
+from gpu_backend.model import Backend, TorchBackend, Transformer, rope_table
+from gpu_backend.rows import Rows
+from gpu_backend.weights import random_weights, read_weights
+from simulator.hardware import GIB
+from simulator.model import ModelSpec
+from simulator.request import Chunk, Request
+
+PINNED = 8 * GIB
+"""Bytes of host memory that are pinned before a run, at most."""
+
+
+@dataclass(slots=True, frozen=True)
+class Measured:
+    """What a step took, in seconds."""
+
+    device_s: float  # the forward pass: CPU time of the thread, or CUDA events
+    host_s: float  # metadata before and book-keeping after it: CPU time of the thread
+    wall_s: float  # all of it, on the wall's clock
+    swap_out_s: float = 0.0  # copies of KV blocks to the host, before it
+    swap_in_s: float = 0.0  # and back
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of work: device, host and copies one after the other."""
+        return self.device_s + self.host_s + self.swap_out_s + self.swap_in_s
+
+
+class Engine:
+    """Runs a model over a paged KV cache.
+
+    `dtype` is a torch dtype or its name; by default bfloat16 on CUDA and float32 on CPU. `weights`
+    is a folder with safetensors; without it the weights are random, drawn from `seed`. On CUDA
+    steps of decodes alone run as CUDA graphs for up to `max_num_seqs` sequences, unless `graphs` is
+    false. On CPU the
+    engine uses one thread, and sets torch to that: more of them wait for one another as soon as
+    anything else runs, and their time could not be measured.
+    Raises HeadwayError where the device is not there or the model does not fit it.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        spec: ModelSpec,
+        num_blocks: int,
+        block_size: int = 16,
+        device: str = "cpu",
+        dtype: torch.dtype | str | None = None,
+        weights: Path | None = None,
+        seed: int = 0,
+        *,
+        max_num_seqs: int = 256,
+        graphs: bool = True,
+    ) -> None:
+        check_supported(spec)
+        self.spec = spec
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.device = find_device(device)
+        on_cuda = self.device.type == "cuda"
+        if dtype is None:
+            dtype = torch.bfloat16 if on_cuda else torch.float32
+        self.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        check_fits(spec, num_blocks, block_size, self.device, self.dtype)
+        if not on_cuda:
+            torch.set_num_threads(1)
+        generator = torch.Generator(self.device).manual_seed(seed)
+        if weights is None:
+            loaded = random_weights(spec, self.device, self.dtype, generator)
+        else:
+            loaded = read_weights(spec, weights, self.device, self.dtype)
+        self.cache = KVCache(spec, num_blocks, block_size, self.device, self.dtype)
+        self.rows = Rows(spec.vocab_size)
+        table = rope_table(spec, spec.max_position_embeddings, self.device)
+        self.model = Transformer(spec, loaded, self._backend(table, max_num_seqs))
+        self.batcher = Batcher(self.rows, block_size, self.device)
+        self._sample = self.model.sample
+        if on_cuda and graphs:
+            from gpu_backend.cuda_backend import Graphs
+
+            self._sample = Graphs(self.model, self.cache, max_num_seqs).sample
+        self._swapped: dict[int, list[torch.Tensor]] = {}  # by request
+        self._generator = generator
+
+    def _backend(self, table: torch.Tensor, max_num_seqs: int) -> Backend:
+        """Choose who does what lies between the products: Triton on CUDA, else plain torch."""
+        if self.device.type != "cuda":
+            return TorchBackend(self.spec, self.cache, table)
+        from gpu_backend.cuda_backend import CudaBackend
+
+        return CudaBackend(self.spec, self.cache, table, max_num_seqs)
+
+    def execute(self, chunks: Sequence[Chunk], *, keep: bool = True) -> Measured:
+        """Run one forward pass and append what it sampled to the texts.
+
+        `keep=False` throws the sampled tokens away, so that the same step can be timed again.
+        Raises ValueError for a chunk that ends beyond the model's positions.
+        """
+        wall = time.perf_counter()
+        begun = time.thread_time()
+        batch, emitting = self.batcher.build(chunks)
+        longest, limit = int(batch.host.lengths.max()), self.spec.max_position_embeddings
+        if longest > limit:
+            raise ValueError(
+                f"{self.spec.name} has {limit} positions, not {longest}: lower max_model_len"
+            )
+        ready = time.thread_time()
+        tokens, device_s, over = self._forward(batch)
+        if keep:
+            self.rows.append(emitting, tokens)
+        host_s = ready - begun + time.thread_time() - over
+        return Measured(device_s, host_s, time.perf_counter() - wall)
+
+    def _forward(self, batch: Batch) -> tuple[npt.NDArray[np.integer], float, float]:
+        """Run the model; give sampled tokens, seconds of the device, CPU time as it was over."""
+        with torch.inference_mode():
+            run = self._sample if len(batch.emits) else self._run_without_sampling
+            if self.device.type != "cuda":
+                begun = time.thread_time()
+                tokens = run(batch)
+                over = time.thread_time()
+                return tokens.numpy(), over - begun, over
+            events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+            events[0].record()
+            tokens = run(batch)
+            events[1].record()
+            tokens = tokens.cpu()
+            events[1].synchronize()
+            over = time.thread_time()
+            return tokens.numpy(), events[0].elapsed_time(events[1]) / 1e3, over
+
+    def _run_without_sampling(self, batch: Batch) -> torch.Tensor:
+        self.model.hidden(batch)
+        return batch.emits  # empty
+
+    def swap_out(self, request: Request, blocks: list[int]) -> float:
+        """Copy a request's blocks to the host; give the seconds, CPU time on CPU."""
+        with _Stopwatch(self.device) as watch, torch.inference_mode():
+            self._swapped[request.id] = self.cache.copy_out(blocks)
+        return watch.seconds
+
+    def swap_in(self, request: Request, blocks: list[int], first: int = 0) -> float:
+        """Copy a request's saved blocks, from number `first` on, into `blocks`; give the seconds.
+
+        What was saved is dropped.
+        """
+        with _Stopwatch(self.device) as watch, torch.inference_mode():
+            self.cache.copy_in(self._swapped.pop(request.id), blocks, first)
+        return watch.seconds
+
+    def reserve_host(self, blocks: int) -> None:
+        """Pin host memory for so many swapped blocks beforehand; without CUDA nothing is done."""
+        self.cache.reserve(min(blocks, PINNED // self.cache.block_bytes))
+
+    def tokens(self, request_id: int) -> list[int]:
+        """Give a request's text, prompt and answer so far, until it is retired or forgotten."""
+        return [int(token) for token in self.rows.tokens(request_id)]
+
+    def answer(self, request_id: int) -> list[int] | None:
+        """Give what a request has answered so far, also once it is retired."""
+        said = self.rows.answer(request_id)
+        return None if said is None else [int(token) for token in said]
+
+    def retire(self, request_id: int) -> None:
+        """Forget a request but its answer, which the prompt of a later turn may contain."""
+        self.rows.retire(request_id)
+
+    def forget(self, request_id: int) -> None:
+        """Forget a request."""
+        self.rows.forget(request_id)
+        self.cache.give_back(self._swapped.pop(request_id, []))
+
+    def reset(self) -> None:
+        """Forget all requests; the cache keeps its numbers, which nobody owns any more."""
+        self.rows = Rows(self.spec.vocab_size)
+        self.batcher.rows = self.rows
+        for pieces in self._swapped.values():
+            self.cache.give_back(pieces)
+        self._swapped.clear()
+
+    def fill_random(self) -> None:
+        """Fill the cache with noise: steps over any context can then be timed without prefill."""
+        self.cache.fill_random(self._generator)
+
+
+class _Stopwatch:
+    """Seconds of a `with` block: CPU time on CPU, wall time with the device waited for on CUDA."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_cuda = device.type == "cuda"
+        self.seconds = 0.0
+
+    def _now(self) -> float:
+        if not self.on_cuda:
+            return time.thread_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def __enter__(self) -> "_Stopwatch":
+        self._begun = self._now()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = self._now() - self._begun

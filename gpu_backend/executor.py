@@ -1,0 +1,83 @@
+"""The engine behind the simulator's seam: steps of the Scheduler, carried out and timed."""
+
+import time
+
+from gpu_backend.engine import Engine, Measured
+from simulator.errors import HeadwayError
+from simulator.request import Step
+from simulator.scheduler import Scheduler
+
+SLACK = 64  # rows that may belong to requests that are over
+
+
+class TorchExecutor:
+    """Carries out the steps of one scheduler on an engine.
+
+    It has no `leap`, so a replica runs every step by itself. `last` is what the step just
+    executed took. Raises HeadwayError where scheduler and engine do not fit together.
+    """
+
+    def __init__(self, engine: Engine, scheduler: Scheduler) -> None:
+        blocks = scheduler.blocks
+        positions = engine.spec.max_position_embeddings
+        wrong = []
+        if scheduler.overlaps:
+            wrong.append(
+                "engine.async_scheduling: the engine ends a step before the next; set false"
+            )
+        if not blocks.names_blocks:
+            wrong.append("engine.allocation: a live run needs paged allocation and named blocks")
+        if blocks.block_size != engine.block_size:
+            wrong.append(f"engine.block_size: {blocks.block_size}, not {engine.block_size}")
+        if blocks.usable >= engine.num_blocks:
+            wrong.append(
+                f"engine.num_gpu_blocks_override: {blocks.usable + 1} blocks, but the engine has "
+                f"{engine.num_blocks}"
+            )
+        if scheduler.max_model_len > positions:
+            wrong.append(
+                f"engine.max_model_len: {scheduler.max_model_len} is more than the {positions} "
+                f"positions of {engine.spec.name}"
+            )
+        if wrong:
+            raise HeadwayError(wrong)
+        self.engine = engine
+        self.scheduler = scheduler
+        self.last = Measured(0.0, 0.0, 0.0)
+        engine.reserve_host(scheduler.host.free)
+
+    @property
+    def device(self) -> str:
+        """cpu or cuda."""
+        return self.engine.device.type
+
+    def execute(self, step: Step) -> float:
+        """Carry out a step; give its seconds: on CPU those of CPU time, on CUDA of the wall."""
+        done = self.measure(step)
+        return done.busy_s if self.device == "cpu" else done.wall_s
+
+    def measure(self, step: Step) -> Measured:
+        """Carry out a step, its swaps first, and tell how long each part took."""
+        engine = self.engine
+        out = back = 0.0
+        for swap in step.outgoing or ():
+            out += engine.swap_out(swap.request, swap.blocks or [])
+        for swap in step.incoming or ():
+            back += engine.swap_in(swap.request, swap.blocks or [], swap.first)
+        begun = time.thread_time()
+        chunks = self.scheduler.listed(step)
+        listing = time.thread_time() - begun
+        done = engine.execute(chunks)
+        self.last = Measured(
+            done.device_s, done.host_s + listing, done.wall_s + listing + out + back, out, back
+        )
+        self._tidy()
+        return self.last
+
+    def _tidy(self) -> None:
+        """Give up the rows of requests that are over, once they are many."""
+        running, rows = self.scheduler.running, self.engine.rows
+        if len(rows) > 2 * (len(running) + len(self.scheduler.waiting)) + SLACK:
+            for request in rows.requests:
+                if request.finish >= 0 and request not in running:
+                    self.engine.retire(request.id)

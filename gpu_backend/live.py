@@ -1,0 +1,218 @@
+"""Live runs: a scenario's workload, scheduler and blocks drive the engine in place of a cost model.
+
+Three clocks: `model` keeps the cost model's time, so the schedule is that of the simulation to
+the step; `exec` advances by what each step took and skips idle time; `wall` is real time.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic, thread_time
+from typing import Literal, Protocol, get_args
+
+import simpy
+from simpy.rt import RealtimeEnvironment
+
+from gpu_backend.engine import Engine, Measured
+from gpu_backend.executor import TorchExecutor
+from simulator.assemble import Parts, assemble, make_scheduler
+from simulator.errors import HeadwayError, HeadwayWarning
+from simulator.executor import Executor
+from simulator.replica import Replica
+from simulator.request import Chunk, Request, Step
+from simulator.scenario import Scenario
+from simulator.simulation import Result, play
+
+Clock = Literal["exec", "wall", "model"]
+CLOCKS: tuple[Clock, ...] = get_args(Clock)
+Progress = Callable[[float, int, int], None]
+Pace = Callable[[float, float, float, Measured], float]
+"""Seconds by which the clock advances, from its time, and what was predicted, taken, measured."""
+
+SHARED = 1.3  # wall time / CPU time above which somebody else was using the CPU
+SOONEST = 1e-9  # s: no step takes no time
+WARM = ((1, 0), (4, 0), (16, 0), (0, 64), (0, 256), (4, 64))  # decodes and prompt tokens of a step
+
+
+@dataclass(slots=True)
+class Timing:
+    """One step of a live run: what it computed, what was predicted, what was measured."""
+
+    start: float  # s, on the run's clock
+    seconds: float  # by which that clock advanced
+    predicted_s: float
+    schedule_s: float  # CPU time since the step before: scheduler and log
+    decodes: int
+    context: int
+    chunks: tuple[tuple[int, int], ...]  # of prompts: (cached, new)
+    swapped_out: tuple[int, ...]  # blocks of each request that went to the host
+    swapped_in: tuple[int, ...]
+    measured: Measured
+
+
+class Carrier(Protocol):
+    """An executor that says in detail what its last step took; TorchExecutor is one."""
+
+    last: Measured
+
+    def execute(self, step: Step) -> float:
+        """Carry out one forward pass and return the seconds it took."""
+
+
+class Shadow:
+    """Carries a step out on the device, notes what was said and done, and lets `pace` tell time."""
+
+    def __init__(self, env: simpy.Environment, live: Carrier, model: Executor, pace: Pace) -> None:
+        self.env = env
+        self.live = live
+        self.model = model
+        self.pace = pace
+        self.rows: list[Timing] = []
+        self._over = thread_time()
+
+    def execute(self, step: Step) -> float:
+        """Carry out one forward pass; return the seconds it took on the clock of the run."""
+        schedule = thread_time() - self._over if self.rows else 0.0
+        now = self.env.now
+        said = self.model.execute(step)
+        took = self.live.execute(step)
+        seconds = max(self.pace(now, said, took, self.live.last), SOONEST)
+        self.rows.append(
+            Timing(
+                start=now,
+                seconds=seconds,
+                predicted_s=said,
+                schedule_s=schedule,
+                decodes=step.decodes,
+                context=step.context,
+                chunks=tuple((chunk.start, chunk.tokens) for chunk in step.prefills),
+                swapped_out=tuple(swap.count for swap in step.outgoing or ()),
+                swapped_in=tuple(swap.count for swap in step.incoming or ()),
+                measured=self.live.last,
+            )
+        )
+        self._over = thread_time()
+        return seconds
+
+
+@dataclass(slots=True)
+class LiveRun:
+    """What a live run yields: the result of any run, and a timing per step."""
+
+    result: Result
+    timings: list[Timing]
+    clock: Clock
+    device: str
+
+
+def said_time(now: float, said: float, took: float, done: Measured) -> float:
+    """Keep the cost model's time."""
+    return said
+
+
+def taken_time(now: float, said: float, took: float, done: Measured) -> float:
+    """Advance by what the step took, CPU time on a CPU."""
+    return took
+
+
+def real_time(env: RealtimeEnvironment) -> Pace:
+    """Advance to the real time, that between the steps included."""
+
+    def pace(now: float, said: float, took: float, done: Measured) -> float:
+        return monotonic() - env.real_start - now
+
+    return pace
+
+
+def build_engine(scenario: Scenario, parts: Parts, device: str) -> Engine:
+    """Build the engine that a scenario asks for; HeadwayError where it cannot be had."""
+    wanted = scenario.engine
+    wrong = []
+    if wanted.tensor_parallel_size > 1:
+        wrong.append("engine.tensor_parallel_size: the engine runs on one device")
+    if wanted.quantization:
+        wrong.append("engine.quantization: the engine has no quantized weights")
+    dtype = parts.model.resolve_dtype(wanted.dtype)
+    if wanted.kv_cache_dtype not in {"auto", dtype}:
+        wrong.append(f"engine.kv_cache_dtype: the engine's cache has the model's dtype, {dtype}")
+    positions = parts.model.max_position_embeddings
+    if parts.max_model_len > positions:
+        wrong.append(
+            f"engine.max_model_len: {parts.max_model_len} is more than the {positions} positions "
+            f"of {parts.model.name}"
+        )
+    if wrong:
+        raise HeadwayError(wrong)
+    return Engine(parts.model, parts.num_gpu_blocks, wanted.block_size, device, dtype)
+
+
+def warm_up(engine: Engine, seconds: float = 1.0) -> None:
+    """Run steps of several kinds, so that no kernel, buffer or clock is cold in the first one.
+
+    The cache's contents do not matter: nobody reads a page that was not written for him before.
+    """
+    size = engine.block_size
+    length = min(128, (engine.num_blocks - 1) * size, engine.spec.max_position_embeddings)
+    pages = list(range(1, -(-length // size) + 1))
+    until = monotonic() + seconds
+    name = -1
+    while monotonic() < until:
+        for decodes, tokens in WARM:
+            chunks = []
+            for start, new in [(length - 1, 1)] * decodes + [(0, min(tokens, length))]:
+                if new:
+                    request = Request(name, 0.0, start + new, 2, blocks=pages)
+                    name -= 1
+                    chunks.append(Chunk(request, start, new))
+            engine.execute(chunks, keep=False)
+        engine.reset()
+
+
+def run_live(
+    scenario: Scenario,
+    device: str = "cpu",
+    clock: Clock = "exec",
+    *,
+    engine: Engine | None = None,
+    warm_s: float = 1.0,
+    progress: Progress | None = None,
+) -> LiveRun:
+    """Run a scenario on a device; `engine` may be one that is there already.
+
+    Raises HeadwayError where the scenario asks for what the engine has not.
+    """
+    parts = assemble(scenario)
+    workload = scenario.make_workload()
+    scheduler = make_scheduler(scenario, parts, workload.segments is not None, named=True)
+    if engine is None:
+        engine = build_engine(scenario, parts, device)
+    engine.reset()
+    carrier = TorchExecutor(engine, scheduler)
+    warm_up(engine, warm_s)
+    env = simpy.Environment() if clock != "wall" else RealtimeEnvironment(strict=False)
+    pace: Pace = said_time if clock == "model" else taken_time
+    if isinstance(env, RealtimeEnvironment):
+        pace = real_time(env)
+        env.sync()
+    shadow = Shadow(env, carrier, parts.cost, pace)
+    replica = Replica(env, scheduler, shadow)
+    result = play(scenario, parts, workload, replica, progress)
+    _warn_if_shared(shadow.rows, device, clock)
+    return LiveRun(result, shadow.rows, clock, device)
+
+
+def _warn_if_shared(rows: Sequence[Timing], device: str, clock: Clock) -> None:
+    """Warn where others used the CPU: then wall time tells about them too."""
+    busy = sum(row.measured.busy_s for row in rows)
+    wall = sum(row.measured.wall_s for row in rows)
+    if device == "cpu" and wall > SHARED * busy:
+        warnings.warn(
+            f"the steps took {wall:.1f} s for {busy:.1f} s of CPU time: something else used the "
+            + (
+                "CPU, so the wall clock's figures are not the engine's"
+                if clock == "wall"
+                else "CPU"
+            ),
+            HeadwayWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,127 @@
+"""A decoder-only transformer of the Llama and Qwen3 families: RMSNorm, rotary embedding, grouped
+query attention, SwiGLU, and greedy sampling at its end."""
+
+from math import pi
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gpu_backend.attention import GatherAttention
+from gpu_backend.batch import Batch
+from gpu_backend.cache import KVCache
+from gpu_backend.weights import LayerWeights, Weights
+from simulator.model import ModelSpec
+
+
+class Backend(Protocol):
+    """What a layer does between its matrix products."""
+
+    def add_norm(self, delta: Tensor, x: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Add `delta` to the residual stream `x`; return the sum's RMSNorm and the sum."""
+
+    def attend(self, number: int, layer: LayerWeights, qkv: Tensor, batch: Batch) -> Tensor:
+        """Store the new keys and values of layer `number` and attend over the pages, causally.
+
+        `qkv` is [T, (n_q + 2 n_kv) D] as it comes out of the product: the heads of q and k are
+        first normalised (where the layer has norms) and rotated. Returns [T, n_q D].
+        """
+
+    def act(self, gate_up: Tensor) -> Tensor:
+        """SiLU of the first half times the second half."""
+
+
+class TorchBackend:
+    """Everything in plain torch, on any device."""
+
+    def __init__(self, spec: ModelSpec, cache: KVCache, table: Tensor) -> None:
+        self.spec = spec
+        self.table = table  # [positions, D]: cosines, then sines
+        self.attention = GatherAttention(cache)
+
+    def add_norm(self, delta: Tensor, x: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
+        x = delta if x is None else x + delta
+        return self._norm(x, weight), x
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return functional.rms_norm(x, weight.shape, weight, self.spec.rms_norm_eps)
+
+    def attend(self, number: int, layer: LayerWeights, qkv: Tensor, batch: Batch) -> Tensor:
+        spec = self.spec
+        queries, keys = spec.num_attention_heads, spec.num_key_value_heads
+        heads = qkv.view(-1, queries + 2 * keys, spec.head_dim)
+        q, k, v = torch.split(heads, [queries, keys, keys], dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
+        q, k = self._turn(q, batch), self._turn(k, batch)
+        return self.attention.forward(number, q, k, v, batch)
+
+    def _turn(self, x: Tensor, batch: Batch) -> Tensor:
+        """Rotate pairs (i, i + D / 2) of each head by the angle of its position."""
+        if "rotation" not in batch.scratch:
+            rows = self.table.index_select(0, batch.positions)[:, None]
+            batch.scratch["rotation"] = rows.chunk(2, -1)
+        cos, sin = batch.scratch["rotation"]
+        one, two = x.float().chunk(2, -1)
+        return torch.cat((one * cos - two * sin, two * cos + one * sin), -1).to(x.dtype)
+
+    def act(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        return functional.silu(gate) * up
+
+
+def rope_table(spec: ModelSpec, positions: int, device: torch.device) -> Tensor:
+    """Make the table of rotations: float32 [positions, D], cosines, then sines.
+
+    With `rope_scaling` of type llama3, frequencies whose wavelength exceeds the original context
+    are slowed down by `factor`, short ones kept, those between blended (Llama 3.1).
+    """
+    half = torch.arange(0, spec.head_dim, 2, device=device, dtype=torch.float64)
+    speed = spec.rope_theta ** (-half / spec.head_dim)
+    scaling = spec.rope_scaling
+    if scaling is not None and scaling.rope_type == "linear":
+        speed = speed / scaling.factor
+    elif scaling is not None:
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        turns = scaling.original_max_position_embeddings * speed / (2 * pi)
+        keep = ((turns - low) / (high - low)).clamp(0, 1)
+        speed = speed * (keep + (1 - keep) / scaling.factor)
+    angles = torch.outer(torch.arange(positions, device=device, dtype=torch.float64), speed)
+    return torch.cat((angles.cos(), angles.sin()), -1).float()
+
+
+class Transformer:
+    """The forward pass from a batch's token ids to the next tokens."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights, backend: Backend) -> None:
+        self.spec = spec
+        self.weights = weights
+        self.backend = backend
+
+    def hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Run all layers: [T, H] of the last layer's output, and of the stream it adds to."""
+        backend = self.backend
+        delta = functional.embedding(batch.ids, self.weights.embedding)
+        x: Tensor | None = None
+        for number, layer in enumerate(self.weights.layers):
+            h, x = backend.add_norm(delta, x, layer.input_norm)
+            qkv = functional.linear(h, layer.qkv, layer.qkv_bias)
+            h = functional.linear(backend.attend(number, layer, qkv, batch), layer.o)
+            h, x = backend.add_norm(h, x, layer.post_norm)
+            delta = functional.linear(backend.act(functional.linear(h, layer.gate_up)), layer.down)
+        assert x is not None
+        return delta, x
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Run the model; give the logits [m, V] after the tokens `batch.emits`."""
+        delta, x = self.hidden(batch)
+        if len(batch.emits) != len(x):
+            delta = delta.index_select(0, batch.emits)
+            x = x.index_select(0, batch.emits)
+        h, _ = self.backend.add_norm(delta, x, self.weights.norm)
+        return functional.linear(h, self.weights.head)
+
+    def sample(self, batch: Batch) -> Tensor:
+        """Run the model; give the likeliest next tokens, int64 [m]."""
+        return self.logits(batch).argmax(-1)

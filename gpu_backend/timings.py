@@ -1,0 +1,191 @@
+"""Kernel timings and whole steps of a model, written to a CSV row by row as they are measured.
+
+`python -m gpu_backend.timings --device cuda --out FOLDER` leaves `kernels.csv` and `device.json`
+there. A section that fails becomes a row that says so, and the next one begins.
+"""
+
+import argparse
+import csv
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from gpu_backend.bench import (
+    LLAMA_8B,
+    TINY,
+    Bench,
+    Row,
+    ceilings,
+    decodes,
+    fused,
+    gathers,
+    matmuls,
+    prefills,
+)
+from gpu_backend.engine import Engine
+from simulator.model import MODELS, read_config
+from simulator.request import Chunk, Request
+
+COLUMNS = (
+    "kernel", "rows", "context", "tokens", "variant", "us", "gb_s", "tflop_s", "host_us",
+    "wall_us", "note",
+)  # fmt: skip
+Section = tuple[str, Callable[[], Iterator[Row]]]
+PAGE = 16
+TAKES = 12
+
+
+def steps(bench: Bench, model: str) -> Iterator[Row]:
+    """Time whole steps of a model: decodes in graphs and launched one by one, and prompts."""
+    cuda = bench.cuda
+    spec = read_config(MODELS / model / "config.json")  # needs less than load_model
+    engine = Engine(spec, 24576 if cuda else 256, PAGE, bench.device)
+    engine.fill_random()
+    random = np.random.default_rng(0)
+    batches = (
+        [(1, 1024), (8, 1024), (32, 1024), (64, 1024), (128, 1024), (256, 1024), (64, 4096)]
+        if cuda
+        else [(1, 64), (4, 64)]
+    )
+    for rows, context in batches:
+        chunks = [_chunk(random, engine, k, context - 1, 1) for k in range(rows)]
+        yield _step(engine, chunks, "graph" if cuda else "eager")
+    for new, cached in [(512, 0), (2048, 0), (8192, 0), (2048, 4096)] if cuda else [(64, 0)]:
+        yield _step(engine, [_chunk(random, engine, 0, cached, new)], "prompt")
+    if cuda:
+        engine._sample = engine.model.sample
+        for rows, context in batches[:4]:
+            chunks = [_chunk(random, engine, k, context - 1, 1) for k in range(rows)]
+            yield _step(engine, chunks, "eager")
+
+
+def _chunk(random: np.random.Generator, engine: Engine, name: int, start: int, new: int) -> Chunk:
+    """Make a request with random pages that computes `new` tokens after `start` cached ones."""
+    pages = random.integers(1, engine.num_blocks, -(-(start + new) // PAGE)).tolist()
+    return Chunk(Request(name, 0.0, start + new, 2, blocks=pages), start, new)
+
+
+def _step(engine: Engine, chunks: list[Chunk], variant: str) -> Row:
+    """Time one step; medians."""
+    engine.reset()
+    takes = TAKES if engine.device.type == "cuda" else 3
+    done = [engine.execute(chunks, keep=False) for _ in range(2 + takes)][2:]
+    return {
+        "kernel": "step", "rows": sum(chunk.tokens for chunk in chunks), "variant": variant,
+        "context": chunks[0].start + chunks[0].tokens, "us": 1e6 * median(m.device_s for m in done),
+        "tokens": sum(chunk.start + chunk.tokens for chunk in chunks),
+        "host_us": 1e6 * median(m.host_s for m in done),
+        "wall_us": 1e6 * median(m.wall_s for m in done),
+    }  # fmt: skip
+
+
+def kernel_sections(bench: Bench) -> list[Section]:
+    """The sections on single kernels, at sizes for a GPU or for a rehearsal."""
+    if bench.cuda:
+        batches = [(1, 1024), (1, 16384), (8, 1024), (16, 2048), (32, 2048), (64, 1024)]
+        batches += [(64, 2048), (128, 1024), (128, 4096), (256, 2048)]
+        chunks = [(512, 0), (2048, 0), (2048, 4096), (8192, 0), (512, 16384)]
+        sizes: list[int] = [1, 64, 256, 2048]
+    else:
+        batches, chunks, sizes = [(2, 64)], [(32, 16)], [2]
+    return [
+        ("decode", lambda: decodes(bench, batches)),
+        ("prefill", lambda: prefills(bench, chunks)),
+        ("fused", lambda: fused(bench, sizes)),
+        ("matmuls", lambda: matmuls(bench, sizes)),
+        ("gathers", lambda: gathers(bench, chunks)),
+    ]
+
+
+def run_sections(sections: Sequence[Section], path: Path, until: float) -> int:
+    """Write every section's rows as they come; count the sections that failed."""
+    failed = 0
+    with path.open("w", newline="") as file:
+        out = csv.DictWriter(file, COLUMNS)
+        out.writeheader()
+        for name, section in sections:
+            note = ""
+            try:
+                for row in section():
+                    out.writerow({key: _short(value) for key, value in row.items()})
+                    file.flush()
+                    if time.monotonic() > until:
+                        note = "out of time"
+                        break
+            except Exception as error:  # whatever it is, the other sections go on
+                note = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                failed += 1
+            if note:
+                print(f"{name}: {note}", file=sys.stderr)
+                out.writerow({"kernel": name, "note": note})
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+    return failed
+
+
+def _short(value: object) -> object:
+    return f"{value:.4g}" if isinstance(value, float) else value
+
+
+def describe_device(device: str) -> dict[str, object]:
+    """Tell what machine and which versions this is."""
+    found: dict[str, object] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cpus": os.cpu_count(),
+        "machine": platform.machine(),
+    }
+    for package in ("triton", "numpy", "scipy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    if torch.device(device).type == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        found["gpu"] = properties.name
+        found["memory_bytes"] = properties.total_memory
+        found["multiprocessors"] = properties.multi_processor_count
+        query = "driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu"
+        said = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        found[query] = said.stdout.strip()
+    return found
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Time everything; return the number of sections that failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--model", default="llama-3.1-8b")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--budget-s", type=float, default=120.0)
+    given = parser.parse_args(words)
+    until = time.monotonic() + given.budget_s
+    given.out.mkdir(parents=True, exist_ok=True)
+    said = describe_device(given.device)
+    (given.out / "device.json").write_text(json.dumps(said, indent=1) + "\n")
+    bench = Bench(given.device, LLAMA_8B if "cuda" in given.device else TINY)
+    sections: list[Section] = [
+        ("ceilings", lambda: ceilings(bench)),
+        ("step", lambda: steps(bench, given.model)),
+        *kernel_sections(bench),
+    ]
+    with torch.inference_mode():
+        return run_sections(sections, given.out / "kernels.csv", until)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
