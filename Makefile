@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# The tests of the engine in gpu_backend/ need torch and are skipped without it: `make test TORCH=`
+# leaves it out (a CPU build is enough; other builds are large).
+TORCH ?= torch==2.13.0
 
 .PHONY: demo test lint bench clean
 
@@ -29,6 +32,7 @@ $(VENV)/installed: $(VENV)/bin/python pyproject.toml
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
+	$(if $(TORCH),$(BIN)/python -m pip install --quiet $(TORCH))
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	touch $@
 
