@@ -143,7 +143,14 @@ def build_engine(scenario: Scenario, parts: Parts, device: str) -> Engine:
         )
     if wrong:
         raise HeadwayError(wrong)
-    return Engine(parts.model, parts.num_gpu_blocks, wanted.block_size, device, dtype)
+    return Engine(
+        parts.model,
+        parts.num_gpu_blocks,
+        wanted.block_size,
+        device,
+        dtype,
+        max_num_seqs=wanted.max_num_seqs,
+    )
 
 
 def warm_up(engine: Engine, seconds: float = 1.0) -> None:

@@ -6,8 +6,8 @@ from difflib import get_close_matches
 
 GIB = 1 << 30
 HOST_SHARE = 0.85
-"""Of `host_bandwidth`, what copies of a few MB between GPU and pinned host memory reach: 53 to
-57 GB/s over PCIe 5.0 and 25 to 27 GB/s over PCIe 4.0 are what bandwidth tests usually show."""
+"""Of `host_bandwidth`, what copies between GPU and pinned host memory are taken to reach: an
+assumption, not a measurement. A profile with swap terms of its own overrides it."""
 
 
 @dataclass(frozen=True)
