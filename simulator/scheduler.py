@@ -13,7 +13,7 @@ result is the same as that of vLLM's loop:
 - When blocks run out, vLLM preempts the last of the running list until the request at hand has
   its block. The victims are always a tail of the list, and the shortest tail whose going lets the
   rest have what they need: so it can be found from the sum of the needs.
-- Where the budget does not reach round (only possible with `long_prefill_token_threshold`), and
+- Where the budget does not reach round (after `prefill_schedule_interval` held prompts back), and
   where blocks run out and have names or the policy picks the victims, the set is dissolved and
   the running list is walked.
 """

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import simpy
 
 from simulator.blocks import BlockCounter
 from simulator.client import Client
 from simulator.log import REASONS
-from simulator.policies import SJF
+from simulator.policies import SJF, Priority
 from simulator.replica import Replica
 from simulator.request import Request, Step
 from simulator.scheduler import Scheduler
@@ -157,6 +158,32 @@ def test_a_scheduler_that_leaves_requests_waiting_for_nothing_is_an_error() -> N
 
     with pytest.raises(RuntimeError, match="does nothing though requests wait"):
         play(workload((0.5, 4, 1)), Lazy(BlockCounter(9, 4)))
+
+
+@pytest.mark.parametrize("late", [4.5, 4.0005])
+def test_after_a_step_that_could_only_preempt_the_engine_naps(late: float) -> None:
+    """10 blocks of one token: at 4 s request 0, the less urgent, lacks one and leaves.
+
+    The prompt of request 1 is held back, so nothing is computed; a millisecond later it is. An
+    arrival does not end the nap. The preemption is counted in the next row.
+    """
+    load = workload((0, 2, 7), (0.5, 8, 1), (late, 1, 1), priority=np.array([1, 0, 2]))
+    scheduler = fcfs(
+        num_blocks=11,
+        block_size=1,
+        policy=Priority(),
+        max_num_seqs=3,
+        max_num_batched_tokens=6,
+        prefill_schedule_interval=3,
+        scheduler_reserve_full_isl=False,
+    )
+    log, _ = play(load, scheduler)
+    assert log.steps[["start", "prefill_tokens", "decodes", "preempted"]].tolist()[:4] == [
+        (0, 2, 0, 0),
+        (1, 0, 1, 0),
+        (3, 5, 1, 0),
+        (4 + 0.001, 3, 0, 1),
+    ]
 
 
 # ---------------------------------------------------------------- beside other processes

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from simulator.log import REASONS
-from simulator.policies import SJF
+from simulator.policies import SJF, Priority
 from simulator.request import Request, Step
 from simulator.scheduler import Scheduler
 from simulator.workload import Workload
@@ -213,6 +213,14 @@ def test_equally_short_jobs_board_by_arrival() -> None:
     assert scheduler.add(Request(1, 1.0, 4, 9))
     scheduler.waiting.put_back(Request(2, 0.5, 4, 9))
     assert [scheduler.waiting.take().id for _ in range(3)] == [2, 1, 0]
+
+
+def test_by_priority_the_smaller_number_boards_first_and_then_the_earlier() -> None:
+    """Ties of both by id."""
+    scheduler = fcfs(policy=Priority())
+    for id, arrival, priority in ((0, 3.0, 1), (1, 2.0, 1), (4, 2.0, 1), (3, 2.0, 1), (2, 9.0, 0)):
+        scheduler.add(Request(id, arrival, 4, 9, priority=priority))
+    assert [scheduler.waiting.take().id for _ in range(5)] == [2, 1, 3, 4, 0]
 
 
 def test_a_shorter_newcomer_becomes_the_head() -> None:
