@@ -1,9 +1,15 @@
-"""Where the tests find the published traces and tables, if they are there."""
+"""Where the tests find the published traces and tables, and how they draw examples."""
 
 import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# Where a change is judged, the same examples every time; elsewhere new ones, which find bugs.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 
 @pytest.fixture(scope="session")

@@ -247,6 +247,8 @@ def test_littles_law(load, engine, clock, leap) -> None:
     inside = (rows["running"] + rows["waiting"]) * (rows["end"] - rows["start"])
     boundaries = np.unique(np.concatenate([rows["start"], rows["end"]]))
     late = boundaries[np.searchsorted(boundaries, sent)] - sent  # until a row could count them
-    average = (inside.sum() + late.sum()) / span
+    gaps = zip(rows["end"][:-1], rows["start"][1:], strict=True)  # idle, or a nap while all wait
+    napped = sum((b - a) * ((sent <= a) & (served["finish"] > a)).sum() for a, b in gaps if b > a)
+    average = (inside.sum() + late.sum() + napped) / span
     rate, stay = len(served) / span, (served["finish"] - sent).mean()
     assert average == pytest.approx(rate * stay, rel=1e-9)
