@@ -111,9 +111,9 @@ def live(
     from calibration.meta import describe_engine
     from gpu_backend.live import build_engine, run_live
     from simulator.assemble import assemble
-    from simulator.cli import check_folder
     from simulator.console import tell_interrupted
     from simulator.load import load_scenario
+    from simulator.output import check_folder
     from simulator.progress import Bar
     from simulator.report import run_table
 

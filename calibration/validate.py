@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -108,7 +109,7 @@ def validate(folder: Path, profile: str | None = None, out: Path | None = None) 
             HeadwayWarning,
             stacklevel=2,
         )
-    text = json.dumps(asdict(found), indent=1)
+    text = json.dumps(_finite(asdict(found)), indent=1, allow_nan=False)
     write_together(
         out or folder,
         {
@@ -117,6 +118,15 @@ def validate(folder: Path, profile: str | None = None, out: Path | None = None) 
         },
     )
     return found
+
+
+def _finite(value: object) -> object:
+    """Put null for every number that JSON cannot hold: there was nothing to take it from."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _override(profile: str | None) -> list[str]:

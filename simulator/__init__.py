@@ -1,8 +1,9 @@
 """Headway: a discrete-event simulator of continuous-batching schedulers."""
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # typing's own costs milliseconds in which Ctrl-C would be a traceback
 if TYPE_CHECKING:
+    from typing import Any
+
     from simulator.load import load_scenario
     from simulator.scenario import Scenario
     from simulator.simulation import Result, run
@@ -18,7 +19,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Import what is asked for and no more: `headway --help` must not load numpy."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

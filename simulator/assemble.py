@@ -14,6 +14,7 @@ from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.cost import CostModel, load_cost, shipped_profile
 from simulator.errors import HeadwayWarning
+from simulator.fields import PLAIN, check
 from simulator.hardware import GIB, Gpu, find_gpu
 from simulator.memory import kv_budget
 from simulator.model import ModelSpec, load_model
@@ -99,8 +100,8 @@ def find_policy(scenario: Scenario) -> tuple[type, dict[str, Any]]:
         sys.path.append(folder)
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
-        raise ValueError(f"{field}: cannot load {name}: {error}") from error
+    except Exception as error:  # whatever the module does
+        raise ValueError(f"{field}: cannot load {name}: {' '.join(str(error).split())}") from error
     if not isinstance(found, type) or not (
         issubclass(found, Scheduler) or callable(getattr(found, "key", None))
     ):
@@ -138,8 +139,20 @@ def make_scheduler(
     blocks = _blocks(engine, parts, caching, named)
     if issubclass(found, Scheduler):  # fcfs needs no policy
         return mechanism(blocks, **options, **arguments)
-    policy: Any = found(**arguments)
-    return mechanism(blocks, policy=policy, **options)
+    return mechanism(blocks, policy=_policy(found, arguments), **options)
+
+
+def _policy(found: type, arguments: dict[str, Any]) -> Any:
+    """Make a policy; ValueError where its constructor fails."""
+    try:
+        return found(**arguments)
+    except ValueError:
+        raise  # it says which argument is wrong
+    except Exception as error:
+        raise ValueError(
+            f"engine.scheduling_policy: {found.__name__} raised {type(error).__name__}: "
+            f"{' '.join(str(error).split())}"
+        ) from error
 
 
 def swap_blocks(engine: EngineBlock, model: ModelSpec) -> int:
@@ -210,16 +223,39 @@ def _mechanism(engine: EngineBlock, found: type) -> type[Scheduler]:
 
 
 def _check_arguments(found: type, arguments: dict[str, Any], taken: dict[str, Any]) -> None:
-    """Name an argument that the policy does not know, or that the engine's keys already give."""
+    """Refuse arguments that the policy does not know, that the engine's keys already give, or
+    whose annotations are plain types that they are not, and name those that are missing."""
     known = inspect.signature(found).parameters
+    given = {*taken, "blocks"} if issubclass(found, Scheduler) else set()
     free = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
-    for name in arguments:
+    wrong = []
+    for name, value in arguments.items():
         if name in taken:
-            raise ValueError(f"engine.scheduling_policy.{name}: give it as engine.{name}")
-        if name not in known and not free:
-            raise ValueError(
-                f"engine.scheduling_policy.{name}: {found.__name__} takes no such argument"
-            )
+            wrong.append(f"{name}: give it as engine.{name}")
+        elif name not in known and not free:
+            wrong.append(f"{name}: {found.__name__} takes no such argument")
+        elif name in known and (what := _mistyped(name, known[name], value)):
+            wrong.append(what)
+    wrong += [
+        f"{name}: is missing; {found.__name__} needs it"
+        for name, parameter in known.items()
+        if parameter.default is inspect.Parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and name not in {*arguments, *given}
+    ]
+    if wrong:
+        raise ValueError("\n".join(f"engine.scheduling_policy.{what}" for what in wrong))
+
+
+def _mistyped(name: str, parameter: inspect.Parameter, value: object) -> str:
+    """Say that an argument is not of the plain type of its annotation; "" where it is."""
+    kind = parameter.annotation
+    for plain in PLAIN:
+        if kind in (plain, plain | None, plain.__name__, f"{plain.__name__} | None"):
+            optional = kind not in (plain, plain.__name__)
+            wrong, message = check(name, plain, value)
+            return message if wrong and not (optional and value is None) else ""
+    return ""
 
 
 def _blocks(engine: EngineBlock, parts: Parts, caching: bool, named: bool) -> BlockCounter:

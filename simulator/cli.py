@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Parameter
 
 from simulator import __version__
-from simulator.console import BROKEN_PIPE, INTERRUPTED, tell_errors, tell_interrupted, told_warnings
+from simulator.console import (
+    INTERRUPTED,
+    tell_errors,
+    tell_interrupted,
+    tell_os_error,
+    told_warnings,
+)
 from simulator.errors import HeadwayError, HeadwayWarning
 
 if TYPE_CHECKING:
@@ -85,7 +91,7 @@ def run(
 ) -> int:
     """Simulate a scenario; print its report, write its files."""
     from simulator.load import load_scenario
-    from simulator.output import write_run
+    from simulator.output import check_folder, write_run
     from simulator.report import run_table
 
     loaded = load_scenario(scenario, set_ or (), seed)
@@ -124,6 +130,7 @@ def compare(
 ) -> int:
     """Simulate a scenario with some keys varied, side by side."""
     from simulator.compare import expand
+    from simulator.output import check_folder
 
     points = expand(scenario, vary, set_ or (), seed)
     folder = check_folder(out or Path("out") / f"{points[0].scenario.name}-compare", format)
@@ -224,9 +231,11 @@ def convert(
         str | None, Parameter(help="of the trace [default: as its first line tells]")
     ] = None,
 ) -> int:
-    """Write a workload as Mooncake JSONL, which other tools read too."""
+    """Write a workload as Mooncake JSONL, which other tools read too; the folder must be there."""
+    from simulator.files import check_target
     from simulator.traces import write_mooncake
 
+    check_target(source, target)
     workload = _read(source, format)
     write_mooncake(workload, target)
     print(f"written to {target}: {len(workload):,} requests")
@@ -238,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with told_warnings():
             code = app(argv, exit_on_error=False, print_error=False)
-            sys.stdout.flush()
+            print(end="", flush=True)
     except HeadwayError as error:
         return tell_errors(error.messages)
     except CycloptsError as error:
@@ -246,9 +255,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("headway: interrupted; no file was written", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
+    except OSError as error:
+        return tell_os_error(error)
     return code or 0
 
 
@@ -265,20 +273,6 @@ def _simulate(scenario: "Scenario", stepwise: bool, label: str | None) -> "Resul
         return run(scenario, stepwise=stepwise, progress=bar)
     finally:
         bar.close()
-
-
-def check_folder(folder: Path, format: str = "csv") -> Path:
-    """See beforehand whether the files of a run can be written; leave the folder as it is."""
-    from simulator.output import need_pyarrow
-
-    if format == "parquet":
-        need_pyarrow()
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise HeadwayError(f"--out {folder}: {there} is not a folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise HeadwayError(f"--out {folder}: no permission to write to {there}")
-    return folder
 
 
 def _write_comparison(

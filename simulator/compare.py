@@ -37,11 +37,14 @@ def expand(
     An item of `vary` is `dotted.key=value,value,...`, each value YAML; commas inside brackets or
     quotes part nothing. Raises HeadwayError with all that is wrong with any of the scenarios.
     """
-    axes = dict(split_values(item) for item in vary)
-    if not axes:
+    items = [split_values(item) for item in vary]
+    if not items:
         raise HeadwayError("--vary: is missing; for example --vary engine.max_num_seqs=64,256")
+    if hidden := _hidden([key for key, _ in items], overrides, seed):
+        raise HeadwayError(hidden)
+    axes = dict(items)
     points: list[Point] = []
-    messages: list[str] = []
+    wrong: dict[str, list[dict[str, str]]] = {}  # what some points vary, by what is wrong there
     for values in product(*axes.values()):
         varied = dict(zip(axes, values, strict=True))
         try:
@@ -49,10 +52,53 @@ def expand(
             label = _label(varied)
             points.append(Point(label, _folder(label, points), varied, scenario))
         except HeadwayError as error:
-            messages += error.messages
-    if messages:
-        raise HeadwayError(dict.fromkeys(messages))
+            for message in error.messages:
+                wrong.setdefault(message, []).append(varied)
+    if wrong:
+        raise HeadwayError(_blamed(wrong, path, overrides, seed))
     return points
+
+
+def _hidden(keys: Sequence[str], overrides: Iterable[str], seed: int | None) -> list[str]:
+    """Name the options that would be lost, since a later --vary sets their key again."""
+    earlier = [("--set " + item, item.partition("=")[0]) for item in overrides]
+    if seed is not None:
+        earlier.append((f"--seed {seed}", "seed"))
+    messages = []
+    for key in keys:
+        path = _path(key)
+        messages += [
+            f"--vary {key}: {option} would have no effect"
+            for option, other in earlier
+            if _path(other)[: len(path)] == path
+        ]
+        earlier.append((f"--vary {key} before it", key))
+    return messages
+
+
+def _path(key: str) -> list[str]:
+    return key.strip().split(".")
+
+
+def _blamed(
+    wrong: dict[str, list[dict[str, str]]], path: Path, overrides: Sequence[str], seed: int | None
+) -> list[str]:
+    """Add to each message the varied values that it comes with, unless it comes without any."""
+    try:
+        load_scenario(path, overrides, seed)
+        anyway: set[str] = set()
+    except HeadwayError as error:
+        anyway = set(error.messages)
+    told = []
+    for message, where in wrong.items():
+        common = [
+            f"--vary {key}={value}"
+            for key, value in where[0].items()
+            if all(varied[key] == value for varied in where)
+        ]
+        known = not common or message in anyway or message.startswith("--")
+        told.append(message if known else f"{message} (with {' '.join(common)})")
+    return told
 
 
 def split_values(item: str) -> tuple[str, list[str]]:

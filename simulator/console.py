@@ -1,5 +1,6 @@
 """What the command says on stderr, and its exit codes."""
 
+import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -34,6 +35,21 @@ def tell_interrupted(result: "Result") -> int:
         file=sys.stderr,
     )
     return INTERRUPTED
+
+
+def tell_os_error(error: OSError) -> int:
+    """Tell what the system refused, most likely to take what we print; return the exit code.
+
+    A closed pipe, as in `headway ... | head`, is no error and ends quietly. What is still to be
+    printed is dropped, as Python would try once more at its exit.
+    """
+    if error.filename is not None:
+        return tell_errors([f"{error.filename}: {error.strerror}"])
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return BROKEN_PIPE
+    return tell_errors([f"standard output: cannot write: {error.strerror or error}"])
 
 
 @contextmanager

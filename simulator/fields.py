@@ -25,6 +25,7 @@ PLAIN: dict[type, tuple[type, str]] = {
 
 
 NUMBERS = {float, float | None}
+SHORT = 60  # characters of a wrong value that a message quotes
 
 
 def refuse(*checks: tuple[bool, str]) -> None:
@@ -57,11 +58,36 @@ def build(cls: type[T], values: object) -> T:
         key: number(value) if key in known and known[key].type in NUMBERS else value
         for key, value in values.items()
     }
-    refuse(
-        *((key not in known, f"{key}: unknown key") for key in values),
-        *(_check(f, values.get(name, f.default)) for name, f in known.items()),
-    )
+    wrong = {key: f"{key}: unknown key" for key in values if key not in known}
+    for name, f in known.items():
+        bad, message = _check(f, values.get(name, f.default))
+        if bad:
+            wrong[name] = message
+    if wrong:
+        others = _others(cls, known, values, set(wrong))
+        raise ValueError("\n".join([*wrong.values(), *others]))
     return cls(**values)
+
+
+def _others(
+    cls: type[T],
+    known: "Mapping[str, dataclasses.Field[object]]",
+    values: Mapping[str, object],
+    wrong: set[str],
+) -> list[str]:
+    """Say what else is wrong once a number of the right type stands for each that is wrong."""
+    rest = {key: value for key, value in values.items() if key not in wrong}
+    for name in wrong & set(known):
+        for kind in (int, float):
+            if known[name].type in {kind, kind | None}:
+                rest[name] = kind(1)
+        if name not in rest and known[name].default is dataclasses.MISSING:
+            return []
+    try:
+        cls(**rest)
+    except ValueError as error:
+        return [s for s in str(error).split("\n") if s.partition(":")[0].split(".")[0] not in wrong]
+    return []
 
 
 def number(value: S) -> S | float:
@@ -90,5 +116,15 @@ def check(name: str, kind: type, value: object) -> tuple[bool, str]:
     """Check that a value is of a plain type; a whole number is a number, true and NaN are not."""
     accepted, words = PLAIN[kind]
     good = isinstance(value, accepted) and (kind is bool) == isinstance(value, bool)
-    good = good and not (isinstance(value, Real) and isnan(value))
-    return not good, f"{name}: {value!r} is not {words}"
+    good = good and not (isinstance(value, Real) and _is_no_float(value))
+    text = repr(value)
+    text = text if len(text) <= SHORT else text[:SHORT] + "..."
+    return not good, f"{name}: {text} is not {words}"
+
+
+def _is_no_float(value: Real) -> bool:
+    """Say whether a number is NaN, or a whole one beyond all floats."""
+    try:
+        return isnan(value)
+    except OverflowError:
+        return True

@@ -12,6 +12,14 @@ Writer = Callable[[BinaryIO], object]
 """Writes a file's contents to an open binary file."""
 
 
+def check_target(source: Path, target: Path) -> None:
+    """See beforehand that a file made of another can be written, and is not that other."""
+    if not target.parent.exists():
+        raise HeadwayError(f"{target}: cannot write: no folder {target.parent}")
+    if source.exists() and target.exists() and source.samefile(target):
+        raise HeadwayError(f"{target}: cannot write: it is the file to read")
+
+
 def write_atomic(path: Path, writer: Writer) -> Path:
     """Write one file, replacing what was there; raise HeadwayError where that cannot be."""
     return write_together(path.parent, {path.name: writer})[0]

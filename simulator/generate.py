@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from simulator.fields import build, fault, inside, number, refuse
 from simulator.lengths import (
+    MOST,
     Distribution,
     Load,
     Spec,
@@ -26,7 +27,7 @@ from simulator.lengths import (
     tokens,
 )
 from simulator.request import Segments
-from simulator.workload import Floats, Ints, Workload
+from simulator.workload import MOST_REQUESTS, Floats, Ints, Workload
 
 STREAMS = ("arrivals", "input", "output", "prefixes", "sessions", "clients")
 INPUT_LEN, OUTPUT_LEN = 1024, 128  # tokens, vLLM's defaults
@@ -49,7 +50,7 @@ class PrefixGroups:
 
     def __post_init__(self) -> None:
         refuse(
-            (self.num_prefixes < 1, f"num_prefixes: {self.num_prefixes} is less than 1"),
+            *_count("num_prefixes", self.num_prefixes),
             (not 0 <= self.zipf < inf, f"zipf: {self.zipf} is not 0 or more"),
             fault("prefix_len", parse_tokens, self.prefix_len),
         )
@@ -110,8 +111,9 @@ class Generator:
         refuse(
             *self._check_rates(),
             *self._check_lengths(),
-            (self.num_prompts < 1, f"num_prompts: {self.num_prompts} is less than 1"),
+            *_count("num_prompts", self.num_prompts),
             (self.prefix_len < 0, f"prefix_len: {self.prefix_len} is less than 0"),
+            (self.prefix_len >= MOST, f"prefix_len: {self.prefix_len} is {MOST:,} or more"),
             (
                 concurrency is not None and concurrency < 1,
                 f"max_concurrency: {concurrency} is less than 1",
@@ -125,6 +127,7 @@ class Generator:
                 not _good_clients(self.clients),
                 f"clients: {self.clients} is neither a number of clients nor a list of weights",
             ),
+            *(_count("clients", self.clients)[1:] if isinstance(self.clients, int) else ()),
         )
 
     def _check_rates(self) -> Checks:
@@ -164,11 +167,20 @@ class Generator:
         ]
 
 
+def _count(name: str, value: int) -> Checks:
+    return [
+        (value < 1, f"{name}: {value} is less than 1"),
+        (value > MOST_REQUESTS, f"{name}: {value} is more than {MOST_REQUESTS:,}"),
+    ]
+
+
 def _good_clients(clients: object) -> bool:
     """Say whether this is a number of clients, or a list of weights with one above 0."""
     if isinstance(clients, Sequence) and all(isinstance(w, int | float) for w in clients):
         return all(0 <= w < inf for w in clients) and sum(clients) > 0
-    return clients is None or (isinstance(clients, int) and clients >= 1)
+    if isinstance(clients, int) and not isinstance(clients, bool):
+        return clients >= 1
+    return clients is None
 
 
 def ratios(range_ratio: float | Mapping[str, float]) -> tuple[float, float]:

@@ -115,6 +115,10 @@ def find_gpu(name: str) -> Gpu:
         return CPU
     if wanted in by_plain:
         return by_plain[wanted]
+    fuller = [known for plain, known in zip(by_plain, GPUS, strict=True) if wanted in plain]
+    if wanted and fuller:
+        hint = " or ".join(fuller)
+        raise ValueError(f"gpu.name: no GPU {name!r} in the table; did you mean {hint}?")
     alike = [known for plain, known in zip(by_plain, GPUS, strict=True) if wanted[:4] in plain]
     near = alike if wanted else []
     near += get_close_matches(name.upper(), [n for n in GPUS if n not in near], cutoff=0.5)

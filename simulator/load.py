@@ -136,6 +136,8 @@ def _override(
     for depth, part in enumerate(key[:-1], 1):
         if block.get(part) is None:
             block[part] = {}
+            if key[:depth] not in _known():  # else others may fill the block, too
+                places.override(key[:depth], place)
         block = block[part]
         if not isinstance(block, dict):
             return [f"{place}: {'.'.join(key[:depth])} is {_said(block)} and has no keys"]

@@ -107,16 +107,20 @@ def _span(table: RequestTable, logs: Sequence[Log]) -> tuple[float, float]:
 
 def _head(workload: Workload, served: Served | None) -> Summary:
     """Say what was run. `date` is null: the same seed gives the same bytes."""
-    rate = float(workload.request_rate)
     return {
         "date": None,
         "backend": "headway",
         "model_id": None if served is None else served.model.name,
         "num_prompts": len(workload),
-        "request_rate": "inf" if rate == inf else rate,
-        "burstiness": float(workload.burstiness),
+        "request_rate": _or_inf(workload.request_rate),
+        "burstiness": _or_inf(workload.burstiness),
         "max_concurrency": workload.max_concurrency,
     }
+
+
+def _or_inf(value: float) -> float | str:
+    """Give a setting as JSON can hold it: without limit it is a word, as in vLLM."""
+    return "inf" if value == inf else float(value)
 
 
 def _throughput(

@@ -1,8 +1,10 @@
 """The files of a run: summary.json, requests.csv, steps.csv and scenario.yaml."""
 
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -20,16 +22,32 @@ if TYPE_CHECKING:
 
 SLICE = 1 << 15  # rows encoded together: bounds the memory
 FORMATS = ("csv", "parquet")
+LONGEST = 1e8  # s, of a run: its tokens are counted by the second
+
+
+def check_folder(folder: Path, format: str = "csv") -> Path:
+    """See beforehand whether the files of a run can be written; leave the folder as it is."""
+    if format == "parquet":
+        need_pyarrow()
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise HeadwayError(f"--out {folder}: {there} is not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise HeadwayError(f"--out {folder}: no permission to write to {there}")
+    return folder
 
 
 def write_run(result: "Result", out: Path, format: str = "csv") -> list[Path]:
     """Write a run's files to the folder `out`, all of them or none; return their paths.
 
     `format` is that of the two tables, csv or parquet. Raises HeadwayError where the folder
-    cannot be written, or for parquet without pyarrow.
+    cannot be written, for parquet without pyarrow, or where the run's numbers are too large.
     """
     if format not in FORMATS:
         raise HeadwayError(f"--format: {format!r} is none of {', '.join(FORMATS)}")
+    end = max((float(log.steps["end"][-1]) for log in result.logs if log.step_rows), default=0.0)
+    if end > LONGEST:
+        raise HeadwayError(f"the run lasts {end:.0e} s, and can be told up to {LONGEST:.0e} s")
     writers: dict[str, Writer] = {"summary.json": partial(_write_summary, result)}
     if format == "csv":
         writers["requests.csv"] = partial(_write_requests, result)
@@ -48,7 +66,10 @@ def request_frame(result: "Result") -> "pd.DataFrame":
 
 
 def step_frame(result: "Result", *, expanded: bool = False) -> "pd.DataFrame":
-    """Give the columns of steps.csv as a DataFrame; `expanded`: one row for each single step."""
+    """Give the columns of steps.csv as a DataFrame; `expanded`: one row for each single step.
+
+    As in the file, `replica` is there only where there are several.
+    """
     import pandas as pd
 
     frames = []
@@ -57,7 +78,9 @@ def step_frame(result: "Result", *, expanded: bool = False) -> "pd.DataFrame":
         if expanded:
             contiguous = result.scenario.engine.allocation == "contiguous"
             columns = expand_steps(log, result.sent, contiguous=contiguous)
-        frames.append(_frame({"replica": np.full(_rows(columns), number), **columns}))
+        if len(result.logs) > 1:
+            columns = {"replica": np.full(_rows(columns), number), **columns}
+        frames.append(_frame(columns))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -80,15 +103,27 @@ def _rows(columns: Mapping[str, Column]) -> int:
 
 
 def _write_summary(result: "Result", file: BinaryIO) -> None:
-    text = json.dumps(result.summary(), indent=2, allow_nan=False)
+    summary = result.summary()
+    if wrong := list(_not_finite(summary)):
+        raise HeadwayError(f"summary.json: no finite number: {', '.join(wrong)}")
+    text = json.dumps(summary, indent=2, allow_nan=False)
     file.write(text.encode() + b"\n")
+
+
+def _not_finite(values: Mapping[str, object]) -> Iterator[str]:
+    """Name the keys whose values JSON cannot hold."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from (f"{key}.{inner}" for inner in _not_finite(value))
+        elif isinstance(value, float) and not isfinite(value):
+            yield f"{key} is {value}"
 
 
 def _write_requests(result: "Result", file: BinaryIO) -> None:
     columns = request_columns(result.workload, result.sent, result.logs)
     file.write(encode_header(list(columns)))
     for part in _slices(_rows(columns)):
-        file.write(encode_rows([column[part] for column in columns.values()]))
+        file.write(_encode("requests.csv", [column[part] for column in columns.values()]))
 
 
 def _write_steps(result: "Result", file: BinaryIO) -> None:
@@ -102,7 +137,15 @@ def _write_steps(result: "Result", file: BinaryIO) -> None:
             columns = list(step_columns(log, part).values())
             if several:
                 columns.insert(0, np.full(len(log.steps[part]), number))
-            file.write(encode_rows(columns))
+            file.write(_encode("steps.csv", columns))
+
+
+def _encode(name: str, columns: Sequence[Column]) -> bytes:
+    """Encode rows of a table; what its cells cannot hold becomes a HeadwayError."""
+    try:
+        return encode_rows(columns)
+    except ValueError as error:
+        raise HeadwayError(f"{name}: {error}") from None
 
 
 def _slices(rows: int) -> Iterator[slice]:

@@ -25,7 +25,6 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, isfinite
 from numbers import Real
 from operator import itemgetter
 
@@ -98,14 +97,19 @@ class Fitted:
         return messages
 
 
+LONGEST_TERM = 1e6
+"""Seconds: a larger term is a mistake, and times that add up to infinity would follow."""
+
+
 def check_terms(cost: object, names: Sequence[str]) -> list[tuple[bool, str]]:
     """Check that the named fields are numbers of seconds that can be; for `refuse`."""
     found = []
     for name in names:
         value = getattr(cost, name)
         good = isinstance(value, Real) and not isinstance(value, bool)
-        good = good and isfinite(value) and value >= 0
-        found.append((not good, f"{name}: must be seconds, at least 0, not {value!r}"))
+        good = good and 0 <= value <= LONGEST_TERM
+        what = f"must be seconds, at least 0 and at most {LONGEST_TERM:,.0f}"
+        found.append((not good, f"{name}: {what}, not {value!r}"))
     return found
 
 
@@ -117,8 +121,8 @@ class LinearCost(Fitted):
     """
 
     base: float
-    per_token: float
-    per_context: float
+    per_token: float = 0.0
+    per_context: float = 0.0
     per_sequence: float = 0.0
 
     def __post_init__(self) -> None:
@@ -154,6 +158,7 @@ class LinearCost(Fitted):
 Table = Sequence[Sequence[float]]
 """Rows of (tokens, seconds), tokens ascending."""
 
+MOST_TOKENS = 1 << 31
 LONGEST_TABLE = 1 << 16
 """Tokens up to which a table is looked up by index; beyond, by search."""
 
@@ -283,9 +288,13 @@ def _check_table(table: object) -> list[tuple[bool, str]]:
     rows = list(table) if isinstance(table, Sequence) else []
     for row in rows:
         numbers = isinstance(row, Sequence) and all(isinstance(x, Real) for x in row)
-        good = good and numbers and len(row) == 2 and 1 <= row[0] < inf and 0 < row[1] < inf
+        good = good and numbers and len(row) == 2
+        good = good and 1 <= row[0] <= MOST_TOKENS and 0 < row[1] <= LONGEST_TERM
     if good:
         tokens = [row[0] for row in rows]
         good = tokens == sorted(set(tokens))
-    what = "must be rows [tokens, seconds], tokens whole, from 1 on and ascending, seconds above 0"
+    what = (
+        "must be rows [tokens, seconds], tokens whole, from 1 on and ascending, seconds above 0 "
+        f"and at most {LONGEST_TERM:,.0f}"
+    )
     return [(not good, f"dense: {what}")]

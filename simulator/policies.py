@@ -6,12 +6,18 @@ the scenario, with keyword arguments beside `policy`.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import count
+from math import isnan
+from operator import lt
+from pathlib import Path
 from typing import Any, Protocol
 
+from simulator.errors import HeadwayError
 from simulator.request import Request
+
+SHORT = 60  # characters of a key that a message quotes
 
 
 class Policy(Protocol):
@@ -89,19 +95,40 @@ class Fifo(deque[Request]):
 
 
 class Ranked:
-    """Ordered by a policy's key, a heap; equals in order of joining."""
+    """Ordered by a policy's key, a heap; equals in order of joining.
 
-    def __init__(self, key: Callable[[Request], Any]) -> None:
+    Raises HeadwayError where the policy fails, or its keys have no order.
+    """
+
+    def __init__(self, policy: Policy) -> None:
         self._heap: list[tuple[Any, int, Request]] = []
-        self._key = key
+        self._policy = policy
         self._joined = count()
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def add(self, request: Request) -> bool:
-        heappush(self._heap, (self._key(request), next(self._joined), request))
+        try:
+            key = self._policy.key(request)
+        except Exception as error:
+            raise _failed(self._policy, f"key(request {request.id})", error) from error
+        try:
+            if any(
+                isinstance(x, float) and isnan(x) for x in (key if type(key) is tuple else (key,))
+            ):
+                raise ValueError("NaN is neither less nor more than anything")
+            lt(key, key)  # None cannot be compared even with itself
+            heappush(self._heap, (key, next(self._joined), request))
+        except Exception as error:
+            raise self._unordered(f"{_short(key)} of request {request.id}", error) from error
         return self._heap[0][2] is request
+
+    def _unordered(self, what: str, error: Exception) -> HeadwayError:
+        return HeadwayError(
+            f"engine.scheduling_policy: {_name(self._policy)}.key: {what} cannot be ranked: "
+            f"{_line(error)}"
+        )
 
     def put_back(self, request: Request) -> None:
         self.add(request)
@@ -110,8 +137,65 @@ class Ranked:
         return self._heap[0][2]
 
     def take(self) -> Request:
-        return heappop(self._heap)[2]
+        try:
+            return heappop(self._heap)[2]
+        except Exception as error:  # keys that differ in type only further back
+            raise self._unordered("a key", error) from error
 
     def remove(self, request: Request) -> None:
         self._heap = [entry for entry in self._heap if entry[2] is not request]
-        heapify(self._heap)
+        try:
+            heapify(self._heap)
+        except Exception as error:
+            raise self._unordered("a key", error) from error
+
+
+Victim = Callable[[Mapping[Request, None]], Request]
+"""Picks from the running requests, in order of admission, the one to preempt."""
+
+
+def victim_of(policy: Policy | None) -> Victim | None:
+    """Give the policy's `victim`, if it has one; HeadwayError where it fails or picks nobody."""
+    choose: Callable[[Iterable[Request]], Request] | None = getattr(policy, "victim", None)
+    if choose is None:
+        return None
+
+    def victim(running: Mapping[Request, None]) -> Request:
+        try:
+            chosen = choose(running)
+            good = chosen in running
+        except Exception as error:
+            raise _failed(policy, "victim(running)", error) from error
+        if not good:
+            raise HeadwayError(
+                f"engine.scheduling_policy: {_name(policy)}.victim(running) gave "
+                f"{_short(chosen)}, which is none of the running requests"
+            )
+        return chosen
+
+    return victim
+
+
+def _failed(policy: object, call: str, error: Exception) -> HeadwayError:
+    """Say in one line what a policy of the user's did, and where."""
+    from traceback import extract_tb
+
+    place = extract_tb(error.__traceback__)[-1]
+    where = "" if place.filename == __file__ else f" ({Path(place.filename).name}:{place.lineno})"
+    return HeadwayError(
+        f"engine.scheduling_policy: {_name(policy)}.{call} raised {type(error).__name__}: "
+        f"{_line(error)}{where}"
+    )
+
+
+def _name(policy: object) -> str:
+    return type(policy).__name__
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _short(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= SHORT else text[:SHORT] + "..."

@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from simulator.workload import Workload
 
 INT32 = 2**31 - 1
+DTYPES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "float": "float32",
+}
 READING = {"time_unit", "hash_block_size", "session_turns", "chars_per_token"}
 """Keys of a trace that say how to read it; the others say which part to take."""
 
@@ -42,6 +49,11 @@ def _policy(value: object) -> object:
     elif not isinstance(value, str):
         raise ValueError(f": must be a name or a mapping with a key `policy`, not {value!r}")
     return value
+
+
+def _dtype(value: object) -> object:
+    """Write a short name of a dtype in full; let through everything else."""
+    return DTYPES.get(value, value) if isinstance(value, str) else value
 
 
 class _Block(BaseModel):
@@ -109,15 +121,22 @@ class EngineBlock(_Block):
     max_model_len: Count | None = Field(
         None, description="tokens of prompt and answer, at most; null: the model's"
     )
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        "auto", description="numbers of weights and activations; auto: the model's"
+    dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], BeforeValidator(_dtype)] = (
+        Field(
+            "auto",
+            description="numbers of weights and activations; auto: the model's; bf16, fp16, "
+            "half, fp32 and float are taken too",
+        )
     )
     quantization: Literal["fp8", "int8", "int4"] | None = Field(
         None, description="of the weights: fp8, int8 or int4"
     )
-    kv_cache_dtype: Literal[
-        "auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4"
-    ] = Field("auto", description="numbers in the KV cache; auto: as dtype")
+    kv_cache_dtype: Annotated[
+        Literal[
+            "auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4"
+        ],
+        BeforeValidator(_dtype),
+    ] = Field("auto", description="numbers in the KV cache; auto: as dtype; short names likewise")
     tensor_parallel_size: Count = Field(1, description="GPUs that share each layer")
     long_prefill_token_threshold: Annotated[int, Field(ge=0, le=INT32)] = Field(
         0, description="tokens of one prompt that a step computes, at most; 0: no such limit"
@@ -143,7 +162,7 @@ class EngineBlock(_Block):
         description="swap: copy a preempted request's KV blocks to the host and back, as vLLM did "
         "before V1",
     )
-    swap_space: Annotated[float, Field(ge=0)] = Field(
+    swap_space: Annotated[float, Field(ge=0, le=1_000_000)] = Field(
         4.0,
         description="GiB of host memory per GPU for swap; a request that does not fit "
         "is computed again",
@@ -177,12 +196,16 @@ class TraceBlock(_Block):
     end_s: Annotated[float, Field(gt=0)] | None = Field(
         None, description="leave out what arrives from then on, s"
     )
-    skip: Annotated[int, Field(ge=0)] = Field(0, description="first requests to leave out")
+    skip: Annotated[int, Field(ge=0, le=INT32)] = Field(
+        0, description="first requests to leave out"
+    )
     limit: Count | None = Field(None, description="requests, at most")
     rate_scale: Annotated[float, Field(gt=0)] = Field(
         1.0, description="2: requests come twice as fast"
     )
-    repeat: Count = Field(1, description="times to play it, end to end")
+    repeat: Annotated[int, Field(ge=1, le=10_000_000)] = Field(
+        1, description="times to play it, end to end"
+    )
     max_input_len: Count | None = Field(None, description="leave out longer prompts, tokens")
     max_output_len: Count | None = Field(None, description="leave out longer answers, tokens")
     time_unit: Literal["s", "ms"] | None = Field(

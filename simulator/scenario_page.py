@@ -2,7 +2,8 @@
 simulator.scenario_page > docs/scenario.md`."""
 
 import dataclasses
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Sequence
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -10,12 +11,14 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from simulator.assemble import POLICIES
 from simulator.generate import Generator, PrefixGroups, Sessions
 from simulator.lengths import KINDS
 from simulator.load import ABSENT
 from simulator.piecewise import Fitted
 from simulator.profile import FORMS
 from simulator.scenario import EngineBlock, GoodputBlock, GpuBlock, Scenario, TraceBlock
+from simulator.scheduler import Scheduler
 
 HEAD = """# Scenario reference
 
@@ -54,6 +57,19 @@ TURNS = {
     "turns": "turns of a session: a number or a distribution",
     "think_time": "seconds from an answer to the next turn: a number or a distribution",
 }
+ORDER = """## engine.scheduling_policy
+
+A name, or `{policy: NAME, argument: value}`; defaults of the arguments are in brackets. A class of
+your own, `{policy: package.module:Class, ...}`, takes those of its constructor.
+"""
+ORDERS = {
+    "fcfs": "First come, first served; a preempted request goes to the front.",
+    "priority": "The smaller priority of the trace first, among equals the earlier arrival.",
+    "sjf": "The shortest prompt first.",
+    "static": "Static batching: a batch starts when `batch_size` requests wait (null: "
+    "max_num_seqs, which is also the most), or `timeout` seconds after the oldest of them came, "
+    "and runs until its longest member ends.",
+}
 GENERATED = """Without `trace` the requests are generated, with the words and meanings of
 `vllm bench serve`.
 """
@@ -83,9 +99,12 @@ def page() -> str:
         for name, block in (
             ("gpu", GpuBlock),
             ("engine", EngineBlock),
-            ("goodput", GoodputBlock),
-            ("workload.trace", TraceBlock),
         )
+    ]
+    parts += [ORDER + "\n" + "\n".join(_policies()) + "\n"]
+    parts += [
+        _table(name, _fields(block))
+        for name, block in (("goodput", GoodputBlock), ("workload.trace", TraceBlock))
     ]
     parts += [
         _table("workload", _given(Generator, WORKLOAD), GENERATED),
@@ -127,6 +146,8 @@ def _values(kind: Any) -> str:
     if get_origin(kind) in {Union, UnionType}:
         inner = (part for part in get_args(kind) if part is not type(None))
         return " or ".join(_values(part) for part in inner)
+    if get_origin(kind) is Sequence:
+        return "list"
     if hasattr(kind, "__metadata__"):
         items = (part for item in kind.__metadata__ for part in getattr(item, "metadata", [item]))
         bounds = [text for item in items if (text := _bound(item))]
@@ -151,6 +172,18 @@ def _given(cls: type, meanings: dict[str, str]) -> Iterator[tuple[str, ...]]:
         missing = field.default is dataclasses.MISSING
         default = "required" if missing else f"`{_yaml(field.default)}`"
         yield f"`{field.name}`", _values(field.type), default, meanings[field.name]
+
+
+def _policies() -> Iterator[str]:
+    """List the policies with the arguments that are not keys of the engine."""
+    engine = set(inspect.signature(Scheduler).parameters)
+    for name, cls in POLICIES.items():
+        arguments = ", ".join(
+            f"`{key}` ({_yaml(parameter.default)})"
+            for key, parameter in inspect.signature(cls).parameters.items()
+            if key not in engine
+        )
+        yield f"- `{name}`: {arguments or 'no arguments'}. {ORDERS[name]}"
 
 
 def _costs() -> Iterator[str]:

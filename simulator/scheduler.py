@@ -18,13 +18,11 @@ result is the same as that of vLLM's loop:
   the running list is walked.
 """
 
-from collections.abc import Callable, Iterable
-
 from simulator.batch import Batch
 from simulator.blocks import BlockCounter
 from simulator.cadence import Cadence
 from simulator.host import HostMemory
-from simulator.policies import Fifo, Policy, Ranked
+from simulator.policies import Fifo, Policy, Ranked, victim_of
 from simulator.request import Chunk, Request, Step
 
 LONGEST_LEAP = 256  # steps; bounds what is computed in vain when an arrival cuts a leap short
@@ -59,7 +57,7 @@ class Scheduler(Batch):
         watermark: float = 0.0,
         swap_blocks: int = 0,
     ) -> None:
-        super().__init__(blocks, Fifo() if policy is None else Ranked(policy.key))
+        super().__init__(blocks, Fifo() if policy is None else Ranked(policy))
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
@@ -69,9 +67,7 @@ class Scheduler(Batch):
         self.scheduler_reserve_full_isl = scheduler_reserve_full_isl
         self.watermark_blocks = int(watermark * (blocks.usable + 1))
         self.host = HostMemory(swap_blocks, blocks.block_size)
-        self._victim: Callable[[Iterable[Request]], Request] | None = getattr(
-            policy, "victim", None
-        )
+        self._victim = victim_of(policy)
         self._cadence = (
             Cadence(prefill_schedule_interval) if prefill_schedule_interval > 1 else None
         )

@@ -20,7 +20,7 @@ from simulator.errors import HeadwayWarning
 from simulator.hardware import Gpu
 from simulator.log import Log
 from simulator.model import ModelSpec
-from simulator.replica import Replica
+from simulator.replica import REJECTED, Replica
 from simulator.scenario import Scenario
 from simulator.workload import Workload
 
@@ -117,10 +117,27 @@ def play(
     result = Result(
         scenario, workload, np.frombuffer(client.sent), [replica.log], parts, interrupted
     )
-    for message in parts.cost.outside(replica.log.steps):
+    for message in (*_all_rejected(result, replica), *parts.cost.outside(replica.log.steps)):
         result.warnings.append(message)
         warnings.warn(message, HeadwayWarning, stacklevel=2)
     return result
+
+
+def _all_rejected(result: Result, replica: Replica) -> list[str]:
+    """Say why, where not one request could be served."""
+    ended, load = replica.log.requests, result.workload
+    if not len(ended) or not (ended["reason"] == REJECTED).all():
+        return []
+    longest, blocks = replica.scheduler.max_model_len, replica.scheduler.blocks
+    long = int((load.prompt_tokens[ended["id"]] >= longest).sum())
+    large = len(ended) - long
+    reasons = [
+        f"{long:,} with prompts of max_model_len ({longest:,}) tokens or more" if long else "",
+        f"{large:,} too large for the {blocks.usable:,} KV blocks of {blocks.block_size} tokens"
+        if large
+        else "",
+    ]
+    return [f"all {len(ended):,} requests were rejected: {', '.join(filter(None, reasons))}"]
 
 
 def _loop(

@@ -2,11 +2,13 @@
 only then the next one boards."""
 
 from simulator.blocks import BlockCounter, BlockManager
+from simulator.fields import refuse
 from simulator.log import pack_run
 from simulator.request import Chunk, Request, Step
 from simulator.scheduler import Scheduler
 
 NEVER = 1 << 60  # ticks
+LONGEST_TIMEOUT = 1_000_000  # s
 
 
 class Static(Scheduler):
@@ -42,10 +44,16 @@ class Static(Scheduler):
             raise ValueError("blocks: static batching has no prefix cache")
         if batch_size is None:
             batch_size = max_num_seqs
-        if not 1 <= batch_size <= max_num_seqs:
-            raise ValueError(f"batch_size: must be from 1 to max_num_seqs ({max_num_seqs})")
-        if not timeout >= 0:
-            raise ValueError(f"timeout: must be >= 0 seconds, not {timeout}")
+        refuse(
+            (
+                not 1 <= batch_size <= max_num_seqs,
+                f"batch_size: must be from 1 to max_num_seqs ({max_num_seqs}), not {batch_size}",
+            ),
+            (
+                not 0 <= timeout <= LONGEST_TIMEOUT,
+                f"timeout: must be from 0 to {LONGEST_TIMEOUT:,} seconds, not {timeout}",
+            ),
+        )
         self.batch_size = batch_size
         self.timeout = timeout
         self.ready: list[Request] = []  # prompt computed, waiting for the others' prompts

@@ -148,8 +148,11 @@ FORMS = {
 
 
 def header(line: str) -> list[str]:
-    """Give the names of the columns; of a line of megabytes, which is none, only the first."""
-    return [name.strip() for name in next(csv.reader([line[:10_000]]))]
+    """Give the names of the columns, none if the line is no CSV; of megabytes only the first."""
+    try:
+        return [name.strip() for name in next(csv.reader([line[:10_000]]))]
+    except csv.Error:
+        return []
 
 
 def read_csv(path: Path, form: CsvForm) -> Table:
@@ -163,7 +166,7 @@ def read_csv(path: Path, form: CsvForm) -> Table:
     problems = Problems(path)
     for column in form.columns[0 if form.timed else 1 :]:
         if column.name not in names:
-            problems.add(number, column.name, f"missing column; the header is {line[:80]}")
+            problems.add(number, column.name, f"missing column; the header is {line[:80]!r}")
     problems.stop()
     wanted = {names.index(c.name): c for c in form.columns if c.name in names}
     try:

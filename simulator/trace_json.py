@@ -17,6 +17,7 @@ from simulator.trace_lines import Problems, Table, lines
 
 Row = dict[str, object]
 LARGEST = 9e18  # what still fits 64 bits
+COMMON = (16, 512, *(2**k for k in range(13)))  # sizes of blocks, the best known first
 PROMPT_KEYS = ("prompt_len", "input_len")
 OUTPUT_KEYS = ("output_tokens", "output_len", "expected_output_len")
 
@@ -61,11 +62,51 @@ def _short(value: object) -> str:
 
 
 class Blocks:
-    """Turns ids of blocks of `size` tokens into segments; the same id is the same segment."""
+    """Turns ids of blocks of `size` tokens into segments; the same id is the same segment.
 
-    def __init__(self, size: int) -> None:
+    `open_end`: a last block that is not full may have no id.
+    """
+
+    def __init__(self, size: int, *, open_end: bool = False) -> None:
         self.size = size
+        self.open_end = open_end
         self.full: dict[int | str, tuple[tuple[str, int | str], int]] = {}
+        self.least, self.most = 1, LARGEST  # the sizes that would fit every line so far
+        self.misfits = 0
+        self.place = 0  # of the first misfit among the messages
+
+    def fit(self, problems: Problems, number: int, count: int, tokens: int) -> bool:
+        """See whether so many ids fit so many tokens; of all that do not, the first is told."""
+        size = self.size
+        self.least = max(
+            self.least, tokens // (count + 1) + 1 if self.open_end else -(-tokens // count)
+        )
+        if count > 1:
+            self.most = min(self.most, (tokens - 1) // (count - 1))
+        need = ceil(tokens / size)
+        if (tokens // size if self.open_end else need) <= count <= need:
+            return True
+        if not self.misfits:
+            wrong = f"{count} blocks of {size} tokens do not fit {tokens} tokens, which take {need}"
+            self.place = problems.add(number, "hash_ids", wrong)
+        self.misfits += 1
+        return False
+
+    def conclude(self, problems: Problems) -> None:
+        """Add to what was told of the first misfit how many there are, and what would fit."""
+        if not self.misfits:
+            return
+        others = self.misfits - 1
+        more = f", and so in {others} more line{'s' * (others > 1)}" if others else ""
+        powers = [size for size in COMMON if self.least <= size <= self.most]
+        if powers or self.least == self.most:
+            size = powers[0] if powers else self.least
+            more += f"; {size} tokens fit every line: say hash_block_size: {size}"
+            if size == 16 and not self.open_end:
+                more += ", or format: timed_trace if its times are in seconds"
+        else:
+            more += ": wrong hash_block_size?"
+        problems.extend(self.place, more)
 
     def ids(self, row: Row) -> list[int | str]:
         """Give the `hash_ids` of a row, [] for none, or raise ValueError."""
@@ -97,7 +138,7 @@ def read_llmservingsim(path: Path, block: int) -> Table:
     The prompt's last tokens may share a block with the first of the output; where the output is
     too short to fill it, the block has no id and these tokens are shared with nobody.
     """
-    problems, blocks = Problems(path), Blocks(block)
+    problems, blocks = Problems(path), Blocks(block, open_end=True)
     columns = ("arrival_time_ns", "input_toks", "output_toks")
     values: list[list[int | float]] = [[], [], []]
     segments: list[Segments | None] = []
@@ -112,8 +153,7 @@ def read_llmservingsim(path: Path, block: int) -> Table:
             continue
         _, prompt, output = found
         total = int(prompt + output)
-        if ids and not total // block <= len(ids) <= ceil(total / block):
-            problems.add(number, "hash_ids", cover(len(ids), block, total))
+        if ids and not blocks.fit(problems, number, len(ids), total):
             continue
         named = min(int(prompt), len(ids) * block)
         parts: Segments = blocks.segments(ids, named) if ids else ()
@@ -122,6 +162,7 @@ def read_llmservingsim(path: Path, block: int) -> Table:
         segments.append(parts or None)
         for column, value in zip(values, found, strict=True):
             column.append(value)
+    blocks.conclude(problems)
     problems.stop()
     time, prompts, outputs = (np.array(column) for column in values)
     has_ids = any(parts is not None for parts in segments)
@@ -139,14 +180,6 @@ def _numbers(
         except ValueError as error:
             problems.add(number, column, str(error))
     return found if len(found) == len(columns) else None
-
-
-def cover(count: int, block: int, tokens: int) -> str:
-    """Say that there are too few or too many ids for the tokens, and which option to look at."""
-    return (
-        f"{count} blocks of {block} tokens do not fit {tokens} tokens, which take "
-        f"{ceil(tokens / block)}: wrong hash_block_size?"
-    )
 
 
 def read_custom(path: Path, chars_per_token: float | None) -> Table:

@@ -83,11 +83,17 @@ class Problems:
         self.count = 0
         self.messages: list[str] = []
 
-    def add(self, line: int, column: str, wrong: str) -> None:
-        """Note a problem; past the first few it is only counted."""
+    def add(self, line: int, column: str, wrong: str) -> int:
+        """Note a problem and give its number from 0 on; past the first few it is only counted."""
         self.count += 1
         if self.count <= NAMED:
             self.messages.append(f"{self.path}:{line}: {column}: {wrong}")
+        return self.count - 1
+
+    def extend(self, number: int, more: str) -> None:
+        """Add to what a problem says, if it is one of those that are told."""
+        if number < len(self.messages):
+            self.messages[number] += more
 
     def stop(self) -> None:
         """Raise HeadwayError with all problems, if there are any."""

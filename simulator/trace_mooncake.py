@@ -21,11 +21,13 @@ import numpy as np
 from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.files import write_atomic
 from simulator.request import Segments
-from simulator.trace_json import Blocks, Row, cover, number_of, rows, tokens_of
+from simulator.trace_json import Blocks, Row, number_of, rows, tokens_of
 from simulator.trace_lines import Problems, Table
+from simulator.trace_stats import shared_prefix_tokens
 from simulator.workload import Workload
 
 BLOCK = 512  # tokens that one id stands for
+NOTICEABLE = 0.005  # of the input tokens
 Piece = tuple[tuple[Hashable, int, int], ...]  # what one block says: (name, first token, tokens)
 
 
@@ -88,6 +90,7 @@ def read_mooncake(path: Path, block: int, per_second: float, *, whole: bool) -> 
     problems, blocks, columns = Problems(path), Blocks(block), _Columns()
     for number, row in rows(path, problems):
         _read_row(problems, number, row, blocks, columns)
+    blocks.conclude(problems)
     problems.stop()
     if not columns.line:
         return Table(np.zeros(0), per_second, *(np.zeros(0, dtype=np.int64),) * 2)
@@ -130,11 +133,11 @@ def _read_row(problems: Problems, number: int, row: Row, blocks: Blocks, columns
     tokens = int(found.get("input_length", 0))
     try:
         ids = blocks.ids(row)
-        if ids and tokens and len(ids) != ceil(tokens / blocks.size):
-            raise ValueError(cover(len(ids), blocks.size, tokens))
     except ValueError as error:
         problems.add(number, "hash_ids", str(error))
-    if problems.count > before:
+        return
+    fits = not (ids and tokens) or blocks.fit(problems, number, len(ids), tokens)
+    if problems.count > before or not fits:
         return
     columns.line.append(number)
     columns.time.append(found["timestamp"])
@@ -159,14 +162,33 @@ def write_mooncake(workload: Workload, path: Path) -> None:
 
     Times are rounded to milliseconds. Ids count up from 0, one per 512 tokens, each chained to
     the ids before it: equal ids if and only if everything up to the end of their blocks is equal.
-    Turns of a session are written as AIPerf reads them. HeadwayError if the path cannot be
-    written or a turn does not continue its session; nothing is left half-written.
+    Turns of a session are written as AIPerf reads them. HeadwayWarning if much less of the
+    prompts is shared in the file than before. HeadwayError if the path cannot be written or a turn
+    does not continue its session; nothing is left half-written.
     """
     for name in ("client", "priority"):
         if getattr(workload, name) is not None:
             text = f"{name}: Mooncake JSONL has no place for it; {path} is written without"
             warnings.warn(text, HeadwayWarning, stacklevel=2)
     write_atomic(path, lambda file: _write(workload, path, file))
+    if before := (shared_prefix_tokens(workload) or 0) / max(workload.total_input, 1):
+        _tell_lost(path, before)
+
+
+def _tell_lost(path: Path, before: float) -> None:
+    """Read a file again and warn where blocks of 512 tokens are too coarse for its sharing."""
+    table = read_mooncake(path, BLOCK, 1e3, whole=False)
+    times = table.time.astype(np.float64)
+    again = Workload(times, table.prompt, table.output, segments=table.segments)
+    after = (shared_prefix_tokens(again) or 0) / again.total_input
+    if before - after > NOTICEABLE:
+        warnings.warn(
+            f"{path}: {after:.1%} of its input tokens are a prefix of an earlier prompt, before "
+            f"they were {before:.1%}: an id stands for {BLOCK} tokens, so shorter shared prefixes "
+            "are lost",
+            HeadwayWarning,
+            stacklevel=3,
+        )
 
 
 def _write(workload: Workload, path: Path, file: BinaryIO) -> None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.request import Segments
-from simulator.workload import Floats, Ints, Workload
+from simulator.workload import MOST_REQUESTS, Floats, Ints, Workload
 
 
 def starts(workload: Workload) -> Floats:
@@ -54,7 +54,7 @@ def select(
         max_output_len: leave out longer outputs, likewise; nothing is shortened.
 
     Raises:
-        HeadwayError: for impossible values, or if nothing is left.
+        HeadwayError: for impossible values, or if nothing or too much is left.
     """
     lengths = {"max_input_len": max_input_len, "max_output_len": max_output_len}
     _check({"skip": skip, "limit": limit, "repeat": repeat, **lengths}, rate_scale)
@@ -153,6 +153,10 @@ def _repeat(workload: Workload, times: int, limit: int | None) -> Workload:
         times = min(times, ceil(limit / n))
     if times == 1 or not n:
         return workload
+    if times * n > MOST_REQUESTS:
+        raise HeadwayError(
+            f"repeat: {times} times {n:,} requests are more than {MOST_REQUESTS:,}; give a limit"
+        )
     known = workload.arrival[~np.isnan(workload.arrival)]
     gaps = max(len(known) - 1, 1)
     period = (known[-1] - known[0]) * (1 + 1 / gaps)

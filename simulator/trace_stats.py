@@ -36,6 +36,7 @@ def describe(workload: Workload, format: str) -> Description:
     """
     arrival = workload.arrival[~np.isnan(workload.arrival)]
     gaps = np.diff(arrival)
+    scaled = np.ldexp(gaps, -np.frexp(gaps.max(initial=0.0))[1])  # so that squares stay finite
     span = float(arrival[-1] - arrival[0]) if len(arrival) else 0.0
     shared = shared_prefix_tokens(workload)
     runs = (n for parts in workload.segments or () for _, n in parts or ())
@@ -46,7 +47,7 @@ def describe(workload: Workload, format: str) -> Description:
         "session_turns": len(workload) - len(arrival),
         "span_s": span,
         "request_rate": len(gaps) / span if span else None,
-        "burstiness_cv": float(gaps.std() / gaps.mean()) if span else None,
+        "burstiness_cv": float(scaled.std() / scaled.mean()) if span else None,
         "input_tokens": workload.total_input,
         "output_tokens": workload.total_output,
         "input_len": _lengths(workload.prompt_tokens),

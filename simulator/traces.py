@@ -59,7 +59,7 @@ def detect_format(path: Path) -> str:
     if line.startswith("{"):
         try:
             keys = set(json.loads(line))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise HeadwayError(f"{path}:{number}: line: bad JSON: {error}") from None
         if keys & {"input_length", "text_input", "messages"}:
             return "mooncake"

@@ -11,6 +11,9 @@ from simulator.request import Segments
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+MOST_REQUESTS = 10_000_000
+"""Of a run. Each takes some hundred bytes of memory until the end."""
+
 
 @dataclass(slots=True)
 class Workload:

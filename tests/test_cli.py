@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from simulator import __version__
+from simulator.__main__ import main as door
 from simulator.cli import main
 from simulator.progress import Bar
 from tests.scenarios import SMALL
@@ -255,6 +256,58 @@ def test_a_closed_pipe_is_no_error():
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.parametrize(
+    "arguments", [["run", "small.yaml"], ["--help"], ["--version"], ["trace", "describe", "t.csv"]]
+)
+def test_a_full_disk_behind_stdout_is_one_line_and_exit_code_2(folder, arguments):
+    """Be it the report, a help page or a line."""
+    (folder / "t.csv").write_text(TRACE)
+    with Path("/dev/full").open("w") as full:
+        done = headway(*arguments, stdout=full, stderr=subprocess.PIPE, capture_output=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "headway: error: standard output: cannot write: No space left on device\n",
+    )
+
+
+def test_without_stdout_nothing_is_printed(folder):
+    """`headway ... >&-` runs all the same."""
+    done = headway("run", "small.yaml", preexec_fn=lambda: os.close(1))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert names(folder / "out" / "small") == FILES
+
+
+@pytest.mark.parametrize("module", ["simulator.cli", "cyclopts", "simulator.console"])
+def test_an_interrupt_of_the_imports_is_told_too(monkeypatch, capsys, module):
+    """The command's door is open before the command line is there."""
+
+    class Stop:
+        def find_spec(self, name: str, *rest: object) -> None:
+            if name == module:
+                raise KeyboardInterrupt
+
+    for name in [name for name in sys.modules if name.startswith(("simulator.c", "cyclopts"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr("sys.meta_path", [Stop(), *sys.meta_path])
+    assert door() == 130
+    assert capsys.readouterr() == ("", "headway: interrupted; no file was written\n")
+
+
+def test_the_door_passes_on_arguments_and_exit_code():
+    """`python -m simulator` is `headway`."""
+    root = str(Path(__file__).parent.parent)
+    for arguments, code in ((["--version"], 0), (["run", "none.yaml"], 2)):
+        done = subprocess.run(
+            [sys.executable, "-m", "simulator", *arguments],
+            env=os.environ | {"PYTHONPATH": root},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code
+    assert done.stderr == "headway: error: none.yaml: no such file\n"
+
+
 def test_help_and_version_need_none_of_the_heavy_packages():
     """They answer at once: numpy, pydantic and simpy stay unloaded."""
     code = (
@@ -329,6 +382,59 @@ def test_traces_are_described_and_converted(folder, capsys):
     assert re.search(r"output tokens +26\n", told)
     assert main(["trace", "convert", "small.yaml", "s.jsonl"]) == 0
     assert capsys.readouterr().out == "written to s.jsonl: 40 requests\n"
+
+
+def test_convert_writes_neither_over_its_source_nor_into_a_missing_folder(folder, capsys):
+    """What is there stays as it is."""
+    (folder / "t.csv").write_text(TRACE)
+    (folder / "link.csv").symlink_to("t.csv")
+    before = names(folder)
+    for target, wrong in (
+        ("t.csv", "it is the file to read"),
+        ("link.csv", "it is the file to read"),
+        ("new/t.jsonl", "no folder new"),
+    ):
+        assert main(["trace", "convert", "t.csv", target]) == 2
+        assert capsys.readouterr().err == f"headway: error: {target}: cannot write: {wrong}\n"
+    assert (folder / "t.csv").read_text() == TRACE
+    assert names(folder) == before
+
+
+def test_convert_tells_what_prefix_sharing_is_lost(folder, capsys):
+    """Ids of 512 tokens cannot tell of a common beginning of 100."""
+    (folder / "p.yaml").write_text(
+        "workload: {num_prompts: 10, prefix_groups: {num_prefixes: 1, prefix_len: 100}, "
+        "input_len: 50, output_len: 2}\n"
+    )
+    assert main(["trace", "convert", "p.yaml", "p.jsonl"]) == 0
+    assert capsys.readouterr().err == (
+        "headway: warning: p.jsonl: 0.0% of its input tokens are a prefix of an earlier prompt, "
+        "before they were 60.0%: an id stands for 512 tokens, so shorter shared prefixes are lost\n"
+    )
+    (folder / "p.yaml").write_text(
+        "workload: {num_prompts: 10, prefix_groups: {num_prefixes: 1, prefix_len: 1024}, "
+        "input_len: 50, output_len: 2}\n"
+    )
+    assert main(["trace", "convert", "p.yaml", "p.jsonl"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_rate_without_limit_and_an_even_one(folder):
+    """JSON has no infinity: both are a word in the summary."""
+    sets = ["--set", "workload.burstiness=.inf", "--out", "x", "--quiet"]
+    for rate, told in ((".inf", "inf"), ("20", 20.0)):
+        assert main(["run", "small.yaml", "--set", f"workload.request_rate={rate}", *sets]) == 0
+        summary = json.loads((folder / "x" / "summary.json").read_text())
+        assert (summary["request_rate"], summary["burstiness"]) == (told, "inf")
+
+
+def test_a_run_too_long_for_its_files_is_told(folder, capsys):
+    """Rather than a traceback of what overflows first."""
+    before = names(folder)
+    assert main(["run", "small.yaml", "--set", "workload.request_rate=1e-20"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"headway: error: the run lasts \de\+21 s, .* up to 1e\+08 s", line)
+    assert names(folder) == before
 
 
 def test_the_progress_bar_waits_and_then_shows_how_far_the_run_is(monkeypatch, capsys):

@@ -195,6 +195,7 @@ def test_inline_costs() -> None:
     """A mapping with `kind` is enough; numbers that YAML took for text are numbers."""
     spec = {"kind": "linear", "base": "1e-3", "per_token": 2, "per_context": 0.0}
     assert load_cost(spec) == LinearCost(1e-3, 2, 0.0)
+    assert load_cost({"kind": "linear", "base": 1}) == LinearCost(1, 0.0, 0.0)
     assert load_cost({"kind": "piecewise", "dense": [[1, 0.5]]}).execute(Step([], 1, 1)) == 0.5
 
 
@@ -208,9 +209,20 @@ def test_inline_costs() -> None:
             [
                 "cost.per_contest: unknown key",
                 "cost.base: 'x' is not a number",
-                "cost.per_context: missing",
             ],
         ),
+        (
+            {"kind": "linear", "base": "x", "per_token": -1, "per_contest": 1.0},
+            [
+                "cost.per_contest: unknown key",
+                "cost.base: 'x' is not a number",
+                "cost.per_token: must be seconds, at least 0 and at most 1,000,000, not -1",
+            ],
+        ),
+        ({"kind": "linear", "per_token": 1.0}, ["cost.base: missing"]),
+        ({"kind": "linear", "base": 1000001}, ["cost.base: must be seconds, at least 0 and at"]),
+        ({"kind": "piecewise", "dense": [[1, 1e7]]}, ["cost.dense: must be rows"]),
+        ({"kind": "piecewise", "dense": [[1, 1.0], [1e300, 2.0]]}, ["cost.dense: must be rows"]),
         (
             {"kind": "linear", "base": -1, "per_token": float("inf"), "per_context": 1.0},
             ["cost.base: must be seconds, at least 0", "cost.per_token: must be seconds"],

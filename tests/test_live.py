@@ -54,6 +54,21 @@ def test_the_committed_live_run_is_predicted(log: Path) -> None:
     assert (said["device"], said["clock"], said["measure"]) == ("cpu", "exec", "cpu")
 
 
+def test_what_cannot_be_compared_is_null(log: Path) -> None:
+    """JSON has no NaN, which other readers refuse."""
+    summary = json.loads((log / "summary.json").read_text())
+    (log / "summary.json").write_text(json.dumps(summary | {"mean_tpot_ms": None}))
+    validate(log)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    said = json.loads((log / "validation.json").read_text(), parse_constant=refuse)
+    live = {free["label"]: free["live"] for free in said["free"]}
+    assert live["TPOT mean"] is None
+    assert live["TTFT mean"] == summary["mean_ttft_ms"]
+
+
 def test_the_table_has_every_comparison(log: Path) -> None:
     text = table(validate(log))
     for word in ("all steps", "with prompts", "Request throughput", "TTFT mean", "E2EL P99"):

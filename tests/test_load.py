@@ -146,11 +146,52 @@ BAD = [
     ),
     (
         "engine:\n  scheduling_policy: {policy: static, batch_size: 400}\n",
-        "s.yaml:2: engine.scheduling_policy.batch_size: must be from 1 to max_num_seqs (256)",
+        "s.yaml:2: engine.scheduling_policy.batch_size: must be from 1 to max_num_seqs (256), "
+        "not 400",
     ),
     (
         "engine:\n  scheduling_policy: {policy: static, batch_size: many}\n",
-        "s.yaml:2: engine.scheduling_policy: ...",
+        "s.yaml:2: engine.scheduling_policy.batch_size: 'many' is not a whole number",
+    ),
+    (
+        "workload: {num_prompts: 99999999999}\n",
+        "s.yaml:1: workload.num_prompts: 99999999999 is more than 10,000,000",
+    ),
+    (
+        "workload: {clients: 10000001}\n",
+        "s.yaml:1: workload.clients: 10000001 is more than 10,000,000",
+    ),
+    (
+        "workload: {clients: true}\n",
+        "s.yaml:1: workload.clients: True is neither a number of clients nor a list of weights",
+    ),
+    (
+        "workload:\n  prefix_groups: {num_prefixes: 10000001}\n",
+        "s.yaml:2: workload.prefix_groups.num_prefixes: 10000001 is more than 10,000,000",
+    ),
+    (
+        "workload: {prefix_len: 2147483648}\n",
+        "s.yaml:1: workload.prefix_len: 2147483648 is 2,147,483,648 or more",
+    ),
+    (
+        f"workload: {{request_rate: {10**400}}}\n",
+        f"s.yaml:1: workload.request_rate: 1{'0' * 59}... is not a number",
+    ),
+    (
+        "workload:\n  trace: {path: t.csv, repeat: 10000001}\n",
+        "s.yaml:2: workload.trace.repeat: must be at most 10000000, not 10000001",
+    ),
+    (
+        "engine: {swap_space: 1e300}\n",
+        "s.yaml:1: engine.swap_space: must be at most 1e+06, not 1e+300",
+    ),
+    (
+        "cost: {kind: linear, base: 1e300}\n",
+        "s.yaml:1: cost.base: must be seconds, at least 0 and at most 1,000,000, not 1e+300",
+    ),
+    (
+        "cost: {kind: linear, base: -1}\n",
+        "s.yaml:1: cost.base: must be seconds, at least 0 and at most 1,000,000, not -1",
     ),
     (
         "engine:\n  max_num_batched_tokens: 128\n",
@@ -252,6 +293,63 @@ def test_what_is_wrong_is_told_once_with_its_line(write, monkeypatch, text, mess
         assert told[0].startswith(message[:-3])
     else:
         assert told == [message]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "messages"),
+    [
+        (
+            "policy: static, batch_size: x, timeout: y",
+            ["batch_size: 'x' is not a whole number", "timeout: 'y' is not a number"],
+        ),
+        (
+            "policy: static, batch_size: 0, timeout: -1",
+            [
+                "batch_size: must be from 1 to max_num_seqs (256), not 0",
+                "timeout: must be from 0 to 1,000,000 seconds, not -1",
+            ],
+        ),
+        (
+            "policy: static, batch: 1, max_num_seqs: 2",
+            [
+                "batch: Static takes no such argument",
+                "max_num_seqs: give it as engine.max_num_seqs",
+            ],
+        ),
+        (
+            "policy: 'order_of_mine:Mine', weight: 1e400, name: 3",
+            [
+                "weight: inf is not a whole number",
+                "name: 3 is not a text",
+                "client: is missing; ...",
+            ],
+        ),
+    ],
+)
+def test_all_arguments_of_a_policy_are_checked_at_once(write, arguments, messages):
+    """By the annotations of its constructor, where these are plain types."""
+    write(
+        "class Mine:\n"
+        "    def __init__(self, client, weight: int | None = 1, name: 'str' = ''): ...\n"
+        "    def key(self, request):\n"
+        "        return 0\n",
+        "order_of_mine.py",
+    )
+    messages = [text.replace("...", "Mine needs it") for text in messages]
+    told = errors(write(f"engine: {{scheduling_policy: {{{arguments}}}}}\n"))
+    assert told == [f"s.yaml:1: engine.scheduling_policy.{text}" for text in messages]
+
+
+def test_what_an_override_alone_has_made_is_its_own_fault(write):
+    """Not the file's, which may not even have the block; a block of the file is the file's."""
+    path = write("name: x\nbar: {}\n")
+    assert errors(path, ["foo.a=1", "cost.kind=linear", "bar.a=1"]) == [
+        "s.yaml:2: bar: unknown key; there is name, description, model, gpu, engine, cost, "
+        "workload, goodput, seed",
+        "--set foo.a=1: foo: unknown key; there is name, description, model, gpu, engine, cost, "
+        "workload, goodput, seed",
+        "--set cost.kind=linear: cost.base: missing",
+    ]
 
 
 def test_all_errors_are_told_at_once_by_line(write):

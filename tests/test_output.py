@@ -118,11 +118,32 @@ def test_frames(ran: Ran) -> None:
     assert list(requests.columns) == REQUESTS.splitlines()[0].split(",")
     assert requests["finish_reason"].tolist()[:3] == ["stop", "length", "rejected"]
     assert requests["tpot"].isna().tolist() == [False, True, True, True, True]
-    assert list(steps.columns) == ["replica", *STEPS.splitlines()[0].split(",")]
+    assert list(steps.columns) == STEPS.splitlines()[0].split(",")
     expanded = step_frame(ran, expanded=True)
     assert expanded["start"].tolist() == [0.5, 1.0, 2.0]
     assert expanded["context"].tolist() == [0, 6, 7]
     assert expanded["waiting"].tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_parquet_has_the_columns_of_csv(ran: Ran, tmp_path: Path, replicas: int) -> None:
+    """With one engine and with several."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    ran.logs += [Log(num_blocks=10, block_size=4)] * (replicas - 1)
+    write_run(ran, tmp_path)
+    write_run(ran, tmp_path, "parquet")
+    for name in ("requests", "steps"):
+        with (tmp_path / f"{name}.csv").open(newline="") as file:
+            header = next(csv.reader(file))
+        assert parquet.read_table(tmp_path / f"{name}.parquet").column_names == header
+
+
+def test_times_too_large_for_a_table_are_told(ran: Ran, tmp_path: Path) -> None:
+    """A cell has nanoseconds in 64 bits; nothing is written."""
+    ran.workload.arrival[4] = 1e10
+    with pytest.raises(HeadwayError, match=r"^requests.csv: not every value lies in 0 to 9"):
+        write_run(ran, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failing_write_leaves_the_old_files(ran: Ran, tmp_path: Path) -> None:
@@ -130,8 +151,8 @@ def test_a_failing_write_leaves_the_old_files(ran: Ran, tmp_path: Path) -> None:
     write_run(ran, tmp_path)
     before = {p: p.read_bytes() for p in tmp_path.iterdir()}
     ran.sent = ran.sent + 1.0
-    ran.note = {"completed": float("nan")}  # json refuses it
-    with pytest.raises(ValueError, match="JSON"):
+    ran.note = {"completed": 2, "headway": {"mfu": float("nan"), "n": [1]}, "x": float("inf")}
+    with pytest.raises(HeadwayError, match=r"number: headway\.mfu is nan, x is inf"):
         write_run(ran, tmp_path)
     assert {p: p.read_bytes() for p in tmp_path.iterdir()} == before
 

@@ -112,6 +112,23 @@ def test_a_resolved_scenario_is_the_same_scenario(write, text):
     assert a.max_concurrency == b.max_concurrency
 
 
+@pytest.mark.parametrize(
+    ("short", "name"),
+    [
+        ("bf16", "bfloat16"),
+        ("fp16", "float16"),
+        ("half", "float16"),
+        ("fp32", "float32"),
+        ("float", "float32"),
+    ],
+)
+def test_short_names_of_dtypes_are_written_in_full(write, short, name):
+    """Of weights and of the KV cache."""
+    engine = load_scenario(write(f"engine: {{dtype: {short}, kv_cache_dtype: {short}}}\n")).engine
+    assert (engine.dtype, engine.kv_cache_dtype) == (name, name)
+    assert EngineBlock(dtype=short).dtype == name
+
+
 def test_overrides_set_any_key(write):
     """Values are YAML; blocks that are not there are made; the last one counts."""
     path = write("engine: {max_num_seqs: 8}\nworkload: {request_rate: 1}\n")

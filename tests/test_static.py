@@ -83,8 +83,9 @@ def test_the_batch_size_is_max_num_seqs_unless_given() -> None:
     for options, message in (
         ({"batch_size": 8, "max_num_seqs": 7}, "batch_size: must be from 1 to max_num_seqs"),
         ({"batch_size": 0}, "batch_size: must be from 1"),
-        ({"timeout": -0.1}, "timeout: must be >= 0"),
-        ({"timeout": float("nan")}, "timeout: must be >= 0"),
+        ({"timeout": -0.1}, "timeout: must be from 0 to 1,000,000 seconds"),
+        ({"timeout": float("inf")}, "timeout: must be from 0 to 1,000,000 seconds"),
+        ({"timeout": float("nan")}, "timeout: must be from 0 to 1,000,000 seconds"),
     ):
         with pytest.raises(ValueError, match=message):
             static(**options)

@@ -1,12 +1,17 @@
 """What is wrong with a trace is told by file, line and column, all of it at once."""
 
 import gzip
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simulator.errors import HeadwayError
-from simulator.traces import read_trace
+from simulator.trace_json import Blocks
+from simulator.trace_lines import Problems
+from simulator.traces import FORMATS, read_trace
 
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
@@ -154,8 +159,72 @@ def test_bad_mooncake_lines_are_named(put, line, wrong):
 
 
 def test_a_mooncake_file_is_no_timed_trace_by_its_blocks(put):
-    """vLLM's default of 16 tokens per id does not fit ids of 512, and that is told."""
-    assert len(complaints(put(MOONCAKE), "timed_trace")) == 2
+    """vLLM's default of 16 tokens per id does not fit ids of 512, and that is told once."""
+    assert complaints(put(MOONCAKE), "timed_trace") == [
+        "1: hash_ids: 3 blocks of 16 tokens do not fit 1030 tokens, which take 65, and so in 1 "
+        "more line; 512 tokens fit every line: say hash_block_size: 512"
+    ]
+
+
+def test_ids_of_16_tokens_in_a_mooncake_file_are_told_once(put):
+    """With what would read them; other problems are told beside."""
+    line = '{{"timestamp": {0}, "input_length": {0}, "output_length": 1, "hash_ids": {1}}}\n'
+    good = "".join(line.format(n, list(range(-(-n // 16)))) for n in range(10, 60))
+    (told,) = complaints(put(good))
+    assert told == (
+        "8: hash_ids: 2 blocks of 512 tokens do not fit 17 tokens, which take 1, and so in 42 more "
+        "lines; 16 tokens fit every line: say hash_block_size: 16, or format: timed_trace if its "
+        "times are in seconds"
+    )
+    assert len(read_trace(put(good), "timed_trace")) == 50
+    assert len(read_trace(put(good), hash_block_size=16)) == 50
+    told = complaints(put(good + line.format(-1, [1]) + line.format(40, [1])))
+    assert told[0].endswith("which take 1, and so in 42 more lines: wrong hash_block_size?")
+    assert [text.split(": is")[0] for text in told[1:]] == [
+        "51: input_length: -1 is negative",
+        "51: timestamp: -1 is negative",
+    ]
+
+
+@given(st.integers(1, 40), st.lists(st.integers(1, 200), min_size=1), st.booleans())
+def test_the_size_that_is_proposed_fits(size, lengths, open_end):
+    """Ids of some size are told to be so, or of another size that fits every line as well."""
+    problems, blocks = Problems(Path("x")), Blocks(512, open_end=open_end)
+    for number, tokens in enumerate([*lengths, 2000]):
+        count = tokens // size if open_end and tokens > size else -(-tokens // size)
+        blocks.fit(problems, number, count, tokens)
+    assert blocks.least <= size <= blocks.most
+    assert blocks.misfits
+    for good in {blocks.least, blocks.most}:
+        again = Blocks(good, open_end=open_end)
+        for number, tokens in enumerate([*lengths, 2000]):
+            count = tokens // size if open_end and tokens > size else -(-tokens // size)
+            assert again.fit(problems, number, count, tokens)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"a\rTIMESTAMP,b", b'"\rx', b"\x00\xff\xfe\r\x01", b"\x1cx", b'{"a":' + b"[" * 100_000],
+)
+def test_a_first_line_that_is_no_text(put, line):
+    """It is told with its line, whether a format is named or guessed."""
+    (told,) = complaints(put(line))
+    assert told.startswith(("1: format: ", "1: line: bad JSON: "))
+    for name in FORMATS:
+        assert complaints(put(line + b"\n1,2,3\n"), name)[0].startswith("1: ")
+
+
+FORMED = st.sampled_from([AZURE.encode(), MOONCAKE.encode(), b'{"prompt_len": 4, "output_len": 3}'])
+
+
+@pytest.mark.filterwarnings("ignore::simulator.errors.HeadwayWarning")  # of their order
+@given(FORMED, st.binary(max_size=40), st.integers(0, 200), st.sampled_from([None, *FORMATS]))
+def test_any_bytes_are_read_or_refused(tmp_path_factory, text, noise, at, name):
+    """Never anything but a workload or a HeadwayError."""
+    path = tmp_path_factory.mktemp("noise") / "trace"
+    path.write_bytes(text[:at] + noise + text[at + len(noise) :])
+    with suppress(HeadwayError):
+        read_trace(path, name).check()
 
 
 def test_bad_llmservingsim_lines_are_named(put):
@@ -165,8 +234,8 @@ def test_bad_llmservingsim_lines_are_named(put):
         '{"arrival_time_ns": -5, "input_toks": 20}\n'
     )
     assert complaints(path) == [
-        "1: hash_ids: 3 blocks of 16 tokens do not fit 24 tokens, which take 2: wrong "
-        "hash_block_size?",
+        "1: hash_ids: 3 blocks of 16 tokens do not fit 24 tokens, which take 2; 8 tokens fit every "
+        "line: say hash_block_size: 8",
         "2: arrival_time_ns: -5 is negative",
         "2: output_toks: missing",
     ]

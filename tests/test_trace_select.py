@@ -161,3 +161,14 @@ def test_repetitions_are_shifted_copies(gaps, skip, repeat, limit):
     for i in range(len(part)):
         assert part.arrival[i] == pytest.approx(one.arrival[i % n] + i // n * period, abs=1e-9)
         assert part.prompt_tokens[i] == one.prompt_tokens[i % n]
+
+
+def test_a_repeat_beyond_all_memory_is_refused() -> None:
+    """Unless the limit leaves few enough."""
+    trace = Workload(np.arange(3.0), np.ones(3, int), np.ones(3, int))
+    with pytest.raises(
+        HeadwayError,
+        match=r"^repeat: 3333334 times 3 requests are more than 10,000,000; give a limit$",
+    ):
+        select(trace, repeat=3_333_334)
+    assert len(select(trace, repeat=3_333_334, limit=4)) == 4
