@@ -21,7 +21,7 @@ Sink = Callable[[Row], None]
 
 PROBE_EVERY = 20  # visits
 TAKES = 2  # measured runs of a visit
-FEWEST_PASSES, MOST_PASSES = 3, 25
+MOST_PASSES = 25
 SWAP_BLOCKS = (1, 4, 16, 64, 256)
 SWAP_TAKES = 10
 

@@ -118,8 +118,8 @@ class Clock:
         return [first + more * k for k in range(repeats)]
 
 
-class NotedReplica(Replica):
-    """A replica that takes whatever comes and tells the replay of each outcome."""
+class Telling(Replica):
+    """A replica that takes whatever comes and tells the replay who came and who finished."""
 
     replay: "Replay"
 
@@ -128,16 +128,20 @@ class NotedReplica(Replica):
         self.replay.note_queue()
         self._arrived(may_board)
 
+    def _end(self, request: Request) -> None:
+        self.replay.finished.append(request.id)
+        super()._end(request)
+
+
+class NotedReplica(Telling):
+    """Tells the replay of each outcome."""
+
     def _rest(self, now: float) -> None:
         """Wait for the next arrival; note a step that only preempted."""
         if self.scheduler.preempted:
             self.replay.note(Step([]))
             self.replay.tell([int(now + self.nap)])
             super()._rest(now)
-
-    def _end(self, request: Request) -> None:
-        self.replay.finished.append(request.id)
-        super()._end(request)
 
     def _commit(self, step: Step) -> None:
         replay = self.replay
@@ -148,24 +152,13 @@ class NotedReplica(Replica):
         replay.tell(self._ends)
 
 
-class NotedAsyncReplica(AsyncReplica):
+class NotedAsyncReplica(Telling, AsyncReplica):
     """The same with two batches in flight."""
-
-    replay: "Replay"
-
-    def submit(self, request: Request) -> None:
-        may_board = self.scheduler.add(request)
-        self.replay.note_queue()
-        self._arrived(may_board)
 
     def _rest(self, now: float) -> None:
         """Wait for the next arrival."""
         if self.scheduler.preempted:
             super()._rest(now)
-
-    def _end(self, request: Request) -> None:
-        self.replay.finished.append(request.id)
-        super()._end(request)
 
     def _launch(self, step: Step, now: float) -> Flight:
         replay = self.replay

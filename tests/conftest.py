@@ -19,3 +19,27 @@ def data() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("HEADWAY_DATA names no folder with the published data")
     return Path(folder)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a scenario and return its path."""
+
+    def writer(text: str, name: str = "s.yaml") -> Path:
+        path = tmp_path / name
+        path.write_text(text, "utf-8")
+        return path
+
+    return writer
+
+
+@pytest.fixture
+def put(tmp_path: Path):
+    """Write a text or bytes into a file and give its path."""
+
+    def _put(content: str | bytes, name: str = "trace") -> Path:
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return _put

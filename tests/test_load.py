@@ -1,23 +1,9 @@
 """What can be wrong with a scenario, and the one line that says so."""
 
-from pathlib import Path
-
 import pytest
 
 from simulator.load import ABSENT
 from tests.scenarios import AZURE, errors
-
-
-@pytest.fixture
-def write(tmp_path):
-    """Write a scenario and return its path."""
-
-    def writer(text: str, name: str = "s.yaml") -> Path:
-        path = tmp_path / name
-        path.write_text(text, "utf-8")
-        return path
-
-    return writer
 
 
 @pytest.mark.parametrize(

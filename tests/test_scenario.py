@@ -18,18 +18,6 @@ from tests.scenarios import AZURE, errors
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture
-def write(tmp_path):
-    """Write a scenario and return its path."""
-
-    def writer(text: str, name: str = "s.yaml") -> Path:
-        path = tmp_path / name
-        path.write_text(text, "utf-8")
-        return path
-
-    return writer
-
-
 def test_defaults_are_those_documented(write):
     """A scenario that says nothing is Llama-3-8B on an A100 under vLLM's defaults."""
     scenario = load_scenario(write("model: llama-3-8b\n", "nothing.much.yaml"))

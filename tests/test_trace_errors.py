@@ -27,18 +27,6 @@ HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374
 PLACE = "2023-11-16 18:15:46"
 
 
-@pytest.fixture
-def put(tmp_path: Path):
-    """Write a text or bytes into a file and give its path."""
-
-    def _put(content: str | bytes, name: str = "trace") -> Path:
-        path = tmp_path / name
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return path
-
-    return _put
-
-
 def complaints(path: Path, *args: str, **options: object) -> list[str]:
     """Give what is wrong with a file, without its name."""
     with pytest.raises(HeadwayError) as caught:

@@ -5,7 +5,6 @@ import gzip
 import math
 import time
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -52,18 +51,6 @@ ONE = {
     "custom": '{"prompt": "hello", "prompt_len": 12, "output_tokens": 8}\n',
     "llmservingsim": '{"arrival_time_ns": 5, "input_toks": 20, "output_toks": 4}\n',
 }
-
-
-@pytest.fixture
-def put(tmp_path: Path):
-    """Write a text or bytes into a file and give its path."""
-
-    def _put(content: str | bytes, name: str = "trace") -> Path:
-        path = tmp_path / name
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return path
-
-    return _put
 
 
 def lengths(workload: Workload) -> tuple[list[int], list[int]]:
