@@ -33,13 +33,13 @@ class Bar:
 
         progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=10),
             MofNCompleteColumn(),
             TextColumn("requests, {task.fields[simulated]}"),
             console=Console(file=sys.stderr),
             transient=True,
         )
-        task = progress.add_task(self.label, total=total, simulated="")
+        task = progress.add_task(self.label[:20], total=total, simulated="")
         progress.start()
         return progress, task
 
