@@ -440,15 +440,15 @@ def test_a_run_too_long_for_its_files_is_told(folder, capsys):
 def test_the_progress_bar_waits_and_then_shows_how_far_the_run_is(monkeypatch, capsys):
     """A short run shows nothing; a long one requests and simulated time, on stderr."""
     monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")
     bar = Bar("demo")
     bar(1.0, 1, 10)
     bar.close()
     assert capsys.readouterr() == ("", "")
     monkeypatch.setattr("simulator.progress.PATIENCE", 0.0)
-    bar = Bar("demo")
-    bar(1234.5, 4, 10)
+    bar = Bar("azure-conv-llama3-8b-a100")
+    bar(12345.6, 115_938, 116_196)
     bar.close()
     told = capsys.readouterr()
     assert told.out == ""
-    assert re.search(r"demo.*4/10.*requests, 1,234 s simulated", told.err)
+    assert re.search(r"azure.*115938/116196.*requests, 12,346 s simulated", told.err)
