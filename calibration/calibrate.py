@@ -16,7 +16,7 @@ import numpy as np
 
 from calibration.fit_steps import HOLD, StepFit, fit_rows, named
 from calibration.grid import make_grid
-from calibration.meta import Meta, describe_engine, now, read_meta, write_meta
+from calibration.meta import Meta, capture_sizes, describe_engine, now, read_meta, write_meta
 from calibration.plots import plot_fit
 from calibration.rows import Row, RowFile, pack_rows, read_rows
 from calibration.steps_profile import profile_name, steps_profile
@@ -27,6 +27,7 @@ from simulator.piecewise import PiecewiseCost
 
 if TYPE_CHECKING:
     from gpu_backend.engine import Engine
+    from gpu_backend.sensors import Sensors
     from simulator.scenario import Scenario
 
 STEPS, META = "steps.csv.gz", "meta.json"
@@ -103,6 +104,15 @@ def measure_all(
     engine: "Engine", setup: Setup, file: RowFile, until: float, tell: Tell = print
 ) -> None:
     """Measure grid, swaps and runs; each row goes to the file as it is measured."""
+    from gpu_backend.sensors import Sensors
+
+    with Sensors(engine.device) as sensors:
+        _measure_all(engine, setup, file, until, sensors=sensors, tell=tell)
+
+
+def _measure_all(
+    engine: "Engine", setup: Setup, file: RowFile, until: float, *, sensors: "Sensors", tell: Tell
+) -> None:
     from calibration.measure import limits_of, measure_grid, measure_swaps
     from gpu_backend.live import warm_up
 
@@ -119,29 +129,35 @@ def measure_all(
     points = make_grid(limits, rng)
     warm_up(engine)
     left = until - monotonic()
-    passes = measure_grid(engine, points, sink, rng, GRID_SHARE * left)
+    passes = measure_grid(engine, points, sink, rng, GRID_SHARE * left, sensors=sensors)
     tell(f"grid: {len(points)} points in {passes} whole passes, {len(rows)} rows")
     measure_swaps(engine, sink, rng)
     file.flush()
     clock = "wall" if engine.device.type == "cuda" else "cpu"
-    guess = fit_rows(rows, clock).cost
+    guess = fit_rows(rows, clock, engine.capture_sizes).cost
     share = RUNS_SHARE * left
     for name, scenario in _runs(engine, setup, guess, min(share, until - monotonic())):
         if monotonic() > until:
             tell("the time is over before all runs were done")
             return
-        count = _run(engine, scenario, name, sink)
+        count = _run(engine, scenario, name, sink, sensors)
         file.flush()
         tell(f"{name}: {count} steps")
 
 
-def _run(engine: "Engine", scenario: "Scenario", name: str, sink: Callable[[Row], None]) -> int:
+def _run(
+    engine: "Engine",
+    scenario: "Scenario",
+    name: str,
+    sink: Callable[[Row], None],
+    sensors: "Sensors",
+) -> int:
     """Run a scenario on the engine; return its number of steps."""
     from calibration.measure import live_rows
     from gpu_backend.live import run_live
 
     live = run_live(scenario, engine.device.type, "exec", engine=engine, warm_s=0.2)
-    rows = live_rows(live, name, engine)
+    rows = live_rows(live, name, sensors.latest)
     for row in rows:
         sink(row)
     if live.result.interrupted:
@@ -213,7 +229,9 @@ def _known_gpu(engine: "Engine") -> str:
 def inline(cost: PiecewiseCost) -> dict[str, object]:
     """Write a cost as a scenario has it."""
     names = [f.name for f in fields(cost) if f.init and f.name not in {"name", "limits"}]
-    return {"kind": "piecewise", **{name: getattr(cost, name) for name in names}}
+    values = {name: getattr(cost, name) for name in names}
+    values["cudagraph_capture_sizes"] = [*cost.cudagraph_capture_sizes]
+    return {"kind": "piecewise", **values}
 
 
 def refit(source: Path, out: Path, tell: Tell = print) -> StepFit:
@@ -221,7 +239,8 @@ def refit(source: Path, out: Path, tell: Tell = print) -> StepFit:
     meta: Meta = read_meta(source.parent / META)
     rows = read_rows(source)
     name = profile_name(meta)
-    fit = named(fit_rows(rows, str(meta["clock"])), name)
+    sizes = capture_sizes(meta, source.parent / META)
+    fit = named(fit_rows(rows, str(meta["clock"]), sizes), name)
     text = steps_profile(fit, meta).encode()
     written = write_together(
         out,

@@ -104,8 +104,13 @@ def collect(rows: Iterable[Row], clock: Callable[[Row], float]) -> list[Sample]:
     return samples
 
 
-def fit_rows(rows: Sequence[Row], clock: str = "cpu") -> StepFit:
-    """Fit a cost to measured rows; HeadwayError where there are too few."""
+def fit_rows(rows: Sequence[Row], clock: str = "cpu", sizes: Sequence[int] = ()) -> StepFit:
+    """Fit a cost to measured rows.
+
+    `sizes` are the batches of decodes that had a CUDA graph, ascending. Raises HeadwayError where
+    rows are too few, or were padded to something else.
+    """
+    _check_buckets(rows, sizes)
     seconds = CLOCKS[clock]
     samples = collect(rows, seconds)
     if len(samples) < FEWEST:
@@ -113,14 +118,14 @@ def fit_rows(rows: Sequence[Row], clock: str = "cpu") -> StepFit:
     seen = [sample for sample in samples if not sample.held_out] or samples
     unseen = [sample for sample in samples if sample.held_out]
     host = float(np.median([row.host_s for row in rows if row.kind not in SWAPS]))
-    judged = _fit(seen, host)
+    judged = _fit(seen, host, sizes)
     held_out = {
         kind: judge(judged, [s for s in unseen if s.row.kind == kind])
         for kind in sorted({s.row.kind for s in unseen})
     }
     if unseen:
         held_out["all"] = judge(judged, unseen)
-    cost = _fit(samples, host)
+    cost = _fit(samples, host, sizes)
     out, back = (_fit_swap([row for row in rows if row.kind == kind]) for kind in SWAPS)
     cost = replace(cost, swap_out=out[0], swap_out_per_block=out[1])
     cost = replace(cost, swap_in=back[0], swap_in_per_block=back[1])
@@ -133,9 +138,24 @@ def judge(cost: PiecewiseCost, samples: Sequence[Sample]) -> Errors:
     return Errors.of(predicted, np.array([sample.seconds for sample in samples]))
 
 
-def _fit(samples: Sequence[Sample], host: float) -> PiecewiseCost:
+def _check_buckets(rows: Sequence[Row], sizes: Sequence[int]) -> None:
+    """Raise HeadwayError where a row was not padded as the cost will pad it."""
+    for number, row in enumerate(rows, 2):
+        if row.bucket and row.bucket != next((n for n in sizes if n >= row.decodes), 0):
+            raise HeadwayError(
+                f"row {number}: {row.decodes} decodes were padded to {row.bucket}, which is not "
+                f"the next of cudagraph_capture_sizes: {[*sizes]}"
+            )
+
+
+def _passed(row: Row) -> int:
+    """Count the tokens that the matrix products see: padding of a CUDA graph is among them."""
+    return row.tokens if row.chunks else row.bucket or row.decodes
+
+
+def _fit(samples: Sequence[Sample], host: float, sizes: Sequence[int]) -> PiecewiseCost:
     """Fit with every floor of a decode's keys, keep the best."""
-    most = max(sample.row.tokens for sample in samples)
+    most = max(_passed(sample.row) for sample in samples)
     knots = [knot for knot in KNOTS if knot < most]
     knots.append(max(most, 2))
     weights = _weights(samples)
@@ -149,7 +169,7 @@ def _fit(samples: Sequence[Sample], host: float) -> PiecewiseCost:
         if loss < least:
             best, least = _cost(found, knots, keys, host), loss
     assert best is not None
-    return best
+    return replace(best, cudagraph_capture_sizes=sizes)
 
 
 def _weights(samples: Sequence[Sample]) -> Floats:
@@ -179,12 +199,12 @@ TERMS = (
 def _features(row: Row, knots: Sequence[int], keys: int) -> list[float]:
     """Give what each coefficient is multiplied by: the constant, the knots' slopes, the terms."""
     new = sum(size for _, size in row.chunks)
-    tokens = row.decodes + new
+    tokens = _passed(row)
     dense = [1.0]
     for low, high in pairwise(knots):
         dense.append(float(min(max(tokens - low, 0), high - low)))
     if not row.chunks:
-        return [*dense, row.decodes, max(row.context, keys * row.decodes), *(0.0,) * 7]
+        return [*dense, tokens, max(row.context, keys * row.decodes), *(0.0,) * 7]
     pairs = sum(size * start + size * (size + 1) // 2 for start, size in row.chunks)
     seen = sum(start + size for start, size in row.chunks)
     count = len(row.chunks)

@@ -39,6 +39,8 @@ COLUMNS = (
     "swapped_out",
     "swapped_in",
 )
+LATER = ("bucket", "unique_ctx", "n_logits")
+"""Columns that older folders lack."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def portable(scenario: Scenario) -> Scenario:
 def _write_steps(live: "LiveRun", file: BinaryIO) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer.writerow(COLUMNS + LATER)
     for timing in live.timings:
         done = timing.measured
         numbers = (
@@ -124,6 +126,7 @@ def _write_steps(live: "LiveRun", file: BinaryIO) -> None:
                 write_chunks(timing.chunks),
                 write_counts(timing.swapped_out),
                 write_counts(timing.swapped_in),
+                *(getattr(done, name) for name in LATER),
             ]
         )
     file.write(text.getvalue().encode())

@@ -15,6 +15,7 @@ from calibration.grid import Limits, Point
 from calibration.rows import Row
 from gpu_backend.engine import Engine, Measured
 from gpu_backend.live import LiveRun
+from gpu_backend.sensors import NOTHING, Sensed, Sensors
 from simulator.request import Chunk, Request
 
 Sink = Callable[[Row], None]
@@ -59,7 +60,9 @@ def make_chunks(point: Point, pages: Pages) -> list[Chunk]:
     ]
 
 
-def point_row(point: Point, measured: Measured, run: str, turn: int, path: str) -> Row:
+def point_row(
+    point: Point, measured: Measured, run: str, turn: int, sensed: Sensed = NOTHING
+) -> Row:
     """Write a measured point down."""
     count = len(point.contexts)
     return Row(
@@ -67,8 +70,8 @@ def point_row(point: Point, measured: Measured, run: str, turn: int, path: str) 
         kind=point.kind,
         point=point.number,
         turn=turn,
-        path=path,
-        bucket=0,
+        path=path_of(measured),
+        bucket=measured.bucket,
         decodes=count,
         context=sum(point.contexts) + count,
         longest=max(point.contexts, default=-1) + 1,
@@ -78,6 +81,10 @@ def point_row(point: Point, measured: Measured, run: str, turn: int, path: str) 
         device_s=measured.device_s,
         host_s=measured.host_s,
         wall_s=measured.wall_s,
+        unique_ctx=point.held,  # requests of a grid share nothing
+        n_logits=measured.n_logits,
+        sm_mhz=sensed.sm_mhz,
+        power_w=sensed.power_w,
     )
 
 
@@ -87,9 +94,9 @@ def _pages(engine: Engine, point: Point) -> int:
     return sum(-(-length // engine.block_size) for length in lengths)
 
 
-def path_of(engine: Engine, prompts: bool) -> str:
-    """Tell how the engine launches a step."""
-    return "graph" if engine.device.type == "cuda" and not prompts else "eager"
+def path_of(measured: Measured) -> str:
+    """Tell how the engine launched a step."""
+    return "graph" if measured.bucket else "eager"
 
 
 def measure_grid(
@@ -100,6 +107,7 @@ def measure_grid(
     budget_s: float,
     *,
     run: str = "grid",
+    sensors: Sensors | None = None,
 ) -> int:
     """Measure the points in passes until the time is over; return the number of whole passes.
 
@@ -109,7 +117,7 @@ def measure_grid(
     until = monotonic() + budget_s
     probe = _probe(points)
     for turn in range(MOST_PASSES):
-        visits = _Visits(engine, sink, rng, run, turn)
+        visits = _Visits(engine, sink, rng, run, turn, sensors)
         order = rng.permutation(len(points)).tolist()
         if turn == 0:
             order.sort(key=lambda k: not points[k].coarse)
@@ -138,17 +146,18 @@ class _Visits:
     rng: np.random.Generator
     run: str
     turn: int
+    sensors: Sensors | None
 
     def make(self, point: Point) -> None:
         """Run a point's step once for warmth, then measured."""
         engine = self.engine
         engine.reset()
         chunks = make_chunks(point, Pages.of(engine, self.rng, _pages(engine, point)))
-        path = path_of(engine, bool(point.chunks))
         engine.execute(chunks, keep=False)
         for _ in range(TAKES):
             measured = engine.execute(chunks, keep=False)
-            self.sink(point_row(point, measured, self.run, self.turn, path))
+            sensed = self.sensors.latest if self.sensors is not None else NOTHING
+            self.sink(point_row(point, measured, self.run, self.turn, sensed))
 
 
 def measure_swaps(engine: Engine, sink: Sink, rng: np.random.Generator, run: str = "swap") -> None:
@@ -172,16 +181,16 @@ def _swap_row(kind: str, blocks: int, seconds: float, run: str, turn: int) -> Ro
     return Row(run, kind, -1, turn, "eager", 0, 0, 0, 0, (), out, back, seconds, 0.0, seconds)
 
 
-def live_rows(live: LiveRun, run: str, engine: Engine) -> list[Row]:
-    """Write the steps of a live run down."""
+def live_rows(live: LiveRun, run: str, sensed: Sensed = NOTHING) -> list[Row]:
+    """Write the steps of a live run down; `sensed` is what the GPU said at its end."""
     return [
         Row(
             run=run,
             kind="onpolicy",
             point=-1,
             turn=turn,
-            path=path_of(engine, bool(timing.chunks)),
-            bucket=0,
+            path=path_of(timing.measured),
+            bucket=timing.measured.bucket,
             decodes=timing.decodes,
             context=timing.context,
             longest=0,
@@ -191,6 +200,10 @@ def live_rows(live: LiveRun, run: str, engine: Engine) -> list[Row]:
             device_s=timing.measured.device_s,
             host_s=timing.measured.host_s,
             wall_s=timing.measured.wall_s + timing.schedule_s,
+            unique_ctx=timing.measured.unique_ctx,
+            n_logits=timing.measured.n_logits,
+            sm_mhz=sensed.sm_mhz,
+            power_w=sensed.power_w,
         )
         for turn, timing in enumerate(live.timings)
     ]

@@ -49,6 +49,8 @@ def describe_engine(engine: "Engine") -> Meta:
         "threads": torch.get_num_threads(),
         "commit": _commit(),
     }
+    if engine.capture_sizes:
+        meta["cudagraph_capture_sizes"] = engine.capture_sizes
     if cuda:
         meta |= {"device": name, "cuda": torch.version.cuda}
     return meta
@@ -101,3 +103,11 @@ def read_meta(path: Path) -> Meta:
     if meta["clock"] not in {"cpu", "wall"} or not isinstance(meta["block_size"], int):
         raise HeadwayError(f"{path}: clock must be cpu or wall, block_size a whole number")
     return meta
+
+
+def capture_sizes(meta: Meta, path: Path) -> list[int]:
+    """Give the batches that had a CUDA graph, none on a CPU; HeadwayError where damaged."""
+    sizes = meta.get("cudagraph_capture_sizes", [])
+    if not isinstance(sizes, list) or not all(type(size) is int and size > 0 for size in sizes):
+        raise HeadwayError(f"{path}: cudagraph_capture_sizes must be whole numbers, not {sizes!r}")
+    return sorted(set(sizes))

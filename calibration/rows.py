@@ -41,6 +41,10 @@ class Row:
     device_s: float  # CPU time of the forward pass, or between two CUDA events
     host_s: float  # CPU time of what the host does for it
     wall_s: float
+    unique_ctx: int | None = None  # KV entries that all running requests hold, shared ones once
+    n_logits: int | None = None  # tokens after which a new one was sampled
+    sm_mhz: float | None = None  # the GPU's clock and power, at most a second old
+    power_w: float | None = None
 
     @property
     def step(self) -> Step:
@@ -54,9 +58,10 @@ class Row:
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
-WHOLE = ("point", "turn", "bucket", "decodes", "context", "longest")
 SWAPPED = ("swapped_out", "swapped_in")
 TIMES = ("device_s", "host_s", "wall_s")
+OPTIONAL = ("unique_ctx", "n_logits", "sm_mhz", "power_w")
+"""Empty where nobody knows; older files lack these columns."""
 NOBODY = Request(-1, 0.0, 1, 1)
 
 
@@ -149,7 +154,7 @@ def _line(row: Row) -> list[object]:
         values[COLUMNS.index(name)] = write_counts(getattr(row, name))
     for name in TIMES:
         values[COLUMNS.index(name)] = f"{getattr(row, name):.4g}"
-    return values
+    return values  # csv writes None as nothing
 
 
 def _pack(lines: Iterable[Sequence[object]]) -> bytes:
@@ -175,7 +180,8 @@ def read_rows(path: Path) -> list[Row]:
 
 def _rows(path: Path, lines: Iterator[list[str]]) -> Iterator[Row]:
     head = next(lines, [])
-    if lacking := [name for name in COLUMNS if name not in head]:
+    needed = (name for name in COLUMNS if name not in OPTIONAL)
+    if lacking := [name for name in needed if name not in head]:
         raise HeadwayError(f"{path}:1: no measured steps: lacks columns {', '.join(lacking)}")
     for number, line in enumerate(lines, 2):
         if len(line) != len(head):
@@ -186,29 +192,43 @@ def _rows(path: Path, lines: Iterator[list[str]]) -> Iterator[Row]:
             raise HeadwayError(f"{path}:{number}: {error}") from None
 
 
+def _known(values: Mapping[str, str], name: str) -> float | None:
+    """Read a number that may be missing."""
+    text = values.get(name)
+    return float(text) if text else None
+
+
 def parse_row(values: Mapping[str, str]) -> Row:
     """Make a row of a line's values; ValueError says what is wrong with them."""
-    whole = {name: int(values[name]) for name in WHOLE}
     times = {name: float(values[name]) for name in TIMES}
+    sensed = {name: _known(values, name) for name in OPTIONAL}
     row = Row(
         values["run"],
         values["kind"],
-        whole["point"],
-        whole["turn"],
+        int(values["point"]),
+        int(values["turn"]),
         values["path"],
-        whole["bucket"],
-        whole["decodes"],
-        whole["context"],
-        whole["longest"],
+        int(values["bucket"]),
+        int(values["decodes"]),
+        int(values["context"]),
+        int(values["longest"]),
         read_chunks(values["chunks"]),
         read_counts(values["swapped_out"]),
         read_counts(values["swapped_in"]),
-        *times.values(),
+        times["device_s"],
+        times["host_s"],
+        times["wall_s"],
+        unique_ctx=None if sensed["unique_ctx"] is None else int(sensed["unique_ctx"]),
+        n_logits=None if sensed["n_logits"] is None else int(sensed["n_logits"]),
+        sm_mhz=sensed["sm_mhz"],
+        power_w=sensed["power_w"],
     )
     if not all(0 <= time < float("inf") for time in times.values()) or not row.wall_s:
         raise ValueError(f"times must be seconds, at least 0, not {times}")
     if min(row.decodes, row.context) < 0:
         raise ValueError("counts must be at least 0")
+    if row.bucket and row.bucket < row.decodes:
+        raise ValueError(f"bucket {row.bucket} is less than its {row.decodes} decodes")
     if row.context < row.decodes:
         raise ValueError(f"context {row.context} is less than its {row.decodes} decodes")
     if not row.tokens and not row.swapped_out and not row.swapped_in:

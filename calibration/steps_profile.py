@@ -15,7 +15,7 @@ MORE_MEANINGS = {
     "swap_in_per_block": "per block of them",
     "head_per_sequence": "per sequence: its attention's start, its logits",
 }
-NOT_WRITTEN = {"name", "limits", "dense"}
+NOT_WRITTEN = {"name", "limits", "dense", "cudagraph_capture_sizes"}
 CLOCK_WORDS = {
     "cpu": "CPU time of one thread, forward pass and the host's part",
     "wall": "wall time from schedule to tokens",
@@ -53,6 +53,9 @@ def _lines(fit: StepFit, meta: Mapping[str, object]) -> Iterator[str]:
         if field.init and field.name not in NOT_WRITTEN and value:
             meaning = MORE_MEANINGS.get(field.name) or MEANINGS.get(field.name, "")
             yield f"  {field.name}: {value} # {meaning}"
+    if cost.cudagraph_capture_sizes:
+        sizes = ", ".join(map(str, cost.cudagraph_capture_sizes))
+        yield f"  cudagraph_capture_sizes: [{sizes}] # batches that pure decodes are padded to"
     yield "  dense: # [tokens, seconds]: all that grows with the tokens, and what any step takes"
     yield from (f"  - [{tokens}, {seconds}]" for tokens, seconds in cost.dense)
     yield ""

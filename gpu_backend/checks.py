@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from gpu_backend import cuda_attention as launch
-from gpu_backend.cuda_backend import CudaBackend, Graphs
+from gpu_backend.cuda_backend import CudaBackend
 from gpu_backend.engine import Engine
+from gpu_backend.graphs import Graphs
 from gpu_backend.model import TorchBackend, rope_table
 from simulator.model import ModelSpec
 from simulator.request import Chunk, Request
@@ -200,7 +201,7 @@ def triton_engine(spec: ModelSpec, device: str, dtype: torch.dtype, most: int = 
     table = rope_table(spec, spec.max_position_embeddings, engine.device)
     engine.model.backend = CudaBackend(spec, engine.cache, table, most)
     _vary_norms(engine)
-    engine._sample = Graphs(engine.model, engine.cache, most).sample
+    engine.graphs = Graphs(engine.model, engine.cache, most)
     return engine
 
 

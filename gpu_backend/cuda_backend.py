@@ -6,11 +6,9 @@ from torch import Tensor
 from gpu_backend import cuda_attention as launch
 from gpu_backend.batch import Batch
 from gpu_backend.cache import KVCache
-from gpu_backend.graphs import Graphs, Staging, aligned
+from gpu_backend.graphs import Staging, aligned
 from gpu_backend.weights import LayerWeights
 from simulator.model import ModelSpec
-
-__all__ = ["CudaBackend", "Graphs"]
 
 
 class CudaBackend:

@@ -18,6 +18,7 @@ from gpu_backend.batch import Batch
 from gpu_backend.batching import Batcher
 from gpu_backend.cache import KVCache
 from gpu_backend.device import check_fits, check_supported, find_device
+from gpu_backend.graphs import Graphs
 from gpu_backend.model import Backend, TorchBackend, Transformer, rope_table
 from gpu_backend.rows import Rows
 from gpu_backend.weights import random_weights, read_weights
@@ -38,6 +39,11 @@ class Measured:
     wall_s: float  # all of it, on the wall's clock
     swap_out_s: float = 0.0  # copies of KV blocks to the host, before it
     swap_in_s: float = 0.0  # and back
+    bucket: int = 0  # sequences that a CUDA graph was padded to, 0: launched kernel by kernel
+    n_logits: int = 0  # tokens after which a new one was sampled
+    unique_ctx: int = (
+        0  # KV entries that all running requests hold, shared ones once; a scheduler's
+    )
 
     @property
     def busy_s(self) -> float:
@@ -92,11 +98,9 @@ class Engine:
         table = rope_table(spec, spec.max_position_embeddings, self.device)
         self.model = Transformer(spec, loaded, self._backend(table, max_num_seqs))
         self.batcher = Batcher(self.rows, block_size, self.device)
-        self._sample = self.model.sample
+        self.graphs: Graphs | None = None
         if on_cuda and graphs:
-            from gpu_backend.cuda_backend import Graphs
-
-            self._sample = Graphs(self.model, self.cache, max_num_seqs).sample
+            self.graphs = Graphs(self.model, self.cache, max_num_seqs)
         self._swapped: dict[int, list[torch.Tensor]] = {}  # by request
         self._generator = generator
 
@@ -122,17 +126,26 @@ class Engine:
             raise ValueError(
                 f"{self.spec.name} has {limit} positions, not {longest}: lower max_model_len"
             )
+        bucket = self.graphs.bucket(batch) if self.graphs is not None else 0
         ready = time.thread_time()
         tokens, device_s, over = self._forward(batch)
         if keep:
             self.rows.append(emitting, tokens)
         host_s = ready - begun + time.thread_time() - over
-        return Measured(device_s, host_s, time.perf_counter() - wall)
+        wall_s = time.perf_counter() - wall
+        return Measured(device_s, host_s, wall_s, bucket=bucket, n_logits=len(batch.emits))
+
+    @property
+    def capture_sizes(self) -> list[int]:
+        """Batches of decodes that have a CUDA graph, ascending; none where there are no graphs."""
+        return list(self.graphs.sizes) if self.graphs is not None else []
 
     def _forward(self, batch: Batch) -> tuple[npt.NDArray[np.integer], float, float]:
         """Run the model; give sampled tokens, seconds of the device, CPU time as it was over."""
         with torch.inference_mode():
-            run = self._sample if len(batch.emits) else self._run_without_sampling
+            run = (self.graphs or self.model).sample
+            if not len(batch.emits):
+                run = self._run_without_sampling
             if self.device.type != "cuda":
                 begun = time.thread_time()
                 tokens = run(batch)

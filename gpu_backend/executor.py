@@ -1,6 +1,7 @@
 """The engine behind the simulator's seam: steps of the Scheduler, carried out and timed."""
 
 import time
+from dataclasses import replace
 
 from gpu_backend.engine import Engine, Measured
 from simulator.errors import HeadwayError
@@ -68,8 +69,13 @@ class TorchExecutor:
         chunks = self.scheduler.listed(step)
         listing = time.thread_time() - begun
         done = engine.execute(chunks)
-        self.last = Measured(
-            done.device_s, done.host_s + listing, done.wall_s + listing + out + back, out, back
+        self.last = replace(
+            done,
+            host_s=done.host_s + listing,
+            wall_s=done.wall_s + listing + out + back,
+            swap_out_s=out,
+            swap_in_s=back,
+            unique_ctx=self.scheduler.stored(step),
         )
         self._tidy()
         return self.last

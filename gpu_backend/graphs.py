@@ -7,6 +7,7 @@ that only pad have length 0 and slot -1, so they read and write no cache. What t
 cost follows the padded size, not the batch's.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -98,7 +99,7 @@ class Graphs:
         rows = batch.decodes
         if not rows == batch.tokens == len(batch.emits) <= self.sizes[-1]:
             return 0
-        return next(size for size in self.sizes if size >= rows)
+        return self.sizes[bisect_left(self.sizes, rows)]
 
     def sample(self, batch: Batch) -> Tensor:
         """Run a step; give the likeliest next tokens, int64 [m], good until the next step.

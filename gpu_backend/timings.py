@@ -63,7 +63,7 @@ def steps(bench: Bench, model: str) -> Iterator[Row]:
     for new, cached in [(512, 0), (2048, 0), (8192, 0), (2048, 4096)] if cuda else [(64, 0)]:
         yield _step(engine, [_chunk(random, engine, 0, cached, new)], "prompt")
     if cuda:
-        engine._sample = engine.model.sample
+        engine.graphs = None
         for rows, context in batches[:4]:
             chunks = [_chunk(random, engine, k, context - 1, 1) for k in range(rows)]
             yield _step(engine, chunks, "eager")

@@ -18,6 +18,9 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
   keys, K, whose keys pass one after the other (r K). Of the decodes only the mean context is known;
 - an engine that computes its n_p chunks one by one, each over K_p keys gathered from the cache,
   pays for every chunk (g) and key (k); where decodes have a launch of their own, c' = c;
+- an engine that launches pure decodes as CUDA graphs captured for a few batch sizes pads N to the
+  next of them, `cudagraph_capture_sizes`: dense and head then cost what that size costs. Attention
+  does not, since padding reads no cache; a larger batch runs as it is;
 - KV blocks that a step first copies to the host or back (preemption by swap) take a time for each
   request and one for each block, in either form.
 """
@@ -203,17 +206,35 @@ class PiecewiseCost(Fitted):
     serial_per_token: float = 0.0  # r, per token of the longest sequence
     prefill_per_key: float = 0.0  # k, per token that a chunk's queries can see, its own included
     prefill_per_sequence: float = 0.0  # g, per chunk
+    cudagraph_capture_sizes: Sequence[int] = ()  # batches of pure decodes that have a graph
     _dense: list[float] = field(init=False, repr=False, compare=False)
     _decode: list[float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        refuse(*_check_table(self.dense), *check_terms(self, TERMS + CHUNK_TERMS + SWAP_TERMS))
+        refuse(
+            *_check_table(self.dense),
+            *check_terms(self, TERMS + CHUNK_TERMS + SWAP_TERMS),
+            *_check_sizes(self.cudagraph_capture_sizes),
+        )
+        object.__setattr__(self, "cudagraph_capture_sizes", (*self.cudagraph_capture_sizes,))
         tokens, seconds = np.array(self.dense, float).T
         counts = np.arange(int(min(tokens[-1], LONGEST_TABLE)) + 1)
         dense = np.interp(counts, tokens, seconds)
         heads = np.maximum(self.head, self.head_per_sequence * counts)
         object.__setattr__(self, "_dense", dense.tolist())
-        object.__setattr__(self, "_decode", (self.overhead + dense + heads + self.decode).tolist())
+        decodes = (self.overhead + dense + heads + self.decode).tolist()
+        object.__setattr__(self, "_decode", decodes)
+        self._pad(decodes)
+
+    def _pad(self, decodes: list[float]) -> None:
+        """Let every batch up to the largest graph take what the graph of the next size takes.
+
+        The table then reaches at least that far, so that looking it up is all that a step costs.
+        """
+        done = 0
+        for size in self.cudagraph_capture_sizes:
+            decodes[done + 1 : size + 1] = [self._unpadded(size)] * (size - done)
+            done = size
 
     def dense_seconds(self, tokens: int) -> float:
         """Give the time of the matrix products of so many tokens."""
@@ -229,8 +250,10 @@ class PiecewiseCost(Fitted):
 
     def _decode_seconds(self, count: int) -> float:
         """Give the time of a decode step without its attention to the cache."""
-        if count < len(self._decode):
-            return self._decode[count]
+        return self._decode[count] if count < len(self._decode) else self._unpadded(count)
+
+    def _unpadded(self, count: int) -> float:
+        """Give that time of so many sequences, all of them real."""
         head = max(self.head, self.head_per_sequence * count)
         return self.overhead + self.dense_seconds(count) + head + self.decode
 
@@ -298,3 +321,14 @@ def _check_table(table: object) -> list[tuple[bool, str]]:
         f"and at most {LONGEST_TERM:,.0f}"
     )
     return [(not good, f"dense: {what}")]
+
+
+def _check_sizes(sizes: object) -> list[tuple[bool, str]]:
+    """Check that the batch sizes of CUDA graphs are such; for `refuse`."""
+    good = isinstance(sizes, Sequence) and not isinstance(sizes, str)
+    found = list(sizes) if isinstance(sizes, Sequence) else []
+    good = good and all(isinstance(size, int) and not isinstance(size, bool) for size in found)
+    good = good and found == sorted(set(found))
+    good = good and (not found or (found[0] >= 1 and found[-1] <= LONGEST_TABLE))
+    what = f"must be whole numbers, ascending, from 1 to {LONGEST_TABLE:,}"
+    return [(not good, f"cudagraph_capture_sizes: {what}")]

@@ -82,7 +82,8 @@ step, n that of its sequences, S the cached tokens that its decodes read.
 COSTS = {
     "linear": "Seconds = base + per_token T + per_context S + per_sequence n.",
     "piecewise": "The form of the shipped profiles, explained in `simulator/piecewise.py`; `dense` "
-    "is a list of [tokens, seconds].",
+    "is a list of [tokens, seconds], `cudagraph_capture_sizes` one of the batches that have a CUDA "
+    "graph: a step that only decodes costs what the next of them costs.",
     "roofline": "From the sizes of the model and the data sheet of the GPU alone.",
 }
 DISTRIBUTIONS = """## Distributions

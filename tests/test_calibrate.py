@@ -104,7 +104,7 @@ def test_damaged_files_are_told(tmp_path: Path) -> None:
         (b"run,kind\n", "damaged: Not a gzipped file"),
         (_packed("a,b\n1,2\n"), r":1: no measured steps: lacks columns run, kind"),
         (_packed(_text(whole).replace("decode,0,7,", "decode,0,x,")), ":9: invalid literal"),
-        (_packed(_text(whole).replace(",0.002\n", ",nan\n", 1)), ":2: times must be seconds"),
+        (_packed(_text(whole).replace(",0.002,", ",nan,", 1)), ":2: times must be seconds"),
         (_packed(_text(whole).split("\n")[0] + "\n"), "has no rows"),
     ]:
         path.write_bytes(content)

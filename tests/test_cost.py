@@ -116,6 +116,7 @@ COSTS = {
     "linear": LinearCost(1e-3, 3.3e-5, 1.7e-8, 1.1e-6),
     "piecewise": HAND,
     "roofline": roofline(LLAMA, GPUS["L40S"]),
+    "graphs": replace(HAND, cudagraph_capture_sizes=[1, 2, 4, *range(8, 513, 8)]),
 } | {name: load_cost(name) for name in shipped_profiles()}
 
 

@@ -143,3 +143,29 @@ def test_staging_keeps_addresses_and_refuses_what_does_not_fit() -> None:
     assert first[0].tolist() == [9, 9, 9]
     with pytest.raises(ValueError, match="a step needs 80 numbers and the block holds 64"):
         staging.send([np.zeros(70, np.int32)])
+
+
+def test_an_engine_tells_how_its_steps_were_launched() -> None:
+    """Three decodes in the graph of four; a prompt, and a step that emits nothing, outside."""
+    from gpu_backend.engine import Engine
+    from simulator.model import load_model
+    from simulator.request import Chunk, Request
+
+    class Uncaptured(Graphs):
+        def sample(self, batch: Batch) -> torch.Tensor:
+            return self._model.sample(batch)  # the plain backend knows no padding
+
+    engine = Engine(load_model("tiny-test"), 20)
+    assert engine.capture_sizes == []
+    engine.graphs = Uncaptured(engine.model, engine.cache, 8)
+    assert engine.capture_sizes == [1, 2, 4, 8]
+
+    def chunk(id: int, start: int, new: int, prompt: int) -> Chunk:
+        return Chunk(Request(id, 0.0, prompt, 4, blocks=[1 + id]), start, new)
+
+    decoding = engine.execute([chunk(id, 5, 1, 6) for id in range(3)], keep=False)
+    assert (decoding.bucket, decoding.n_logits) == (4, 3)
+    prompt = engine.execute([chunk(3, 0, 9, 9)], keep=False)
+    assert (prompt.bucket, prompt.n_logits) == (0, 1)
+    part = engine.execute([chunk(4, 0, 1, 9)], keep=False)
+    assert (part.bucket, part.n_logits) == (0, 0)
