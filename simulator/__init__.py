@@ -7,15 +7,17 @@ if TYPE_CHECKING:
     from simulator.load import load_scenario
     from simulator.scenario import Scenario
     from simulator.simulation import Result, run
+    from simulator.sweeps import sweep
 
 __version__ = "0.1.0"
-__all__ = ["Result", "Scenario", "load_scenario", "run"]
+__all__ = ["Result", "Scenario", "load_scenario", "run", "sweep"]
 
 _HOMES = {
     "Result": "simulator.simulation",
     "Scenario": "simulator.scenario",
     "load_scenario": "simulator.load",
     "run": "simulator.simulation",
+    "sweep": "simulator.sweeps",
 }
 
 

@@ -54,6 +54,11 @@ app.command(
     name="validate",
     help="Compare a live run with its simulation, step by step and as a whole.",
 )
+app.command(
+    "simulator.sweep_command:sweep",
+    name="sweep",
+    help="Simulate a scenario at many points, on all cores or a cluster; one row per point.",
+)
 
 ScenarioFile = Annotated[Path, Parameter(name="SCENARIO", help="scenario file (YAML)")]
 Overrides = Annotated[

@@ -3,11 +3,11 @@
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simulator.errors import HeadwayError
 from simulator.load import load_scenario
@@ -40,8 +40,8 @@ def expand(
     items = [split_values(item) for item in vary]
     if not items:
         raise HeadwayError("--vary: is missing; for example --vary engine.max_num_seqs=64,256")
-    if hidden := _hidden([key for key, _ in items], overrides, seed):
-        raise HeadwayError(hidden)
+    if messages := hidden([key for key, _ in items], overrides, seed):
+        raise HeadwayError(messages)
     axes = dict(items)
     points: list[Point] = []
     wrong: dict[str, list[dict[str, str]]] = {}  # what some points vary, by what is wrong there
@@ -59,7 +59,7 @@ def expand(
     return points
 
 
-def _hidden(keys: Sequence[str], overrides: Iterable[str], seed: int | None) -> list[str]:
+def hidden(keys: Sequence[str], overrides: Iterable[str], seed: int | None) -> list[str]:
     """Name the options that would be lost, since a later --vary sets their key again."""
     earlier = [("--set " + item, item.partition("=")[0]) for item in overrides]
     if seed is not None:
@@ -138,18 +138,17 @@ def _folder(label: str, others: Iterable[Point]) -> str:
     )
 
 
+def numbers(summary: Mapping[str, Any]) -> dict[str, int | float]:
+    """Give the single numbers of a summary: those of vLLM's words, then our own."""
+    values = {**summary, **summary["headway"]}
+    return {key: value for key, value in values.items() if isinstance(value, int | float)}
+
+
 def encode_comparison(points: Sequence[Point], results: "Sequence[Result]") -> bytes:
     """Give the runs as CSV: a row for each, what was varied, then the numbers of its summary."""
     rows = []
     for point, result in zip(points, results, strict=True):
-        summary = result.summary()
-        gauges = summary["headway"]
-        numbers = {
-            key: value
-            for key, value in [*summary.items(), *gauges.items()]
-            if isinstance(value, int | float)
-        }
-        rows.append({"run": point.folder, **point.varied, **numbers})
+        rows.append({"run": point.folder, **point.varied, **numbers(result.summary())})
     columns = dict.fromkeys(key for row in rows for key in row)
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")

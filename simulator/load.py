@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from simulator.checks import contradictions
 from simulator.errors import HeadwayError
 from simulator.scenario import EngineBlock, GoodputBlock, GpuBlock, Scenario, TraceBlock
+from simulator.sweep_block import RandomBlock, SpreadBlock, SweepBlock
 from simulator.yamlpos import Fault, Key, Places, faults, parse, read_text
 
 SHORT = 60  # characters of a wrong value that a message quotes
@@ -219,7 +220,7 @@ def _unknown(key: Key) -> str:
     homes = [home for home, names in _known().items() if name in names]
     if homes:
         return f"unknown key here; did you mean {'.'.join((*homes[0], name))}?"
-    known = _known()[path]
+    known = _known().get(path) or [*SpreadBlock.model_fields]  # under a name of the user's own
     near = get_close_matches(name, known, 1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(known)}"
     return f"unknown key; {hint}"
@@ -236,4 +237,6 @@ def _known() -> dict[Key, list[str]]:
         ("goodput",): [*GoodputBlock.model_fields],
         ("workload",): ["trace", *(field.name for field in dataclasses.fields(Generator))],
         ("workload", "trace"): [*TraceBlock.model_fields],
+        ("sweep",): [*SweepBlock.model_fields],
+        ("sweep", "random"): [*RandomBlock.model_fields],
     }

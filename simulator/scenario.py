@@ -9,17 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    model_validator,
-)
+from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
+from simulator.block import Block
 from simulator.engines import named
 from simulator.errors import HeadwayError
+from simulator.sweep_block import SweepBlock
 from simulator.yamlpos import Places, faults
 
 if TYPE_CHECKING:
@@ -56,26 +51,14 @@ def _dtype(value: object) -> object:
     return DTYPES.get(value, value) if isinstance(value, str) else value
 
 
-class _Block(BaseModel):
-    """What all blocks of a scenario share: no unknown key, no guessing of types."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_nothing(cls, value: object) -> object:
-        """Take a block without keys, which YAML calls null, as one with every default."""
-        return {} if value is None else value
-
-
-class GpuBlock(_Block):
+class GpuBlock(Block):
     """The hardware."""
 
     name: str = Field("A100-80GB", description="GPU, by its name in the table of hardware")
     count: Count = Field(1, description="GPUs; equal to engine.tensor_parallel_size")
 
 
-class EngineBlock(_Block):
+class EngineBlock(Block):
     """The engine's knobs, with vLLM's names and meanings."""
 
     name: Literal["vllm"] | None = Field(
@@ -172,7 +155,7 @@ class EngineBlock(_Block):
     )
 
 
-class GoodputBlock(_Block):
+class GoodputBlock(Block):
     """The service level that a request must meet to count as goodput; null: not asked."""
 
     ttft: Milliseconds | None = Field(None, description="time to first token, ms, at most")
@@ -180,7 +163,7 @@ class GoodputBlock(_Block):
     e2el: Milliseconds | None = Field(None, description="time to last token, ms, at most")
 
 
-class TraceBlock(_Block):
+class TraceBlock(Block):
     """A published trace, and the part of it to play."""
 
     path: str = Field(description="the file, plain or packed by gzip")
@@ -228,7 +211,7 @@ class TraceBlock(_Block):
         return self
 
 
-class WorkloadBlock(_Block):
+class WorkloadBlock(Block):
     """A trace, or else the keys of a generator (`simulator.generate.Generator`)."""
 
     model_config = ConfigDict(extra="allow")
@@ -263,7 +246,7 @@ class WorkloadBlock(_Block):
         )
 
 
-class Scenario(_Block):
+class Scenario(Block):
     """One run: a model on a GPU under a workload."""
 
     name: Annotated[str, Field(pattern=r"^\w[\w .,+=-]*$", max_length=100)] = Field(
@@ -282,6 +265,9 @@ class Scenario(_Block):
     )
     workload: WorkloadBlock = Field(default_factory=WorkloadBlock)
     goodput: GoodputBlock = GoodputBlock()
+    sweep: SweepBlock | None = Field(
+        None, description="what `headway sweep` varies; other commands take no notice of it"
+    )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of all random numbers")
     _folder: Path = PrivateAttr(default=Path())
     _places: Places | None = PrivateAttr(default=None)
@@ -327,7 +313,7 @@ class Scenario(_Block):
 
     def resolved(self) -> dict[str, Any]:
         """Give the scenario with every default filled in, as plain YAML types."""
-        values = self.model_dump()
+        values = self.model_dump(exclude={"sweep"})
         if self.workload.trace is None:
             values["workload"] = asdict(self.workload.generator)
         return values

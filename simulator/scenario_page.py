@@ -19,6 +19,7 @@ from simulator.piecewise import Fitted
 from simulator.profile import FORMS
 from simulator.scenario import EngineBlock, GoodputBlock, GpuBlock, Scenario, TraceBlock
 from simulator.scheduler import Scheduler
+from simulator.sweep_block import RandomBlock, SpreadBlock, SweepBlock
 
 HEAD = """# Scenario reference
 
@@ -111,6 +112,14 @@ def page() -> str:
         _table("workload", _given(Generator, WORKLOAD), GENERATED),
         _table("workload.prefix_groups", _given(PrefixGroups, GROUPS)),
         _table("workload.sessions", _given(Sessions, TURNS)),
+        *(
+            _table(name, _fields(block))
+            for name, block in (
+                ("sweep", SweepBlock),
+                ("sweep.random", RandomBlock),
+                ("sweep.random.keys", SpreadBlock),
+            )
+        ),
         COST + "\n" + "\n".join(_costs()) + "\n",
         DISTRIBUTIONS + "\n" + "\n".join(_kinds()) + "\n",
         "## Keys of vLLM that are not here\n\n"
@@ -147,7 +156,7 @@ def _values(kind: Any) -> str:
     if get_origin(kind) in {Union, UnionType}:
         inner = (part for part in get_args(kind) if part is not type(None))
         return " or ".join(_values(part) for part in inner)
-    if get_origin(kind) is Sequence:
+    if get_origin(kind) in {Sequence, list}:
         return "list"
     if hasattr(kind, "__metadata__"):
         items = (part for item in kind.__metadata__ for part in getattr(item, "metadata", [item]))

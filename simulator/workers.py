@@ -1,0 +1,210 @@
+"""A function over many items on all cores, or on a Dask or Ray cluster, through joblib.
+
+A worker that dies takes nothing along: what it had in hand is done again by others. Only an item
+that kills its worker even when it runs by itself is given up.
+"""
+
+import logging
+import os
+import socket
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from simulator.errors import HeadwayError
+
+BACKENDS = ("loky", "dask", "ray")
+PATIENCE = 5.0  # s to wait for a cluster's address to answer
+EXTRA = "--backend {name}: needs {package}; pip install headway[{name}]"
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(slots=True, frozen=True)
+class Died:
+    """In place of a result: the worker died each time it had this item."""
+
+    reason: str
+
+
+def each(
+    function: Callable[[T], R], items: Sequence[T], jobs: int | None = None
+) -> Iterator[tuple[int, R | Died]]:
+    """Yield (index, result) for every item, in the order in which they get done.
+
+    Runs on joblib's active backend (`joblib.parallel_config`), on `jobs` workers; None: as many
+    as that says, all cores for joblib's own default. Whatever `function` raises counts as the
+    death of its worker, so it should not.
+    """
+    left = list(range(len(items)))
+    while left:
+        done: set[int] = set()
+        try:
+            for index, result in _batch(function, items, left, jobs):
+                done.add(index)
+                yield index, result
+            return
+        except (HeadwayError, KeyboardInterrupt):
+            raise
+        except Exception as error:  # each backend has its own word for a dead worker
+            left = [index for index in left if index not in done]
+            flying = min(2 * _count(jobs), len(left))  # as many as joblib had sent out
+            suspects, left = left[:flying], left[flying:]
+            if left:
+                left += suspects
+            else:
+                yield from _alone(function, items, suspects, error)
+
+
+def _alone(
+    function: Callable[[T], R], items: Sequence[T], suspects: Sequence[int], error: Exception
+) -> Iterator[tuple[int, R | Died]]:
+    """Run items one by one, so that it can be told whose fault it is when a worker dies."""
+    for index in suspects:
+        try:
+            yield from _batch(function, items, [index], 2)  # with 1, loky would use this process
+        except (HeadwayError, KeyboardInterrupt):
+            raise
+        except Exception as again:
+            yield index, Died(_line(again) or _line(error))
+
+
+def _batch(
+    function: Callable[[T], R], items: Sequence[T], chosen: Sequence[int], jobs: int | None
+) -> Iterator[tuple[int, R]]:
+    from joblib import Parallel, delayed
+
+    parallel = Parallel(
+        n_jobs=_jobs(jobs), batch_size=1, pre_dispatch="2 * n_jobs", return_as="generator_unordered"
+    )
+    yield from parallel(delayed(_numbered)(function, index, items[index]) for index in chosen)
+
+
+def _numbered(function: Callable[[T], R], index: int, item: T) -> tuple[int, R]:
+    return index, function(item)
+
+
+def _jobs(jobs: int | None) -> int | None:
+    """Give joblib's `n_jobs`: its own default of one worker is not what one wants here."""
+    from joblib.parallel import get_active_backend
+
+    backend, active = get_active_backend()
+    return -1 if jobs is None and active == 1 and type(backend).__name__ == "LokyBackend" else jobs
+
+
+def _count(jobs: int | None) -> int:
+    from joblib import effective_n_jobs
+
+    return int(effective_n_jobs(_jobs(jobs)))
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"the worker died: {text[:160]}"
+
+
+@contextmanager
+def use_backend(name: str | None, jobs: int | None, address: str | None = None) -> Iterator[None]:
+    """Make a backend joblib's active one; None leaves the active one as it is.
+
+    Without `address`, dask and ray start workers on this machine, `jobs` or one per core, and
+    stop them at the end. Raises HeadwayError where the package is missing or nobody answers at
+    the address within PATIENCE seconds.
+    """
+    if address is not None and name not in ("dask", "ray"):
+        raise HeadwayError("--address: goes with --backend dask or ray")
+    if name is None:
+        yield
+    elif name == "dask":
+        with _dask(jobs, address):
+            yield
+    elif name == "ray":
+        with _ray(jobs, address):
+            yield
+    elif name == "loky":
+        from joblib import parallel_config
+
+        with parallel_config(backend="loky", n_jobs=-1 if jobs is None else jobs):
+            yield
+    else:
+        raise HeadwayError(f"--backend: {name!r} is none of {', '.join(BACKENDS)}")
+
+
+@contextmanager
+def _dask(jobs: int | None, address: str | None) -> Iterator[None]:
+    try:
+        from dask import config
+        from dask.distributed import Client
+    except ImportError:
+        raise HeadwayError(EXTRA.format(name="dask", package="dask.distributed")) from None
+    from joblib import parallel_config
+
+    where: dict[str, Any] = {"address": address}
+    if address is None:
+        cores = jobs or os.cpu_count()
+        where = {"n_workers": cores, "threads_per_worker": 1, "dashboard_address": None}
+    else:
+        _knock(address)
+    with config.set({"distributed.logging.distributed": "error"}):
+        try:
+            client = Client(timeout=PATIENCE, **where)  # type: ignore[no-untyped-call, unused-ignore]
+        except Exception as error:
+            raise _unreachable("dask", address, error) from error
+        with client, parallel_config(backend="dask"):
+            yield
+
+
+@contextmanager
+def _ray(jobs: int | None, address: str | None) -> Iterator[None]:
+    try:
+        import ray
+        from ray.util.joblib import register_ray
+        from ray.util.joblib.ray_backend import RayBackend
+    except ImportError:
+        raise HeadwayError(EXTRA.format(name="ray", package="ray")) from None
+    from joblib import parallel_config
+
+    if address is not None:
+        _knock(address)
+    local: dict[str, Any] = {"num_cpus": jobs or os.cpu_count(), "include_dashboard": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of accelerators that are not there
+        try:
+            ray.init(
+                address,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+                **({} if address is not None else local),
+            )
+        except Exception as error:
+            raise _unreachable("ray", address, error) from error
+    register_ray()  # type: ignore[no-untyped-call, unused-ignore]
+    # Ray's backend is joblib's multiprocessing one and can return as a generator; it has only
+    # not said so (ray 2.60).
+    RayBackend.supports_return_generator = True
+    try:
+        with parallel_config(backend="ray", n_jobs=-1 if jobs is None else jobs):
+            yield
+    finally:
+        ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """See that somebody listens at HOST:PORT: the clients would wait for minutes."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if not colon or not port.isdigit():
+        raise HeadwayError(f"--address {address}: must be host:port, or scheme://host:port")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise HeadwayError(
+            f"--address {address}: nobody answers: {getattr(error, 'strerror', None) or error}"
+        ) from error
+
+
+def _unreachable(name: str, address: str | None, error: Exception) -> HeadwayError:
+    what = f"--address {address}" if address else f"--backend {name}"
+    return HeadwayError(f"{what}: cannot start: {' '.join(str(error).split())[:200]}")

@@ -1,0 +1,259 @@
+"""`headway sweep`: one row per point, on every backend the same, and nothing run twice."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator import load_scenario, sweep
+from simulator.cli import main
+from simulator.compare import numbers
+from simulator.errors import HeadwayError
+from simulator.simulation import run
+from simulator.sweep_block import SpreadBlock
+from simulator.sweeps import plan_points, read_journal, sweep_points
+
+SMALL = """
+model: tiny-test
+gpu: {name: A100-80GB}
+engine: {max_num_seqs: 4, num_gpu_blocks_override: 200, max_model_len: 256}
+cost: {kind: linear, base: 0.001, per_token: 0.0001}
+workload: {num_prompts: 20, request_rate: 50, input_len: 20, output_len: 10}
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    with (folder / "results.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_row_has_the_varied_keys_then_the_numbers_of_the_runs_own_summary(small: Path):
+    out = small.parent / "out"
+    args = ["--vary", "engine.max_num_seqs=1,4", "--vary", "workload.request_rate=10,50"]
+    assert main(["sweep", str(small), *args, "--out", str(out), "--jobs", "2"]) == 0
+    rows = rows_of(out)
+    assert [(r["engine.max_num_seqs"], r["workload.request_rate"]) for r in rows] == [
+        ("1", "10"),
+        ("1", "50"),
+        ("4", "10"),
+        ("4", "50"),
+    ]
+    assert [*rows[0]][:2] == ["engine.max_num_seqs", "workload.request_rate"]
+    alone = numbers(run(load_scenario(small, ["workload.request_rate=10"])).summary())
+    assert {key: rows[2][key] for key in alone} == {key: str(value) for key, value in alone.items()}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_backend_gives_the_same_bytes(small: Path):
+    points = plan_points(small, [("engine.max_num_seqs", ["1", "2", "4"])])
+    texts = set()
+    for name in ("loky", "dask", "ray"):
+        pytest.importorskip({"dask": "distributed", "loky": "joblib"}.get(name, name))
+        out = small.parent / name
+        sweep_points(points, out, jobs=2, backend=name)
+        texts.add((out / "results.csv").read_bytes())
+    assert len(texts) == 1
+
+
+def test_the_block_in_the_scenario_makes_the_points(small: Path):
+    small.write_text(
+        SMALL
+        + """
+sweep:
+  grid: {engine.max_num_seqs: [1, 2]}
+  points: [{seed: 1, workload.num_prompts: 5}, {seed: 2, workload.num_prompts: 6}]
+"""
+    )
+    points = plan_points(small, [("workload.output_len", ["3"])])
+    assert [point.varied for point in points] == [
+        {
+            "engine.max_num_seqs": seats,
+            "seed": seed,
+            "workload.num_prompts": prompts,
+            "workload.output_len": "3",
+        }
+        for seats in ("1", "2")
+        for seed, prompts in (("1", "5"), ("2", "6"))
+    ]
+    assert points[3].scenario is not None
+    assert points[3].scenario.seed == 2
+    assert run(load_scenario(small)).scenario.sweep is not None  # and `run` takes no notice
+
+
+def test_random_points_stay_inside_and_are_the_same_each_time(small: Path):
+    small.write_text(
+        SMALL
+        + """
+sweep:
+  random:
+    samples: 30
+    keys:
+      engine.max_num_seqs: {low: 1, high: 64, log: true}
+      workload.request_rate: {low: 0.5, high: 2.5}
+      engine.scheduling_policy: {choice: [fcfs, sjf]}
+"""
+    )
+    points = plan_points(small)
+    assert [p.varied for p in points] == [p.varied for p in plan_points(small)]
+    seats = [int(p.varied["engine.max_num_seqs"]) for p in points]
+    rates = [float(p.varied["workload.request_rate"]) for p in points]
+    assert 1 <= min(seats) < 8 < max(seats) <= 64  # half of them below 8 on a log scale
+    assert 0.5 <= min(rates) < 1
+    assert 2 < max(rates) <= 2.5
+    assert {p.varied["engine.scheduling_policy"] for p in points} == {"fcfs", "sjf"}
+    assert len({p.varied["workload.request_rate"] for p in points}) == 30
+    other = plan_points(small, seed=1)
+    assert [p.varied for p in other] != [p.varied for p in points]
+
+
+@given(st.integers(1, 50), st.integers(0, 50), st.booleans(), st.integers(0, 9))
+def test_a_whole_spread_draws_whole_numbers_within(low: int, more: int, log: bool, seed: int):
+    import numpy as np
+
+    value = SpreadBlock(low=low, high=low + more, log=log).draw(np.random.default_rng(seed))
+    assert isinstance(value, int)
+    assert low <= value <= low + more
+
+
+def test_a_failed_point_is_recorded_and_the_others_go_on(
+    small: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = small.parent / "out"
+    policy = "engine.scheduling_policy=fcfs,{policy: broken:Broken}"
+    (small.parent / "broken.py").write_text(
+        "class Broken:\n    def key(self, request):\n        return 1 / 0\n"
+    )
+    code = main(["sweep", str(small), "--vary", policy, "--out", str(out), "--jobs", "2"])
+    assert code == 1
+    good, bad = rows_of(out)
+    assert good["completed"] == "20"
+    assert good["error"] == ""
+    assert bad["completed"] == ""
+    assert "ZeroDivisionError" in bad["error"]
+    said = capsys.readouterr()
+    assert "1 of 2 points done" in said.out
+    assert "headway: error: engine.scheduling_policy={policy: broken:Broken}: " in said.err
+
+
+def test_a_point_that_contradicts_itself_is_a_row_too(small: Path):
+    out = small.parent / "out"
+    vary = "engine.max_num_seqs=2,5000"  # more than max_num_batched_tokens
+    assert main(["sweep", str(small), "--vary", vary, "--out", str(out)]) == 1
+    assert "max_num_batched_tokens: must be at least" in rows_of(out)[1]["error"]
+
+
+def test_what_is_done_is_not_run_again(small: Path, monkeypatch: pytest.MonkeyPatch):
+    out = small.parent / "out"
+    points = plan_points(small, [("engine.max_num_seqs", ["1", "2", "4"])])
+    sweep_points(points[:2], out, jobs=2)
+    seen: list[int] = []
+
+    def watched(function, items, jobs=None):
+        seen.extend(item.engine.max_num_seqs for item in items)
+        return ((k, function(item)) for k, item in enumerate(items))
+
+    monkeypatch.setattr("simulator.sweeps.each", watched)
+    rows = sweep_points(points, out)
+    assert seen == [4]
+    assert [row["completed"] for row in rows] == [20, 20, 20]
+    small.write_text(SMALL.replace("input_len: 20", "input_len: 21"))
+    sweep_points(plan_points(small, [("engine.max_num_seqs", ["1"])]), out)
+    assert seen == [4, 1]  # another scenario is another point
+
+
+def test_a_sweep_that_was_killed_goes_on_where_it_was(small: Path):
+    """Killed for good (SIGKILL to all) as soon as something is done; then the same command."""
+    out, whole = small.parent / "out", small.parent / "whole"
+    rates = ",".join(str(k) for k in range(1, 41))
+    command = [sys.executable, "-m", "simulator", "sweep", str(small)]
+    command += ["--vary", f"workload.request_rate={rates}", "--jobs", "2", "--set"]
+    command += ["workload.num_prompts=300", "--out"]
+    first = subprocess.Popen([*command, str(out)], start_new_session=True)
+    journal = out / "points.jsonl"
+    while first.poll() is None and not (journal.exists() and journal.stat().st_size):
+        time.sleep(0.01)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    with journal.open("ab") as file:
+        file.write(b'{"point": "cut sho')  # as a kill in the middle of a line leaves it
+    done = read_journal(journal)
+    assert 1 <= len(done) < 40
+    assert main([*command[3:], str(out)]) == 0
+    assert main([*command[3:], str(whole)]) == 0
+    assert (out / "results.csv").read_bytes() == (whole / "results.csv").read_bytes()
+    assert len(journal.read_bytes().splitlines()) == 40  # no point was run twice
+
+
+def test_the_function_returns_the_table(small: Path):
+    frame = sweep(small, {"engine.max_num_seqs": [1, 4]}, out=small.parent / "out", jobs=2)
+    assert isinstance(frame, pd.DataFrame)
+    assert frame["engine.max_num_seqs"].tolist() == [1, 4]
+    assert (frame["completed"] == 20).all()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "nothing to vary; give --vary key=a,b,c or a block `sweep`"),
+        (["--vary", "engine.max_num_sqs=1,2"], "did you mean max_num_seqs?"),
+        (["--vary", "engine.max_num_seqs=1,2", "--jobs", "0"], "--jobs 0: must be at least 1"),
+        (
+            ["--vary", "seed=1,2", "--seed", "3"],
+            "--vary seed: --seed 3 would have no effect",
+        ),
+    ],
+)
+def test_a_wrong_command_is_one_clear_error(
+    small: Path, args: list[str], message: str, capsys: pytest.CaptureFixture[str]
+):
+    out = small.parent / "out"
+    assert main(["sweep", str(small), *args, "--out", str(out)]) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("{grid: {seed: []}}", "sweep.grid.seed"),
+        ("{gird: {seed: [1]}}", "sweep.gird: unknown key; did you mean grid?"),
+        (
+            "{random: {samples: 2, keys: {seed: {low: 3, high: 1}}}}",
+            "sweep.random.keys.seed: needs low and high with low <= high, or choice",
+        ),
+        (
+            "{random: {samples: 2, keys: {seed: {low: 0, high: 1, log: true}}}}",
+            "sweep.random.keys.seed.low: must be more than 0 for log, not 0",
+        ),
+        ("{grid: {seed: [1]}, points: [{seed: 2}]}", "a key is varied twice: seed"),
+    ],
+)
+def test_a_wrong_block_names_its_key(small: Path, block: str, message: str):
+    small.write_text(SMALL + f"sweep: {block}\n")
+    with pytest.raises(HeadwayError, match=message.replace("?", r"\?")):
+        plan_points(small)
+
+
+def test_a_damaged_journal_is_told_by_its_line(small: Path):
+    out = small.parent / "out"
+    points = plan_points(small, [("seed", ["1"])])
+    sweep_points(points, out, jobs=1)
+    journal = out / "points.jsonl"
+    journal.write_text("what?\n" + journal.read_text())
+    with pytest.raises(HeadwayError, match=r"points.jsonl:1: is no line of a sweep"):
+        sweep_points(points, out, jobs=1)

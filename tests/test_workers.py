@@ -1,0 +1,83 @@
+"""Items on worker processes: whoever dies takes nothing along, on every backend."""
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import joblib
+import pytest
+
+from simulator.errors import HeadwayError
+from simulator.workers import Died, each, use_backend
+
+BACKENDS = ["loky", "dask", "ray"]
+
+
+def killed_once(folder: Path, bad: int):
+    """Make a function that squares, and whose worker is killed the first time it meets `bad`."""
+
+    def square(number: int) -> int:
+        flag = folder / "killed"
+        if number == bad and not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number * number
+
+    return square
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_killed_worker_loses_nothing_and_nothing_comes_twice(name: str, tmp_path: Path):
+    pytest.importorskip({"dask": "distributed"}.get(name, name if name == "ray" else "joblib"))
+    with use_backend(name, 2):
+        results = list(each(killed_once(tmp_path, 3), range(12), 2))
+    assert (tmp_path / "killed").exists()
+    assert sorted(results) == [(k, k * k) for k in range(12)]
+
+
+def test_an_item_that_always_kills_its_worker_is_given_up_and_no_other():
+    def square(number: int) -> int:
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number * number
+
+    with use_backend("loky", 2):
+        results = dict(each(square, range(9), 2))
+    died = results.pop(1)
+    assert isinstance(died, Died)
+    assert died.reason.startswith("the worker died: ")
+    assert results == {k: k * k for k in range(9) if k != 1}
+
+
+def test_the_users_own_parallel_config_is_obeyed():
+    with joblib.parallel_config(backend="threading", n_jobs=2), use_backend(None, None):
+        pids = {pid for _, pid in each(lambda _: os.getpid(), range(4))}
+    assert pids == {os.getpid()}
+
+
+@pytest.mark.parametrize("name", ["dask", "ray"])
+def test_a_dead_address_is_told_at_once(name: str):
+    pytest.importorskip({"dask": "distributed"}.get(name, name))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with (
+        pytest.raises(HeadwayError, match=rf"--address 127.0.0.1:{port}: nobody answers"),
+        use_backend(name, 2, f"127.0.0.1:{port}"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "message"),
+    [
+        ("loky", "a:1", "--address: goes with --backend dask or ray"),
+        ("slurm", None, "--backend: 'slurm' is none of loky, dask, ray"),
+        ("dask", "nowhere", "--address nowhere: must be host:port"),
+    ],
+)
+def test_a_wrong_backend_or_address_is_told(name: str, address: str | None, message: str):
+    with pytest.raises(HeadwayError, match=message), use_backend(name, 1, address):
+        pass
