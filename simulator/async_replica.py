@@ -132,6 +132,8 @@ class AsyncReplica(Replica):
         """Take in the outcome of the oldest batch."""
         step, ends = flight.step, flight.ends
         self.log.step_rows += pack_step(flight.start, ends[-1], len(ends), *flight.row)
+        if step.outgoing or step.incoming:
+            self.log.note_swaps(flight.start, step)
         if step.decodes > len(step.singles or ()):
             self.log.tick_ends.extend(ends)
         for request in self.scheduler.commit(step, ends):

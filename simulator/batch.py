@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from simulator.blocks import BlockCounter
 from simulator.decodes import DecodeSet
-from simulator.log import pack_run
+from simulator.log import pack_pause, pack_run
 from simulator.policies import Waiting
 from simulator.request import Chunk, Request, Step
 
@@ -23,6 +23,9 @@ class Batch:
         self.decodes = DecodeSet(blocks.block_size, by_phase=blocks.names_blocks)
         self.preempted = 0  # by the last call of `schedule`
         self.runs = bytearray()  # rows of log.RUN, of runs that are over
+        self.pauses = bytearray()  # rows of log.PAUSE, of preemptions that are over
+        self.now = 0.0  # of the last call of `schedule`
+        self._paused: dict[Request, tuple[float, int]] = {}  # since when, tokens that were computed
         self._seats = 0
         self._executed = 0  # steps with tokens
 
@@ -76,6 +79,15 @@ class Batch:
         request.finish = now
         del self.running[request]
         self.blocks.release(request)
+
+    def _pause(self, request: Request, computed: int) -> None:
+        """Take note that a request is preempted, with so many tokens computed."""
+        self._paused[request] = self.now, computed
+
+    def _resume(self, request: Request, start: int) -> None:
+        """Write down a preemption that is over: the request goes on from its token `start`."""
+        since, computed = self._paused.pop(request, (self.now, start))
+        self.pauses += pack_pause(since, self.now, request.id, max(computed - start, 0))
 
     def close(self, request: Request) -> None:
         """Bring a running request up to date, when the run is stopped before its end."""

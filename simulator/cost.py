@@ -45,6 +45,14 @@ class CostModel(CanLeap, Protocol):
     def name(self) -> str:
         """What reports call it."""
 
+    def decode_seconds(
+        self, counts: npt.NDArray[np.int64], contexts: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float64]:
+        """Give the seconds of steps of so many decodes each that read so many tokens in all."""
+
+    def logged_swap_seconds(self, swaps: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
+        """Give the seconds of logged copies of KV blocks (rows of dtype SWAP)."""
+
     def outside(self, steps: npt.NDArray[np.void]) -> list[str]:
         """Say, a line per quantity, which logged steps lie outside the fitted range."""
 

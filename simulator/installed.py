@@ -143,6 +143,7 @@ class InstalledScheduler(Scheduler):
 
     def schedule(self, now: float) -> Step:
         """Let vLLM decide, and say it in Headway's words."""
+        self.now = now
         self.preempted = 0
         self._evicted.clear()
         output = self.vllm.schedule()
@@ -176,14 +177,18 @@ class InstalledScheduler(Scheduler):
         return step
 
     def _seat(self, request: Request, now: float) -> None:
+        vllm = self.vllm.requests[_name(request)]
+        start = vllm.num_computed_tokens - vllm.num_in_flight_tokens
         if request.first_scheduled < 0:
             request.first_scheduled = now
-            vllm = self.vllm.requests[_name(request)]
-            request.cached = vllm.num_computed_tokens - vllm.num_in_flight_tokens
+            request.cached = start
+        else:
+            self._resume(request, start)
         request.seat = self._seats
         self._seats += 1
 
     def _preempt(self, request: Request) -> None:
+        self._pause(request, request.computed)
         request.preemptions += 1
         request.computed = 0
         self.preempted += 1

@@ -12,6 +12,8 @@ from struct import Struct
 import numpy as np
 import numpy.typing as npt
 
+from simulator.request import Step
+
 STEP = np.dtype(
     [
         ("start", "f8"),  # s
@@ -42,12 +44,31 @@ REQUEST = np.dtype(
     ]
 )
 RUN = np.dtype([("start", "f8"), ("id", "i8"), ("first_tick", "i8"), ("ticks", "i8")])
+PAUSE = np.dtype(
+    [
+        ("start", "f8"),  # s, when it was preempted
+        ("resumed", "f8"),  # s, when it was admitted again
+        ("id", "i8"),
+        ("recomputed", "i8"),  # tokens that had been computed and have to be once more
+    ]
+)
+SWAP = np.dtype(
+    [
+        ("start", "f8"),  # s, of the step that copies
+        ("requests_out", "i8"),
+        ("blocks_out", "i8"),
+        ("requests_in", "i8"),
+        ("blocks_in", "i8"),
+    ]
+)
 REASONS = ("stop", "length", "rejected", "unfinished")
 """Ended by itself; cut at max_model_len; could never fit; still there when the run was stopped."""
 
 pack_step = Struct("<ddqqqqiiiiiiq").pack
 pack_request = Struct("<dddqiiii").pack
 pack_run = Struct("<dqqq").pack
+pack_pause = Struct("<ddqq").pack
+pack_swap = Struct("<dqqqq").pack
 
 
 @dataclass(slots=True)
@@ -59,6 +80,8 @@ class Log:
     step_rows: bytearray = field(default_factory=bytearray)
     request_rows: bytearray = field(default_factory=bytearray)
     run_rows: bytearray = field(default_factory=bytearray)
+    pause_rows: bytearray = field(default_factory=bytearray)
+    swap_rows: bytearray = field(default_factory=bytearray)
     tick_ends: "array[float]" = field(default_factory=lambda: array("d"))
 
     @property
@@ -75,3 +98,23 @@ class Log:
     def runs(self) -> npt.NDArray[np.void]:
         """Rows of dtype RUN, those of one request in order of time."""
         return np.frombuffer(self.run_rows, RUN)
+
+    @property
+    def pauses(self) -> npt.NDArray[np.void]:
+        """Rows of dtype PAUSE, of preemptions whose request was admitted again."""
+        return np.frombuffer(self.pause_rows, PAUSE)
+
+    @property
+    def swaps(self) -> npt.NDArray[np.void]:
+        """Rows of dtype SWAP, one for each step that copies KV blocks to the host or back."""
+        return np.frombuffer(self.swap_rows, SWAP)
+
+    def note_swaps(self, start: float, step: Step) -> None:
+        """Write down what a step that began at `start` copied."""
+        self.swap_rows += pack_swap(
+            start,
+            len(step.outgoing or ()),
+            step.swapped_out,
+            len(step.incoming or ()),
+            step.swapped_in,
+        )

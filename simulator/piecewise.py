@@ -40,6 +40,8 @@ from simulator.request import Step
 QUANTITIES = ("tokens", "sequences", "context", "pairs")
 """What a fitted range can bound: T, n, S and P."""
 
+Counts = npt.NDArray[np.int64]
+
 Limits = Mapping[str, tuple[float, float]]
 """The lowest and highest fitted value of each quantity."""
 
@@ -80,6 +82,16 @@ class Fitted:
             + self.swap_in * len(step.incoming or ())
             + self.swap_in_per_block * step.swapped_in
         )
+
+    def logged_swap_seconds(self, swaps: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
+        """Give the same of logged copies (rows of dtype SWAP)."""
+        seconds: npt.NDArray[np.float64] = (
+            self.swap_out * swaps["requests_out"]
+            + self.swap_out_per_block * swaps["blocks_out"]
+            + self.swap_in * swaps["requests_in"]
+            + self.swap_in_per_block * swaps["blocks_in"]
+        )
+        return seconds
 
     def outside(self, steps: npt.NDArray[np.void]) -> list[str]:
         """Say, a line per quantity, how many of the logged steps lie outside the fitted range."""
@@ -156,6 +168,12 @@ class LinearCost(Fitted):
         fixed = self.base + self.per_token * count + self.per_sequence * count
         slope = self.per_context
         return [fixed + slope * read for read in range(first, first + repeats * count, count)]
+
+    def decode_seconds(self, counts: Counts, contexts: Counts) -> npt.NDArray[np.float64]:
+        """Give the seconds of pure decode steps of so many sequences that read so many tokens."""
+        fixed = self.base + self.per_token * counts + self.per_sequence * counts
+        seconds: npt.NDArray[np.float64] = fixed + self.per_context * contexts
+        return seconds
 
 
 Table = Sequence[Sequence[float]]
@@ -303,6 +321,13 @@ class PiecewiseCost(Fitted):
         if slope * first > floor:
             return [fixed + slope * read for read in contexts]
         return [fixed + max(slope * read, floor) for read in contexts]
+
+    def decode_seconds(self, counts: Counts, contexts: Counts) -> npt.NDArray[np.float64]:
+        """Give the seconds of pure decode steps of so many sequences that read so many tokens."""
+        table = np.array([self._decode_seconds(n) for n in range(int(counts.max(initial=0)) + 1)])
+        reads = np.maximum(self.decode_per_context * contexts, self.decode_per_sequence * counts)
+        seconds: npt.NDArray[np.float64] = table[counts] + reads
+        return seconds
 
 
 def _check_table(table: object) -> list[tuple[bool, str]]:

@@ -47,7 +47,10 @@ class Replica:
         self.on_finish = on_finish
         self.nap = nap
         self.log = Log(
-            scheduler.blocks.usable, scheduler.blocks.block_size, run_rows=scheduler.runs
+            scheduler.blocks.usable,
+            scheduler.blocks.block_size,
+            run_rows=scheduler.runs,
+            pause_rows=scheduler.pauses,
         )
         self._step: Step | None = None  # in flight
         self._row: tuple[int, ...] = ()  # what the log says of it
@@ -139,6 +142,8 @@ class Replica:
         ends = self._ends
         log = self.log
         log.step_rows += pack_step(self._start, ends[-1], len(ends), *self._row)
+        if step.outgoing or step.incoming:
+            log.note_swaps(self._start, step)
         if step.decodes and self.scheduler.decodes.count:
             log.tick_ends.extend(ends)
         finished = self.scheduler.commit(step, ends)

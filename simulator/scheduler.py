@@ -111,6 +111,7 @@ class Scheduler(Batch):
 
     def schedule(self, now: float) -> Step:
         """Decide the next forward pass. An empty step means that there is nothing to do."""
+        self.now = now
         self.preempted = 0
         decodes, blocks = self.decodes, self.blocks
         count = decodes.count
@@ -281,6 +282,9 @@ class Scheduler(Batch):
                     step.context -= chunk.start + 1
         self._save(victim, given)
         self._preempt(victim)
+        if given:
+            since, computed = self._paused[victim]
+            self._paused[victim] = since, computed - given
         return given
 
     def _board(self, step: Step, budget: int, cap: int, now: float) -> None:
@@ -307,6 +311,8 @@ class Scheduler(Batch):
             blocks.admit(request, hits, start + tokens)
             if request.preemptions == 0:
                 request.cached = start
+            else:
+                self._resume(request, start)
             if request.swapped:
                 self.host.restore(step, request, len(hits))
                 if request.generated and tokens == 1 and not request.pending:
@@ -339,6 +345,7 @@ class Scheduler(Batch):
     def _preempt(self, request: Request) -> None:
         """Put a running request back into the queue, without its blocks."""
         self._detach(request)
+        self._pause(request, request.computed - request.padding)
         del self.running[request]
         self.blocks.release(request)
         request.padding = 0

@@ -42,6 +42,7 @@ class Result:
     interrupted: bool = False
     warnings: list[str] = field(default_factory=list)
     _summary: dict[str, Any] | None = None
+    _time_parts: dict[str, npt.NDArray[np.float64]] | None = None
 
     @property
     def model(self) -> ModelSpec:
@@ -60,6 +61,16 @@ class Result:
         if self._summary is None:
             self._summary = summarize_result(self)
         return self._summary
+
+    def time_parts(self) -> dict[str, npt.NDArray[np.float64]]:
+        """Give the parts of each completed request's e2el in seconds, by id."""
+        from simulator.breakdown import break_down
+        from simulator.tables import gather_requests
+
+        if self._time_parts is None:
+            table = gather_requests(self.workload, self.sent, self.logs)
+            self._time_parts = break_down(table, self.logs, self.parts.cost)
+        return self._time_parts
 
     @property
     def requests(self) -> "pd.DataFrame":

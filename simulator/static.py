@@ -73,6 +73,7 @@ class Static(Scheduler):
     def schedule(self, now: float) -> Step:
         """Decide the next forward pass: of prompts as long as there are any, else of decodes."""
         step = Step([])
+        self.now = now
         if not self._idle:  # else the preemptions of a step that never was belong to this one
             self.preempted = 0
         self._idle = False
@@ -109,6 +110,8 @@ class Static(Scheduler):
         for request in members:
             request.padding = longest - request.known
             self._seat(request, now)
+            if request.preemptions:
+                self._resume(request, 0)
             self.blocks.admit(request, (), 0)
         self.live = len(members)
         self._stored = 0

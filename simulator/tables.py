@@ -1,7 +1,7 @@
 """What a run wrote down, as columns: one row per request, one per logged row of steps, or one
 per step with the leaps unrolled."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,8 +109,13 @@ def gather_requests(workload: Workload, sent: Floats, logs: Sequence[Log]) -> Re
     return table
 
 
-def request_columns(workload: Workload, sent: Floats, logs: Sequence[Log]) -> dict[str, Column]:
-    """Give the columns of requests.csv, a row for each request of the workload, by id."""
+def request_columns(
+    workload: Workload, sent: Floats, logs: Sequence[Log], parts: Mapping[str, Floats]
+) -> dict[str, Column]:
+    """Give the columns of requests.csv, a row for each request of the workload, by id.
+
+    `parts` are those of its time (`breakdown.py`).
+    """
     table = gather_requests(workload, sent, logs)
     return {
         "id": np.arange(len(workload)),
@@ -123,6 +128,7 @@ def request_columns(workload: Workload, sent: Floats, logs: Sequence[Log]) -> di
         "ttft": table.ttft,
         "tpot": table.tpot,
         "e2el": table.e2el,
+        **parts,
         "preemptions": table.preemptions,
         "cached_tokens": table.cached,
         "replica": table.replica,

@@ -14,22 +14,28 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.breakdown import break_down
 from simulator.csvtext import Words, encode_header, encode_rows
 from simulator.errors import HeadwayError
 from simulator.files import write_atomic, write_together
 from simulator.log import Log
 from simulator.output import request_frame, step_frame, write_run
+from simulator.piecewise import LinearCost
+from simulator.tables import gather_requests
 from simulator.workload import Workload
 from tests.handmade import Seen, add_request, add_run, add_step, make_workload
 
 REQUESTS = """\
 id,client,arrival,client_queue_time,prompt_tokens,output_tokens,queue_time,ttft,tpot,e2el,\
+prefill_time,decode_alone_time,decode_slowed_time,preempted_time,recompute_time,swap_time,\
 preemptions,cached_tokens,replica,finish_reason
-0,"a,b",0.000000000,0.000000000,5,3,0.500000000,1.000000000,1.000000000,3.000000000,1,2,0,stop
-1,c,0.250000000,0.000000000,7,1,0.250000000,0.750000000,,0.750000000,0,0,0,length
-2,c,0.500000000,0.000000000,900,0,,,,,0,0,0,rejected
-3,"a,b",0.750000000,0.000000000,5,0,,,,,0,0,0,unfinished
-4,c,1000.123456789,,5,0,,,,,0,0,,
+0,"a,b",0.000000000,0.000000000,5,3,0.500000000,1.000000000,1.000000000,3.000000000,\
+0.500000000,2.000000000,0.000000000,0.000000000,0.000000000,0.000000000,1,2,0,stop
+1,c,0.250000000,0.000000000,7,1,0.250000000,0.750000000,,0.750000000,\
+0.500000000,0.000000000,0.000000000,0.000000000,0.000000000,0.000000000,0,0,0,length
+2,c,0.500000000,0.000000000,900,0,,,,,,,,,,,0,0,0,rejected
+3,"a,b",0.750000000,0.000000000,5,0,,,,,,,,,,,0,0,0,unfinished
+4,c,1000.123456789,,5,0,,,,,,,,,,,0,0,,
 """
 STEPS = """\
 start,duration,steps,running,waiting,prefill_tokens,decode_tokens,wasted_tokens,context,\
@@ -52,6 +58,10 @@ class Ran:
     def scenario(self) -> SimpleNamespace:
         engine = SimpleNamespace(allocation="paged")
         return SimpleNamespace(resolved=lambda: {"name": "näme", "seed": 0}, engine=engine)
+
+    def time_parts(self) -> dict[str, np.ndarray]:
+        table = gather_requests(self.workload, self.sent, self.logs)
+        return break_down(table, self.logs, LinearCost(base=1.0))
 
     def summary(self) -> dict:
         return self.note

@@ -1,0 +1,207 @@
+"""Where each request's time went: parts that add up to its e2el, from the facts of the log.
+
+Nothing is followed token by token. What a step's prompts add to the time of its decodes is summed
+up over the steps once; a request's share is the difference of that sum between two times.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.log import Log
+from simulator.tables import Flags, Floats, Ints, RequestTable
+
+if TYPE_CHECKING:
+    from simulator.cost import CostModel
+
+Rows = npt.NDArray[np.void]
+
+PARTS = (
+    "prefill_time",
+    "decode_alone_time",
+    "decode_slowed_time",
+    "preempted_time",
+    "recompute_time",
+    "swap_time",
+)
+"""Columns of requests.csv that, with `queue_time`, add up to `e2el`."""
+
+
+class Sums:
+    """Seconds that fall on moments, summed up to any time."""
+
+    def __init__(self, times: Floats, seconds: Floats, side: str) -> None:
+        """`times` ascend; `side` "left" leaves out what falls on the very time asked for."""
+        self._times = times
+        self._sums = np.concatenate(([0.0], np.cumsum(seconds)))
+        self._side = side
+
+    def between(self, start: Floats, end: Floats) -> Floats:
+        """Give the seconds between each two times; 0 where nothing falls anywhere."""
+        if not len(self._times):
+            return np.zeros(len(start))
+        low, high = (np.searchsorted(self._times, at, self._side) for at in (start, end))  # type: ignore[call-overload]
+        between: Floats = self._sums[high] - self._sums[low]
+        return between
+
+
+@dataclass(slots=True)
+class Pauses:
+    """Preemptions: a request waits from `start` to `resumed`, and computes again to `until`."""
+
+    id: Ints
+    start: Floats
+    resumed: Floats
+    until: Floats
+
+    def __getitem__(self, which: Flags) -> "Pauses":
+        return Pauses(self.id[which], self.start[which], self.resumed[which], self.until[which])
+
+
+def break_down(table: RequestTable, logs: Sequence[Log], cost: "CostModel") -> dict[str, Floats]:
+    """Give the seconds of each of PARTS for every request, by id; NaN: it was not completed.
+
+    `cost` tells what the decodes of a step would have taken alone, and what copies take.
+    """
+    size = len(table.sent)
+    parts = {name: np.full(size, np.nan) for name in PARTS}
+    for number, log in enumerate(logs):
+        here = np.flatnonzero(table.completed & (table.replica == number))
+        for name, values in zip(PARTS, _break_down(table, log, here, cost), strict=True):
+            parts[name][here] = values
+    return parts
+
+
+def _break_down(table: RequestTable, log: Log, ids: Ints, cost: "CostModel") -> tuple[Floats, ...]:
+    """Do it for the completed requests of one replica."""
+    scheduled, first, finish = table.first_scheduled[ids], table.first_token[ids], table.finish[ids]
+    slowed = Sums(log.steps["end"][prompt_rows(log)], prompt_stalls(log, cost), "right")
+    copies = Sums(log.swaps["start"], cost.logged_swap_seconds(log.swaps), "left")
+    pauses = _pauses(log, table.completed)
+    early = pauses.resumed < table.first_token[pauses.id]
+    before = _phase(ids, scheduled, first, pauses[early], (slowed, copies))
+    after = _phase(ids, first, finish, pauses[~early], (slowed, copies))
+    prefill, decode = before.active, after.active
+    stall = np.clip(after.slowed, 0.0, np.maximum(decode, 0.0))
+    lost = before.preempted + after.preempted, before.recompute + after.recompute
+    every = (prefill, decode - stall, stall, *lost, before.swap + after.swap)
+    return tuple(np.maximum(part, 0.0) for part in every)  # below 0: rounding in the sums
+
+
+@dataclass(slots=True)
+class _Phase:
+    """What became of each request's time between two moments; `slowed` is a part of `active`."""
+
+    active: Floats
+    slowed: Floats
+    preempted: Floats
+    recompute: Floats
+    swap: Floats
+
+
+def _phase(
+    ids: Ints, start: Floats, end: Floats, pauses: Pauses, sums: tuple[Sums, Sums]
+) -> _Phase:
+    """Divide the time from `start` to `end` of the requests `ids`, whose pauses are given.
+
+    `sums` are what decodes are slowed by and what is copied.
+    """
+    slowed, copies = sums
+    active, copied = end - start, copies.between(start, end)
+    stall = slowed.between(start, end)
+    if not len(pauses.id):
+        return _Phase(active - copied, stall, np.zeros(len(ids)), np.zeros(len(ids)), copied)
+    size = int(max(ids.max(), pauses.id.max())) + 1
+
+    def total(values: Floats) -> Floats:
+        sums: Floats = np.bincount(pauses.id, values, size)[ids].astype(np.float64, copy=False)
+        return sums
+
+    preempted = total(pauses.resumed - pauses.start)
+    again = total(pauses.until - pauses.resumed)
+    copied_again = total(copies.between(pauses.resumed, pauses.until))
+    copied -= total(copies.between(pauses.start, pauses.resumed))
+    active -= preempted + again + copied - copied_again
+    stall -= total(slowed.between(pauses.start, pauses.until))
+    return _Phase(active, stall, preempted, again - copied_again, copied)
+
+
+def prompt_rows(log: Log) -> Ints:
+    """Number the rows of the steps that compute prompts; each stands for a single step."""
+    return np.flatnonzero(log.steps["prefill_context"])
+
+
+def prompt_stalls(log: Log, cost: "CostModel") -> Floats:
+    """Give, for each step that computes prompts, its time beyond that of its decodes alone.
+
+    Copies of KV blocks are left out. Never below 0, nor above the step's own time.
+    """
+    rows, prompts = log.steps, prompt_rows(log)
+    starts = rows["start"][prompts]
+    time = rows["end"][prompts] - starts
+    if len(starts) and len(log.swaps):
+        swaps = log.swaps
+        at = np.minimum(np.searchsorted(starts, swaps["start"]), len(starts) - 1)
+        copies = np.where(starts[at] == swaps["start"], cost.logged_swap_seconds(swaps), 0.0)
+        np.subtract.at(time, at, copies)
+        time = np.maximum(time, 0.0)
+    decodes = rows["decodes"][prompts].astype(np.int64)
+    alone = cost.decode_seconds(decodes, rows["context"][prompts])
+    stalls: Floats = np.clip(np.where(decodes > 0, time - alone, time), 0.0, time)
+    return stalls
+
+
+def _pauses(log: Log, completed: Flags) -> Pauses:
+    """Find for each preemption of a completed request when it was over.
+
+    Asynchronous scheduling may preempt a request whose last token is on its way: the pause begins
+    with that token. Where nothing is to be computed again, it ends as the request is admitted.
+    """
+    pauses = log.pauses[completed[log.pauses["id"]]]
+    pauses = pauses[np.lexsort((pauses["resumed"], pauses["id"]))]
+    ids = pauses["id"]
+    if not len(ids):
+        return Pauses(ids, pauses["start"], pauses["resumed"], pauses["resumed"])
+    hit = np.zeros(len(completed), bool)
+    hit[ids] = True
+    runs = log.runs[hit[log.runs["id"]]]
+    runs = runs[np.lexsort((runs["start"], runs["id"]))]
+    after = _following(runs, pauses)
+    before = np.maximum(after - 1, 0)
+    last = _last_tokens(runs, log)
+    had_token = (after > 0) & (runs["id"][before] == ids)
+    start = np.where(had_token, np.maximum(pauses["start"], last[before]), pauses["start"])
+    after = np.minimum(after, len(runs) - 1)
+    until = np.where(runs["id"][after] == ids, runs["start"][after], np.inf)
+    again = np.append(np.where(ids[1:] == ids[:-1], pauses["start"][1:], np.inf), np.inf)
+    until = np.minimum(until, again)
+    until = np.where((pauses["recomputed"] > 0) & np.isfinite(until), until, pauses["resumed"])
+    return Pauses(ids, start, pauses["resumed"], until)
+
+
+def _following(runs: Rows, pauses: Rows) -> Ints:
+    """Find for each pause the place of the run that begins next after it.
+
+    Both are ordered by request and time.
+    """
+    order = np.lexsort(  # at the same time the token comes first
+        (
+            np.repeat((0, 1), (len(runs), len(pauses))),
+            np.concatenate((runs["start"], pauses["resumed"])),
+            np.concatenate((runs["id"], pauses["id"])),
+        )
+    )
+    following: Ints = np.cumsum(order < len(runs), dtype=np.int64)[order >= len(runs)]
+    return following
+
+
+def _last_tokens(runs: Rows, log: Log) -> Floats:
+    """Give the time of each run's last token."""
+    last: Floats = runs["start"].copy()
+    longer = runs["ticks"] > 0
+    ticks = np.asarray(log.tick_ends, np.float64)
+    last[longer] = ticks[(runs["first_tick"] + runs["ticks"] - 1)[longer]]
+    return last
