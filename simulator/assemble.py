@@ -14,16 +14,45 @@ from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.cost import CostModel, load_cost, shipped_profile
 from simulator.errors import HeadwayWarning
+from simulator.fastgen import FastGen
 from simulator.fields import PLAIN, check
 from simulator.hardware import GIB, Gpu, find_gpu
+from simulator.hf import HfStatic
 from simulator.memory import kv_budget
+from simulator.mixed import Orca, Sarathi
 from simulator.model import ModelSpec, load_model
 from simulator.policies import SJF, Priority
 from simulator.scenario import EngineBlock, Scenario
 from simulator.scheduler import Scheduler
+from simulator.sglang import SgLang
 from simulator.static import Static
+from simulator.tgi import Tgi
+from simulator.trtllm import TrtLlm
+from simulator.vllm_v0 import VllmV0
 
-POLICIES: dict[str, type] = {"fcfs": Scheduler, "priority": Priority, "sjf": SJF, "static": Static}
+POLICIES: dict[str, type] = {
+    "fcfs": Scheduler,
+    "priority": Priority,
+    "sjf": SJF,
+    "static": Static,
+    "hf-static": HfStatic,
+    "orca": Orca,
+    "fcfs-v0": VllmV0,
+    "sarathi": Sarathi,
+    "sglang": SgLang,
+    "trtllm": TrtLlm,
+    "tgi": Tgi,
+    "fastgen": FastGen,
+}
+VLLM_OPTIONS = (
+    "enable_chunked_prefill",
+    "long_prefill_token_threshold",
+    "long_prefill_token_threshold_adaptive",
+    "prefill_schedule_interval",
+    "scheduler_reserve_full_isl",
+    "watermark",
+)
+"""Keys of the engine that a scheduler may take, under the same name."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,17 +80,41 @@ def assemble(scenario: Scenario) -> Parts:
             HeadwayWarning,
             stacklevel=3,
         )
-    if engine.preemption_mode == "swap" and issubclass(find_policy(scenario)[0], Static):
-        warnings.warn(
-            "static batching computes a preempted request again: engine.preemption_mode has no "
-            "effect",
-            HeadwayWarning,
-            stacklevel=3,
-        )
+    for message in _without_effect(engine, find_policy(scenario)[0], max_model_len):
+        warnings.warn(message, HeadwayWarning, stacklevel=3)
     blocks = engine.num_gpu_blocks_override or _blocks_that_fit(engine, model, gpu)
     spec = scenario.cost or shipped_profile(model, gpu, engine) or {"kind": "roofline"}
     cost = load_cost(spec, scenario.folder, model=model, gpu=gpu, engine=engine)
     return Parts(model, gpu, cost, blocks, max_model_len)
+
+
+def _without_effect(engine: EngineBlock, found: type, max_model_len: int) -> list[str]:
+    """Name the keys that the scheduler does not know, or takes otherwise than given."""
+    if engine.scheduler == "vllm" or not issubclass(found, Scheduler):
+        return []
+    messages = []
+    if engine.preemption_mode == "swap" and not _takes(found, "swap_blocks"):
+        messages.append(
+            f"{found.__name__} computes a preempted request again: engine.preemption_mode has no "
+            "effect"
+        )
+    for name in ("max_num_batched_tokens", *VLLM_OPTIONS):
+        given = getattr(engine, name)
+        if given != EngineBlock.model_fields[name].default and not _takes(found, name):
+            messages.append(f"{found.__name__} knows no {name}: engine.{name} has no effect")
+    tokens = engine.max_num_batched_tokens
+    if issubclass(found, VllmV0 | Tgi) and tokens < max_model_len:
+        messages.append(
+            f"{found.__name__} computes prompts whole: engine.max_num_batched_tokens {tokens:,} is "
+            f"taken as max_model_len, {max_model_len:,}"
+        )
+    return messages
+
+
+def _takes(found: type, name: str) -> bool:
+    """Say whether a scheduler's constructor knows an argument."""
+    known = inspect.signature(found).parameters
+    return name in known or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
 
 
 def _blocks_that_fit(engine: EngineBlock, model: ModelSpec, gpu: Gpu) -> int:
@@ -123,18 +176,17 @@ def make_scheduler(
     if engine.scheduler == "vllm":
         return _installed(scenario, parts)
     mechanism = _mechanism(engine, found)
-    caching = engine.enable_prefix_caching and not issubclass(mechanism, Static)
+    caching = engine.enable_prefix_caching and mechanism.caches_prefixes
     if shares_prefixes and engine.enable_prefix_caching and not caching:
         warnings.warn(
-            "static batching has no prefix cache: engine.enable_prefix_caching has no effect",
+            f"{mechanism.__name__} has no prefix cache: engine.enable_prefix_caching has no effect",
             HeadwayWarning,
             stacklevel=2,
         )
-    options = _limits(engine, parts)
-    if not issubclass(mechanism, Static):
-        options |= _vllm_options(engine)
-        if engine.preemption_mode == "swap":
-            options["swap_blocks"] = swap_blocks(engine, parts.model)
+    options = _limits(engine, parts) | _vllm_options(engine)
+    if engine.preemption_mode == "swap":
+        options["swap_blocks"] = swap_blocks(engine, parts.model)
+    options = {name: value for name, value in options.items() if _takes(mechanism, name)}
     _check_arguments(found, arguments, taken=options)
     blocks = _blocks(engine, parts, caching, named)
     if issubclass(found, Scheduler):  # fcfs needs no policy
@@ -172,16 +224,7 @@ def _limits(engine: EngineBlock, parts: Parts) -> dict[str, Any]:
 
 
 def _vllm_options(engine: EngineBlock) -> dict[str, Any]:
-    return engine.model_dump(
-        include={
-            "enable_chunked_prefill",
-            "long_prefill_token_threshold",
-            "long_prefill_token_threshold_adaptive",
-            "prefill_schedule_interval",
-            "scheduler_reserve_full_isl",
-            "watermark",
-        }
-    )
+    return engine.model_dump(include={*VLLM_OPTIONS})
 
 
 def _installed(scenario: Scenario, parts: Parts) -> Scheduler:

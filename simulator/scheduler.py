@@ -40,6 +40,10 @@ class Scheduler(Batch):
 
     overlaps = False
     """A step is scheduled while the one before it runs."""
+    caches_prefixes = True
+    """It can work with a prefix cache."""
+    headroom = 0
+    """Blocks that must be left after a step of decodes, for it to preempt nobody."""
 
     def __init__(
         self,
@@ -367,7 +371,7 @@ class Scheduler(Batch):
             return 1
         if self.waiting and self.blocks.names_blocks:
             return 1  # blocks registered meanwhile may let the head of the queue fit
-        decodes, free = self.decodes, self.blocks.free
+        decodes, free = self.decodes, self.blocks.free - self.headroom
         ticks = min(decodes.ticks_to_end(), LONGEST_LEAP)
         if self._cadence is not None and self._cadence.held and self.waiting:
             ticks = min(ticks, self._cadence.left(self._executed))

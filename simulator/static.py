@@ -24,6 +24,8 @@ class Static(Scheduler):
     `batch_size` is `max_num_seqs` unless given.
     """
 
+    caches_prefixes = False
+
     def __init__(
         self,
         blocks: BlockCounter,

@@ -16,6 +16,7 @@ from simulator.scheduler import Scheduler
 from simulator.static import Static
 from simulator.workload import Workload
 from tests.engines import Clock, play
+from tests.other_engines import answers, other_engines, rejections
 
 # Few distinct values on purpose: arrivals then fall on the very ends of steps.
 times = st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0, 1.0, 2.0, 2.5, 3.0, 7.0]) | st.floats(0, 20)
@@ -85,7 +86,10 @@ def engines(draw: st.DrawFn) -> Callable[[], Scheduler]:
     size = draw(st.sampled_from([1, 2, 4, 16]))
     num_blocks = draw(st.integers(2, 300))
     limits = {"max_num_seqs": seats, "max_num_batched_tokens": budget, "max_model_len": 64}
-    kind = draw(st.sampled_from(["fcfs", "fcfs", "priority", "sjf", "static", "contiguous"]))
+    kinds = ["fcfs", "fcfs", "priority", "sjf", "static", "contiguous", *["other"] * 4]
+    kind = draw(st.sampled_from(kinds))
+    if kind == "other":
+        return draw(other_engines(seats, budget, size, num_blocks))
     if kind == "static":
         batch = draw(st.integers(1, seats))
         timeout = draw(st.sampled_from([0.0, 0.1, 0.5, 3.0]))
@@ -161,13 +165,11 @@ def test_every_request_ends_once_with_the_tokens_it_asked_for(load, engine, cloc
     rows = np.sort(log.requests, order="id")
     assert rows["id"].tolist() == list(range(len(load)))
     assert client.done == len(load)
-    asked = np.minimum(load.output_tokens, 64 - load.prompt_tokens)
+    asked = answers(load, scheduler)
     rejected = rows["reason"] == REASONS.index("rejected")
     assert (rows["generated"][~rejected] == asked[~rejected]).all()
     assert (rows["generated"][rejected] == 0).all()
-    size, usable = scheduler.blocks.block_size, scheduler.blocks.usable
-    need = -(-(load.prompt_tokens + asked - 1) // size)
-    assert (rejected == (need > usable)).all()
+    assert (rejected == rejections(load, scheduler)).all()
 
 
 @given(workloads(), engines(), clocks)

@@ -1,0 +1,89 @@
+"""DeepSpeed-FastGen's Dynamic SplitFuse."""
+
+from simulator.batching import Batching
+from simulator.blocks import BlockCounter
+from simulator.request import Request, Step
+
+
+class FastGen(Batching):
+    """Dynamic SplitFuse (Holmes et al., DeepSpeed-FastGen, 2024; DeepSpeed-MII 0.3).
+
+    Every step is filled up to the same number of tokens, `max_num_batched_tokens`
+    (`max_ragged_batch_size`): first one for each request that generates, then prompts in order of
+    arrival; long ones are split and short ones fused. A prompt goes on or starts only while all
+    that is left of it fits into the free blocks (`mii/batching/ragged_batching.py`).
+
+    Nobody is preempted for a block: a request that lacks one waits in its seat and takes the
+    first that is free. Where nobody at all can go on, MII calls it a deadlock, drops the whole
+    cache and computes every request again; so does this class, as a preemption of each.
+    """
+
+    def __init__(
+        self,
+        blocks: BlockCounter,
+        *,
+        max_num_seqs: int = 512,
+        max_num_batched_tokens: int = 768,
+        max_model_len: int = 8192,
+    ) -> None:
+        super().__init__(
+            blocks,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+        )
+
+    def schedule(self, now: float) -> Step:
+        self.preempted = 0
+        step = self._compose(now)
+        if self.running and not step.decodes and not step.prefills:
+            for request in reversed(list(self.running)):
+                self._preempt(request)
+            step = self._compose(now)
+        return step
+
+    def _compose(self, now: float) -> Step:
+        step = Step([])
+        for request in list(self.partial):
+            if request.pending == 1:  # it has waited for a block: it comes first
+                self._generate(step, request)
+        if self.decodes.count and self.decodes.blocks(1) > self.blocks.free:
+            self._generate_some(step)
+        else:
+            self._decode(step)
+        budget = self.max_num_batched_tokens - step.tokens
+        budget = self._go_on(step, budget)
+        self._board(step, budget, 0, now)
+        return step
+
+    def _generate_some(self, step: Step) -> None:
+        """Let those of the decode set decode for whom there is a block, in order of admission."""
+        ready = [request for request in self.running if request.joined >= 0]
+        self._break_up()
+        for request in ready:
+            self._generate(step, request)
+
+    def _generate(self, step: Step, request: Request) -> None:
+        """Let a request compute its one token, if that needs no block or there is one."""
+        if request.computed % self.blocks.block_size or self.blocks.free:
+            self._give(step, request, 1)
+
+    def _go_on(self, step: Step, budget: int) -> int:
+        """Let prompts under way compute; return the tokens left, 0 where one must wait."""
+        for request in self.partial:
+            if request.pending < 2:
+                continue
+            if not budget or self._promise(request) > self.blocks.free:
+                return 0
+            tokens = min(request.pending, budget)
+            self._give(step, request, tokens)
+            budget -= tokens
+        return budget
+
+    def _promise(self, request: Request) -> int:
+        """Count the blocks that the rest of a prompt needs."""
+        size = self.blocks.block_size
+        return -(-request.known // size) - -(-request.computed // size)
+
+    def _promised(self) -> int:
+        return 0  # a prompt that boards only has to fit by itself

@@ -1,0 +1,131 @@
+"""Text Generation Inference: prompts interrupt the batch that decodes, but not too often."""
+
+from collections.abc import Sequence
+
+from simulator.batching import whole
+from simulator.blocks import BlockCounter
+from simulator.fields import refuse
+from simulator.policies import Fifo
+from simulator.request import Request, Step
+from simulator.reserve import Asked, Reserving
+
+
+class Tgi(Reserving):
+    """The router of Text Generation Inference 2.3 (`backends/v3/src/backend.rs` and `queue.rs`).
+
+    Requests are taken from the queue, first come, first served, for a step of prompts alone: at
+    most `max_num_batched_tokens` (`max_batch_prefill_tokens`) of them, and only as long as their
+    prompts and the most that they may generate fit into the blocks not reserved yet
+    (`max_batch_total_tokens`; None: all there are). So nobody is preempted. While others decode
+
+    - at least `waiting_served_ratio` times as many as decode must be taken together, unless
+      `max_waiting_tokens` steps have passed since the last prompts;
+    - such a step of prompts is always followed by one of decodes.
+
+    Headway counts the budget in blocks, computes prompts whole, and leaves out prefix caching and
+    the chunking of prompts that version 3 brought.
+    """
+
+    def __init__(
+        self,
+        blocks: BlockCounter,
+        *,
+        waiting_served_ratio: float = 0.3,
+        max_waiting_tokens: int = 20,
+        max_batch_total_tokens: int | None = None,
+        max_new_tokens: Asked = None,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 4096,
+        max_model_len: int = 8192,
+    ) -> None:
+        total = max_batch_total_tokens
+        refuse(
+            (
+                not 0 <= waiting_served_ratio <= 1000,
+                f"waiting_served_ratio: must be from 0 to 1000, not {waiting_served_ratio}",
+            ),
+            (
+                max_waiting_tokens < 0,
+                f"max_waiting_tokens: must be at least 0, not {max_waiting_tokens}",
+            ),
+            (
+                total is not None and total < blocks.block_size,
+                f"max_batch_total_tokens: must be at least block_size ({blocks.block_size}), "
+                f"not {total}",
+            ),
+        )
+        super().__init__(
+            blocks,
+            max_new_tokens=max_new_tokens,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=whole(max_num_batched_tokens, max_model_len),
+            max_model_len=max_model_len,
+            enable_chunked_prefill=False,
+        )
+        self.queue = self.waiting = Fifo()
+        self.waiting_served_ratio = waiting_served_ratio
+        self.max_waiting_tokens = max_waiting_tokens
+        self.most = (
+            blocks.usable if total is None else min(blocks.usable, total // blocks.block_size)
+        )
+        self._waited = 0  # steps since the last prompts, as `waiting_tokens` counts them
+        self._must_decode = False
+        self._asked_queue = False  # in the last call of `schedule`
+
+    def fits(self, request: Request) -> bool:
+        return super().fits(request) and self._need(request) <= self.most
+
+    def add(self, request: Request) -> bool:
+        super().add(request)
+        return len(self.running) < self.max_num_seqs  # it may be the one that makes them enough
+
+    def schedule(self, now: float) -> Step:
+        step = Step([])
+        self._asked_queue = not (self._must_decode and self.running)
+        self._must_decode = False
+        if self.waiting and self._asked_queue and self._enough():
+            joins = bool(self.running)
+            self._board(step, self.max_num_batched_tokens, 0, now)
+            self._must_decode = joins and bool(step.prefills)
+        if step.prefills:
+            self._waited = 1
+        else:
+            self._decode(step)
+            self._waited += bool(step.decodes)
+        return step
+
+    def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
+        self._waited += len(ends) - 1
+        return super().commit(step, ends)
+
+    def _enough(self) -> bool:
+        """Say whether as many fit as must be taken at least."""
+        if not self.running or self._waited >= self.max_waiting_tokens:
+            return True
+        least = int(len(self.running) * self.waiting_served_ratio)
+        return least <= 1 or (len(self.waiting) >= least and self._would_board(least))
+
+    def _would_board(self, least: int) -> bool:
+        """Say whether so many from the head of the queue fit together."""
+        budget, reserved = self.max_num_batched_tokens, self.reserved
+        if least > self.max_num_seqs - len(self.running):
+            return False
+        for request, _ in zip(self.queue, range(least), strict=False):
+            budget -= request.known
+            reserved += self._need(request)
+            if budget < 0 or reserved > self.most:
+                return False
+        return True
+
+    def _fits_now(self, request: Request, hits: Sequence[int]) -> bool:
+        return self.reserved + self._need(request) <= self.most
+
+    def horizon(self, step: Step) -> int:
+        sure = super().horizon(step)
+        if not self.waiting:
+            return sure
+        if not self._asked_queue:
+            return 1
+        if self._waited <= self.max_waiting_tokens:
+            return min(sure, self.max_waiting_tokens - self._waited + 1)
+        return sure

@@ -1,0 +1,93 @@
+"""TensorRT-LLM's in-flight batching."""
+
+from collections.abc import Sequence
+
+from simulator.blocks import BlockCounter
+from simulator.fields import refuse
+from simulator.request import Request, Step
+from simulator.reserve import Asked, Reserving
+
+GUARANTEED_NO_EVICT, MAX_UTILIZATION, STATIC_BATCH = POLICIES = (
+    "GUARANTEED_NO_EVICT",
+    "MAX_UTILIZATION",
+    "STATIC_BATCH",
+)
+
+
+class TrtLlm(Reserving):
+    """The batch manager of TensorRT-LLM (`capacityScheduler.cpp`, `microBatchScheduler.cpp`; 1.0).
+
+    `capacity_scheduler_policy` decides who may be in memory:
+
+    - GUARANTEED_NO_EVICT (the default there, too): a request boards when the blocks that all who
+      run may still come to need leave enough for what it may come to need itself.
+    - MAX_UTILIZATION: it boards when there are blocks for its prompt; when the decodes lack one,
+      the last started is paused, and computed again.
+    - STATIC_BATCH: as the first, but nobody boards until all who run have ended.
+
+    Then `max_num_batched_tokens` (`max_num_tokens`) is shared out: a token for each decode, then
+    prompts, first come, first served. Without chunked context a prompt waits until it fits as a
+    whole; with it, a chunk that does not end its prompt is a multiple of the block size.
+
+    Headway leaves out that a request is held back while another computes the same prefix.
+    """
+
+    caches_prefixes = True
+
+    def __init__(
+        self,
+        blocks: BlockCounter,
+        *,
+        capacity_scheduler_policy: str = GUARANTEED_NO_EVICT,
+        max_new_tokens: Asked = None,
+        max_num_seqs: int = 2048,
+        max_num_batched_tokens: int = 8192,
+        max_model_len: int = 8192,
+        enable_chunked_prefill: bool = False,
+    ) -> None:
+        refuse(
+            (
+                capacity_scheduler_policy not in POLICIES,
+                f"capacity_scheduler_policy: must be {', '.join(POLICIES)}, not "
+                f"{capacity_scheduler_policy!r}",
+            )
+        )
+        super().__init__(
+            blocks,
+            max_new_tokens=max_new_tokens,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            enable_chunked_prefill=enable_chunked_prefill,
+        )
+        self.policy = capacity_scheduler_policy
+
+    def fits(self, request: Request) -> bool:
+        if self.policy == MAX_UTILIZATION:
+            return super(Reserving, self).fits(request)
+        return super().fits(request)
+
+    def _board(self, step: Step, budget: int, cap: int, now: float) -> None:
+        if self.policy != STATIC_BATCH or not self.running:
+            super()._board(step, budget, cap, now)
+
+    def _chunk(self, pending: int, budget: int) -> int:
+        tokens = super()._chunk(pending, budget)
+        unit = self.blocks.block_size
+        if tokens == pending or unit > self.max_num_batched_tokens:
+            return tokens
+        return tokens - tokens % unit
+
+    def _go_on(self, step: Step, budget: int) -> int:
+        for request in self.partial:
+            tokens = self._chunk(request.pending, budget)
+            if not tokens:
+                break
+            self._give(step, request, tokens)
+            budget -= tokens
+        return budget
+
+    def _fits_now(self, request: Request, hits: Sequence[int]) -> bool:
+        if self.policy == MAX_UTILIZATION:
+            return super()._fits_now(request, hits)
+        return self.reserved + self._need(request) <= self.blocks.usable

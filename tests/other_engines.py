@@ -1,0 +1,102 @@
+"""Any scheduler of another engine with any options, for the laws that hold for all."""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import strategies as st
+
+from simulator.blocks import BlockCounter, BlockManager
+from simulator.fastgen import FastGen
+from simulator.hf import HfStatic
+from simulator.mixed import Orca, Sarathi
+from simulator.reserve import Reserving
+from simulator.scheduler import Scheduler
+from simulator.sglang import ORDERS, SgLang
+from simulator.tgi import Tgi
+from simulator.trtllm import MAX_UTILIZATION, POLICIES, TrtLlm
+from simulator.vllm_v0 import VllmV0
+from simulator.workload import Workload
+
+KINDS = {
+    "orca": Orca,
+    "sarathi": Sarathi,
+    "fastgen": FastGen,
+    "fcfs-v0": VllmV0,
+    "tgi": Tgi,
+    "sglang": SgLang,
+    "trtllm": TrtLlm,
+    "hf-static": HfStatic,
+}
+LONGEST = 64  # max_model_len
+
+
+@st.composite
+def other_engines(
+    draw: st.DrawFn, seats: int, budget: int, size: int, num_blocks: int
+) -> Callable[[], Scheduler]:
+    """A maker of one of them, from little memory to plenty."""
+    kind = KINDS[draw(st.sampled_from([*KINDS]))]
+    options = {"max_num_seqs": seats, "max_model_len": LONGEST}
+    if kind not in (Orca, HfStatic):
+        options["max_num_batched_tokens"] = budget
+    if issubclass(kind, Orca | Tgi | SgLang | TrtLlm):
+        options["max_new_tokens"] = draw(st.sampled_from([None, "exact", "exact", 7, 40]))
+    choices = {
+        Sarathi: {"watermark": [0.0, 0.01, 0.2]},
+        VllmV0: {
+            "watermark": [0.0, 0.01, 0.2],
+            "swap_blocks": [0, 0, 5, 1000],
+            "scheduler_delay_factor": [0.0, 0.0, 0.5, 3.0],
+        },
+        Tgi: {
+            "waiting_served_ratio": [0.0, 0.3, 1.2],
+            "max_waiting_tokens": [0, 3, 20],
+            "max_batch_total_tokens": [None, 100],
+        },
+        SgLang: {
+            "order": ORDERS,
+            "schedule_conservativeness": [0.0, 0.3, 1.0],
+            "max_prefill_tokens": [5, 1000],
+        },
+        TrtLlm: {"capacity_scheduler_policy": POLICIES, "enable_chunked_prefill": [True]},
+        HfStatic: {"batch_size": [1, seats]},
+    }.get(kind, {})
+    for name, values in choices.items():
+        options[name] = draw(st.sampled_from(values))
+    if kind is TrtLlm and draw(st.booleans()):
+        options |= {"enable_chunked_prefill": False, "max_num_batched_tokens": LONGEST + budget}
+    named = draw(st.booleans())
+    caching = draw(st.booleans()) and kind.caches_prefixes
+
+    def make() -> Scheduler:
+        blocks = (
+            BlockManager(num_blocks, size, caching)
+            if named or caching
+            else BlockCounter(num_blocks, size)
+        )
+        return kind(blocks, **options)
+
+    return make
+
+
+def answers(load: Workload, scheduler: Scheduler) -> npt.NDArray[np.int64]:
+    """Give the tokens that each request should get, if it is not rejected."""
+    asked = np.minimum(load.output_tokens, LONGEST - load.prompt_tokens)
+    cut = getattr(scheduler, "max_new_tokens", None)
+    return np.minimum(asked, cut) if isinstance(cut, int) else asked
+
+
+def rejections(load: Workload, scheduler: Scheduler) -> npt.NDArray[np.bool_]:
+    """Say which requests could never fit into the blocks."""
+    usable = scheduler.blocks.usable
+    longest = answers(load, scheduler)
+    reserves = isinstance(scheduler, Reserving)
+    if isinstance(scheduler, TrtLlm) and scheduler.policy == MAX_UTILIZATION:
+        reserves = False
+    if reserves and scheduler.max_new_tokens != "exact":
+        room = LONGEST - load.prompt_tokens
+        longest = np.minimum(room, scheduler.max_new_tokens or LONGEST)
+    if isinstance(scheduler, Tgi):
+        usable = scheduler.most
+    return -(-(load.prompt_tokens + longest - 1) // scheduler.blocks.block_size) > usable
