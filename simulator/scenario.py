@@ -68,7 +68,7 @@ class EngineBlock(Block):
     )
     scheduling_policy: Annotated[str | dict[str, Any], BeforeValidator(_policy)] = Field(
         "fcfs",
-        description="fcfs, priority, sjf, static or package.module:Class; with arguments: "
+        description="a name listed below, or package.module:Class; with arguments: "
         "{policy: name, argument: value}",
     )
     scheduler: Literal["headway", "vllm"] = Field(

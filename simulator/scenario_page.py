@@ -70,6 +70,17 @@ ORDERS = {
     "static": "Static batching: a batch starts when `batch_size` requests wait (null: "
     "max_num_seqs, which is also the most), or `timeout` seconds after the oldest of them came, "
     "and runs until its longest member ends.",
+    "hf-static": "Hugging Face `generate` in a loop: static batching without a timeout, each batch "
+    "of prompts in one pass.",
+    "orca": "Orca: whole prompts and decodes in one step, without a token budget; memory reserved "
+    "for the longest answer.",
+    "fcfs-v0": "vLLM 0.4 to 0.6: steps of whole prompts before steps of decodes, a swapped queue.",
+    "sarathi": "Sarathi-Serve: decodes first, then chunks of prompts, within the budget.",
+    "sglang": "SGLang 0.4: steps of prompts first, in the order of the longest known prefix (lpm), "
+    "of arrival (fcfs) or random; retraction of decodes.",
+    "trtllm": "TensorRT-LLM: GUARANTEED_NO_EVICT, MAX_UTILIZATION or STATIC_BATCH.",
+    "tgi": "Text Generation Inference 2: prompts interrupt decodes by the waiting-served ratio.",
+    "fastgen": "DeepSpeed-FastGen: Dynamic SplitFuse.",
 }
 GENERATED = """Without `trace` the requests are generated, with the words and meanings of
 `vllm bench serve`.

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from simulator.engines import named
-from simulator.errors import HeadwayError
+from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.load import check_scenario, load_scenario
 from simulator.scenario import Scenario
 from simulator.simulation import run
@@ -94,3 +94,80 @@ def test_async_scheduling_is_a_little_faster_and_serves_everybody(policy: str) -
     assert (leapt.logs[0].requests["generated"] == 80).all()
     assert len(leapt.logs[0].steps) < len(stepped.logs[0].steps)
     assert leapt.logs[0].steps["preempted"].sum() == leapt.logs[0].requests["preemptions"].sum()
+
+
+# ---------------------------------------------------------------- schedulers of other engines
+
+SMALL = {"num_prompts": 20, "request_rate": 20, "input_len": 100, "output_len": 20}
+OTHERS = ["hf-static", "orca", "fcfs-v0", "sarathi", "sglang", "trtllm", "tgi", "fastgen"]
+
+
+def warned(recwarn: pytest.WarningsRecorder, **engine: object) -> list[str]:
+    """Run a small scenario; give its warnings."""
+    run(check(engine={"num_gpu_blocks_override": 2000, **engine}, workload=SMALL))
+    return [str(w.message) for w in recwarn if issubclass(w.category, HeadwayWarning)]
+
+
+@pytest.mark.parametrize("policy", OTHERS)
+def test_other_schedulers_run_from_a_scenario(policy: str) -> None:
+    """All tokens come out, leaping as stepwise."""
+    scenario = check(engine={"scheduling_policy": policy}, workload=SMALL)
+    leapt, stepped = run(scenario), run(scenario, stepwise=True)
+    assert (leapt.logs[0].requests["generated"] == 20).all()
+    assert leapt.logs[0].request_rows == stepped.logs[0].request_rows
+    assert len(leapt.logs[0].steps) < len(stepped.logs[0].steps)
+
+
+@pytest.mark.parametrize("policy", OTHERS)
+def test_other_schedulers_are_not_scheduled_asynchronously(policy: str) -> None:
+    with pytest.raises(HeadwayError, match=r"engine\.async_scheduling: .* schedules a step when"):
+        check(engine={"scheduling_policy": policy, "async_scheduling": True})
+
+
+@pytest.mark.parametrize(
+    ("policy", "engine", "told"),
+    [
+        ("orca", {"max_num_batched_tokens": 4096}, "Orca knows no max_num_batched_tokens: "),
+        ("sarathi", {"long_prefill_token_threshold": 5}, "Sarathi knows no long_prefill_token_"),
+        ("fastgen", {"watermark": 0.1}, "FastGen knows no watermark: engine.watermark has no"),
+        ("tgi", {"preemption_mode": "swap"}, "Tgi computes a preempted request again: engine."),
+        ("tgi", {}, "Tgi computes prompts whole: engine.max_num_batched_tokens 2,048 is taken as"),
+        ("fcfs-v0", {}, "VllmV0 computes prompts whole: engine.max_num_batched_tokens 2,048"),
+        ("static", {"watermark": 0.1}, "Static knows no watermark: engine.watermark has no effect"),
+    ],
+)
+def test_keys_without_effect_are_told(
+    policy: str, engine: dict[str, object], told: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    messages = warned(recwarn, scheduling_policy=policy, **engine)
+    assert any(message.startswith(told) for message in messages), messages
+
+
+def test_keys_with_effect_are_not_told(recwarn: pytest.WarningsRecorder) -> None:
+    engine = {"watermark": 0.01, "preemption_mode": "swap", "max_num_batched_tokens": 8192}
+    assert warned(recwarn, scheduling_policy="fcfs-v0", **engine) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "argument", "told"),
+    [
+        ("orca", {"max_new_tokens": 0}, "max_new_tokens: must be a whole number of at least 1"),
+        ("orca", {"watermark": 0.1}, "watermark: Orca takes no such argument"),
+        ("trtllm", {"capacity_scheduler_policy": "max"}, "capacity_scheduler_policy: must be GUAR"),
+        ("sglang", {"order": "lof"}, "order: must be lpm, fcfs, random, not 'lof'"),
+        ("sglang", {"max_prefill_tokens": 0}, "max_prefill_tokens: must be at least 1, not 0"),
+        ("sglang", {"schedule_conservativeness": -1.0}, "schedule_conservativeness: must be from"),
+        ("tgi", {"waiting_served_ratio": "x"}, "waiting_served_ratio: 'x' is not a number"),
+        ("tgi", {"max_batch_total_tokens": 3}, "max_batch_total_tokens: must be at least block_"),
+        ("tgi", {"max_waiting_tokens": -1}, "max_waiting_tokens: must be at least 0, not -1"),
+        ("fcfs-v0", {"scheduler_delay_factor": -1.0}, "scheduler_delay_factor: must be from 0 to"),
+        ("hf-static", {"batch_size": 300}, "batch_size: must be from 1 to max_num_seqs"),
+    ],
+)
+def test_bad_arguments_are_told_with_their_field(
+    policy: str, argument: dict[str, object], told: str
+) -> None:
+    with pytest.raises(HeadwayError) as error:
+        check(engine={"scheduling_policy": {"policy": policy, **argument}})
+    assert len(error.value.messages) == 1
+    assert f": engine.scheduling_policy.{told}" in error.value.messages[0]
