@@ -13,6 +13,7 @@ from typing import Any
 from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.cost import CostModel, load_cost, shipped_profile
+from simulator.engines import fraction_of
 from simulator.errors import HeadwayWarning
 from simulator.fastgen import FastGen
 from simulator.fields import PLAIN, check
@@ -129,6 +130,7 @@ def _blocks_that_fit(engine: EngineBlock, model: ModelSpec, gpu: Gpu) -> int:
         block_size=engine.block_size,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_num_seqs=engine.max_num_seqs,
+        fraction_of=fraction_of(engine.name),
     ).num_gpu_blocks
 
 

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from simulator.assemble import Parts, find_policy, make_scheduler
 from simulator.cost import load_cost, shipped_profile
+from simulator.engines import fraction_of
 from simulator.errors import HeadwayError
 from simulator.hardware import find_gpu
 from simulator.memory import kv_budget
@@ -174,6 +175,7 @@ def _parts(scenario: Scenario) -> Generator[Contradiction, None, Parts | None]:
     sizes = engine.model_dump(include=SIZES)
     if engine.num_gpu_blocks_override is not None:  # then it has no meaning, as in vLLM
         sizes["gpu_memory_utilization"] = 1.0
+    sizes["fraction_of"] = fraction_of(engine.name)
     others = " ".join(["gpu model", *(f"engine.{name}" for name in SIZES)])
     budget = yield from _try("gpu", others, lambda: kv_budget(model, gpu, **sizes))
     spec = scenario.cost or shipped_profile(model, gpu, engine) or {"kind": "roofline"}

@@ -55,6 +55,11 @@ app.command(
     help="Compare a live run with its simulation, step by step and as a whole.",
 )
 app.command(
+    "simulator.engines_page:engines",
+    name="engines",
+    help="List the engines that a scenario can name, with what is modelled of them and what not.",
+)
+app.command(
     "simulator.sweep_command:sweep",
     name="sweep",
     help="Simulate a scenario at many points, on all cores or a cluster; one row per point.",

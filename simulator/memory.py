@@ -17,6 +17,7 @@ of inference-sim, Apache-2.0); the estimates are 0.1 % and 1.5 % above. CUDA gra
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from simulator.hardware import GIB, Gpu
 from simulator.model import HALF, ModelSpec
@@ -28,6 +29,12 @@ From the 1.26 GiB that vLLM reported for 256 sequences of Llama-3-8B, with TP 1 
 
 CONTEXT_BYTES = GIB // 4
 """Bytes outside PyTorch's allocator: cuBLAS, NCCL and attention workspaces (0.1 to 0.3 GiB)."""
+
+FractionOf = Literal["all", "static", "free"]
+"""What `gpu_memory_utilization` is a share of. `all`: of the GPU's memory, of which weights,
+activations and libraries leave the rest to the cache (vLLM). `static`: likewise, but activations
+and libraries lie outside (SGLang's `mem_fraction_static`). `free`: of what weights, activations and
+libraries leave (TensorRT-LLM's `free_gpu_memory_fraction`; TGI)."""
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 """Tokens per request in the memory table."""
@@ -48,6 +55,7 @@ class MemoryBudget:
     activations: int
     context: int
     kv_bytes_per_token: float
+    fraction_of: FractionOf = "all"
 
     @property
     def usable(self) -> int:
@@ -57,7 +65,12 @@ class MemoryBudget:
     @property
     def kv_cache(self) -> int:
         """Bytes left for the KV cache; negative where the model does not fit."""
-        return self.usable - self.weights - self.activations - self.context
+        if self.fraction_of == "static":
+            return self.usable - self.weights
+        beside = self.weights + self.activations + self.context
+        if self.fraction_of == "free":
+            return int((self.gpu.memory - beside) * self.gpu_memory_utilization)
+        return self.usable - beside
 
     @property
     def num_gpu_blocks(self) -> int:
@@ -100,11 +113,13 @@ def kv_budget(
     block_size: int = 16,
     max_num_batched_tokens: int = 2048,
     max_num_seqs: int = 256,
+    fraction_of: FractionOf = "all",
 ) -> MemoryBudget:
     """Work out the budget of a GPU with its share of the model.
 
     `quantization` (fp8, int8, int4) overrides `dtype` for the weights; the KV cache follows
-    `kv_cache_dtype`, with `auto` meaning the `dtype`. Raises ValueError if fewer than two blocks
+    `kv_cache_dtype`, with `auto` meaning the `dtype`. The peak of vLLM's sampler counts with
+    `fraction_of` all alone. Raises ValueError if fewer than two blocks
     are left, saying how much is missing.
     """
     model.check_parallel(tensor_parallel_size)
@@ -125,10 +140,14 @@ def kv_budget(
         block_size=block_size,
         weights=model.weight_bytes(weights) // tensor_parallel_size,
         activations=activation_bytes(
-            model, tensor_parallel_size, max_num_batched_tokens, max_num_seqs
+            model,
+            tensor_parallel_size,
+            max_num_batched_tokens,
+            max_num_seqs if fraction_of == "all" else 0,
         ),
         context=CONTEXT_BYTES,
         kv_bytes_per_token=model.kv_bytes_per_token(cache) * model.kv_share(tensor_parallel_size),
+        fraction_of=fraction_of,
     )
     missing = 2 * block_size * budget.kv_bytes_per_token - budget.kv_cache
     if missing > 0:

@@ -61,9 +61,14 @@ class GpuBlock(Block):
 class EngineBlock(Block):
     """The engine's knobs, with vLLM's names and meanings."""
 
-    name: Literal["vllm"] | None = Field(
+    name: (
+        Literal[
+            "vllm", "vllm-v0", "sglang", "tensorrt-llm", "tgi", "deepspeed-fastgen", "orca", "hf"
+        ]
+        | None
+    ) = Field(
         None,
-        description="vllm: keys left out are as `vllm serve` has them, by GPU; `engine: vllm` is "
+        description="keys left out are as that engine has them, see engines.md; `engine: vllm` is "
         "short for that alone; null: as in this table",
     )
     scheduling_policy: Annotated[str | dict[str, Any], BeforeValidator(_policy)] = Field(
@@ -276,7 +281,7 @@ class Scenario(Block):
     @classmethod
     def _fill_in(cls, raw: Any) -> Any:
         if isinstance(raw, dict) and "engine" in raw:
-            return raw | {"engine": named(raw["engine"], raw.get("gpu"))}
+            return raw | {"engine": named(raw["engine"], raw.get("gpu"), raw.get("model"))}
         return raw
 
     @property

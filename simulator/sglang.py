@@ -34,7 +34,8 @@ class SgLang(Asking):
       is split, and takes no new prompt once it has `max_prefill_tokens`.
     - `order` lpm takes those first of whose prompt the cache knows most, while at most 128 wait;
       of several that begin alike with 32 tokens and that the cache does not know, one. Without a
-      prefix cache, or with more in the queue, it is fcfs. `random` shuffles, with `seed`.
+      prefix cache, or with more in the queue, it is fcfs, the default of SGLang since 0.4.
+      `random` shuffles, with `seed`.
     - A prompt fits while its tokens and those of the answer that it may have (`max_new_tokens`, at
       most 4,096) are less than the free tokens less `ratio` of what all who decode may still say.
       The ratio begins at 0.7 x `schedule_conservativeness` and falls in 600 steps of decodes to
@@ -54,7 +55,7 @@ class SgLang(Asking):
         self,
         blocks: BlockCounter,
         *,
-        order: str = "fcfs",
+        order: str = "lpm",
         schedule_conservativeness: float = 1.0,
         max_prefill_tokens: int = 16384,
         max_new_tokens: Asked = None,

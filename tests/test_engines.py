@@ -1,12 +1,18 @@
 """`engine: NAME` and what it fills in."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from simulator.engines import named
+from simulator.assemble import POLICIES
+from simulator.cli import main
+from simulator.engines import ENGINES, fraction_of, named
 from simulator.errors import HeadwayError, HeadwayWarning
+from simulator.hardware import GIB, find_gpu
 from simulator.load import check_scenario, load_scenario
+from simulator.memory import kv_budget
+from simulator.model import load_model
 from simulator.scenario import Scenario
 from simulator.simulation import run
 from simulator.yamlpos import Places
@@ -61,7 +67,9 @@ def test_an_unknown_engine_is_told_with_its_line(tmp_path: Path) -> None:
     """And an unknown GPU is told once."""
     path = tmp_path / "s.yaml"
     path.write_text("seed: 1\nengine: vlm\n")
-    with pytest.raises(HeadwayError, match=r"s.yaml:2: engine.name: must be 'vllm', not 'vlm'"):
+    with pytest.raises(
+        HeadwayError, match=r"s.yaml:2: engine.name: must be 'vllm', 'vllm-v0', .*, not 'vlm'"
+    ):
         load_scenario(path)
     with pytest.raises(HeadwayError) as told:
         check(engine="vllm", gpu={"name": "H1000"})
@@ -171,3 +179,97 @@ def test_bad_arguments_are_told_with_their_field(
         check(engine={"scheduling_policy": {"policy": policy, **argument}})
     assert len(error.value.messages) == 1
     assert f": engine.scheduling_policy.{told}" in error.value.messages[0]
+
+
+# ---------------------------------------------------------------- engines by name
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "sizes", "others"),
+    [
+        ("vllm-v0", "fcfs-v0", (256, 8192, 16), {"watermark": 0.01}),
+        ("sglang", "sglang", (2048, 8192, 16), {"enable_prefix_caching": True}),
+        ("tensorrt-llm", "trtllm", (2048, 8192, 32), {"enable_chunked_prefill": False}),
+        ("tgi", "tgi", (128, 8192, 1), {"enable_prefix_caching": False}),
+        ("deepspeed-fastgen", "fastgen", (512, 768, 64), {"enable_prefix_caching": False}),
+        ("orca", "orca", (32, 2048, 16), {"allocation": "contiguous"}),
+        ("hf", "hf-static", (64, 2048, 16), {"allocation": "contiguous"}),
+    ],
+)
+def test_a_named_engine_sets_scheduler_and_sizes(
+    name: str, policy: str, sizes: tuple[int, ...], others: dict[str, object]
+) -> None:
+    """For Llama-3-8B on an A100; what it resolves to is the same engine again."""
+    scenario = check(engine=name)
+    engine = scenario.engine
+    assert engine.scheduling_policy == policy
+    assert (engine.max_num_seqs, engine.max_num_batched_tokens, engine.block_size) == sizes
+    assert others.items() <= engine.model_dump().items()
+    assert not engine.async_scheduling
+    again = check(**{k: v for k, v in scenario.resolved().items() if k != "cost"})
+    assert again.engine == engine
+    given = check(engine={"name": name, "max_num_seqs": 7, "scheduling_policy": "fcfs"}).engine
+    assert (given.max_num_seqs, given.scheduling_policy) == (7, "fcfs")
+
+
+@pytest.mark.parametrize("name", [*ENGINES])
+def test_every_named_engine_runs_without_a_warning(
+    name: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    result = run(check(engine=name, workload=SMALL))
+    assert (result.logs[0].requests["generated"] == 20).all()
+    assert [str(w.message) for w in recwarn if issubclass(w.category, HeadwayWarning)] == []
+
+
+def test_prompts_set_the_budget_of_engines_that_do_not_split_them() -> None:
+    """By the model, or by max_model_len; a model that cannot be found is told once."""
+    assert check(engine="vllm-v0", model="llama-3.1-8b").engine.max_num_batched_tokens == 131072
+    engine = check(engine={"name": "tensorrt-llm", "max_model_len": 1024}).engine
+    assert engine.max_num_batched_tokens == 8192
+    engine = check(engine={"name": "tgi", "max_model_len": 1024}).engine
+    assert engine.max_num_batched_tokens == 4096
+    with pytest.raises(HeadwayError) as told:
+        check(engine="vllm-v0", model="nowhere")
+    assert len(told.value.messages) == 1
+
+
+def test_the_share_of_the_memory_is_of_what_each_engine_means() -> None:
+    """80 % of 79.25 GiB less 14.96 of weights; or of what is left beside 1.6 of activations."""
+    sizes = {"gpu_memory_utilization": 0.8, "max_num_batched_tokens": 8192, "max_num_seqs": 2048}
+    budgets = {
+        rule: kv_budget(load_model("llama-3-8b"), find_gpu("A100-80GB"), fraction_of=rule, **sizes)
+        for rule in ("all", "static", "free")
+    }
+    beside = {rule: b.activations + b.context for rule, b in budgets.items()}
+    assert budgets["all"].activations == 2048 * 128256 * 40
+    assert beside["static"] == 8192 * (2 * 4096 + 3 * 14336) * 2 + GIB // 4
+    usable, weights = int(79.25 * GIB * 0.8), budgets["all"].weights
+    assert budgets["all"].kv_cache == usable - weights - beside["all"]
+    assert budgets["static"].kv_cache == usable - weights
+    assert budgets["free"].kv_cache == int((int(79.25 * GIB) - weights - beside["free"]) * 0.8)
+    assert [fraction_of(name) for name in (None, "vllm", "sglang", "tgi", "tensorrt-llm")] == [
+        "all",
+        "all",
+        "static",
+        "free",
+        "free",
+    ]
+
+
+def test_the_command_lists_what_is_modelled(capsys: pytest.CaptureFixture[str]) -> None:
+    """As text and as JSON; the page tells of every engine and of nobody else's scheduler."""
+    assert main(["engines"]) == 0
+    text = capsys.readouterr().out
+    assert main(["engines", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["engine"] for row in rows] == [*ENGINES]
+    page = (Path(__file__).parent.parent / "docs" / "engines.md").read_text("utf-8")
+    for row in rows:
+        assert f"{row['engine']} (scheduling_policy: {row['scheduler']})\n" in text
+        assert f"| `{row['engine']}` | `{row['scheduler']}` |" in page
+        assert row["scheduler"] in POLICIES
+        assert row["follows"]
+        assert row["modelled"]
+        assert row["not_modelled"]
+    assert rows[1]["sets"]["watermark"] == 0.01
+    assert max(map(len, text.splitlines())) <= 100

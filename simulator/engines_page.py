@@ -1,0 +1,54 @@
+"""The command `headway engines`: what each named engine models."""
+
+import json
+from textwrap import fill
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+WIDTH = 100  # columns
+
+
+def engines(
+    *,
+    json_: Annotated[
+        bool, Parameter(name="--json", negative="", show_default=False, help="print JSON")
+    ] = False,
+) -> int:
+    """List the engines that a scenario can name, with what is modelled and what not."""
+    rows = table()
+    print(json.dumps(rows, indent=2) if json_ else _text(rows))
+    return 0
+
+
+def table() -> list[dict[str, Any]]:
+    """Give the engines with the keys that each sets for Llama-3-8B on an A100."""
+    from simulator.engines import ENGINES, named
+
+    rows = []
+    for name, engine in ENGINES.items():
+        keys = named(name, None)
+        assert isinstance(keys, dict)
+        rows.append(
+            {
+                "engine": keys.pop("name"),
+                "scheduler": keys.pop("scheduling_policy"),
+                "follows": engine.follows,
+                "modelled": engine.modelled,
+                "not_modelled": engine.left_out,
+                "sets": keys,
+            }
+        )
+    return rows
+
+
+def _text(rows: list[dict[str, Any]]) -> str:
+    lines = []
+    for row in rows:
+        lines.append(f"{row['engine']} (scheduling_policy: {row['scheduler']})")
+        for key in ("follows", "modelled", "not_modelled"):
+            label = f"  {key.replace('_', ' '):<13} "
+            lines.append(
+                fill(row[key], WIDTH, initial_indent=label, subsequent_indent=" " * len(label))
+            )
+    return "\n".join(lines)
