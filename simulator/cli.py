@@ -54,11 +54,7 @@ app.command(
     name="validate",
     help="Compare a live run with its simulation, step by step and as a whole.",
 )
-app.command(
-    "simulator.engines_page:engines",
-    name="engines",
-    help="List the engines that a scenario can name, with what is modelled of them and what not.",
-)
+app.command("simulator.engines_page:engines", name="engines", help="List the named engines.")
 app.command(
     "simulator.sweep_command:sweep",
     name="sweep",
