@@ -12,19 +12,23 @@ from simulator.scheduler import Scheduler
 
 
 class Batching(Scheduler):
-    """The pieces; `_board` admits."""
+    """The pieces; `_compose` puts a step together, `_board` admits."""
 
     caches_prefixes = False
 
     def schedule(self, now: float) -> Step:
+        self.now = now
         self.preempted = 0
         step = Step([])
+        self._compose(step, now)
+        return step
+
+    def _compose(self, step: Step, now: float) -> None:
         self._free_blocks()
         self._decode(step)
         budget = self._go_on(step, self.max_num_batched_tokens - step.decodes)
         if self.waiting and not self.preempted:
             self._board(step, budget, 0, now)
-        return step
 
     def _board(self, step: Step, budget: int, cap: int, now: float) -> None:
         while budget and self.waiting and len(self.running) < self.max_num_seqs:
@@ -59,6 +63,8 @@ class Batching(Scheduler):
         self.blocks.admit(request, hits, start + tokens)
         if request.preemptions == 0:
             request.cached = start
+        else:
+            self._resume(request, start)
         step.prefills.append(Chunk(request, start, tokens))
 
     def _promised(self) -> int:

@@ -33,17 +33,14 @@ class FastGen(Batching):
             max_model_len=max_model_len,
         )
 
-    def schedule(self, now: float) -> Step:
-        self.preempted = 0
-        step = self._compose(now)
+    def _compose(self, step: Step, now: float) -> None:
+        self._fill(step, now)
         if self.running and not step.decodes and not step.prefills:
             for request in reversed(list(self.running)):
                 self._preempt(request)
-            step = self._compose(now)
-        return step
+            self._fill(step, now)
 
-    def _compose(self, now: float) -> Step:
-        step = Step([])
+    def _fill(self, step: Step, now: float) -> None:
         for request in list(self.partial):
             if request.pending == 1:  # it has waited for a block: it comes first
                 self._generate(step, request)
@@ -54,7 +51,6 @@ class FastGen(Batching):
         budget = self.max_num_batched_tokens - step.tokens
         budget = self._go_on(step, budget)
         self._board(step, budget, 0, now)
-        return step
 
     def _generate_some(self, step: Step) -> None:
         """Let those of the decode set decode for whom there is a block, in order of admission."""

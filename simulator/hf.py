@@ -5,7 +5,7 @@ from simulator.static import Static
 
 
 class HfStatic(Static):
-    """`model.generate` of transformers on up to `batch_size` requests at a time, in order.
+    """`model.generate` of transformers on up to `batch_size` (8) requests at a time, in order.
 
     Whoever waits when a batch is over makes up the next one, without a timeout. Prompts are
     padded in front to the longest, all in one forward pass whatever its size, and every member is
@@ -17,13 +17,13 @@ class HfStatic(Static):
         self,
         blocks: BlockCounter,
         *,
-        batch_size: int = 8,
+        batch_size: int | None = None,
         max_num_seqs: int = 256,
         max_model_len: int = 8192,
     ) -> None:
         super().__init__(
             blocks,
-            batch_size=batch_size,
+            batch_size=min(8, max_num_seqs) if batch_size is None else batch_size,
             timeout=0.0,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_seqs * max_model_len,  # never reached

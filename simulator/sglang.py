@@ -105,22 +105,19 @@ class SgLang(Asking):
         super().add(request)
         return not self.full
 
-    def schedule(self, now: float) -> Step:
-        self.preempted = 0
-        step = Step([])
+    def _compose(self, step: Step, now: float) -> None:
         if self.partial or (self.waiting and not self.full):
             self._prefill(step, now)
         if step.prefills:
-            return step
+            return
         if not self.decodes.count:
             self._ratio, self._decayed = self._init_ratio, 0
-            return step
+            return
         if self.decodes.blocks(1) > self.blocks.free:
             self._retract()
         else:
             self._decayed += 1
         self._decode(step)
-        return step
 
     def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
         self._decayed += len(ends) - 1

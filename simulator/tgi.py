@@ -79,8 +79,7 @@ class Tgi(Reserving):
         super().add(request)
         return len(self.running) < self.max_num_seqs  # it may be the one that makes them enough
 
-    def schedule(self, now: float) -> Step:
-        step = Step([])
+    def _compose(self, step: Step, now: float) -> None:
         self._asked_queue = not (self._must_decode and self.running)
         self._must_decode = False
         if self.waiting and self._asked_queue and self._enough():
@@ -92,7 +91,6 @@ class Tgi(Reserving):
         else:
             self._decode(step)
             self._waited += bool(step.decodes)
-        return step
 
     def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
         self._waited += len(ends) - 1

@@ -75,21 +75,18 @@ class VllmV0(Batching):
         self._prompts_at = -1.0  # when the last step began, if it was one of prompts
         self._latency = 0.0  # s that the last step of prompts took
 
-    def schedule(self, now: float) -> Step:
-        self.preempted = 0
-        step = Step([])
+    def _compose(self, step: Step, now: float) -> None:
         if not self._swapped() and self._passed_delay(now):
             self._board(step, self.max_num_batched_tokens, 0, now)
         if step.prefills:
             self._prompts_at = now
-            return step
+            return
         self._free_blocks()
         self._decode(step)
         if not self.preempted:
             self._swap_in(step, now)
         if self.host.leaving and step.decodes:
             self.host.send(step)
-        return step
 
     def _passed_delay(self, now: float) -> bool:
         if self._prompts_at >= 0:
@@ -129,6 +126,7 @@ class VllmV0(Batching):
             self._seat(request, now)
             start = request.swapped
             blocks.admit(request, (), start + 1)
+            self._resume(request, start)
             self.host.restore(step, request, 0)
             self._single(step, request, start)
 
