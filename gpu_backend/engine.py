@@ -112,15 +112,16 @@ class Engine:
 
         return CudaBackend(self.spec, self.cache, table, max_num_seqs)
 
-    def execute(self, chunks: Sequence[Chunk], *, keep: bool = True) -> Measured:
+    def execute(self, chunks: Sequence[Chunk] | None, *, keep: bool = True) -> Measured:
         """Run one forward pass and append what it sampled to the texts.
 
+        None for `chunks`: the step before was of decodes alone, and all of them decode on.
         `keep=False` throws the sampled tokens away, so that the same step can be timed again.
         Raises ValueError for a chunk that ends beyond the model's positions.
         """
         wall = time.perf_counter()
         begun = time.thread_time()
-        batch, emitting = self.batcher.build(chunks)
+        batch, emitting = self.batcher.advance() if chunks is None else self.batcher.build(chunks)
         longest, limit = int(batch.host.lengths.max()), self.spec.max_position_embeddings
         if longest > limit:
             raise ValueError(
@@ -204,7 +205,7 @@ class Engine:
     def reset(self) -> None:
         """Forget all requests; the cache keeps its numbers, which nobody owns any more."""
         self.rows = Rows(self.spec.vocab_size)
-        self.batcher.rows = self.rows
+        self.batcher.reset(self.rows)
         for pieces in self._swapped.values():
             self.cache.give_back(pieces)
         self._swapped.clear()

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from gpu_backend.engine import Engine, Measured
 from simulator.errors import HeadwayError
-from simulator.request import Step
+from simulator.request import Request, Step
 from simulator.scheduler import Scheduler
 
 SLACK = 64  # rows that may belong to requests that are over
@@ -45,6 +45,7 @@ class TorchExecutor:
         self.engine = engine
         self.scheduler = scheduler
         self.last = Measured(0.0, 0.0, 0.0)
+        self._decoding: list[Request] = []  # who did in the last step, if nobody did else
         engine.reserve_host(scheduler.host.free)
 
     @property
@@ -66,7 +67,7 @@ class TorchExecutor:
         for swap in step.incoming or ():
             back += engine.swap_in(swap.request, swap.blocks or [], swap.first)
         begun = time.thread_time()
-        chunks = self.scheduler.listed(step)
+        chunks = None if self._goes_on(step) else self.scheduler.listed(step)
         listing = time.thread_time() - begun
         done = engine.execute(chunks)
         self.last = replace(
@@ -79,6 +80,16 @@ class TorchExecutor:
         )
         self._tidy()
         return self.last
+
+    def _goes_on(self, step: Step) -> bool:
+        """Tell whether just those who decoded in the step before, all who run, decode on."""
+        everybody = step.decodes - step.ghosts == self.scheduler.decodes.count
+        alone = not (step.prefills or step.singles or step.incoming or step.ghosts)
+        running = list(self.scheduler.running)
+        before, self._decoding = self._decoding, []
+        if alone and everybody and step.decodes == len(running):
+            self._decoding = running
+        return bool(self._decoding) and self._decoding == before
 
     def _tidy(self) -> None:
         """Give up the rows of requests that are over, once they are many."""

@@ -61,6 +61,17 @@ class Rows:
             found.append(row)
         return np.array(found, np.intp)
 
+    def add_pages(self, rows: Rows_, numbers: npt.NDArray[np.integer]) -> Ids:
+        """Write down the page that each of the rows' requests has just got; give those pages.
+
+        `numbers` are their places in the page tables.
+        """
+        for row in rows.tolist():
+            request = self._requests[row]
+            assert request is not None
+            self._write(row, request)
+        return self.pages[rows, numbers]
+
     def _take(self, request: Request) -> int:
         """Give a new request a row with its prompt, and what it has answered elsewhere."""
         old = self._row_of.pop(request.id, None)
