@@ -22,6 +22,7 @@ from simulator.replica import Replica
 from simulator.request import Chunk, Request, Step
 from simulator.scenario import Scenario
 from simulator.simulation import Result, play
+from simulator.workload import Workload
 
 Clock = Literal["exec", "wall", "model"]
 CLOCKS: tuple[Clock, ...] = get_args(Clock)
@@ -190,6 +191,7 @@ def run_live(
     """
     parts = assemble(scenario)
     workload = scenario.make_workload()
+    _check_lengths(workload, parts)
     scheduler = make_scheduler(scenario, parts, workload.segments is not None, named=True)
     if engine is None:
         engine = build_engine(scenario, parts, device)
@@ -206,6 +208,19 @@ def run_live(
     result = play(scenario, parts, workload, replica, progress)
     _warn_if_shared(shadow.rows, device, clock)
     return LiveRun(result, shadow.rows, clock, device)
+
+
+def _check_lengths(workload: Workload, parts: Parts) -> None:
+    """Raise HeadwayError for prompts that the model has no positions for.
+
+    A simulation rejects them one by one; here nothing would be measured of them.
+    """
+    positions, prompts = parts.model.max_position_embeddings, workload.prompt_tokens
+    if too_long := int((prompts >= positions).sum()):
+        raise HeadwayError(
+            f"workload: {too_long} of {len(prompts)} prompts, of up to {prompts.max()} tokens, do "
+            f"not fit the {positions} positions of {parts.model.name} with an answer"
+        )
 
 
 def _warn_if_shared(rows: Sequence[Timing], device: str, clock: Clock) -> None:

@@ -232,6 +232,10 @@ def test_live_writes_what_run_writes_and_more(
     ("setting", "said"),
     [
         ("engine.max_model_len=9000", "9000 is more than the 8192 positions of tiny-test"),
+        (
+            "workload.input_len=8192",
+            "160 of 160 prompts, of up to 8192 tokens, do not fit",
+        ),
         ("engine.allocation=contiguous", "a live run needs paged allocation"),
         ("engine.num_gpu_blocks_override=9000000", "does not fit cpu"),
         ("engine.quantization=int8", "engine.quantization: the engine has no quantized weights"),
