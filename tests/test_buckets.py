@@ -185,6 +185,23 @@ def test_without_the_buckets_the_same_rows_fit_badly() -> None:
     assert fit_rows(bare, "wall").trained.p95 > 0.05
 
 
+def test_a_staircase_is_found_where_there_is_one() -> None:
+    """Products that cost a tile of 64 tokens more or nothing: straight lines miss that by far."""
+    tiles = [[n, 1e-3 * (1 + (n - 1) // 64)] for k in range(64, 513, 64) for n in (k, k + 1)]
+    true = replace(TRUE, dense=[[1, 1e-3], *tiles])
+    rows = []
+    for row in ROWS:
+        seconds = true.execute(row.step)
+        rows.append(replace(row, device_s=seconds, wall_s=seconds))
+    cost = fit_rows(rows, "wall", SIZES).cost
+    assert cost.execute(make_step(((0, 300),), 0, 0)) == pytest.approx(
+        true.execute(make_step(((0, 300),), 0, 0)), rel=0.01
+    )
+    for size in (66, 100, 127, 140, 190, 200, 380, 450):
+        rise = cost.dense_seconds(size) - cost.dense_seconds(60)
+        assert rise == pytest.approx(1e-3 * ((size - 1) // 64), rel=0.02)
+
+
 def test_rows_that_were_padded_to_something_else_are_refused() -> None:
     with pytest.raises(HeadwayError, match=r"row 2: 5 decodes were padded to 16, which is not"):
         fit_rows([replace(ROWS[0], decodes=5, context=50, bucket=16), *ROWS], "wall", SIZES)
