@@ -141,21 +141,65 @@ def live(
 
 
 def validate(
-    folder: Annotated[Path, Parameter(name="LIVE_DIR", help="folder that `headway live` wrote")],
+    folder: Annotated[
+        Path | None,
+        Parameter(name="LIVE_DIR", help="folder that `headway live` wrote; or else --measured"),
+    ] = None,
     /,
     *,
+    measured: Annotated[
+        Path | None, Parameter(help="folder with runs.csv: real servers' runs (docs/accuracy.md)")
+    ] = None,
+    run: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="with --measured: this run alone (repeatable)"),
+    ] = None,
+    json: Annotated[
+        Path | None, Parameter(help="with --measured: write every metric of every run here")
+    ] = None,
     profile: Annotated[
         str | None, Parameter(help="cost profile, in place of the run's: name or path")
     ] = None,
-    out: Annotated[Path | None, Parameter(help="folder for the files [default: LIVE_DIR]")] = None,
+    out: Annotated[
+        Path | None, Parameter(help="folder for files and plots [default: LIVE_DIR]")
+    ] = None,
     quiet: Quiet = False,
 ) -> int:
-    """Compare a live run with its simulation, step by step and as a whole."""
+    """Compare a live run, or real servers' measured runs, with their simulation."""
+    if (folder is None) == (measured is None):
+        raise HeadwayError("validate: give LIVE_DIR or --measured DIR, one of the two")
+    if measured is not None:
+        if profile is not None:
+            raise HeadwayError("--profile: with --measured each run has the profile of its own")
+        _validate_measured(measured, run or [], json, out, quiet)
+        return 0
+    if run or json is not None:
+        raise HeadwayError(f"{'--run' if run else '--json'}: goes with --measured")
     from calibration.validate import table
     from calibration.validate import validate as compare
 
+    assert folder is not None
     found = compare(folder, profile, out)
     if not quiet:
         print(table(found))
         print(f"written to {out or folder}: validation.json, validation.png")
     return 0
+
+
+def _validate_measured(
+    folder: Path, wanted: list[str], json: Path | None, out: Path | None, quiet: bool
+) -> None:
+    from calibration.measured.report import report, write_json, write_plots
+    from calibration.measured.validate import validate_measured
+
+    if json is not None and not json.parent.is_dir():
+        raise HeadwayError(f"--json {json}: cannot write: no folder {json.parent}")
+    outcomes = validate_measured(folder, wanted)
+    if not quiet:
+        print(report(outcomes))
+    if json is not None:
+        write_json(json, outcomes)
+    if out is not None:
+        files = write_plots(out, outcomes)
+        if not quiet:
+            print(f"written to {out}: {len(files)} plots")

@@ -52,7 +52,7 @@ app.command(
 app.command(
     "calibration.commands:validate",
     name="validate",
-    help="Compare a live run with its simulation, step by step and as a whole.",
+    help="Compare a live run, or measured runs of real servers, with their simulation.",
 )
 app.command("simulator.engines_page:engines", name="engines", help="List the named engines.")
 app.command(

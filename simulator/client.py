@@ -31,6 +31,7 @@ class Client:
         self.sent = array("d", [nan]) * len(workload)  # s, when each request went to the engine
         self.done = 0  # requests that have ended
         self._flying = 0
+        self._free = 0.0  # s, when the frontend has passed on all that was sent
         self._stamp = -1.0  # the last request's arrival at the engine, s
         self._limit = workload.max_concurrency or len(workload) + 1
         self._held: deque[int] = deque()
@@ -74,9 +75,25 @@ class Client:
         self._sending = False
 
     def _send(self, index: int) -> None:
-        workload = self.workload
         self._flying += 1
         self.sent[index] = now = self.env.now
+        frontend = self.workload.frontend
+        if frontend is None:
+            self._submit(index)
+            return
+        work = frontend.per_request + frontend.per_token * self._prompts[index]
+        self._free = max(self._free, now) + work
+        arrival = self.env.timeout(self._free - now + frontend.latency)
+        arrival.callbacks.append(partial(self._pass_on, index))
+
+    def _pass_on(self, index: int, _: simpy.Event) -> None:
+        """Hand over a request that has come through the frontend."""
+        self._submit(index)
+
+    def _submit(self, index: int) -> None:
+        """Hand a request to the engine, now."""
+        workload = self.workload
+        now = self.env.now
         # Engines stamp requests by a clock that never shows the same time twice. Of two that
         # agreed in priority and arrival, vLLM's scheduler would undo the work for ever.
         self._stamp = now if now > self._stamp else nextafter(self._stamp, inf)

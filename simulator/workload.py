@@ -15,6 +15,27 @@ MOST_REQUESTS = 10_000_000
 """Of a run. Each takes some hundred bytes of memory until the end."""
 
 
+@dataclass(slots=True, frozen=True)
+class Frontend:
+    """What lies between a client and the scheduler: network, HTTP, tokenizer; seconds.
+
+    Requests pass one after the other, as through the one process of vLLM's API server, each
+    taking `per_request` and `per_token` for its prompt's tokens; `latency` comes on top, and those
+    who wait for it do not hold up others. It holds the way back, too: a constant that every
+    answer takes longer delays its last token as a later start would.
+    """
+
+    latency: float = 0.0
+    per_request: float = 0.0
+    per_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("latency", "per_request", "per_token"):
+            value = getattr(self, name)
+            if not 0 <= value < inf:
+                raise ValueError(f"frontend.{name}: {value} is not finite and 0 or more")
+
+
 @dataclass(slots=True)
 class Workload:
     """Requests as columns; a request's id is its index in them.
@@ -34,6 +55,7 @@ class Workload:
     after: Ints | None = None  # the request that must end first; -1: none
     delay: Floats | None = None  # s, think time
     max_concurrency: int | None = None
+    frontend: Frontend | None = None  # None: requests reach the scheduler as they are sent
     request_rate: float = inf  # requests/s that were asked for; only reports read it
     burstiness: float = 1.0  # likewise
     source: str = ""  # the file or the generator, in one line

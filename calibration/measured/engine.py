@@ -1,0 +1,75 @@
+"""Which rules a measured engine followed: its flags where recorded, else its version's defaults.
+
+The defaults are those of vLLM V1's EngineArgs for `vllm serve`, release by release.
+"""
+
+import re
+from typing import Any
+
+from calibration.measured import names
+from calibration.measured.runs import Run
+from simulator.engines import named
+
+ASYNC_SINCE = (0, 14)
+"""vLLM schedules asynchronously by default from 0.14 on (before: --async-scheduling)."""
+RESERVES_SINCE = (0, 20)
+"""Admission waits for room for a whole prompt; before, for that of its first chunk."""
+UTILIZATION_SINCE = (0, 20)  # gpu_memory_utilization 0.92; before 0.9
+
+
+def version(text: str) -> tuple[int, int]:
+    """Read major and minor out of a version as people write it; (0, 0) where there is none."""
+    found = re.findall(r"(?<![\d-])(\d+)\.(\d+)(?:\.\d+)?", text)
+    return (int(found[-1][0]), int(found[-1][1])) if found else (0, 0)
+
+
+def schedules_asynchronously(run: Run) -> bool:
+    """Tell whether a run's engine decided a step while the one before ran.
+
+    Recorded in the notes, or the version's default. InferenceMAX started its servers of 2025 with
+    --async-scheduling.
+    """
+    notes = run.word("notes").lower()
+    if "no async" in notes or "async scheduling off" in notes:
+        return False
+    told = "async scheduling" in notes or "async-scheduling" in notes or "inferencemax" in notes
+    return told or version(run.word("engine_version")) >= ASYNC_SINCE
+
+
+def engine_block(run: Run, gpu: str) -> dict[str, Any]:
+    """Give the keys of a scenario's `engine` that say how a run was configured."""
+    since = version(run.word("engine_version"))
+    block: dict[str, Any] = {"name": "vllm", **_sizes(run, gpu)}
+    block["async_scheduling"] = schedules_asynchronously(run)
+    block["scheduler_reserve_full_isl"] = since >= RESERVES_SINCE
+    block["gpu_memory_utilization"] = run.number("gpu_mem_util") or (
+        0.92 if since >= UTILIZATION_SINCE else 0.9
+    )
+    for column, key in (
+        ("prefix_caching", "enable_prefix_caching"),
+        ("chunked_prefill", "enable_chunked_prefill"),
+    ):
+        if (flag := run.flag(column)) is not None:
+            block[key] = flag
+    block["tensor_parallel_size"] = run.count("tp") or 1
+    if quantized := names.quantization(run.word("weight_dtype"), run.word("model")):
+        block["quantization"] = quantized
+    if (cache := names.kv_dtype(run.word("kv_dtype"))) != "auto":
+        block["kv_cache_dtype"] = cache
+    if tokens := run.count("kv_capacity_tokens"):
+        block["num_gpu_blocks_override"] = tokens // (run.count("block_size") or 16)
+    return block
+
+
+def _sizes(run: Run, gpu: str) -> dict[str, Any]:
+    """Give the sizes of a batch: as recorded, else vLLM's defaults for the GPU."""
+    defaults = named("vllm", {"name": gpu})
+    assert isinstance(defaults, dict)
+    sizes = {
+        key: run.count(key) or defaults[key]
+        for key in ("max_num_seqs", "max_num_batched_tokens", "block_size")
+    }
+    sizes["max_num_batched_tokens"] = max(sizes["max_num_batched_tokens"], sizes["max_num_seqs"])
+    if longest := run.count("max_model_len"):
+        sizes["max_model_len"] = longest
+    return sizes

@@ -1,0 +1,228 @@
+"""Simulate a measured run, and measure the simulation as the run was measured."""
+
+import warnings
+from dataclasses import dataclass, field
+from math import isnan, nan
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from calibration.measured import names
+from calibration.measured.engine import engine_block
+from calibration.measured.gauges import Gauges, measured_gauges, predicted_gauges
+from calibration.measured.overheads import charge
+from calibration.measured.requests import Requests, read_requests
+from calibration.measured.runs import Run
+from calibration.measured.workload import make, read_config, replay
+from simulator.errors import HeadwayError
+
+if TYPE_CHECKING:
+    from simulator.assemble import Parts
+    from simulator.scenario import Scenario
+    from simulator.simulation import Result
+
+Floats = npt.NDArray[np.float64]
+LATENCIES = ("ttft", "tpot", "itl", "e2el")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One metric: ms, requests/s, tokens/s, or a share."""
+
+    metric: str
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction."""
+        return self.predicted / self.measured - 1.0 if self.measured else nan
+
+
+@dataclass
+class Outcome:
+    """What became of one run: its metrics, or why there are none."""
+
+    run: Run
+    rows: list[Compared] = field(default_factory=list)
+    reason: str = ""  # why it cannot be predicted
+    profile: str = ""
+    engine: str = ""  # the rules that the simulation followed, in a line
+    notes: list[str] = field(default_factory=list)  # what the prediction had to assume
+    samples: dict[str, tuple[Floats, Floats]] = field(default_factory=dict)
+    gauges: tuple[Gauges, Gauges] | None = None  # predicted, measured
+
+
+def predict(run: Run, folder: Path) -> Outcome:
+    """Simulate a run and compare; a run that cannot be simulated comes back with the reason."""
+    outcome = Outcome(run)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            _predict(outcome, folder)
+        outcome.notes += list(dict.fromkeys(str(warning.message) for warning in caught))
+    except (HeadwayError, ValueError) as error:
+        outcome.reason = "; ".join(str(error).split("\n"))
+    return outcome
+
+
+def _predict(outcome: Outcome, folder: Path) -> None:
+    import simpy
+
+    from simulator.assemble import make_scheduler
+    from simulator.async_replica import make_replica
+    from simulator.simulation import play
+
+    run = outcome.run
+    path = find_file(folder, run.word("per_request_file"))
+    requests = None if path is None else read_requests(path)
+    if requests is None:
+        workload = make(run)
+    else:
+        workload = replay(run, requests, read_config(_companion(path, "config.json")))
+    workload.check()
+    scenario, parts = assemble_run(run)
+    parts, workload.frontend = charge(run, parts)
+    outcome.profile = parts.cost.name or "?"
+    outcome.engine = _rules(scenario, parts)
+    scheduler = make_scheduler(scenario, parts, workload.segments is not None)
+    result = play(
+        scenario, parts, workload, make_replica(simpy.Environment(), scheduler, parts.cost)
+    )
+    _compare(outcome, result, requests)
+    polls = _companion(path, "server.csv.gz") or _companion(path, "timeseries.csv.gz")
+    if polls is not None and (measured := measured_gauges(polls)) is not None:
+        outcome.gauges = predicted_gauges(result), measured
+        outcome.rows += [
+            Compared(f"mean_{name}", theirs[0], theirs[1])
+            for name in measured.columns
+            if (theirs := _means(outcome.gauges, name))[1] > 0
+        ]
+
+
+def assemble_run(run: Run) -> "tuple[Scenario, Parts]":
+    """Give the scenario and its parts for a run's model, GPU and engine."""
+    from simulator.assemble import assemble
+    from simulator.load import check_scenario
+    from simulator.yamlpos import Places
+
+    gpu = names.gpu_name(run.word("gpu"))
+    engine = engine_block(run, gpu)
+    scenario = check_scenario(
+        {
+            "name": "measured",
+            "model": names.model_name(run.word("model")),
+            "gpu": {"name": gpu, "count": engine["tensor_parallel_size"]},
+            "engine": engine,
+        },
+        Places(run.run_id, {}),
+    )
+    return scenario, assemble(scenario)
+
+
+def _rules(scenario: "Scenario", parts: "Parts") -> str:
+    engine = scenario.engine
+    kind = "asynchronous" if engine.async_scheduling else "synchronous"
+    cached = "on" if engine.enable_prefix_caching else "off"
+    return (
+        f"{kind}, max_num_seqs {engine.max_num_seqs}, max_num_batched_tokens "
+        f"{engine.max_num_batched_tokens}, KV {parts.num_gpu_blocks * engine.block_size:,} tokens, "
+        f"prefix cache {cached}"
+    )
+
+
+def _means(pair: tuple[Gauges, Gauges], name: str) -> tuple[float, float]:
+    predicted, measured = (gauges.mean(name) for gauges in pair)
+    return predicted, measured
+
+
+def find_file(folder: Path, name: str) -> Path | None:
+    """Find a file that runs.csv names: from the folder, from the one above it, or beside it."""
+    if not name:
+        return None
+    places = (folder / name, folder.parent / name, folder / Path(name).name)
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise HeadwayError(f"per_request_file: no file {places[0]}")
+    return found
+
+
+def _companion(path: Path | None, ending: str) -> Path | None:
+    """Find `RUN__ENDING` beside `RUN__requests.csv.gz`."""
+    if path is None or "requests" not in path.name:
+        return None
+    other = path.with_name(path.name[: path.name.rindex("requests")] + ending)
+    return other if other.is_file() else None
+
+
+def _compare(outcome: Outcome, result: "Result", requests: Requests | None) -> None:
+    """Put the run's numbers beside the simulation's.
+
+    With a per-request file both are computed over the same requests: those that both completed,
+    without the first, which met a cold engine. Else the row's numbers are the measured ones.
+    """
+    from simulator.tables import gather_requests
+
+    table = gather_requests(result.workload, result.sent, result.logs)
+    keep = table.completed.copy()
+    simulated = {"ttft": table.ttft, "tpot": table.tpot, "e2el": table.e2el}
+    if lost := int((~keep).sum()):
+        outcome.notes.append(f"{lost} of {len(keep)} requests were rejected in simulation")
+    if requests is None:
+        predicted = _statistics(simulated, result.workload.output_tokens, keep)
+        predicted |= _throughput(result.sent, table.finish, result.workload.output_tokens, keep)
+        measured = dict(outcome.run.measured)
+    else:
+        recorded = {"ttft": requests.ttft, "tpot": requests.tpot, "e2el": requests.e2el}
+        if len(keep) > 1:
+            keep[0] = False
+        predicted = _statistics(simulated, requests.output, keep)
+        predicted |= _throughput(result.sent, table.finish, requests.output, keep)
+        measured = _statistics(recorded, requests.output, keep)
+        ends = requests.arrival + requests.e2el
+        measured |= _throughput(requests.arrival, ends, requests.output, keep)
+        for name, column in recorded.items():
+            both = keep & ~np.isnan(column) & ~np.isnan(simulated[name])
+            outcome.samples[name] = simulated[name][both] * 1e3, column[both] * 1e3
+    outcome.rows = [
+        Compared(name, predicted[name], value)
+        for name, value in measured.items()
+        if name in predicted and not isnan(value) and not isnan(predicted[name])
+    ]
+    if not outcome.rows:
+        raise ValueError("nothing measured is recorded that could be compared")
+
+
+def _statistics(
+    columns: dict[str, Floats], output: npt.NDArray[np.int64], keep: npt.NDArray[np.bool_]
+) -> dict[str, float]:
+    """Give mean, P50, P90 and P99 of each latency, ms; ITL is the mean over all gaps."""
+    found = {}
+    for name, column in columns.items():
+        values = column[keep & ~np.isnan(column)] * 1e3
+        if not len(values):
+            continue
+        found[f"mean_{name}_ms"] = float(values.mean())
+        for p in (50, 90, 99):
+            found[f"p{p}_{name}_ms"] = float(np.percentile(values, p))
+    gaps = keep & (output > 1) & ~np.isnan(columns["tpot"])
+    if gaps.any():
+        weights = output[gaps] - 1
+        found["mean_itl_ms"] = float(np.average(columns["tpot"][gaps], weights=weights)) * 1e3
+    return found
+
+
+def _throughput(
+    sent: Floats, ends: Floats, output: npt.NDArray[np.int64], keep: npt.NDArray[np.bool_]
+) -> dict[str, float]:
+    """Give requests/s and output tokens/s from the first request to the last token."""
+    good = keep & ~np.isnan(ends)
+    span = float(ends[good].max() - sent[good].min()) if good.any() else 0.0
+    if span <= 0:
+        return {}
+    return {
+        "request_throughput": float(good.sum()) / span,
+        "output_throughput": float(output[good].sum()) / span,
+    }

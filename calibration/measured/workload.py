@@ -1,0 +1,183 @@
+"""A measured run's requests as a workload: recorded ones replayed, others made from its numbers."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from calibration.measured.requests import Requests
+from calibration.measured.runs import Run
+from simulator.errors import HeadwayError
+from simulator.request import Segments
+from simulator.workload import Workload
+
+SOON = 0.25  # s after an answer at which the next request still counts as waiting for it
+ROUNDS = 10  # requests per client of a closed loop whose number is not recorded
+RATIO = (0.8, 1.0)  # of the nominal lengths: --random-range-ratio 0.8 of InferenceMAX
+UNTOLD = (0.9, 1.1)
+"""Of the mean, where the spread of lengths is not recorded. Requests of one length in a closed
+loop would march in step for ever, all prompts of a wave at once; measured ones do not."""
+
+
+def replay(run: Run, requests: Requests, config: Mapping[str, object]) -> Workload:
+    """Play what was recorded: arrivals, lengths, and which request waited for which."""
+    if requests.conversation is not None and requests.client is not None:
+        return _conversations(requests)
+    arrival, after, delay = requests.arrival.copy(), None, None
+    chained = _synchronous(requests)
+    if chained > 1:
+        after, delay = np.full(len(arrival), -1), np.zeros(len(arrival))
+        ends = arrival + requests.e2el
+        for k in range(1, chained):
+            after[k], delay[k] = k - 1, arrival[k] - ends[k - 1]
+        arrival[1:chained] = np.nan
+    prefix = _common_prefix(run, requests, config)
+    return Workload(
+        arrival,
+        requests.prompt,
+        requests.output,
+        segments=_shared(requests, prefix) if prefix else None,
+        after=after,
+        delay=delay,
+        source=run.run_id,
+    )
+
+
+def _synchronous(requests: Requests) -> int:
+    """Count the first requests that were sent one after the other, each upon the last answer."""
+    ends = requests.arrival + requests.e2el
+    idle = requests.arrival[1:] - ends[:-1]
+    breaks = np.flatnonzero(~((idle >= 0) & (idle < SOON)))
+    return 1 + int(breaks[0]) if breaks.size else len(requests)
+
+
+def _common_prefix(run: Run, requests: Requests, config: Mapping[str, object]) -> int:
+    """Give the tokens that all prompts begin with: as configured or noted, else by the hits."""
+    workload = config.get("workload")
+    if isinstance(workload, Mapping):
+        told = workload.get("prefix_tokens", workload.get("shared_prefix_tokens"))
+        if isinstance(told, int | float):
+            return int(told)
+    noted = re.search(
+        r"(\d[\d,]*)[- ]?(?:token|tok)s? (?:shared|common|system)[- ]?(?:prefix|prompt)",
+        run.word("notes"),
+    )
+    if noted:
+        return int(noted[1].replace(",", ""))
+    if "prefillheavy" in run.run_id or "prefill-heavy" in run.run_id:
+        return 1024
+    return round((run.number("prefix_hit_frac") or 0.0) * float(requests.prompt.mean()))
+
+
+def _shared(requests: Requests, prefix: int) -> list[Segments | None]:
+    """Let all prompts begin alike, and each go on by itself."""
+    segments: list[Segments | None] = []
+    for k, prompt in enumerate(requests.prompt.tolist()):
+        common = min(prefix, prompt)
+        own = ((("in", k), prompt - common),) if prompt > common else ()
+        segments.append((("prefix", common), *own))
+    return segments
+
+
+def _conversations(requests: Requests) -> Workload:
+    """Let each client send its next turn as long after the last answer as it did.
+
+    A turn's prompt begins like the one before it in its conversation, with its answer behind.
+    """
+    total = len(requests)
+    assert requests.client is not None
+    assert requests.conversation is not None
+    ends = requests.arrival + requests.e2el
+    after, delay = np.full(total, -1), np.zeros(total)
+    arrival = requests.arrival.copy()
+    sent: dict[str, int] = {}  # the last request of each client
+    turn: dict[str, int] = {}  # and of each conversation
+    segments: list[Segments | None] = []
+    for k in range(total):
+        client, conversation = requests.client[k], requests.conversation[k]
+        if (last := sent.get(client)) is not None:
+            after[k], delay[k] = last, max(0.0, requests.arrival[k] - ends[last])
+            arrival[k] = np.nan
+        sent[client] = k
+        segments.append(_history(segments, requests, turn.get(conversation), k))
+        turn[conversation] = k
+    return Workload(
+        arrival,
+        requests.prompt,
+        requests.output,
+        client=requests.client,
+        segments=segments,
+        after=after,
+        delay=delay,
+        source="conversations",
+    )
+
+
+def _history(
+    segments: list[Segments | None], requests: Requests, last: int | None, k: int
+) -> Segments:
+    """Give a turn's contents: history, answer, and what is new; cut to its length."""
+    left = int(requests.prompt[k])
+    if last is None:
+        return ((("in", k), left),)
+    parts: list[tuple[object, int]] = []
+    for name, count in (*(segments[last] or ()), (("out", last), int(requests.output[last]))):
+        taken = min(count, left)
+        if taken:
+            parts.append((name, taken))
+        left -= taken
+    if left:
+        parts.append((("in", k), left))
+    return tuple(parts)
+
+
+def make(run: Run, seed: int = 0) -> Workload:
+    """Make the workload of a run that records rate or concurrency and mean lengths alone."""
+    concurrency = run.count("concurrency")
+    rate = run.number("rate_rps")
+    if concurrency is None and rate is None:
+        raise ValueError("neither per-request file nor rate_rps nor concurrency is recorded")
+    count = run.count("n_requests") or ROUNDS * (concurrency or 100)
+    lengths, outputs = np.random.default_rng(seed).spawn(2)
+    nominal_in, nominal_out = _nominal(run)
+    prompt = _lengths(lengths, nominal_in, run.number("mean_input_tokens"), count)
+    output = _lengths(outputs, nominal_out, run.number("mean_output_tokens"), count)
+    arrival = np.zeros(count)
+    if concurrency is None and rate is not None:
+        gaps = np.random.default_rng([seed, 1]).exponential(1 / rate, count)
+        even = "constant" in run.word("arrival").lower()
+        arrival = np.arange(count) / rate if even else np.cumsum(gaps) - gaps[0]
+    return Workload(arrival, prompt, output, max_concurrency=concurrency, source=run.run_id)
+
+
+def _nominal(run: Run) -> tuple[float | None, float | None]:
+    found = re.search(r"(?:isl/osl|ISL/OSL)\s*(\d+)\s*/\s*(\d+)", run.word("notes"))
+    found = found or re.search(r"_(\d+)x(\d+)_c\d+", run.run_id)
+    return (float(found[1]), float(found[2])) if found else (None, None)
+
+
+def _lengths(
+    draw: np.random.Generator, nominal: float | None, mean: float | None, count: int
+) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
+    """Give lengths: uniform in `RATIO` of the nominal where the mean says so, else in `UNTOLD`."""
+    if nominal is None and mean is None:
+        raise ValueError("mean_input_tokens and mean_output_tokens are not recorded")
+    if nominal and mean and abs(mean / nominal - sum(RATIO) / 2) < 0.02:
+        low, high = (round(part * nominal) for part in RATIO)
+        return draw.integers(low, high + 1, count)
+    middle = mean or nominal or 1.0
+    low, high = (max(1, round(part * middle)) for part in UNTOLD)
+    return draw.integers(low, high + 1, count)
+
+
+def read_config(path: Path | None) -> Mapping[str, object]:
+    """Read the JSON beside a per-request file, if there is one."""
+    if path is None or not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise HeadwayError(f"{path}: cannot read: {error}") from None
+    return config if isinstance(config, dict) else {}
