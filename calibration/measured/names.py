@@ -3,7 +3,7 @@
 import re
 
 from simulator.hardware import GPUS, find_gpu
-from simulator.model import shipped_models
+from simulator.model import BYTES, shipped_models
 
 GPU_WORDS = (
     (r"rtx.?pro.?6000", "RTX-PRO-6000"),
@@ -83,7 +83,7 @@ def quantization(dtype: str, model: str) -> str | None:
     """
     word = (dtype or model.rsplit("/", 1)[-1]).lower()
     if any(four in word for four in FOUR_BITS):
-        return "int4"
+        return "nvfp4" if "fp4" in word and "nvfp4" in BYTES else "int4"
     return next((ours for theirs, ours in EIGHT_BITS.items() if theirs in word), None)
 
 
