@@ -1,11 +1,12 @@
-"""Fit the shipped cost profiles to published kernel times.
+"""Fit cost profiles to published kernel times.
 
     python -m calibration.fit_tables --data DIR --out simulator/profiles
 
-DIR holds AIConfigurator's `systems/data` and LLMServingSim's `profiler/perf`. The matrix products
-go into the profile as they were measured; the few coefficients of attention and head are fitted to
-relative errors of the whole step, a robust loss keeping single bad measurements from mattering.
-Cross-validation leaves out whole token counts: both their matrix products and their attention.
+writes all shipped profiles; `headway profile build` writes one. The matrix products go into a
+profile as they were measured, thinned to what straight lines in between need; the few coefficients
+of attention and head are fitted to relative errors of the whole step, a robust loss keeping single
+bad measurements from mattering. Cross-validation leaves out whole token counts: both their matrix
+products and their attention.
 """
 
 import argparse
@@ -19,77 +20,61 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from calibration.kernel_tables import SYSTEMS, Floats, Kernels, System, read_kernels
-from calibration.mixed_steps import BLOCK, MULTIPROCESSORS_A100, MixedFactors, fa2_factors
-from calibration.profile_text import FitReport, profile_text
+from calibration.batches import Batches
+from calibration.compose import MAX_SEQUENCES, Kernels, Target, compose_kernels
+from calibration.mixed_steps import BLOCK, LONGEST, START, MixedFactors, fa2_factors, mixed_form
+from calibration.tables import Floats
 from simulator.errors import HeadwayError
 from simulator.files import write_atomic
-from simulator.model import ModelSpec, load_model
-from simulator.piecewise import PiecewiseCost
-from simulator.request import Chunk, Request, Step
-from simulator.roofline import OVERHEAD, TILE
+from simulator.piecewise import Limits, PiecewiseCost
+from simulator.roofline import TILE
 
-MODEL = "llama-3-8b"
-MAX_SEQUENCES = 1024
 FOLDS = 5
 LOSS_SCALE = 0.05  # relative error beyond which a sample counts less
 DIGITS = 4  # significant, in the profile
+KNOTS = 40  # of the dense table, at most
+THIN = 0.005  # relative error of the dense table that is not worth a knot
 
 
 @dataclass(frozen=True)
 class Samples:
     """Steps composed of measured kernels: times in seconds, without the engine's overhead."""
 
-    prompts: npt.NDArray[np.bool_]  # whether the step computes prompts (else it decodes)
-    sequences: Floats
-    tokens: Floats
-    context: Floats  # S
-    pairs: Floats  # P
+    batches: Batches
     rest: Floats  # matrix products, small kernels and head
-    attention: Floats
 
     @property
     def seconds(self) -> Floats:
         """The whole step."""
-        return self.rest + self.attention
+        return self.rest + self.batches.seconds
 
     def select(self, rows: npt.NDArray[np.bool_]) -> "Samples":
         """Give some of the samples."""
-        return Samples(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
-
-    def steps(self) -> list[Step]:
-        """Give the steps as an executor receives them."""
-        return [
-            _prompts(int(n), int(t / n)) if prompt else Step([], int(n), int(s))
-            for prompt, n, t, s in zip(
-                self.prompts, self.sequences, self.tokens, self.context, strict=True
-            )
-        ]
+        return Samples(self.batches.select(rows), self.rest[rows])
 
 
-def _prompts(count: int, length: int) -> Step:
-    request = Request(0, 0.0, length, 1)
-    return Step([Chunk(request, 0, length)] * count)
+@dataclass(frozen=True)
+class FitReport:
+    """A fitted cost with its range and relative errors."""
+
+    cost: PiecewiseCost
+    limits: Limits
+    errors: Floats  # of the samples fitted to
+    held_out: Floats  # of samples that the fit had not seen
+    notes: tuple[str, ...] = ()  # what was not measured
+    sources: frozenset[str] = frozenset()
+    mixed: MixedFactors | None = None
+    joint: bool = False  # whether mixed batches of the target itself were timed
 
 
 def compose(kernels: Kernels) -> Samples:
     """Add up the kernels of every step whose attention was measured."""
-    decode, prefill = kernels.decode, kernels.prefill
-    zeros, nothing = np.zeros(len(decode["N"])), np.zeros(len(prefill["n"]))
-    tokens = np.concatenate([decode["N"], prefill["T"]])
-    sequences = np.concatenate([decode["N"], prefill["n"]])
-    dense = np.interp(tokens, kernels.tokens, kernels.dense)
-    head = np.interp(sequences, kernels.tokens, kernels.head)
-    samples = Samples(
-        np.concatenate([zeros, nothing + 1]).astype(bool),
-        sequences,
-        tokens,
-        np.concatenate([decode["S"], nothing]),
-        np.concatenate([zeros, prefill["P"]]),
-        dense + head,
-        np.concatenate([decode["seconds"], prefill["seconds"]]),
-    )
-    return samples.select((tokens <= kernels.tokens[-1]) & (sequences <= MAX_SEQUENCES))
+    found = kernels.attention
+    dense = np.interp(found.tokens, kernels.tokens, kernels.dense)
+    head = np.interp(found.sequences, kernels.counts, kernels.head)
+    inside = (found.tokens <= kernels.tokens[-1]) & (found.sequences <= MAX_SEQUENCES)
+    mixed = (found.chunks > 0) & (found.decodes > 0)
+    return Samples(found, dense + head).select(inside & ~(mixed & (found.longest > LONGEST)))
 
 
 def _fit(predict: Callable[[Floats], Floats], rest: Floats, truth: Floats, start: Floats) -> Floats:
@@ -105,50 +90,74 @@ def _fit(predict: Callable[[Floats], Floats], rest: Floats, truth: Floats, start
 
 def fit_decode(samples: Samples) -> Floats:
     """Fit decode + max(c S, e N)."""
-    context, count = samples.context, samples.sequences
+    context, count = samples.batches.context, samples.batches.decodes
 
     def predict(p: Floats) -> Floats:
         return np.asarray(p[0] + np.maximum(p[1] * context, p[2] * count))
 
-    return _fit(predict, samples.rest, samples.attention, np.array([4e-4, 6e-8, 8e-6]))
+    seconds = samples.batches.seconds
+    longest = np.argsort(context)[-8:]  # bound by reading the cache, whatever else
+    start = [seconds.min(), np.median(seconds[longest] / context[longest]), seconds.min() / 64]
+    return _fit(predict, samples.rest, seconds, np.array(start))
 
 
 def fit_prefill(samples: Samples) -> Floats:
     """Fit prefill + d P + f T."""
+    pairs, tokens = samples.batches.pairs, samples.batches.tokens
 
     def predict(p: Floats) -> Floats:
-        return np.asarray(p[0] + p[1] * samples.pairs + p[2] * samples.tokens)
+        return np.asarray(p[0] + p[1] * pairs + p[2] * tokens)
 
-    return _fit(predict, samples.rest, samples.attention, np.array([4e-4, 2e-9, 5e-7]))
+    seconds = samples.batches.seconds
+    most = np.argsort(pairs)[-8:]
+    start = [seconds.min(), np.median(seconds[most] / pairs[most]), seconds.min() / 512]
+    return _fit(predict, samples.rest, seconds, np.array(start))
+
+
+def fit_joint(samples: Samples) -> Floats:
+    """Fit prefill + max(d P + f T_p + c' S + e' N, r K) to batches of prompts and decodes."""
+    predict = mixed_form(samples.batches)
+    return _fit(predict, samples.rest, samples.batches.seconds, 32 * START)
 
 
 def fit_head(kernels: Kernels) -> Floats:
     """Fit max(head, head_per_sequence n)."""
-    count = kernels.tokens[kernels.tokens <= MAX_SEQUENCES]
+    count = kernels.counts[kernels.counts <= MAX_SEQUENCES]
 
     def predict(p: Floats) -> Floats:
         return np.asarray(np.maximum(p[0], p[1] * count))
 
-    return _fit(predict, count * 0, kernels.head[: len(count)], np.array([5e-4, 2e-6]))
+    seconds = kernels.head[: len(count)]
+    start = np.array([seconds[0], seconds[-1] / count[-1]])
+    return _fit(predict, count * 0, seconds, start)
 
 
 def fit_cost(
-    kernels: Kernels, samples: Samples, mixed: MixedFactors | None, model: ModelSpec
+    kernels: Kernels, samples: Samples, mixed: MixedFactors | None, target: Target
 ) -> PiecewiseCost:
-    """Fit all coefficients; `mixed` gives those of mixed steps under FlashAttention-2.
+    """Fit all coefficients.
 
-    Without it they are those of pure decode steps, and no sequence holds up the others: what
-    FlashAttention-3 is built for, packing the heads of a group and splitting long sequences.
+    Those of mixed steps come from mixed batches where these were timed; else `mixed` gives them,
+    the rule of FlashAttention-2. Without it they are those of pure decode steps, and no sequence
+    holds up the others: what FlashAttention-3 is built for, packing the heads of a group and
+    splitting long sequences, and what FlashInfer does, with a launch of its own for decodes.
     """
+    found = samples.batches
+    alone = found.chunks == 0
     head, head_per_sequence = fit_head(kernels)
-    decode, per_context, per_sequence = fit_decode(samples.select(~samples.prompts))
-    prefill, per_pair, per_token = fit_prefill(samples.select(samples.prompts))
+    decode, per_context, per_sequence = fit_decode(samples.select(alone))
     mixed_context, mixed_sequence, serial = per_context, per_sequence, 0.0
-    if mixed is not None:
-        tile = TILE * per_pair
-        mixed_context = mixed.keys * tile
-        mixed_sequence = mixed.block * BLOCK * mixed_context
-        serial = mixed.serial * tile * MULTIPROCESSORS_A100 / model.num_attention_heads
+    if (~alone & (found.decodes > 0)).any():
+        prefill, per_pair, per_token, mixed_context, mixed_sequence, serial = fit_joint(
+            samples.select(~alone)
+        )
+    else:
+        prefill, per_pair, per_token = fit_prefill(samples.select(~alone))
+        if mixed is not None:
+            tile = TILE * per_pair
+            mixed_context = max(mixed.keys * tile, per_context)
+            mixed_sequence = mixed.block * BLOCK * mixed_context
+            serial = mixed.serial * tile * target.system.multiprocessors / target.shape[0]
     coefficients = {
         "head": head,
         "head_per_sequence": head_per_sequence,
@@ -162,7 +171,7 @@ def fit_cost(
         "mixed_per_sequence": mixed_sequence,
         "serial_per_token": serial,
     }
-    rows = zip(kernels.tokens, kernels.dense, strict=True)
+    rows = thin(kernels.tokens, kernels.dense)
     return PiecewiseCost(
         dense=[[int(tokens), _rounded(seconds)] for tokens, seconds in rows],
         **{name: _rounded(value) for name, value in coefficients.items()},  # type: ignore[arg-type]
@@ -173,9 +182,21 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
+def thin(tokens: Floats, seconds: Floats) -> list[tuple[float, float]]:
+    """Choose the rows that a table needs, adding where straight lines between them err the most."""
+    kept = [0, len(tokens) - 1]
+    while len(kept) < min(KNOTS, len(tokens)):
+        errors = np.abs(np.interp(tokens, tokens[kept], seconds[kept]) / seconds - 1)
+        worst = int(np.argmax(errors))
+        if errors[worst] < THIN:
+            break
+        kept = sorted({*kept, worst})
+    return [(tokens[i], seconds[i]) for i in kept]
+
+
 def relative_errors(cost: PiecewiseCost, samples: Samples) -> Floats:
     """Compare a cost without overhead to composed steps."""
-    said = np.array([cost.execute(step) for step in samples.steps()])
+    said = np.array([cost.execute(step) for step in samples.batches.steps()])
     return np.asarray(np.abs(said / samples.seconds - 1))
 
 
@@ -183,64 +204,69 @@ def cross_validate(
     kernels: Kernels, samples: Samples, fit: Callable[[Kernels, Samples], PiecewiseCost]
 ) -> Floats:
     """Give the errors at token counts that the fit has not seen; the outermost are always seen."""
-    counts = np.unique(np.concatenate([kernels.tokens, samples.tokens]))[1:-1]
+    counts = np.unique(np.concatenate([kernels.tokens, samples.batches.tokens]))[1:-1]
     errors = []
     for fold in range(FOLDS):
         hidden = counts[fold::FOLDS]
         seen = ~np.isin(kernels.tokens, hidden)
-        known = replace(
-            kernels, tokens=kernels.tokens[seen], dense=kernels.dense[seen], head=kernels.head[seen]
-        )
-        held = np.isin(samples.tokens, hidden)
+        known = replace(kernels, tokens=kernels.tokens[seen], dense=kernels.dense[seen])
+        held = np.isin(samples.batches.tokens, hidden)
         errors.append(relative_errors(fit(known, samples.select(~held)), samples.select(held)))
     return np.concatenate(errors)
 
 
-def calibrate(
-    data: Path, system: System, model: ModelSpec, mixed: MixedFactors | None
-) -> FitReport:
-    """Fit one GPU's cost."""
-    kernels = read_kernels(data, system, model)
+def calibrate(data: Path, target: Target) -> FitReport:
+    """Compose and fit one target's cost."""
+    kernels = compose_kernels(data, target)
     samples = compose(kernels)
-    fit = partial(fit_cost, mixed=mixed, model=model)
+    found = samples.batches
+    joint = bool(((found.chunks > 0) & (found.decodes > 0)).any())
+    mixed = fa2_factors(data) if target.system.tiles_decodes and not joint else None
+    fit = partial(fit_cost, mixed=mixed, target=target)
     cost = fit(kernels, samples)
     limits = {
         "tokens": (1, int(kernels.tokens[-1])),
-        "sequences": (1, int(samples.sequences.max())),
-        "context": (1, int(samples.context.max())),
-        "pairs": (1, int(samples.pairs.max())),
+        "sequences": (1, int(found.sequences.max())),
+        "context": (1, int(found.context.max())),
+        "pairs": (1, int(found.pairs.max())),
     }
     return FitReport(
-        replace(cost, overhead=OVERHEAD),
+        cost,
         limits,
         relative_errors(cost, samples),
         cross_validate(kernels, samples, fit),
+        tuple(kernels.notes),
+        kernels.sources | ({"LLMServingSim"} if mixed is not None else set()),
+        mixed,
+        joint,
     )
-
-
-def mixed_factors(data: Path, system: System) -> MixedFactors | None:
-    """Give the factors of mixed steps where FlashAttention-2 runs."""
-    return fa2_factors(data) if system.attention == "FlashAttention-2" else None
 
 
 def _write(text: str, file: BinaryIO) -> None:
     file.write(text.encode())
 
 
+def write_profile(data: Path, target: Target, path: Path) -> FitReport:
+    """Fit a target's cost and write its profile."""
+    from calibration.profile_text import profile_text
+
+    report = calibrate(data, target)
+    write_atomic(path, partial(_write, profile_text(target, report)))
+    return report
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Fit and write all profiles."""
+    """Fit and write all shipped profiles."""
+    from calibration.shipped import shipped_targets, target_name
+
     parser = argparse.ArgumentParser(description="Fit the shipped cost profiles.")
     parser.add_argument("--data", type=Path, required=True, help="folder with the kernel tables")
     parser.add_argument("--out", type=Path, required=True, help="folder to write profiles to")
     options = parser.parse_args(arguments)
-    model = load_model(MODEL)
     try:
-        for system in SYSTEMS:
-            mixed = mixed_factors(options.data, system)
-            report = calibrate(options.data, system, model, mixed)
-            text = profile_text(model, system, report, mixed)
-            path = options.out / f"{MODEL}.{system.key}.bf16.yaml"
-            write_atomic(path, partial(_write, text))
+        for target in shipped_targets():
+            path = options.out / f"{target_name(target)}.yaml"
+            report = write_profile(options.data, target, path)
             print(f"{path}: median error {np.median(report.errors):.1%}")
     except HeadwayError as error:
         print(error, file=sys.stderr)

@@ -13,24 +13,23 @@ The three factors would be 1 on an ideal GPU. They are fitted here to LLMServing
 measurements of mixed batches (MIT licence, vLLM 0.19) on two GPUs, and serve those that have none.
 """
 
-import csv
-import gzip
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from simulator.errors import HeadwayError
+from calibration.batches import Batches
+from calibration.llmservingsim import read_attention
+from calibration.systems import SYSTEMS, System
+from calibration.tables import Floats
+from simulator.model import load_model
 from simulator.roofline import TILE
 
-Floats = npt.NDArray[np.float64]
-
+MODEL = "llama-3.1-8b"
 BLOCK = 128  # keys
 HEADS = 32  # of Llama-3.1-8B
-MULTIPROCESSORS = {"RTX4090": 128, "RTXPRO6000": 188}
-MULTIPROCESSORS_A100 = 108
 LONGEST = 8192  # tokens; beyond, one long sequence behaves unlike a batch
 
 
@@ -45,45 +44,41 @@ class MixedFactors:
     p95_error: float
 
 
-def _find(data: Path, gpu: str) -> Path:
-    upstream = f"{gpu}/meta-llama/Llama-3.1-8B/bf16/tp1/attention.csv"
-    flat = f"{gpu}__meta-llama__Llama-3.1-8B__tp1__attention.csv.gz"
-    for place in (data / upstream, data / flat, data / "profiles" / "llmservingsim" / flat):
-        if place.exists():
-            return place
-    raise HeadwayError(f"{data}: has neither {upstream} (LLMServingSim, profiler/perf) nor {flat}")
+def read_mixed(data: Path, system: System) -> Batches:
+    """Read one GPU's batches with a chunk in them, of Llama-3.1-8B."""
+    found = read_attention(data, system, load_model(MODEL), 1)
+    longest = np.maximum(found.history, found.context / np.maximum(found.decodes, 1))
+    return found.select((found.size > 0) & (longest <= LONGEST))
 
 
-def read_mixed(data: Path, gpu: str) -> dict[str, Floats]:
-    """Read one layer's attention by chunk, history, decodes and their context; seconds."""
-    path = _find(data, gpu)
-    raw = path.read_bytes()
-    text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
-    rows = list(csv.DictReader(text.splitlines()))
-    table = {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
-    longest = np.maximum(table["kv_prefill"], table["kv_decode"])
-    keep = (table["prefill_chunk"] > 0) & (longest <= LONGEST)
-    table = {name: column[keep] for name, column in table.items()}
-    table["seconds"] = table.pop("time_us") / 1e6
-    return table
+Predict = Callable[[Floats], Floats]
 
 
-def fit_mixed(table: dict[str, Floats], multiprocessors: int) -> MixedFactors:
-    """Fit m + max(d P + f T_p + c' S + e' N, r K) to one GPU's mixed batches."""
-    from scipy.optimize import least_squares
-
-    chunk, history, seconds = table["prefill_chunk"], table["kv_prefill"], table["seconds"]
-    pairs = chunk * history + chunk * (chunk + 1) / 2
-    context = table["n_decode"] * table["kv_decode"]
-    longest = np.maximum(chunk + history, table["kv_decode"])
+def mixed_form(batches: Batches) -> Predict:
+    """Give the form m + max(d P + f T_p + c' S + e' N, r K) of those coefficients."""
 
     def predict(p: Floats) -> Floats:
-        work = p[1] * pairs + p[2] * chunk + p[3] * context + p[4] * table["n_decode"]
-        return np.asarray(p[0] + np.maximum(work, p[5] * longest))
+        work = p[1] * batches.pairs + p[2] * batches.chunks * batches.size
+        work = work + p[3] * batches.context + p[4] * batches.decodes
+        return np.asarray(p[0] + np.maximum(work, p[5] * batches.longest))
 
-    start = np.log([1e-5, 1e-10, 3e-8, 8e-9, 1e-6, 3e-8])
+    return predict
+
+
+START = np.array([1e-5, 1e-10, 3e-8, 8e-9, 1e-6, 3e-8])  # of one layer
+
+
+def fit_mixed(batches: Batches, multiprocessors: int) -> MixedFactors:
+    """Fit that form to one GPU's mixed batches; give its three factors."""
+    from scipy.optimize import least_squares
+
+    predict, seconds = mixed_form(batches), batches.seconds
+    layers = load_model(MODEL).num_hidden_layers
     result = least_squares(
-        lambda z: np.log(predict(np.exp(z)) / seconds), start, loss="soft_l1", f_scale=0.05
+        lambda z: np.log(predict(np.exp(z)) / seconds),
+        np.log(START * layers),
+        loss="soft_l1",
+        f_scale=0.05,
     )
     _, pair, _, key, sequence, serial = np.exp(result.x)
     errors = np.abs(predict(np.exp(result.x)) / seconds - 1)
@@ -98,7 +93,7 @@ def fit_mixed(table: dict[str, Floats], multiprocessors: int) -> MixedFactors:
 
 def fa2_factors(data: Path) -> MixedFactors:
     """Give the factors' geometric means over the measured GPUs, with the larger errors."""
-    fits = [fit_mixed(read_mixed(data, gpu), count) for gpu, count in MULTIPROCESSORS.items()]
+    fits = [fit_mixed(read_mixed(data, s), s.multiprocessors) for s in SYSTEMS if s.layers]
 
     def mean(values: list[float]) -> float:
         return exp(sum(map(log, values)) / len(values))

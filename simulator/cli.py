@@ -50,6 +50,11 @@ app.command(
     help="Measure what steps take on a device, and fit a cost profile to them.",
 )
 app.command(
+    "calibration.profile_commands:app",
+    name="profile",
+    help="Build cost profiles from kernel tables; list and show those here.",
+)
+app.command(
     "calibration.commands:validate",
     name="validate",
     help="Compare a live run, or measured runs of real servers, with their simulation.",

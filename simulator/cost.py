@@ -17,10 +17,12 @@ from simulator.executor import CanLeap
 from simulator.fields import inside
 from simulator.hardware import HOST_SHARE, Gpu
 from simulator.model import ModelSpec
+from simulator.overhead import DEFAULT, overheads, unknown_overhead
 from simulator.piecewise import LinearCost, PiecewiseCost
 from simulator.profile import (
     FORMS,
     Precision,
+    Profile,
     find_profile,
     make_form,
     read_profile,
@@ -70,7 +72,9 @@ def load_cost(
     `spec` is the name of a shipped profile or the path of one, alone or as `{profile: ...}`, or a
     mapping with `kind` (linear, piecewise, roofline) and the form's terms in seconds. A relative
     path is looked up in `base`, then in the folder that HEADWAY_DATA names. `roofline` needs
-    `model` and `gpu`; a profile that was fitted to others is taken, with a HeadwayWarning.
+    `model` and `gpu`; a profile that was fitted to others is taken, with a HeadwayWarning. What
+    the engine adds to its kernels comes on top of a roofline and of profiles that name an
+    `overhead`; `{profile: ..., overhead: ...}` takes another engine's.
     Copies of KV blocks to the host cost what the form's swap terms say; where it has none, what
     the GPU's bus takes for the bytes. Raises ValueError, lines of `cost.key: what is wrong`, and
     HeadwayError about a profile's file.
@@ -125,11 +129,13 @@ def _load_profile(
     engine: Precision | None,
 ) -> LinearCost | PiecewiseCost:
     """Load what `{profile: name or path}` names, and warn where it is of something else."""
-    if extra := [key for key in spec if key != "profile"]:
+    if extra := [key for key in spec if key not in {"profile", "overhead"}]:
         raise ValueError("\n".join(f"{key}: cannot be given beside `profile`" for key in extra))
-    named = spec["profile"]
+    named, overhead = spec["profile"], spec.get("overhead")
     if not isinstance(named, str):
         raise ValueError(f"profile: must be a name or a path, not {named!r}")
+    if overhead is not None and (wrong := unknown_overhead(str(overhead))):
+        raise ValueError(f"overhead: {wrong}")
     profile = read_profile(find_profile(named, base))
     if differences := profile.differences(model, gpu, engine):
         warnings.warn(
@@ -137,24 +143,39 @@ def _load_profile(
             HeadwayWarning,
             stacklevel=3,
         )
-    return profile.cost
+    return _with_overhead(profile, overhead, engine)
+
+
+def _with_overhead(
+    profile: Profile, named: object, engine: Precision | None
+) -> LinearCost | PiecewiseCost:
+    """Put an engine's overhead on a profile of kernels: the one that is named, or its own."""
+    name = profile.overhead if named is None else str(named)
+    if name is None or not isinstance(profile.cost, PiecewiseCost):
+        return profile.cost
+    overlapped = engine is not None and engine.async_scheduling
+    return overheads()[name].on(profile.cost, overlapped=overlapped)
 
 
 def _make_roofline(
     spec: Mapping[str, object], model: ModelSpec | None, gpu: Gpu | None, engine: Precision | None
 ) -> PiecewiseCost:
     """Make a roofline of the scenario's model, GPU and precision."""
-    if extra := [key for key in spec if key != "kind"]:
+    if extra := [key for key in spec if key not in {"kind", "overhead"}]:
         raise ValueError("\n".join(f"{key}: roofline takes no terms" for key in extra))
+    overhead = str(spec.get("overhead", DEFAULT))
+    if wrong := unknown_overhead(overhead):
+        raise ValueError(f"overhead: {wrong}")
     if model is None or gpu is None:
         raise ValueError("kind: roofline needs to know the model and the GPU")
     if engine is None:
-        return roofline(model, gpu)
+        return overheads()[overhead].on(roofline(model, gpu), overlapped=False)
     cache = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
-    return roofline(
+    kernels = roofline(
         model,
         gpu,
         tensor_parallel_size=engine.tensor_parallel_size,
         dtype=engine.quantization or engine.dtype,
         kv_cache_dtype=cache,
     )
+    return overheads()[overhead].on(kernels, overlapped=engine.async_scheduling)

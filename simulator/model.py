@@ -46,6 +46,7 @@ BYTES = {
     "fp8_e5m2": 1.0,
     "int8": 1.0,
     "int4": 0.5,
+    "nvfp4": 0.5625,  # with a scale of 8 bits for every 16 numbers
 }
 """Bytes of one number, by vLLM's words and the short ones."""
 

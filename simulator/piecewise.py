@@ -21,6 +21,8 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
 - an engine that launches pure decodes as CUDA graphs captured for a few batch sizes pads N to the
   next of them, `cudagraph_capture_sizes`: dense and head then cost what that size costs. Attention
   does not, since padding reads no cache; a larger batch runs as it is;
+- the host's work, h + h_n n + h_p n_p + h_t T_p, comes on top; where it is `overlapped` (an engine
+  that schedules asynchronously) a step takes the longer of the two, and `overhead` besides;
 - KV blocks that a step first copies to the host or back (preemption by swap) take a time for each
   request and one for each block, in either form.
 """
@@ -198,6 +200,7 @@ TERMS = (
     "serial_per_token",
 )
 CHUNK_TERMS = ("prefill_per_key", "prefill_per_sequence")
+HOST_TERMS = ("host", "host_per_sequence", "host_per_prefill", "host_per_prefill_token")
 SWAP_TERMS = ("swap_out", "swap_out_per_block", "swap_in", "swap_in_per_block")
 
 
@@ -225,13 +228,19 @@ class PiecewiseCost(Fitted):
     prefill_per_key: float = 0.0  # k, per token that a chunk's queries can see, its own included
     prefill_per_sequence: float = 0.0  # g, per chunk
     cudagraph_capture_sizes: Sequence[int] = ()  # batches of pure decodes that have a graph
+    host: float = 0.0  # h, the host's work
+    host_per_sequence: float = 0.0  # h_n
+    host_per_prefill: float = 0.0  # h_p, per chunk
+    host_per_prefill_token: float = 0.0  # h_t
+    overlapped: bool = False  # the host's work is hidden behind the kernels
     _dense: list[float] = field(init=False, repr=False, compare=False)
     _decode: list[float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        terms = TERMS + CHUNK_TERMS + HOST_TERMS + SWAP_TERMS
         refuse(
             *_check_table(self.dense),
-            *check_terms(self, TERMS + CHUNK_TERMS + SWAP_TERMS),
+            *check_terms(self, terms),
             *_check_sizes(self.cudagraph_capture_sizes),
         )
         object.__setattr__(self, "cudagraph_capture_sizes", (*self.cudagraph_capture_sizes,))
@@ -303,13 +312,28 @@ class PiecewiseCost(Fitted):
         )
         serial = self.serial_per_token * longest
         head = self.head_per_sequence * (count + len(prefills))
-        return (
+        seconds = (
             self.overhead
             + self.dense_seconds(count + new)
             + (head if head > self.head else self.head)
             + self.prefill
             + (work if work > serial else serial)
         )
+        host = self._host_seconds(count + len(prefills), len(prefills), new)
+        return self._with_host(seconds, host) if host else seconds
+
+    def _host_seconds(self, sequences: int, prompts: int = 0, new: int = 0) -> float:
+        """Give the time of the host's work on a step."""
+        return (
+            self.host
+            + self.host_per_sequence * sequences
+            + self.host_per_prefill * prompts
+            + self.host_per_prefill_token * new
+        )
+
+    def _with_host(self, seconds: float, host: float) -> float:
+        """Add the host's work, or let it hide behind the kernels."""
+        return max(seconds, self.overhead + host) if self.overlapped else seconds + host
 
     def leap(self, step: Step, repeats: int) -> list[float]:
         """Give the seconds of each of so many successive decode steps."""
@@ -319,15 +343,21 @@ class PiecewiseCost(Fitted):
         slope = self.decode_per_context
         contexts = range(first, first + repeats * count, count)
         if slope * first > floor:
-            return [fixed + slope * read for read in contexts]
-        return [fixed + max(slope * read, floor) for read in contexts]
+            found = [fixed + slope * read for read in contexts]
+        else:
+            found = [fixed + max(slope * read, floor) for read in contexts]
+        host = self._host_seconds(count)
+        return [self._with_host(seconds, host) for seconds in found] if host else found
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> npt.NDArray[np.float64]:
         """Give the seconds of pure decode steps of so many sequences that read so many tokens."""
         table = np.array([self._decode_seconds(n) for n in range(int(counts.max(initial=0)) + 1)])
         reads = np.maximum(self.decode_per_context * contexts, self.decode_per_sequence * counts)
         seconds: npt.NDArray[np.float64] = table[counts] + reads
-        return seconds
+        host = self.host + self.host_per_sequence * counts
+        if self.overlapped:
+            return np.maximum(seconds, self.overhead + host)
+        return np.asarray(seconds + host)
 
 
 def _check_table(table: object) -> list[tuple[bool, str]]:

@@ -11,19 +11,45 @@ from simulator.errors import HeadwayError
 from simulator.fields import build
 from simulator.hardware import Gpu
 from simulator.model import HALF, ModelSpec, bytes_of, load_model, shipped_models
+from simulator.overhead import unknown_overhead
 from simulator.piecewise import QUANTITIES, Limits, LinearCost, PiecewiseCost
 from simulator.yamlpos import Fault, Places, faults, parse, read_text
 
 PROFILES = Path(__file__).parent / "profiles"
-GPU_KEYS = {"a100": "A100-80GB", "h100": "H100-80GB", "h200": "H200", "cpu": "CPU"}
+GPU_KEYS = {
+    "a100": "A100-80GB",
+    "h100": "H100-80GB",
+    "h200": "H200",
+    "b200": "B200",
+    "l40s": "L40S",
+    "rtx-4090": "RTX-4090",
+    "rtx-pro-6000": "RTX-PRO-6000",
+    "cpu": "CPU",
+}
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
-"""What the last two words in a shipped profile's name stand for."""
+"""What the words in a shipped profile's name stand for: MODEL.GPU[-tpN].WEIGHTS[-kvCACHE]."""
 
 FORMS: dict[str, type[LinearCost] | type[PiecewiseCost]] = {
     "linear": LinearCost,
     "piecewise": PiecewiseCost,
 }
-KEYS = ("model", "hardware", "engine", "cost", "range", "fit", "assumptions", "sources", "notes")
+KEYS = (
+    "model",
+    "hardware",
+    "engine",
+    "overhead",
+    "cost",
+    "range",
+    "fit",
+    "fallback",
+    "assumptions",
+    "sources",
+    "notes",
+)
+
+
+FP8 = "fp8"
+FP8S = (FP8, "fp8_e4m3", "fp8_e5m2")
 
 
 class Precision(Protocol):
@@ -49,6 +75,10 @@ class Precision(Protocol):
     def kv_cache_dtype(self) -> str:
         """Of the KV cache."""
 
+    @property
+    def async_scheduling(self) -> bool:
+        """Whether a step is decided while the one before it runs."""
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -57,6 +87,7 @@ class Profile:
     cost: LinearCost | PiecewiseCost
     model: str | None
     hardware: Mapping[str, object]  # gpu, tensor_parallel_size, dtype, kv_cache_dtype
+    overhead: str | None = None  # the engine whose overhead comes on top; None: it is inside
 
     def differences(
         self, model: ModelSpec | None, gpu: Gpu | None, engine: Precision | None
@@ -70,7 +101,7 @@ class Profile:
         found = [
             f"{key} {self.hardware[key]}, not {value}"
             for key, value in wanted.items()
-            if key in self.hardware and not _alike(self.hardware[key], value)
+            if key in self.hardware and not alike(self.hardware[key], value)
         ]
         if model is not None and self.model is not None and not _is_shape(self.model, model):
             found.insert(0, f"{self.model}, not {model.name}")
@@ -87,8 +118,9 @@ def _wanted(model: ModelSpec, engine: Precision) -> dict[str, object]:
     }
 
 
-def _alike(one: object, two: object) -> bool:
-    """Compare two settings; the 16-bit dtypes take the same time."""
+def alike(one: object, two: object) -> bool:
+    """Compare two settings; dtypes of the same kind and width take the same time."""
+    one, two = (FP8 if word in FP8S else word for word in (one, two))
     halves = {word for word in (one, two) if isinstance(word, str) and _is_half(word)}
     return one == two or halves == {one, two}
 
@@ -118,17 +150,27 @@ def shipped_profile(model: ModelSpec, gpu: Gpu, engine: Precision) -> dict[str, 
     Models of the same shape share a profile: Llama-3.1-8B runs like Llama-3-8B.
     """
     for name in shipped_profiles():
-        of, key, dtype = name.rsplit(".", 2)
-        # The files need not be parsed for this: all are of one GPU with one dtype throughout.
-        hardware = {
-            "gpu": GPU_KEYS[key],
-            "tensor_parallel_size": 1,
-            "dtype": DTYPES[dtype],
-            "kv_cache_dtype": DTYPES[dtype],
-        }
-        if not Profile(LinearCost(1.0, 0.0, 0.0), of, hardware).differences(model, gpu, engine):
+        of, _, _ = name.rsplit(".", 2)
+        # The files need not be parsed for this, and few models' shapes be compared.
+        profile = Profile(LinearCost(1.0, 0.0, 0.0), None, named_hardware(name))
+        if not profile.differences(model, gpu, engine) and _is_shape(of, model):
             return {"profile": name}
     return None
+
+
+def named_hardware(name: str) -> dict[str, object]:
+    """Say what a shipped profile's name stands for."""
+    _, key, dtypes = name.rsplit(".", 2)
+    gpu, _, gpus = key.partition("-tp")
+    weights, _, cache = dtypes.partition("-kv")
+    dtype = DTYPES.get(weights, weights)
+    half = "bfloat16" if weights not in DTYPES else dtype  # of a cache beside quantized weights
+    return {
+        "gpu": GPU_KEYS[gpu],
+        "tensor_parallel_size": int(gpus or 1),
+        "dtype": dtype,
+        "kv_cache_dtype": cache or half,
+    }
 
 
 def find_profile(name_or_path: str, base: Path | None = None) -> Path:
@@ -160,19 +202,31 @@ def read_profile(path: Path) -> Profile:
     cost = None
     if not isinstance(raw.get("hardware", {}), Mapping):
         wrong.append((("hardware",), "must be a mapping"))
-    if not isinstance(raw.get("model", ""), str):
-        wrong.append((("model",), "must be a name"))
+    wrong += [
+        ((key,), "must be a name")
+        for key in ("model", "overhead")
+        if not isinstance(raw.get(key, ""), str)
+    ]
+    if raw.get("overhead") and (not_there := unknown_overhead(str(raw["overhead"]))):
+        wrong.append((("overhead",), not_there))
     try:
         limits = _limits(raw.get("range", {}))
     except ValueError as error:
         wrong += faults(("range",), error)
     try:
-        cost = make_form(raw.get("cost"), path.name.removesuffix(".yaml"))
+        cost = make_form(raw.get("cost"), _name(path, raw))
     except ValueError as error:
         wrong += faults(("cost",), error)
     if wrong or cost is None:
         raise HeadwayError(map(places.tell, wrong))
-    return Profile(replace(cost, limits=limits), raw.get("model"), raw.get("hardware", {}))
+    hardware = raw.get("hardware", {})
+    return Profile(replace(cost, limits=limits), raw.get("model"), hardware, raw.get("overhead"))
+
+
+def _name(path: Path, raw: Mapping[object, object]) -> str:
+    """Give the name that reports call a profile; it says so where not all was measured."""
+    name = path.name.removesuffix(".yaml")
+    return f"{name} (in part scaled roofline)" if raw.get("fallback") else name
 
 
 def make_form(spec: object, name: str) -> LinearCost | PiecewiseCost:

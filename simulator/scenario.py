@@ -116,8 +116,8 @@ class EngineBlock(Block):
             "half, fp32 and float are taken too",
         )
     )
-    quantization: Literal["fp8", "int8", "int4"] | None = Field(
-        None, description="of the weights: fp8, int8 or int4"
+    quantization: Literal["fp8", "int8", "int4", "nvfp4"] | None = Field(
+        None, description="of the weights: fp8, int8, int4 or nvfp4"
     )
     kv_cache_dtype: Annotated[
         Literal[

@@ -87,7 +87,8 @@ GENERATED = """Without `trace` the requests are generated, with the words and me
 """
 COST = """## cost
 
-`{profile: NAME}` takes a shipped profile, `{profile: PATH}` one of your own. `{kind: ...}` writes
+`{profile: NAME}` takes a shipped profile, `{profile: PATH}` one of your own; `overhead: NAME`
+beside it another engine's overhead (`simulator/overheads.yaml`). `{kind: ...}` writes
 the cost model down, its terms in seconds; defaults are in brackets. T is the number of tokens in a
 step, n that of its sequences, S the cached tokens that its decodes read.
 """
@@ -96,7 +97,8 @@ COSTS = {
     "piecewise": "The form of the shipped profiles, explained in `simulator/piecewise.py`; `dense` "
     "is a list of [tokens, seconds], `cudagraph_capture_sizes` one of the batches that have a CUDA "
     "graph: a step that only decodes costs what the next of them costs.",
-    "roofline": "From the sizes of the model and the data sheet of the GPU alone.",
+    "roofline": "From the sizes of the model and the data sheet of the GPU, at the efficiency that "
+    "kernels were measured to reach there, or reach elsewhere.",
 }
 DISTRIBUTIONS = """## Distributions
 

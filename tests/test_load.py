@@ -94,7 +94,7 @@ BAD = [
     ),
     (
         "engine:\n  quantization: fp9\n",
-        "s.yaml:2: engine.quantization: must be 'fp8', 'int8' or 'int4', not 'fp9'",
+        "s.yaml:2: engine.quantization: must be 'fp8', 'int8', 'int4' or 'nvfp4', not 'fp9'",
     ),
     ("name: a/b\n", "s.yaml:1: name: must begin with a letter or digit and have only these, ..."),
     ("name: .\n", "s.yaml:1: name: must begin with a letter or digit ..."),

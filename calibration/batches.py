@@ -1,0 +1,79 @@
+"""Batches whose attention was timed, and the steps that they stand for."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from calibration.tables import Floats
+from simulator.request import Chunk, Request, Step
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches of `chunks` prompts' parts, each of `size` tokens after `history`, and of decodes.
+
+    One entry of each column per batch; seconds are those of all layers' attention.
+    """
+
+    chunks: Floats
+    size: Floats
+    history: Floats
+    decodes: Floats
+    context: Floats  # cached tokens that all decodes read, S
+    seconds: Floats
+
+    @property
+    def tokens(self) -> Floats:
+        """T, of chunks and decodes."""
+        return self.chunks * self.size + self.decodes
+
+    @property
+    def sequences(self) -> Floats:
+        """n, of chunks and decodes."""
+        return self.chunks + self.decodes
+
+    @property
+    def pairs(self) -> Floats:
+        """P, the (query, key) pairs of the chunks."""
+        return self.chunks * (self.size * self.history + self.size * (self.size + 1) / 2)
+
+    @property
+    def longest(self) -> Floats:
+        """K, the keys of the longest sequence; of decodes the mean is known."""
+        mean = self.context / np.maximum(self.decodes, 1)
+        return np.maximum((self.chunks > 0) * (self.size + self.history), mean)
+
+    def select(self, rows: npt.NDArray[np.bool_]) -> "Batches":
+        """Give some of the batches."""
+        return Batches(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+    def steps(self) -> list[Step]:
+        """Give the steps as an executor receives them."""
+        columns = (self.chunks, self.size, self.history, self.decodes, self.context)
+        return [
+            Step([_chunk(int(size), int(history))] * int(chunks), int(decodes), int(context))
+            for chunks, size, history, decodes, context in zip(*columns, strict=True)
+        ]
+
+
+def _chunk(size: int, history: int) -> Chunk:
+    return Chunk(Request(0, 0.0, size + history, 1), history, size)
+
+
+def decodes(count: Floats, context: Floats, seconds: Floats) -> Batches:
+    """Make batches of decodes alone."""
+    nothing = np.zeros(len(count))
+    return Batches(nothing, nothing, nothing, count, context, seconds)
+
+
+def prompts(count: Floats, size: Floats, seconds: Floats) -> Batches:
+    """Make batches of whole prompts alone."""
+    nothing = np.zeros(len(count))
+    return Batches(count, size, nothing, nothing, nothing, seconds)
+
+
+def together(*parts: Batches) -> Batches:
+    """Put batches into one set."""
+    columns = Batches.__dataclass_fields__
+    return Batches(*(np.concatenate([getattr(p, name) for p in parts]) for name in columns))

@@ -1,0 +1,182 @@
+"""Compose a model's steps on one GPU of a server out of kernel times, at any TP degree and dtype.
+
+A step is what its layers call: four matrix products (or a mixture of experts), attention, and
+small kernels bound by memory; twice per layer an all-reduce if several GPUs share it; the head and
+the sampler once. What no table times is reckoned by the roofline, at the efficiency that other
+kernels of the same GPU reach (`simulator/efficiency.py`), and noted.
+"""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from calibration import llmservingsim
+from calibration.aiconfigurator import AllReduce, Products, read_attention
+from calibration.batches import Batches, decodes, prompts, together
+from calibration.in_sequence import in_sequence
+from calibration.systems import System
+from calibration.tables import Floats
+from simulator.efficiency import efficiency_of
+from simulator.errors import HeadwayError
+from simulator.model import HALF, ModelSpec, bytes_of
+from simulator.roofline import all_reduce, products_seconds, small_kernels
+
+MAX_SEQUENCES = 1024
+SAMPLER = 25e-6  # s
+SAMPLER_BYTES = 8  # per logit: LLMServingSim's sampler on RTX 4090 and RTX PRO 6000, 7 to 9
+GEMM_DTYPES = {"fp8": "fp8", "fp8_e4m3": "fp8", "nvfp4": "nvfp4", "bfloat16": "bfloat16"}
+ROOFLINE_TOKENS = np.unique(np.floor(np.geomspace(1, 16384, 60)))
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to compose: a model in a precision, on so many GPUs."""
+
+    model: ModelSpec
+    system: System
+    gpus: int = 1
+    dtype: str = "bfloat16"  # of the weights
+    kv_cache_dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        try:
+            self.model.check_parallel(self.gpus)
+        except ValueError as error:
+            raise HeadwayError(f"--tp: {str(error).partition(': ')[2]}") from None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Query heads, KV heads and head size of one GPU."""
+        model = self.model
+        kv_heads = max(1, model.num_key_value_heads // self.gpus)
+        return model.num_attention_heads // self.gpus, kv_heads, model.head_dim
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Measured times in seconds, all layers together, by the numbers of tokens and sequences."""
+
+    tokens: Floats  # the grid of `dense`
+    dense: Floats  # matrix products, small kernels and all-reduce
+    counts: Floats  # the grid of `head`
+    head: Floats  # output projection and sampler
+    attention: Batches
+    notes: list[str] = field(default_factory=list)  # what was not measured
+    sources: frozenset[str] = frozenset()
+
+
+def compose_kernels(data: Path, target: Target) -> Kernels:
+    """Read or reckon what the target's steps are made of."""
+    if llmservingsim.has_layers(data, target.system, target.model, target.gpus):
+        if target.dtype == "bfloat16":
+            return _layers(data, target)
+    elif not target.system.version or target.system.layers:
+        raise HeadwayError(
+            f"{target.system.gpu.name}: {target.model.name} was not timed there at TP "
+            f"{target.gpus}; run it without a profile: a roofline scaled to this GPU's kernels"
+        )
+    if target.system.layers:
+        raise HeadwayError(f"{target.system.gpu.name}: only bfloat16 weights were timed there")
+    return _grid(data, target)
+
+
+def _layers(data: Path, target: Target) -> Kernels:
+    """Compose the layers of a model that LLMServingSim timed as it is."""
+    place = (data, target.system, target.model, target.gpus)
+    tokens, dense = llmservingsim.read_dense(*place)
+    attention = llmservingsim.read_attention(*place)
+    notes: list[str] = []
+    if target.model.num_experts:
+        if target.gpus > 1:
+            raise HeadwayError(f"{target.system.gpu.name}: experts were timed at TP 1 only")
+        dense = dense + llmservingsim.read_experts(*place, tokens)
+    if bytes_of(target.kv_cache_dtype) != HALF:
+        raise HeadwayError(f"{target.system.gpu.name}: only a bfloat16 cache was timed there")
+    dense = dense + _reduce(data, target, tokens, notes)
+    counts, head = llmservingsim.read_head(*place)
+    sources = {"LLMServingSim"} | ({"AIConfigurator"} if target.gpus > 1 else set())
+    head = head + _gather(data, target, counts)
+    attention = attention.select(attention.sequences > 0)
+    return Kernels(tokens, dense, counts, head, attention, notes, frozenset(sources))
+
+
+def _grid(data: Path, target: Target) -> Kernels:
+    """Compose a model of any shape from AIConfigurator's grids."""
+    model, system, layers = target.model, target.system, target.model.num_hidden_layers
+    notes: list[str] = []
+    tokens, products = _products(data, target, notes)
+    dense = layers * (products + small_kernels(model, system.gpu, tokens, target.gpus))
+    dense += _reduce(data, target, tokens, notes)
+    head = Products(data, system, "bfloat16")
+    logits = head.seconds(model.vocab_size // target.gpus, model.hidden_size)
+    there = np.isfinite(logits) & (head.tokens <= MAX_SEQUENCES)
+    counts, logits = head.tokens[there], logits[there]
+    sampler = SAMPLER + counts * SAMPLER_BYTES * model.vocab_size / system.gpu.bandwidth
+    head_seconds = logits + sampler + _gather(data, target, counts)
+    attention = _attention(data, target, notes)
+    sources = frozenset({"AIConfigurator"})
+    return Kernels(tokens, dense, counts, head_seconds, attention, notes, sources)
+
+
+def _attention(data: Path, target: Target, notes: list[str]) -> Batches:
+    """Read decodes and whole prompts, each by themselves; the grids have no others."""
+    layers, place = target.model.num_hidden_layers, (target.shape, target.kv_cache_dtype)
+    decode, more = read_attention(data, target.system, "generation", *place)
+    prefill, also = read_attention(data, target.system, "context", *place)
+    prefill = prefill[prefill["isl"] > 1]  # one token is timed as a decode
+    notes += more + also
+    found = decodes(*(decode[name].to_numpy(float) for name in ("N", "S", "seconds")))
+    others = prompts(*(prefill[name].to_numpy(float) for name in ("N", "isl", "seconds")))
+    both = together(found, others)
+    return replace(both, seconds=layers * both.seconds)
+
+
+def _products(data: Path, target: Target, notes: list[str]) -> tuple[Floats, Floats]:
+    """Give token counts and one layer's matrix products: measured, or reckoned and noted."""
+    model, gpus, system = target.model, target.gpus, target.system
+    table = Products(data, system, GEMM_DTYPES.get(target.dtype, target.dtype))
+    if not table.measured:
+        notes.append(f"matrix products: none were timed with {target.dtype} weights; by roofline")
+        reckoned = products_seconds(model, system.gpu, target.dtype, ROOFLINE_TOKENS)
+        return ROOFLINE_TOKENS, reckoned / gpus / model.num_hidden_layers
+    heads, kv_heads, size = target.shape
+    hidden, inner = model.hidden_size, model.intermediate_size // gpus
+    seconds = table.seconds((heads + 2 * kv_heads) * size, hidden)
+    seconds = seconds + table.seconds(hidden, heads * size)
+    if model.num_experts:
+        notes.append("experts: none were timed on this GPU; by roofline")
+        dense_only = replace(model, num_experts=0, num_experts_per_tok=0, intermediate_size=1)
+        efficient = efficiency_of(system.gpu)
+        whole = products_seconds(model, system.gpu, target.dtype, table.tokens, efficient)
+        rest = products_seconds(dense_only, system.gpu, target.dtype, table.tokens, efficient)
+        seconds = seconds + np.maximum(whole - rest, 0.0) / gpus / model.num_hidden_layers
+    else:
+        seconds = seconds + table.seconds(2 * inner, hidden) + table.seconds(hidden, inner)
+    seconds = seconds * in_sequence(system, table.tokens)
+    there = np.isfinite(seconds)
+    return table.tokens[there], seconds[there]
+
+
+def _reduce(data: Path, target: Target, tokens: Floats, notes: list[str]) -> Floats:
+    """Give the seconds of all layers' all-reduces, two each, of 16-bit hidden states."""
+    if target.gpus == 1:
+        return np.zeros(len(tokens))
+    model, size = target.model, target.model.hidden_size * HALF
+    table = AllReduce(data, target.system, target.gpus)
+    if table.measured:
+        return 2 * model.num_hidden_layers * table.seconds(tokens, size)
+    notes.append(f"all-reduce: not timed between {target.gpus} of these GPUs; by its link")
+    reckoned = all_reduce(target.system.gpu, target.gpus, tokens * size)
+    return 2 * model.num_hidden_layers * reckoned
+
+
+def _gather(data: Path, target: Target, counts: Floats) -> Floats:
+    """Give the seconds to collect the logits of all GPUs: half of what their all-reduce takes."""
+    if target.gpus == 1:
+        return np.zeros(len(counts))
+    size = target.model.vocab_size * HALF
+    table = AllReduce(data, target.system, target.gpus)
+    if table.measured:
+        return table.seconds(counts, size) / 2
+    return all_reduce(target.system.gpu, target.gpus, counts * size) / 2

@@ -1,0 +1,89 @@
+"""How much slower a matrix product is between a model's other kernels than back to back.
+
+AIConfigurator repeats one product in a loop; Vidur (Microsoft, MIT licence) times the products of
+whole layers of exact model shapes in sequence, with the cuBLAS of 2023. For up to about 100 tokens,
+where a product reads its weights, the two agree within 5 %; beyond, Vidur's take up to 30 % longer.
+What single requests took on real servers lies in the middle: prompts of 1,300 to 3,400 tokens
+alone on an H100 (Llama-2-7B and CodeLlama-34B, vLLM 0.11) needed 1.03 to 1.2 times, in the median
+1.09 times, what back-to-back products add up to, and 0.82 to 1.04, in the median 0.93 times what
+Vidur's do. So the time of a product is taken as the geometric mean of the two: back to back, times
+the square root of their ratio, the median over Vidur's models and TP degrees.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from calibration.aiconfigurator import Products
+from calibration.systems import System
+from calibration.tables import Floats, read_table
+from simulator.model import ModelSpec, load_model
+
+SOURCE = "vidur"
+TOKENS = (128, 256, 512, 1024, 2048, 4096)
+SHAPES = {
+    "a100": {
+        "codellama-34b": "codellama__CodeLlama-34b-Instruct-hf",
+        "llama-2-70b": "meta-llama__Llama-2-70b-hf",
+        "llama-2-7b": "meta-llama__Llama-2-7b-hf",
+        "llama-3-70b": "meta-llama__Meta-Llama-3-70B",
+        "llama-3-8b": "meta-llama__Meta-Llama-3-8B",
+    },
+    "h100": {
+        "codellama-34b": "codellama__CodeLlama-34b-Instruct-hf",
+        "llama-2-70b": "meta-llama__Llama-2-70b-hf",
+        "llama-2-7b": "meta-llama__Llama-2-7b-hf",
+    },
+}
+OPERATORS = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")
+
+
+def model_products(table: Products, model: ModelSpec, gpus: int) -> Floats:
+    """Give one layer's seconds in the products of a dense model's share, back to back."""
+    query = model.num_attention_heads // gpus * model.head_dim
+    key = max(1, model.num_key_value_heads // gpus) * model.head_dim
+    hidden, inner = model.hidden_size, model.intermediate_size // gpus
+    attention = table.seconds(query + 2 * key, hidden) + table.seconds(hidden, query)
+    return attention + table.seconds(2 * inner, hidden) + table.seconds(hidden, inner)
+
+
+def read_sequence(data: Path, key: str, model: str, gpus: int) -> tuple[Floats, Floats]:
+    """Give token counts and one layer's seconds in its products, in sequence."""
+    names = [f"time_stats.{name}.median" for name in OPERATORS]
+    path = f"{key}__{SHAPES[key][model]}__mlp.csv"
+    columns = ("num_tokens", "num_tensor_parallel_workers", *names)
+    table = read_table(data, path, SOURCE, columns)
+    rows = table[table["num_tensor_parallel_workers"] == gpus].groupby("num_tokens")[names].mean()
+    return rows.index.to_numpy(float), rows.sum(axis=1).to_numpy() / 1e3
+
+
+def ratios(data: Path, system: System) -> Floats:
+    """Give in sequence / back to back at `TOKENS`, a row for each model and TP degree."""
+    table, found = Products(data, system, "bfloat16"), []
+    for name in SHAPES[system.key]:
+        for gpus in (1, 2, 4, 8):
+            tokens, seconds = read_sequence(data, system.key, name, gpus)
+            alone = model_products(table, load_model(name), gpus)
+            there = np.interp(TOKENS, tokens, seconds)
+            found.append(there / np.interp(TOKENS, table.tokens, alone))
+    return np.array(found)
+
+
+def measure_factors(data: Path, system: System) -> Floats:
+    """Derive the factors at `TOKENS` from both sources' tables."""
+    return np.maximum(1.0, np.sqrt(np.median(ratios(data, system), axis=0)))
+
+
+FACTORS = {
+    "a100": (1.015, 1.038, 1.031, 1.090, 1.091, 1.074),
+    "h100": (1.037, 1.108, 1.124, 1.127, 1.066, 1.035),
+}
+"""What `measure_factors` gives on the published tables. GPUs that Vidur did not time take those of
+the likest: H200 and B200 of the H100, L40S of the A100."""
+LIKE = {"a100": "a100", "l40s": "a100", "h100": "h100", "h200": "h100", "b200": "h100"}
+
+
+def in_sequence(system: System, tokens: Floats) -> Floats:
+    """Give the factor on products of so many tokens, timed back to back; 1 up to 64 tokens."""
+    factors = (1.0, *FACTORS[LIKE[system.key]])
+    return np.asarray(np.interp(np.log(tokens), np.log((64, *TOKENS)), factors))

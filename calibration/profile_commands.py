@@ -1,0 +1,116 @@
+"""headway profile: build a cost profile from kernel tables, list the shipped ones, show one."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from simulator.errors import HeadwayError
+
+app = App(name="profile", help="Build cost profiles from kernel tables; list and show those here.")
+HALVES = ("auto", "bfloat16", "float16", "bf16", "fp16")
+
+
+@app.command
+def build(
+    *,
+    model: Annotated[str, Parameter(help="shipped model, or the path of a config.json")],
+    gpu: Annotated[str, Parameter(help="GPU with kernel tables, e.g. H100-80GB")],
+    tp: Annotated[int, Parameter(help="GPUs that share each layer")] = 1,
+    dtype: Annotated[str, Parameter(help="of weights and activations: auto or a 16-bit one")] = (
+        "auto"
+    ),
+    quantization: Annotated[
+        str | None, Parameter(help="of the weights: fp8, int8, int4 or nvfp4")
+    ] = None,
+    kv_cache_dtype: Annotated[str, Parameter(help="of the KV cache: auto, bfloat16, fp8")] = "auto",
+    data: Annotated[
+        Path | None, Parameter(help="folder with the tables [default: $HEADWAY_DATA]")
+    ] = None,
+    out: Annotated[Path, Parameter(help="file to write")],
+) -> int:
+    """Compose a model's steps from kernel tables, fit a cost profile to them and write it."""
+    import numpy as np
+
+    from calibration.compose import Target
+    from calibration.fit_tables import write_profile
+    from calibration.systems import find_system
+    from simulator.model import load_model
+
+    try:
+        spec = load_model(model)
+    except ValueError as error:
+        raise HeadwayError(f"--model: {str(error).removeprefix('model: ')}") from None
+    weights, cache = _precision(dtype, quantization, kv_cache_dtype)
+    target = Target(spec, find_system(gpu), tp, weights, cache)
+    report = write_profile(_data(data), target, out)
+    print(
+        f"written to {out}: median error {np.median(report.errors):.1%} of {len(report.errors):,} "
+        f"composed steps, {np.median(report.held_out):.1%} of unseen ones"
+    )
+    for note in report.notes:
+        print(f"not measured: {note}")
+    return 0
+
+
+def _precision(dtype: str, quantization: str | None, cache: str) -> tuple[str, str]:
+    """Give the dtypes of weights and cache in a profile's words; 16 bits are all the same."""
+    from simulator.model import bytes_of
+
+    if dtype not in HALVES:
+        raise HeadwayError(f"--dtype: must be one of {', '.join(HALVES)}, not {dtype!r}")
+    known = ("fp8", "int8", "int4", "nvfp4")
+    if quantization not in (None, *known):
+        raise HeadwayError(f"--quantization: must be one of {', '.join(known)}")
+    if cache not in HALVES and not cache.startswith("fp8"):
+        raise HeadwayError(f"--kv-cache-dtype: must be a 16-bit one or fp8, not {cache!r}")
+    try:
+        bytes_of("bfloat16" if cache == "auto" else cache)
+    except ValueError as error:
+        raise HeadwayError(f"--kv-cache-dtype: {error}") from None
+    return quantization or "bfloat16", "fp8" if cache.startswith("fp8") else "bfloat16"
+
+
+def _data(given: Path | None) -> Path:
+    """Find the folder of the tables."""
+    place = given or (Path(os.environ["HEADWAY_DATA"]) if "HEADWAY_DATA" in os.environ else None)
+    if place is None:
+        raise HeadwayError("--data: say where the kernel tables are, or set HEADWAY_DATA")
+    if not place.is_dir():
+        raise HeadwayError(f"--data {place}: no such folder")
+    return place
+
+
+@app.command(name="list")
+def list_() -> int:
+    """List the profiles that come with the package, with their fit errors."""
+    from simulator.profile import PROFILES, named_hardware, shipped_profiles
+    from simulator.yamlpos import parse, read_text
+
+    head = f"{'profile':<40}{'GPU':<14}{'TP':>3}  {'weights':<10}{'cache':<10}"
+    print(f"{head}{'median':>8}{'P95':>8}")
+    for name in shipped_profiles():
+        path = PROFILES / f"{name}.yaml"
+        raw, _ = parse(read_text(path), str(path))
+        fit = raw["fit"] if isinstance(raw, dict) else {}
+        gpu, tp, weights, cache = named_hardware(name).values()
+        scaled = " *" if isinstance(raw, dict) and "fallback" in raw else ""
+        errors = f"{fit['median_relative_error']:>8.1%}{fit['p95_relative_error']:>8.1%}"
+        print(f"{name:<40}{gpu:<14}{tp:>3}  {weights:<10}{cache:<10}{errors}{scaled}")
+    print("* in part by roofline, scaled to measured kernels: see `fallback` in the profile")
+    return 0
+
+
+@app.command
+def show(name: Annotated[str, Parameter(name="NAME", help="shipped profile, or a path")], /) -> int:
+    """Print a profile: its terms, range, errors and sources."""
+    from simulator.profile import find_profile, read_profile
+
+    try:
+        path = find_profile(name)
+    except ValueError as error:
+        raise HeadwayError(str(error)) from None
+    read_profile(path)  # tells what is wrong with it
+    print(path.read_text(), end="")
+    return 0

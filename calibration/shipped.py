@@ -1,0 +1,81 @@
+"""Which profiles come with the package, and how they are called."""
+
+from collections.abc import Iterator
+
+from calibration.compose import Target
+from calibration.systems import SYSTEMS, System
+from simulator.memory import kv_budget
+from simulator.model import HALF, ModelSpec, bytes_of, load_model
+
+MODELS = {
+    "llama-3-8b": (1, 2),
+    "llama-2-7b": (1, 2),
+    "qwen3-8b": (1, 2),
+    "qwen3-14b": (1, 2),
+    "qwen3-32b": (1, 2, 4, 8),
+    "codellama-34b": (1, 2, 4),
+    "llama-3-70b": (1, 2, 4, 8),
+    "llama-2-70b": (2, 4, 8),
+}
+"""TP degrees, where the weights leave room for a cache."""
+QUANTIZED = ("llama-3-8b", "qwen3-32b", "llama-3-70b")
+TIMED_IN_LAYERS: dict[str, dict[str, tuple[int, ...]]] = {
+    "rtx-4090": {"llama-3-8b": (1,)},
+    "rtx-pro-6000": {"llama-3-8b": (1, 2), "qwen3-32b": (1, 2), "qwen3-30b-a3b": (1,)},
+}
+ROOM = 16_000  # tokens that the cache must hold
+SHORT = {"bfloat16": "bf16"}
+
+
+def shipped_targets() -> Iterator[Target]:
+    """Give all targets, model by model."""
+    for name, degrees in MODELS.items():
+        model = load_model(name)
+        for system in SYSTEMS:
+            if system.layers:
+                continue
+            for gpus in degrees:
+                yield from _precisions(model, system, gpus)
+    for key, models in TIMED_IN_LAYERS.items():
+        system = next(system for system in SYSTEMS if system.key == key)
+        for name, degrees in models.items():
+            for gpus in degrees:
+                yield Target(load_model(name), system, gpus)
+
+
+def _precisions(model: ModelSpec, system: System, gpus: int) -> Iterator[Target]:
+    """Give the precisions that fit, in 16 bits, fp8 and nvfp4."""
+    wanted = [("bfloat16", "bfloat16")]
+    if model.name in QUANTIZED and system.gpu.fp8_flops:
+        wanted.append(("fp8", "bfloat16"))
+        if model.name != "qwen3-32b":
+            wanted.append(("fp8", "fp8"))
+    if model.name == "llama-3-70b" and system.key == "b200":
+        wanted.append(("nvfp4", "fp8"))
+    for dtype, cache in wanted:
+        if _fits(model, system, gpus, dtype, cache):
+            yield Target(model, system, gpus, dtype, cache)
+
+
+def _fits(model: ModelSpec, system: System, gpus: int, dtype: str, cache: str) -> bool:
+    """Tell whether weights and ROOM tokens fit at vLLM's defaults."""
+    try:
+        budget = kv_budget(
+            model,
+            system.gpu,
+            tensor_parallel_size=gpus,
+            quantization=None if bytes_of(dtype) == HALF else dtype,
+            kv_cache_dtype=cache,
+        )
+    except ValueError:
+        return False
+    return budget.num_gpu_blocks * 16 >= ROOM
+
+
+def target_name(target: Target) -> str:
+    """Name a profile: model, GPU with TP degree, dtypes of weights and, where another, of cache."""
+    weights = SHORT.get(target.dtype, target.dtype)
+    cache = SHORT.get(target.kv_cache_dtype, target.kv_cache_dtype)
+    gpus = f"-tp{target.gpus}" if target.gpus > 1 else ""
+    kept = "" if cache == "bf16" else f"-kv{cache}"
+    return f"{target.model.name}.{target.system.key}{gpus}.{weights}{kept}"

@@ -1,0 +1,58 @@
+"""What an engine adds to its kernels: one model per engine version, from `overheads.yaml`.
+
+A step keeps the GPU waiting for `step` seconds whatever happens: the launch of its graph, sampled
+tokens on their way back. The host's own work, `host` and its terms per sequence, per prompt in the
+step and per token of prompts, is waited for too, unless the engine schedules asynchronously: then
+it is hidden behind the kernels, and only what is longer than these shows.
+"""
+
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from pathlib import Path
+
+import yaml
+
+from simulator.piecewise import PiecewiseCost
+
+FILE = Path(__file__).parent / "overheads.yaml"
+DEFAULT = "vllm"
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Seconds that an engine adds to a step's kernels; zero where nobody knows."""
+
+    step: float = 0.0
+    host: float = 0.0
+    host_per_sequence: float = 0.0
+    host_per_prefill: float = 0.0
+    host_per_prefill_token: float = 0.0
+
+    def on(self, cost: PiecewiseCost, *, overlapped: bool) -> PiecewiseCost:
+        """Put it on top of a cost of kernels alone."""
+        return replace(
+            cost,
+            overhead=cost.overhead + self.step,
+            host=self.host,
+            host_per_sequence=self.host_per_sequence,
+            host_per_prefill=self.host_per_prefill,
+            host_per_prefill_token=self.host_per_prefill_token,
+            overlapped=overlapped,
+        )
+
+
+@lru_cache(maxsize=1)
+def overheads() -> dict[str, Overhead]:
+    """Read the models that come with the package, by engine version."""
+    known = [field.name for field in fields(Overhead)]
+    raw = yaml.safe_load(FILE.read_text())
+    return {
+        name: Overhead(**{key: float(terms.get(key, 0.0)) for key in known})
+        for name, terms in raw.items()
+    }
+
+
+def unknown_overhead(name: str) -> str:
+    """Say which names there are, for one that is none; "" for one that is."""
+    known = overheads()
+    return "" if name in known else f"no engine {name!r}; there are {', '.join(known)}"

@@ -1,0 +1,242 @@
+"""Composed steps of small hand-made tables: shapes, shares, all-reduce, fallbacks, bad input."""
+
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from calibration.aiconfigurator import AllReduce, _read, read_attention
+from calibration.compose import Target, compose_kernels
+from calibration.profile_commands import build, list_, show
+from calibration.systems import find_system
+from simulator.cli import main
+from simulator.errors import HeadwayError
+from simulator.model import load_model
+from simulator.profile import read_profile
+
+pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'headway[parquet]'")
+
+H100, PRO = find_system("H100-80GB"), find_system("RTX-PRO-6000")
+LLAMA = load_model("llama-3-8b")
+TOKENS = [1, 64, 8192]
+SIZES = [32, 1024, 65536]
+
+
+def gemm_ms(m: int, n: int, k: int) -> float:
+    """Give the time of a product whose logarithm is straight in those of n and k."""
+    return 1e-7 * (n * k) ** 0.5 * (m + 64)
+
+
+def write(folder: Path, path: str, rows: Sequence[dict[str, object]]) -> None:
+    """Write a table into AIConfigurator's tree."""
+    place = folder / path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(rows).to_parquet(place)
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    """Make the tables of an H100 that times everything by simple rules."""
+    _read.cache_clear()
+    grid = product(("bfloat16", "fp8"), TOKENS, SIZES, SIZES)
+    write(
+        tmp_path,
+        "h100_sxm/gemm/vllm/0.24.0/gemm_perf.parquet",
+        [
+            {"gemm_dtype": d, "m": m, "n": n, "k": k, "latency": gemm_ms(m, n, k) / (1 + (d > "c"))}
+            for d, m, n, k in grid
+        ],
+    )
+    for kind, lengths in (("context", (16, 256, 2048)), ("generation", (1,))):
+        rows = [
+            {
+                "batch_size": batch,
+                "isl": length,
+                "step": step,
+                "num_heads": heads,
+                "num_key_value_heads": kv,
+                "head_dim": 128,
+                "kv_cache_dtype": "bfloat16",
+                "latency": 1e-3 + 1e-9 * batch * heads * length * (length + 2 * step),
+            }
+            for batch in (1, 4, 16)
+            for length in lengths
+            for step in ((0,) if kind == "context" else (15, 1023, 8191))
+            for heads, kv in ((32, 8), (8, 8), (16, 4))
+        ]
+        write(tmp_path, f"h100_sxm/attention/vllm/0.24.0/{kind}_attention_perf.parquet", rows)
+    write(
+        tmp_path,
+        "h100_sxm/comm/vllm/0.24.0/custom_allreduce_perf.parquet",
+        [
+            {"num_gpus": 2, "message_size": size, "backend": backend, "latency": ms + size / 1e8}
+            for backend, ms in (("vllm_graph", 0.005), ("vllm_eager", 0.02))
+            for size in (1, 1 << 30)
+        ],
+    )
+    write(
+        tmp_path,
+        "h100_sxm/comm/nccl/2.27.3/nccl_perf.parquet",
+        [
+            {
+                "op_name": "all_reduce",
+                "nccl_dtype": "half",
+                "num_gpus": 2,
+                "message_size": size,
+                "latency": 0.1 + size / 2e8,
+            }
+            for size in (1, 1 << 30)
+        ],
+    )
+    return tmp_path
+
+
+def test_products_of_a_layer_are_those_of_its_shapes(tables: Path) -> None:
+    """Decodes of one token: query, key and value; output; gate and up; down, in 32 layers."""
+    kernels = compose_kernels(tables, Target(LLAMA, H100))
+    shapes = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
+    products = 32e-3 * sum(gemm_ms(1, n, k) for n, k in shapes)
+    small = 32 * 10e-6
+    assert kernels.dense[0] == pytest.approx(products + small, rel=0.02)
+    assert kernels.notes == []
+    halves = compose_kernels(tables, Target(LLAMA, H100, dtype="fp8"))
+    assert halves.dense[0] == pytest.approx(products / 2 + small, rel=0.02)
+
+
+def test_two_gpus_share_the_products_and_add_up_twice_a_layer(tables: Path) -> None:
+    """Each has half the outputs or inputs; 64 all-reduces of 8 KiB come on top."""
+    kernels = compose_kernels(tables, Target(LLAMA, H100, 2))
+    shapes = [(3072, 4096), (4096, 2048), (14336, 4096), (4096, 7168)]
+    products = 32e-3 * sum(gemm_ms(1, n, k) for n, k in shapes)
+    reduce = 64e-3 * (0.005 + 8192 / 1e8)
+    assert kernels.dense[0] == pytest.approx(products + reduce + 32 * 10e-6, rel=0.02)
+
+
+def test_which_all_reduce_applies(tables: Path) -> None:
+    """In a graph up to 512 tokens, launched above, NCCL from 8 MiB on."""
+    table = AllReduce(tables, H100, 2)
+    tokens = np.array([1.0, 512, 600, 1024, 4096])
+    milliseconds = 1e3 * table.seconds(tokens, 8192)
+    size = tokens * 8192
+    wanted = [0.005, 0.005, 0.02, 0.1, 0.1] + size / np.array([1e8, 1e8, 1e8, 2e8, 2e8])
+    np.testing.assert_allclose(milliseconds, wanted, rtol=1e-6)
+    assert not AllReduce(tables, H100, 4).measured
+
+
+def test_what_no_table_has_is_reckoned_and_said(tables: Path) -> None:
+    """No all-reduce of four GPUs, no fp8 cache, no int4 weights: three notes."""
+    target = Target(LLAMA, H100, 1, "int4", "fp8")
+    notes = compose_kernels(tables, target).notes
+    assert len(notes) == 3
+    assert notes[0].startswith("matrix products: none were timed with int4 weights")
+    assert notes[1].startswith("generation attention: a fp8 cache was not timed")
+    full = compose_kernels(tables, Target(LLAMA, H100))
+    half = compose_kernels(tables, target)
+    np.testing.assert_allclose(half.attention.context, 2 * full.attention.context)
+
+
+def test_decodes_of_many_kv_heads_are_those_of_eight(tables: Path) -> None:
+    """32 KV heads of a sequence read what 8 of four sequences do."""
+    found, _ = read_attention(tables, H100, "generation", (32, 32, 128), "bfloat16")
+    assert sorted(set(found["N"])) == [1.0, 4.0]  # batches of 4 and 16
+    assert found["S"].max() == 4 * 8192
+    assert set(found["num_heads"]) == {8}
+
+
+def test_the_nearest_heads_stand_in(tables: Path) -> None:
+    """40 heads on 8 KV heads were not timed: prompts take 40/32 of what 32 do."""
+    found, notes = read_attention(tables, H100, "context", (40, 8, 128), "bfloat16")
+    there, none = read_attention(tables, H100, "context", (32, 8, 128), "bfloat16")
+    np.testing.assert_allclose(found["seconds"], 1.25 * there["seconds"])
+    assert notes == ["context attention: of 32 heads, for want of 40"]
+    assert none == []
+
+
+def test_build_list_and_show(
+    tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands work on any folder with tables."""
+    out = tmp_path / "made.yaml"
+    assert build(model="llama-3-8b", gpu="H100-80GB", tp=2, data=tables, out=out) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"written to {out}: median error ")
+    profile = read_profile(out)
+    assert profile.hardware["tensor_parallel_size"] == 2
+    assert show(str(out)) == 0
+    assert capsys.readouterr().out == out.read_text()
+    assert list_() == 0
+    assert "llama-3-8b.a100.bf16" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tp", "3"], "--tp: 3 does not divide the 32 attention heads of llama-3-8b"),
+        (["--model", "gpt-5"], "--model: no file"),
+        (["--gpu", "L4"], "--gpu: L4 has no kernel tables; there are those of A100-80GB, "),
+        (["--gpu", "H1000"], "--gpu: no GPU 'H1000' in the table"),
+        (["--gpu", "H200"], "has neither h200_sxm/gemm/vllm/0.24.0/gemm_perf.parquet"),
+        (["--quantization", "fp7"], "--quantization: must be one of fp8, int8, int4, nvfp4"),
+        (["--dtype", "float32"], "--dtype: must be one of auto, bfloat16"),
+        (["--kv-cache-dtype", "int3"], "--kv-cache-dtype: must be a 16-bit one or fp8"),
+        (["--data", "/nowhere"], "--data /nowhere: no such folder"),
+    ],
+)
+def test_bad_input_is_one_line(
+    tables: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    message: str,
+) -> None:
+    """Exit code 2, one line that says what is allowed, no file."""
+    out = tmp_path / "made.yaml"
+    given = {"--model": "llama-3-8b", "--gpu": "H100-80GB", "--data": str(tables)}
+    given |= dict([words]) if len(words) == 2 else {}
+    line = [word for pair in given.items() for word in pair]
+    assert main(["profile", "build", *line, "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not out.exists()
+
+
+def test_missing_columns_are_named(tables: Path) -> None:
+    """One line with the file and the columns."""
+    path = "h100_sxm/gemm/vllm/0.24.0/gemm_perf.parquet"
+    pd.read_parquet(tables / path).drop(columns=["n", "latency"]).to_parquet(tables / path)
+    with pytest.raises(HeadwayError, match=r"gemm_perf\.parquet: lacks the columns n, latency$"):
+        compose_kernels(tables, Target(LLAMA, H100))
+    (tables / path).write_bytes(b"no table")
+    _read.cache_clear()
+    with pytest.raises(HeadwayError, match=r"gemm_perf\.parquet: cannot be read as a table"):
+        compose_kernels(tables, Target(LLAMA, H100))
+
+
+def test_layers_of_a_timed_model(tmp_path: Path) -> None:
+    """32 layers of every kernel, norms twice; embedding, last norm, head and sampler once."""
+    folder = tmp_path / "RTXPRO6000" / "meta-llama" / "Llama-3.1-8B" / "tp1"
+    folder.mkdir(parents=True)
+    layers = ("embedding", "layernorm", "qkv_proj", "final_layernorm")
+    dense = [(name, tokens, 10.0) for name in layers for tokens in (1, 2048)]
+    pd.DataFrame(dense, columns=["layer", "tokens", "time_us"]).to_csv(
+        folder / "dense.csv", index=False
+    )
+    head = [(name, count, 5.0) for name in ("lm_head", "sampler") for count in (1, 256)]
+    pd.DataFrame(head, columns=["layer", "sequences", "time_us"]).to_csv(
+        folder / "per_sequence.csv", index=False
+    )
+    attention = [(16, 64, 2, 100, 7.0), (0, 0, 4, 50, 3.0), (16, 0, 0, 0, 2.0)]
+    names = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"]
+    pd.DataFrame(attention, columns=names).to_csv(folder / "attention.csv", index=False)
+    kernels = compose_kernels(tmp_path, Target(load_model("llama-3.1-8b"), PRO))
+    assert kernels.dense.tolist() == pytest.approx([(20 + 32 * 30) * 1e-6] * 2)
+    assert kernels.head.tolist() == pytest.approx([1e-5] * 2)
+    found = kernels.attention
+    assert found.seconds.tolist() == pytest.approx([224e-6, 96e-6, 64e-6])
+    assert found.context.tolist() == [200, 200, 0]
+    assert found.pairs.tolist() == [16 * 64 + 136, 0, 136]
+    assert found.longest.tolist() == [100, 50, 16]
