@@ -19,7 +19,7 @@ from calibration.systems import System
 from calibration.tables import Floats
 from simulator.efficiency import efficiency_of
 from simulator.errors import HeadwayError
-from simulator.model import HALF, ModelSpec, bytes_of
+from simulator.model import HALF, ModelSpec
 from simulator.roofline import all_reduce, products_seconds, small_kernels
 
 MAX_SEQUENCES = 1024
@@ -66,19 +66,22 @@ class Kernels:
     sources: frozenset[str] = frozenset()
 
 
+class NotTimedError(HeadwayError):
+    """No table times a model of this shape in this precision on this GPU."""
+
+
 def compose_kernels(data: Path, target: Target) -> Kernels:
     """Read or reckon what the target's steps are made of."""
-    if llmservingsim.has_layers(data, target.system, target.model, target.gpus):
-        if target.dtype == "bfloat16":
-            return _layers(data, target)
-    elif not target.system.version or target.system.layers:
-        raise HeadwayError(
-            f"{target.system.gpu.name}: {target.model.name} was not timed there at TP "
-            f"{target.gpus}; run it without a profile: a roofline scaled to this GPU's kernels"
-        )
-    if target.system.layers:
-        raise HeadwayError(f"{target.system.gpu.name}: only bfloat16 weights were timed there")
-    return _grid(data, target)
+    system = target.system
+    if not system.layers:
+        return _grid(data, target)
+    if not llmservingsim.has_layers(data, system, target.model, target.gpus):
+        raise NotTimedError(f"{target.model.name} at TP {target.gpus} on {system.gpu.name}")
+    if {target.dtype, target.kv_cache_dtype} != {"bfloat16"}:
+        raise NotTimedError(f"other dtypes than bfloat16 on {system.gpu.name}")
+    if target.model.num_experts and target.gpus > 1:
+        raise NotTimedError(f"experts at TP {target.gpus} on {system.gpu.name}")
+    return _layers(data, target)
 
 
 def _layers(data: Path, target: Target) -> Kernels:
@@ -88,11 +91,7 @@ def _layers(data: Path, target: Target) -> Kernels:
     attention = llmservingsim.read_attention(*place)
     notes: list[str] = []
     if target.model.num_experts:
-        if target.gpus > 1:
-            raise HeadwayError(f"{target.system.gpu.name}: experts were timed at TP 1 only")
         dense = dense + llmservingsim.read_experts(*place, tokens)
-    if bytes_of(target.kv_cache_dtype) != HALF:
-        raise HeadwayError(f"{target.system.gpu.name}: only a bfloat16 cache was timed there")
     dense = dense + _reduce(data, target, tokens, notes)
     counts, head = llmservingsim.read_head(*place)
     sources = {"LLMServingSim"} | ({"AIConfigurator"} if target.gpus > 1 else set())

@@ -21,13 +21,19 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.batches import Batches
-from calibration.compose import MAX_SEQUENCES, Kernels, Target, compose_kernels
+from calibration.compose import (
+    MAX_SEQUENCES,
+    Kernels,
+    NotTimedError,
+    Target,
+    compose_kernels,
+)
 from calibration.mixed_steps import BLOCK, LONGEST, START, MixedFactors, fa2_factors, mixed_form
 from calibration.tables import Floats
 from simulator.errors import HeadwayError
 from simulator.files import write_atomic
-from simulator.piecewise import Limits, PiecewiseCost
-from simulator.roofline import TILE
+from simulator.piecewise import TERMS, Limits, PiecewiseCost
+from simulator.roofline import TILE, roofline
 
 FOLDS = 5
 LOSS_SCALE = 0.05  # relative error beyond which a sample counts less
@@ -215,9 +221,29 @@ def cross_validate(
     return np.concatenate(errors)
 
 
+def reckon(target: Target, note: str) -> FitReport:
+    """Take a roofline at the efficiency that other models reach on the GPU."""
+    cost = roofline(
+        target.model,
+        target.system.gpu,
+        tensor_parallel_size=target.gpus,
+        dtype=target.dtype,
+        kv_cache_dtype=target.kv_cache_dtype,
+    )
+    tokens, seconds = np.array(cost.dense, float).T
+    rows = [[int(count), _rounded(time)] for count, time in thin(tokens, seconds)]
+    values = {name: _rounded(getattr(cost, name)) for name in TERMS}
+    limits = {"tokens": (1, rows[-1][0])}
+    cost = PiecewiseCost(dense=rows, **values)  # type: ignore[arg-type]
+    return FitReport(cost, limits, np.zeros(0), np.zeros(0), (note,))
+
+
 def calibrate(data: Path, target: Target) -> FitReport:
-    """Compose and fit one target's cost."""
-    kernels = compose_kernels(data, target)
+    """Compose and fit one target's cost; where nothing like it was timed, by roofline."""
+    try:
+        kernels = compose_kernels(data, target)
+    except NotTimedError as error:
+        return reckon(target, f"nothing was timed of {error}; roofline at that GPU's efficiency")
     samples = compose(kernels)
     found = samples.batches
     joint = bool(((found.chunks > 0) & (found.decodes > 0)).any())

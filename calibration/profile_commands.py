@@ -45,6 +45,9 @@ def build(
     weights, cache = _precision(dtype, quantization, kv_cache_dtype)
     target = Target(spec, find_system(gpu), tp, weights, cache)
     report = write_profile(_data(data), target, out)
+    if not len(report.errors):
+        print(f"written to {out}: {report.notes[0]}")
+        return 0
     print(
         f"written to {out}: median error {np.median(report.errors):.1%} of {len(report.errors):,} "
         f"composed steps, {np.median(report.held_out):.1%} of unseen ones"

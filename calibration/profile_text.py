@@ -7,6 +7,8 @@ import numpy as np
 from calibration.compose import Target
 from calibration.fit_tables import FitReport
 from calibration.tables import Floats
+from simulator.efficiency import efficiency_of
+from simulator.hardware import Gpu
 from simulator.piecewise import TERMS, Table
 
 MEANINGS = {
@@ -98,15 +100,18 @@ def _lines(target: Target, report: FitReport) -> Iterator[str]:
     yield "range: # of the steps fitted to; beyond, a run warns"
     yield from (f"  {name}: [{low}, {high}]" for name, (low, high) in report.limits.items())
     yield ""
-    yield from _errors(report)
+    yield from _errors(report, system.gpu)
     yield ""
     if report.notes:
         yield "fallback: # not measured, but reckoned from what was"
         yield from (f'- "{note}"' for note in report.notes)
-    yield "assumptions: |"
-    yield from _assumptions(target, report)
-    yield "sources:"
-    yield from _sources(target, report)
+    if len(report.errors):
+        yield "assumptions: |"
+        yield from _assumptions(target, report)
+        yield "sources:"
+        yield from _sources(target, report)
+    else:
+        yield "sources: [simulator/efficiencies.yaml]"
 
 
 def _table(rows: Table) -> Iterator[str]:
@@ -122,8 +127,12 @@ def _table(rows: Table) -> Iterator[str]:
     yield line.rstrip()
 
 
-def _errors(report: FitReport) -> Iterator[str]:
+def _errors(report: FitReport, gpu: Gpu) -> Iterator[str]:
     """Write down the relative errors of whole steps."""
+    if not len(report.errors):
+        yield "fit: # of no step of this model; other models' steps by the same roofline"
+        yield f"  roofline_median_relative_error: {efficiency_of(gpu).error}"
+        return
     yield "fit: # relative errors of the kernels' sum"
     yield from _spread(report.errors, "  ")
     yield "  cross_validation: # 5 folds; each leaves out whole token counts"

@@ -30,6 +30,7 @@ class Efficiency:
     launch: float = 12e-6  # of attention, per layer
     link: float = 0.35  # of the link's bandwidth, in an all-reduce; over PCIe rather 0.2
     link_latency: float = 13e-6  # of an all-reduce
+    error: float = 0.0  # median relative error of a roofline with these shares, if measured
     measured: bool = False
 
 

@@ -4,6 +4,9 @@ A step keeps the GPU waiting for `step` seconds whatever happens: the launch of 
 tokens on their way back. The host's own work, `host` and its terms per sequence, per prompt in the
 step and per token of prompts, is waited for too, unless the engine schedules asynchronously: then
 it is hidden behind the kernels, and only what is longer than these shows.
+
+vLLM launches pure decodes as CUDA graphs of certain batch sizes, 1, 2, 4, then every 8 and from 256
+on every 16 (0.11 on), and pads smaller batches; `captured` is the largest of them.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -27,6 +30,13 @@ class Overhead:
     host_per_sequence: float = 0.0
     host_per_prefill: float = 0.0
     host_per_prefill_token: float = 0.0
+    captured: int = 0  # 0: no CUDA graphs
+
+    @property
+    def capture_sizes(self) -> tuple[int, ...]:
+        """The batches of pure decodes that have a CUDA graph."""
+        sizes = [1, 2, 4, *range(8, 256, 8), *range(256, self.captured + 1, 16)]
+        return tuple(size for size in sizes if size <= self.captured)
 
     def on(self, cost: PiecewiseCost, *, overlapped: bool) -> PiecewiseCost:
         """Put it on top of a cost of kernels alone."""
@@ -38,16 +48,17 @@ class Overhead:
             host_per_prefill=self.host_per_prefill,
             host_per_prefill_token=self.host_per_prefill_token,
             overlapped=overlapped,
+            cudagraph_capture_sizes=self.capture_sizes,
         )
 
 
 @lru_cache(maxsize=1)
 def overheads() -> dict[str, Overhead]:
     """Read the models that come with the package, by engine version."""
-    known = [field.name for field in fields(Overhead)]
+    known = {field.name for field in fields(Overhead)}
     raw = yaml.safe_load(FILE.read_text())
     return {
-        name: Overhead(**{key: float(terms.get(key, 0.0)) for key in known})
+        name: Overhead(**{key: value for key, value in terms.items() if key in known})
         for name, terms in raw.items()
     }
 

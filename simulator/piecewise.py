@@ -355,9 +355,8 @@ class PiecewiseCost(Fitted):
         reads = np.maximum(self.decode_per_context * contexts, self.decode_per_sequence * counts)
         seconds: npt.NDArray[np.float64] = table[counts] + reads
         host = self.host + self.host_per_sequence * counts
-        if self.overlapped:
-            return np.maximum(seconds, self.overhead + host)
-        return np.asarray(seconds + host)
+        shown = np.maximum(seconds, self.overhead + host) if self.overlapped else seconds + host
+        return np.asarray(shown)
 
 
 def _check_table(table: object) -> list[tuple[bool, str]]:

@@ -16,6 +16,8 @@ from simulator.cli import main
 from simulator.errors import HeadwayError
 from simulator.model import load_model
 from simulator.profile import read_profile
+from simulator.request import Chunk, Request, Step
+from simulator.roofline import roofline
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'headway[parquet]'")
 
@@ -240,3 +242,17 @@ def test_layers_of_a_timed_model(tmp_path: Path) -> None:
     assert found.context.tolist() == [200, 200, 0]
     assert found.pairs.tolist() == [16 * 64 + 136, 0, 136]
     assert found.longest.tolist() == [100, 50, 16]
+
+
+def test_a_model_that_nobody_timed_there_gets_a_roofline(tmp_path: Path) -> None:
+    """Scaled to the GPU's kernels, and the profile says so; no error is claimed."""
+    out = tmp_path / "made.yaml"
+    assert build(model="qwen3-8b", gpu="RTX-4090", data=tmp_path, out=out) == 0
+    profile = read_profile(out)
+    assert profile.cost.name == "made (in part scaled roofline)"
+    text = out.read_text()
+    assert "nothing was timed of qwen3-8b at TP 1 on RTX-4090" in text
+    assert "  median_relative_error" not in text
+    said = roofline(load_model("qwen3-8b"), find_system("RTX-4090").gpu)
+    for step in (Step([], 8, 8000), Step([Chunk(Request(0, 0.0, 512, 1), 0, 512)])):
+        assert profile.cost.execute(step) == pytest.approx(said.execute(step), rel=0.02)

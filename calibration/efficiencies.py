@@ -1,0 +1,153 @@
+"""What share of its data sheet each GPU's kernels reach: simulator/efficiencies.yaml.
+
+    python -m calibration.efficiencies --data DIR
+
+For every GPU with tables the shares are fitted to the composed steps of two models, each kind of
+kernel by itself.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from calibration.aiconfigurator import AllReduce
+from calibration.compose import Kernels, Target, compose_kernels
+from calibration.fit_tables import calibrate, compose, relative_errors
+from calibration.systems import SYSTEMS, System
+from calibration.tables import Floats
+from simulator.efficiency import FILE, Efficiency
+from simulator.errors import HeadwayError
+from simulator.files import write_atomic
+from simulator.model import load_model
+from simulator.roofline import products_seconds, roofline, small_kernels
+
+MODELS = ("llama-3-8b", "qwen3-32b")
+ONLY = {"rtx-4090": MODELS[:1]}
+DEGREES = (2, 4, 8)
+LINK, PCIE = ("link", "link_latency"), "RTX-PRO-6000"
+LARGE = np.array([8.0, 16, 32, 64]) * (1 << 20)  # bytes of an all-reduce
+HEAD = f"""\
+# What share of its data sheet each GPU's kernels reach; simulator/efficiency.py explains the keys.
+# Written by `python -m calibration.efficiencies` from the tables of AIConfigurator (Apache-2.0) and
+# LLMServingSim (MIT), as fitted to {" and ".join(MODELS)} in 16 bits on one GPU. `error` is the
+# median relative error, and `error_p95` the 95th percentile, of a roofline with these shares on the
+# composed steps of those models. No all-reduce was timed on L40S and RTX 4090: their `link` is that
+# of the RTX PRO 6000.
+gpus:
+"""
+
+Composed = tuple[Target, Kernels]
+
+
+def fit_products(composed: list[Composed]) -> tuple[float, float]:
+    """Fit the shares of bandwidth and FLOP/s in matrix products, robustly in relative terms."""
+    from scipy.optimize import least_squares
+
+    def residuals(logs: Floats) -> Floats:
+        weights, compute = np.exp(logs)
+        share = Efficiency(weights=weights, compute=compute, compute_fp8=compute)
+        found = []
+        for target, kernels in composed:
+            model, gpu = target.model, target.system.gpu
+            small = small_kernels(model, gpu, kernels.tokens) * model.num_hidden_layers
+            said = products_seconds(model, gpu, target.dtype, kernels.tokens, share) + small
+            found.append(np.log(said / kernels.dense))
+        return np.concatenate(found)
+
+    result = least_squares(residuals, np.log([0.8, 0.7]), loss="soft_l1", f_scale=0.05)
+    weights, compute = np.exp(result.x)
+    return float(weights), float(compute)
+
+
+def attention_shares(data: Path, targets: list[Target]) -> dict[str, float]:
+    """Give the shares that the attention of fitted costs stands for."""
+    cache, pairs, launch = [], [], []
+    for target in targets:
+        model, gpu, cost = target.model, target.system.gpu, calibrate(data, target).cost
+        cache.append(model.kv_bytes_per_token("bf16") / cost.decode_per_context / gpu.bandwidth)
+        flops = model.attention_flops_per_pair / cost.prefill_per_pair
+        pairs.append(flops / gpu.bf16_flops)
+        launch.append(cost.decode / model.num_hidden_layers)
+    shares = {"cache": cache, "attention": pairs, "launch": launch}
+    return {name: float(np.median(values)) for name, values in shares.items()}
+
+
+def link_shares(data: Path, system: System) -> dict[str, float]:
+    """Give latency and share of the link of all-reduces, their medians over TP degrees."""
+    latency, link = [], []
+    for gpus in DEGREES:
+        table = AllReduce(data, system, gpus)
+        if not table.measured:
+            continue
+        first = float(table.seconds(np.ones(1), 8192)[0])
+        spent = np.array([table.seconds(np.array([4096.0]), size / 4096)[0] for size in LARGE])
+        passed = 2 * (gpus - 1) / gpus * LARGE
+        latency.append(first)
+        link.append(float(np.median(passed / (spent - first))) / system.gpu.link_bandwidth)
+    if not link:
+        return {}
+    return {"link": float(np.median(link)), "link_latency": float(np.median(latency))}
+
+
+def measure(data: Path, system: System) -> dict[str, float]:
+    """Give a GPU's shares by name."""
+    targets = [Target(load_model(name), system) for name in ONLY.get(system.key, MODELS)]
+    composed = [(target, compose_kernels(data, target)) for target in targets]
+    weights, compute = fit_products(composed)
+    shares = {"weights": weights, "compute": compute}
+    if system.gpu.fp8_flops and not system.layers:
+        halves = [Target(target.model, system, dtype="fp8") for target in targets]
+        found = fit_products([(target, compose_kernels(data, target)) for target in halves])
+        shares["compute_fp8"] = found[1]
+    return shares | attention_shares(data, targets) | link_shares(data, system)
+
+
+def errors(data: Path, system: System) -> Floats:
+    """Give the relative errors of the roofline, with the shares that are shipped."""
+    found = []
+    for name in ONLY.get(system.key, MODELS):
+        target = Target(load_model(name), system)
+        samples = compose(compose_kernels(data, target))
+        found.append(relative_errors(roofline(target.model, system.gpu), samples))
+    return np.concatenate(found)
+
+
+def text(measured: dict[str, dict[str, float]]) -> str:
+    """Write the shares as YAML."""
+    lines = [HEAD.rstrip()]
+    for name, shares in measured.items():
+        lines.append(f"  {name}:")
+        lines += [f"    {key}: {value:.3g}" for key, value in shares.items()]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure all GPUs' shares and write the file that comes with the package."""
+    from simulator.efficiency import _measured
+
+    parser = argparse.ArgumentParser(description="Fit the GPUs' efficiencies.")
+    parser.add_argument("--data", type=Path, required=True, help="folder with the kernel tables")
+    options = parser.parse_args(arguments)
+    try:
+        found = {system.gpu.name: measure(options.data, system) for system in SYSTEMS}
+        for shares in found.values():  # those without a table are on PCIe, as this one is
+            shares |= {key: found[PCIE][key] for key in LINK if key not in shares}
+        write_atomic(FILE, lambda file: file.write(text(found).encode()))
+        _measured.cache_clear()
+        for system in SYSTEMS:
+            off = errors(options.data, system)
+            found[system.gpu.name] |= {
+                "error": float(np.median(off)),
+                "error_p95": float(np.percentile(off, 95)),
+            }
+        write_atomic(FILE, lambda file: file.write(text(found).encode()))
+    except HeadwayError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
