@@ -13,6 +13,7 @@ from typing import Any
 from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.cost import CostModel, load_cost, shipped_profile
+from simulator.dynamic import DynamicScheduler
 from simulator.engines import fraction_of
 from simulator.errors import HeadwayWarning
 from simulator.fastgen import FastGen
@@ -22,7 +23,9 @@ from simulator.hf import HfStatic
 from simulator.memory import kv_budget
 from simulator.mixed import Orca, Sarathi
 from simulator.model import ModelSpec, load_model
+from simulator.orders import HRRN, MLFQ, SRPT, Boost
 from simulator.policies import SJF, Priority
+from simulator.preempting import Deadline, Preemptive
 from simulator.scenario import EngineBlock, Scenario
 from simulator.scheduler import Scheduler
 from simulator.sglang import SgLang
@@ -34,7 +37,13 @@ from simulator.vllm_v0 import VllmV0
 POLICIES: dict[str, type] = {
     "fcfs": Scheduler,
     "priority": Priority,
+    "preemptive": Preemptive,
+    "deadline": Deadline,
     "sjf": SJF,
+    "srpt": SRPT,
+    "hrrn": HRRN,
+    "mlfq": MLFQ,
+    "boost": Boost,
     "static": Static,
     "hf-static": HfStatic,
     "orca": Orca,
@@ -54,6 +63,8 @@ VLLM_OPTIONS = (
     "watermark",
 )
 """Keys of the engine that a scheduler may take, under the same name."""
+DYNAMIC = ("rank", "displaces", "promote")
+"""What makes a policy need the DynamicScheduler, see `policies.Policy`."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -158,9 +169,14 @@ def find_policy(scenario: Scenario) -> tuple[type, dict[str, Any]]:
     except Exception as error:  # whatever the module does
         raise ValueError(f"{field}: cannot load {name}: {' '.join(str(error).split())}") from error
     if not isinstance(found, type) or not (
-        issubclass(found, Scheduler) or callable(getattr(found, "key", None))
+        issubclass(found, Scheduler)
+        or callable(getattr(found, "key", None))
+        or callable(getattr(found, "rank", None))
     ):
-        raise ValueError(f"{field}: {name} is no Scheduler and has no method `key(request)`")
+        raise ValueError(
+            f"{field}: {name} is no Scheduler and has no method `key(request)` or "
+            "`rank(waiting, now)`"
+        )
     return found, arguments
 
 
@@ -193,10 +209,21 @@ def make_scheduler(
     blocks = _blocks(engine, parts, caching, named)
     if issubclass(found, Scheduler):  # fcfs needs no policy
         return mechanism(blocks, **options, **arguments)
-    return mechanism(blocks, policy=_policy(found, arguments), **options)
+    return mechanism(blocks, policy=_policy(scenario, found, arguments), **options)
 
 
-def _policy(found: type, arguments: dict[str, Any]) -> Any:
+def _policy(scenario: Scenario, found: type, arguments: dict[str, Any]) -> Any:
+    """Make a policy; ValueError where its constructor fails, or it wants predictions."""
+    policy = _construct(found, arguments)
+    if getattr(policy, "needs_hint", False) and scenario.predictor is None:
+        raise ValueError(
+            f"engine.scheduling_policy: {found.__name__} ranks by predicted lengths, and the "
+            "scenario has no `predictor`; {kind: oracle} is the simplest"
+        )
+    return policy
+
+
+def _construct(found: type, arguments: dict[str, Any]) -> Any:
     """Make a policy; ValueError where its constructor fails."""
     try:
         return found(**arguments)
@@ -257,12 +284,14 @@ def _installed(scenario: Scenario, parts: Parts) -> Scheduler:
 def _mechanism(engine: EngineBlock, found: type) -> type[Scheduler]:
     """Give the scheduler that a policy works with."""
     mechanism = found if issubclass(found, Scheduler) else Scheduler
+    if mechanism is not found and any(hasattr(found, hook) for hook in DYNAMIC):
+        mechanism = DynamicScheduler
     if not engine.async_scheduling:
         return mechanism
     if mechanism is not Scheduler:
         raise ValueError(
-            f"engine.async_scheduling: {mechanism.__name__} schedules a step when the one before "
-            "has ended; set it to false"
+            f"engine.async_scheduling: {found.__name__} schedules a step when the one before has "
+            "ended; set it to false"
         )
     return AsyncScheduler
 

@@ -68,6 +68,10 @@ class BlockCounter:
     def learn(self, request: Request) -> None:
         """Register the request's last full block, now that all its tokens are known."""
 
+    def owned(self, request: Request, tokens: int) -> int:
+        """Count the blocks that nobody else holds of a running request with `tokens` computed."""
+        return -(-tokens // self.block_size)
+
     def release(self, request: Request) -> None:
         """Take back all blocks of a request that has left the decode set."""
         self.free += -(-request.computed // self.block_size)
@@ -148,6 +152,10 @@ class BlockManager(BlockCounter):
                 for request in sorted(decodes.members[full % size], key=_seat):
                     tokens = request.computed + full - request.joined
                     self._register(request, tokens // size - 1)
+
+    def owned(self, request: Request, tokens: int) -> int:
+        refs = self._refs
+        return sum(1 for block in request.blocks or () if refs[block] == 1)
 
     def learn(self, request: Request) -> None:
         full = request.computed // self.block_size

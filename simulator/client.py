@@ -10,6 +10,7 @@ import numpy as np
 import simpy
 
 from simulator.alarm import Alarm
+from simulator.predictor import Predictor
 from simulator.request import Request
 from simulator.workload import Workload
 
@@ -19,16 +20,24 @@ class Client:
 
     Under `max_concurrency` a request whose time has come waits here for its turn, as behind the
     semaphore of `vllm bench serve`. A session's next turn comes `delay` seconds after the end of
-    the one before, also when that one was rejected.
+    the one before, also when that one was rejected. A `predictor` gives each request its hint as
+    it is sent.
     """
 
     def __init__(
-        self, env: simpy.Environment, workload: Workload, submit: Callable[[Request], None]
+        self,
+        env: simpy.Environment,
+        workload: Workload,
+        submit: Callable[[Request], None],
+        predictor: Predictor | None = None,
     ) -> None:
         self.env = env
         self.workload = workload
         self.submit = submit
         self.sent = array("d", [nan]) * len(workload)  # s, when each request went to the engine
+        self.predictor = predictor
+        # Predicted output tokens of each request; 0: it was never sent.
+        self.hints = None if predictor is None else array("q", [0]) * len(workload)
         self.done = 0  # requests that have ended
         self._flying = 0
         self._free = 0.0  # s, when the frontend has passed on all that was sent
@@ -97,22 +106,25 @@ class Client:
         # Engines stamp requests by a clock that never shows the same time twice. Of two that
         # agreed in priority and arrival, vLLM's scheduler would undo the work for ever.
         self._stamp = now if now > self._stamp else nextafter(self._stamp, inf)
-        self.submit(
-            Request(
-                index,
-                self._stamp,
-                self._prompts[index],
-                self._outputs[index],
-                "" if workload.client is None else workload.client[index],
-                0 if workload.priority is None else int(workload.priority[index]),
-                None if workload.segments is None else workload.segments[index],
-            )
+        request = Request(
+            index,
+            self._stamp,
+            self._prompts[index],
+            self._outputs[index],
+            "" if workload.client is None else workload.client[index],
+            0 if workload.priority is None else int(workload.priority[index]),
+            None if workload.segments is None else workload.segments[index],
         )
+        if self.hints is not None and self.predictor is not None:
+            request.hint = self.hints[index] = self.predictor.predict(request)
+        self.submit(request)
 
     def finished(self, request: Request) -> None:
         """Take note that a request has ended: its seat at the client is free."""
         self.done += 1
         self._flying -= 1
+        if self.predictor is not None:
+            self.predictor.observe(request)
         for turn in self._next.pop(request.id, ()):
             delay = 0.0 if self.workload.delay is None else float(self.workload.delay[turn])
             if delay > 0:

@@ -62,7 +62,12 @@ def write_run(result: "Result", out: Path, format: str = "csv") -> list[Path]:
 
 def request_frame(result: "Result") -> "pd.DataFrame":
     """Give the columns of requests.csv as a DataFrame, a row for each request, by id."""
-    return _frame(request_columns(result.workload, result.sent, result.logs, result.time_parts()))
+    return _frame(_request_columns(result))
+
+
+def _request_columns(result: "Result") -> dict[str, Column]:
+    parts = result.time_parts()
+    return request_columns(result.workload, result.sent, result.logs, parts, result.hints)
 
 
 def step_frame(result: "Result", *, expanded: bool = False) -> "pd.DataFrame":
@@ -120,7 +125,7 @@ def _not_finite(values: Mapping[str, object]) -> Iterator[str]:
 
 
 def _write_requests(result: "Result", file: BinaryIO) -> None:
-    columns = request_columns(result.workload, result.sent, result.logs, result.time_parts())
+    columns = _request_columns(result)
     file.write(encode_header(list(columns)))
     for part in _slices(_rows(columns)):
         file.write(_encode("requests.csv", [column[part] for column in columns.values()]))

@@ -9,22 +9,34 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import count
-from math import isnan
+from math import inf, isnan
 from operator import lt
 from pathlib import Path
 from typing import Any, Protocol
 
 from simulator.errors import HeadwayError
+from simulator.fields import refuse
 from simulator.request import Request
 
 SHORT = 60  # characters of a key that a message quotes
+SIZES = {"prompt": "prompt tokens", "hint": "predicted output tokens", "total": "the sum of both"}
 
 
 class Policy(Protocol):
-    """Order of the waiting queue.
+    """Order of the waiting queue: `key(request)`, or else `rank(waiting, now)`.
 
-    A policy may also have `victim(running)`, which picks from the running requests, in order of
-    admission, the one to preempt when blocks run out; without it the last admitted goes.
+    A policy may also have
+
+    - `victim(running)`, which picks from the running requests, in order of admission, the one to
+      preempt when blocks run out; without it the last admitted goes;
+    - `rank(waiting, now)`, an order that changes with time: given the waiting requests as columns
+      (numpy arrays with names of Request's fields, see `queues.Columns`) and the time in seconds,
+      return an array, of which the smallest boards first;
+    - `displaces(head, running)`, which gives the running request that makes way for the head of
+      the queue, or None (`simulator.dynamic`), and `steady`, true if a None stays None until
+      somebody arrives, boards, ends or is preempted;
+    - `patience` in seconds and `promote(request)`: who has waited so long is promoted, and its key
+      asked for again (`queues.Promoting`).
     """
 
     def key(self, request: Request) -> Any:
@@ -34,11 +46,42 @@ class Policy(Protocol):
         """
 
 
-class SJF:
-    """Shortest job first, by the length of the prompt (the output length is not known)."""
+def check_by(by: str) -> None:
+    """Raise ValueError unless `by` names a size that a request is ranked by."""
+    if by not in SIZES:
+        raise ValueError(f"by: must be one of {', '.join(SIZES)}, not {by!r}")
 
-    def key(self, request: Request) -> tuple[int, float]:
-        return request.prompt_tokens, request.arrival
+
+def size_of(request: Request, by: str) -> int:
+    """Give the tokens of a request that a policy ranks by: SIZES says which."""
+    if by == "prompt":
+        return request.prompt_tokens
+    hint = hint_of(request)
+    return hint if by == "hint" else request.prompt_tokens + hint
+
+
+def hint_of(request: Request) -> int:
+    """Give the predicted output tokens; ValueError where nobody predicted any."""
+    if request.hint is None:
+        raise ValueError("the request has no predicted length; the scenario needs a `predictor`")
+    return request.hint
+
+
+class SJF:
+    """Shortest job first, by the prompt, by the predicted answer (`by: hint`) or by both (total).
+
+    With `ageing` a second of waiting counts as so many tokens less, so that long jobs are not
+    starved. All age alike: the order of two never changes, and the key stays what it was.
+    """
+
+    def __init__(self, by: str = "prompt", ageing: float = 0.0) -> None:
+        check_by(by)
+        refuse((not 0 <= ageing < inf, f"ageing: must be 0 or more, not {ageing}"))
+        self.by, self.ageing = by, ageing
+        self.needs_hint = by != "prompt"
+
+    def key(self, request: Request) -> tuple[float, float]:
+        return size_of(request, self.by) + self.ageing * request.arrival, request.arrival
 
 
 class Priority:
@@ -109,20 +152,26 @@ class Ranked:
         return len(self._heap)
 
     def add(self, request: Request) -> bool:
+        self._push(request)
+        return self._heap[0][2] is request
+
+    def _push(self, request: Request) -> int:
+        """Rank a request; return the number of its entry."""
+        number = next(self._joined)
         try:
             key = self._policy.key(request)
         except Exception as error:
-            raise _failed(self._policy, f"key(request {request.id})", error) from error
+            raise failed(self._policy, f"key(request {request.id})", error) from error
         try:
             if any(
                 isinstance(x, float) and isnan(x) for x in (key if type(key) is tuple else (key,))
             ):
                 raise ValueError("NaN is neither less nor more than anything")
             lt(key, key)  # None cannot be compared even with itself
-            heappush(self._heap, (key, next(self._joined), request))
+            heappush(self._heap, (key, number, request))
         except Exception as error:
-            raise self._unordered(f"{_short(key)} of request {request.id}", error) from error
-        return self._heap[0][2] is request
+            raise self._unordered(f"{short(key)} of request {request.id}", error) from error
+        return number
 
     def _unordered(self, what: str, error: Exception) -> HeadwayError:
         return HeadwayError(
@@ -165,18 +214,18 @@ def victim_of(policy: Policy | None) -> Victim | None:
             chosen = choose(running)
             good = chosen in running
         except Exception as error:
-            raise _failed(policy, "victim(running)", error) from error
+            raise failed(policy, "victim(running)", error) from error
         if not good:
             raise HeadwayError(
                 f"engine.scheduling_policy: {_name(policy)}.victim(running) gave "
-                f"{_short(chosen)}, which is none of the running requests"
+                f"{short(chosen)}, which is none of the running requests"
             )
         return chosen
 
     return victim
 
 
-def _failed(policy: object, call: str, error: Exception) -> HeadwayError:
+def failed(policy: object, call: str, error: Exception) -> HeadwayError:
     """Say in one line what a policy of the user's did, and where."""
     from traceback import extract_tb
 
@@ -196,6 +245,6 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
     text = " ".join(repr(value).split())
     return text if len(text) <= SHORT else text[:SHORT] + "..."

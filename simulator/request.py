@@ -11,7 +11,8 @@ Segments = tuple[tuple[Hashable, int], ...]
 class Request:
     """One user's request and how far it has come.
 
-    `output_tokens` is known to the world, not to the engine: a policy must not read it.
+    `output_tokens` is known to the world, not to the engine: a policy must not read it, nor
+    `max_tokens` and `last_tick`, which follow from it. What a policy may know of it is `hint`.
     """
 
     id: int
@@ -21,6 +22,7 @@ class Request:
     client: str = ""
     priority: int = 0
     segments: Segments | None = None  # None: a prompt shared with nobody
+    hint: int | None = None  # output tokens that a predictor expects; None: there is none
 
     # The engine's side.
     max_tokens: int = 0  # tokens after which the engine ends it, whatever it still wanted to say

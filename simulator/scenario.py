@@ -46,6 +46,17 @@ def _policy(value: object) -> object:
     return value
 
 
+def _predictor(value: object) -> object:
+    """Check a length predictor; let a kind alone stand for the mapping."""
+    from simulator.predictor import parse_predictor
+
+    if isinstance(value, str):
+        value = {"kind": value}
+    if isinstance(value, dict):
+        parse_predictor(value)
+    return value
+
+
 def _dtype(value: object) -> object:
     """Write a short name of a dtype in full; let through everything else."""
     return DTYPES.get(value, value) if isinstance(value, str) else value
@@ -267,6 +278,11 @@ class Scenario(Block):
         None,
         description="{profile: name or path}, or {kind: linear, roofline or piecewise, ...}; "
         "null: the shipped profile of this model and GPU, else roofline",
+    )
+    predictor: Annotated[dict[str, Any], BeforeValidator(_predictor)] | None = Field(
+        None,
+        description="{kind: oracle, noisy, bucketed or percentile, ...}: predicts the lengths of "
+        "answers for the policies that want them, see below; null: nobody does",
     )
     workload: WorkloadBlock = Field(default_factory=WorkloadBlock)
     goodput: GoodputBlock = GoodputBlock()

@@ -3,7 +3,7 @@ simulator.scenario_page > docs/scenario.md`."""
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -16,6 +16,7 @@ from simulator.generate import Generator, PrefixGroups, Sessions
 from simulator.lengths import KINDS
 from simulator.load import ABSENT
 from simulator.piecewise import Fitted
+from simulator.predictor import KINDS as PREDICTORS
 from simulator.profile import FORMS
 from simulator.scenario import EngineBlock, GoodputBlock, GpuBlock, Scenario, TraceBlock
 from simulator.scheduler import Scheduler
@@ -65,8 +66,23 @@ your own, `{policy: package.module:Class, ...}`, takes those of its constructor.
 """
 ORDERS = {
     "fcfs": "First come, first served; a preempted request goes to the front.",
+    "preemptive": "As priority, but a waiting request displaces a running one whose number is "
+    "larger by more than `threshold`; numbers fall by `ageing` per second since the arrival.",
+    "deadline": "Earliest deadline first: token n is due `ttft` + n `tpot` ms after the arrival; "
+    "`clients` gives some their own, {name: {ttft: 200, tpot: 30}}. A waiting request displaces a "
+    "running one whose next token is due more than `slack` ms later than its own.",
+    "srpt": "The shortest remaining predicted length first; displaces a running request with more "
+    "than `margin` tokens more to go, unless that has said `limit` times its prediction.",
+    "hrrn": "The highest response ratio, (waited + size) / size, first; `by` as in sjf.",
+    "mlfq": "Skip-join feedback queues: level l has a quantum of `quantum` `ratio` ** l steps, "
+    "`prefill_rate` prompt tokens count as one; displaces running requests of lower levels; who "
+    "has waited `starvation` seconds goes to the highest.",
+    "boost": "First come, first served by arrival times that are earlier for small requests, "
+    "which bounds the tail: `by` as in sjf, `token_time` seconds per token, a large `gamma` (1/s) "
+    "is close to fcfs.",
     "priority": "The smaller priority of the trace first, among equals the earlier arrival.",
-    "sjf": "The shortest prompt first.",
+    "sjf": "The shortest first, by its prompt, `by: hint` its predicted answer, `by: total` both; "
+    "a second of waiting counts as `ageing` tokens less.",
     "static": "Static batching: a batch starts when `batch_size` requests wait (null: "
     "max_num_seqs, which is also the most), or `timeout` seconds after the oldest of them came, "
     "and runs until its longest member ends.",
@@ -82,6 +98,12 @@ ORDERS = {
     "tgi": "Text Generation Inference 2: prompts interrupt decodes by the waiting-served ratio.",
     "fastgen": "DeepSpeed-FastGen: Dynamic SplitFuse.",
 }
+PREDICTOR = """## predictor
+
+A kind, or `{kind: ..., ...}`; defaults of the fields are in brackets. Predictions are whole output
+tokens; `requests.csv` has them in the column `predicted_output_tokens`. Errors depend on `seed` and
+on the request's number alone.
+"""
 GENERATED = """Without `trace` the requests are generated, with the words and meanings of
 `vllm bench serve`.
 """
@@ -117,6 +139,7 @@ def page() -> str:
         )
     ]
     parts += [ORDER + "\n" + "\n".join(_policies()) + "\n"]
+    parts += [PREDICTOR + "\n" + "\n".join(_kinds(PREDICTORS)) + "\n"]
     parts += [
         _table(name, _fields(block))
         for name, block in (("goodput", GoodputBlock), ("workload.trace", TraceBlock))
@@ -134,7 +157,7 @@ def page() -> str:
             )
         ),
         COST + "\n" + "\n".join(_costs()) + "\n",
-        DISTRIBUTIONS + "\n" + "\n".join(_kinds()) + "\n",
+        DISTRIBUTIONS + "\n" + "\n".join(_kinds(KINDS)) + "\n",
         "## Keys of vLLM that are not here\n\n"
         + "\n".join(f"- `{name}`: {why}" for name, why in ABSENT.items())
         + "\n",
@@ -217,10 +240,11 @@ def _costs() -> Iterator[str]:
         yield f"- `{name}`: {keys}. {meaning}"
 
 
-def _kinds() -> Iterator[str]:
-    """List the kinds of distributions."""
-    for name, cls in KINDS.items():
-        yield f"- `{name}`: {_keys(cls, set())}. {(cls.__doc__ or '').splitlines()[0]}"
+def _kinds(kinds: Mapping[str, type]) -> Iterator[str]:
+    """List the kinds of distributions, or of predictors."""
+    for name, cls in kinds.items():
+        fields = _keys(cls, set()) or "no fields"
+        yield f"- `{name}`: {fields}. {(cls.__doc__ or '').splitlines()[0]}"
 
 
 def _keys(cls: type, without: set[str]) -> str:

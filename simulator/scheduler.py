@@ -45,6 +45,9 @@ class Scheduler(Batch):
     headroom = 0
     """Blocks that must be left after a step of decodes, for it to preempt nobody."""
 
+    displacing = False
+    """A waiting request may take the place of one that runs."""
+
     def __init__(
         self,
         blocks: BlockCounter,
@@ -107,7 +110,9 @@ class Scheduler(Batch):
         request.max_tokens = self._max_tokens(request)
         # Where a cap on chunks depends on how many are present, the head may fit from now on.
         changes = self.waiting.add(request) or self.long_prefill_token_threshold > 0
-        return changes and (len(self.running) < self.max_num_seqs or self._cadence is not None)
+        return changes and (
+            len(self.running) < self.max_num_seqs or self._cadence is not None or self.displacing
+        )
 
     def wakes_at(self) -> float | None:
         """Return the time at which a step becomes possible though nothing happens until then."""
@@ -348,14 +353,18 @@ class Scheduler(Batch):
 
     def _preempt(self, request: Request) -> None:
         """Put a running request back into the queue, without its blocks."""
+        self._evict(request)
+        self.preempted += 1
+        self.waiting.put_back(request)
+
+    def _evict(self, request: Request) -> None:
+        """Take seat and blocks from a running request."""
         self._detach(request)
         self._pause(request, request.computed - request.padding)
         del self.running[request]
         self.blocks.release(request)
         request.padding = 0
         request.preemptions += 1
-        self.preempted += 1
-        self.waiting.put_back(request)
 
     def _detach(self, request: Request) -> None:
         """Take a running request from among those that compute."""

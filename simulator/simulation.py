@@ -20,6 +20,7 @@ from simulator.errors import HeadwayWarning
 from simulator.hardware import Gpu
 from simulator.log import Log
 from simulator.model import ModelSpec
+from simulator.predictor import make_predictor
 from simulator.replica import REJECTED, Replica
 from simulator.scenario import Scenario
 from simulator.workload import Workload
@@ -41,6 +42,7 @@ class Result:
     parts: Parts
     interrupted: bool = False
     warnings: list[str] = field(default_factory=list)
+    hints: npt.NDArray[np.int64] | None = None  # predicted output tokens; 0: never sent
     _summary: dict[str, Any] | None = None
     _time_parts: dict[str, npt.NDArray[np.float64]] | None = None
 
@@ -117,7 +119,8 @@ def play(
 ) -> Result:
     """Send a workload to a replica, whatever its clock and its executor, until all is done."""
     env = replica.env
-    client = Client(env, workload, replica.submit)
+    predictor = make_predictor(scenario.predictor, workload, scenario.seed)
+    client = Client(env, workload, replica.submit, predictor)
     replica.on_finish = client.finished
     with _no_garbage_collection():
         interrupted = _loop(env, client, progress)
@@ -128,6 +131,8 @@ def play(
     result = Result(
         scenario, workload, np.frombuffer(client.sent), [replica.log], parts, interrupted
     )
+    if client.hints is not None:
+        result.hints = np.frombuffer(client.hints, np.int64)
     for message in (*_all_rejected(result, replica), *parts.cost.outside(replica.log.steps)):
         result.warnings.append(message)
         warnings.warn(message, HeadwayWarning, stacklevel=2)

@@ -110,13 +110,19 @@ def gather_requests(workload: Workload, sent: Floats, logs: Sequence[Log]) -> Re
 
 
 def request_columns(
-    workload: Workload, sent: Floats, logs: Sequence[Log], parts: Mapping[str, Floats]
+    workload: Workload,
+    sent: Floats,
+    logs: Sequence[Log],
+    parts: Mapping[str, Floats],
+    hints: Ints | None = None,
 ) -> dict[str, Column]:
     """Give the columns of requests.csv, a row for each request of the workload, by id.
 
-    `parts` are those of its time (`breakdown.py`).
+    `parts` are those of its time (`breakdown.py`). With `hints`, the predicted output tokens,
+    there is a column for them.
     """
     table = gather_requests(workload, sent, logs)
+    predicted: dict[str, Column] = {} if hints is None else {"predicted_output_tokens": hints}
     return {
         "id": np.arange(len(workload)),
         "client": _clients(workload),
@@ -124,6 +130,7 @@ def request_columns(
         "client_queue_time": table.client_queue_time,
         "prompt_tokens": workload.prompt_tokens,
         "output_tokens": table.generated,
+        **predicted,
         "queue_time": table.queue_time,
         "ttft": table.ttft,
         "tpot": table.tpot,

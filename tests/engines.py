@@ -10,6 +10,7 @@ from simulator.async_replica import make_replica
 from simulator.blocks import BlockCounter
 from simulator.client import Client
 from simulator.log import Log
+from simulator.predictor import Noisy
 from simulator.request import Step
 from simulator.scheduler import Scheduler
 from simulator.workload import Workload
@@ -44,12 +45,17 @@ def workload(*requests: tuple[float, int, int], **more: object) -> Workload:
 
 
 def play(
-    load: Workload, scheduler: Scheduler, clock: object | None = None, leap: bool = True
+    load: Workload,
+    scheduler: Scheduler,
+    clock: object | None = None,
+    leap: bool = True,
+    sigma: float = 0.0,
 ) -> tuple[Log, Client]:
-    """Run a workload to its end on one replica."""
+    """Run a workload to its end on one replica, with lengths predicted `sigma` wrong."""
     env = simpy.Environment()
     replica = make_replica(env, scheduler, clock or Clock(), leap=leap)  # type: ignore[arg-type]
-    client = Client(env, load, replica.submit)
+    predictor = Noisy(sigma).predictor(load, np.random.default_rng(0))
+    client = Client(env, load, replica.submit, predictor)
     replica.on_finish = client.finished
     env.run()
     return replica.log, client

@@ -9,14 +9,45 @@ from hypothesis import strategies as st
 
 from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter, BlockManager
+from simulator.client import Client
+from simulator.dynamic import DynamicScheduler
 from simulator.log import REASONS, Log
+from simulator.orders import HRRN, MLFQ, SRPT, Boost
 from simulator.policies import SJF, Priority
+from simulator.preempting import Deadline, Preemptive
 from simulator.request import Segments
 from simulator.scheduler import Scheduler
 from simulator.static import Static
 from simulator.workload import Workload
-from tests.engines import Clock, play
+from tests.engines import Clock
+from tests.engines import play as play_with
 from tests.other_engines import answers, other_engines, rejections
+
+ORDERS: dict[str, Callable[[], object]] = {
+    "sjf": SJF,
+    "sjf, predicted": lambda: SJF(by="total", ageing=5),
+    "priority": Priority,
+    "boost": lambda: Boost(gamma=0.5, token_time=0.1),
+}
+DYNAMIC: dict[str, Callable[[], object]] = {
+    "hrrn": HRRN,
+    "hrrn, predicted": lambda: HRRN(by="hint"),
+    "srpt": SRPT,
+    "srpt, limited": lambda: SRPT(margin=3, limit=0.5),
+    "mlfq": lambda: MLFQ(quantum=2, prefill_rate=4, levels=4),
+    "mlfq, patient": lambda: MLFQ(quantum=1, ratio=3, prefill_rate=2, starvation=9),
+    "preemptive": Preemptive,
+    "preemptive, ageing": lambda: Preemptive(threshold=1, ageing=0.7),
+    "deadline": lambda: Deadline(ttft=2000, tpot=700, slack=500),
+    "deadline, by client": lambda: Deadline(ttft=900, clients={"a": {"ttft": 50, "tpot": 900}}),
+}
+PLAIN = ["fcfs", "fcfs", "static", "contiguous"]
+
+
+def play(load: Workload, *args: object, **options: object) -> tuple[Log, Client]:
+    """Run a workload with predictions that err."""
+    return play_with(load, *args, sigma=0.5, **options)  # type: ignore[arg-type]
+
 
 # Few distinct values on purpose: arrivals then fall on the very ends of steps.
 times = st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0, 1.0, 2.0, 2.5, 3.0, 7.0]) | st.floats(0, 20)
@@ -36,6 +67,9 @@ def workloads(draw: st.DrawFn) -> Workload:
     prompts = draw(st.lists(st.integers(1, 40), min_size=n, max_size=n))
     outputs = draw(st.lists(st.integers(1, 30), min_size=n, max_size=n))
     load = Workload(np.array(arrival), np.array(prompts), np.array(outputs))
+    if draw(st.booleans()):
+        load.priority = np.array(draw(st.lists(st.integers(0, 3), min_size=n, max_size=n)))
+        load.client = draw(st.lists(st.sampled_from(["a", "b"]), min_size=n, max_size=n))
     if draw(st.booleans()):
         load.max_concurrency = draw(st.integers(1, 6))
     if draw(st.booleans()):
@@ -86,8 +120,7 @@ def engines(draw: st.DrawFn) -> Callable[[], Scheduler]:
     size = draw(st.sampled_from([1, 2, 4, 16]))
     num_blocks = draw(st.integers(2, 300))
     limits = {"max_num_seqs": seats, "max_num_batched_tokens": budget, "max_model_len": 64}
-    kinds = ["fcfs", "fcfs", "priority", "sjf", "static", "contiguous", *["other"] * 4]
-    kind = draw(st.sampled_from(kinds))
+    kind = draw(st.sampled_from([*PLAIN, *ORDERS, *DYNAMIC, *["other"] * 4]))
     if kind == "other":
         return draw(other_engines(seats, budget, size, num_blocks))
     if kind == "static":
@@ -111,17 +144,18 @@ def engines(draw: st.DrawFn) -> Callable[[], Scheduler]:
         "scheduler_reserve_full_isl": draw(st.booleans()),
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.2])),
     }
-    policies = {"sjf": SJF, "priority": Priority}
-    policy = policies[kind]() if kind in policies else None
+    policy = (ORDERS | DYNAMIC).get(kind, lambda: None)
     mechanism = draw(st.sampled_from([Scheduler, AsyncScheduler]))
-    if mechanism is Scheduler:
+    if kind in DYNAMIC:
+        mechanism = DynamicScheduler
+    if mechanism is not AsyncScheduler:
         options["swap_blocks"] = draw(st.sampled_from([0, 0, 5, 1000]))
 
     def make() -> Scheduler:
         blocks = (
             BlockManager(num_blocks, size, caching) if named else BlockCounter(num_blocks, size)
         )
-        return mechanism(blocks, policy=policy, **limits, **options)
+        return mechanism(blocks, policy=policy(), **limits, **options)
 
     return make
 

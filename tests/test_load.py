@@ -48,7 +48,7 @@ BAD = [
     (
         "zzz: x\n",
         "s.yaml:1: zzz: unknown key; there is name, description, model, gpu, engine, cost, "
-        "workload, goodput, sweep, seed",
+        "predictor, workload, goodput, sweep, seed",
     ),
     (
         "seed: 0\nmax_num_seqs: 4\n",
@@ -113,8 +113,8 @@ BAD = [
     ),
     (
         "engine:\n  scheduling_policy: lifo\n",
-        "s.yaml:2: engine.scheduling_policy: no policy 'lifo'; there are fcfs, priority, sjf, "
-        "static, ...",
+        "s.yaml:2: engine.scheduling_policy: no policy 'lifo'; there are fcfs, priority, "
+        "preemptive, deadline, sjf, srpt, hrrn, mlfq, boost, static, or package.module:Class",
     ),
     (
         "engine:\n  scheduling_policy: nowhere:Policy\n",
@@ -123,7 +123,7 @@ BAD = [
     (
         "engine:\n  scheduling_policy: math:pi\n",
         "s.yaml:2: engine.scheduling_policy: math:pi is no Scheduler and has no method "
-        "`key(request)`",
+        "`key(request)` or `rank(waiting, now)`",
     ),
     (
         "engine:\n  scheduling_policy: {policy: static, batch: 4}\n",
@@ -330,9 +330,9 @@ def test_what_an_override_alone_has_made_is_its_own_fault(write):
     path = write("name: x\nbar: {}\n")
     assert errors(path, ["foo.a=1", "cost.kind=linear", "bar.a=1"]) == [
         "s.yaml:2: bar: unknown key; there is name, description, model, gpu, engine, cost, "
-        "workload, goodput, sweep, seed",
+        "predictor, workload, goodput, sweep, seed",
         "--set foo.a=1: foo: unknown key; there is name, description, model, gpu, engine, cost, "
-        "workload, goodput, sweep, seed",
+        "predictor, workload, goodput, sweep, seed",
         "--set cost.kind=linear: cost.base: missing",
     ]
 

@@ -53,6 +53,7 @@ class Ran:
     sent: np.ndarray
     logs: list[Log]
     note: dict = field(default_factory=lambda: {"completed": 2})
+    hints: np.ndarray | None = None
 
     @property
     def scenario(self) -> SimpleNamespace:

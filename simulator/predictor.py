@@ -1,0 +1,177 @@
+"""Length predictors: what a policy may know of the length of an answer that nobody has seen yet.
+
+A prediction is a whole number of output tokens, `request.hint`, made when the request is sent. Its
+errors are drawn by the seed and the request's id alone, on streams of their own: neither the
+workload nor the order in which requests arrive changes them, and two values of `sigma` stretch the
+same errors.
+"""
+
+from bisect import insort
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Protocol
+
+import numpy as np
+
+from simulator.fields import build, refuse
+from simulator.request import Request
+from simulator.workload import Ints, Workload
+
+STREAM = 1  # beside the seed; the generator of workloads has streams of its own
+MOST = 2**31 - 1  # tokens
+
+
+class Predictor(Protocol):
+    """Predicts, and may learn from those who have ended."""
+
+    def predict(self, request: Request) -> int:
+        """Say how many output tokens the request will have, 1 or more."""
+
+    def observe(self, request: Request) -> None:
+        """Take note that a request has ended after `request.generated` tokens."""
+
+
+class Known:
+    """Predictions made beforehand, by id."""
+
+    def __init__(self, hints: Ints) -> None:
+        self._hints = hints.tolist()
+
+    def predict(self, request: Request) -> int:
+        hint: int = self._hints[request.id]
+        return hint
+
+    def observe(self, request: Request) -> None:
+        """Learn nothing."""
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """The true length: the bound for every predictor."""
+
+    def predictor(self, workload: Workload, rng: np.random.Generator) -> Predictor:
+        return Known(workload.output_tokens)
+
+
+@dataclass(frozen=True)
+class Noisy:
+    """The true length times a lognormal error with median 1: exp(sigma * a normal number)."""
+
+    sigma: float
+
+    def __post_init__(self) -> None:
+        refuse((not 0 <= self.sigma <= 10, f"sigma: must be from 0 to 10, not {self.sigma}"))
+
+    def predictor(self, workload: Workload, rng: np.random.Generator) -> Predictor:
+        error = np.exp(self.sigma * rng.standard_normal(len(workload)))
+        return Known(np.clip(np.rint(workload.output_tokens * error), 1, MOST).astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Bucketed:
+    """The median length of the class that the request is taken for.
+
+    The lengths of the workload are cut into `classes` of equal counts; with probability `confusion`
+    a request is taken for another class, all alike (classifiers of length buckets: Zheng et al.,
+    "Response length perception and sequence scheduling", NeurIPS 2023; S3, Jin et al., NeurIPS
+    2023, cuts into equal widths and predicts the upper end, to reserve memory).
+    """
+
+    classes: int = 5
+    confusion: float = 0.0
+
+    def __post_init__(self) -> None:
+        refuse(
+            (not 1 <= self.classes <= 1000, f"classes: must be from 1 to 1000, not {self.classes}"),
+            (not 0 <= self.confusion <= 1, f"confusion: must be from 0 to 1, not {self.confusion}"),
+            (
+                self.classes == 1 and self.confusion > 0,
+                "confusion: must be 0 with one class: there is no other",
+            ),
+        )
+
+    def predictor(self, workload: Workload, rng: np.random.Generator) -> Predictor:
+        lengths, k = workload.output_tokens, self.classes
+        draws = rng.random((len(workload), 2))
+        edges = np.quantile(lengths, np.arange(1, k) / k) if len(lengths) else np.zeros(k - 1)
+        true = np.searchsorted(edges, lengths, side="right")
+        told = [
+            float(np.median(lengths[true == c])) if (true == c).any() else edges[max(c - 1, 0)]
+            for c in range(k)
+        ]
+        other = (true + 1 + (draws[:, 1] * (k - 1)).astype(np.int64)) % k
+        taken = np.where(draws[:, 0] < self.confusion, other, true)
+        return Known(np.maximum(np.rint(np.array(told)[taken]), 1).astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Percentile:
+    """A percentile of the lengths of the client's answers so far; `prior` tokens before the first.
+
+    Nearest rank, over all answers of the client that have ended when the request is sent (the
+    history of output lengths of the Past-Future scheduler, Gong et al., ASPLOS 2025, which keeps
+    it for the engine as a whole).
+    """
+
+    percentile: float = 50.0
+    prior: int = 256
+
+    def __post_init__(self) -> None:
+        refuse(
+            (
+                not 0 < self.percentile <= 100,
+                f"percentile: must be more than 0 and at most 100, not {self.percentile}",
+            ),
+            (not 1 <= self.prior <= MOST, f"prior: must be 1 token or more, not {self.prior}"),
+        )
+
+    def predictor(self, workload: Workload, rng: np.random.Generator) -> Predictor:
+        return History(self)
+
+
+class History:
+    """The lengths of the answers that each client has got."""
+
+    def __init__(self, spec: Percentile) -> None:
+        self._spec = spec
+        self._lengths: dict[str, list[int]] = {}  # by client, ascending
+
+    def predict(self, request: Request) -> int:
+        lengths = self._lengths.get(request.client)
+        if not lengths:
+            return self._spec.prior
+        return lengths[ceil(self._spec.percentile / 100 * len(lengths)) - 1]
+
+    def observe(self, request: Request) -> None:
+        if request.generated:  # else it was rejected
+            insort(self._lengths.setdefault(request.client, []), request.generated)
+
+
+Spec = Oracle | Noisy | Bucketed | Percentile
+KINDS: dict[str, type[Spec]] = {
+    "oracle": Oracle,
+    "noisy": Noisy,
+    "bucketed": Bucketed,
+    "percentile": Percentile,
+}
+
+
+def parse_predictor(values: Mapping[str, object]) -> Spec:
+    """Read {kind: ..., and its fields}; ValueError says which field is wrong."""
+    kind = values.get("kind")
+    if kind not in KINDS:
+        said = "is missing" if kind is None else f"{kind!r} is none"
+        raise ValueError(f"kind: {said}; there are {', '.join(KINDS)}")
+    rest = {key: value for key, value in values.items() if key != "kind"}
+    return build(KINDS[str(kind)], rest)
+
+
+def make_predictor(
+    values: Mapping[str, object] | None, workload: Workload, seed: int
+) -> Predictor | None:
+    """Make the predictor that a scenario describes; None where it has none."""
+    if values is None:
+        return None
+    rng = np.random.default_rng(np.random.SeedSequence([seed, STREAM]))
+    return parse_predictor(values).predictor(workload, rng)
