@@ -2,6 +2,7 @@
 
 import pytest
 
+from simulator.assemble import POLICIES
 from simulator.load import ABSENT
 from tests.scenarios import AZURE, errors
 
@@ -113,8 +114,8 @@ BAD = [
     ),
     (
         "engine:\n  scheduling_policy: lifo\n",
-        "s.yaml:2: engine.scheduling_policy: no policy 'lifo'; there are fcfs, priority, "
-        "preemptive, deadline, sjf, srpt, hrrn, mlfq, boost, static, or package.module:Class",
+        "s.yaml:2: engine.scheduling_policy: no policy 'lifo'; there are "
+        f"{', '.join(POLICIES)}, or package.module:Class",
     ),
     (
         "engine:\n  scheduling_policy: nowhere:Policy\n",
