@@ -1,5 +1,7 @@
 """Orders of the queue, worked out by hand: every step takes 1 s, so times are step numbers."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -289,6 +291,16 @@ class Pushy:
 
     def displaces(self, head, running):
         return self.chosen
+
+
+def test_the_example_of_the_documentation() -> None:
+    """At 3 s gold displaces the client that has said 3 tokens, not the one that has said 2."""
+    page = Path(__file__).parent.parent / "docs" / "schedulers.md"
+    example = page.read_text("utf-8").split("```python\n")[1].split("```")[0]
+    names: dict[str, type] = {}
+    exec(example, names)
+    load = workload((0, 4, 9), (0.5, 4, 9), (2.5, 4, 2), client=["a", "b", "gold-1"])
+    assert spans(load, names["Gold"](), seats=2) == {2: (3, 4, 5), 1: (1, 2, 10), 0: (0, 1, 11)}
 
 
 def test_an_order_by_columns() -> None:
