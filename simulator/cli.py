@@ -19,6 +19,7 @@ from simulator.console import (
     tell_interrupted,
     tell_os_error,
     told_warnings,
+    written_to,
 )
 from simulator.errors import HeadwayError, HeadwayWarning
 
@@ -42,6 +43,7 @@ app = App(
 )
 trace_app = App(name="trace", help="Describe a workload, or write it as Mooncake JSONL.")
 app.command(trace_app)
+app.command("simulator.explain:command", name="explain", help="Tell one request's story in words.")
 # These need torch, or what it has measured: they are imported when they are called.
 app.command("calibration.commands:live", name="live", help="Run a scenario on a real engine.")
 app.command(
@@ -112,8 +114,9 @@ def run(
         return tell_interrupted(result)
     files = write_run(result, folder, format)
     if not quiet:
-        print(run_table(result.summary()))
-        print(f"written to {folder}: {', '.join(file.name for file in files)}")
+        with written_to(folder):
+            print(run_table(result.summary()))
+            print(f"written to {folder}: {', '.join(file.name for file in files)}", flush=True)
     return 0
 
 
@@ -263,8 +266,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return tell_errors(error.messages)
     except CycloptsError as error:
         return tell_errors([" ".join(str(error).split())])
-    except KeyboardInterrupt:
-        print("headway: interrupted; no file was written", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(f"headway: interrupted; {str(interrupt) or 'no file was written'}", file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
         return tell_os_error(error)
@@ -302,8 +305,9 @@ def _write_comparison(
     labels = [point.label for point in points]
     drawn = _draw(labels, results, folder / "comparison.png")
     if not quiet:
-        print(compare_table(labels, [result.summary() for result in results]))
-        print(f"written to {folder}: comparison.csv{drawn}, and a folder for each run")
+        with written_to(folder):
+            print(compare_table(labels, [result.summary() for result in results]))
+            print(f"written to {folder}: comparison.csv{drawn}, each run's folder", flush=True)
 
 
 def _draw(labels: list[str], results: "list[Result]", path: Path) -> str:

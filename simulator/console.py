@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator.errors import HeadwayWarning
@@ -35,6 +36,15 @@ def tell_interrupted(result: "Result") -> int:
         file=sys.stderr,
     )
     return INTERRUPTED
+
+
+@contextmanager
+def written_to(folder: Path) -> Iterator[None]:
+    """Let an interrupt from here on say that the files are there."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"all files are in {folder}") from None
 
 
 def tell_os_error(error: OSError) -> int:

@@ -19,6 +19,7 @@ Floats = npt.NDArray[np.float64]
 DECIMALS = 9  # of a float: a nanosecond, where the column is in seconds
 LARGEST = 9.0e9  # above it a float times 10**DECIMALS is no int64
 _QUADS = np.frombuffer("".join(f"{i:04d}" for i in range(10_000)).encode(), np.uint32)
+_ZERO = np.frombuffer(f"{0:.{DECIMALS}f}".encode(), np.uint8)
 _POWERS = 10 ** np.arange(1, 19, dtype=np.int64)
 
 
@@ -86,6 +87,8 @@ def _integers(values: Ints) -> Chars:
 
 
 def _decimals(values: Floats) -> Chars:
+    if not values.any():  # what hardly ever happens, such as preemption, has whole columns of it
+        return np.tile(_ZERO, (len(values), 1))
     empty = np.isnan(values)
     known = np.where(empty, 0.0, values)
     if known.min(initial=0.0) < 0.0 or known.max(initial=0.0) > LARGEST:

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from simulator.diagnosis import diagnosis_lines
+
 if TYPE_CHECKING:
     from simulator.simulation import Result
 
@@ -91,7 +93,10 @@ def run_table(run: "Result | Summary") -> str:
     for key, name, title in SECTIONS:
         if f"mean_{key}_ms" in summary:
             lines += [f"{title:-^{WIDTH}}", *_latency(summary, key, name)]
-    lines += [f"{'Engine':-^{WIDTH}}", *_engine(summary["headway"]), "=" * WIDTH]
+    lines += [f"{'Engine':-^{WIDTH}}", *_engine(summary["headway"])]
+    if "diagnosis" in summary["headway"]:
+        lines += [f"{'Diagnosis':-^{WIDTH}}", *diagnosis_lines(summary["headway"]["diagnosis"])]
+    lines.append("=" * WIDTH)
     return "\n".join(lines + notes)
 
 

@@ -58,10 +58,13 @@ class Result:
 
     def summary(self) -> dict[str, Any]:
         """Metrics under the names of `vllm bench serve`, and a block `headway` of our own."""
+        from simulator.diagnosis import diagnose
         from simulator.metrics import summarize_result
 
         if self._summary is None:
-            self._summary = summarize_result(self)
+            summary: dict[str, Any] = summarize_result(self)
+            summary["headway"]["diagnosis"] = diagnose(self, summary)
+            self._summary = summary
         return self._summary
 
     def time_parts(self) -> dict[str, npt.NDArray[np.float64]]:

@@ -247,6 +247,21 @@ def test_an_interrupt_outside_the_loop_is_told_too(folder, capsys, monkeypatch):
     assert names(folder) == ["small.yaml"]
 
 
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_an_interrupt_of_the_report_says_where_the_files_are(folder, capsys, monkeypatch, command):
+    """They are complete by then."""
+
+    def stop(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"simulator.report.{command}_table", stop)
+    out = "out/small" if command == "run" else "out/small-compare"
+    vary = ["--vary", "seed=0,1"] if command == "compare" else []
+    assert main([command, "small.yaml", *vary]) == 130
+    assert capsys.readouterr().err == f"headway: interrupted; all files are in {out}\n"
+    assert ("summary.json" if command == "run" else "comparison.csv") in names(folder / out)
+
+
 def test_a_closed_pipe_is_no_error():
     """`headway ... | head` ends quietly."""
     reader, writer = os.pipe()

@@ -253,3 +253,11 @@ def test_a_time_that_cannot_be_written_is_refused(value: float) -> None:
     """Nothing is clamped in silence."""
     with pytest.raises(ValueError, match="not every value lies in"):
         encode_rows([np.array([0.0, value])])
+
+
+def test_a_column_of_zeros() -> None:
+    """It takes a short cut, to the same text; a cell that is empty is no zero."""
+    zeros = np.zeros(2)
+    assert encode_rows([zeros, np.array([3, 4])]) == b"0.000000000,3\n0.000000000,4\n"
+    assert encode_rows([np.array([0.0, np.nan])]) == b"0.000000000\n\n"
+    assert encode_rows([np.zeros(0)]) == b""

@@ -1,0 +1,304 @@
+"""What stands out in a run: rules that name figures, and the knob that changes them.
+
+Each rule is a function of the facts; it gives a finding or None. The weight of a finding, 0 to 1,
+is about the share of the requests' time (or of the work) that is at stake, and orders them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simulator.breakdown import prompt_rows, prompt_stalls
+from simulator.facts import Facts, Finding
+from simulator.tables import Floats
+from simulator.waits import BLOCKS, BUDGET, CAUSES, POLICY, SEATS
+
+if TYPE_CHECKING:
+    from simulator.simulation import Result
+
+SHOWN = 4  # findings that a report prints
+
+WAITING = 0.05  # share of the requests' time that one cause of waiting must take
+PREEMPTED = 0.01  # preemptions per request
+MISSED = 0.01  # share of the requests that wait longer than the SLO allows
+STALLED = 0.2  # share of the decoding time that prompts add
+WASTED = 0.1  # share of the token slots that nobody needs
+SEATS_USED = 0.25  # share of the seats that were ever taken
+FULL = 0.95  # share of the KV blocks in use
+UNFAIR = 0.1  # difference of two clients' mean waits, as a share of the mean e2el
+FEWEST = 5  # requests that a client must have to be compared
+LOW_LOAD = 2.0  # requests that run at once
+
+
+def diagnose(result: "Result", summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Give what the rules find in a run with this summary, most important first.
+
+    Each finding is a dict with `rule`, `weight` (0 to 1), `text`, `knob` and `figures`; figures are
+    rounded to four digits.
+    """
+    facts = Facts(result, summary)
+    if not facts.done.any():
+        return []
+    found = [finding for rule in RULES if (finding := rule(facts)) is not None]
+    found.sort(key=lambda finding: -finding.weight)
+    return [_rounded(asdict(finding)) for finding in found]
+
+
+def _rounded(finding: dict[str, Any]) -> dict[str, Any]:
+    figures = {k: _short(v) for k, v in finding["figures"].items()}
+    return {**finding, "weight": round(min(finding["weight"], 1.0), 3), "figures": figures}
+
+
+def _short(value: float | int | str) -> float | int | str:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def diagnosis_lines(findings: list[dict[str, Any]]) -> list[str]:
+    """Give the lines that a report prints."""
+    if not findings:
+        return ["Nothing stands out."]
+    return [f"- {finding['text']} Knob: {finding['knob']}." for finding in findings[:SHOWN]]
+
+
+def memory(facts: Facts) -> Finding | None:
+    """Requests wait because their KV blocks do not fit."""
+    share = facts.waits[BLOCKS]
+    if share < WAITING:
+        return None
+    engine, running = facts.engine, facts.gauges["mean_running"]
+    return Finding(
+        "memory",
+        share,
+        f"KV memory limits the batch: for {facts.memory_time:.0%} of the busy time requests wait "
+        f"for blocks, {running:.1f} of {engine.max_num_seqs} seats taken on average; that wait is "
+        f"{share:.0%} of the requests' time.",
+        _knob_of(facts, BLOCKS),
+        {
+            "share_of_e2el": share,
+            "share_of_busy_time": facts.memory_time,
+            "mean_running": running,
+            "max_num_seqs": engine.max_num_seqs,
+            "kv_blocks": facts.result.parts.num_gpu_blocks - 1,
+        },
+    )
+
+
+def waiting(facts: Facts) -> Finding | None:
+    """Requests wait though there is memory: for seats, for the token budget, by the policy."""
+    cause = max((SEATS, BUDGET, POLICY), key=lambda name: facts.waits[name])
+    share = facts.waits[cause]
+    if share < WAITING:
+        return None
+    engine = facts.engine
+    why = {
+        SEATS: f"all max_num_seqs={engine.max_num_seqs} seats are taken",
+        BUDGET: f"a step computes max_num_batched_tokens={engine.max_num_batched_tokens} at most",
+        POLICY: f"{facts.policy} admits nobody then",
+    }[cause]
+    return Finding(
+        "waiting",
+        share,
+        f"Requests wait {facts.ms('mean_queue_time') / 1000:.3g} s in the queue on average, "
+        f"{share:.0%} of their time, because {why} (GPU busy "
+        f"{facts.gauges['gpu_busy_fraction']:.0%}).",
+        _knob_of(facts, cause),
+        {
+            "cause": cause,
+            "share_of_e2el": share,
+            "mean_queue_time_ms": facts.ms("mean_queue_time"),
+            "gpu_busy_fraction": facts.gauges["gpu_busy_fraction"],
+        },
+    )
+
+
+def _knob_of(facts: Facts, cause: str) -> str:
+    """Name the key that does most about a cause of waiting."""
+    engine = facts.engine
+    if cause == SEATS:
+        return "engine.max_num_seqs"
+    if cause == BUDGET:
+        return "engine.max_num_batched_tokens, or a lower workload.request_rate"
+    if cause == POLICY:
+        held = engine.prefill_schedule_interval > 1 and not facts.own_rules
+        return f"engine.{'prefill_schedule_interval' if held else 'scheduling_policy'}"
+    if engine.allocation == "contiguous":
+        return "engine.allocation"
+    if engine.num_gpu_blocks_override is not None:
+        return "engine.num_gpu_blocks_override"
+    return "engine.gpu_memory_utilization, kv_cache_dtype or tensor_parallel_size"
+
+
+def preemption(facts: Facts) -> Finding | None:
+    """Requests are thrown out, and what that costs."""
+    gauges, rate = facts.gauges, facts.gauges["preemption_rate"]
+    if rate < PREEMPTED:
+        return None
+    logs, engine, model = facts.result.logs, facts.engine, facts.result.model
+    again = sum(int(log.pauses["recomputed"].sum()) for log in logs)
+    blocks = sum(int(log.swaps["blocks_out"].sum() + log.swaps["blocks_in"].sum()) for log in logs)
+    cache = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
+    copied = int(blocks * engine.block_size * model.kv_bytes_per_token(cache))
+    lost = sum(facts.time[name] for name in ("preempted_time", "recompute_time", "swap_time"))
+    part = again / max(gauges["prefill_tokens"], 1)
+    costs = [f"{again:,} tokens ({part:.0%} of prefill) computed again"] if again else []
+    costs += [f"{copied / 1e9:.3g} GB of KV cache copied"] if copied else []
+    return Finding(
+        "preemption",
+        max(lost / facts.whole, part),
+        f"{gauges['preemptions']:,} preemptions, {rate:.2f} per request: "
+        f"{', '.join([*costs, ''])}{lost / facts.whole:.1%} of the requests' time.",
+        "engine.max_num_seqs or more KV blocks",
+        {
+            "preemptions": gauges["preemptions"],
+            "preemption_rate": rate,
+            "recomputed_tokens": again,
+            "share_of_prefill_tokens": part,
+            "swapped_bytes": copied,
+            "share_of_e2el": lost / facts.whole,
+        },
+    )
+
+
+def slo(facts: Facts) -> Finding | None:
+    """Requests wait in the queue longer than the goodput's bound on TTFT, or E2EL, allows."""
+    bounds = facts.result.scenario.goodput.model_dump(exclude_none=True)
+    name = next((name for name in ("ttft", "e2el") if name in bounds), None)
+    if name is None:
+        return None
+    bound = float(bounds[name])
+    late = float((facts.table.queue_time[facts.done] > bound / 1000).mean())
+    if late < MISSED:
+        return None
+    p99 = facts.ms("p99_queue_time")
+    return Finding(
+        "slo",
+        late,
+        f"{late:.1%} of the requests wait longer in the queue alone than goodput.{name} allows "
+        f"({bound:g} ms): P99 {p99:,.0f} ms.",
+        _knob_of(facts, max(CAUSES, key=lambda cause: facts.waits[cause])),
+        {"bound": name, "bound_ms": bound, "share": late, "p99_queue_time_ms": p99},
+    )
+
+
+def prefill_stalls(facts: Facts) -> Finding | None:
+    """Prompts in the same steps make decodes wait."""
+    slowed, alone = facts.time["decode_slowed_time"], facts.time["decode_alone_time"]
+    share = slowed / (slowed + alone) if slowed else 0.0
+    if share < STALLED:
+        return None
+    step, less = _mixed_steps(facts)
+    budget = f"engine.max_num_batched_tokens ({facts.engine.max_num_batched_tokens} now)"
+    own = facts.own_rules
+    beside = (
+        f"where its decodes alone would take {less * 1e3:.3g} ms" if less else "without decodes"
+    )
+    return Finding(
+        "prefill_stalls",
+        slowed / facts.whole,
+        f"Prompts make up {share:.0%} of the time between tokens: a step with prompts takes "
+        f"{step * 1e3:.3g} ms {beside}; P99 ITL {facts.ms('p99_itl'):.3g} ms.",
+        f"engine.scheduling_policy ({facts.policy} now)" if own else budget,
+        {
+            "share_of_decode_time": share,
+            "share_of_e2el": slowed / facts.whole,
+            "mean_step_with_prompts_ms": step * 1e3,
+            "mean_of_its_decodes_alone_ms": less * 1e3,
+            "p99_itl_ms": facts.ms("p99_itl"),
+        },
+    )
+
+
+def _mixed_steps(facts: Facts) -> tuple[float, float]:
+    """Give the mean seconds of steps with prompts and decodes, and of their decodes alone."""
+    times: list[Floats] = []
+    stalls: list[Floats] = []
+    for log in facts.result.logs:
+        rows = prompt_rows(log)
+        mixed = log.steps["decodes"][rows] > 0
+        if facts.own_rules:  # it may keep decodes out of such steps: they wait all the same
+            mixed[:] = True
+        times.append((log.steps["end"][rows] - log.steps["start"][rows])[mixed])
+        stalls.append(prompt_stalls(log, facts.result.parts.cost)[mixed])
+    time, stall = np.concatenate(times), np.concatenate(stalls)
+    return (float(time.mean()), float((time - stall).mean())) if len(time) else (0.0, 0.0)
+
+
+def unused_seats(facts: Facts) -> Finding | None:
+    """Padding and finished members of a static batch, or seats that nobody ever takes."""
+    gauges, seats = facts.gauges, facts.engine.max_num_seqs
+    wasted, most = gauges["wasted_share"], gauges["max_running"]
+    figures = {"wasted_share": wasted, "max_running": most, "max_num_seqs": seats}
+    if wasted >= WASTED:
+        return Finding(
+            "unused_seats",
+            wasted,
+            f"{wasted:.0%} of the token slots are padding or finished members of a batch that "
+            "still runs: their seats serve nobody.",
+            f"engine.scheduling_policy ({facts.policy} now; fcfs wastes none)",
+            figures,
+        )
+    if most > SEATS_USED * seats:
+        return None
+    why = "KV memory ends first" if gauges["kv_cache_usage_max"] > FULL else "the load is lower"
+    return Finding(
+        "unused_seats",
+        0.0,
+        f"At most {most} of max_num_seqs={seats} seats were ever taken: {why}.",
+        "engine.max_num_seqs",
+        figures,
+    )
+
+
+def unfair(facts: Facts) -> Finding | None:
+    """Some clients wait much longer than others."""
+    names = facts.result.workload.client
+    if names is None:
+        return None
+    done = np.flatnonzero(facts.done)
+    clients, owner = np.unique(np.array(names)[done], return_inverse=True)
+    count = np.bincount(owner)
+    wait = np.bincount(owner, facts.table.queue_time[done]) / count
+    speed = np.bincount(owner, facts.table.generated[done] / facts.table.e2el[done]) / count
+    large = np.flatnonzero(count >= FEWEST)
+    if len(large) < 2:
+        return None
+    worst, best = large[wait[large].argmax()], large[wait[large].argmin()]
+    mean = facts.whole / len(done)
+    if wait[worst] < 2 * wait[best] or wait[worst] - wait[best] < UNFAIR * mean:
+        return None
+    speeds = speed[large]
+    jain = float(speeds.sum() ** 2 / (len(speeds) * (speeds**2).sum()))
+    return Finding(
+        "unfair",
+        float((wait[worst] - wait[best]) / mean),
+        f"Clients are served unequally: {clients[worst]} waits {wait[worst]:.3g} s on average, "
+        f"{clients[best]} {wait[best]:.3g} s (Jain's index of their tokens per second {jain:.2f}).",
+        f"engine.scheduling_policy ({facts.policy} now)",
+        {
+            "worst_client": str(clients[worst]),
+            "worst_mean_queue_time": float(wait[worst]),
+            "best_client": str(clients[best]),
+            "best_mean_queue_time": float(wait[best]),
+            "jain_index": jain,
+        },
+    )
+
+
+def low_load(facts: Facts) -> Finding | None:
+    """So few requests run at once that it does not matter how they are batched."""
+    running, busy = facts.gauges["mean_running"], facts.gauges["gpu_busy_fraction"]
+    if running >= LOW_LOAD or sum(facts.waits.values()) >= WAITING:
+        return None
+    return Finding(
+        "low_load",
+        1 - running / LOW_LOAD,
+        f"The load is too low for batching to matter: {running:.2f} requests run at once while the "
+        f"engine works, and it works {busy:.0%} of the time.",
+        "workload.request_rate",
+        {"mean_running": running, "gpu_busy_fraction": busy},
+    )
+
+
+RULES = (memory, waiting, preemption, slo, prefill_stalls, unused_seats, unfair, low_load)

@@ -1,0 +1,98 @@
+"""What the rules of the diagnosis look at, and what they find."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from simulator.tables import RequestTable, gather_requests
+from simulator.waits import CAUSES, blocked_time
+
+SPARE = 0.25
+"""Of the blocks: more than any head of a queue should need."""
+
+if TYPE_CHECKING:
+    from simulator.simulation import Result
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that stands out."""
+
+    rule: str
+    weight: float
+    text: str
+    knob: str  # a key of the scenario
+    figures: dict[str, float | int | str]
+
+
+class Facts:
+    """What the rules look at."""
+
+    def __init__(self, result: "Result", summary: Mapping[str, Any]) -> None:
+        self.result = result
+        self.engine = result.scenario.engine
+        self.summary = summary
+        self.gauges: Mapping[str, Any] = summary["headway"]
+        self.table: RequestTable = gather_requests(result.workload, result.sent, result.logs)
+        done = self.done = self.table.completed
+        self.time = {name: float(part[done].sum()) for name, part in result.time_parts().items()}
+        self.time["queue_time"] = float(self.table.queue_time[done].sum())
+        self.whole = float(self.table.e2el[done].sum()) or 1.0
+        policy = self.engine.scheduling_policy
+        self.policy = policy if isinstance(policy, str) else str(policy["policy"])
+
+    @cached_property
+    def own_rules(self) -> bool:
+        """Tell whether a scheduler boards by rules of its own, not by those of vLLM."""
+        from simulator.scheduler import Scheduler
+
+        return issubclass(self._found, Scheduler) and self._found is not Scheduler
+
+    @property
+    def spare(self) -> float:
+        """Give the share of free blocks from which on waiting is for the scheduler's policy."""
+        from simulator.static import Static
+
+        if issubclass(self._found, Static):
+            return 0.0
+        return SPARE if self.own_rules else inf
+
+    @cached_property
+    def _found(self) -> type:
+        from simulator.assemble import find_policy
+
+        return find_policy(self.result.scenario)[0]
+
+    @cached_property
+    def waits(self) -> dict[str, float]:
+        """Give the share of the requests' time that they wait for each cause."""
+        return {cause: area / self._area * self._waited for cause, area in self._blocked[0].items()}
+
+    @cached_property
+    def memory_time(self) -> float:
+        """Give the share of the busy time in which requests wait for blocks."""
+        busy = sum(float((log.steps["end"] - log.steps["start"]).sum()) for log in self.result.logs)
+        return self._blocked[1] / busy if busy else 0.0
+
+    @property
+    def _waited(self) -> float:
+        return (self.time["queue_time"] + self.time["preempted_time"]) / self.whole
+
+    @property
+    def _area(self) -> float:
+        return sum(self._blocked[0].values()) or 1.0
+
+    @cached_property
+    def _blocked(self) -> tuple[dict[str, float], float]:
+        areas, held = dict.fromkeys(CAUSES, 0.0), 0.0
+        for log in self.result.logs:
+            more, time = blocked_time(log, self.result.sent, self.engine, self.spare)
+            areas = {cause: areas[cause] + more[cause] for cause in CAUSES}
+            held += time
+        return areas, held
+
+    def ms(self, key: str) -> float:
+        """Give a statistic of the summary in ms."""
+        return float(self.summary[f"{key}_ms"])

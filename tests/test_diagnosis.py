@@ -1,0 +1,211 @@
+"""Each rule of the diagnosis: a scenario that triggers it, and one that does not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulator import load_scenario, run
+from simulator.cli import main
+from simulator.diagnosis import SHOWN, diagnosis_lines
+
+CALM = """name: calm
+engine: {max_num_seqs: 16, max_num_batched_tokens: 512, enable_prefix_caching: false}
+cost: {kind: linear, base: 1e-2, per_token: 1e-5}
+workload: {num_prompts: 60, request_rate: 8, input_len: 64, output_len: 50}
+goodput: {ttft: 1000}
+"""
+PAIR = """name: pair
+engine: {max_num_seqs: 4, block_size: 4, num_gpu_blocks_override: 6, enable_prefix_caching: false,
+         max_model_len: 16}
+cost: {kind: linear, base: 1, swap_out_per_block: 0.25, swap_in_per_block: 0.5}
+workload: {num_prompts: 2, request_rate: inf, input_len: 7, output_len: 4}
+"""
+LOUDEST = """class Loudest:
+    def key(self, request):
+        return request.client != "client-0", request.arrival
+"""
+TWOFOLD = """from simulator.scheduler import Scheduler
+
+class Twofold(Scheduler):
+    def _board(self, step, budget, cap, now):
+        if len(self.running) < 2:
+            super()._board(step, budget, cap, now)
+
+class Plain(Scheduler):
+    pass
+"""
+NARROW = "engine.max_num_seqs=2"
+CROWDED = [
+    *("engine.max_num_seqs=64", "engine.max_num_batched_tokens=64"),
+    *("workload.request_rate=60", "workload.num_prompts=200"),
+]
+UNEVEN = "workload.output_len={kind: uniform, low: 5, high: 95}"
+
+
+@pytest.fixture
+def diagnose(write):
+    """Run a scenario with keys set; give the findings by rule."""
+
+    def diagnosed(*sets: str, text: str = CALM) -> dict[str, dict[str, Any]]:
+        result = run(load_scenario(write(text), sets))
+        findings = result.summary()["headway"]["diagnosis"]
+        assert [f["weight"] for f in findings] == sorted(
+            (f["weight"] for f in findings), reverse=True
+        )
+        return {finding["rule"]: finding for finding in findings}
+
+    return diagnosed
+
+
+def test_nothing_stands_out_of_a_calm_run(diagnose) -> None:
+    """The scenario that triggers no rule at all."""
+    assert diagnose() == {}
+    assert diagnosis_lines([]) == ["Nothing stands out."]
+
+
+def test_memory(diagnose) -> None:
+    """24 blocks hold three requests of 8 blocks at their end; in the calm run there are more."""
+    found = diagnose("engine.num_gpu_blocks_override=25", "engine.max_model_len=256")
+    assert found["memory"]["knob"] == "engine.num_gpu_blocks_override"
+    assert found["memory"]["figures"]["kv_blocks"] == 24
+    assert found["memory"]["figures"]["share_of_e2el"] > 0.3
+    assert "waiting" not in found
+
+
+def test_reserved_memory(diagnose) -> None:
+    """Pages for the longest request: allocation is the knob."""
+    found = diagnose(
+        "engine.num_gpu_blocks_override=33",
+        "engine.max_model_len=256",
+        "engine.allocation=contiguous",
+    )
+    assert found["memory"]["knob"] == "engine.allocation"
+
+
+@pytest.mark.parametrize(
+    ("sets", "cause", "knob"),
+    [
+        ([NARROW], "seats", "engine.max_num_seqs"),
+        (CROWDED, "token budget", "engine.max_num_batched_tokens"),
+        (["engine.scheduling_policy=static"], "policy", "engine.scheduling_policy"),
+        (
+            ["engine.prefill_schedule_interval=100"],
+            "policy",
+            "engine.prefill_schedule_interval",
+        ),
+    ],
+)
+def test_waiting(diagnose, sets: list[str], cause: str, knob: str) -> None:
+    """Why those who wait are not admitted."""
+    found = diagnose(*sets)
+    assert found["waiting"]["figures"]["cause"] == cause
+    assert found["waiting"]["knob"].startswith(knob)
+    assert "memory" not in found
+
+
+def test_waiting_for_a_scheduler_of_ones_own(diagnose, tmp_path: Path, monkeypatch) -> None:
+    """One that boards two at most, though there is memory; one that only memory holds back."""
+    (tmp_path / "twofold.py").write_text(TWOFOLD)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = diagnose("engine.scheduling_policy={policy: 'twofold:Twofold'}")
+    assert found["waiting"]["figures"]["cause"] == "policy"
+    assert "memory" not in found
+    scarce = ("engine.num_gpu_blocks_override=25", "engine.max_model_len=256")
+    found = diagnose("engine.scheduling_policy={policy: 'twofold:Plain'}", *scarce)
+    assert "memory" in found
+    assert "waiting" not in found
+
+
+def test_preemption(diagnose) -> None:
+    """Worked in test_breakdown.py: of 7 + 7 + 9 computed tokens 8 are computed again."""
+    figures = diagnose(text=PAIR)["preemption"]["figures"]
+    assert figures == {
+        "preemptions": 1,
+        "preemption_rate": 0.5,
+        "recomputed_tokens": 8,
+        "share_of_prefill_tokens": 0.3478,
+        "swapped_bytes": 0,
+        "share_of_e2el": 0.3,  # 2 s waiting and 1 s computing of 4 + 6 s
+    }
+    assert "preemption" not in diagnose("engine.num_gpu_blocks_override=7", text=PAIR)
+
+
+def test_preemption_by_swap(diagnose) -> None:
+    """2 blocks of 4 tokens go and come back, 128 KiB a token of Llama-3-8B."""
+    found = diagnose("engine.preemption_mode=swap", text=PAIR)["preemption"]["figures"]
+    assert found["recomputed_tokens"] == 0
+    assert found["swapped_bytes"] == 2 * 2 * 4 * 128 * 1024
+    assert found["share_of_e2el"] == 0.3333  # (0.5 + 2.5 + 1) s of 4.5 + 7.5 s
+
+
+def test_slo(diagnose) -> None:
+    """Two seats: the queue alone takes more than a second; no bound, no finding."""
+    found = diagnose(NARROW)["slo"]
+    assert found["figures"]["bound_ms"] == 1000
+    assert found["figures"]["share"] > 0.5
+    assert found["knob"] == "engine.max_num_seqs"
+    assert "slo" not in diagnose(NARROW, "goodput={tpot: 50}")
+
+
+def test_prefill_stalls(diagnose) -> None:
+    """A token takes 1 ms: a prompt of 64 makes a step of some 12 ms one of some 76 ms."""
+    found = diagnose("cost.per_token=1e-3", "workload.request_rate=4")["prefill_stalls"]
+    figures = found["figures"]
+    beyond = figures["mean_step_with_prompts_ms"] - figures["mean_of_its_decodes_alone_ms"]
+    assert beyond >= 64
+    assert found["knob"].startswith("engine.max_num_batched_tokens")
+
+
+def test_unused_seats(diagnose) -> None:
+    """Ghosts and padding of a static batch; seats far beyond the load."""
+    static = diagnose("engine.scheduling_policy=static", UNEVEN)["unused_seats"]
+    assert static["figures"]["wasted_share"] > 0.1
+    assert static["knob"].startswith("engine.scheduling_policy")
+    many = diagnose("engine.max_num_seqs=256")["unused_seats"]
+    assert many["knob"] == "engine.max_num_seqs"
+    assert "the load is lower" in many["text"]
+
+
+def test_unfair(diagnose, tmp_path: Path, monkeypatch) -> None:
+    """A policy that serves one client first; first come, first served does not."""
+    (tmp_path / "loud.py").write_text(LOUDEST)
+    monkeypatch.syspath_prepend(tmp_path)
+    clients = ("workload.clients=2", NARROW)
+    found = diagnose("engine.scheduling_policy={policy: 'loud:Loudest'}", *clients)["unfair"]
+    assert found["figures"]["worst_client"] == "client-1"
+    assert found["figures"]["best_client"] == "client-0"
+    assert found["figures"]["jain_index"] < 0.95
+    assert "unfair" not in diagnose(*clients)
+
+
+def test_low_load(diagnose) -> None:
+    """One request every 5 s, which takes half a second; with one seat as before."""
+    found = diagnose("workload.request_rate=0.2")["low_load"]
+    assert found["figures"]["mean_running"] < 1.2
+    assert "low_load" not in diagnose("engine.max_num_seqs=1")
+
+
+def test_leaps_change_nothing(write) -> None:
+    """Arrivals within a leap are counted as step by step."""
+    for sets in ([NARROW], ["engine.num_gpu_blocks_override=25", "engine.max_model_len=256"]):
+        scenario = load_scenario(write(CALM), sets)
+        one, other = (run(scenario, stepwise=stepwise).summary() for stepwise in (False, True))
+        assert one["headway"]["diagnosis"] == other["headway"]["diagnosis"] != []
+
+
+def test_printed_and_written(write, tmp_path: Path, capsys) -> None:
+    """The report prints the first of what summary.json lists."""
+    path = write(CALM)
+    sets = ["--set", "engine.scheduling_policy=static", "--set", UNEVEN, "--out", str(tmp_path)]
+    assert main(["run", str(path), *sets]) == 0
+    told = capsys.readouterr().out
+    findings = json.loads((tmp_path / "summary.json").read_text())["headway"]["diagnosis"]
+    assert findings
+    assert told.count("Knob: ") == min(len(findings), SHOWN)
+    assert f"- {findings[0]['text']} Knob: {findings[0]['knob']}.\n" in told
+    assert main(["run", str(path), "--out", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "Diagnosis-" in told
+    assert "Nothing stands out." in told
