@@ -24,6 +24,7 @@ from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.files import write_atomic, write_together
 from simulator.hardware import GPUS, find_gpu
 from simulator.piecewise import PiecewiseCost
+from simulator.profile import RESERVED
 
 if TYPE_CHECKING:
     from gpu_backend.engine import Engine
@@ -228,7 +229,7 @@ def _known_gpu(engine: "Engine") -> str:
 
 def inline(cost: PiecewiseCost) -> dict[str, object]:
     """Write a cost as a scenario has it."""
-    names = [f.name for f in fields(cost) if f.init and f.name not in {"name", "limits"}]
+    names = [f.name for f in fields(cost) if f.init and f.name not in RESERVED]
     values = {name: getattr(cost, name) for name in names}
     values["cudagraph_capture_sizes"] = [*cost.cudagraph_capture_sizes]
     return {"kind": "piecewise", **values}

@@ -7,12 +7,14 @@ import importlib
 import inspect
 import sys
 import warnings
+from collections.abc import Container
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter, BlockManager
-from simulator.cost import CostModel, load_cost, shipped_profile
+from simulator.cost import CostModel, kv_block_bytes, load_cost, shipped_profile
 from simulator.dynamic import DynamicScheduler
 from simulator.engines import fraction_of
 from simulator.errors import HeadwayWarning
@@ -20,17 +22,21 @@ from simulator.fastgen import FastGen
 from simulator.fields import PLAIN, check
 from simulator.hardware import GIB, Gpu, find_gpu
 from simulator.hf import HfStatic
+from simulator.host import Prices
 from simulator.memory import kv_budget
 from simulator.mixed import Orca, Sarathi
 from simulator.model import ModelSpec, load_model
 from simulator.orders import HRRN, MLFQ, SRPT, Boost
 from simulator.policies import SJF, Priority
 from simulator.preempting import Deadline, Preemptive
+from simulator.radix import RadixCache
+from simulator.request import Chunk, Request, Step, Swap
 from simulator.scenario import EngineBlock, Scenario
 from simulator.scheduler import Scheduler
 from simulator.sglang import SgLang
 from simulator.static import Static
 from simulator.tgi import Tgi
+from simulator.tier import HostTier
 from simulator.trtllm import TrtLlm
 from simulator.vllm_v0 import VllmV0
 
@@ -62,7 +68,9 @@ VLLM_OPTIONS = (
     "scheduler_reserve_full_isl",
     "watermark",
 )
-"""Keys of the engine that a scheduler may take, under the same name."""
+OWN_RULES = ("min_decode_blocks", "reserve_output_tokens")
+"""Rules of admission that vLLM does not have; like those above, keys of the engine that a scheduler
+may take under the same name."""
 DYNAMIC = ("rank", "displaces", "promote")
 """What makes a policy need the DynamicScheduler, see `policies.Policy`."""
 
@@ -105,7 +113,7 @@ def _without_effect(engine: EngineBlock, found: type, max_model_len: int) -> lis
     if engine.scheduler == "vllm" or not issubclass(found, Scheduler):
         return []
     messages = []
-    if engine.preemption_mode == "swap" and not _takes(found, "swap_blocks"):
+    if engine.preemption_mode != "recompute" and not _takes(found, "swap_blocks"):
         messages.append(
             f"{found.__name__} computes a preempted request again: engine.preemption_mode has no "
             "effect"
@@ -202,9 +210,15 @@ def make_scheduler(
             stacklevel=2,
         )
     options = _limits(engine, parts) | _vllm_options(engine)
-    if engine.preemption_mode == "swap":
+    options |= engine.model_dump(include={*OWN_RULES})
+    if engine.preemption_mode != "recompute":
         options["swap_blocks"] = swap_blocks(engine, parts.model)
+    if engine.preemption_mode == "auto":
+        options["swap_prices"] = swap_prices(engine, parts.cost)
     options = {name: value for name, value in options.items() if _takes(mechanism, name)}
+    _refuse_own_rules(engine, mechanism.__name__, options)
+    if engine.kv_offloading_size and mechanism._board is not Scheduler._board:
+        raise ValueError(f"engine.kv_offloading_size: {mechanism.__name__} has no host tier")
     _check_arguments(found, arguments, taken=options)
     blocks = _blocks(engine, parts, caching, named)
     if issubclass(found, Scheduler):  # fcfs needs no policy
@@ -238,10 +252,36 @@ def _construct(found: type, arguments: dict[str, Any]) -> Any:
 
 def swap_blocks(engine: EngineBlock, model: ModelSpec) -> int:
     """Count the KV blocks that `swap_space` holds."""
-    cache = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
-    share = model.kv_share(engine.tensor_parallel_size)
-    token = model.kv_bytes_per_token(cache) * share
-    return int(engine.swap_space * GIB // (engine.block_size * token))
+    return int(engine.swap_space * GIB // kv_block_bytes(model, engine))
+
+
+def _offloaded_blocks(engine: EngineBlock, model: ModelSpec) -> int:
+    """Count the KV blocks that `kv_offloading_size` holds."""
+    assert engine.kv_offloading_size is not None
+    size = kv_block_bytes(model, engine) * engine.tensor_parallel_size
+    return int(engine.kv_offloading_size * GIB // size)
+
+
+def swap_prices(engine: EngineBlock, cost: CostModel) -> Prices:
+    """Say what a preempted request costs by the cost model.
+
+    Computing it again takes steps of its own, of `max_num_batched_tokens` at most.
+    """
+    nobody = Request(-1, 0.0, 1, 1)
+    most = engine.max_num_batched_tokens
+
+    @cache
+    def recompute(tokens: int) -> float:
+        return sum(
+            cost.execute(Step([Chunk(nobody, start, min(most, tokens - start))]))
+            for start in range(0, tokens, most)
+        )
+
+    return Prices(
+        recompute,
+        lambda blocks: cost.swap_seconds(Step([], outgoing=[Swap(nobody, blocks)])),
+        lambda blocks: cost.swap_seconds(Step([], incoming=[Swap(nobody, blocks)])),
+    )
 
 
 def _limits(engine: EngineBlock, parts: Parts) -> dict[str, Any]:
@@ -267,6 +307,7 @@ def _installed(scenario: Scenario, parts: Parts) -> Scheduler:
         raise ValueError("engine.allocation: vLLM's scheduler pages its memory")
     if engine.preemption_mode != "recompute":
         raise ValueError("engine.preemption_mode: vLLM's scheduler knows recompute alone")
+    _refuse_own_rules(engine, "vLLM's scheduler")
     folder = str(scenario.folder.resolve())
     if folder not in sys.path:
         sys.path.append(folder)
@@ -279,6 +320,15 @@ def _installed(scenario: Scenario, parts: Parts) -> Scheduler:
         **_limits(engine, parts),
         **_vllm_options(engine),
     )
+
+
+def _refuse_own_rules(engine: EngineBlock, who: str, taken: Container[str] = ()) -> None:
+    """Refuse rules of admission and ways of preempting that a scheduler does not take."""
+    for rule in OWN_RULES:
+        if getattr(engine, rule) and rule not in taken:
+            raise ValueError(f"engine.{rule}: {who} has no such rule")
+    if engine.preemption_mode == "auto" and "swap_blocks" in taken and "swap_prices" not in taken:
+        raise ValueError(f"engine.preemption_mode: {who} does not choose: swap or recompute")
 
 
 def _mechanism(engine: EngineBlock, found: type) -> type[Scheduler]:
@@ -346,6 +396,16 @@ def _blocks(engine: EngineBlock, parts: Parts, caching: bool, named: bool) -> Bl
                 f"max_model_len {parts.max_model_len}"
             )
         return BlockCounter(pages + 1, parts.max_model_len)
+    if engine.prefix_cache == "radix" and caching:
+        if named:
+            raise ValueError("engine.prefix_cache: radix counts blocks, a live engine names them")
+        return RadixCache(parts.num_gpu_blocks, engine.block_size)
+    if engine.kv_offloading_size is not None:
+        if named or not caching:
+            why = "a live engine has no host tier" if caching else "there is no prefix cache"
+            raise ValueError(f"engine.kv_offloading_size: {why}")
+        tier = HostTier(_offloaded_blocks(engine, parts.model))
+        return BlockManager(parts.num_gpu_blocks, engine.block_size, caching, tier)
     if caching or named:
         return BlockManager(parts.num_gpu_blocks, engine.block_size, prefix_caching=caching)
     return BlockCounter(parts.num_gpu_blocks, engine.block_size)

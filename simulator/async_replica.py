@@ -132,7 +132,7 @@ class AsyncReplica(Replica):
         """Take in the outcome of the oldest batch."""
         step, ends = flight.step, flight.ends
         self.log.step_rows += pack_step(flight.start, ends[-1], len(ends), *flight.row)
-        if step.outgoing or step.incoming:
+        if step.copies:
             self.log.note_swaps(flight.start, step)
         if step.decodes > len(step.singles or ()):
             self.log.tick_ends.extend(ends)

@@ -43,6 +43,7 @@ class Batch:
         for chunk in step.singles or ():
             self._emit(chunk.request, now, over)
         for chunk in step.prefills:
+            self.blocks.cache(chunk.request)
             if not chunk.request.pending:
                 self._emit(chunk.request, now, over)
         if len(over) > 1:
@@ -130,7 +131,7 @@ class Batch:
             wasted,
             len(self.running),
             len(self.waiting),
-            blocks.usable - blocks.free,
+            blocks.used if blocks.promised else blocks.usable - blocks.free,
             self.preempted,
         )
 

@@ -49,7 +49,7 @@ class Batching(Scheduler):
 
     def _fits_now(self, request: Request, hits: Sequence[int]) -> bool:
         """Say whether there is memory for the head of the queue."""
-        spare = self.watermark_blocks if self.running else 0
+        spare = self.admission.watermark_blocks if self.running else 0
         missing = self.blocks.missing(request.known, hits)
         return missing + spare <= self.blocks.free - self._promised()
 

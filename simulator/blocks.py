@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from simulator.decodes import DecodeSet
 from simulator.request import Request, Segments
+from simulator.tier import HostTier
 
 
 class BlockCounter:
@@ -21,6 +22,8 @@ class BlockCounter:
     """
 
     names_blocks = False
+    tier: HostTier | None = None
+    """Where evicted blocks of the prefix cache go."""
     delay = 0
     """Steps after which a generated token is known to the prefix cache; 1: async_scheduling."""
 
@@ -33,6 +36,23 @@ class BlockCounter:
         self.usable = num_blocks - 1
         self.free = self.usable
         self.shared = 0  # table entries beyond the first of each block in use
+        self.promised = 0  # blocks reserved for running requests, those that they have included
+        self._promises: dict[Request, int] = {}
+
+    @property
+    def used(self) -> int:
+        """Blocks that are taken, or promised to those who run."""
+        return max(self.usable - self.free, self.promised - self.shared)
+
+    @property
+    def unpromised(self) -> int:
+        """Blocks left when every running request takes all that it is promised."""
+        return self.usable + self.shared - self.promised
+
+    def promise(self, request: Request, tokens: int) -> None:
+        """Reserve blocks for `tokens` tokens in all, until the request leaves."""
+        self._promises[request] = -(-tokens // self.block_size)
+        self.promised += self._promises[request]
 
     @property
     def hashed(self) -> int:
@@ -42,6 +62,13 @@ class BlockCounter:
     def match(self, request: Request) -> Sequence[int]:
         """Return the cached blocks that the request's prompt begins with."""
         return ()
+
+    def loadable(self, request: Request, hits: Sequence[int]) -> int:
+        """Count the blocks after the hits that wait in the host tier."""
+        return 0
+
+    def load(self, request: Request, hits: Sequence[int], count: int) -> None:
+        """Note the use of so many blocks after the hits that are loaded from the host tier."""
 
     def missing(self, tokens: int, hits: Sequence[int]) -> int:
         """Count the free blocks that it takes to admit a request with `tokens` tokens."""
@@ -72,8 +99,13 @@ class BlockCounter:
         """Count the blocks that nobody else holds of a running request with `tokens` computed."""
         return -(-tokens // self.block_size)
 
+    def cache(self, request: Request) -> None:
+        """Let others share what is computed of a request, now that a chunk of it is done."""
+
     def release(self, request: Request) -> None:
         """Take back all blocks of a request that has left the decode set."""
+        if self._promises:
+            self.promised -= self._promises.pop(request, 0)
         self.free += -(-request.computed // self.block_size)
         request.computed = 0
 
@@ -83,9 +115,16 @@ class BlockManager(BlockCounter):
 
     names_blocks = True
 
-    def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        prefix_caching: bool,
+        tier: HostTier | None = None,
+    ) -> None:
         super().__init__(num_blocks, block_size)
         self.prefix_caching = prefix_caching
+        self.tier = tier
         # The free list in two parts: its head is the end of `_blank`, its tail that of `_idle`.
         self._blank = list(range(num_blocks - 1, 0, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -109,6 +148,17 @@ class BlockManager(BlockCounter):
                 break
             hits.append(next(iter(same)))
         return hits
+
+    def loadable(self, request: Request, hits: Sequence[int]) -> int:
+        if self.tier is None:
+            return 0
+        limit = (request.known - 1) // self.block_size
+        keys = self._hashes(request, limit)[len(hits) : limit]
+        return self.tier.run(keys)
+
+    def load(self, request: Request, hits: Sequence[int], count: int) -> None:
+        assert self.tier is not None
+        self.tier.use(self._hashes(request, 0)[len(hits) : len(hits) + count])
 
     def missing(self, tokens: int, hits: Sequence[int]) -> int:
         """Count the blocks beyond the hits, and the hits that must leave the free list."""
@@ -164,6 +214,8 @@ class BlockManager(BlockCounter):
 
     def release(self, request: Request) -> None:
         """Unhashed blocks to the head of the free list, hashed ones to its tail, last first."""
+        if self._promises:
+            self.promised -= self._promises.pop(request, 0)
         blank = []
         for block in reversed(request.blocks or ()):
             self._refs[block] -= 1
@@ -191,6 +243,8 @@ class BlockManager(BlockCounter):
             del same[block]
             if not same:
                 del self._blocks_of[key]
+                if self.tier is not None:
+                    self.tier.store(key)
             self._hash_of[block] = None
         self.free -= 1
         self._refs[block] = 1

@@ -118,11 +118,28 @@ def _numbers(scenario: Scenario) -> Iterator[Contradiction]:
             f"must be at least max_num_seqs ({seqs}), not {tokens}: every running request wants a "
             "token of each step",
         )
-    if engine.preemption_mode == "swap" and engine.allocation != "paged":
+    if engine.preemption_mode != "recompute" and engine.allocation != "paged":
         yield (
             "engine.preemption_mode",
             "engine.allocation",
-            f"swap goes with paged allocation, not with {engine.allocation}",
+            f"{engine.preemption_mode} goes with paged allocation, not with {engine.allocation}",
+        )
+    if engine.preemption_mode == "recompute" and not (
+        engine.swap_overlap and engine.kv_offloading_size
+    ):
+        for key in ("swap_bandwidth", "swap_overlap"):
+            if getattr(engine, key):
+                yield (
+                    f"engine.{key}",
+                    "engine.preemption_mode",
+                    "goes with preemption_mode swap or auto, not with recompute",
+                )
+    yield from _prefix_cache(engine)
+    if engine.reserve_output_tokens is not None and engine.allocation != "paged":
+        yield (
+            "engine.reserve_output_tokens",
+            "engine.allocation",
+            f"{engine.allocation} allocation reserves max_model_len for everybody anyway",
         )
     if gpus != engine.tensor_parallel_size:
         yield (
@@ -131,6 +148,34 @@ def _numbers(scenario: Scenario) -> Iterator[Contradiction]:
             f"must equal engine.tensor_parallel_size ({engine.tensor_parallel_size}), not {gpus}: "
             "one engine is simulated, which uses just these GPUs",
         )
+
+
+def _prefix_cache(engine: EngineBlock) -> Iterator[Contradiction]:
+    """See whether a radix tree and a host tier go with what else the engine is to do."""
+    if engine.kv_offloading_size is None:
+        for key in ("kv_offloading_bandwidth", "kv_offloading_latency"):
+            if getattr(engine, key):
+                yield f"engine.{key}", "engine.kv_offloading_size", "goes with kv_offloading_size"
+    else:
+        for key, wanted in (
+            ("enable_prefix_caching", True),
+            ("prefix_cache", "hash"),
+            ("allocation", "paged"),
+            ("scheduler", "headway"),
+        ):
+            if getattr(engine, key) != wanted:
+                word = str(wanted).lower()
+                yield "engine.kv_offloading_size", f"engine.{key}", f"goes with {key}: {word}"
+    if engine.prefix_cache == "hash":
+        return
+    for key, good, why in (
+        ("enable_prefix_caching", True, "goes with enable_prefix_caching: true"),
+        ("async_scheduling", False, "radix does not go with async_scheduling"),
+        ("allocation", "paged", "goes with allocation: paged"),
+        ("scheduler", "headway", "vLLM's scheduler has the hash chain alone"),
+    ):
+        if getattr(engine, key) != good:
+            yield "engine.prefix_cache", f"engine.{key}", why
 
 
 def _trace(scenario: Scenario) -> Iterator[Contradiction]:

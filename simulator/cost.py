@@ -28,6 +28,7 @@ from simulator.profile import (
     read_profile,
     shipped_profile,
 )
+from simulator.request import Step
 from simulator.roofline import roofline
 
 __all__ = [
@@ -51,6 +52,9 @@ class CostModel(CanLeap, Protocol):
         self, counts: npt.NDArray[np.int64], contexts: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float64]:
         """Give the seconds of steps of so many decodes each that read so many tokens in all."""
+
+    def swap_seconds(self, step: Step) -> float:
+        """Give the seconds of a step's copies of KV blocks to the host and back."""
 
     def logged_swap_seconds(self, swaps: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
         """Give the seconds of logged copies of KV blocks (rows of dtype SWAP)."""
@@ -87,7 +91,16 @@ def load_cost(
         raise inside("cost", error) from None
     if engine is None or model is None or gpu is None:
         return cost
-    return _with_swaps(cost, model, gpu, engine)
+    cost = _with_swaps(cost, model, gpu, engine)
+    load = cost.swap_in_per_block
+    if engine.kv_offloading_bandwidth is not None:
+        load = kv_block_bytes(model, engine) / (engine.kv_offloading_bandwidth * 1e9)
+    return replace(
+        cost,
+        swap_overlap=engine.swap_overlap,
+        load=engine.kv_offloading_latency / 1000.0,
+        load_per_block=load,
+    )
 
 
 def _load(
@@ -112,13 +125,25 @@ def _load(
 def _with_swaps(
     cost: LinearCost | PiecewiseCost, model: ModelSpec, gpu: Gpu, engine: Precision
 ) -> LinearCost | PiecewiseCost:
-    """Charge for copies to the host by the bus, where a cost model has no terms for them."""
-    if cost.swap_out_per_block or cost.swap_in_per_block:
+    """Charge for copies to the host by the given bandwidth, else by the cost model's terms.
+
+    Where it has none, by the bus.
+    """
+    given = engine.swap_bandwidth
+    if given is None and (cost.swap_out_per_block or cost.swap_in_per_block):
         return cost
+    bandwidth = gpu.host_bandwidth * HOST_SHARE if given is None else given * 1e9
+    seconds = kv_block_bytes(model, engine) / bandwidth
+    return replace(
+        cost, swap_out=0.0, swap_out_per_block=seconds, swap_in=0.0, swap_in_per_block=seconds
+    )
+
+
+def kv_block_bytes(model: ModelSpec, engine: Precision) -> float:
+    """Bytes of a KV block on each GPU."""
     dtype = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
-    size = model.kv_bytes_per_token(dtype) * model.kv_share(engine.tensor_parallel_size)
-    seconds = engine.block_size * size / (gpu.host_bandwidth * HOST_SHARE)
-    return replace(cost, swap_out_per_block=seconds, swap_in_per_block=seconds)
+    share = model.kv_share(engine.tensor_parallel_size)
+    return engine.block_size * model.kv_bytes_per_token(dtype) * share
 
 
 def _load_profile(

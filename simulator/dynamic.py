@@ -152,8 +152,8 @@ class DynamicScheduler(Scheduler):
             return None
         if cadence is not None and cadence.held and start < head.known - 1:
             return None
-        held = head.known if self.scheduler_reserve_full_isl else start + min(tokens, budget)
-        lacking = blocks.missing(held, hits) + self.watermark_blocks + need - blocks.free
+        first = start + min(tokens, budget)
+        lacking = self.admission.lacking(head, hits, first, len(self.running), need)
         return len(self.running) + 1 - self.max_num_seqs, lacking
 
     def horizon(self, step: Step) -> int:

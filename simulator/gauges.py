@@ -130,15 +130,55 @@ def gauge(
         "decode_tokens": sums.decode_tokens,
         "wasted_tokens": sums.wasted_tokens,
         "wasted_share": share(sums.wasted_tokens, sums.slots),
-    } | _request_gauges(table)
+    } | _request_gauges(table, logs)
 
 
-def _request_gauges(table: RequestTable) -> dict[str, object]:
+def copied(
+    logs: Sequence[Log], block_bytes: float | None, seconds: float | None
+) -> dict[str, object]:
+    """Give what swap moved between GPU and host; bytes are those of all GPUs, None: not known."""
+    out, back = (
+        sum(int(log.swaps[name].sum()) for log in logs) for name in ("blocks_out", "blocks_in")
+    )
+    return {
+        "swapped_out_blocks": out,
+        "swapped_in_blocks": back,
+        "swapped_bytes": None if block_bytes is None else (out + back) * block_bytes,
+        "swap_time": seconds,
+    }
+
+
+def host_tier(
+    table: RequestTable, logs: Sequence[Log], block_bytes: float | None
+) -> dict[str, object]:
+    """Give the hits of the host tier, at first admissions, and what moved to and from it.
+
+    Its queries are the tokens that the GPU's prefix cache did not have.
+    """
+    size = logs[0].block_size if logs else 0
+    hits = size * sum(int(log.loads["blocks"][log.loads["fresh"] == 1].sum()) for log in logs)
+    scheduled = ~np.isnan(table.first_scheduled)
+    prompts = int(table.workload.prompt_tokens[scheduled].sum())
+    queries = prompts - int(table.cached.sum()) + hits
+    moved = sum(log.offloaded + int(log.loads["blocks"].sum()) for log in logs)
+    return {
+        "external_prefix_cache_hits": hits,
+        "external_prefix_cache_hit_rate": share(hits, queries),
+        "offloaded_blocks": sum(log.offloaded for log in logs),
+        "loaded_blocks": sum(int(log.loads["blocks"].sum()) for log in logs),
+        "offloading_bytes": None if block_bytes is None else moved * block_bytes,
+    }
+
+
+def _request_gauges(table: RequestTable, logs: Sequence[Log]) -> dict[str, object]:
     accepted = (table.replica >= 0) & (table.reason != REJECTED)
     scheduled = ~np.isnan(table.first_scheduled)
     preemptions = int(table.preemptions.sum())
     queries = int(table.workload.prompt_tokens[scheduled].sum())
-    hits = int(table.cached.sum())
+    loaded = sum(
+        log.block_size * int(log.loads["blocks"][log.loads["fresh"] == 1].sum()) for log in logs
+    )
+    hits = int(table.cached.sum()) - loaded
     return {
         "preemptions": preemptions,
         "preemption_rate": share(preemptions, int(accepted.sum())),

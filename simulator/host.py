@@ -1,24 +1,67 @@
 """Host memory for the KV blocks of preempted requests: what leaves a step, what comes back."""
 
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 from simulator.request import Request, Step, Swap
+
+if TYPE_CHECKING:
+    from simulator.policies import Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a preempted request costs either way, in seconds; for preemption mode `auto`."""
+
+    recompute: Callable[[int], float]  # of so many tokens
+    swap_out: Callable[[int], float]  # of so many blocks
+    swap_in: Callable[[int], float]
 
 
 class HostMemory:
-    """Room for so many KV blocks. Whether blocks have names or not, their numbers decide."""
+    """Room for so many KV blocks. Whether blocks have names or not, their numbers decide.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    With `prices` a victim goes to the host only if that is expected to cost less than computing
+    it again. If it resumes early, its blocks may still lie in the prefix cache: these are neither
+    computed nor copied back. How likely that is, is learnt from those who came back so far: the
+    share of their tokens that was found, at first 0. A victim of n tokens is swapped if
+    out(n) + (1 - share) in(n) < (1 - share) recompute(n).
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, prices: Prices | None = None) -> None:
         self.free = num_blocks
+        self.prices = prices
         self._block_size = block_size
+        self._returned = 0  # tokens of those who came back
+        self._found = 0  # of these, in the prefix cache
         self.leaving: list[Swap] = []  # of the step being decided
 
     def save(self, request: Request, tokens: int) -> None:
-        """Have the blocks with a request's first `tokens` copied to the host, if they fit there."""
+        """Have the blocks with a request's first `tokens` copied to the host.
+
+        Unless they do not fit there, or it is cheaper to compute them again.
+        """
         count = -(-tokens // self._block_size)
-        if 0 < count <= self.free:
+        if 0 < count <= self.free and (self.prices is None or self._pays(tokens, count)):
             self.free -= count
             request.swapped = tokens
             names = None if request.blocks is None else request.blocks[:count]
             self.leaving.append(Swap(request, count, 0, names))
+
+    def _pays(self, tokens: int, count: int) -> bool:
+        """Say whether two copies are expected to cost less than computing the tokens again."""
+        prices = self.prices
+        assert prices is not None
+        lost = 1.0 - self._found / self._returned if self._returned else 1.0
+        back = prices.recompute(tokens) - prices.swap_in(count)
+        return prices.swap_out(count) < lost * back
+
+    def came_back(self, tokens: int, found: int) -> None:
+        """Learn that a preempted request came back and found tokens in the prefix cache."""
+        self._returned += tokens
+        self._found += found
 
     def send(self, step: Step) -> None:
         """Let a step carry out what has been saved."""
@@ -37,3 +80,39 @@ class HostMemory:
         if step.incoming is None:
             step.incoming = []
         step.incoming.append(Swap(request, count - first, first, names))
+
+
+class SwappedFirst:
+    """A waiting queue before which the swapped requests stand, whatever its order.
+
+    As in vLLM 0.4 to 0.6, where nobody is admitted as long as somebody is swapped out. Of several
+    the last preempted comes back first: the victims go from the least important on.
+    """
+
+    def __init__(self, others: "Waiting") -> None:
+        self._others = others
+        self._swapped: deque[Request] = deque()
+
+    def __len__(self) -> int:
+        return len(self._swapped) + len(self._others)
+
+    def add(self, request: Request) -> bool:
+        return self._others.add(request) and not self._swapped
+
+    def put_back(self, request: Request) -> None:
+        if request.swapped:
+            self._swapped.appendleft(request)
+        else:
+            self._others.put_back(request)
+
+    def head(self) -> Request:
+        return self._swapped[0] if self._swapped else self._others.head()
+
+    def take(self) -> Request:
+        return self._swapped.popleft() if self._swapped else self._others.take()
+
+    def remove(self, request: Request) -> None:
+        if request in self._swapped:
+            self._swapped.remove(request)
+        else:
+            self._others.remove(request)

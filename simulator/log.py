@@ -61,6 +61,14 @@ SWAP = np.dtype(
         ("blocks_in", "i8"),
     ]
 )
+LOAD = np.dtype(
+    [
+        ("start", "f8"),  # s, of the step that copies
+        ("id", "i8"),
+        ("blocks", "i8"),  # of its prefix that came from the host tier
+        ("fresh", "i8"),  # 1: at its first admission
+    ]
+)
 REASONS = ("stop", "length", "rejected", "unfinished")
 """Ended by itself; cut at max_model_len; could never fit; still there when the run was stopped."""
 
@@ -69,6 +77,7 @@ pack_request = Struct("<dddqiiii").pack
 pack_run = Struct("<dqqq").pack
 pack_pause = Struct("<ddqq").pack
 pack_swap = Struct("<dqqqq").pack
+pack_load = Struct("<dqqq").pack
 
 
 @dataclass(slots=True)
@@ -82,6 +91,8 @@ class Log:
     run_rows: bytearray = field(default_factory=bytearray)
     pause_rows: bytearray = field(default_factory=bytearray)
     swap_rows: bytearray = field(default_factory=bytearray)
+    load_rows: bytearray = field(default_factory=bytearray)
+    offloaded: int = 0  # blocks that went to the host tier
     tick_ends: "array[float]" = field(default_factory=lambda: array("d"))
 
     @property
@@ -109,8 +120,17 @@ class Log:
         """Rows of dtype SWAP, one for each step that copies KV blocks to the host or back."""
         return np.frombuffer(self.swap_rows, SWAP)
 
+    @property
+    def loads(self) -> npt.NDArray[np.void]:
+        """Rows of dtype LOAD, one for each prefix that came from the host tier."""
+        return np.frombuffer(self.load_rows, LOAD)
+
     def note_swaps(self, start: float, step: Step) -> None:
         """Write down what a step that began at `start` copied."""
+        for load in step.loads or ():
+            self.load_rows += pack_load(start, load.request.id, load.count, load.fresh)
+        if not step.outgoing and not step.incoming:
+            return
         self.swap_rows += pack_swap(
             start,
             len(step.outgoing or ()),

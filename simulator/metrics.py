@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator import __version__
-from simulator.gauges import StepSums, gauge, share
+from simulator.cost import kv_block_bytes
+from simulator.gauges import StepSums, copied, gauge, host_tier, share
 from simulator.itl import GapPool, TokenTimes
 from simulator.log import Log
 from simulator.tables import Flags, Floats, RequestTable, gather_requests
@@ -36,6 +37,8 @@ def summarize(
     served: Served | None = None,
     max_num_seqs: int | None = None,
     contiguous: bool = False,
+    kv_block_bytes: float | None = None,
+    swap_time: float | None = None,
     percentiles: Sequence[float] = PERCENTILES,
     info: Mapping[str, object] | None = None,
 ) -> Summary:
@@ -44,7 +47,8 @@ def summarize(
     `sent` is the time (s) at which each request was sent, NaN if never; `logs` has one log per
     replica. `goodput` holds upper bounds in ms for any of ttft, tpot and e2el. `served` is needed
     for the utilizations, `max_num_seqs` for the occupancy; without them these are null.
-    `contiguous` says that blocks were reserved for the longest request. `info` (version, seed,
+    `contiguous` says that blocks were set aside on admission; `kv_block_bytes` is the size of one
+    on all GPUs together, `swap_time` the s that copies of them took. `info` (version, seed,
     scenario, ...) opens our block. Latencies are those of completed requests; where there is
     none they are 0, as in vLLM.
     """
@@ -66,6 +70,8 @@ def summarize(
         | {
             "headway": {"schema": SCHEMA, **(info or {})}
             | gauge(table, logs, sums, (start, end), max_num_seqs)
+            | copied(logs, kv_block_bytes, swap_time)
+            | host_tier(table, logs, kv_block_bytes)
             | use
         }
     )
@@ -85,7 +91,11 @@ def summarize_result(result: "Result") -> Summary:
         goodput=bounds or None,
         served=Served(result.model, result.gpu, engine.tensor_parallel_size, dtype, kv_cache_dtype),
         max_num_seqs=engine.max_num_seqs,
-        contiguous=engine.allocation == "contiguous",
+        contiguous=engine.reserves,
+        swap_time=sum(
+            float(result.parts.cost.logged_swap_seconds(log.swaps).sum()) for log in result.logs
+        ),
+        kv_block_bytes=kv_block_bytes(result.model, engine) * engine.tensor_parallel_size,
         info={
             "version": __version__,
             "seed": scenario.seed,

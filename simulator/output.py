@@ -13,7 +13,8 @@ import numpy as np
 from simulator.csvtext import Column, Words, encode_header, encode_rows
 from simulator.errors import HeadwayError
 from simulator.files import Writer, write_together
-from simulator.tables import expand_steps, request_columns, step_columns
+from simulator.log import Log
+from simulator.tables import Floats, expand_steps, request_columns, step_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,14 +80,24 @@ def step_frame(result: "Result", *, expanded: bool = False) -> "pd.DataFrame":
 
     frames = []
     for number, log in enumerate(result.logs):
-        columns = step_columns(log)
+        columns = step_columns(log, copy_seconds=_copy_seconds(result, log))
         if expanded:
-            contiguous = result.scenario.engine.allocation == "contiguous"
-            columns = expand_steps(log, result.sent, contiguous=contiguous)
+            contiguous = result.scenario.engine.reserves
+            columns = expand_steps(
+                log,
+                result.sent,
+                contiguous=contiguous,
+                copy_seconds=_copy_seconds(result, log),
+            )
         if len(result.logs) > 1:
             columns = {"replica": np.full(_rows(columns), number), **columns}
         frames.append(_frame(columns))
     return pd.concat(frames, ignore_index=True)
+
+
+def _copy_seconds(result: "Result", log: Log) -> Floats | None:
+    """Give the time of each of a log's swaps, if there are any."""
+    return result.parts.cost.logged_swap_seconds(log.swaps) if len(log.swaps) else None
 
 
 def _frame(columns: Mapping[str, Column]) -> "pd.DataFrame":
@@ -135,11 +146,12 @@ def _write_steps(result: "Result", file: BinaryIO) -> None:
     """Write one row per logged row, of one replica after the other."""
     several = len(result.logs) > 1
     for number, log in enumerate(result.logs):
+        seconds = _copy_seconds(result, log)
         if number == 0:
-            names = list(step_columns(log, slice(0)))
+            names = list(step_columns(log, slice(0), seconds))
             file.write(encode_header(["replica", *names] if several else names))
         for part in _slices(len(log.steps)):
-            columns = list(step_columns(log, part).values())
+            columns = list(step_columns(log, part, seconds).values())
             if several:
                 columns.insert(0, np.full(len(log.steps[part]), number))
             file.write(_encode("steps.csv", columns))

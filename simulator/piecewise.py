@@ -24,7 +24,8 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
 - the host's work, h + h_n n + h_p n_p + h_t T_p, comes on top; where it is `overlapped` (an engine
   that schedules asynchronously) a step takes the longer of the two, and `overhead` besides;
 - KV blocks that a step first copies to the host or back (preemption by swap) take a time for each
-  request and one for each block, in either form.
+  request and one for each block, in either form. They are added to the step, or, where copies
+  overlap with compute, the longer of the two counts.
 """
 
 from bisect import bisect_right
@@ -75,6 +76,9 @@ class Fitted:
     swap_out_per_block: float = 0.0
     swap_in: float = 0.0  # and back
     swap_in_per_block: float = 0.0
+    load: float = 0.0  # per request whose prefix comes from the host tier
+    load_per_block: float = 0.0
+    swap_overlap: bool = False  # copies run beside the compute of their step
 
     def swap_seconds(self, step: Step) -> float:
         """Give the seconds of a step's copies of KV blocks to the host and back."""
@@ -94,6 +98,13 @@ class Fitted:
             + self.swap_in_per_block * swaps["blocks_in"]
         )
         return seconds
+
+    def with_copies(self, seconds: float, step: Step) -> float:
+        """Give the time of a step whose compute takes so many seconds."""
+        copies = self.swap_seconds(step)
+        for load in step.loads or ():
+            copies += self.load + self.load_per_block * load.count
+        return max(seconds, copies) if self.swap_overlap else seconds + copies
 
     def outside(self, steps: npt.NDArray[np.void]) -> list[str]:
         """Say, a line per quantity, how many of the logged steps lie outside the fitted range."""
@@ -150,9 +161,7 @@ class LinearCost(Fitted):
     def execute(self, step: Step) -> float:
         """Give the seconds that a step takes."""
         seconds = self._mixed_seconds(step) if step.prefills else self.leap(step, 1)[0]
-        if step.outgoing or step.incoming:
-            seconds += self.swap_seconds(step)
-        return seconds
+        return self.with_copies(seconds, step) if step.copies else seconds
 
     def _mixed_seconds(self, step: Step) -> float:
         """Give the time of a step with prompts, without swaps."""
@@ -287,9 +296,7 @@ class PiecewiseCost(Fitted):
     def execute(self, step: Step) -> float:
         """Give the seconds that a step takes."""
         seconds = self._mixed_seconds(step) if step.prefills else self.leap(step, 1)[0]
-        if step.outgoing or step.incoming:
-            seconds += self.swap_seconds(step)
-        return seconds
+        return self.with_copies(seconds, step) if step.copies else seconds
 
     def _mixed_seconds(self, step: Step) -> float:
         """Give the time of a step with prompts, without swaps."""

@@ -50,6 +50,8 @@ KEYS = (
 
 FP8 = "fp8"
 FP8S = (FP8, "fp8_e4m3", "fp8_e5m2")
+RESERVED = ("name", "limits", "swap_overlap", "load", "load_per_block")
+"""Fields of a form that are no terms of its own."""
 
 
 class Precision(Protocol):
@@ -78,6 +80,22 @@ class Precision(Protocol):
     @property
     def async_scheduling(self) -> bool:
         """Whether a step is decided while the one before it runs."""
+
+    @property
+    def swap_bandwidth(self) -> float | None:
+        """GB/s between a GPU and its host, each way; None: as measured, else as the bus has."""
+
+    @property
+    def kv_offloading_bandwidth(self) -> float | None:
+        """GB/s from the host tier to a GPU; None: that of swap."""
+
+    @property
+    def kv_offloading_latency(self) -> float:
+        """Ms for each request whose prefix comes from there."""
+
+    @property
+    def swap_overlap(self) -> bool:
+        """Whether copies of KV blocks run beside the compute of their step."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +256,7 @@ def make_form(spec: object, name: str) -> LinearCost | PiecewiseCost:
         given = "is missing" if kind is None else f"{kind!r} is unknown"
         raise ValueError(f"kind: {given}; there are {', '.join(FORMS)}")
     values = {key: value for key, value in spec.items() if key != "kind"}
-    if reserved := [key for key in ("name", "limits") if key in values]:
+    if reserved := [key for key in RESERVED if key in values]:
         raise ValueError("\n".join(f"{key}: unknown key" for key in reserved))
     return build(FORMS[kind], values | {"name": name})
 

@@ -142,7 +142,7 @@ class Replica:
         ends = self._ends
         log = self.log
         log.step_rows += pack_step(self._start, ends[-1], len(ends), *self._row)
-        if step.outgoing or step.incoming:
+        if step.copies:
             log.note_swaps(self._start, step)
         if step.decodes and self.scheduler.decodes.count:
             log.tick_ends.extend(ends)

@@ -56,6 +56,17 @@ GAUGES = (
     Gauge("mfu", "Model FLOPs utilization (%)", 1, 100.0),
     Gauge("bandwidth_utilization", "Memory bandwidth utilization (%)", 0, 100.0),
 )
+MOVED = (
+    Gauge("swapped_out_blocks", "KV blocks swapped out"),
+    Gauge("swapped_in_blocks", "KV blocks swapped in"),
+    Gauge("swapped_bytes", "KV bytes swapped, both ways (GB)", -1, 1e-9),
+    Gauge("swap_time", "Time of these copies (s)", -1),
+    Gauge("external_prefix_cache_hit_rate", "Host tier hit rate (% of other tokens)", 1, 100.0),
+    Gauge("offloaded_blocks", "KV blocks stored in the host tier"),
+    Gauge("loaded_blocks", "KV blocks loaded from the host tier"),
+    Gauge("offloading_bytes", "KV bytes to and from the host tier (GB)", 0, 1e-9),
+)
+"""What goes between GPU and host; where nothing did, nothing is said."""
 COUNTS = (
     ("rejected", "Requests rejected (could never fit)"),
     ("unfinished", "Requests unfinished when stopped"),
@@ -138,6 +149,11 @@ def _engine(gauges: Summary) -> list[str]:
         value = gauges[gauge.key]
         if value is not None:
             lines.append(_line(gauge.label, gauge.scale * value))
+    lines += [
+        _line(gauge.label, gauge.scale * gauges[gauge.key])
+        for gauge in MOVED
+        if gauges.get(gauge.key)
+    ]
     for key, label in COUNTS:
         if gauges[key]:
             lines.append(_line(label, gauges[key]))
@@ -185,6 +201,8 @@ def _compared(summaries: Sequence[Summary]) -> list[tuple[Gauge, list[float]]]:
     rows: list[tuple[Gauge, list[Any]]] = []
     rows += [(metric, [s.get(metric.key) for s in summaries]) for metric in METRICS]
     rows += [(gauge, [s["headway"][gauge.key] for s in summaries]) for gauge in GAUGES]
+    moved = [(gauge, [s["headway"].get(gauge.key) for s in summaries]) for gauge in MOVED]
+    rows += [(gauge, values) for gauge, values in moved if any(values)]
     return [(metric, values) for metric, values in rows if None not in values]
 
 

@@ -77,6 +77,15 @@ class Swap:
 
 
 @dataclass(slots=True)
+class Load:
+    """Blocks of a prompt's prefix that a step copies from the host tier before it computes."""
+
+    request: Request
+    count: int  # blocks
+    fresh: bool  # at the request's first admission
+
+
+@dataclass(slots=True)
 class Step:
     """One forward pass: what every executor receives, and all it receives.
 
@@ -92,6 +101,12 @@ class Step:
     singles: list[Chunk] | None = None  # of the decodes, those scheduled one by one
     outgoing: list[Swap] | None = None  # copies to the host, done first
     incoming: list[Swap] | None = None  # and back, done next
+    loads: list[Load] | None = None  # prefixes from the host tier
+
+    @property
+    def copies(self) -> bool:
+        """Whether KV blocks move between GPU and host."""
+        return bool(self.outgoing or self.incoming or self.loads)
 
     @property
     def tokens(self) -> int:

@@ -62,6 +62,17 @@ def _dtype(value: object) -> object:
     return DTYPES.get(value, value) if isinstance(value, str) else value
 
 
+def _reservation(value: object) -> object:
+    """Let through a number of tokens, a word for it, or null."""
+    whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= INT32
+    if not whole and value not in ("max_tokens", "max_model_len", None):
+        raise ValueError(
+            ": must be a whole number of tokens, at least 0, or max_tokens or max_model_len, "
+            f"not {value!r}"
+        )
+    return value
+
+
 class GpuBlock(Block):
     """The hardware."""
 
@@ -113,6 +124,22 @@ class EngineBlock(Block):
     enable_prefix_caching: bool = Field(
         True, description="keep the KV blocks of finished requests for prompts that begin alike"
     )
+    prefix_cache: Literal["hash", "radix"] = Field(
+        "hash",
+        description="how such prompts are found: hash: by chained hashes of blocks, as vLLM; "
+        "radix: in a tree whose leaves are evicted, as SGLang",
+    )
+    kv_offloading_size: Annotated[float, Field(gt=0, le=1_000_000)] | None = Field(
+        None,
+        description="GiB of host memory, over all GPUs, for blocks that the prefix cache evicts; "
+        "null: none",
+    )
+    kv_offloading_bandwidth: Annotated[float, Field(gt=0, le=1_000_000)] | None = Field(
+        None, description="GB/s (10^9 bytes) at which they come back to each GPU; null: as swap"
+    )
+    kv_offloading_latency: Annotated[float, Field(ge=0, le=1_000_000)] = Field(
+        0.0, description="ms before the first of a prompt's blocks comes back"
+    )
     enable_chunked_prefill: bool = Field(
         True,
         description="split prompts over steps; false: max_num_batched_tokens >= max_model_len",
@@ -156,19 +183,47 @@ class EngineBlock(Block):
     watermark: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0, description="share of the KV blocks that admission leaves free"
     )
-    preemption_mode: Literal["recompute", "swap"] = Field(
+    min_decode_blocks: Annotated[int, Field(ge=0, le=INT32)] = Field(
+        0,
+        description="KV blocks that admission leaves free for each running request, the new one "
+        "included, while others run",
+    )
+    reserve_output_tokens: Annotated[
+        int | Literal["max_tokens", "max_model_len"] | None, BeforeValidator(_reservation)
+    ] = Field(
+        None,
+        description="admit a request only if prompt and so many tokens of answer fit beside all "
+        "that is reserved for the running; max_tokens: what it may generate, max_model_len: as "
+        "much as anybody may; null: reserve no answer",
+    )
+    preemption_mode: Literal["recompute", "swap", "auto"] = Field(
         "recompute",
         description="swap: copy a preempted request's KV blocks to the host and back, as vLLM did "
-        "before V1",
+        "before V1; auto: whichever is expected to cost less",
     )
     swap_space: Annotated[float, Field(ge=0, le=1_000_000)] = Field(
         4.0,
         description="GiB of host memory per GPU for swap; a request that does not fit "
         "is computed again",
     )
+    swap_bandwidth: Annotated[float, Field(gt=0, le=1_000_000)] | None = Field(
+        None,
+        description="GB/s (10^9 bytes) between a GPU and its host, each way; null: the swap terms "
+        "of the cost profile, else 85 % of the bus",
+    )
+    swap_overlap: bool = Field(
+        False,
+        description="copies to and from the host run beside the compute of their step: it takes "
+        "the longer of the two, not their sum",
+    )
     allocation: Literal["paged", "contiguous"] = Field(
         "paged", description="contiguous: reserve max_model_len on admission, as before paging"
     )
+
+    @property
+    def reserves(self) -> bool:
+        """Whether blocks are set aside on admission, so that they do not grow with the tokens."""
+        return self.allocation == "contiguous" or self.reserve_output_tokens is not None
 
 
 class GoodputBlock(Block):

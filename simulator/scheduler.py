@@ -18,12 +18,13 @@ result is the same as that of vLLM's loop:
   the running list is walked.
 """
 
+from simulator.admission import Admission, Reservation
 from simulator.batch import Batch
 from simulator.blocks import BlockCounter
 from simulator.cadence import Cadence
-from simulator.host import HostMemory
-from simulator.policies import Fifo, Policy, Ranked, victim_of
-from simulator.request import Chunk, Request, Step
+from simulator.host import HostMemory, Prices, SwappedFirst
+from simulator.policies import Fifo, Policy, Ranked, Waiting, victim_of
+from simulator.request import Chunk, Load, Request, Step
 
 LONGEST_LEAP = 256  # steps; bounds what is computed in vain when an arrival cuts a leap short
 
@@ -32,10 +33,12 @@ class Scheduler(Batch):
     """Decides what each step computes.
 
     `policy` orders the waiting queue, None is first come, first served; if it has a method
-    `victim(running)`, that picks who is preempted, else the last admitted is. The other arguments
-    are vLLM's, by name. `max_model_len`, in tokens, ends a request whatever it still wanted to say.
+    `victim(running)`, that picks who is preempted, else the last admitted is. The last arguments
+    but `swap_blocks` are those of `Admission`, the others are vLLM's, by name. `max_model_len`, in
+    tokens, ends a request whatever it still wanted to say.
     `swap_blocks` is host memory, in KV blocks: as long as a preempted request fits into it, its
     blocks are copied there and, before it runs again, back; otherwise they are computed again.
+    With `swap_prices` so are those for which that is cheaper.
     """
 
     overlaps = False
@@ -62,18 +65,30 @@ class Scheduler(Batch):
         prefill_schedule_interval: int = 1,
         scheduler_reserve_full_isl: bool = True,
         watermark: float = 0.0,
+        min_decode_blocks: int = 0,
+        reserve_output_tokens: Reservation | None = None,
         swap_blocks: int = 0,
+        swap_prices: Prices | None = None,
     ) -> None:
-        super().__init__(blocks, Fifo() if policy is None else Ranked(policy))
+        waiting: Waiting = Fifo() if policy is None else Ranked(policy)
+        if policy is not None and swap_blocks:
+            waiting = SwappedFirst(waiting)
+        super().__init__(blocks, waiting)
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.enable_chunked_prefill = enable_chunked_prefill
         self.long_prefill_token_threshold = long_prefill_token_threshold
         self.long_prefill_token_threshold_adaptive = long_prefill_token_threshold_adaptive
-        self.scheduler_reserve_full_isl = scheduler_reserve_full_isl
-        self.watermark_blocks = int(watermark * (blocks.usable + 1))
-        self.host = HostMemory(swap_blocks, blocks.block_size)
+        self.admission = Admission(
+            blocks,
+            max_model_len,
+            scheduler_reserve_full_isl=scheduler_reserve_full_isl,
+            watermark=watermark,
+            min_decode_blocks=min_decode_blocks,
+            reserve_output_tokens=reserve_output_tokens,
+        )
+        self.host = HostMemory(swap_blocks, blocks.block_size, swap_prices)
         self._victim = victim_of(policy)
         self._cadence = (
             Cadence(prefill_schedule_interval) if prefill_schedule_interval > 1 else None
@@ -303,7 +318,9 @@ class Scheduler(Batch):
         while budget and waiting and len(running) < self.max_num_seqs:
             request = waiting.head()
             hits = blocks.match(request)
-            start = max(len(hits) * blocks.block_size, request.swapped)
+            tier = blocks.tier is not None and not request.swapped
+            loads = blocks.loadable(request, hits) if tier else 0
+            start = max((len(hits) + loads) * blocks.block_size, request.swapped)
             if cadence is not None and cadence.held and start < request.known - 1:
                 break
             tokens = min(request.known - start, cap)
@@ -311,17 +328,21 @@ class Scheduler(Batch):
                 if not self.enable_chunked_prefill:
                     break
                 tokens = budget
-            held = request.known if self.scheduler_reserve_full_isl else start + tokens
-            spare = self.watermark_blocks if running else 0
-            if blocks.missing(held, hits) + spare > blocks.free:
+            if self.admission.lacking(request, hits, start + tokens, len(running)):
                 break
             waiting.take()
             self._seat(request, now)
+            self.admission.board(request)
+            if loads:
+                blocks.load(request, hits, loads)
+                step.loads = [*(step.loads or ()), Load(request, loads, request.preemptions == 0)]
             blocks.admit(request, hits, start + tokens)
             if request.preemptions == 0:
                 request.cached = start
             else:
                 self._resume(request, start)
+                if self.host.prices:
+                    self.host.came_back(request.known, len(hits) * blocks.block_size)
             if request.swapped:
                 self.host.restore(step, request, len(hits))
                 if request.generated and tokens == 1 and not request.pending:

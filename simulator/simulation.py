@@ -131,6 +131,8 @@ def play(
         raise RuntimeError(f"{len(workload) - client.done} requests never ended")
     if interrupted:
         replica.abandon()
+    if (tier := replica.scheduler.blocks.tier) is not None:
+        replica.log.offloaded = tier.stored
     result = Result(
         scenario, workload, np.frombuffer(client.sent), [replica.log], parts, interrupted
     )

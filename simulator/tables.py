@@ -151,11 +151,14 @@ def _clients(workload: Workload) -> Words:
     return Words(np.array(numbers, np.int64), list(codes))
 
 
-def step_columns(log: Log, rows: slice = slice(None)) -> dict[str, Column]:
+def step_columns(
+    log: Log, rows: slice = slice(None), copy_seconds: Floats | None = None
+) -> dict[str, Column]:
     """Give the columns of steps.csv but `replica`: a row for each logged row, in order of time.
 
     A row stands for `steps` successive steps; `duration` is that of all of them, the token
-    counts are those of each, `context` and the blocks are those of the first.
+    counts are those of each, `context` and the blocks are those of the first. The columns of
+    `copy_columns` follow.
     """
     part = log.steps[rows]
     used = part["blocks_used"].astype(np.int64)
@@ -172,7 +175,26 @@ def step_columns(log: Log, rows: slice = slice(None)) -> dict[str, Column]:
         "kv_blocks_used": used,
         "kv_blocks_free": log.num_blocks - used,
         "preempted": part["preempted"],
+    } | copy_columns(log, part["start"], copy_seconds)
+
+
+def copy_columns(log: Log, starts: Floats, seconds: Floats | None) -> dict[str, Column]:
+    """Give the blocks that went to the host and back in steps that start then, and their time.
+
+    `seconds` is the time of each of `log.swaps`. Without any in the whole run there are no columns.
+    """
+    swaps = log.swaps
+    if not len(swaps):
+        return {}
+    at = np.minimum(np.searchsorted(swaps["start"], starts), len(swaps) - 1)
+    moved = swaps["start"][at] == starts
+    columns: dict[str, Column] = {
+        "swapped_out_blocks": np.where(moved, swaps["blocks_out"][at], 0),
+        "swapped_in_blocks": np.where(moved, swaps["blocks_in"][at], 0),
     }
+    if seconds is not None:
+        columns["swap_time"] = np.where(moved, seconds[at], 0.0)
+    return columns
 
 
 def arrivals(log: Log, sent: Floats) -> Floats:
@@ -192,7 +214,9 @@ def block_growth(log: Log, rows: npt.NDArray[np.void]) -> Floats:
     return np.where(rows["steps"] > 1, grown, 0.0)
 
 
-def expand_steps(log: Log, sent: Floats, *, contiguous: bool = False) -> dict[str, Column]:
+def expand_steps(
+    log: Log, sent: Floats, *, contiguous: bool = False, copy_seconds: Floats | None = None
+) -> dict[str, Column]:
     """Unroll the leaps: the columns of steps.csv with one row per step, in order of time.
 
     `sent` is the run's: `waiting` is what the row began with and the requests sent since.
@@ -220,7 +244,7 @@ def expand_steps(log: Log, sent: Floats, *, contiguous: bool = False) -> dict[st
         "kv_blocks_used": used,
         "kv_blocks_free": log.num_blocks - used,
         "preempted": np.where(index == 0, rows["preempted"][row], 0),
-    }
+    } | copy_columns(log, np.where(index == 0, rows["start"][row], -1.0), copy_seconds)
 
 
 def _unroll(steps: Ints) -> tuple[Ints, Ints]:

@@ -117,7 +117,7 @@ class VllmV0(Batching):
         blocks, waiting = self.blocks, self.waiting
         while self._swapped() and len(self.running) < self.max_num_seqs:
             request = waiting.head()
-            need = blocks.missing(request.swapped, ()) + 1 + self.watermark_blocks
+            need = blocks.missing(request.swapped, ()) + 1 + self.admission.watermark_blocks
             if not self.running:
                 need = blocks.missing(request.known, ())
             if need > blocks.free:
@@ -131,7 +131,7 @@ class VllmV0(Batching):
             self._single(step, request, start)
 
     def _fits_now(self, request: Request, hits: Sequence[int]) -> bool:
-        spare = self.watermark_blocks if self.running else 0
+        spare = self.admission.watermark_blocks if self.running else 0
         return self.blocks.missing(request.known, hits) + spare <= self.blocks.free
 
     def horizon(self, step: Step) -> int:

@@ -11,13 +11,16 @@ from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.client import Client
 from simulator.dynamic import DynamicScheduler
+from simulator.host import Prices
 from simulator.log import REASONS, Log
 from simulator.orders import HRRN, MLFQ, SRPT, Boost
 from simulator.policies import SJF, Priority
 from simulator.preempting import Deadline, Preemptive
+from simulator.radix import RadixCache
 from simulator.request import Segments
 from simulator.scheduler import Scheduler
 from simulator.static import Static
+from simulator.tier import HostTier
 from simulator.workload import Workload
 from tests.engines import Clock
 from tests.engines import play as play_with
@@ -112,6 +115,10 @@ def _link(draw: st.DrawFn, load: Workload) -> None:
         load.delay[i] = draw(st.sampled_from([0.0, 0.5, 1.3]))
 
 
+PRICES = Prices(lambda tokens: 0.1 * tokens, lambda blocks: 1.0, lambda blocks: 0.1 * blocks)
+"""Swap pays from 10 tokens on, a little later with larger blocks."""
+
+
 @st.composite
 def engines(draw: st.DrawFn) -> Callable[[], Scheduler]:
     """Any scheduler with any options, from little memory to plenty."""
@@ -143,18 +150,29 @@ def engines(draw: st.DrawFn) -> Callable[[], Scheduler]:
         "prefill_schedule_interval": draw(st.sampled_from([1, 1, 2, 5])),
         "scheduler_reserve_full_isl": draw(st.booleans()),
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.2])),
+        "min_decode_blocks": draw(st.sampled_from([0, 0, 2])),
+        "reserve_output_tokens": draw(
+            st.sampled_from([None, None, None, 5, "max_tokens", "max_model_len"])
+        ),
     }
     policy = (ORDERS | DYNAMIC).get(kind, lambda: None)
     mechanism = draw(st.sampled_from([Scheduler, AsyncScheduler]))
+    tier = draw(st.sampled_from([None, None, 5, 1000]))
     if kind in DYNAMIC:
         mechanism = DynamicScheduler
+    tree = mechanism is not AsyncScheduler and draw(st.sampled_from([False, False, True]))
     if mechanism is not AsyncScheduler:
         options["swap_blocks"] = draw(st.sampled_from([0, 0, 5, 1000]))
+        options["swap_prices"] = draw(st.sampled_from([None, PRICES]))
 
     def make() -> Scheduler:
         blocks = (
-            BlockManager(num_blocks, size, caching) if named else BlockCounter(num_blocks, size)
+            BlockManager(num_blocks, size, caching, tier and HostTier(tier))
+            if named
+            else BlockCounter(num_blocks, size)
         )
+        if tree:
+            blocks = RadixCache(num_blocks, size)
         return mechanism(blocks, policy=policy(), **limits, **options)
 
     return make
@@ -247,7 +265,7 @@ def test_no_step_goes_over_a_limit_and_nothing_is_left_behind(load, engine, cloc
     assert scheduler.decodes.count == scheduler.decodes.context == 0
     assert not any(scheduler.decodes.phases)
     assert scheduler.blocks.free == scheduler.blocks.usable
-    assert scheduler.blocks.shared == 0
+    assert scheduler.blocks.shared == scheduler.blocks.promised == 0
 
 
 @given(workloads(), engines(), clocks)

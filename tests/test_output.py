@@ -57,7 +57,7 @@ class Ran:
 
     @property
     def scenario(self) -> SimpleNamespace:
-        engine = SimpleNamespace(allocation="paged")
+        engine = SimpleNamespace(reserves=False)
         return SimpleNamespace(resolved=lambda: {"name": "näme", "seed": 0}, engine=engine)
 
     def time_parts(self) -> dict[str, np.ndarray]:

@@ -34,6 +34,10 @@ def test_defaults_are_those_documented(write):
         "gpu_memory_utilization": 0.92,
         "num_gpu_blocks_override": None,
         "enable_prefix_caching": True,
+        "prefix_cache": "hash",
+        "kv_offloading_size": None,
+        "kv_offloading_bandwidth": None,
+        "kv_offloading_latency": 0.0,
         "enable_chunked_prefill": True,
         "max_model_len": None,
         "dtype": "auto",
@@ -46,8 +50,12 @@ def test_defaults_are_those_documented(write):
         "async_scheduling": False,
         "scheduler_reserve_full_isl": True,
         "watermark": 0.0,
+        "min_decode_blocks": 0,
+        "reserve_output_tokens": None,
         "preemption_mode": "recompute",
         "swap_space": 4.0,
+        "swap_bandwidth": None,
+        "swap_overlap": False,
         "allocation": "paged",
     }
     assert (scenario.gpu.name, scenario.gpu.count, scenario.seed) == ("A100-80GB", 1, 0)

@@ -188,9 +188,9 @@ def test_the_watermark_is_kept_free_at_admission() -> None:
 
 def test_the_watermark_counts_the_null_block_and_is_rounded_down() -> None:
     """vLLM: int(watermark x num_gpu_blocks)."""
-    assert fcfs(num_blocks=10, watermark=0.1).watermark_blocks == 1
-    assert fcfs(num_blocks=10, watermark=0.19).watermark_blocks == 1
-    assert fcfs(num_blocks=10, watermark=0.2).watermark_blocks == 2
+    assert fcfs(num_blocks=10, watermark=0.1).admission.watermark_blocks == 1
+    assert fcfs(num_blocks=10, watermark=0.19).admission.watermark_blocks == 1
+    assert fcfs(num_blocks=10, watermark=0.2).admission.watermark_blocks == 2
 
 
 def test_an_empty_engine_knows_no_watermark_nor_do_the_running() -> None:
