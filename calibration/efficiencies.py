@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from calibration.aiconfigurator import AllReduce
-from calibration.compose import Kernels, Target, compose_kernels
+from calibration.compose import DISTRUSTED, Kernels, Target, compose_kernels
 from calibration.fit_tables import calibrate, compose, relative_errors
 from calibration.systems import SYSTEMS, System
 from calibration.tables import Floats
@@ -26,6 +26,7 @@ from simulator.roofline import products_seconds, roofline, small_kernels
 MODELS = ("llama-3-8b", "qwen3-32b")
 ONLY = {"rtx-4090": MODELS[:1]}
 DEGREES = (2, 4, 8)
+FP8 = "H200"
 LINK, PCIE = ("link", "link_latency"), "RTX-PRO-6000"
 LARGE = np.array([8.0, 16, 32, 64]) * (1 << 20)  # bytes of an all-reduce
 HEAD = f"""\
@@ -34,7 +35,8 @@ HEAD = f"""\
 # LLMServingSim (MIT), as fitted to {" and ".join(MODELS)} in 16 bits on one GPU. `error` is the
 # median relative error, and `error_p95` the 95th percentile, of a roofline with these shares on the
 # composed steps of those models. No all-reduce was timed on L40S and RTX 4090: their `link` is that
-# of the RTX PRO 6000.
+# of the RTX PRO 6000; where no fp8 products were timed (or none that can be trusted, on B200),
+# `compute_fp8` is that of the H200.
 gpus:
 """
 
@@ -97,7 +99,7 @@ def measure(data: Path, system: System) -> dict[str, float]:
     composed = [(target, compose_kernels(data, target)) for target in targets]
     weights, compute = fit_products(composed)
     shares = {"weights": weights, "compute": compute}
-    if system.gpu.fp8_flops and not system.layers:
+    if system.gpu.fp8_flops and not system.layers and (system.key, "fp8") not in DISTRUSTED:
         halves = [Target(target.model, system, dtype="fp8") for target in targets]
         found = fit_products([(target, compose_kernels(data, target)) for target in halves])
         shares["compute_fp8"] = found[1]
@@ -134,6 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
         found = {system.gpu.name: measure(options.data, system) for system in SYSTEMS}
         for shares in found.values():  # those without a table are on PCIe, as this one is
             shares |= {key: found[PCIE][key] for key in LINK if key not in shares}
+            shares.setdefault("compute_fp8", found[FP8]["compute_fp8"])
         write_atomic(FILE, lambda file: file.write(text(found).encode()))
         _measured.cache_clear()
         for system in SYSTEMS:
