@@ -16,6 +16,7 @@ from typing import Any
 
 from simulator.blocks import BlockCounter
 from simulator.errors import HeadwayError
+from simulator.host import SwappedFirst
 from simulator.policies import failed, short
 from simulator.queues import queue_for
 from simulator.request import Request, Step
@@ -60,7 +61,7 @@ class DynamicScheduler(Scheduler):
         super().__init__(blocks, policy=policy, **options)
         self._queue = queue_for(policy, self)
         if self._queue is not None:
-            self.waiting = self._queue
+            self.waiting = SwappedFirst(self._queue) if self.host.free else self._queue
         self._policy = policy
         self.displacing = hasattr(policy, "displaces")
         steady = getattr(policy, "steady", False) or not self.displacing

@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 
 from simulator import load_scenario, run
 from simulator.assemble import assemble, swap_prices
+from simulator.blocks import BlockCounter
+from simulator.dynamic import DynamicScheduler
 from simulator.errors import HeadwayError
 from simulator.host import HostMemory, Prices, SwappedFirst
+from simulator.orders import HRRN
 from simulator.output import step_frame
 from simulator.piecewise import LinearCost
 from simulator.policies import SJF, Ranked
@@ -100,6 +103,17 @@ def test_a_shorter_newcomer_waits_for_the_swapped() -> None:
         assert [rows[i]["preemptions"] for i in range(3)] == [0, 1, 0]
         seen[blocks] = rows[2]["first_scheduled"]
     assert seen == {0: 6.0, 99: 9.0}
+
+
+def test_they_come_back_first_also_where_the_order_changes_with_time() -> None:
+    """By hrrn too, which ranks its queue anew; without swap it is ranked as ever."""
+    for blocks, first in ((99, 0), (0, 1)):
+        scheduler = DynamicScheduler(BlockCounter(9, 4), policy=HRRN(), swap_blocks=blocks)
+        out, newcomer = Request(0, 0.0, 30, 2), Request(1, 0.0, 3, 2)
+        out.swapped = 8
+        scheduler.waiting.put_back(out)
+        scheduler.add(newcomer)
+        assert next(iter(scheduler.schedule(5.0).prefills)).request.id == first
 
 
 def test_overlapped_copies_cost_the_longer_of_the_two() -> None:
