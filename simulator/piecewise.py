@@ -242,6 +242,7 @@ class PiecewiseCost(Fitted):
     host_per_prefill: float = 0.0  # h_p, per chunk
     host_per_prefill_token: float = 0.0  # h_t
     overlapped: bool = False  # the host's work is hidden behind the kernels
+    _hosted: bool = field(init=False, repr=False, compare=False)
     _dense: list[float] = field(init=False, repr=False, compare=False)
     _decode: list[float] = field(init=False, repr=False, compare=False)
 
@@ -253,6 +254,7 @@ class PiecewiseCost(Fitted):
             *_check_sizes(self.cudagraph_capture_sizes),
         )
         object.__setattr__(self, "cudagraph_capture_sizes", (*self.cudagraph_capture_sizes,))
+        object.__setattr__(self, "_hosted", any(getattr(self, name) for name in HOST_TERMS))
         tokens, seconds = np.array(self.dense, float).T
         counts = np.arange(int(min(tokens[-1], LONGEST_TABLE)) + 1)
         dense = np.interp(counts, tokens, seconds)
@@ -326,8 +328,11 @@ class PiecewiseCost(Fitted):
             + self.prefill
             + (work if work > serial else serial)
         )
-        host = self._host_seconds(count + len(prefills), len(prefills), new)
-        return self._with_host(seconds, host) if host else seconds
+        if not self._hosted:
+            return seconds
+        return self._with_host(
+            seconds, self._host_seconds(count + len(prefills), len(prefills), new)
+        )
 
     def _host_seconds(self, sequences: int, prompts: int = 0, new: int = 0) -> float:
         """Give the time of the host's work on a step."""
@@ -353,8 +358,10 @@ class PiecewiseCost(Fitted):
             found = [fixed + slope * read for read in contexts]
         else:
             found = [fixed + max(slope * read, floor) for read in contexts]
+        if not self._hosted:
+            return found
         host = self._host_seconds(count)
-        return [self._with_host(seconds, host) for seconds in found] if host else found
+        return [self._with_host(seconds, host) for seconds in found]
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> npt.NDArray[np.float64]:
         """Give the seconds of pure decode steps of so many sequences that read so many tokens."""

@@ -144,7 +144,8 @@ def _latency(summary: Summary, key: str, name: str) -> list[str]:
 
 def _engine(gauges: Summary) -> list[str]:
     """Give our own block; what is unknown (null) is left out."""
-    lines = [_line("Steps", gauges["steps"])]
+    lines = [f"Cost: {gauges['profile']}"] if gauges.get("profile") else []
+    lines.append(_line("Steps", gauges["steps"]))
     for gauge in GAUGES:
         value = gauges[gauge.key]
         if value is not None:
