@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from calibration.measured import names
-from calibration.measured.engine import engine_block, version
+from calibration.measured.engine import NEWEST, engine_block, version
 from calibration.measured.overheads import Overhead
 from calibration.measured.predict import predict
 from calibration.measured.report import report, write_json, write_plots
@@ -244,11 +244,14 @@ def test_gpu_names(given, known):
     [
         ("meta-llama/Llama-2-7b-hf", "llama-2-7b"),
         ("meta-llama/Meta-Llama-3.1-70B-Instruct-FP8", "llama-3.1-70b"),
-        ("nvidia/Llama-3.3-70B-Instruct-FP4", "llama-3.1-70b"),
+        ("nvidia/Llama-3.3-70B-Instruct-FP4", "llama-3.3-70b"),
         ("codellama/CodeLlama-34b-Instruct-hf", "codellama-34b"),
         ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
         ("RedHatAI/Qwen3-32B-FP8-dynamic", "qwen3-32b"),
+        ("mistralai/Mistral-Nemo-Instruct-2407", "mistral-nemo"),
+        ("mistralai/Mixtral-8x22B-Instruct-v0.1", "mixtral-8x22b"),
+        ("01-ai/Yi-34B", "yi-34b"),
         ("mistralai/Mistral-7B-Instruct-v0.2", "mistral-7b-v0.3"),
     ],
 )
@@ -259,7 +262,7 @@ def test_model_names(given, known):
 def test_versions_decide_what_is_not_recorded():
     assert version("latest@2025-05-01 (~0.8.5)") == (0, 8)
     assert version("v0.19.0") == (0, 19)
-    assert version("") == (0, 0)
+    assert version("nightly") == NEWEST
     old = engine_block(run_of(engine_version="0.11.0"), "H100-80GB")
     new = engine_block(run_of(engine_version="0.19.0", gpu_mem_util="0.95"), "A100-80GB")
     assert (old["async_scheduling"], new["async_scheduling"]) == (False, True)
@@ -269,13 +272,15 @@ def test_versions_decide_what_is_not_recorded():
     assert told["async_scheduling"] is True
 
 
-def timed(step: Step, *, contexts: list[int], kv_heads: int = 1) -> list[float]:
+def timed(
+    step: Step, *, contexts: list[int], kv_heads: int = 1, per_key: float = 0.125
+) -> list[float]:
     """Time two equal steps of a cost of 1 s under an overhead of round numbers."""
     running = [SimpleNamespace(computed=tokens - 5, joined=5) for tokens in contexts]
     scheduler = SimpleNamespace(running=running, decodes=SimpleNamespace(tick=10))
     extra = Overhead(step=0.25, per_sequence=0.5, host=0.0, host_per_sequence=1.0)
     cost = LinearCost(base=1.0)
-    one = Timing(cost, scheduler, extra, launch=8.0, per_key=0.125, kv_heads=kv_heads)
+    one = Timing(cost, scheduler, extra, launch=8.0, per_key=per_key, kv_heads=kv_heads)
     if step.prefills:
         return [one.execute(step)]
     assert one.execute(step) == one.leap(step, 1)[0]
@@ -284,19 +289,19 @@ def timed(step: Step, *, contexts: list[int], kv_heads: int = 1) -> list[float]:
 
 def test_overheads_come_on_top_of_kernels():
     # One sequence: kernels 1 s, host 1 s beside them, 0.25 + 0.5 s in between.
-    assert timed(Step([], 1, 7), contexts=[7]) == [1.75, 1.75]
+    assert timed(Step([], 1, 0), contexts=[7], per_key=0.0) == [1.75, 1.75]
     # Three: the host takes 3 s, longer than the kernels.
-    assert timed(Step([], 3, 7), contexts=[7]) == [3.0 + 1.75, 3.0 + 1.75]
+    assert timed(Step([], 3, 7), contexts=[7], per_key=0.0) == [3.0 + 1.75, 3.0 + 1.75]
     # 2 x 296 pairs for 592 thread blocks: the longest of 40 tokens is not split, and grows by one.
     host = timed(Step([], 2, 47), contexts=[7, 40], kv_heads=296)
     assert host == [1.0 + 0.125 * 40 + 1.25, 1.0 + 0.125 * 41 + 1.25]
     # 2 x 148 pairs: split in two.
     assert timed(Step([], 2, 47), contexts=[7, 40], kv_heads=148)[0] == 1.0 + 0.125 * 20 + 1.25
-    # 2 x 74 pairs: split evenly over all multiprocessors.
-    assert timed(Step([], 2, 47), contexts=[7, 40], kv_heads=74)[0] == 2.0 + 1.25
+    # 2 x 74 pairs: all alike, in four.
+    assert timed(Step([], 2, 96), contexts=[8, 88], kv_heads=74)[0] == 1.0 + 0.125 * 48 / 4 + 1.25
     # With a prompt: 8 s more to launch the layers.
     chunk = Chunk(Request(0, 0.0, 4, 4), 0, 4)
-    assert timed(Step([chunk], 1, 7), contexts=[7]) == [9.0 + 1.25]
+    assert timed(Step([chunk], 1, 7), contexts=[7], per_key=0.0) == [9.0 + 1.25]
 
 
 def test_a_frontend_lets_requests_pass_one_by_one(put):

@@ -10,6 +10,7 @@ from calibration.measured import names
 from calibration.measured.runs import Run
 from simulator.engines import named
 
+NEWEST = (0, 33)
 ASYNC_SINCE = (0, 14)
 """vLLM schedules asynchronously by default from 0.14 on (before: --async-scheduling)."""
 RESERVES_SINCE = (0, 20)
@@ -18,9 +19,9 @@ UTILIZATION_SINCE = (0, 20)  # gpu_memory_utilization 0.92; before 0.9
 
 
 def version(text: str) -> tuple[int, int]:
-    """Read major and minor out of a version as people write it; (0, 0) where there is none."""
+    """Read major and minor out of a version as people write it; `NEWEST` where there is none."""
     found = re.findall(r"(?<![\d-])(\d+)\.(\d+)(?:\.\d+)?", text)
-    return (int(found[-1][0]), int(found[-1][1])) if found else (0, 0)
+    return (int(found[-1][0]), int(found[-1][1])) if found else NEWEST
 
 
 def schedules_asynchronously(run: Run) -> bool:

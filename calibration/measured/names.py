@@ -21,7 +21,6 @@ GPU_WORDS = (
 """The first pattern that a name holds decides."""
 
 SAME_SHAPE = {
-    "llama-3.3-70b": "llama-3.1-70b",
     "meta-llama-3-8b": "llama-3-8b",
     "meta-llama-3-70b": "llama-3-70b",
     "meta-llama-3.1-8b": "llama-3.1-8b",

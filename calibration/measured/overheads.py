@@ -33,7 +33,7 @@ ASYNC = Overhead(step=1.0e-3, per_sequence=10e-6)
 LAYER_LAUNCH = 30e-6
 """Seconds per layer that a step with prompts takes longer: Llama-2-7B on H100 (vLLM 0.11) needs
 7.4 ms for a prompt of 7 tokens, 6.3 ms for a decode."""
-FLASHINFER_LAUNCH = 300e-6
+FLASHINFER_LAUNCH = 350e-6
 """The same on B200, whose attention is FlashInfer: by the server's polls every prompt that starts
 costs vLLM 0.15 23 to 35 ms of an 80-layer model, beside its tokens."""
 

@@ -29,7 +29,7 @@ NO_TABLE = {("B200", "fp8")}
 """GPU and weights whose table is not what servers run: in vLLM 0.19's on B200, FP8 products of
 8,192 tokens take longer than BF16's, and those of up to 8 tokens longer than of 16 to 64. The
 roofline takes their place."""
-LATENCIES = ("ttft", "tpot", "itl", "e2el")
+LEAST_GAUGE = 0.1  # a mean below it is nothing to compare
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _predict(outcome: Outcome, folder: Path) -> None:
         outcome.rows += [
             Compared(f"mean_{name}", theirs[0], theirs[1])
             for name in measured.columns
-            if (theirs := _means(outcome.gauges, name))[1] > 0
+            if (theirs := _means(outcome.gauges, name))[1] >= LEAST_GAUGE
         ]
 
 

@@ -28,9 +28,9 @@ from simulator.scheduler import Scheduler
 class Timing:
     """Kernels, and what the engine adds to them.
 
-    Decode attention that is not split evenly waits for its longest sequence, for `per_key` seconds
-    a key: where there are more pairs of sequence and KV head than multiprocessors, a sequence is
-    split among as many thread blocks as `THREAD_BLOCKS` per multiprocessor allow.
+    Decode attention is split among as many thread blocks as `THREAD_BLOCKS` per multiprocessor
+    allow, each of which takes `per_key` seconds a key. Where there are more pairs of sequence and
+    KV head than multiprocessors it waits for the longest sequence, else they share evenly.
     """
 
     kernels: CostModel
@@ -64,19 +64,12 @@ class Timing:
         extra, sequences = self.overhead, step.decodes + len(step.prefills)
         waits = extra.step + extra.per_sequence * sequences
         least = extra.host + extra.host_per_sequence * sequences
-        key = self._key_seconds(step.decodes)
-        if not key:
+        pairs = step.decodes * self.kv_heads
+        if not self.per_key or not pairs:
             return [max(seconds, least) + waits for seconds in kernels]
-        longest = self._longest()
-        return [
-            max(seconds + key * (longest + k), least) + waits for k, seconds in enumerate(kernels)
-        ]
-
-    def _key_seconds(self, decodes: int) -> float:
-        pairs = decodes * self.kv_heads
-        if pairs <= MULTIPROCESSORS:
-            return 0.0
-        return self.per_key / max(1, THREAD_BLOCKS * MULTIPROCESSORS // pairs)
+        key = self.per_key / max(1, THREAD_BLOCKS * MULTIPROCESSORS // pairs)
+        keys = self._longest() if pairs > MULTIPROCESSORS else step.context / step.decodes
+        return [max(seconds + key * (keys + k), least) + waits for k, seconds in enumerate(kernels)]
 
     def _longest(self) -> int:
         """Give the tokens in the cache of the running request that has most of them."""
