@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.measured import names
+from calibration.measured.costs import with_tables
 from calibration.measured.engine import engine_block
 from calibration.measured.gauges import Gauges, measured_gauges, predicted_gauges
 from calibration.measured.overheads import frontend
@@ -25,10 +26,6 @@ if TYPE_CHECKING:
     from simulator.simulation import Result
 
 Floats = npt.NDArray[np.float64]
-NO_TABLE = {("B200", "fp8")}
-"""GPU and weights whose table is not what servers run: in vLLM 0.19's on B200, FP8 products of
-8,192 tokens take longer than BF16's, and those of up to 8 tokens longer than of 16 to 64. The
-roofline takes their place."""
 LEAST_GAUGE = 0.1  # a mean below it is nothing to compare
 
 
@@ -89,6 +86,7 @@ def _predict(outcome: Outcome, folder: Path) -> None:
         workload = replay(run, requests, read_config(_companion(path, "config.json")))
     workload.check()
     scenario, parts = assemble_run(run)
+    parts = with_tables(parts, scenario.engine)
     workload.frontend = frontend(run)
     outcome.profile = parts.cost.name or "?"
     outcome.engine = _rules(scenario, parts)
@@ -121,7 +119,6 @@ def assemble_run(run: Run) -> "tuple[Scenario, Parts]":
             "model": names.model_name(run.word("model")),
             "gpu": {"name": gpu, "count": engine["tensor_parallel_size"]},
             "engine": engine,
-            "cost": {"kind": "roofline"} if (gpu, engine.get("quantization")) in NO_TABLE else None,
         },
         Places(run.run_id, {}),
     )

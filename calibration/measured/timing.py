@@ -84,7 +84,14 @@ def timing(run: Run, parts: Parts, scheduler: Scheduler, tensor_parallel_size: i
     """Put the overhead of a run's engine on its kernels, in place of the profile's own."""
     kernels, model = parts.cost, parts.model
     if isinstance(kernels, PiecewiseCost):
-        kernels = replace(kernels, overhead=0.0)
+        kernels = replace(
+            kernels,
+            overhead=0.0,
+            host=0.0,
+            host_per_sequence=0.0,
+            host_per_prefill=0.0,
+            host_per_prefill_token=0.0,
+        )
     b200 = parts.gpu.name == "B200"
     uneven = b200 and version(run.word("engine_version")) >= SPLIT_SINCE
     return Timing(

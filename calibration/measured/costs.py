@@ -1,0 +1,47 @@
+"""The kernels' cost of a measured run: shipped, composed of tables on the spot, or by roofline."""
+
+import os
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+from calibration.compose import Target
+from calibration.fit_tables import calibrate
+from calibration.systems import find_system
+from simulator.assemble import Parts
+from simulator.errors import HeadwayError, HeadwayWarning
+from simulator.scenario import EngineBlock
+
+
+def with_tables(parts: Parts, engine: EngineBlock) -> Parts:
+    """Compose a profile where none is shipped and HEADWAY_DATA names the tables' folder.
+
+    Warn where there are no tables either: the roofline stays.
+    """
+    if not parts.cost.name.startswith("roofline"):
+        return parts
+    name = f"{parts.model.name} on {parts.gpu.name}, TP {engine.tensor_parallel_size}"
+    data = os.environ.get("HEADWAY_DATA")
+    try:
+        if not data:
+            raise HeadwayError("HEADWAY_DATA names no folder with kernel tables")
+        report = calibrate(Path(data), _target(parts, engine))
+    except HeadwayError as error:
+        warnings.warn(f"no profile of {name}, and {error}; roofline", HeadwayWarning, stacklevel=2)
+        return parts
+    cost = replace(report.cost, name=f"{parts.model.name}, composed", limits=report.limits)
+    for note in report.notes:
+        warnings.warn(f"{name}: {note}", HeadwayWarning, stacklevel=2)
+    return replace(parts, cost=cost)
+
+
+def _target(parts: Parts, engine: EngineBlock) -> Target:
+    dtype = engine.quantization or "bfloat16"
+    cache = engine.kv_cache_dtype
+    return Target(
+        parts.model,
+        find_system(parts.gpu.name),
+        engine.tensor_parallel_size,
+        dtype,
+        "bfloat16" if cache in {"auto", "float16"} else cache,
+    )
