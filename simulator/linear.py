@@ -1,0 +1,161 @@
+"""A cost that is a straight line, and what all fitted costs share: name, range, swaps.
+
+`simulator/piecewise.py` says what T, n, S and P stand for.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.fields import refuse
+from simulator.request import Step
+
+QUANTITIES = ("tokens", "sequences", "context", "pairs")
+"""What a fitted range can bound: T, n, S and P."""
+
+Counts = npt.NDArray[np.int64]
+
+Limits = Mapping[str, tuple[float, float]]
+"""The lowest and highest fitted value of each quantity."""
+
+
+def quantities(steps: npt.NDArray[np.void]) -> dict[str, npt.NDArray[np.int64]]:
+    """Give T, n, S and P of logged steps (rows of dtype STEP), S being that of each row's last.
+
+    The number of prompts in a step is not logged: n counts the decodes alone.
+    """
+    ghosts = np.where(steps["prefill_tokens"] == 0, steps["wasted"], 0)
+    seats = steps["decodes"].astype(np.int64) + ghosts
+    tokens = steps["decodes"].astype(np.int64) + steps["prefill_tokens"] + steps["wasted"]
+    context = steps["context"] + (steps["steps"] - 1) * seats
+    return {
+        "tokens": tokens,
+        "sequences": seats,
+        "context": context,
+        "pairs": steps["prefill_context"],
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """A cost model's name and the range of steps that it was fitted to."""
+
+    name: str = field(default="", compare=False)
+    limits: Limits | None = field(default=None, repr=False, compare=False)
+    swap_out: float = 0.0  # per request whose KV blocks a step copies to the host
+    swap_out_per_block: float = 0.0
+    swap_in: float = 0.0  # and back
+    swap_in_per_block: float = 0.0
+    load: float = 0.0  # per request whose prefix comes from the host tier
+    load_per_block: float = 0.0
+    swap_overlap: bool = False  # copies run beside the compute of their step
+
+    def swap_seconds(self, step: Step) -> float:
+        """Give the seconds of a step's copies of KV blocks to the host and back."""
+        return (
+            self.swap_out * len(step.outgoing or ())
+            + self.swap_out_per_block * step.swapped_out
+            + self.swap_in * len(step.incoming or ())
+            + self.swap_in_per_block * step.swapped_in
+        )
+
+    def logged_swap_seconds(self, swaps: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
+        """Give the same of logged copies (rows of dtype SWAP)."""
+        seconds: npt.NDArray[np.float64] = (
+            self.swap_out * swaps["requests_out"]
+            + self.swap_out_per_block * swaps["blocks_out"]
+            + self.swap_in * swaps["requests_in"]
+            + self.swap_in_per_block * swaps["blocks_in"]
+        )
+        return seconds
+
+    def with_copies(self, seconds: float, step: Step) -> float:
+        """Give the time of a step whose compute takes so many seconds."""
+        copies = self.swap_seconds(step)
+        for load in step.loads or ():
+            copies += self.load + self.load_per_block * load.count
+        return max(seconds, copies) if self.swap_overlap else seconds + copies
+
+    def outside(self, steps: npt.NDArray[np.void]) -> list[str]:
+        """Say, a line per quantity, how many of the logged steps lie outside the fitted range."""
+        messages = []
+        found, repeats = quantities(steps), steps["steps"]
+        seats = np.maximum(found["sequences"], 1)
+        for what, (low, high) in (self.limits or {}).items():
+            values = found[what]
+            late = (values - high + seats - 1) // seats if what == "context" else repeats
+            above = np.where(values > high, np.minimum(repeats, late), 0).sum()
+            below = repeats[(values < low) & (values > 0)].sum()
+            if above + below:
+                messages.append(
+                    f"cost {self.name}: {what} of {values[values > 0].min():,} to "
+                    f"{values.max():,} in a step, fitted from {low:,} to {high:,}: "
+                    f"{(above + below) / repeats.sum():.2%} of the steps are extrapolated"
+                )
+        return messages
+
+
+SWAP_TERMS = ("swap_out", "swap_out_per_block", "swap_in", "swap_in_per_block")
+LONGEST_TERM = 1e6
+"""Seconds: a larger term is a mistake, and times that add up to infinity would follow."""
+
+
+def check_terms(cost: object, names: Sequence[str]) -> list[tuple[bool, str]]:
+    """Check that the named fields are numbers of seconds that can be; for `refuse`."""
+    found = []
+    for name in names:
+        value = getattr(cost, name)
+        good = isinstance(value, Real) and not isinstance(value, bool)
+        good = good and 0 <= value <= LONGEST_TERM
+        what = f"must be seconds, at least 0 and at most {LONGEST_TERM:,.0f}"
+        found.append((not good, f"{name}: {what}, not {value!r}"))
+    return found
+
+
+@dataclass(frozen=True)
+class LinearCost(Fitted):
+    """Seconds = base + per_token T + per_context S + per_sequence n.
+
+    S counts what decodes read: a prompt's attention is in `per_token`.
+    """
+
+    base: float
+    per_token: float = 0.0
+    per_context: float = 0.0
+    per_sequence: float = 0.0
+
+    def __post_init__(self) -> None:
+        terms = ("base", "per_token", "per_context", "per_sequence")
+        refuse(*check_terms(self, terms + SWAP_TERMS))
+        refuse((not any(getattr(self, term) for term in terms), "base: every step takes no time"))
+
+    def execute(self, step: Step) -> float:
+        """Give the seconds that a step takes."""
+        seconds = self._mixed_seconds(step) if step.prefills else self.leap(step, 1)[0]
+        return self.with_copies(seconds, step) if step.copies else seconds
+
+    def _mixed_seconds(self, step: Step) -> float:
+        """Give the time of a step with prompts, without swaps."""
+        prefills = step.prefills
+        tokens = step.decodes
+        sequences = tokens + len(prefills)
+        for chunk in prefills:
+            tokens += chunk.tokens
+        fixed = self.base + self.per_token * tokens + self.per_sequence * sequences
+        return fixed + self.per_context * step.context
+
+    def leap(self, step: Step, repeats: int) -> list[float]:
+        """Give the seconds of each of so many successive decode steps."""
+        count, first = step.decodes, step.context
+        fixed = self.base + self.per_token * count + self.per_sequence * count
+        slope = self.per_context
+        return [fixed + slope * read for read in range(first, first + repeats * count, count)]
+
+    def decode_seconds(self, counts: Counts, contexts: Counts) -> npt.NDArray[np.float64]:
+        """Give the seconds of pure decode steps of so many sequences that read so many tokens."""
+        fixed = self.base + self.per_token * counts + self.per_sequence * counts
+        seconds: npt.NDArray[np.float64] = fixed + self.per_context * contexts
+        return seconds
