@@ -18,6 +18,7 @@ from simulator.cost import CostModel, kv_block_bytes, load_cost, shipped_profile
 from simulator.dynamic import DynamicScheduler
 from simulator.engines import fraction_of
 from simulator.errors import HeadwayWarning
+from simulator.fairness import DRR, WFQ, Fair
 from simulator.fastgen import FastGen
 from simulator.fields import PLAIN, check
 from simulator.hardware import GIB, Gpu, find_gpu
@@ -59,6 +60,9 @@ POLICIES: dict[str, type] = {
     "trtllm": TrtLlm,
     "tgi": Tgi,
     "fastgen": FastGen,
+    "fair": Fair,
+    "wfq": WFQ,
+    "drr": DRR,
 }
 VLLM_OPTIONS = (
     "enable_chunked_prefill",
@@ -180,6 +184,7 @@ def find_policy(scenario: Scenario) -> tuple[type, dict[str, Any]]:
         issubclass(found, Scheduler)
         or callable(getattr(found, "key", None))
         or callable(getattr(found, "rank", None))
+        or callable(getattr(found, "queue", None))
     ):
         raise ValueError(
             f"{field}: {name} is no Scheduler and has no method `key(request)` or "

@@ -89,6 +89,7 @@ class AsyncScheduler(Scheduler):
         """Count the token of a request outside the decode set."""
         self.partial.remove(request)
         request.generated += 1
+        self.decodes.emitted(request)
         request.unknown = 0
         run = _Run()
         sent.births.append((request, run))
@@ -128,7 +129,7 @@ class AsyncScheduler(Scheduler):
         decodes = self.decodes
         if step.prefills or step.singles or self.partial or self.leaving or self.preempted:
             return 1
-        if not decodes.count or (self.waiting and self.blocks.names_blocks):
+        if not decodes.count or (self.waiting and self._may_fit()):
             return 1
         free = self.blocks.free
         ticks = min(decodes.ticks_to_end(), LONGEST_LEAP)

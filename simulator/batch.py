@@ -55,6 +55,7 @@ class Batch:
     def _emit(self, request: Request, now: float, over: list[Request]) -> None:
         """Bring out the token of a request outside the decode set."""
         request.generated += 1
+        self.decodes.emitted(request)
         request.run_start = now
         if request.first_token < 0:
             request.first_token = now

@@ -59,6 +59,9 @@ class DecodeSet:
             del self.members[phase][request]
         return ticks
 
+    def emitted(self, request: Request) -> None:
+        """Hear of a token that a request outside the set has brought out."""
+
     def advance(self, ticks: int) -> list[Request]:
         """Let every member advance by `ticks` tokens.
 

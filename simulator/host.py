@@ -91,13 +91,14 @@ class SwappedFirst:
 
     def __init__(self, others: "Waiting") -> None:
         self._others = others
+        self.moves = others.moves
         self._swapped: deque[Request] = deque()
 
     def __len__(self) -> int:
         return len(self._swapped) + len(self._others)
 
     def add(self, request: Request) -> bool:
-        return self._others.add(request) and not self._swapped
+        return self._others.add(request)  # whoever comes may change whose turn it is later
 
     def put_back(self, request: Request) -> None:
         if request.swapped:

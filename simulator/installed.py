@@ -41,6 +41,8 @@ _NAME_BITS = 32  # a token's number is that of its name, then its place in so ma
 class _Queue:
     """vLLM's waiting requests, as far as a replica asks."""
 
+    moves = True
+
     def __init__(self, owner: "InstalledScheduler") -> None:
         self._owner = owner
 

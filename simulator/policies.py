@@ -12,11 +12,14 @@ from itertools import count
 from math import inf, isnan
 from operator import lt
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from simulator.errors import HeadwayError
 from simulator.fields import refuse
 from simulator.request import Request
+
+if TYPE_CHECKING:
+    from simulator.batch import Batch
 
 SHORT = 60  # characters of a key that a message quotes
 SIZES = {"prompt": "prompt tokens", "hint": "predicted output tokens", "total": "the sum of both"}
@@ -36,7 +39,9 @@ class Policy(Protocol):
       the queue, or None (`simulator.dynamic`), and `steady`, true if a None stays None until
       somebody arrives, boards, ends or is preempted;
     - `patience` in seconds and `promote(request)`: who has waited so long is promoted, and its key
-      asked for again (`queues.Promoting`).
+      asked for again (`queues.Promoting`);
+    - `queue(batch)` in place of `key`, where ranks are not enough: it gives the waiting queue itself
+      (`fairness.py` has examples).
     """
 
     def key(self, request: Request) -> Any:
@@ -103,7 +108,14 @@ def _urgency(request: Request) -> tuple[int, float]:
 
 
 class Waiting(Protocol):
-    """The waiting queue that a scheduler works with."""
+    """The waiting queue that a scheduler works with.
+
+    It may have `settle(now)`, which is called before each step is decided; `add` then says whether
+    that call is due for the new request, also where no seat is free.
+    """
+
+    moves: bool
+    """The head may change while nothing but decodes happens."""
 
     def __len__(self) -> int: ...
 
@@ -122,6 +134,8 @@ class Waiting(Protocol):
 
 class Fifo(deque[Request]):
     """First come, first served; a preempted request goes to the front (vLLM's `fcfs`)."""
+
+    moves = False
 
     def add(self, request: Request) -> bool:
         self.append(request)
@@ -142,6 +156,8 @@ class Ranked:
 
     Raises HeadwayError where the policy fails, or its keys have no order.
     """
+
+    moves = False
 
     def __init__(self, policy: Policy) -> None:
         self._heap: list[tuple[Any, int, Request]] = []
@@ -197,6 +213,12 @@ class Ranked:
             heapify(self._heap)
         except Exception as error:
             raise self._unordered("a key", error) from error
+
+
+def queue_of(policy: Policy, batch: "Batch") -> Waiting:
+    """Give the waiting queue that a policy brings along, or one ordered by its key."""
+    make: Callable[[Batch], Waiting] | None = getattr(policy, "queue", None)
+    return Ranked(policy) if make is None else make(batch)
 
 
 Victim = Callable[[Mapping[Request, None]], Request]

@@ -97,6 +97,13 @@ ORDERS = {
     "trtllm": "TensorRT-LLM: GUARANTEED_NO_EVICT, MAX_UTILIZATION or STATIC_BATCH.",
     "tgi": "Text Generation Inference 2: prompts interrupt decodes by the waiting-served ratio.",
     "fastgen": "DeepSpeed-FastGen: Dynamic SplitFuse.",
+    "fair": "Virtual Token Counter: the client that has received the fewest tokens first. A token "
+    "of a prompt counts `input_weight`, one of an answer `output_weight`, divided by the client's "
+    "weight: {policy: fair, weights: {a: 2, b: 1}}; it is 1 for clients not named.",
+    "wfq": "Weighted fair queueing: the smallest virtual finish time first, `boost` tokens sooner "
+    "for each second of waiting; weights as for fair.",
+    "drr": "Deficit round robin: in each round a client may spend `quantum` tokens times its "
+    "weight; weights as for fair.",
 }
 PREDICTOR = """## predictor
 

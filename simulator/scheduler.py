@@ -18,12 +18,14 @@ result is the same as that of vLLM's loop:
   the running list is walked.
 """
 
+from collections.abc import Callable
+
 from simulator.admission import Admission, Reservation
 from simulator.batch import Batch
 from simulator.blocks import BlockCounter
 from simulator.cadence import Cadence
 from simulator.host import HostMemory, Prices, SwappedFirst
-from simulator.policies import Fifo, Policy, Ranked, Waiting, victim_of
+from simulator.policies import Fifo, Policy, queue_of, victim_of
 from simulator.request import Chunk, Load, Request, Step
 
 LONGEST_LEAP = 256  # steps; bounds what is computed in vain when an arrival cuts a leap short
@@ -70,10 +72,12 @@ class Scheduler(Batch):
         swap_blocks: int = 0,
         swap_prices: Prices | None = None,
     ) -> None:
-        waiting: Waiting = Fifo() if policy is None else Ranked(policy)
-        if policy is not None and swap_blocks:
-            waiting = SwappedFirst(waiting)
-        super().__init__(blocks, waiting)
+        super().__init__(blocks, Fifo())
+        self._settle: Callable[[float], None] | None = None
+        if policy is not None:
+            queue = queue_of(policy, self)
+            self._settle = getattr(queue, "settle", None)
+            self.waiting = SwappedFirst(queue) if swap_blocks else queue
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
@@ -126,7 +130,10 @@ class Scheduler(Batch):
         # Where a cap on chunks depends on how many are present, the head may fit from now on.
         changes = self.waiting.add(request) or self.long_prefill_token_threshold > 0
         return changes and (
-            len(self.running) < self.max_num_seqs or self._cadence is not None or self.displacing
+            len(self.running) < self.max_num_seqs
+            or self._cadence is not None
+            or self._settle is not None
+            or self.displacing
         )
 
     def wakes_at(self) -> float | None:
@@ -137,6 +144,8 @@ class Scheduler(Batch):
         """Decide the next forward pass. An empty step means that there is nothing to do."""
         self.now = now
         self.preempted = 0
+        if self._settle is not None:
+            self._settle(now)
         decodes, blocks = self.decodes, self.blocks
         count = decodes.count
         budget = self.max_num_batched_tokens
@@ -394,13 +403,22 @@ class Scheduler(Batch):
         else:
             self.partial.remove(request)
 
+    def _may_fit(self) -> bool:
+        """Say whether somebody who waits may fit after a step in which nothing but decodes happens.
+
+        Blocks registered meanwhile may let the head of the queue fit, or another may be the head.
+        """
+        return self.blocks.names_blocks or (
+            self.waiting.moves and len(self.running) < self.max_num_seqs
+        )
+
     def horizon(self, step: Step) -> int:
         """Count how often `step`, just scheduled, is sure to repeat if nobody arrives."""
         decodes = self.decodes
         if step.prefills or self.partial or self.preempted or not decodes.count:
             return 1
-        if self.waiting and self.blocks.names_blocks:
-            return 1  # blocks registered meanwhile may let the head of the queue fit
+        if self.waiting and self._may_fit():
+            return 1
         decodes, free = self.decodes, self.blocks.free - self.headroom
         ticks = min(decodes.ticks_to_end(), LONGEST_LEAP)
         if self._cadence is not None and self._cadence.held and self.waiting:

@@ -1,6 +1,7 @@
 """Laws that hold for every run, whatever the workload, the policy and the options."""
 
 from collections.abc import Callable
+from functools import partial
 from math import nan
 
 import numpy as np
@@ -11,6 +12,7 @@ from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.client import Client
 from simulator.dynamic import DynamicScheduler
+from simulator.fairness import DRR, WFQ, Fair
 from simulator.host import Prices
 from simulator.log import REASONS, Log
 from simulator.orders import HRRN, MLFQ, SRPT, Boost
@@ -52,6 +54,11 @@ def play(load: Workload, *args: object, **options: object) -> tuple[Log, Client]
     return play_with(load, *args, sigma=0.5, **options)  # type: ignore[arg-type]
 
 
+FAIR = {
+    "fair": partial(Fair, weights={"a": 3}),
+    "wfq": partial(WFQ, weights={"b": 0.3}, boost=2.5),
+    "drr": partial(DRR, weights={"c": 1.7}, quantum=5),
+}
 # Few distinct values on purpose: arrivals then fall on the very ends of steps.
 times = st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0, 1.0, 2.0, 2.5, 3.0, 7.0]) | st.floats(0, 20)
 clocks = st.builds(
@@ -81,6 +88,8 @@ def workloads(draw: st.DrawFn) -> Workload:
             load.segments.append(_contents(draw, load, i, tokens))
     if n > 1 and draw(st.booleans()):
         _link(draw, load)
+    if draw(st.booleans()):
+        load.client = draw(st.lists(st.sampled_from("abc"), min_size=n, max_size=n))
     load.check()
     return load
 
@@ -127,7 +136,7 @@ def engines(draw: st.DrawFn) -> Callable[[], Scheduler]:
     size = draw(st.sampled_from([1, 2, 4, 16]))
     num_blocks = draw(st.integers(2, 300))
     limits = {"max_num_seqs": seats, "max_num_batched_tokens": budget, "max_model_len": 64}
-    kind = draw(st.sampled_from([*PLAIN, *ORDERS, *DYNAMIC, *["other"] * 4]))
+    kind = draw(st.sampled_from([*PLAIN, *ORDERS, *DYNAMIC, *FAIR, *["other"] * 4]))
     if kind == "other":
         return draw(other_engines(seats, budget, size, num_blocks))
     if kind == "static":
@@ -155,7 +164,7 @@ def engines(draw: st.DrawFn) -> Callable[[], Scheduler]:
             st.sampled_from([None, None, None, 5, "max_tokens", "max_model_len"])
         ),
     }
-    policy = (ORDERS | DYNAMIC).get(kind, lambda: None)
+    policy = (ORDERS | DYNAMIC | FAIR).get(kind, lambda: None)
     mechanism = draw(st.sampled_from([Scheduler, AsyncScheduler]))
     tier = draw(st.sampled_from([None, None, 5, 1000]))
     if kind in DYNAMIC:
