@@ -166,6 +166,8 @@ def find_policy(scenario: Scenario) -> tuple[type, dict[str, Any]]:
     spec = scenario.engine.scheduling_policy
     arguments = {} if isinstance(spec, str) else {k: v for k, v in spec.items() if k != "policy"}
     name = spec if isinstance(spec, str) else spec["policy"]
+    if isinstance(name, type):  # from Python, see testing.py
+        return name, arguments
     if name in POLICIES:
         return POLICIES[name], arguments
     module, colon, attribute = name.partition(":")
@@ -227,13 +229,14 @@ def make_scheduler(
     _check_arguments(found, arguments, taken=options)
     blocks = _blocks(engine, parts, caching, named)
     if issubclass(found, Scheduler):  # fcfs needs no policy
-        return mechanism(blocks, **options, **arguments)
+        scheduler: Scheduler = _construct(mechanism, blocks, **options, **arguments)
+        return scheduler
     return mechanism(blocks, policy=_policy(scenario, found, arguments), **options)
 
 
 def _policy(scenario: Scenario, found: type, arguments: dict[str, Any]) -> Any:
     """Make a policy; ValueError where its constructor fails, or it wants predictions."""
-    policy = _construct(found, arguments)
+    policy = _construct(found, **arguments)
     if getattr(policy, "needs_hint", False) and scenario.predictor is None:
         raise ValueError(
             f"engine.scheduling_policy: {found.__name__} ranks by predicted lengths, and the "
@@ -242,10 +245,10 @@ def _policy(scenario: Scenario, found: type, arguments: dict[str, Any]) -> Any:
     return policy
 
 
-def _construct(found: type, arguments: dict[str, Any]) -> Any:
-    """Make a policy; ValueError where its constructor fails."""
+def _construct(found: type, *parts: object, **arguments: Any) -> Any:
+    """Make a policy or a scheduler; ValueError where its constructor fails."""
     try:
-        return found(**arguments)
+        return found(*parts, **arguments)
     except ValueError:
         raise  # it says which argument is wrong
     except Exception as error:

@@ -40,8 +40,7 @@ class Policy(Protocol):
       somebody arrives, boards, ends or is preempted;
     - `patience` in seconds and `promote(request)`: who has waited so long is promoted, and its key
       asked for again (`queues.Promoting`);
-    - `queue(batch)` in place of `key`, where ranks are not enough: it gives the waiting queue itself
-      (`fairness.py` has examples).
+    - `queue(batch)` in place of `key`, which gives the waiting queue itself (`fairness.py`).
     """
 
     def key(self, request: Request) -> Any:

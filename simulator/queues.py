@@ -31,6 +31,8 @@ class Columns:
     the one with the smaller id boards first. Raises HeadwayError where the policy fails.
     """
 
+    moves = False  # `dynamic.py` asks anew when it may have
+
     def __init__(self, policy: Any) -> None:
         self._policy = policy
         self._requests: list[Request] = []

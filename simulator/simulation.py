@@ -13,8 +13,9 @@ import numpy.typing as npt
 import simpy
 from simpy.core import EmptySchedule
 
-from simulator.assemble import Parts, assemble, make_scheduler
+from simulator.assemble import Parts, assemble, find_policy, make_scheduler
 from simulator.async_replica import make_replica
+from simulator.blame import blamed
 from simulator.client import Client
 from simulator.errors import HeadwayWarning
 from simulator.hardware import Gpu
@@ -110,7 +111,13 @@ def run(
     scheduler = make_scheduler(scenario, parts, workload.segments is not None)
     env = simpy.Environment()
     replica = make_replica(env, scheduler, parts.cost, leap=not stepwise)
-    return play(scenario, parts, workload, replica, progress)
+    try:
+        return play(scenario, parts, workload, replica, progress)
+    except Exception as error:
+        told = blamed(find_policy(scenario)[0], error)
+        if told is None:
+            raise
+        raise told from error
 
 
 def play(

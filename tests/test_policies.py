@@ -158,3 +158,53 @@ def test_a_policy_that_fails_in_a_run_is_one_line_and_exit_code_2(
         "division by zero (failing_policy.py:3)"
     ]
     assert not (tmp_path / "out").exists()
+
+
+SCHEDULER = """from simulator.scheduler import Scheduler
+
+class Mine(Scheduler):
+    def schedule(self, now):
+        %s
+        return super().schedule(now)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (
+            "self.blocks.extend(None, 3)",
+            "Mine: schedule raised AttributeError: 'NoneType' object has no attribute 'computed' "
+            "(%s.py:5)",
+        ),
+        ("{}[7]", "Mine: schedule raised KeyError: 7 (%s.py:5)"),
+        (
+            "from simulator.request import Step; return Step([])",
+            "Mine raised RuntimeError: the scheduler does nothing though requests wait, at %s s",
+        ),
+    ],
+)
+def test_a_scheduler_that_fails_is_one_line_and_exit_code_2(
+    tmp_path, capsys, monkeypatch, line: str, told: str
+) -> None:
+    """With the last line of its own file, also where the engine raises."""
+    monkeypatch.chdir(tmp_path)
+    module = f"failing_scheduler_{len(line)}"
+    (tmp_path / f"{module}.py").write_text(SCHEDULER % line)
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO % module)
+    assert main(["run", str(path), "--quiet"]) == 2
+    (message,) = capsys.readouterr().err.splitlines()
+    before, after = told.split("%s")
+    assert message.startswith(f"headway: error: engine.scheduling_policy: {before}")
+    assert message.endswith(after)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_scheduler_that_cannot_be_made_is_one_line(tmp_path) -> None:
+    """Found before the run begins."""
+    text = SCHEDULER.replace("schedule(self, now)", "__init__(self, blocks, **options)") % "{}[7]"
+    (tmp_path / "unmade_scheduler.py").write_text(text)
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO % "unmade_scheduler")
+    assert errors(path) == ["s.yaml:2: engine.scheduling_policy: Mine raised KeyError: 7"]
