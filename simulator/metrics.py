@@ -15,7 +15,8 @@ from simulator.cost import kv_block_bytes
 from simulator.gauges import StepSums, copied, gauge, host_tier, share
 from simulator.itl import GapPool, TokenTimes
 from simulator.log import Log
-from simulator.tables import Flags, Floats, RequestTable, gather_requests
+from simulator.service import Clients, several_clients, summarize_clients
+from simulator.tables import Flags, Floats, RequestTable, gather_requests, run_span
 from simulator.utilization import Served, utilization
 from simulator.workload import Workload
 
@@ -57,7 +58,7 @@ def summarize(
     sums = StepSums()
     for log in logs:
         sums.add(log, contiguous)
-    start, end = _span(table, logs)
+    start, end = run_span(table, logs)
     times = [TokenTimes(log, completed) for log in logs]
     use: Summary = {"mfu": None, "bandwidth_utilization": None}
     if served is not None:
@@ -84,7 +85,7 @@ def summarize_result(result: "Result") -> Summary:
     dtype = engine.quantization or engine.dtype
     kv_cache_dtype = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
     bounds = scenario.goodput.model_dump(exclude_none=True)
-    return summarize(
+    summary = summarize(
         result.workload,
         result.sent,
         result.logs,
@@ -104,15 +105,12 @@ def summarize_result(result: "Result") -> Summary:
             "interrupted": result.interrupted,
         },
     )
-
-
-def _span(table: RequestTable, logs: Sequence[Log]) -> tuple[float, float]:
-    """Give the first time a request was sent and the last at which anything ended."""
-    start = float(np.min(table.sent, initial=inf, where=~np.isnan(table.sent)))
-    if start == inf:
-        return 0.0, 0.0
-    end = float(np.max(table.finish, initial=start, where=~np.isnan(table.finish)))
-    return start, max([end, *(float(log.steps["end"][-1]) for log in logs if log.step_rows)])
+    if several_clients(result.workload):
+        clients = Clients.of(result)
+        own = summary["headway"]
+        assert isinstance(own, dict)
+        own |= summarize_clients(clients, run_span(clients.table, result.logs))
+    return summary
 
 
 def _head(workload: Workload, served: Served | None) -> Summary:

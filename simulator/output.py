@@ -14,7 +14,8 @@ from simulator.csvtext import Column, Words, encode_header, encode_rows
 from simulator.errors import HeadwayError
 from simulator.files import Writer, write_together
 from simulator.log import Log
-from simulator.tables import Floats, expand_steps, request_columns, step_columns
+from simulator.service import Clients, client_columns, several_clients, share_columns
+from simulator.tables import Floats, expand_steps, request_columns, run_span, step_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,6 +58,13 @@ def write_run(result: "Result", out: Path, format: str = "csv") -> list[Path]:
         need_pyarrow()
         writers["requests.parquet"] = partial(_write_parquet, request_frame(result))
         writers["steps.parquet"] = partial(_write_parquet, step_frame(result))
+    if several_clients(result.workload):
+        for name, columns in client_tables(result).items():
+            writers[f"{name}.{format}"] = (
+                partial(_write_table, f"{name}.csv", columns)
+                if format == "csv"
+                else partial(_write_parquet, _frame(columns))
+            )
     writers["scenario.yaml"] = partial(_write_scenario, result)
     return write_together(out, writers)
 
@@ -100,6 +108,13 @@ def _copy_seconds(result: "Result", log: Log) -> Floats | None:
     return result.parts.cost.logged_swap_seconds(log.swaps) if len(log.swaps) else None
 
 
+def client_tables(result: "Result") -> dict[str, dict[str, Column]]:
+    """Give the columns of clients.csv and fairness.csv, by name."""
+    clients = Clients.of(result)
+    span = run_span(clients.table, result.logs)
+    return {"clients": client_columns(clients), "fairness": share_columns(clients, span)}
+
+
 def _frame(columns: Mapping[str, Column]) -> "pd.DataFrame":
     import pandas as pd
 
@@ -137,9 +152,13 @@ def _not_finite(values: Mapping[str, object]) -> Iterator[str]:
 
 def _write_requests(result: "Result", file: BinaryIO) -> None:
     columns = _request_columns(result)
+    _write_table("requests.csv", columns, file)
+
+
+def _write_table(name: str, columns: Mapping[str, Column], file: BinaryIO) -> None:
     file.write(encode_header(list(columns)))
     for part in _slices(_rows(columns)):
-        file.write(_encode("requests.csv", [column[part] for column in columns.values()]))
+        file.write(_encode(name, [column[part] for column in columns.values()]))
 
 
 def _write_steps(result: "Result", file: BinaryIO) -> None:

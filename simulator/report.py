@@ -53,6 +53,8 @@ GAUGES = (
     Gauge("wasted_share", "Wasted token slots (%)", -1, 100.0),
     Gauge("preemptions", "Preemptions", -1),
     Gauge("prefix_cache_hit_rate", "Prefix cache hit rate (% of tokens)", 1, 100.0),
+    Gauge("jain_index", "Fairness: Jain's index of clients", 1),
+    Gauge("service_difference_max", "Peak service difference of clients (tokens)", -1),
     Gauge("mfu", "Model FLOPs utilization (%)", 1, 100.0),
     Gauge("bandwidth_utilization", "Memory bandwidth utilization (%)", 0, 100.0),
 )
@@ -147,7 +149,7 @@ def _engine(gauges: Summary) -> list[str]:
     lines = [f"Cost: {gauges['profile']}"] if gauges.get("profile") else []
     lines.append(_line("Steps", gauges["steps"]))
     for gauge in GAUGES:
-        value = gauges[gauge.key]
+        value = gauges.get(gauge.key)
         if value is not None:
             lines.append(_line(gauge.label, gauge.scale * value))
     lines += [
@@ -201,7 +203,7 @@ def _compared(summaries: Sequence[Summary]) -> list[tuple[Gauge, list[float]]]:
     """Find the metrics that every run has."""
     rows: list[tuple[Gauge, list[Any]]] = []
     rows += [(metric, [s.get(metric.key) for s in summaries]) for metric in METRICS]
-    rows += [(gauge, [s["headway"][gauge.key] for s in summaries]) for gauge in GAUGES]
+    rows += [(gauge, [s["headway"].get(gauge.key) for s in summaries]) for gauge in GAUGES]
     moved = [(gauge, [s["headway"].get(gauge.key) for s in summaries]) for gauge in MOVED]
     rows += [(gauge, values) for gauge, values in moved if any(values)]
     return [(metric, values) for metric, values in rows if None not in values]

@@ -3,6 +3,7 @@ per step with the leaps unrolled."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -109,6 +110,15 @@ def gather_requests(workload: Workload, sent: Floats, logs: Sequence[Log]) -> Re
     return table
 
 
+def run_span(table: RequestTable, logs: Sequence[Log]) -> tuple[float, float]:
+    """Give the first time a request was sent and the last at which anything ended."""
+    start = float(np.min(table.sent, initial=inf, where=~np.isnan(table.sent)))
+    if start == inf:
+        return 0.0, 0.0
+    end = float(np.max(table.finish, initial=start, where=~np.isnan(table.finish)))
+    return start, max([end, *(float(log.steps["end"][-1]) for log in logs if log.step_rows)])
+
+
 def request_columns(
     workload: Workload,
     sent: Floats,
@@ -125,7 +135,7 @@ def request_columns(
     predicted: dict[str, Column] = {} if hints is None else {"predicted_output_tokens": hints}
     return {
         "id": np.arange(len(workload)),
-        "client": _clients(workload),
+        "client": client_words(workload),
         "arrival": table.arrival,
         "client_queue_time": table.client_queue_time,
         "prompt_tokens": workload.prompt_tokens,
@@ -143,7 +153,8 @@ def request_columns(
     }
 
 
-def _clients(workload: Workload) -> Words:
+def client_words(workload: Workload) -> Words:
+    """Give each request's client, numbered in order of their first requests; -1: not said."""
     codes: dict[str, int] = {}
     if workload.client is None:
         return Words(np.full(len(workload), -1), [])

@@ -1,0 +1,263 @@
+"""Who got how much: the service of each client over time, and how evenly it was shared.
+
+A client's *service* is `INPUT_WEIGHT` for each prompt token, at the first admission of its request,
+and `OUTPUT_WEIGHT` for each token of an answer, when it comes out: the measure of Sheng et al.,
+"Fairness in Serving Large Language Models" (OSDI 2024). Where the policy has `weights`, a client's
+service counts divided by its weight. All of it is exact, from the log.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simulator.csvtext import Column, Words
+from simulator.log import Log
+from simulator.tables import REJECTED, Floats, Ints, RequestTable, client_words, gather_requests
+from simulator.workload import Workload
+
+if TYPE_CHECKING:
+    from simulator.simulation import Result
+
+INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2
+WINDOW = 60.0  # s, at most, over which the shares of clients are compared
+WINDOWS = 10  # in a run, at least
+
+
+def several_clients(workload: Workload) -> bool:
+    """Say whether there is anybody to share with."""
+    clients = workload.client
+    return clients is not None and any(name != clients[0] for name in clients)
+
+
+@dataclass(slots=True)
+class Clients:
+    """The clients of a run; codes are indexes into `names`."""
+
+    table: RequestTable
+    logs: Sequence[Log]
+    words: Words  # of each request
+    weights: Floats  # by code
+
+    @classmethod
+    def of(cls, result: "Result") -> "Clients":
+        """Take the clients of a run, and the weights that its policy gives them."""
+        table = gather_requests(result.workload, result.sent, result.logs)
+        words = client_words(result.workload)
+        policy = result.scenario.engine.scheduling_policy
+        given = policy.get("weights") if isinstance(policy, Mapping) else None
+        if not isinstance(given, Mapping):
+            given = {}
+        weights = np.array([float(given.get(name, 1.0)) for name in words.names])
+        return cls(table, result.logs, words, weights)
+
+    @property
+    def codes(self) -> Ints:
+        """Give each request's client."""
+        return self.words.codes
+
+
+@dataclass(slots=True)
+class Shares:
+    """How evenly successive windows of time were shared; NaN: fewer than two were backlogged."""
+
+    edges: Floats  # s, one more than there are windows
+    backlogged: Ints  # clients that had a request waiting throughout the window
+    jain: Floats  # Jain's index of what these got in the window
+    window_difference: Floats  # the most that one of them got in the window, less the least
+    service_difference: Floats  # the same of what they had got since the beginning, at its end
+
+
+def measure_shares(clients: Clients, span: tuple[float, float]) -> Shares:
+    """Compare, window by window of `span` (s), the clients that wait all the time.
+
+    Who does not wait gets all that it asks for: only those who do can be treated unfairly.
+    """
+    start, end = span
+    count = max(WINDOWS, int(np.ceil((end - start) / WINDOW)))
+    edges = start + (end - start) * (np.arange(count + 1) / count)
+    edges[-1] = end
+    client, window = _backlogged(clients, edges)
+    totals = _Totals(*_events(clients, edges), count)
+    weight = clients.weights[client]
+    got = totals.between(client, window, window + 1) / weight
+    since = totals.between(client, np.zeros_like(window), window + 1) / weight
+    several = np.bincount(window, minlength=count)
+    sums = np.bincount(window, got, count)
+    squares = np.bincount(window, got * got, count)
+    alike = squares == 0  # nobody got anything
+    jain = np.where(alike, 1.0, sums * sums / np.where(alike, 1.0, squares * several))
+    contended = several > 1
+    return Shares(
+        edges,
+        several,
+        np.where(contended, jain, np.nan),
+        np.where(contended, _spread(window, got, count), np.nan),
+        np.where(contended, _spread(window, since, count), np.nan),
+    )
+
+
+def _spread(window: Ints, values: Floats, count: int) -> Floats:
+    """Give the greatest less the least value in each window."""
+    most, least = np.full(count, -np.inf), np.full(count, np.inf)
+    np.maximum.at(most, window, values)
+    np.minimum.at(least, window, values)
+    with np.errstate(invalid="ignore"):
+        spread: Floats = most - least
+    return spread
+
+
+def _backlogged(clients: Clients, edges: Floats) -> tuple[Ints, Ints]:
+    """List the pairs of a client and a window in all of which it has a request waiting.
+
+    A request waits from when it is sent until its first admission.
+    """
+    table = clients.table
+    here = np.flatnonzero((table.replica >= 0) & (table.reason != REJECTED))
+    begin = table.sent[here]
+    stop = np.where(np.isnan(table.first_scheduled[here]), edges[-1], table.first_scheduled[here])
+    # Times as ranks: clients are told apart in whole numbers, nothing is rounded.
+    times, ranks = np.unique(np.concatenate([begin, stop, edges]), return_inverse=True)
+    size = len(times)
+    base = clients.codes[here] * size
+    begins, stops = base + ranks[: len(here)], base + ranks[len(here) : 2 * len(here)]
+    order = np.argsort(begins, kind="stable")
+    begins, upto = begins[order], np.maximum.accumulate(stops[order])
+    new = np.ones(len(begins), bool)
+    new[1:] = begins[1:] > upto[:-1]
+    first = np.flatnonzero(new)
+    last = np.append(first[1:], len(begins)) - 1
+    begins, stops = begins[first], upto[last[: len(first)]]
+    marks = ranks[2 * len(here) :]
+    opens = np.searchsorted(marks, begins % size, "left")
+    closes = np.searchsorted(marks, stops % size, "right") - 1
+    return _spans(begins // size, opens, closes)
+
+
+def _spans(labels: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints]:
+    """Spell out ranges from `first` to before `last`, each with its label."""
+    lengths = np.maximum(last - first, 0)
+    ends = np.cumsum(lengths)
+    inside = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
+    return np.repeat(labels, lengths), np.repeat(first, lengths) + inside
+
+
+def _events(clients: Clients, edges: Floats) -> tuple[Ints, Ints, Ints]:
+    """List all service: the client, the window, how much. Windows begin with their edge."""
+    table = clients.table
+    count = len(edges) - 1
+    admitted = np.flatnonzero(~np.isnan(table.first_scheduled))
+    codes = [clients.codes[admitted]]
+    windows = [np.searchsorted(edges, table.first_scheduled[admitted], "right") - 1]
+    amounts = [INPUT_WEIGHT * table.workload.prompt_tokens[admitted]]
+    for log in clients.logs:
+        runs = log.runs
+        owners = clients.codes[runs["id"]]
+        codes.append(owners)
+        windows.append(np.searchsorted(edges, runs["start"], "right") - 1)
+        amounts.append(np.full(len(runs), OUTPUT_WEIGHT))
+        marks = np.searchsorted(np.asarray(log.tick_ends), edges, "left")
+        marks[-1] = len(log.tick_ends)
+        begin, stop = runs["first_tick"], runs["first_tick"] + runs["ticks"]
+        opens = np.searchsorted(marks, begin, "right") - 1
+        closes = np.where(runs["ticks"] > 0, np.searchsorted(marks, stop, "left"), opens)
+        row, window = _spans(np.arange(len(runs)), opens, closes)
+        ticks = np.minimum(stop[row], marks[window + 1]) - np.maximum(begin[row], marks[window])
+        codes.append(owners[row])
+        windows.append(window)
+        amounts.append(OUTPUT_WEIGHT * ticks)
+    window = np.minimum(np.concatenate(windows), count - 1)
+    return np.concatenate(codes), window, np.concatenate(amounts)
+
+
+class _Totals:
+    """Service by client and window, to be asked for any stretch of windows."""
+
+    def __init__(self, client: Ints, window: Ints, amount: Ints, count: int) -> None:
+        self._count = count
+        keys, place = np.unique(client * count + window, return_inverse=True)
+        sums = np.zeros(len(keys), np.int64)
+        np.add.at(sums, place, amount)
+        self._keys = keys
+        self._upto = np.append(0, np.cumsum(sums))
+
+    def between(self, client: Ints, first: Ints, last: Ints) -> Floats:
+        """Give what each client got from window `first` to before window `last`."""
+        base = client * self._count
+        places = np.searchsorted(self._keys, np.stack((base + first, base + last)), "left")
+        got: Floats = (self._upto[places[1]] - self._upto[places[0]]).astype(np.float64)
+        return got
+
+
+def summarize_clients(clients: Clients, span: tuple[float, float]) -> dict[str, object]:
+    """Give the keys of the summary; null where no two clients ever were backlogged together."""
+    shares = measure_shares(clients, span)
+    contended = shares.backlogged > 1
+    some = bool(contended.any())
+    return {
+        "clients": len(clients.words.names),
+        "contended_share": float(contended.mean()),
+        "jain_index": float(shares.jain[contended].mean()) if some else None,
+        "jain_index_min": float(shares.jain[contended].min()) if some else None,
+        "service_difference_mean": float(shares.service_difference[contended].mean())
+        if some
+        else None,
+        "service_difference_max": float(shares.service_difference[contended].max())
+        if some
+        else None,
+    }
+
+
+def share_columns(clients: Clients, span: tuple[float, float]) -> dict[str, Column]:
+    """Give the columns of fairness.csv, a row for each window, in order of time."""
+    shares = measure_shares(clients, span)
+    return {
+        "start": shares.edges[:-1],
+        "end": shares.edges[1:],
+        "backlogged": shares.backlogged,
+        "jain_index": shares.jain,
+        "window_difference": shares.window_difference,
+        "service_difference": shares.service_difference,
+    }
+
+
+def client_columns(clients: Clients) -> dict[str, Column]:
+    """Give the columns of clients.csv, a row for each client, in order of their first requests."""
+    table, codes = clients.table, clients.codes
+    size = len(clients.words.names)
+    admitted = ~np.isnan(table.first_scheduled)
+    prompts = np.bincount(codes, table.workload.prompt_tokens * admitted, size).astype(np.int64)
+    outputs = np.bincount(codes, table.generated, size).astype(np.int64)
+    done = table.completed
+    columns: dict[str, Column] = {
+        "client": Words(np.arange(size), clients.words.names),
+        "weight": clients.weights,
+        "requests": np.bincount(codes, minlength=size),
+        "completed": np.bincount(codes[done], minlength=size),
+        "prompt_tokens": prompts,
+        "output_tokens": outputs,
+        "service": (INPUT_WEIGHT * prompts + OUTPUT_WEIGHT * outputs) / clients.weights,
+        "preemptions": np.bincount(codes, table.preemptions, size).astype(np.int64),
+    }
+    for name in ("queue_time", "ttft", "tpot", "e2el"):
+        values: Floats = getattr(table, name)
+        known = done & ~np.isnan(values)
+        columns |= _statistics(name, codes[known], values[known], size)
+    return columns
+
+
+def _statistics(name: str, codes: Ints, values: Floats, size: int) -> dict[str, Column]:
+    """Give mean and P99 (linear, as numpy's) of each client's values; NaN where it has none."""
+    counts = np.bincount(codes, minlength=size)
+    some = counts > 0
+    divisor = np.where(some, counts, 1)
+    mean = np.where(some, np.bincount(codes, values, size) / divisor, np.nan)
+    ordered = np.append(values[np.lexsort((values, codes))], 0.0)
+    place = (divisor - 1) * 0.99
+    below = np.floor(place).astype(np.int64)
+    first = np.cumsum(counts) - counts
+    low = ordered[np.minimum(first + below, len(values))]
+    high = ordered[np.minimum(first + np.minimum(below + 1, divisor - 1), len(values))]
+    p99 = np.where(some, low + (high - low) * (place - below), np.nan)
+    return {f"mean_{name}": mean, f"p99_{name}": p99}
