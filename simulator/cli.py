@@ -5,7 +5,6 @@ Everything but the command line itself is imported by the verb that needs it.
 
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,7 +20,7 @@ from simulator.console import (
     told_warnings,
     written_to,
 )
-from simulator.errors import HeadwayError, HeadwayWarning
+from simulator.errors import HeadwayError
 
 if TYPE_CHECKING:
     from simulator.compare import Point
@@ -313,15 +312,10 @@ def _write_comparison(
 def _draw(labels: list[str], results: "list[Result]", path: Path) -> str:
     """Draw the comparison; return what to add to the list of files."""
     from simulator.plots import COLORS, plot_compare
+    from simulator.plots_many import plot_many
 
-    if len(results) > len(COLORS):
-        warnings.warn(
-            f"{len(results)} runs are too many for one plot, which holds {len(COLORS)}",
-            HeadwayWarning,
-            stacklevel=2,
-        )
-        return ""
-    return f", {plot_compare(labels, results, path).name}"
+    plot = plot_many if len(results) > len(COLORS) else plot_compare
+    return f", {plot(labels, results, path).name}"
 
 
 def _budget(model: str, gpu: str, engine: dict[str, Any]) -> str:

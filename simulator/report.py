@@ -28,6 +28,7 @@ SECTIONS = (
 )
 """Key, name and title; all but the last as vLLM has them."""
 BESIDE = 3  # runs that a block of a comparison shows beside the first: 120 columns
+MANY = 9  # runs from which a comparison has a row for each, with the metrics that matter most
 PRINTED = ("mean", "median", "p99")  # vLLM's default; the summary has more
 
 
@@ -91,6 +92,23 @@ METRICS = (
     Gauge("mean_queue_time_ms", "Mean queue time (ms)", -1),
 )
 """What a comparison shows of vLLM's keys; the gauges follow."""
+
+
+COLUMNS = (
+    Gauge("output_throughput", "output/tok per s", 1),
+    Gauge("request_goodput", "goodput/req per s", 1),
+    Gauge("mean_ttft_ms", "TTFT/mean, s", -1, 0.001),
+    Gauge("p99_ttft_ms", "TTFT/P99, s", -1, 0.001),
+    Gauge("mean_tpot_ms", "TPOT/mean, ms", -1),
+    Gauge("p99_itl_ms", "ITL/P99, ms", -1),
+    Gauge("mean_e2el_ms", "E2EL/mean, s", -1, 0.001),
+    Gauge("p99_e2el_ms", "E2EL/P99, s", -1, 0.001),
+    Gauge("mean_running", "batch/mean", 0),
+    Gauge("kv_cache_usage_mean", "KV used/%", 0, 100.0),
+    Gauge("preemptions", "pre-/empted", -1),
+    Gauge("jain_index", "Jain's/index", 1),
+)
+"""What many runs are compared by: their labels fill two lines of a head."""
 
 
 def run_table(run: "Result | Summary") -> str:
@@ -167,8 +185,11 @@ def compare_table(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
     """Put runs side by side, each value with its ratio to the first run's.
 
     `+` marks a value that is better than the first run's, `-` one that is worse. A metric that
-    some run does not have is left out. Many runs come in several blocks, each with the first.
+    some run does not have is left out. Several blocks of runs come with the first in each; of
+    MANY runs or more each is one row.
     """
+    if len(labels) >= MANY:
+        return _many_table(labels, summaries)
     metrics = _compared(summaries)
     blocks = []
     for at in range(1, max(len(labels), 2), BESIDE):
@@ -179,6 +200,40 @@ def compare_table(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
     if len(labels) > 1:
         blocks.append(f"Ratios are to {labels[0]}; + better, - worse.")
     return "\n\n".join(blocks)
+
+
+def _many_table(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
+    """Give a row for each run; `*` marks the best of a column, `.` what a run does not have."""
+    columns = [("", "", *labels)]
+    for column in COLUMNS:
+        values = [{**s["headway"], **s}.get(column.key) for s in summaries]
+        known = [value for value in values if value is not None]
+        if not any(known) or (column.better == 0 and len(set(known)) < 2):
+            continue
+        best = max(known, key=lambda value: value * column.better) if column.better else None
+        cells = [
+            "." if value is None else _short(value * column.scale) + " *"[value == best]
+            for value in values
+        ]
+        columns.append((*(word + " " for word in column.label.rsplit("/", 1)), *cells))
+    widths = [max(map(len, column)) for column in columns]
+    rows = [
+        "  ".join(
+            cell.rjust(width) if place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in zip(*columns, strict=True)
+    ]
+    rows.insert(2, "-" * max(map(len, rows)))
+    rows += ["", "* best of its column. All metrics of all runs are in comparison.csv."]
+    return "\n".join(rows)
+
+
+def _short(value: float) -> str:
+    """Write a number with about three digits that tell."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" if value < 1 else f"{value:.4g}"
 
 
 def _cells(metric: Gauge, values: Sequence[float], shown: Sequence[int]) -> Iterator[str]:

@@ -57,7 +57,7 @@ class Ran:
 
     @property
     def scenario(self) -> SimpleNamespace:
-        engine = SimpleNamespace(reserves=False)
+        engine = SimpleNamespace(reserves=False, scheduling_policy="fcfs")
         return SimpleNamespace(resolved=lambda: {"name": "näme", "seed": 0}, engine=engine)
 
     def time_parts(self) -> dict[str, np.ndarray]:
@@ -94,7 +94,8 @@ def test_files_of_a_run(ran: Ran, tmp_path: Path) -> None:
     """Every cell as documented: by id, empty where undefined, nanoseconds."""
     out = tmp_path / "new" / "folder"
     paths = write_run(ran, out)
-    assert [p.name for p in paths] == ["summary.json", "requests.csv", "steps.csv", "scenario.yaml"]
+    tables = ["requests.csv", "steps.csv", "clients.csv", "fairness.csv"]
+    assert [p.name for p in paths] == ["summary.json", *tables, "scenario.yaml"]
     assert sorted(out.iterdir()) == sorted(paths)
     assert (out / "requests.csv").read_text() == REQUESTS
     assert (out / "steps.csv").read_text() == STEPS
@@ -197,7 +198,8 @@ def test_parquet(ran: Ran, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     write_run(ran, tmp_path, "parquet")
     names = {p.name for p in tmp_path.iterdir()}
-    assert names == {"summary.json", "requests.parquet", "steps.parquet", "scenario.yaml"}
+    tables = {f"{name}.parquet" for name in ("requests", "steps", "clients", "fairness")}
+    assert names == {"summary.json", *tables, "scenario.yaml"}
     assert pd.read_parquet(tmp_path / "requests.parquet")["ttft"].tolist()[:2] == [1.0, 0.75]
 
 

@@ -11,6 +11,7 @@ from simulator.blocks import BlockCounter
 from simulator.log import Log
 from simulator.metrics import summarize
 from simulator.plots import _depth_in_bins, _mean_in_bins, draw_compare, plot_compare
+from simulator.plots_many import draw_many, plot_many
 from simulator.static import Static
 from simulator.workload import Workload
 from tests.engines import Clock, fcfs, play, workload
@@ -121,3 +122,18 @@ def test_queue_depth_in_bins(story: Story) -> None:
         waits = [r.reason != "rejected" and since < r.sent <= time for r in story.requests]
         total += TICK * (sum(waits) + (begun["waiting"][-1] if len(begun) else 0))
     assert _depth_in_bins(log, sent, edges).sum() * end / 4 == pytest.approx(total)
+
+
+def test_a_picture_of_many_runs(runs: list[Ran], tmp_path: Path) -> None:
+    """A row for each: its throughput as a bar, mean and P99 of each latency as points."""
+    labels = [f"run {k}" for k in range(20)]
+    figure = draw_many(labels, runs * 10)
+    bars, *panels = figure.axes
+    assert [tick.get_text() for tick in bars.get_yticklabels()] == labels
+    summaries = [run.summary() for run in runs * 10]
+    assert [bar.get_width() for bar in bars.patches] == [s["output_throughput"] for s in summaries]
+    for axes, key, scale in zip(panels, ("ttft", "tpot", "e2el"), (1e-3, 1, 1e-3), strict=True):
+        for line, word in zip(axes.lines, ("mean", "p99"), strict=True):
+            expected = [s[f"{word}_{key}_ms"] * scale for s in summaries]
+            assert line.get_xdata().tolist() == expected
+    assert size_of(plot_many(labels, runs * 10, tmp_path / "many.png")) == (1300, 750)

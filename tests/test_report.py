@@ -157,3 +157,22 @@ def test_one_run_alone(summary: Summary) -> None:
     lines = compare_table(["only"], [summary]).splitlines()
     assert lines[0].split() == ["only"]
     assert lines[2].split() == ["Successful", "requests", "2"]
+
+
+def test_of_many_runs_each_is_a_row(summary: Summary) -> None:
+    """The best of a column is marked; what a run does not have is a dot; equal columns go."""
+    quick = {**summary, "p99_ttft_ms": summary["p99_ttft_ms"] / 2}
+    fair = {**summary, "headway": {**summary["headway"], "jain_index": 0.5}}
+    text = compare_table([f"run{i}" for i in range(12)], [summary] * 10 + [quick, fair])
+    lines = text.splitlines()
+    assert [line.split()[0] for line in lines[3:15]] == [f"run{i}" for i in range(12)]
+    assert lines[15:] == [
+        "",
+        "* best of its column. All metrics of all runs are in comparison.csv.",
+    ]
+    cells = [line.split() for line in lines[3:15]]
+    place = lines[1].replace("tok per s", "tok").split().index("P99,") // 2 + 1
+    assert [row[place].endswith("*") for row in cells] == [False] * 10 + [True, False]
+    assert [row[-1] for row in cells] == ["."] * 11 + ["0.5*"]
+    assert "batch" not in lines[0]
+    assert max(map(len, lines)) <= 130
