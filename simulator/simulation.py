@@ -4,7 +4,7 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from simulator.assemble import Parts, assemble, find_policy, make_scheduler
 from simulator.async_replica import make_replica
 from simulator.blame import blamed
 from simulator.client import Client
+from simulator.cost import CostModel
 from simulator.errors import HeadwayWarning
 from simulator.hardware import Gpu
 from simulator.log import Log
@@ -98,16 +99,24 @@ def run(
     *,
     stepwise: bool = False,
     progress: Callable[[float, int, int], None] | None = None,
+    workload: Workload | None = None,
+    cost: CostModel | None = None,
 ) -> Result:
     """Simulate a scenario.
 
-    `stepwise` executes every step by itself, for the same result. `progress(simulated seconds,
+    `stepwise` executes every step by itself, for the same result. `workload` and `cost` take the
+    place of the scenario's. `progress(simulated seconds,
     requests done, requests in all)` is called now and then. An interrupt (Ctrl-C) ends the run
     early: the result then holds what was done until then. Raises ValueError, `field: what is
     wrong`, where the scenario contradicts itself, and HeadwayError where a file is at fault.
     """
     parts = assemble(scenario)
-    workload = scenario.make_workload()
+    if cost is not None:
+        parts = replace(parts, cost=cost)
+    if workload is None:
+        workload = scenario.make_workload()
+    else:
+        workload.check()
     scheduler = make_scheduler(scenario, parts, workload.segments is not None)
     env = simpy.Environment()
     replica = make_replica(env, scheduler, parts.cost, leap=not stepwise)
