@@ -92,13 +92,15 @@ class SwappedFirst:
     def __init__(self, others: "Waiting") -> None:
         self._others = others
         self.moves = others.moves
+        self._settles = hasattr(others, "settle")
         self._swapped: deque[Request] = deque()
 
     def __len__(self) -> int:
         return len(self._swapped) + len(self._others)
 
     def add(self, request: Request) -> bool:
-        return self._others.add(request)  # whoever comes may change whose turn it is later
+        # A queue that settles wants to before the next step, whoever stands before it.
+        return self._others.add(request) and (self._settles or not self._swapped)
 
     def put_back(self, request: Request) -> None:
         if request.swapped:
