@@ -170,13 +170,19 @@ def test_layouts_agree(put):
 
 def test_requests_sent_one_by_one_stay_so(put):
     """Whoever sent upon the last answer waits for it in simulation too; the others do not."""
-    requests = read_requests(put(REQUESTS.replace("1,1000", "0.45,1000", 1), "r.csv"))
-    work = replay(run_of(), requests, {})
+    chained = read_requests(put(REQUESTS.replace("1,1000", "0.45,1000", 1), "r.csv"))
+    work = replay(run_of(), chained, {})
+    work.check()
     assert work.after is not None
     assert work.delay is not None
-    assert work.after.tolist() == [-1, 0, -1, -1]
-    assert work.delay[1] == pytest.approx(0.05)
+    assert work.after.tolist() == [-1, 0, 1, 1]  # what follows keeps its distance
+    assert work.delay.tolist() == pytest.approx([0.0, 0.05, 1.4, 1.6])
+    overlapping = REQUESTS.replace("1,1000", "0.45,1000", 1).replace("2,1000", "0.5,1000", 1)
+    work = replay(run_of(), read_requests(put(overlapping, "r.csv")), {})
     work.check()
+    assert work.after is not None
+    assert work.after.tolist() == [-1, 0, -1, -1]
+    assert work.arrival[2:].tolist() == [0.5, 2.2]
 
 
 def test_a_conversation_shares_its_history(put):

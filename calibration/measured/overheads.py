@@ -47,7 +47,7 @@ MULTIPROCESSORS = 148  # of a B200
 SERVER = Frontend(latency=1.8e-3)
 """From the stamp of arrival in the server to the scheduler, and from a token to its stamp: vLLM
 0.11's spans, TTFT less queue and prefill, where no step is in the way."""
-CLIENT = Frontend(latency=4e-3, per_request=2e-3, per_token=2e-6)
+CLIENT = Frontend(latency=6e-3, per_request=2e-3, per_token=2e-6)
 """The same from a client's point of view: HTTP, and the tokenizer of one API server."""
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.measured.requests import Requests
+from calibration.measured.requests import Floats, Ints, Requests
 from calibration.measured.runs import Run
 from simulator.errors import HeadwayError
 from simulator.request import Segments
@@ -25,14 +25,7 @@ def replay(run: Run, requests: Requests, config: Mapping[str, object]) -> Worklo
     """Play what was recorded: arrivals, lengths, and which request waited for which."""
     if requests.conversation is not None and requests.client is not None:
         return _conversations(requests)
-    arrival, after, delay = requests.arrival.copy(), None, None
-    chained = _synchronous(requests)
-    if chained > 1:
-        after, delay = np.full(len(arrival), -1), np.zeros(len(arrival))
-        ends = arrival + requests.e2el
-        for k in range(1, chained):
-            after[k], delay[k] = k - 1, arrival[k] - ends[k - 1]
-        arrival[1:chained] = np.nan
+    arrival, after, delay = _times(requests)
     prefix = _common_prefix(run, requests, config)
     return Workload(
         arrival,
@@ -43,6 +36,26 @@ def replay(run: Run, requests: Requests, config: Mapping[str, object]) -> Worklo
         delay=delay,
         source=run.run_id,
     )
+
+
+def _times(requests: Requests) -> tuple[Floats, Ints | None, Floats | None]:
+    """Give arrivals, and which request each one waited for, how long.
+
+    A stage of requests that were sent one by one may take longer in simulation, or less; what
+    came after it keeps its distance from its end.
+    """
+    arrival = requests.arrival.copy()
+    chained = _synchronous(requests)
+    if chained < 2:
+        return arrival, None, None
+    ends = arrival + requests.e2el
+    before = np.minimum(np.arange(len(arrival)) - 1, chained - 1)
+    delay = arrival - ends[before]
+    if (delay[chained:] < 0).any():  # still at work when others came
+        before[chained:] = -1
+    before[0] = -1
+    waits = before >= 0
+    return np.where(waits, np.nan, arrival), before, np.where(waits, delay, 0.0)
 
 
 def _synchronous(requests: Requests) -> int:
