@@ -80,7 +80,7 @@ def _break_down(table: RequestTable, log: Log, ids: Ints, cost: "CostModel") -> 
     scheduled, first, finish = table.first_scheduled[ids], table.first_token[ids], table.finish[ids]
     slowed = Sums(log.steps["end"][prompt_rows(log)], prompt_stalls(log, cost), "right")
     copies = Sums(log.swaps["start"], cost.logged_swap_seconds(log.swaps), "left")
-    pauses = _pauses(log, table.completed)
+    pauses = find_pauses(log, table.completed)
     early = pauses.resumed < table.first_token[pauses.id]
     before = _phase(ids, scheduled, first, pauses[early], (slowed, copies))
     after = _phase(ids, first, finish, pauses[~early], (slowed, copies))
@@ -154,18 +154,18 @@ def prompt_stalls(log: Log, cost: "CostModel") -> Floats:
     return stalls
 
 
-def _pauses(log: Log, completed: Flags) -> Pauses:
-    """Find for each preemption of a completed request when it was over.
+def find_pauses(log: Log, wanted: Flags) -> Pauses:
+    """Find when each preemption of the `wanted` requests (by id) was over; by id and time.
 
     Asynchronous scheduling may preempt a request whose last token is on its way: the pause begins
     with that token. Where nothing is to be computed again, it ends as the request is admitted.
     """
-    pauses = log.pauses[completed[log.pauses["id"]]]
+    pauses = log.pauses[wanted[log.pauses["id"]]]
     pauses = pauses[np.lexsort((pauses["resumed"], pauses["id"]))]
     ids = pauses["id"]
     if not len(ids):
         return Pauses(ids, pauses["start"], pauses["resumed"], pauses["resumed"])
-    hit = np.zeros(len(completed), bool)
+    hit = np.zeros(len(wanted), bool)
     hit[ids] = True
     runs = log.runs[hit[log.runs["id"]]]
     runs = runs[np.lexsort((runs["start"], runs["id"]))]

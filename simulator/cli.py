@@ -97,25 +97,35 @@ def run(
     out: Annotated[
         Path | None, Parameter(help="folder for the files [default: out/NAME]", show_default=False)
     ] = None,
+    timeline: Annotated[
+        Path | None, Parameter(help="trace for ui.perfetto.dev (JSON), packed if it ends in .gz")
+    ] = None,
+    prometheus: Annotated[
+        Path | None, Parameter(help="metrics under vLLM's names, as its /metrics gives them")
+    ] = None,
     stepwise: Stepwise = False,
     format: Format = "csv",
     quiet: Quiet = False,
 ) -> int:
     """Simulate a scenario; print its report, write its files."""
+    from simulator.exports import check_exports, write_exports
     from simulator.load import load_scenario
     from simulator.output import check_folder, write_run
     from simulator.report import run_table
 
     loaded = load_scenario(scenario, set_ or (), seed)
     folder = check_folder(out or Path("out") / loaded.name, format)
+    check_exports(timeline, prometheus)
     result = _simulate(loaded, stepwise, None if quiet else loaded.name)
     if result.interrupted:
         return tell_interrupted(result)
     files = write_run(result, folder, format)
+    notes = write_exports(result, timeline, prometheus)
     if not quiet:
         with written_to(folder):
             print(run_table(result.summary()))
-            print(f"written to {folder}: {', '.join(file.name for file in files)}", flush=True)
+            told = f"written to {folder}: {', '.join(file.name for file in files)}"
+            print(*notes, told, sep="\n", flush=True)
     return 0
 
 

@@ -20,6 +20,18 @@ def check_target(source: Path, target: Path) -> None:
         raise HeadwayError(f"{target}: cannot write: it is the file to read")
 
 
+def check_file(option: str, path: Path) -> Path:
+    """See beforehand whether a file that an option names can be written."""
+    there = next(folder for folder in path.absolute().parents if folder.exists())
+    if path.is_dir():
+        raise HeadwayError(f"{option} {path}: is a folder")
+    if not there.is_dir():
+        raise HeadwayError(f"{option} {path}: {there} is not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise HeadwayError(f"{option} {path}: no permission to write to {there}")
+    return path
+
+
 def write_atomic(path: Path, writer: Writer) -> Path:
     """Write one file, replacing what was there; raise HeadwayError where that cannot be."""
     return write_together(path.parent, {path.name: writer})[0]

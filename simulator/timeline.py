@@ -1,0 +1,254 @@
+"""A run as a timeline for ui.perfetto.dev: the legacy JSON trace format, times in microseconds.
+
+Each replica has a track of its steps and counters; each request has a track of its phases. Large
+runs are thinned out to LIMIT step slices and REQUESTS requests; the metadata say so.
+"""
+
+import gzip
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator import __version__
+from simulator.breakdown import Pauses, find_pauses
+from simulator.files import write_atomic
+from simulator.log import REASONS, Log
+from simulator.tables import REJECTED, Floats, RequestTable, arrivals, gather_requests
+
+if TYPE_CHECKING:
+    from simulator.simulation import Result
+
+LIMIT = 50_000  # slices of steps, and points of each counter, over all replicas
+REQUESTS = 2_000  # requests with a track of their own
+
+Event = tuple[int, dict[str, Any]]
+"""Nanoseconds, and the event without its time."""
+Span = tuple[str, float, float]
+"""Name, start and end (s) of what a request does."""
+
+
+def write_timeline(result: "Result", path: Path) -> str:
+    """Write a run's timeline, packed if the name ends in .gz; say in words what was left out.
+
+    Raises HeadwayError where the file cannot be written.
+    """
+    every = _ratio(len(result.workload), REQUESTS)
+    merged = _ratio(sum(len(log.steps) for log in result.logs), LIMIT)
+    shown = _shown(len(result.workload), every, merged)
+    text = _text(result, every, merged, shown).encode()
+    write_atomic(path, partial(_pack if path.suffix == ".gz" else _write, text))
+    return shown
+
+
+def _ratio(count: int, limit: int) -> int:
+    return max(-(-count // limit), 1)
+
+
+def _shown(requests: int, every: int, merged: int) -> str:
+    notes = []
+    if every > 1:
+        notes.append(f"every {every}th of {requests:,} requests")
+    if merged > 1:
+        notes.append(f"{merged} successive rows of steps.csv in one slice")
+    return ", ".join(notes) or "all requests and steps"
+
+
+def _text(result: "Result", every: int, merged: int, shown: str) -> str:
+    """Give the events in order of time, one per line."""
+    about = {
+        "program": f"headway {__version__}",
+        "scenario": result.scenario.name,
+        "seed": result.scenario.seed,
+        "shown": shown,
+    }
+    names, events = _events(result, every, merged)
+    lines = [_line(event) for event in names]
+    for time, event in sorted(events, key=lambda pair: pair[0]):  # stable: what nests stays nested
+        lines.append(_line({**event, "ts": time / 1e3}))
+    body = ",\n".join(lines)
+    return f'{{"traceEvents":[\n{body}\n],"displayTimeUnit":"ms","metadata":{_line(about)}}}\n'
+
+
+def _write(text: bytes, file: BinaryIO) -> None:
+    file.write(text)
+
+
+def _pack(text: bytes, file: BinaryIO) -> None:
+    """Pack without name and time of packing: the same seed gives the same bytes."""
+    with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as pack:
+        pack.write(text)
+
+
+def _line(event: dict[str, Any]) -> str:
+    return json.dumps(event, separators=(",", ":"))
+
+
+def _events(result: "Result", every: int, merged: int) -> tuple[list[dict[str, Any]], list[Event]]:
+    """Name the tracks, and list what happens on them; engines are processes 1, 3, ..."""
+    names: list[dict[str, Any]] = []
+    events: list[Event] = []
+    table = gather_requests(result.workload, result.sent, result.logs)
+    shown = np.zeros(len(result.workload), bool)
+    shown[::every] = True
+    for number, log in enumerate(result.logs):
+        engine, requests = 2 * number + 1, 2 * number + 2
+        names += [
+            _name("process_name", engine, f"replica {number}"),
+            _name("thread_name", engine, "steps"),
+            _name("process_name", requests, f"requests of replica {number}"),
+            {"ph": "M", "name": "process_sort_index", "pid": engine, "args": {"sort_index": 0}},
+        ]
+        events += [(time, {**e, "pid": engine, "tid": 1}) for time, e in _steps(log, merged)]
+        counted = _counters(log, arrivals(log, result.sent), merged)
+        events += [(time, {**e, "pid": engine, "tid": 1}) for time, e in counted]
+        told = _requests(table, log, shown & (table.replica == number))
+        events += [(time, {**e, "pid": requests, "tid": 1}) for time, e in told]
+    return names, events
+
+
+def _name(kind: str, process: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": 1, "args": {"name": name}}
+
+
+def _nanoseconds(times: Floats) -> list[int]:
+    whole: list[int] = np.rint(times * 1e9).astype(np.int64).tolist()
+    return whole
+
+
+def _steps(log: Log, merged: int) -> Iterator[Event]:
+    """Yield a slice for each row, or for `merged` successive ones; token counts are their sums."""
+    rows = log.steps
+    if not len(rows):
+        return
+    first = np.arange(0, len(rows), merged)
+    last = np.append(first[1:], len(rows)) - 1
+    starts, ends = _nanoseconds(rows["start"][first]), _nanoseconds(rows["end"][last])
+    steps = rows["steps"].astype(np.int64)
+    counts = {
+        "steps": steps,
+        "prefill_tokens": rows["prefill_tokens"] * steps,
+        "decode_tokens": rows["decodes"] * steps,
+        "wasted_tokens": rows["wasted"] * steps,
+        "preempted": rows["preempted"],
+    }
+    sums = [np.add.reduceat(values, first).tolist() for values in counts.values()]
+    state = [rows[name][first].tolist() for name in ("running", "waiting", "blocks_used")]
+    for start, end, *values in zip(starts, ends, *sums, *state, strict=True):
+        args = dict(zip((*counts, "running", "waiting", "kv_blocks_used"), values, strict=True))
+        prefill, decode = args["prefill_tokens"] > 0, args["decode_tokens"] > 0
+        name = "mixed" if prefill and decode else "prefill" if prefill else "decode"
+        yield start, {"ph": "X", "name": name, "dur": (end - start) / 1e3, "args": args}
+
+
+def _counters(log: Log, queue: Floats, merged: int) -> Iterator[Event]:
+    """Yield the requests that run and wait, and the KV cache's use, where they may change.
+
+    `queue` are the times at which requests joined, ascending: those sent since a row began wait
+    as well. Nobody runs between the end of a row and the start of the next.
+    """
+    rows = log.steps
+    if not len(rows):
+        return
+    idle = np.append(rows["end"][:-1] < rows["start"][1:], True)
+    inside = queue[(queue > rows["start"][0]) & (queue <= rows["end"][-1])]
+    times = np.unique(np.concatenate((rows["start"], rows["end"][idle], inside)))
+    kept = np.arange(0, len(times), merged)
+    times = times[np.unique(np.append(kept, len(times) - 1))]
+    row = np.searchsorted(rows["start"], times, "right") - 1
+    busy = (times < rows["end"][row]) | ~idle[row]
+    since = np.searchsorted(queue, times, "right")
+    since -= np.searchsorted(queue, rows["start"], "right")[row]
+    running = np.where(busy, rows["running"][row], 0).tolist()
+    waiting = (rows["waiting"][row] + since).tolist()
+    used = np.where(busy, rows["blocks_used"][row], 0) * (100 / max(log.num_blocks, 1))
+    values = zip(_nanoseconds(times), running, waiting, used.round(3).tolist(), strict=True)
+    for time, runs, waits, percent in values:
+        yield time, {"ph": "C", "name": "running", "args": {"requests": runs}}
+        yield time, {"ph": "C", "name": "waiting", "args": {"requests": waits}}
+        yield time, {"ph": "C", "name": "KV cache usage", "args": {"percent": percent}}
+
+
+def _requests(table: RequestTable, log: Log, shown: npt.NDArray[np.bool_]) -> Iterator[Event]:
+    """Yield the nested phases of each request on a track of its own."""
+    pauses = find_pauses(log, shown)
+    bounds = np.searchsorted(pauses.id, np.arange(len(shown) + 1))
+    end = float(log.steps["end"][-1]) if len(log.steps) else 0.0
+    arrival = table.arrival
+    swapped = bool(log.swaps["requests_out"].any())
+    for number in np.flatnonzero(shown).tolist():
+        label = f"request {number}"
+        if table.reason[number] == REJECTED:
+            time = _nanoseconds(table.sent[number : number + 1])[0]
+            yield time, {"ph": "i", "s": "p", "name": f"{label} rejected"}
+            continue
+        mine = slice(int(bounds[number]), int(bounds[number + 1]))
+        spans = list(phases(table, number, _listed(pauses, mine, swapped), end))
+        if (held := float(arrival[number])) < table.sent[number]:
+            spans.insert(0, ("held by client", held, float(table.sent[number])))
+        yield from _nested(number, label, spans, _about(table, number))
+
+
+def _listed(pauses: Pauses, mine: slice, swapped: bool) -> list[tuple[str, float, float, float]]:
+    """Give a request's pauses: name, start, admitted again, back at where it was."""
+    columns = (pauses.start[mine], pauses.resumed[mine], pauses.until[mine])
+    return [
+        ("swapped" if swapped and until == resumed else "preempted", start, resumed, until)
+        for start, resumed, until in zip(*(c.tolist() for c in columns), strict=True)
+    ]
+
+
+def phases(
+    table: RequestTable, number: int, pauses: list[tuple[str, float, float, float]], end: float
+) -> Iterator[Span]:
+    """Yield what a request does from being sent to its finish, or to the `end` of the run."""
+    sent, scheduled, first, finish = (
+        end if np.isnan(time) else float(time)
+        for time in (
+            table.sent[number],
+            table.first_scheduled[number],
+            table.first_token[number],
+            table.finish[number],
+        )
+    )
+    yield "queued", sent, scheduled
+    now = scheduled
+    for name, start, resumed, until in [*pauses, ("", finish, finish, finish)]:
+        yield "prefill", now, min(start, first)
+        yield "decode", max(now, first), start
+        yield name, start, resumed
+        yield "recompute", resumed, until
+        now = until
+
+
+def _about(table: RequestTable, number: int) -> dict[str, Any]:
+    load, reason = table.workload, int(table.reason[number])
+    about = {
+        "prompt_tokens": int(load.prompt_tokens[number]),
+        "output_tokens": int(table.generated[number]),
+        "cached_tokens": int(table.cached[number]),
+        "preemptions": int(table.preemptions[number]),
+        "finish_reason": REASONS[reason],
+    }
+    if load.client is not None:
+        about["client"] = load.client[number]
+    for name, end in (("ttft", table.first_token[number]), ("e2el", table.finish[number])):
+        if not np.isnan(end):
+            about[f"{name}_ms"] = round(float(end - table.sent[number]) * 1e3, 6)
+    return about
+
+
+def _nested(number: int, label: str, spans: list[Span], about: dict[str, Any]) -> Iterator[Event]:
+    """Yield begin and end of a request and of its spans inside; those without length are none."""
+    times = _nanoseconds(np.array([span[1:] for span in spans]).ravel())
+    base = {"cat": "request", "id": number}
+    yield times[0], {"ph": "b", "name": label, **base, "args": about}
+    for (name, *_), start, end in zip(spans, times[::2], times[1::2], strict=True):
+        if start < end:
+            yield start, {"ph": "b", "name": name, **base}
+            yield end, {"ph": "e", "name": name, **base}
+    yield max(times), {"ph": "e", "name": label, **base}
