@@ -5,17 +5,19 @@ if TYPE_CHECKING:
     from typing import Any
 
     from simulator.load import load_scenario
+    from simulator.plan_command import plan
     from simulator.scenario import Scenario
     from simulator.simulation import Result, run
     from simulator.sweeps import sweep
 
 __version__ = "0.1.0"
-__all__ = ["Result", "Scenario", "load_scenario", "run", "sweep"]
+__all__ = ["Result", "Scenario", "load_scenario", "plan", "run", "sweep"]
 
 _HOMES = {
     "Result": "simulator.simulation",
     "Scenario": "simulator.scenario",
     "load_scenario": "simulator.load",
+    "plan": "simulator.plan_command",
     "run": "simulator.simulation",
     "sweep": "simulator.sweeps",
 }

@@ -66,6 +66,11 @@ app.command(
     name="sweep",
     help="Simulate a scenario at many points, on all cores or a cluster; one row per point.",
 )
+app.command(
+    "simulator.plan_command:plan_command",
+    name="plan",
+    help="Find the largest rate under service levels, the fewest replicas, the cheapest fleet.",
+)
 
 ScenarioFile = Annotated[Path, Parameter(name="SCENARIO", help="scenario file (YAML)")]
 Overrides = Annotated[

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from simulator.checks import contradictions
 from simulator.errors import HeadwayError
+from simulator.plan_block import PlanBlock
 from simulator.scenario import EngineBlock, GoodputBlock, GpuBlock, Scenario, TraceBlock
 from simulator.sweep_block import RandomBlock, SpreadBlock, SweepBlock
 from simulator.yamlpos import Fault, Key, Places, faults, parse, read_text
@@ -237,6 +238,7 @@ def _known() -> dict[Key, list[str]]:
         ("goodput",): [*GoodputBlock.model_fields],
         ("workload",): ["trace", *(field.name for field in dataclasses.fields(Generator))],
         ("workload", "trace"): [*TraceBlock.model_fields],
+        ("plan",): [*PlanBlock.model_fields],
         ("sweep",): [*SweepBlock.model_fields],
         ("sweep", "random"): [*RandomBlock.model_fields],
     }

@@ -78,7 +78,7 @@ def summarize(
     )
 
 
-def summarize_result(result: "Result") -> Summary:
+def summarize_result(result: "Result", percentiles: Sequence[float] = PERCENTILES) -> Summary:
     """Give the summary of a run of a scenario."""
     scenario = result.scenario
     engine = scenario.engine
@@ -97,6 +97,7 @@ def summarize_result(result: "Result") -> Summary:
             float(result.parts.cost.logged_swap_seconds(log.swaps).sum()) for log in result.logs
         ),
         kv_block_bytes=kv_block_bytes(result.model, engine) * engine.tensor_parallel_size,
+        percentiles=percentiles,
         info={
             "version": __version__,
             "seed": scenario.seed,

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, model_vali
 from simulator.block import Block
 from simulator.engines import named
 from simulator.errors import HeadwayError
+from simulator.plan_block import PlanBlock
 from simulator.sweep_block import SweepBlock
 from simulator.yamlpos import Places, faults
 
@@ -344,6 +345,10 @@ class Scenario(Block):
     sweep: SweepBlock | None = Field(
         None, description="what `headway sweep` varies; other commands take no notice of it"
     )
+    plan: PlanBlock = Field(
+        default_factory=PlanBlock,
+        description="what `headway plan` finds out; other commands take no notice of it",
+    )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of all random numbers")
     _folder: Path = PrivateAttr(default=Path())
     _places: Places | None = PrivateAttr(default=None)
@@ -389,7 +394,7 @@ class Scenario(Block):
 
     def resolved(self) -> dict[str, Any]:
         """Give the scenario with every default filled in, as plain YAML types."""
-        values = self.model_dump(exclude={"sweep"})
+        values = self.model_dump(exclude={"sweep", "plan"})
         if self.workload.trace is None:
             values["workload"] = asdict(self.workload.generator)
         return values

@@ -17,6 +17,7 @@ from simulator.lengths import KINDS
 from simulator.load import ABSENT
 from simulator.piecewise import Fitted
 from simulator.predictor import KINDS as PREDICTORS
+from simulator.plan_block import PlanBlock
 from simulator.profile import FORMS
 from simulator.scenario import EngineBlock, GoodputBlock, GpuBlock, Scenario, TraceBlock
 from simulator.scheduler import Scheduler
@@ -158,6 +159,7 @@ def page() -> str:
         *(
             _table(name, _fields(block))
             for name, block in (
+                ("plan", PlanBlock),
                 ("sweep", SweepBlock),
                 ("sweep.random", RandomBlock),
                 ("sweep.random.keys", SpreadBlock),

@@ -198,11 +198,10 @@ def _loop(
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     """Spare the loop the collector: its objects go by reference count."""
-    gc.collect()
-    gc.freeze()
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
-        gc.unfreeze()
+        if enabled:
+            gc.enable()

@@ -106,23 +106,23 @@ def _axis(key: str, values: Sequence[str]) -> list[dict[str, str]]:
 
 def _axes(block: "SweepBlock", seed: int) -> list[list[dict[str, str]]]:
     """Give the points of a `sweep` block, as factors of a product."""
-    axes = [_axis(key, [_text(value) for value in values]) for key, values in block.grid.items()]
+    axes = [_axis(key, [as_yaml(value) for value in values]) for key, values in block.grid.items()]
     if block.points:
-        axes.append([{k: _text(v) for k, v in point.items()} for point in block.points])
+        axes.append([{k: as_yaml(v) for k, v in point.items()} for point in block.points])
     if block.random is not None:
         # The workload's generator takes the children 0 to 5 of the seed itself.
         rng = np.random.default_rng(np.random.SeedSequence([seed, 0x5EED]))
         keys = block.random.keys
         axes.append(
             [
-                {key: _text(spread.draw(rng)) for key, spread in keys.items()}
+                {key: as_yaml(spread.draw(rng)) for key, spread in keys.items()}
                 for _ in range(block.random.samples)
             ]
         )
     return axes
 
 
-def _text(value: object) -> str:
+def as_yaml(value: object) -> str:
     """Write a value as YAML, plain words without quotes."""
     if isinstance(value, str) and yaml.safe_load(value) == value:
         return value
@@ -270,7 +270,7 @@ def sweep(
     """
     import pandas as pd
 
-    axes = [(key, [_text(value) for value in values]) for key, values in (vary or {}).items()]
+    axes = [(key, [as_yaml(value) for value in values]) for key, values in (vary or {}).items()]
     points = plan_points(Path(scenario), axes)
     sweep_points(points, Path(out), jobs=jobs, backend=backend, address=address)
     return pd.read_csv(Path(out) / TABLE)

@@ -1,0 +1,193 @@
+"""What `headway plan` writes: plan.json, plan.csv, runs.csv, plan.png, best.yaml, vllm_serve.sh."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from simulator.files import Writer, write_together
+from simulator.load import load_scenario
+from simulator.planning import Candidate, Question, front, speeds
+from simulator.search import Trial, interval
+from simulator.serve_command import serve_command
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Row = dict[str, Any]
+
+
+def write_plan(
+    question: Question, candidates: Sequence[Candidate], best: Candidate, out: Path
+) -> list[Path]:
+    """Write the answer; all files or none."""
+    rows = [row_of(question, candidate) for candidate in candidates]
+    report = {
+        "slo": [slo.text for slo in question.rules.slos],
+        "searched": question.key or None,
+        "best": candidates.index(best),
+        "candidates": rows,
+    }
+    settings = question.settings(best.varied, (best.answer.best.at if best.answer.best else 1.0, 0))
+    chosen = load_scenario(question.path, question.overrides, vary=settings)
+    writers: dict[str, Writer] = {
+        "plan.json": _text(json.dumps(report, indent=2) + "\n"),
+        "plan.csv": _text(_table(rows)),
+        "runs.csv": _text(_table([*_runs(question, candidates)])),
+        "plan.png": partial(_draw, question, candidates),
+        "best.yaml": _text(_yaml(chosen.resolved())),
+        "vllm_serve.sh": _text(serve_command(chosen)),
+    }
+    return write_together(out, writers)
+
+
+def _text(text: str) -> Callable[[BinaryIO], object]:
+    return lambda file: file.write(text.encode())
+
+
+def _yaml(values: dict[str, Any]) -> str:
+    import yaml
+
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def row_of(question: Question, candidate: Candidate) -> Row:
+    """Tell one candidate's answer: where it just holds, and what it does there."""
+    row: Row = {**candidate.varied, "holds": candidate.answer.best is not None}
+    row |= {"at": None, "surely_holds": None, "surely_fails": None}
+    row["error"] = candidate.error or None
+    if candidate.answer.best is None:
+        return row
+    best = candidate.answer.best
+    rules = question.rules
+    surely, surely_not = candidate.answer.between
+    row |= {"at": best.at, "surely_holds": surely, "surely_fails": surely_not}
+    row["replications"] = len(best.runs)
+    metrics = dict.fromkeys([slo.metric for slo in rules.slos])
+    for metric in (*metrics, "request_throughput", "output_throughput"):
+        found = candidate.read(metric, rules.confidence)
+        row[metric] = found.mean
+        row[f"{metric}_half_width"] = found.half if found.count > 1 else None
+    tokens = row["output_throughput"]
+    price = candidate.dollars_per_hour
+    tpot = candidate.read("mean_tpot_ms").mean
+    row["gpus"] = candidate.gpus
+    row["tokens_per_s_per_gpu"] = tokens / candidate.gpus
+    row["tokens_per_s_per_user"] = 1000.0 / tpot if tpot else None
+    row["dollars_per_hour"] = price
+    row["dollars_per_million_output_tokens"] = (
+        price / 3600.0 / tokens * 1e6 if price is not None and tokens else None
+    )
+    return row
+
+
+def _runs(question: Question, candidates: Sequence[Candidate]) -> Iterator[Row]:
+    """Give a row for every run that was made."""
+    for candidate in candidates:
+        for trial in [*candidate.answer.trials, *candidate.ladder]:
+            for replication, run in enumerate(trial.runs):
+                place = {**candidate.varied, question.key or "at": trial.at}
+                yield {**place, "seed": question.seed + replication, **run}
+
+
+def _table(rows: Sequence[Row]) -> str:
+    columns = dict.fromkeys(key for row in rows for key in row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _draw(question: Question, candidates: Sequence[Candidate], file: BinaryIO) -> None:
+    """Draw how close every run came to the bounds, and speed against throughput."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({"font.size": 11, "axes.titlesize": 12, "axes.titleweight": "bold"}):
+        figure = Figure(figsize=(12, 5), dpi=100, layout="constrained")
+        left, right = figure.subplots(1, 2)
+        _draw_bounds(left, question, candidates)
+        _draw_front(right, candidates)
+        _legend(figure, left, candidates)
+        for axes in (left, right):
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(color="0.9", linewidth=0.8)
+            axes.set_axisbelow(True)
+        figure.savefig(file, format="png")
+
+
+def _legend(figure: "Figure", axes: "Axes", candidates: Sequence[Candidate]) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if 1 < len(candidates) <= len(_colors()):
+        figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+
+
+def _colors() -> Sequence[str]:
+    from simulator.plots import COLORS
+
+    return COLORS
+
+
+def _color(number: int) -> str:
+    colors = _colors()
+    return colors[number] if number < len(colors) else "0.6"
+
+
+def _draw_bounds(axes: "Axes", question: Question, candidates: Sequence[Candidate]) -> None:
+    """Draw the metric that is worst beside its bound: above 1 it is broken."""
+    for number, candidate in enumerate(candidates):
+        trials = sorted([*candidate.answer.trials, *candidate.ladder], key=lambda t: t.at)
+        axes.plot(
+            [trial.at for trial in trials],
+            [_strain(trial, question) for trial in trials],
+            color=_color(number),
+            marker="o",
+            markersize=4,
+            label=candidate.label,
+        )
+    axes.axhline(1.0, color="0.3", linestyle="--", linewidth=1)
+    axes.set_yscale("log")
+    bounds = [slo.text for slo in question.rules.slos if slo.metric != "completion"]
+    axes.set_title("How near to the bounds")
+    axes.text(0.01, 0.98, "\n".join(bounds), transform=axes.transAxes, va="top", fontsize=10)
+    axes.set_xlabel(_searched(question))
+    axes.set_ylabel("worst metric relative to its bound")
+
+
+def _searched(question: Question) -> str:
+    rate = question.key == "workload.request_rate"
+    return "requests per second" if rate else question.key or "load relative to the scenario's"
+
+
+def _strain(trial: Trial, question: Question) -> float:
+    shares = []
+    for slo in question.rules.slos:
+        value = interval(trial.runs, slo.metric).mean
+        if slo.metric == "completion" and slo.met(value):
+            continue  # as a rule all are served, and the others tell more
+        pair = (value, slo.bound) if slo.at_most else (slo.bound, value)
+        shares.append(max(pair[0], 1e-9) / max(pair[1], 1e-9))
+    return max(shares, default=1.0)
+
+
+def _draw_front(axes: "Axes", candidates: Sequence[Candidate]) -> None:
+    """Draw what users get against what a GPU gives, and the front that nothing beats."""
+    points = []
+    for number, candidate in enumerate(candidates):
+        for trial, user, gpu in speeds(candidate):
+            points.append((user, gpu))
+            face = _color(number) if trial.ok or trial in candidate.ladder else "none"
+            axes.plot(user, gpu, "o", color=_color(number), markerfacecolor=face, markersize=5)
+    best = [points[k] for k in front(points)]
+    if best:
+        axes.step(*zip(*best, strict=True), where="pre", color="0.4", linewidth=1)
+    axes.set_title("Speed against throughput (hollow: breaks a bound)")
+    axes.set_xlabel("tokens/s per user")
+    axes.set_ylabel("tokens/s per GPU")
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)

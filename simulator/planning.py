@@ -1,0 +1,336 @@
+"""Which configuration is enough: the largest load it holds, the fewest replicas, the cheapest.
+
+Every place is run several times under seeds that all configurations share (common random
+numbers: the same arrivals and lengths), and told by the confidence interval over these runs.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from simulator.errors import HeadwayError
+from simulator.hardware import find_gpu
+from simulator.load import load_scenario
+from simulator.search import Answer, Interval, Numbers, Rules, Search, Trial, Wish, interval
+from simulator.slo import Slo
+from simulator.workers import Died, each
+
+if TYPE_CHECKING:
+    from simulator.scenario import Scenario
+
+LADDER = (0.125, 0.25, 0.5, 0.75)
+"""Shares of the largest load that are run, too, for the front of speed against throughput."""
+BATCH = 4  # candidates that Optuna names at a time
+
+
+@dataclass(slots=True)
+class Candidate:
+    """One configuration and what was found out about it."""
+
+    varied: dict[str, str]  # value by dotted key, as YAML
+    scenario: "Scenario | None" = None  # at the scenario's own load
+    error: str = ""  # why it cannot be run
+    answer: Answer = field(default_factory=lambda: Answer(None, []))
+    ladder: list[Trial] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        """Name it by what it varies."""
+        return " ".join(f"{k}={v}" for k, v in self.varied.items()) or "the scenario"
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that it takes."""
+        assert self.scenario is not None
+        return gpus_of(self.scenario)
+
+    @property
+    def dollars_per_hour(self) -> float | None:
+        """Give the price of its GPUs, None where one has none."""
+        assert self.scenario is not None
+        return price_of(self.scenario)
+
+    def read(self, metric: str, confidence: float = 0.95) -> Interval:
+        """Give a metric where the configuration just holds."""
+        assert self.answer.best is not None
+        return interval(self.answer.best.runs, metric, confidence)
+
+
+@dataclass(slots=True, frozen=True)
+class Question:
+    """What is to be found out about every candidate."""
+
+    path: Path
+    overrides: Sequence[str]
+    seed: int
+    rules: Rules
+    key: str  # that the search sets; "" to run things as they are
+    low: int = 0  # for a whole number: from here ...
+    high: int = 0  # ... to here; 0: a rate
+
+    def search(self, start: float) -> Search:
+        """Begin the search for one candidate."""
+        from simulator.search import fewest, holds, largest_rate
+
+        if not self.key:
+            return holds(self.rules)
+        if self.high:
+            return fewest(self.low, self.high, self.rules)
+        return largest_rate(start, self.rules)
+
+    def settings(self, varied: Mapping[str, str], wish: Wish) -> list[tuple[str, str]]:
+        """Give the keys to set for one run."""
+        at, replication = wish
+        keys = [*varied.items(), ("seed", str(self.seed + replication))]
+        if self.key:
+            keys.append((self.key, str(int(at)) if self.high else repr(at)))
+        return keys
+
+
+def rate_key(scenario: "Scenario") -> tuple[str, float]:
+    """Find the key that says how fast requests come, and the rate to begin with."""
+    if scenario.workload.trace is not None:
+        return "workload.trace.rate_scale", scenario.workload.trace.rate_scale
+    generator = scenario.workload.generator
+    if generator.ramp_up_strategy is not None:
+        raise HeadwayError(
+            "workload.ramp_up_strategy: a plan searches the rate itself; give request_rate"
+        )
+    if generator.max_concurrency is not None:
+        raise HeadwayError(
+            "workload.max_concurrency: clients that wait for answers slow down with the server, so "
+            "there is no largest rate; take it out, or vary it with --fewest or --cheapest"
+        )
+    return "workload.request_rate", (
+        generator.request_rate if generator.request_rate != inf else 1.0
+    )
+
+
+def gpus_of(scenario: "Scenario") -> int:
+    """Count the GPUs of a scenario."""
+    return scenario.gpu.count
+
+
+def price_of(scenario: "Scenario") -> float | None:
+    """Give the dollars per hour of a scenario's GPUs; None where the price of one is unknown."""
+    price = find_gpu(scenario.gpu.name).dollars_per_hour
+    return None if price is None else price * scenario.gpu.count
+
+
+def load_candidate(
+    path: Path, overrides: Sequence[str], seed: int | None, varied: dict[str, str]
+) -> Candidate:
+    """Load one combination, whatever is wrong with it."""
+    try:
+        return Candidate(varied, load_scenario(path, overrides, seed, vary=varied.items()))
+    except HeadwayError as error:
+        return Candidate(varied, None, "; ".join(error.messages))
+
+
+def find_candidates(
+    path: Path,
+    axes: Iterable[tuple[str, Sequence[str]]],
+    overrides: Sequence[str],
+    seed: int | None,
+) -> list[Candidate]:
+    """Load every combination of the varied keys; HeadwayError if none can be loaded."""
+    pairs = [[(key, value) for value in values] for key, values in axes]
+    found = [load_candidate(path, overrides, seed, dict(chosen)) for chosen in product(*pairs)]
+    if all(candidate.scenario is None for candidate in found):
+        raise HeadwayError(dict.fromkeys(candidate.error for candidate in found))
+    return found
+
+
+def answer(
+    question: Question,
+    candidates: Sequence[Candidate],
+    jobs: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Search for every candidate, all at once; what is found is written into them.
+
+    `progress(runs)` is called after every round of so many runs.
+    """
+    active: list[tuple[Candidate, Search, list[Wish]]] = []
+    for candidate in candidates:
+        if candidate.scenario is None:
+            continue
+        start = 1.0 if question.high or not question.key else rate_key(candidate.scenario)[1]
+        search = question.search(start)
+        active.append((candidate, search, next(search)))
+    while active:
+        work = [(c, wish) for c, _, wishes in active for wish in wishes]
+        results = _run_all(question, work, jobs)
+        still = []
+        for candidate, search, wishes in active:
+            own = [results.pop(0) for _ in wishes]
+            if (error := next((run for run in own if isinstance(run, str)), None)) is not None:
+                candidate.error = error
+                continue
+            try:
+                wanted = search.send([run for run in own if not isinstance(run, str)])
+                still.append((candidate, search, wanted))
+            except StopIteration as end:
+                candidate.answer = end.value
+        active = still
+        if progress is not None:
+            progress(len(work))
+
+
+def answer_by_optuna(
+    question: Question,
+    axes: Sequence[tuple[str, Sequence[str]]],
+    trials: int,
+    jobs: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[Candidate]:
+    """Search among the combinations by Optuna's TPE; return those it tried, answered.
+
+    The batches are of one size whatever `jobs` says, so the same seed tries the same ones.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise HeadwayError("--optuna: needs optuna; pip install headway[optuna]") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(
+        direction="maximize",
+        sampler=optuna.samplers.TPESampler(seed=question.seed % 2**32, constant_liar=True),
+    )
+    tried: dict[tuple[str, ...], Candidate] = {}
+    for begin in range(0, trials, BATCH):
+        asked = [study.ask() for _ in range(min(BATCH, trials - begin))]
+        chosen = [
+            tuple(trial.suggest_categorical(key, list(values)) for key, values in axes)
+            for trial in asked
+        ]
+        fresh: dict[tuple[str, ...], Candidate] = {}
+        for values in chosen:
+            if values not in tried:
+                varied = {key: value for (key, _), value in zip(axes, values, strict=True)}
+                tried[values] = fresh[values] = load_candidate(
+                    question.path, question.overrides, question.seed, varied
+                )
+        answer(question, list(fresh.values()), jobs, progress)
+        for trial, values in zip(asked, chosen, strict=True):
+            study.tell(trial, worth(tried[values], question))
+    return list(tried.values())
+
+
+def worth(candidate: Candidate, question: Question) -> float:
+    """Rate a candidate for Optuna: more is better, and less than nothing where it does not hold."""
+    if candidate.answer.best is None:
+        misses = [trial.miss(question.rules.slos) for trial in candidate.answer.trials]
+        return -1e6 - min(misses, default=1e6)
+    weight = candidate.dollars_per_hour or float(candidate.gpus)
+    if question.high or not question.key:
+        return -weight
+    return candidate.read("request_throughput").mean / weight
+
+
+def climb(question: Question, candidates: Sequence[Candidate], jobs: int | None = None) -> None:
+    """Run every candidate that holds at lower loads, too, once each."""
+    places = [
+        (candidate, share * candidate.answer.best.at)
+        for candidate in candidates
+        if candidate.answer.best is not None
+        for share in LADDER
+    ]
+    results = _run_all(question, [(candidate, (at, 0)) for candidate, at in places], jobs)
+    for (candidate, at), run in zip(places, results, strict=True):
+        if not isinstance(run, str):
+            candidate.ladder.append(Trial(at, [run]))
+
+
+def _run_all(
+    question: Question, work: Sequence[tuple[Candidate, Wish]], jobs: int | None
+) -> list[Numbers | str]:
+    """Make the runs; give each one's numbers, or what is wrong with it."""
+    tasks = [
+        (
+            question.path,
+            tuple(question.overrides),
+            question.settings(c.varied, wish),
+            question.rules,
+        )
+        for c, wish in work
+    ]
+    results: list[Numbers | str] = [""] * len(tasks)
+    for index, outcome in each(_run, tasks, jobs):
+        results[index] = outcome.reason if isinstance(outcome, Died) else outcome
+    return results
+
+
+def _run(task: tuple[Path, Sequence[str], list[tuple[str, str]], Rules]) -> Numbers | str:
+    """Make one run, in a worker."""
+    import warnings
+
+    from simulator.errors import HeadwayWarning
+    from simulator.simulation import run
+    from simulator.slo import read_numbers
+
+    path, overrides, settings, rules = task
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HeadwayWarning)  # told when the candidates were loaded
+        try:
+            result = run(load_scenario(path, overrides, vary=settings))
+            return read_numbers(result, rules.slos)
+        except HeadwayError as error:
+            return "; ".join(error.messages)
+        except Exception as error:
+            return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def best_of(candidates: Sequence[Candidate], slos: Sequence[Slo], fixed_load: bool) -> Candidate:
+    """Choose: at a fixed load the cheapest; else the most requests per dollar.
+
+    Where a price is unknown, GPUs count in place of dollars. Raises HeadwayError, which names the
+    candidate that comes closest, where none holds.
+    """
+    holding = [candidate for candidate in candidates if candidate.answer.best is not None]
+    if not holding:
+        raise HeadwayError(_nobody(candidates, slos))
+    prices = [candidate.dollars_per_hour for candidate in holding]
+    weights = [float(c.gpus) for c in holding] if None in prices else [p or 0.0 for p in prices]
+
+    def rank(k: int) -> tuple[float, float]:
+        candidate = holding[k]
+        rate = candidate.read("request_throughput").mean
+        if fixed_load:
+            return weights[k], -rate
+        return -rate / weights[k] if weights[k] else -rate, weights[k]
+
+    return holding[min(range(len(holding)), key=rank)]
+
+
+def _nobody(candidates: Sequence[Candidate], slos: Sequence[Slo]) -> str:
+    tried = [(c, trial) for c in candidates for trial in c.answer.trials if trial.runs]
+    if not tried:
+        return next(c.error for c in candidates if c.error)
+    closest, trial = min(tried, key=lambda pair: (pair[1].miss(slos), pair[1].at))
+    got = ", ".join(f"{slo.metric} {interval(trial.runs, slo.metric).mean:.4g}" for slo in slos)
+    wanted = " and ".join(slo.text for slo in slos)
+    return f"no configuration meets {wanted}; the closest is {closest.label} at {trial.at:g}: {got}"
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Give the indexes of the points that none beats in both coordinates, by the first."""
+    order = sorted(range(len(points)), key=lambda k: (-points[k][0], -points[k][1]))
+    chosen, most = [], -inf
+    for k in order:
+        if points[k][1] > most:
+            chosen.append(k)
+            most = points[k][1]
+    return chosen[::-1]
+
+
+def speeds(candidate: Candidate) -> Iterator[tuple[Trial, float, float]]:
+    """Give, for each load tried, tokens/s per user and tokens/s per GPU."""
+    for trial in [*candidate.answer.trials, *candidate.ladder]:
+        tpot = interval(trial.runs, "mean_tpot_ms").mean
+        if tpot:
+            tokens = interval(trial.runs, "output_throughput").mean
+            yield trial, 1000.0 / tpot, tokens / candidate.gpus

@@ -1,0 +1,203 @@
+"""Find the largest load, or the smallest fleet, that keeps the service levels.
+
+A search only says which runs it wants next and is sent their numbers: so many searches share the
+workers, and none knows how its runs are made.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, isfinite, sqrt
+
+from simulator.slo import Slo
+
+Numbers = Mapping[str, float]
+Wish = tuple[float, int]  # where to run (a rate, a number of replicas), which replication
+Search = Generator[list[Wish], list[Numbers], "Answer"]
+
+DOUBLINGS = 10  # of the first rate, or halvings, before a search gives up
+
+
+@dataclass(slots=True)
+class Interval:
+    """A mean over replications and half the width of its confidence interval."""
+
+    mean: float
+    half: float  # 0 where all replications agree; inf for a single one
+    count: int
+
+
+@dataclass(slots=True)
+class Trial:
+    """What is known about one place of the search."""
+
+    at: float
+    runs: list[Numbers] = field(default_factory=list)
+    ok: bool = False
+    sure: bool = True  # the confidence interval decided it, not the mean alone
+
+    def miss(self, slos: Sequence[Slo]) -> float:
+        """Say how far the worst metric is from its bound, relative to it."""
+        return max(slo.miss(interval(self.runs, slo.metric).mean) for slo in slos)
+
+
+@dataclass(slots=True)
+class Answer:
+    """How a search ended: the best place that holds, and all that was tried, in order."""
+
+    best: Trial | None
+    trials: list[Trial]
+
+    @property
+    def between(self) -> tuple[float | None, float | None]:
+        """Give the best place that surely holds and, beyond it, the first that surely fails.
+
+        Between the two the confidence intervals cannot tell. None where there is no such place.
+        """
+        if self.best is None:
+            return None, None
+        sure = [trial for trial in self.trials if trial.sure]
+        fewer = [t.at for t in sure if not t.ok]
+        rising = any(t.at < self.best.at for t in self.trials if not t.ok)
+        good = [t.at for t in sure if t.ok]
+        pick = (min, max) if rising else (max, min)
+        return pick[0](good, default=None), pick[1](fewer, default=None)
+
+
+@dataclass(slots=True, frozen=True)
+class Rules:
+    """When a place holds: every bound kept, with confidence, by the mean over replications."""
+
+    slos: Sequence[Slo]
+    replications: int = 3  # first, at every place
+    most_replications: int = 12
+    confidence: float = 0.95
+    tolerance: float = 0.02  # of a rate, relative
+
+
+def interval(runs: Sequence[Numbers], metric: str, confidence: float = 0.95) -> Interval:
+    """Give the mean of a metric and Student's confidence interval over independent runs."""
+    values = [float(run[metric]) for run in runs]
+    count = len(values)
+    mean = sum(values) / count
+    if count == 1:
+        return Interval(mean, inf, 1)
+    variance = sum((value - mean) ** 2 for value in values) / (count - 1)
+    if not variance:
+        return Interval(mean, 0.0, count)
+    from scipy.stats import t
+
+    return Interval(
+        mean, float(t.ppf((1 + confidence) / 2, count - 1)) * sqrt(variance / count), count
+    )
+
+
+def verdict(runs: Sequence[Numbers], rules: Rules) -> bool | None:
+    """Say whether the bounds are kept; None where the confidence intervals cannot tell."""
+    unsure = False
+    for slo in rules.slos:
+        found = interval(runs, slo.metric, rules.confidence)
+        if not isfinite(found.half):
+            found.half = 0.0  # a single run has no interval: its value decides
+        low, high = found.mean - found.half, found.mean + found.half
+        best, worst = (low, high) if slo.at_most else (high, low)
+        if not slo.met(best):
+            return False
+        unsure |= not slo.met(worst)
+    return None if unsure else True
+
+
+def look(
+    at: float, rules: Rules, trials: list[Trial]
+) -> Generator[list[Wish], list[Numbers], Trial]:
+    """Run one place, with as many replications as its verdict needs."""
+    trial = Trial(at)
+    trials.append(trial)
+    wanted = rules.replications
+    while True:
+        have = len(trial.runs)
+        trial.runs += yield [(at, k) for k in range(have, wanted)]
+        told = verdict(trial.runs, rules)
+        if told is not None or wanted >= rules.most_replications:
+            break
+        wanted = min(2 * wanted, rules.most_replications)
+    trial.sure = told is not None
+    trial.ok = told if told is not None else _by_means(trial.runs, rules)
+    return trial
+
+
+def _by_means(runs: Sequence[Numbers], rules: Rules) -> bool:
+    return all(slo.met(interval(runs, slo.metric).mean) for slo in rules.slos)
+
+
+def largest_rate(start: float, rules: Rules) -> Search:
+    """Search the largest rate that holds: doubling or halving from `start`, then bisection.
+
+    It ends when the lowest rate that fails is within the tolerance of the highest that holds.
+    """
+    trials: list[Trial] = []
+    trial = yield from look(start, rules, trials)
+    best, low, high = (trial, start, inf) if trial.ok else (None, 0.0, start)
+    for _ in range(DOUBLINGS):
+        if low and isfinite(high):
+            break
+        at = low * 2 if low else high / 2
+        trial = yield from look(at, rules, trials)
+        if trial.ok:
+            best, low = trial, at
+        else:
+            high = at
+    while best is not None and isfinite(high) and high > low * (1 + rules.tolerance):
+        at = sqrt(low * high)
+        trial = yield from look(at, rules, trials)
+        if trial.ok:
+            best, low = trial, at
+        else:
+            high = at
+    return Answer(best, trials)
+
+
+def fewest(low: int, high: int, rules: Rules) -> Search:
+    """Search the smallest whole number from `low` to `high` that holds: doubling, then bisection.
+
+    The place below the answer has been seen to fail, unless the answer is `low`.
+    """
+    trials: list[Trial] = []
+    bad, at = low - 1, low
+    best: Trial | None = None
+    while best is None:
+        trial = yield from look(at, rules, trials)
+        if trial.ok:
+            best = trial
+        elif at == high:
+            return Answer(None, trials)
+        else:
+            bad, at = at, min(2 * at, high)
+    while best.at - bad > 1:
+        at = (bad + int(best.at)) // 2
+        trial = yield from look(at, rules, trials)
+        if trial.ok:
+            best = trial
+        else:
+            bad = at
+    return Answer(best, trials)
+
+
+def holds(rules: Rules) -> Search:
+    """Find out whether the bounds are kept as things are (at 1.0 times the load)."""
+    trials: list[Trial] = []
+    trial = yield from look(1.0, rules, trials)
+    return Answer(trial if trial.ok else None, trials)
+
+
+def not_monotone(trials: Sequence[Trial], rising: bool) -> list[tuple[Trial, Trial]]:
+    """List pairs that contradict the search's assumption, both verdicts being sure.
+
+    `rising` says that more of it (replicas) can only help; otherwise more of it (load) only hurt.
+    """
+    sure = sorted((trial for trial in trials if trial.sure), key=lambda trial: trial.at)
+    return [
+        (a, b)
+        for k, a in enumerate(sure)
+        for b in sure[k + 1 :]
+        if a.at < b.at and (a.ok and not b.ok if rising else b.ok and not a.ok)
+    ]
