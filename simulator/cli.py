@@ -231,6 +231,17 @@ def conform(
     return int(any(outcome.difference is not None for outcome in outcomes))
 
 
+@app.command
+def schema() -> int:
+    """Print the scenario's JSON Schema, for completion and checks in an editor."""
+    import json
+
+    from simulator.json_schema import json_schema
+
+    print(json.dumps(json_schema(), indent=1))
+    return 0
+
+
 @trace_app.command
 def describe(
     file: Annotated[Path, Parameter(name="FILE", help="trace, or scenario (.yaml)")],

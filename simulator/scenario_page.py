@@ -16,8 +16,8 @@ from simulator.generate import Generator, PrefixGroups, Sessions
 from simulator.lengths import KINDS
 from simulator.load import ABSENT
 from simulator.piecewise import Fitted
-from simulator.predictor import KINDS as PREDICTORS
 from simulator.plan_block import PlanBlock
+from simulator.predictor import KINDS as PREDICTORS
 from simulator.profile import FORMS
 from simulator.scenario import EngineBlock, GoodputBlock, GpuBlock, Scenario, TraceBlock
 from simulator.scheduler import Scheduler
