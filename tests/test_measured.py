@@ -204,6 +204,7 @@ def test_a_conversation_shares_its_history(put):
         ({"notes": "512-token shared prefix"}, {}, 512),
         ({}, {"workload": {"prefix_tokens": 64}}, 64),
         ({"prefix_hit_frac": "0.25"}, {}, 250),
+        ({"prefix_hit_frac": "0.25"}, {"workload": {"prefix_tokens": 0}}, 250),  # repeated prompts
         ({}, {}, 0),
     ],
 )

@@ -71,7 +71,7 @@ def _common_prefix(run: Run, requests: Requests, config: Mapping[str, object]) -
     workload = config.get("workload")
     if isinstance(workload, Mapping):
         told = workload.get("prefix_tokens", workload.get("shared_prefix_tokens"))
-        if isinstance(told, int | float):
+        if isinstance(told, int | float) and told > 0:
             return int(told)
     noted = re.search(
         r"(\d[\d,]*)[- ]?(?:token|tok)s? (?:shared|common|system)[- ]?(?:prefix|prompt)",
