@@ -15,7 +15,7 @@ MORE_MEANINGS = {
     "swap_in_per_block": "per block of them",
     "head_per_sequence": "per sequence: its attention's start, its logits",
 }
-NOT_WRITTEN = {"name", "limits", "dense", "cudagraph_capture_sizes"}
+NOT_WRITTEN = {"name", "limits", "residuals", "dense", "cudagraph_capture_sizes"}
 CLOCK_WORDS = {
     "cpu": "CPU time of one thread, forward pass and the host's part",
     "wall": "wall time from schedule to tokens",

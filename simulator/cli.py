@@ -6,6 +6,7 @@ Everything but the command line itself is imported by the verb that needs it.
 import os
 import sys
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,7 +24,6 @@ from simulator.console import (
 from simulator.errors import HeadwayError
 
 if TYPE_CHECKING:
-    from simulator.compare import Point
     from simulator.scenario import Scenario
     from simulator.simulation import Result
     from simulator.workload import Workload
@@ -90,6 +90,16 @@ Format = Annotated[Literal["csv", "parquet"], Parameter(help="of the tables")]
 Quiet = Annotated[
     bool, Parameter(negative="", show_default=False, help="print errors and warnings only")
 ]
+Replications = Annotated[
+    int | None,
+    Parameter(help="runs with other arrivals, lengths and errors of the cost model; intervals"),
+]
+Warmup = Annotated[
+    float, Parameter(show_default=False, help="seconds from the first request on to leave out")
+]
+Cooldown = Annotated[
+    float, Parameter(show_default=False, help="seconds before the last request to leave out")
+]
 
 
 @app.command
@@ -111,6 +121,9 @@ def run(
     stepwise: Stepwise = False,
     format: Format = "csv",
     quiet: Quiet = False,
+    replications: Replications = None,
+    warmup: Warmup = 0.0,
+    cooldown: Cooldown = 0.0,
 ) -> int:
     """Simulate a scenario; print its report, write its files."""
     from simulator.exports import check_exports, write_exports
@@ -121,7 +134,14 @@ def run(
     loaded = load_scenario(scenario, set_ or (), seed)
     folder = check_folder(out or Path("out") / loaded.name, format)
     check_exports(timeline, prometheus)
-    result = _simulate(loaded, stepwise, None if quiet else loaded.name)
+    trim = _trim(warmup, cooldown)
+    if replications is not None:
+        if timeline or prometheus:
+            raise HeadwayError("--replications: goes without --timeline and --prometheus")
+        from simulator.replicated import run_replicated
+
+        return run_replicated(loaded, folder, replications, trim, quiet)
+    result = _simulate(loaded, stepwise, None if quiet else loaded.name, trim)
     if result.interrupted:
         return tell_interrupted(result)
     files = write_run(result, folder, format)
@@ -155,20 +175,29 @@ def compare(
     stepwise: Stepwise = False,
     format: Format = "csv",
     quiet: Quiet = False,
+    replications: Replications = None,
+    warmup: Warmup = 0.0,
+    cooldown: Cooldown = 0.0,
 ) -> int:
     """Simulate a scenario with some keys varied, side by side."""
     from simulator.compare import expand
+    from simulator.comparison import write_comparison
     from simulator.output import check_folder
 
     points = expand(scenario, vary, set_ or (), seed)
     folder = check_folder(out or Path("out") / f"{points[0].scenario.name}-compare", format)
+    trim = _trim(warmup, cooldown)
+    if replications is not None:
+        from simulator.replicated import compare_replicated
+
+        return compare_replicated(points, folder, replications, trim, quiet)
     results = []
     for k, point in enumerate(points, 1):
         label = None if quiet else f"{k}/{len(points)} {point.label}"
-        results.append(_simulate(point.scenario, stepwise, label))
+        results.append(_simulate(point.scenario, stepwise, label, trim))
         if results[-1].interrupted:
             return tell_interrupted(results[-1])
-    _write_comparison(points, results, folder, format, quiet)
+    write_comparison(points, results, folder, format, quiet)
     return 0
 
 
@@ -299,49 +328,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code or 0
 
 
-def _simulate(scenario: "Scenario", stepwise: bool, label: str | None) -> "Result":
+def _trim(warmup: float, cooldown: float) -> tuple[float, float]:
+    """Check the seconds to leave out."""
+    given = {"--warmup": warmup, "--cooldown": cooldown}
+    if wrong := [
+        f"{option} {seconds:g}: must be seconds, 0 or more"
+        for option, seconds in given.items()
+        if not 0 <= seconds < inf
+    ]:
+        raise HeadwayError(wrong)
+    return warmup, cooldown
+
+
+def _simulate(
+    scenario: "Scenario", stepwise: bool, label: str | None, trim: tuple[float, float]
+) -> "Result":
     """Run a scenario; with a label, behind a progress bar if there is a terminal to show it on."""
+    from simulator.progress import Bar
     from simulator.simulation import run
 
-    if label is None or not sys.stderr.isatty():
-        return run(scenario, stepwise=stepwise)
-    from simulator.progress import Bar
-
-    bar = Bar(label)
+    bar = None if label is None or not sys.stderr.isatty() else Bar(label)
     try:
-        return run(scenario, stepwise=stepwise, progress=bar)
+        result = run(scenario, stepwise=stepwise, progress=bar)
     finally:
-        bar.close()
-
-
-def _write_comparison(
-    points: "list[Point]", results: "list[Result]", folder: Path, format: str, quiet: bool
-) -> None:
-    """Write every run, the table and the plot; print the table."""
-    from simulator.compare import encode_comparison
-    from simulator.files import write_atomic
-    from simulator.output import write_run
-    from simulator.report import compare_table
-
-    for point, result in zip(points, results, strict=True):
-        write_run(result, folder / point.folder, format)
-    table = encode_comparison(points, results)
-    write_atomic(folder / "comparison.csv", lambda file: file.write(table))
-    labels = [point.label for point in points]
-    drawn = _draw(labels, results, folder / "comparison.png")
-    if not quiet:
-        with written_to(folder):
-            print(compare_table(labels, [result.summary() for result in results]))
-            print(f"written to {folder}: comparison.csv{drawn}, each run's folder", flush=True)
-
-
-def _draw(labels: list[str], results: "list[Result]", path: Path) -> str:
-    """Draw the comparison; return what to add to the list of files."""
-    from simulator.plots import COLORS, plot_compare
-    from simulator.plots_many import plot_many
-
-    plot = plot_many if len(results) > len(COLORS) else plot_compare
-    return f", {plot(labels, results, path).name}"
+        if bar is not None:
+            bar.close()
+    result.warmup, result.cooldown = trim
+    return result
 
 
 def _budget(model: str, gpu: str, engine: dict[str, Any]) -> str:

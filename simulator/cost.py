@@ -17,6 +17,7 @@ from simulator.executor import CanLeap
 from simulator.fields import inside
 from simulator.hardware import HOST_SHARE, Gpu
 from simulator.model import ModelSpec
+from simulator.noise import check_residuals
 from simulator.overhead import DEFAULT, overheads, unknown_overhead
 from simulator.piecewise import LinearCost, PiecewiseCost
 from simulator.profile import (
@@ -56,6 +57,13 @@ class CostModel(CanLeap, Protocol):
     def swap_seconds(self, step: Step) -> float:
         """Give the seconds of a step's copies of KV blocks to the host and back."""
 
+    @property
+    def residuals(self) -> Mapping[str, float] | None:
+        """Standard deviations of its relative errors by regime of steps, see `noise`."""
+
+    def with_copies(self, seconds: float, step: Step) -> float:
+        """Give the time of a step whose compute takes so many seconds, with its copies."""
+
     def logged_swap_seconds(self, swaps: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
         """Give the seconds of logged copies of KV blocks (rows of dtype SWAP)."""
 
@@ -78,7 +86,8 @@ def load_cost(
     path is looked up in `base`, then in the folder that HEADWAY_DATA names. `roofline` needs
     `model` and `gpu`; a profile that was fitted to others is taken, with a HeadwayWarning. What
     the engine adds to its kernels comes on top of a roofline and of profiles that name an
-    `overhead`; `{profile: ..., overhead: ...}` takes another engine's.
+    `overhead`; `{profile: ..., overhead: ...}` takes another engine's. `residuals`, beside either,
+    are how far off its steps may be (`noise`), in place of the profile's own.
     Copies of KV blocks to the host cost what the form's swap terms say; where it has none, what
     the GPU's bus takes for the bytes. Raises ValueError, lines of `cost.key: what is wrong`, and
     HeadwayError about a profile's file.
@@ -86,7 +95,10 @@ def load_cost(
     if isinstance(spec, str):
         spec = {"profile": spec}
     try:
-        cost = _load(spec, base, model, gpu, engine)
+        terms = {key: value for key, value in spec.items() if key != "residuals"}
+        cost = _load(terms, base, model, gpu, engine)
+        if "residuals" in spec:
+            cost = _with_residuals(cost, spec["residuals"])
     except ValueError as error:
         raise inside("cost", error) from None
     if engine is None or model is None or gpu is None:
@@ -101,6 +113,13 @@ def load_cost(
         load=engine.kv_offloading_latency / 1000.0,
         load_per_block=load,
     )
+
+
+def _with_residuals(cost: LinearCost | PiecewiseCost, raw: object) -> LinearCost | PiecewiseCost:
+    try:
+        return replace(cost, residuals=check_residuals(raw))
+    except ValueError as error:
+        raise inside("residuals", error) from None
 
 
 def _load(

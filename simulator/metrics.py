@@ -16,6 +16,7 @@ from simulator.gauges import StepSums, copied, gauge, host_tier, share
 from simulator.itl import GapPool, TokenTimes
 from simulator.log import Log
 from simulator.service import Clients, several_clients, summarize_clients
+from simulator.steady import Window, steady_state, window
 from simulator.tables import Flags, Floats, RequestTable, gather_requests, run_span
 from simulator.utilization import Served, utilization
 from simulator.workload import Workload
@@ -42,6 +43,7 @@ def summarize(
     swap_time: float | None = None,
     percentiles: Sequence[float] = PERCENTILES,
     info: Mapping[str, object] | None = None,
+    within: Window | None = None,
 ) -> Summary:
     """Give the keys of vLLM bench's result file and our own under `headway`.
 
@@ -50,7 +52,9 @@ def summarize(
     for the utilizations, `max_num_seqs` for the occupancy; without them these are null.
     `contiguous` says that blocks were set aside on admission; `kv_block_bytes` is the size of one
     on all GPUs together, `swap_time` the s that copies of them took. `info` (version, seed,
-    scenario, ...) opens our block. Latencies are those of completed requests; where there is
+    scenario, ...) opens our block. `within` (s) bounds what is measured:
+    latencies of the requests sent in it, throughput of those that ended in it; the gauges stay
+    those of the whole run. Latencies are those of completed requests; where there is
     none they are 0, as in vLLM.
     """
     table = gather_requests(workload, sent, logs)
@@ -60,13 +64,19 @@ def summarize(
         sums.add(log, contiguous)
     start, end = run_span(table, logs)
     times = [TokenTimes(log, completed) for log in logs]
+    peaks = _peaks(table, completed, times)
     use: Summary = {"mfu": None, "bandwidth_utilization": None}
     if served is not None:
         use = utilization(served, table, logs, sums, end - start)
+    ended, failed, duration = completed, (table.replica >= 0) & ~completed, end - start
+    if within is not None:
+        ended, failed = completed & _inside(table.finish, within), failed & _inside(sent, within)
+        completed, duration = completed & _inside(sent, within), within[1] - within[0]
+        times = [TokenTimes(log, completed) for log in logs]
     return (
         _head(workload, served)
-        | _throughput(table, completed, end - start, goodput)
-        | _peaks(table, completed, times)
+        | _throughput(table, ended, int(failed.sum()), duration, goodput)
+        | peaks
         | _latencies(table, completed, times, percentiles)
         | {
             "headway": {"schema": SCHEMA, **(info or {})}
@@ -74,6 +84,7 @@ def summarize(
             | copied(logs, kv_block_bytes, swap_time)
             | host_tier(table, logs, kv_block_bytes)
             | use
+            | steady_state(table, within)
         }
     )
 
@@ -98,12 +109,16 @@ def summarize_result(result: "Result", percentiles: Sequence[float] = PERCENTILE
         ),
         kv_block_bytes=kv_block_bytes(result.model, engine) * engine.tensor_parallel_size,
         percentiles=percentiles,
+        within=window(result),
         info={
             "version": __version__,
             "seed": scenario.seed,
             "scenario": scenario.name,
             "profile": result.parts.cost.name,
             "interrupted": result.interrupted,
+            "warnings": [*result.warnings],
+            "warmup_s": result.warmup,
+            "cooldown_s": result.cooldown,
         },
     )
     if several_clients(result.workload):
@@ -132,8 +147,16 @@ def _or_inf(value: float) -> float | str:
     return "inf" if value == inf else float(value)
 
 
+def _inside(times: Floats, within: Window) -> Flags:
+    return (times >= within[0]) & (times <= within[1])
+
+
 def _throughput(
-    table: RequestTable, completed: Flags, duration: float, goodput: Mapping[str, float] | None
+    table: RequestTable,
+    completed: Flags,
+    failed: int,
+    duration: float,
+    goodput: Mapping[str, float] | None,
 ) -> Summary:
     done = int(completed.sum())
     total_input = int(table.workload.prompt_tokens[completed].sum())
@@ -141,7 +164,7 @@ def _throughput(
     return {
         "duration": duration,
         "completed": done,
-        "failed": int((table.replica >= 0).sum()) - done,
+        "failed": failed,
         "total_input_tokens": total_input,
         "total_output_tokens": total_output,
         "request_throughput": share(done, duration),

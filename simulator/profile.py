@@ -11,6 +11,7 @@ from simulator.errors import HeadwayError
 from simulator.fields import build
 from simulator.hardware import Gpu
 from simulator.model import HALF, ModelSpec, bytes_of, load_model, shipped_models
+from simulator.noise import check_residuals
 from simulator.overhead import unknown_overhead
 from simulator.piecewise import QUANTITIES, Limits, LinearCost, PiecewiseCost
 from simulator.yamlpos import Fault, Places, faults, parse, read_text
@@ -40,6 +41,7 @@ KEYS = (
     "overhead",
     "cost",
     "range",
+    "residuals",
     "fit",
     "fallback",
     "assumptions",
@@ -50,7 +52,7 @@ KEYS = (
 
 FP8 = "fp8"
 FP8S = (FP8, "fp8_e4m3", "fp8_e5m2")
-RESERVED = ("name", "limits", "swap_overlap", "load", "load_per_block")
+RESERVED = ("name", "limits", "residuals", "swap_overlap", "load", "load_per_block")
 """Fields of a form that are no terms of its own."""
 
 
@@ -231,6 +233,11 @@ def read_profile(path: Path) -> Profile:
         limits = _limits(raw.get("range", {}))
     except ValueError as error:
         wrong += faults(("range",), error)
+    residuals: Mapping[str, float] = {}
+    try:
+        residuals = check_residuals(raw.get("residuals", {}))
+    except ValueError as error:
+        wrong += faults(("residuals",), error)
     try:
         cost = make_form(raw.get("cost"), _name(path, raw))
     except ValueError as error:
@@ -238,7 +245,8 @@ def read_profile(path: Path) -> Profile:
     if wrong or cost is None:
         raise HeadwayError(map(places.tell, wrong))
     hardware = raw.get("hardware", {})
-    return Profile(replace(cost, limits=limits), raw.get("model"), hardware, raw.get("overhead"))
+    cost = replace(cost, limits=limits, residuals=residuals)
+    return Profile(cost, raw.get("model"), hardware, raw.get("overhead"))
 
 
 def _name(path: Path, raw: Mapping[object, object]) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simulator.diagnosis import diagnosis_lines
+from simulator.steady import told
 
 if TYPE_CHECKING:
     from simulator.simulation import Result
@@ -114,10 +115,13 @@ COLUMNS = (
 def run_table(run: "Result | Summary") -> str:
     """Give the report of one run: vLLM bench's labels and number formats, then the gauges.
 
-    A Result's warnings follow.
+    Warnings follow, such as of steps outside the fitted range, and whether it was no steady state.
     """
     summary = run if isinstance(run, Mapping) else run.summary()
-    notes = [] if isinstance(run, Mapping) else [f"Warning: {text}" for text in run.warnings]
+    warned = run["headway"].get("warnings", ()) if isinstance(run, Mapping) else run.warnings
+    notes = [f"Warning: {text}" for text in warned]
+    if line := told(summary["headway"]):
+        notes.append(line)
     if summary["headway"].get("interrupted"):
         notes.insert(0, "Interrupted: the figures are those up to then.")
     lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}", *_head(summary)]

@@ -22,6 +22,7 @@ from simulator.errors import HeadwayWarning
 from simulator.hardware import Gpu
 from simulator.log import Log
 from simulator.model import ModelSpec
+from simulator.noise import Noise
 from simulator.predictor import make_predictor
 from simulator.replica import REJECTED, Replica
 from simulator.scenario import Scenario
@@ -44,6 +45,8 @@ class Result:
     parts: Parts
     interrupted: bool = False
     warnings: list[str] = field(default_factory=list)
+    warmup: float = 0.0  # s from the first request sent that the metrics leave out
+    cooldown: float = 0.0  # s before the last one sent
     hints: npt.NDArray[np.int64] | None = None  # predicted output tokens; 0: never sent
     _summary: dict[str, Any] | None = None
     _time_parts: dict[str, npt.NDArray[np.float64]] | None = None
@@ -101,18 +104,22 @@ def run(
     progress: Callable[[float, int, int], None] | None = None,
     workload: Workload | None = None,
     cost: CostModel | None = None,
+    noise: Noise | None = None,
 ) -> Result:
     """Simulate a scenario.
 
     `stepwise` executes every step by itself, for the same result. `workload` and `cost` take the
-    place of the scenario's. `progress(simulated seconds,
-    requests done, requests in all)` is called now and then. An interrupt (Ctrl-C) ends the run
-    early: the result then holds what was done until then. Raises ValueError, `field: what is
-    wrong`, where the scenario contradicts itself, and HeadwayError where a file is at fault.
+    place of the scenario's; `noise` says how far off the cost is in this run, None: not at all.
+    `progress(simulated seconds, requests done, requests in all)` is called now and then. An
+    interrupt (Ctrl-C) ends the run early: the result then holds what was done until then. Raises
+    ValueError, `field: what is wrong`, where the scenario contradicts itself, and HeadwayError
+    where a file is at fault.
     """
     parts = assemble(scenario)
     if cost is not None:
         parts = replace(parts, cost=cost)
+    if noise is not None:
+        parts = replace(parts, cost=noise.on(parts.cost))
     if workload is None:
         workload = scenario.make_workload()
     else:

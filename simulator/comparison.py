@@ -1,0 +1,40 @@
+"""The files and the picture of a comparison."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from simulator.console import written_to
+
+if TYPE_CHECKING:
+    from simulator.compare import Point
+    from simulator.simulation import Result
+
+
+def write_comparison(
+    points: "list[Point]", results: "list[Result]", folder: Path, format: str, quiet: bool
+) -> None:
+    """Write every run, the table and the plot; print the table."""
+    from simulator.compare import encode_comparison
+    from simulator.files import write_atomic
+    from simulator.output import write_run
+    from simulator.report import compare_table
+
+    for point, result in zip(points, results, strict=True):
+        write_run(result, folder / point.folder, format)
+    table = encode_comparison(points, results)
+    write_atomic(folder / "comparison.csv", lambda file: file.write(table))
+    labels = [point.label for point in points]
+    drawn = _draw(labels, results, folder / "comparison.png")
+    if not quiet:
+        with written_to(folder):
+            print(compare_table(labels, [result.summary() for result in results]))
+            print(f"written to {folder}: comparison.csv{drawn}, each run's folder", flush=True)
+
+
+def _draw(labels: list[str], results: "list[Result]", path: Path) -> str:
+    """Draw the comparison; return what to add to the list of files."""
+    from simulator.plots import COLORS, plot_compare
+    from simulator.plots_many import plot_many
+
+    plot = plot_many if len(results) > len(COLORS) else plot_compare
+    return f", {plot(labels, results, path).name}"

@@ -1,0 +1,197 @@
+"""Replications as text, files and a picture: means with intervals, paired differences."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from simulator.compare import Point
+from simulator.files import write_atomic
+from simulator.intervals import Difference, Estimate, Numbers, columns, estimate, holm, paired
+from simulator.replications import encode_csv
+from simulator.report import METRICS, Gauge
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BY_KEY: Mapping[str, Gauge] = {metric.key: metric for metric in METRICS}
+TESTED = tuple(key for key in BY_KEY if key not in ("completed", "failed", "duration"))
+"""What a comparison tests; the others are there to be seen."""
+DRAWN = (
+    "output_throughput",
+    "mean_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "p99_tpot_ms",
+    "p99_e2el_ms",
+)
+CONSTANT = (
+    "no replication differs from another: nothing here is random; a trace is replayed as recorded, "
+    "and the cost model has no residuals"
+)
+
+
+def estimates(runs: Sequence[Numbers]) -> dict[str, Estimate]:
+    """Estimate every metric of a comparison that all replications have."""
+    return {key: estimate(values) for key, values in columns(runs, [*BY_KEY]).items()}
+
+
+def run_intervals(name: str, found: Mapping[str, Estimate]) -> str:
+    """Tabulate the replications of one scenario."""
+    count = next(iter(found.values())).count
+    rows = [(f"{name}, {count} replications", "mean", "95 % of the mean", "95 % of one run")]
+    rows += [
+        (BY_KEY[key].label, _number(e.mean), _range(e.interval), _range(e.one_run))
+        for key, e in found.items()
+    ]
+    return align(rows)
+
+
+def encode_intervals(found: Mapping[str, Estimate], about: Mapping[str, object]) -> bytes:
+    """Give the same as JSON."""
+    metrics = {
+        key: {
+            "mean": e.mean,
+            "sd": e.sd,
+            "mean_interval": [*e.interval],
+            "one_run_interval": [*e.one_run],
+        }
+        for key, e in found.items()
+    }
+    text = json.dumps({**about, "metrics": metrics}, indent=2, allow_nan=False)
+    return text.encode() + b"\n"
+
+
+def differences(runs: Sequence[Sequence[Numbers]]) -> list[list[Difference]]:
+    """Compare every run but the first with the first; p values adjusted over all of them."""
+    first = columns(runs[0], TESTED)
+    found = []
+    for other in runs[1:]:
+        theirs = columns(other, TESTED)
+        found.append([paired(key, first[key], theirs[key]) for key in first if key in theirs])
+    adjusted = iter(holm([one.p for same in found for one in same]))
+    return [
+        [
+            Difference(one.metric, one.first, one.other, one.difference, one.p, next(adjusted))
+            for one in same
+        ]
+        for same in found
+    ]
+
+
+def compare_intervals(labels: Sequence[str], found: Sequence[Sequence[Difference]]) -> str:
+    """Tabulate paired differences, a block for each run but the first."""
+    blocks = []
+    for label, same in zip(labels[1:], found, strict=True):
+        count = same[0].difference.count if same else 0
+        head = (f"{count} pairs", labels[0], label, "difference", "95 % interval", "p (Holm)")
+        rows = [head]
+        rows += [
+            (
+                BY_KEY[one.metric].label,
+                _number(one.first.mean),
+                _number(one.other.mean),
+                f"{one.difference.mean:+,.2f}",
+                _range(one.difference.interval, "+,.2f"),
+                f"{_p(one.adjusted)} {verdict(one)}",
+            )
+            for one in same
+        ]
+        blocks.append(align(rows))
+    blocks.append(
+        f"Differences are to {labels[0]}, pair by pair: same requests, same errors of the cost "
+        "model.\n+ better, - worse, at 5 % over all lines together (Holm); ? may be chance."
+    )
+    return "\n\n".join(blocks)
+
+
+def verdict(one: Difference) -> str:
+    """Give the mark of a difference."""
+    if not one.difference.mean and not one.difference.sd:
+        return "="
+    if not one.significant:
+        return "?"
+    return "+" if one.difference.mean * BY_KEY[one.metric].better > 0 else "-"
+
+
+def encode_differences(
+    points: Sequence[Point],
+    runs: Sequence[Sequence[Numbers]],
+    found: Sequence[Sequence[Difference]],
+) -> bytes:
+    """Give a row for each run and metric as CSV; the first run has no difference."""
+    rows: list[dict[str, object]] = []
+    for point, same, tested in zip(points, runs, [[], *found], strict=True):
+        by_metric = {one.metric: one for one in tested}
+        for key, values in columns(same, [*BY_KEY]).items():
+            e = estimate(values)
+            row: dict[str, object] = {"run": point.folder, **point.varied, "metric": key}
+            row |= {"replications": e.count, "mean": e.mean, "sd": e.sd}
+            row |= {"low": e.interval[0], "high": e.interval[1]}
+            if key in by_metric:
+                one = by_metric[key]
+                row |= {"difference": one.difference.mean}
+                row |= {"difference_low": one.difference.interval[0]}
+                row |= {"difference_high": one.difference.interval[1]}
+                row |= {"p_value": one.p, "p_holm": one.adjusted, "verdict": verdict(one)}
+            rows.append(row)
+    return encode_csv(rows)
+
+
+def plot_intervals(labels: Sequence[str], runs: Sequence[Sequence[Numbers]], path: Path) -> Path:
+    """Draw the mean of each run with its interval, and that of one run thin, as a PNG."""
+    return write_atomic(path, partial(_save, draw_intervals(labels, runs)))
+
+
+def _save(figure: "Figure", file: BinaryIO) -> None:
+    figure.savefig(file, format="png")
+
+
+def draw_intervals(labels: Sequence[str], runs: Sequence[Sequence[Numbers]]) -> "Figure":
+    """Draw the picture of `plot_intervals` without writing it."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    shown = [key for key in DRAWN if all(key in columns(same, [key]) for same in runs)]
+    with rc_context({"font.size": 10, "axes.titlesize": 11, "axes.titleweight": "bold"}):
+        figure = Figure(figsize=(12, 3 + 0.5 * len(runs)), dpi=100, layout="constrained")
+        grid = figure.subplots(2, 3, sharey=True, squeeze=False).ravel()
+        for axes, key in zip(grid, shown, strict=False):
+            for place, same in enumerate(runs):
+                e = estimate(columns(same, [key])[key])
+                axes.errorbar(e.mean, place, xerr=e.spread, color="0.7", capsize=2, linewidth=1)
+                axes.errorbar(e.mean, place, xerr=e.half, fmt="o", color="#0072B2", capsize=4)
+            axes.set_title(BY_KEY[key].label)
+            axes.set_yticks(range(len(labels)), labels)
+            axes.set_ylim(len(labels) - 0.5, -0.5)
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(color="0.9", axis="x")
+            axes.locator_params(axis="x", nbins=5)
+        for axes in grid[len(shown) :]:
+            axes.set_visible(False)
+        figure.supxlabel("blue: mean and its 95 % interval; grey: 95 % of single runs", fontsize=9)
+    return figure
+
+
+def align(rows: Sequence[Sequence[str]]) -> str:
+    """Put cells under each other, a line below the first row."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for name, *cells in rows:
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        lines.append("  ".join([name.ljust(widths[0]), *padded]).rstrip())
+    lines.insert(1, "-" * (sum(widths) + 2 * len(widths) - 2))
+    return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.2f}"
+
+
+def _range(pair: tuple[float, float], form: str = ",.2f") -> str:
+    return f"{pair[0]:{form}} to {pair[1]:{form}}"
+
+
+def _p(value: float) -> str:
+    return "<0.001" if value < 0.001 else f"{value:.3f}"

@@ -1,0 +1,106 @@
+"""Statistics over replications: intervals of means and of single runs, paired differences."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, sqrt
+
+import numpy as np
+
+CONFIDENCE = 0.95
+
+Numbers = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A metric over independent replications."""
+
+    mean: float
+    sd: float  # between replications
+    count: int
+    half: float  # of the interval of the mean, Student's t
+    spread: float  # of the interval that holds one more run
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The confidence interval of the mean: narrower with every replication."""
+        return self.mean - self.half, self.mean + self.half
+
+    @property
+    def one_run(self) -> tuple[float, float]:
+        """The prediction interval of a single further run: as wide as runs differ."""
+        return self.mean - self.spread, self.mean + self.spread
+
+
+def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
+    """Estimate the mean of independent values, at least two of them."""
+    count = len(values)
+    mean, sd = float(np.mean(values)), float(np.std(values, ddof=1))
+    if min(values) == max(values):
+        return Estimate(float(values[0]), 0.0, count, 0.0, 0.0)
+    factor = _quantile(confidence, count - 1) * sd
+    return Estimate(mean, sd, count, factor / sqrt(count), factor * sqrt(1 + 1 / count))
+
+
+def _quantile(confidence: float, freedom: int) -> float:
+    from scipy.stats import t
+
+    return float(t.ppf((1 + confidence) / 2, freedom))
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A metric's paired differences between two runs over the same replications."""
+
+    metric: str
+    first: Estimate
+    other: Estimate
+    difference: Estimate  # other - first, pair by pair
+    p: float  # two-sided paired t test; 1 where no pair differs
+    adjusted: float = 1.0  # by Holm, over all that were tested together
+
+    @property
+    def significant(self) -> bool:
+        """Whether the difference is not chance, at 5 % over all comparisons together."""
+        return self.adjusted < 1 - CONFIDENCE
+
+
+def paired(metric: str, first: Sequence[float], other: Sequence[float]) -> Difference:
+    """Compare two runs replication by replication.
+
+    The pairs saw the same requests and the same noise, so what they have in common cancels.
+    """
+    found = estimate([b - a for a, b in zip(first, other, strict=True)])
+    return Difference(metric, estimate(first), estimate(other), found, _p_value(found))
+
+
+def _p_value(found: Estimate) -> float:
+    from scipy.stats import t
+
+    if not found.sd:
+        return 1.0 if not found.mean else 0.0
+    score = abs(found.mean) / (found.sd / sqrt(found.count))
+    return float(2 * t.sf(score, found.count - 1))
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Adjust p values so that all false findings together stay as rare as one test's would.
+
+    Holm, "A simple sequentially rejective multiple test procedure", 1979: the k-th smallest of m
+    is multiplied by m - k + 1 and is never below the one before it.
+    """
+    adjusted = [0.0] * len(values)
+    least = 0.0
+    for rank, index in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        least = max(least, min(1.0, (len(values) - rank) * values[index]))
+        adjusted[index] = least
+    return adjusted
+
+
+def columns(runs: Sequence[Numbers], names: Sequence[str]) -> dict[str, list[float]]:
+    """Give the metrics that every run has, by name."""
+    return {
+        name: [float(run[name]) for run in runs]
+        for name in names
+        if all(isinstance(run.get(name), int | float) and abs(run[name]) < inf for run in runs)
+    }

@@ -1,0 +1,119 @@
+"""How far a cost model may be off, and a cost model that is off by that much.
+
+A profile's `residuals` are the standard deviations of log(measured / predicted) of whole steps
+that its fit had not seen, one for pure decode steps and one for steps with prompts. What is left
+of a fit is mostly of one sign over a region of steps (a table too high at these batch sizes), and a
+run keeps to few regions: it does not average out as white noise would over thousands of steps. So
+a replication draws one factor per regime, lognormal, and keeps it from its first step to its last.
+Within a run nothing is random, and leaps stay exact.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import exp
+from numbers import Real
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.request import Step
+
+if TYPE_CHECKING:
+    from simulator.cost import CostModel
+
+REGIMES = ("decode", "prompts")
+"""Pure decode steps; steps that compute prompts."""
+STREAM = 0x0FF  # of the random numbers; the workload takes the children 0 to 5 of the seed
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How far off a replication's steps are, in standard deviations."""
+
+    decode: float
+    prompts: float
+
+    @classmethod
+    def drawn(cls, seed: int) -> "Noise":
+        """Draw standard normal numbers; the same seed gives the same under any cost model."""
+        draw = np.random.default_rng(np.random.SeedSequence([seed, STREAM]))
+        decode, prompts = draw.standard_normal(2).tolist()
+        return cls(decode, prompts)
+
+    def on(self, cost: "CostModel") -> "CostModel":
+        """Give the cost model that is off so far; the same one where it has no residuals."""
+        sd = cost.residuals or {}
+        if not any(sd.values()):
+            return cost
+        decode, prompts = sd.get("decode", 0.0), sd.get("prompts", 0.0)
+        return ScaledCost(cost, exp(self.decode * decode), exp(self.prompts * prompts))
+
+
+@dataclass(frozen=True)
+class ScaledCost:
+    """A cost model whose steps take longer by a factor per regime; copies of KV blocks do not."""
+
+    cost: "CostModel"
+    decode: float
+    prompts: float
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return self.cost.name
+
+    @property
+    def residuals(self) -> Mapping[str, float] | None:
+        """What the factors were drawn from."""
+        return self.cost.residuals
+
+    def execute(self, step: Step) -> float:
+        """Give the seconds that a step takes."""
+        factor = self.prompts if step.prefills else self.decode
+        if not step.copies:
+            return factor * self.cost.execute(step)
+        compute = self.cost.execute(Step(step.prefills, step.decodes, step.context))
+        return self.cost.with_copies(factor * compute, step)
+
+    def leap(self, step: Step, repeats: int) -> list[float]:
+        """Give the seconds of each of so many successive decode steps."""
+        return [self.decode * seconds for seconds in self.cost.leap(step, repeats)]
+
+    def decode_seconds(
+        self, counts: npt.NDArray[np.int64], contexts: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float64]:
+        """Give the seconds of pure decode steps of so many sequences that read so many tokens."""
+        return self.decode * self.cost.decode_seconds(counts, contexts)
+
+    def with_copies(self, seconds: float, step: Step) -> float:
+        """Give the time of a step whose compute takes so many seconds."""
+        return self.cost.with_copies(seconds, step)
+
+    def swap_seconds(self, step: Step) -> float:
+        """Give the seconds of a step's copies of KV blocks."""
+        return self.cost.swap_seconds(step)
+
+    def logged_swap_seconds(self, swaps: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
+        """Give the seconds of logged copies of KV blocks."""
+        return self.cost.logged_swap_seconds(swaps)
+
+    def outside(self, steps: npt.NDArray[np.void]) -> list[str]:
+        """Say which logged steps lie outside the fitted range."""
+        return self.cost.outside(steps)
+
+
+def check_residuals(raw: object) -> dict[str, float]:
+    """Check standard deviations by regime; ValueError names those that are wrong."""
+    if not isinstance(raw, Mapping):
+        raise ValueError(f": must be a mapping of {' and '.join(REGIMES)} to numbers")
+    wrong = []
+    for key, value in raw.items():
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if key not in REGIMES:
+            wrong.append(f"{key}: unknown; there are {', '.join(REGIMES)}")
+        elif not number or not 0 <= value <= 1:
+            wrong.append(f"{key}: must be a standard deviation of 0 to 1, not {value!r}")
+    if wrong:
+        raise ValueError("\n".join(wrong))
+    return {key: float(value) for key, value in raw.items()}
