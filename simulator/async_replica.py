@@ -77,16 +77,22 @@ class AsyncReplica(Replica):
         if alarm is not self._alarm:
             return  # an arrival has cut the leap short
         self._set = False
-        now = self._due
+        self.land(self._due)
+        self.begin(self._due)
+
+    def land(self, now: float) -> None:
+        """Take in the outcome of the batches that are over."""
+        while self._flights and self._flights[0].ends[-1] <= now:
+            self._land(self._flights.popleft())
+
+    def begin(self, now: float) -> None:
+        """Schedule as many batches as may be in flight, or rest."""
         if self._flights:
-            while self._flights and self._flights[0].ends[-1] <= now:
-                self._land(self._flights.popleft())
-            if self._flights:
-                self._settle(self._flights[-1])
-            if self._starved and (self.scheduler.running or self.scheduler.waiting):
-                self._starved = False
-                self._sleep(now + self.nap)
-                return
+            self._settle(self._flights[-1])
+        if self._starved and (self.scheduler.running or self.scheduler.waiting):
+            self._starved = False
+            self._sleep(now + self.nap)
+            return
         self._starved = False
         while len(self._flights) < 2:
             step = self.scheduler.schedule(now)

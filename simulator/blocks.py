@@ -267,7 +267,7 @@ class BlockManager(BlockCounter):
         size = self.block_size
         hashes = request.hashes
         if hashes is None:
-            hashes = request.hashes = list(_prompt_hashes(request, size))
+            hashes = request.hashes = list(prompt_hashes(request, size))
         while len(hashes) < blocks:
             hashes.append(hash((hashes[-1] if hashes else 0, _tail(request, len(hashes), size))))
         return hashes
@@ -281,7 +281,7 @@ def _segments(request: Request) -> Segments:
     return request.segments or ((("in", request.id), request.prompt_tokens),)
 
 
-def _prompt_hashes(request: Request, size: int) -> Iterator[int]:
+def prompt_hashes(request: Request, size: int) -> Iterator[int]:
     """Yield the hashes of the full blocks of a prompt.
 
     A block's tokens are named by pieces (name, first, count); pieces are never split otherwise

@@ -61,26 +61,37 @@ class Pauses:
         return Pauses(self.id[which], self.start[which], self.resumed[which], self.until[which])
 
 
-def break_down(table: RequestTable, logs: Sequence[Log], cost: "CostModel") -> dict[str, Floats]:
+def break_down(
+    table: RequestTable, logs: Sequence[Log], cost: "CostModel | Sequence[CostModel]"
+) -> dict[str, Floats]:
     """Give the seconds of each of PARTS for every request, by id; NaN: it was not completed.
 
-    `cost` tells what the decodes of a step would have taken alone, and what copies take.
+    `cost` tells what the decodes of a step would have taken alone, and what copies take; one for
+    all replicas, or one for each.
     """
     size = len(table.sent)
     parts = {name: np.full(size, np.nan) for name in PARTS}
+    costs = cost if isinstance(cost, Sequence) else [cost] * len(logs)
+    completed = table.completed
+    done = np.flatnonzero(completed)
+    done = done[np.argsort(table.replica[done], kind="stable")]
+    bounds = np.searchsorted(table.replica[done], np.arange(len(logs) + 1))
     for number, log in enumerate(logs):
-        here = np.flatnonzero(table.completed & (table.replica == number))
-        for name, values in zip(PARTS, _break_down(table, log, here, cost), strict=True):
-            parts[name][here] = values
+        here = done[bounds[number] : bounds[number + 1]]
+        values = _break_down(table, log, here, completed, costs[number])
+        for name, seconds in zip(PARTS, values, strict=True):
+            parts[name][here] = seconds
     return parts
 
 
-def _break_down(table: RequestTable, log: Log, ids: Ints, cost: "CostModel") -> tuple[Floats, ...]:
+def _break_down(
+    table: RequestTable, log: Log, ids: Ints, completed: Flags, cost: "CostModel"
+) -> tuple[Floats, ...]:
     """Do it for the completed requests of one replica."""
     scheduled, first, finish = table.first_scheduled[ids], table.first_token[ids], table.finish[ids]
     slowed = Sums(log.steps["end"][prompt_rows(log)], prompt_stalls(log, cost), "right")
     copies = Sums(log.swaps["start"], cost.logged_swap_seconds(log.swaps), "left")
-    pauses = find_pauses(log, table.completed)
+    pauses = find_pauses(log, completed)
     early = pauses.resumed < table.first_token[pauses.id]
     before = _phase(ids, scheduled, first, pauses[early], (slowed, copies))
     after = _phase(ids, first, finish, pauses[~early], (slowed, copies))

@@ -43,7 +43,7 @@ def contradictions(scenario: Scenario, wrong: set[Key]) -> tuple[list[Fault], li
     found: list[Fault] = []
     elsewhere = []
     told: set[str] = set()
-    for blamed, others, what in _find(scenario):
+    for blamed, others, what in (*_find(scenario), *_groups(scenario)):
         keys = [tuple(name.split(".")) for name in (blamed, *others.split()) if name]
         if what in told or any(_touches(key, bad) for key in keys for bad in wrong):
             continue
@@ -53,6 +53,21 @@ def contradictions(scenario: Scenario, wrong: set[Key]) -> tuple[list[Fault], li
         else:
             elsewhere.append(what)
     return found, elsewhere
+
+
+def _groups(scenario: Scenario) -> Iterator[Contradiction]:
+    """Look at each group of a cluster as at a scenario of its own, and at the router."""
+    if scenario.cluster is None:
+        return
+    from simulator.cluster import make_router
+
+    yield from _try("cluster.router", "", lambda: make_router(scenario))
+    for name in scenario.cluster.groups:  # what the scenario itself gets wrong is told already
+        for blamed, others, what in _find(scenario.of_group(name)):
+            if blamed.partition(".")[0] in {"gpu", "engine", "cost"}:
+                yield f"cluster.groups.{name}.{blamed}", others, what
+            else:
+                yield blamed, others, what
 
 
 def _touches(mine: Key, bad: Key) -> bool:

@@ -214,13 +214,13 @@ def _mixed_steps(facts: Facts) -> tuple[float, float]:
     """Give the mean seconds of steps with prompts and decodes, and of their decodes alone."""
     times: list[Floats] = []
     stalls: list[Floats] = []
-    for log in facts.result.logs:
+    for log, cost in zip(facts.result.logs, facts.result.costs, strict=True):
         rows = prompt_rows(log)
         mixed = log.steps["decodes"][rows] > 0
         if facts.own_rules:  # it may keep decodes out of such steps: they wait all the same
             mixed[:] = True
         times.append((log.steps["end"][rows] - log.steps["start"][rows])[mixed])
-        stalls.append(prompt_stalls(log, facts.result.parts.cost)[mixed])
+        stalls.append(prompt_stalls(log, cost)[mixed])
     time, stall = np.concatenate(times), np.concatenate(stalls)
     return (float(time.mean()), float((time - stall).mean())) if len(time) else (0.0, 0.0)
 

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from simulator.checks import contradictions
+from simulator.cluster_block import ClusterBlock, GroupBlock
 from simulator.errors import HeadwayError
 from simulator.plan_block import PlanBlock
 from simulator.scenario import EngineBlock, GoodputBlock, GpuBlock, Scenario, TraceBlock
@@ -37,7 +38,7 @@ ABSENT = {
     "cpu_offload_gb": "not simulated: weights stay on the GPU",
     "kv_transfer_config": "not simulated: prompts and answers are computed by the same engine",
     "pipeline_parallel_size": ONE_ENGINE,
-    "data_parallel_size": ONE_ENGINE,
+    "data_parallel_size": "give cluster.replicas: each rank is a replica behind a router",
     "enable_expert_parallel": ONE_ENGINE,
     "kv_cache_memory_bytes": "not simulated: give num_gpu_blocks_override",
     "disable_sliding_window": "not simulated: attention reads the whole context",
@@ -221,10 +222,17 @@ def _unknown(key: Key) -> str:
     homes = [home for home, names in _known().items() if name in names]
     if homes:
         return f"unknown key here; did you mean {'.'.join((*homes[0], name))}?"
-    known = _known().get(path) or [*SpreadBlock.model_fields]  # under a name of the user's own
+    known = _known().get(path) or _under_own_name(path)
     near = get_close_matches(name, known, 1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(known)}"
     return f"unknown key; {hint}"
+
+
+def _under_own_name(path: Key) -> list[str]:
+    """List the keys of a block below a name of the user's own."""
+    if path[:2] != ("cluster", "groups"):
+        return [*SpreadBlock.model_fields]
+    return _known().get(path[3:], []) if path[3:] else [*GroupBlock.model_fields]
 
 
 def _known() -> dict[Key, list[str]]:
@@ -239,6 +247,7 @@ def _known() -> dict[Key, list[str]]:
         ("workload",): ["trace", *(field.name for field in dataclasses.fields(Generator))],
         ("workload", "trace"): [*TraceBlock.model_fields],
         ("plan",): [*PlanBlock.model_fields],
+        ("cluster",): [*ClusterBlock.model_fields],
         ("sweep",): [*SweepBlock.model_fields],
         ("sweep", "random"): [*RandomBlock.model_fields],
     }

@@ -105,7 +105,8 @@ def summarize_result(result: "Result", percentiles: Sequence[float] = PERCENTILE
         max_num_seqs=engine.max_num_seqs,
         contiguous=engine.reserves,
         swap_time=sum(
-            float(result.parts.cost.logged_swap_seconds(log.swaps).sum()) for log in result.logs
+            float(cost.logged_swap_seconds(log.swaps).sum())
+            for log, cost in zip(result.logs, result.costs, strict=True)
         ),
         kv_block_bytes=kv_block_bytes(result.model, engine) * engine.tensor_parallel_size,
         percentiles=percentiles,
@@ -121,10 +122,14 @@ def summarize_result(result: "Result", percentiles: Sequence[float] = PERCENTILE
             "cooldown_s": result.cooldown,
         },
     )
+    own = summary["headway"]
+    assert isinstance(own, dict)
+    if result.groups:
+        from simulator.cluster_metrics import cluster_summary
+
+        own |= cluster_summary(result)
     if several_clients(result.workload):
         clients = Clients.of(result)
-        own = summary["headway"]
-        assert isinstance(own, dict)
         own |= summarize_clients(clients, run_span(clients.table, result.logs))
     return summary
 

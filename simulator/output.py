@@ -13,7 +13,6 @@ import numpy as np
 from simulator.csvtext import Column, Words, encode_header, encode_rows
 from simulator.errors import HeadwayError
 from simulator.files import Writer, write_together
-from simulator.log import Log
 from simulator.service import Clients, client_columns, several_clients, share_columns
 from simulator.tables import Floats, expand_steps, request_columns, run_span, step_columns
 
@@ -88,14 +87,14 @@ def step_frame(result: "Result", *, expanded: bool = False) -> "pd.DataFrame":
 
     frames = []
     for number, log in enumerate(result.logs):
-        columns = step_columns(log, copy_seconds=_copy_seconds(result, log))
+        columns = step_columns(log, copy_seconds=_copy_seconds(result, number))
         if expanded:
             contiguous = result.scenario.engine.reserves
             columns = expand_steps(
                 log,
                 result.sent,
                 contiguous=contiguous,
-                copy_seconds=_copy_seconds(result, log),
+                copy_seconds=_copy_seconds(result, number),
             )
         if len(result.logs) > 1:
             columns = {"replica": np.full(_rows(columns), number), **columns}
@@ -103,9 +102,11 @@ def step_frame(result: "Result", *, expanded: bool = False) -> "pd.DataFrame":
     return pd.concat(frames, ignore_index=True)
 
 
-def _copy_seconds(result: "Result", log: Log) -> Floats | None:
-    """Give the time of each of a log's swaps, if there are any."""
-    return result.parts.cost.logged_swap_seconds(log.swaps) if len(log.swaps) else None
+def _copy_seconds(result: "Result", number: int) -> Floats | None:
+    """Give the time of each of a replica's swaps, if there are any, be it at another replica."""
+    if not any(log.swap_rows for log in result.logs):
+        return None
+    return result.costs[number].logged_swap_seconds(result.logs[number].swaps)
 
 
 def client_tables(result: "Result") -> dict[str, dict[str, Column]]:
@@ -165,7 +166,7 @@ def _write_steps(result: "Result", file: BinaryIO) -> None:
     """Write one row per logged row, of one replica after the other."""
     several = len(result.logs) > 1
     for number, log in enumerate(result.logs):
-        seconds = _copy_seconds(result, log)
+        seconds = _copy_seconds(result, number)
         if number == 0:
             names = list(step_columns(log, slice(0), seconds))
             file.write(encode_header(["replica", *names] if several else names))

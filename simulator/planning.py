@@ -11,6 +11,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simulator.cluster_metrics import price_of_cluster
 from simulator.errors import HeadwayError
 from simulator.hardware import find_gpu
 from simulator.load import load_scenario
@@ -110,12 +111,17 @@ def rate_key(scenario: "Scenario") -> tuple[str, float]:
 
 
 def gpus_of(scenario: "Scenario") -> int:
-    """Count the GPUs of a scenario."""
-    return scenario.gpu.count
+    """Count the GPUs of a scenario, in all replicas."""
+    if scenario.cluster is None:
+        return scenario.gpu.count
+    kinds = scenario.cluster.kinds
+    return sum(kind.replicas * scenario.of_group(name).gpu.count for name, kind in kinds.items())
 
 
 def price_of(scenario: "Scenario") -> float | None:
     """Give the dollars per hour of a scenario's GPUs; None where the price of one is unknown."""
+    if scenario.cluster is not None:
+        return price_of_cluster(scenario)
     price = find_gpu(scenario.gpu.name).dollars_per_hour
     return None if price is None else price * scenario.gpu.count
 

@@ -94,10 +94,20 @@ class Replica:
         """End the step in flight, begin the next."""
         if alarm is not self._alarm:
             return  # an arrival has cut the leap short
-        self._set = self._napping = False
+        self._set = False
         now = self._due
         if self._step is not None:
             self._commit(self._step)
+        self.begin(now)
+
+    def land(self, now: float) -> None:
+        """End the step in flight, if there is one: it is over."""
+        if self._step is not None:
+            self._commit(self._step)
+
+    def begin(self, now: float) -> None:
+        """Schedule the next step and set out on it, or rest."""
+        self._napping = False
         scheduler = self.scheduler
         step = scheduler.schedule(now)
         if not step.decodes and not step.prefills:

@@ -140,6 +140,17 @@ def _line(label: str, value: object) -> str:
     return f"{label + ':':<40} {text:<10}".rstrip()
 
 
+CLUSTER = (
+    ("gpus", "GPUs"),
+    ("dollars_per_hour", "Price ($/h)"),
+    ("dollars", "Cost of the run ($)"),
+    ("dollars_per_million_output_tokens", "Cost of 1M output tokens ($)"),
+    ("requests_imbalance", "Most requests of a replica / mean"),
+    ("busy_time_imbalance", "Most busy time of a replica / mean"),
+)
+"""Figures of a cluster that are printed."""
+
+
 def _head(summary: Summary) -> list[str]:
     """Say what vLLM says first, in its order."""
     values: dict[str, object] = {
@@ -182,6 +193,22 @@ def _engine(gauges: Summary) -> list[str]:
     for key, label in COUNTS:
         if gauges[key]:
             lines.append(_line(label, gauges[key]))
+    if "cluster" in gauges:
+        lines += _cluster(gauges["cluster"])
+    return lines
+
+
+def _cluster(cluster: Summary) -> list[str]:
+    """Give the figures of a cluster, then a line for each group where there are several."""
+    lines = [f"{'Cluster':-^{WIDTH}}", f"Router: {cluster['router']}"]
+    lines += [_line(label, cluster[key]) for key, label in CLUSTER if cluster.get(key) is not None]
+    groups = cluster["groups"]
+    for name, group in groups.items() if len(groups) > 1 else ():
+        busy, tokens = 100 * group["gpu_busy_fraction"], group["output_throughput"]
+        lines.append(
+            f"{name}: {group['replicas']} on {group['gpus']} {group['gpu']}, busy {busy:.0f} %, "
+            f"{group['completed']} requests, {tokens:.0f} tok/s"
+        )
     return lines
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from simulator.block import Block
+from simulator.cluster_block import ClusterBlock, GroupBlock, fill_in
 from simulator.engines import named
 from simulator.errors import HeadwayError
 from simulator.plan_block import PlanBlock
@@ -227,6 +228,10 @@ class EngineBlock(Block):
         return self.allocation == "contiguous" or self.reserve_output_tokens is not None
 
 
+GroupBlock.model_rebuild()  # it names the two blocks above
+ClusterBlock.model_rebuild()
+
+
 class GoodputBlock(Block):
     """The service level that a request must meet to count as goodput; null: not asked."""
 
@@ -335,6 +340,9 @@ class Scenario(Block):
         description="{profile: name or path}, or {kind: linear, roofline or piecewise, ...}; "
         "null: the shipped profile of this model and GPU, else roofline",
     )
+    cluster: ClusterBlock | None = Field(
+        None, description="several replicas behind a router, see fleet.md; null: one engine"
+    )
     predictor: Annotated[dict[str, Any], BeforeValidator(_predictor)] | None = Field(
         None,
         description="{kind: oracle, noisy, bucketed or percentile, ...}: predicts the lengths of "
@@ -356,6 +364,8 @@ class Scenario(Block):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, raw: Any) -> Any:
+        if isinstance(raw, dict):
+            raw = fill_in(raw)
         if isinstance(raw, dict) and "engine" in raw:
             return raw | {"engine": named(raw["engine"], raw.get("gpu"), raw.get("model"))}
         return raw
@@ -364,6 +374,17 @@ class Scenario(Block):
     def folder(self) -> Path:
         """Where relative paths are looked up first: the folder of the scenario's file."""
         return self._folder
+
+    def of_group(self, name: str) -> "Scenario":
+        """Give the scenario of one replica of a group of the cluster."""
+        group = self.cluster.kinds[name] if self.cluster is not None else GroupBlock()
+        own = {
+            "gpu": group.gpu or self.gpu,
+            "engine": group.engine or self.engine,
+            "cost": group.cost or (None if group.gpu else self.cost),
+            "cluster": None,
+        }
+        return self.model_copy(update=own)
 
     def came_from(self, folder: Path, places: Places) -> "Scenario":
         """Give the same scenario, which knows its file."""

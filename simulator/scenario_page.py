@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from simulator.assemble import POLICIES
+from simulator.cluster_block import ClusterBlock, GroupBlock
 from simulator.generate import Generator, PrefixGroups, Sessions
 from simulator.lengths import KINDS
 from simulator.load import ABSENT
@@ -19,6 +20,7 @@ from simulator.piecewise import Fitted
 from simulator.plan_block import PlanBlock
 from simulator.predictor import KINDS as PREDICTORS
 from simulator.profile import FORMS
+from simulator.routers import ROUTERS
 from simulator.scenario import EngineBlock, GoodputBlock, GpuBlock, Scenario, TraceBlock
 from simulator.scheduler import Scheduler
 from simulator.sweep_block import RandomBlock, SpreadBlock, SweepBlock
@@ -115,6 +117,12 @@ on the request's number alone.
 GENERATED = """Without `trace` the requests are generated, with the words and meanings of
 `vllm bench serve`.
 """
+CLUSTER = """Several replicas of the engine, see [fleet.md](fleet.md).
+"""
+ROUTING = """### Routers
+
+What each takes besides `router`, with the default in brackets:
+"""
 COST = """## cost
 
 `{profile: NAME}` takes a shipped profile, `{profile: PATH}` one of your own; `overhead: NAME`
@@ -156,6 +164,9 @@ def page() -> str:
         _table("workload", _given(Generator, WORKLOAD), GENERATED),
         _table("workload.prefix_groups", _given(PrefixGroups, GROUPS)),
         _table("workload.sessions", _given(Sessions, TURNS)),
+        _table("cluster", _fields(ClusterBlock), CLUSTER),
+        _table("cluster.groups.NAME", _fields(GroupBlock)),
+        ROUTING + "\n" + "\n".join(_routers()) + "\n",
         *(
             _table(name, _fields(block))
             for name, block in (
@@ -239,6 +250,23 @@ def _policies() -> Iterator[str]:
             if key not in engine
         )
         yield f"- `{name}`: {arguments or 'no arguments'}. {ORDERS[name]}"
+
+
+def _routers() -> Iterator[str]:
+    """List the routers with their arguments."""
+    for name, cls in ROUTERS.items():
+        arguments = ", ".join(
+            f"`{key}` ({_default(parameter)})"
+            for key, parameter in inspect.signature(cls).parameters.items()
+        )
+        words = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
+        yield f"- `{name}`: {arguments or 'no arguments'}. {words}"
+
+
+def _default(parameter: inspect.Parameter) -> str:
+    if parameter.default is inspect.Parameter.empty:
+        return "the scenario's"
+    return _yaml(parameter.default)
 
 
 def _costs() -> Iterator[str]:

@@ -48,6 +48,8 @@ class Result:
     warmup: float = 0.0  # s from the first request sent that the metrics leave out
     cooldown: float = 0.0  # s before the last one sent
     hints: npt.NDArray[np.int64] | None = None  # predicted output tokens; 0: never sent
+    groups: list[str] = field(default_factory=list)  # of each replica, where there is a cluster
+    parts_of: list[Parts] = field(default_factory=list)  # likewise
     _summary: dict[str, Any] | None = None
     _time_parts: dict[str, npt.NDArray[np.float64]] | None = None
 
@@ -60,6 +62,11 @@ class Result:
     def gpu(self) -> Gpu:
         """What it was served on."""
         return self.parts.gpu
+
+    @property
+    def costs(self) -> list[CostModel]:
+        """The cost model of each replica."""
+        return [parts.cost for parts in self.parts_of] or [self.parts.cost] * len(self.logs)
 
     def summary(self) -> dict[str, Any]:
         """Metrics under the names of `vllm bench serve`, and a block `headway` of our own."""
@@ -79,7 +86,7 @@ class Result:
 
         if self._time_parts is None:
             table = gather_requests(self.workload, self.sent, self.logs)
-            self._time_parts = break_down(table, self.logs, self.parts.cost)
+            self._time_parts = break_down(table, self.logs, self.costs)
         return self._time_parts
 
     @property
@@ -115,6 +122,10 @@ def run(
     ValueError, `field: what is wrong`, where the scenario contradicts itself, and HeadwayError
     where a file is at fault.
     """
+    if scenario.cluster is not None:
+        from simulator.cluster import run_cluster
+
+        return run_cluster(scenario, stepwise=stepwise, progress=progress)
     parts = assemble(scenario)
     if cost is not None:
         parts = replace(parts, cost=cost)
@@ -148,10 +159,7 @@ def play(
     predictor = make_predictor(scenario.predictor, workload, scenario.seed)
     client = Client(env, workload, replica.submit, predictor)
     replica.on_finish = client.finished
-    with _no_garbage_collection():
-        interrupted = _loop(env, client, progress)
-    if client.done < len(workload) and not interrupted:
-        raise RuntimeError(f"{len(workload) - client.done} requests never ended")
+    interrupted = drive(env, client, progress)
     if interrupted:
         replica.abandon()
     if (tier := replica.scheduler.blocks.tier) is not None:
@@ -165,6 +173,17 @@ def play(
         result.warnings.append(message)
         warnings.warn(message, HeadwayWarning, stacklevel=2)
     return result
+
+
+def drive(
+    env: simpy.Environment, client: Client, progress: Callable[[float, int, int], None] | None
+) -> bool:
+    """Let the clock run until all is done; say whether the user broke it off."""
+    with _no_garbage_collection():
+        interrupted = _loop(env, client, progress)
+    if client.done < len(client.sent) and not interrupted:
+        raise RuntimeError(f"{len(client.sent) - client.done} requests never ended")
+    return interrupted
 
 
 def _all_rejected(result: Result, replica: Replica) -> list[str]:

@@ -1,0 +1,324 @@
+"""Routers: which replica a request goes to.
+
+A router knows what a proxy in front of the replicas knows: what it has sent to each, what has
+come back, and how full a replica said its KV cache was with its last answer. All of it changes only
+as a request is sent or ends, so a router keeps an index and looks at no replica twice.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from pathlib import Path
+from random import Random
+from traceback import extract_tb
+from typing import Protocol
+
+from simulator.blocks import prompt_hashes
+from simulator.errors import HeadwayError
+from simulator.fields import refuse
+from simulator.request import Request
+
+SPARE = 64  # entries beyond two a replica that a heap may hold before it is made anew
+
+
+@dataclass(slots=True, eq=False)
+class Target:
+    """One replica, as a router sees it. Read it, never write to it."""
+
+    index: int
+    group: str
+    block_size: int  # tokens
+    blocks: int  # usable KV blocks
+    outstanding: int = 0  # requests sent to it that have not ended
+    tokens: int = 0  # prompt tokens of these
+    used: int = 0  # KV blocks in use at its last answer, and those of the prompts sent since
+    order: int = 0  # grows as it is chosen: of equals the one that waited longest comes next
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of its KV cache that it is taken to use."""
+        return self.used / self.blocks
+
+
+class Router(Protocol):
+    """Chooses among the targets that are open; `session` names the conversation, -1: none."""
+
+    def open(self, target: Target) -> None:
+        """Take a target in."""
+
+    def close(self, target: Target) -> None:
+        """Send it nothing more."""
+
+    def changed(self, target: Target) -> None:
+        """Take note that an open target's numbers are others now."""
+
+    def choose(self, request: Request, session: int) -> Target:
+        """Choose one; there is at least one."""
+
+
+class Pool:
+    """The open targets as a list, in no order that means anything."""
+
+    def __init__(self) -> None:
+        self.targets: list[Target] = []
+        self._at: dict[int, int] = {}
+
+    def __contains__(self, target: Target) -> bool:
+        return target.index in self._at
+
+    def open(self, target: Target) -> None:
+        self._at[target.index] = len(self.targets)
+        self.targets.append(target)
+
+    def close(self, target: Target) -> None:
+        """Take a target out; the last one takes its place."""
+        at = self._at.pop(target.index)
+        last = self.targets.pop()
+        if last is not target:
+            self.targets[at] = last
+            self._at[last.index] = at
+
+    def changed(self, target: Target) -> None:
+        """Nothing is kept about a target."""
+
+
+class RoundRobin:
+    """One after the other, in the order in which they were opened."""
+
+    def __init__(self) -> None:
+        self._ring: OrderedDict[int, Target] = OrderedDict()
+
+    def open(self, target: Target) -> None:
+        self._ring[target.index] = target
+
+    def close(self, target: Target) -> None:
+        del self._ring[target.index]
+
+    def changed(self, target: Target) -> None:
+        """Nothing is kept about a target."""
+
+    def choose(self, request: Request, session: int) -> Target:
+        index, target = next(iter(self._ring.items()))
+        self._ring.move_to_end(index)
+        return target
+
+
+class Uniform(Pool):
+    """Each with the same probability, whatever it has to do."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._random = Random(seed)
+
+    def choose(self, request: Request, session: int) -> Target:
+        return self.targets[int(self._random.random() * len(self.targets))]
+
+
+class PowerOfTwo(Uniform):
+    """Of two drawn at random the one with fewer requests (Mitzenmacher, 2001)."""
+
+    def choose(self, request: Request, session: int) -> Target:
+        count = len(self.targets)
+        first = int(self._random.random() * count)
+        if count == 1:
+            return self.targets[0]
+        second = int(self._random.random() * (count - 1))
+        second += second >= first
+        one, two = self.targets[first], self.targets[second]
+        return two if two.outstanding < one.outstanding else one
+
+
+class Least:
+    """The one with the fewest requests that have not ended; of equals who was chosen longest ago.
+
+    Subclasses count something else. A heap has an entry for each change; those that time has
+    passed over are dropped as they come up, and it is made anew when most of it is such.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, int, Target]] = []
+        self._open: dict[int, Target] = {}
+
+    def load(self, target: Target) -> float:
+        """Give the number that is to be small."""
+        return target.outstanding
+
+    def open(self, target: Target) -> None:
+        self._open[target.index] = target
+        self.changed(target)
+
+    def close(self, target: Target) -> None:
+        del self._open[target.index]
+
+    def changed(self, target: Target) -> None:
+        heap = self._heap
+        if len(heap) > 2 * len(self._open) + SPARE:
+            heap = self._heap = [self._entry(one) for one in self._open.values()]
+            heapify(heap)
+        else:
+            heappush(heap, self._entry(target))
+
+    def _entry(self, target: Target) -> tuple[float, int, int, Target]:
+        return self.load(target), target.order, target.index, target
+
+    def least(self) -> Target:
+        """Find the open target with the least load."""
+        heap = self._heap
+        while True:
+            load, order, index, target = heap[0]
+            if order == target.order and load == self.load(target) and index in self._open:
+                return target
+            heappop(heap)
+
+    def choose(self, request: Request, session: int) -> Target:
+        return self.least()
+
+
+class LeastTokens(Least):
+    """By the prompt tokens of the requests that have not ended."""
+
+    def load(self, target: Target) -> float:
+        return target.tokens
+
+
+class LeastKv(Least):
+    """By the share of the KV cache in use, as said with the last answer (as vLLM does in the
+    header `endpoint-load-metrics`), and the prompts sent since."""
+
+    def load(self, target: Target) -> float:
+        return target.used / target.blocks
+
+
+class SessionAffinity(Least):
+    """A conversation, else a client, stays where it began; new ones go to the least busy.
+
+    Where its replica is gone, it begins again elsewhere. Requests of no session and without a
+    client's name go to the least busy.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._homes: dict[int | str, Target] = {}
+
+    def choose(self, request: Request, session: int) -> Target:
+        key: int | str = session if session >= 0 else request.client
+        if key == "":
+            return self.least()
+        home = self._homes.get(key)
+        if home is None or home.index not in self._open:
+            home = self._homes[key] = self.least()
+        return home
+
+
+class PrefixAware(Least):
+    """To the replica that saw most of the prompt before, unless it is much busier than others.
+
+    The router remembers where the last `capacity` chunks of `chunk` tokens went; the longest known
+    beginning decides if it is at least `threshold` of the prompt. Where that replica has over
+    `balance_abs` requests and `balance_rel` times more than the least busy one, and where nothing
+    is known, the least busy one gets it (after `cache_aware` of SGLang's router; its tree of
+    texts per worker is here one table for all).
+    """
+
+    def __init__(
+        self,
+        *,
+        chunk: int = 64,
+        threshold: float = 0.3,
+        balance_abs: int = 64,
+        balance_rel: float = 1.5,
+        capacity: int = 1_000_000,
+    ) -> None:
+        super().__init__()
+        refuse(
+            (chunk < 1, f"chunk: must be at least 1, not {chunk}"),
+            (not 0 <= threshold <= 1, f"threshold: must be from 0 to 1, not {threshold}"),
+            (balance_abs < 0, f"balance_abs: must be at least 0, not {balance_abs}"),
+            (balance_rel < 1, f"balance_rel: must be at least 1, not {balance_rel}"),
+            (capacity < 1, f"capacity: must be at least 1, not {capacity}"),
+        )
+        self._chunk, self._threshold = chunk, threshold
+        self._abs, self._rel = balance_abs, balance_rel
+        self._capacity = capacity
+        self._seen: OrderedDict[int, Target] = OrderedDict()
+
+    def choose(self, request: Request, session: int) -> Target:
+        hashes = list(prompt_hashes(request, self._chunk)) if request.segments else []
+        target = self._known(hashes, request.prompt_tokens)
+        least = self.least()
+        if target is None or self._busier(target.outstanding, least.outstanding):
+            target = least
+        for key in hashes:
+            self._seen[key] = target
+            self._seen.move_to_end(key)
+        while len(self._seen) > self._capacity:
+            self._seen.popitem(last=False)
+        return target
+
+    def _known(self, hashes: list[int], tokens: int) -> Target | None:
+        """Find who has seen the longest beginning that counts."""
+        for count in range(len(hashes), 0, -1):
+            if count * self._chunk < self._threshold * tokens:
+                break
+            target = self._seen.get(hashes[count - 1])
+            if target is not None and target.index in self._open:
+                return target
+        return None
+
+    def _busier(self, busy: int, least: int) -> bool:
+        return busy - least > self._abs and busy > least * self._rel
+
+
+class Chooser(Protocol):
+    """A router of the user's own: a function, or an object whose `choose` this is."""
+
+    def __call__(self, request: Request, targets: Sequence[Target]) -> int:
+        """Give the place in `targets`, the open ones by index, that the request goes to."""
+
+
+class Own:
+    """Asks a function of the user's; HeadwayError where it fails. The time it takes is theirs."""
+
+    def __init__(self, name: str, choose: Chooser) -> None:
+        self._name, self._choose = name, choose
+        self._targets: list[Target] = []
+
+    def open(self, target: Target) -> None:
+        self._targets.append(target)
+        self._targets.sort(key=lambda one: one.index)
+
+    def close(self, target: Target) -> None:
+        self._targets.remove(target)
+
+    def changed(self, target: Target) -> None:
+        """Nothing is kept about a target."""
+
+    def choose(self, request: Request, session: int) -> Target:
+        try:
+            at = self._choose(request, self._targets)
+        except Exception as error:
+            place = extract_tb(error.__traceback__)[-1]
+            raise HeadwayError(
+                f"cluster.router: {self._name}(request {request.id}) raised "
+                f"{type(error).__name__}: {' '.join(str(error).split())} "
+                f"({Path(place.filename).name}:{place.lineno})"
+            ) from error
+        if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < len(self._targets):
+            raise HeadwayError(
+                f"cluster.router: {self._name}(request {request.id}) gave {at!r}, which is none "
+                f"of the places 0 to {len(self._targets) - 1}"
+            )
+        return self._targets[at]
+
+
+ROUTERS: dict[str, type] = {
+    "round_robin": RoundRobin,
+    "random": Uniform,
+    "least_outstanding": Least,
+    "least_tokens": LeastTokens,
+    "least_kv": LeastKv,
+    "power_of_two": PowerOfTwo,
+    "prefix_aware": PrefixAware,
+    "session_affinity": SessionAffinity,
+}

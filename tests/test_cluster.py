@@ -1,0 +1,154 @@
+"""The block `cluster` of a scenario: what it makes, what the summary says, what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from simulator.errors import HeadwayError
+from simulator.load import load_scenario
+from simulator.output import write_run
+from simulator.simulation import Result, run
+from tests.scenarios import SMALL, errors
+
+
+def made(folder: Path, more: str = "", *overrides: str) -> Result:
+    """Run the small scenario with a cluster."""
+    path = folder / "s.yaml"
+    path.write_text(SMALL + more)
+    return run(load_scenario(path, overrides))
+
+
+def cluster(result: Result) -> dict:
+    return result.summary()["headway"]["cluster"]
+
+
+def test_a_cluster_of_one_is_the_engine_alone(tmp_path: Path) -> None:
+    one = write_run(made(tmp_path), tmp_path / "one")
+    two = write_run(made(tmp_path, "cluster: {replicas: 1}"), tmp_path / "two")
+    names = [file.name for file in one]
+    assert names == [file.name for file in two]
+    for name in ("requests.csv", "steps.csv"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_another_route(tmp_path) -> None:
+    more = "cluster: {replicas: 3, router: random}"
+    rows = [made(tmp_path, more, f"seed={seed}").requests for seed in (0, 0, 1)]
+    assert rows[0].equals(rows[1])
+    assert not rows[0]["replica"].equals(rows[2]["replica"])
+
+
+def test_groups_differ_in_what_they_say_and_else_are_as_the_scenario(tmp_path: Path) -> None:
+    more = """cluster:
+  router: least_outstanding
+  groups:
+    slow: {replicas: 2}
+    fast:
+      gpu: {name: H100-80GB}
+      engine: {max_num_seqs: 4}
+      cost: {kind: linear, base: 1e-3, per_token: 1e-6, per_context: 0}
+"""
+    result = made(tmp_path, more)
+    slow, fast = (result.scenario.of_group(name) for name in ("slow", "fast"))
+    assert (slow.engine.max_num_seqs, fast.engine.max_num_seqs) == (8, 4)
+    assert not fast.engine.enable_prefix_caching
+    assert result.groups == ["slow", "slow", "fast"]
+    groups = cluster(result)["groups"]
+    assert groups["slow"]["completed"] + groups["fast"]["completed"] == 40
+    rows = result.requests
+    assert set(rows["replica"]) <= {0, 1, 2}
+    fastest = rows[rows["replica"] == 2]["tpot"].max()
+    assert fastest < rows[rows["replica"] < 2]["tpot"].min()
+
+
+def test_gpus_dollars_and_the_shares_of_the_groups_add_up(tmp_path: Path) -> None:
+    more = """cluster:
+  groups:
+    a: {replicas: 3}
+    b: {replicas: 1, dollars_per_hour: 2.0}
+"""
+    result = made(tmp_path, more)
+    block = cluster(result)
+    assert block["gpus"] == 4
+    assert block["dollars_per_hour"] == pytest.approx(3 * 3.43 + 2.0)
+    hours = result.summary()["duration"] / 3600
+    assert block["dollars"] == pytest.approx(block["dollars_per_hour"] * hours)
+    assert block["requests_per_replica_min"] == block["requests_per_replica_max"] == 10
+    whole = result.summary()["output_throughput"]
+    assert sum(g["output_throughput"] for g in block["groups"].values()) == pytest.approx(whole)
+
+
+def test_a_homogeneous_cluster_uses_its_gpus_as_its_only_group_does(tmp_path: Path) -> None:
+    result = made(tmp_path, "cluster: {replicas: 4}")
+    ours = result.summary()["headway"]
+    for key in ("mfu", "bandwidth_utilization", "gpu_busy_fraction", "mean_waiting", "steps"):
+        assert ours[key] == pytest.approx(cluster(result)["groups"]["all"][key])
+
+
+def test_more_replicas_are_set_by_a_dotted_key(tmp_path: Path) -> None:
+    assert len(made(tmp_path, "", "cluster.replicas=3").logs) == 3
+    more = "cluster: {groups: {a: {replicas: 1}, b: {replicas: 1}}}"
+    result = made(tmp_path, more, "cluster.groups.b.replicas=4")
+    assert result.groups.count("b") == 4
+
+
+def test_a_router_of_ones_own_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "my_route.py").write_text(
+        "def last(request, targets):\n    return len(targets) - 1\n"
+        "class Nth:\n"
+        "    def __init__(self, n=0):\n        self.n = n\n"
+        "    def choose(self, request, targets):\n        return self.n\n"
+        "def fails(request, targets):\n    return targets[9]\n"
+        "def wrong(request, targets):\n    return 9\n"
+    )
+    rows = made(tmp_path, "cluster: {replicas: 3, router: 'my_route:last'}").requests
+    assert set(rows["replica"]) == {2}
+    rows = made(tmp_path, "cluster: {replicas: 3, router: {router: 'my_route:Nth', n: 1}}").requests
+    assert set(rows["replica"]) == {1}
+    with pytest.raises(HeadwayError, match=r"fails\(request 0\) raised IndexError.*my_route.py:9"):
+        made(tmp_path, "cluster: {replicas: 3, router: 'my_route:fails'}")
+    with pytest.raises(HeadwayError, match=r"wrong\(request 0\) gave 9, which is none of"):
+        made(tmp_path, "cluster: {replicas: 3, router: 'my_route:wrong'}")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("{replicas: 2, router: best}", "s.yaml:6: cluster.router: no router 'best'; there are"),
+        ("{replica: 2}", "s.yaml:6: cluster.replica: unknown key; did you mean replicas?"),
+        ("{replicas: 0}", "s.yaml:6: cluster.replicas: must be at least 1, not 0"),
+        (
+            "{replicas: 2, router: {router: prefix_aware, chunks: 1}}",
+            "s.yaml:6: cluster.router.chunks: prefix_aware takes no such argument; there is chunk",
+        ),
+        (
+            "{router: {router: prefix_aware, chunk: a}}",
+            "s.yaml:6: cluster.router.chunk: must be a whole number, not 'a'",
+        ),
+        ("{router: 'no_such:f'}", "s.yaml:6: cluster.router: cannot load no_such:f: No module"),
+        ("{router: 3}", "s.yaml:6: cluster.router: must be a name or a mapping"),
+        ("{groups: {a: {replicas: 0}}}", "s.yaml:6: cluster.groups: there is not one replica"),
+        (
+            "{replicas: 1, groups: {a: {}}}",
+            "s.yaml:6: cluster.replicas: beside groups, each group gives its own replicas",
+        ),
+        (
+            "{groups: {a: {gpu: {name: H900}}}}",
+            "s.yaml:6: cluster.groups.a.gpu.name: no GPU 'H900' in the table",
+        ),
+        (
+            "{groups: {a: {engine: {max_num_seq: 1}}}}",
+            "s.yaml:6: cluster.groups.a.engine.max_num_seq: unknown key",
+        ),
+        ("{groups: {a: {replica: 1}}}", "s.yaml:6: cluster.groups.a.replica: unknown key"),
+        (
+            "{groups: {a: {engine: {tensor_parallel_size: 2}}}}",
+            "s.yaml:6: cluster.groups.a.gpu.count: must equal engine.tensor_parallel_size (2)",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_by_line_and_key(tmp_path: Path, more: str, message: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SMALL + f"cluster: {more}\n")
+    told = errors(path)
+    assert any(line.startswith(message) for line in told), told
