@@ -181,9 +181,17 @@ def answer(
                 still.append((candidate, search, wanted))
             except StopIteration as end:
                 candidate.answer = end.value
+                _settle(question, candidate)
         active = still
         if progress is not None:
             progress(len(work))
+
+
+def _settle(question: Question, candidate: Candidate) -> None:
+    """Let a candidate be what the search has found: GPUs and price may depend on it."""
+    if question.high and candidate.answer.best is not None:
+        found = question.settings(candidate.varied, (candidate.answer.best.at, 0))
+        candidate.scenario = load_scenario(question.path, question.overrides, vary=found)
 
 
 def answer_by_optuna(
@@ -334,8 +342,15 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def speeds(candidate: Candidate) -> Iterator[tuple[Trial, float, float]]:
-    """Give, for each load tried, tokens/s per user and tokens/s per GPU."""
-    for trial in [*candidate.answer.trials, *candidate.ladder]:
+    """Give, for each load tried, tokens/s per user and tokens/s per GPU.
+
+    Of a fleet whose size was searched for, only the place that was found.
+    """
+    best, tried = candidate.answer.best, candidate.answer.trials
+    fleet = candidate.scenario is not None and candidate.scenario.cluster is not None
+    if fleet and not candidate.ladder:
+        tried = [trial for trial in tried if trial is best]
+    for trial in [*tried, *candidate.ladder]:
         tpot = interval(trial.runs, "mean_tpot_ms").mean
         if tpot:
             tokens = interval(trial.runs, "output_throughput").mean

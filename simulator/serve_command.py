@@ -27,6 +27,9 @@ def serve_command(scenario: "Scenario") -> str:
     """Write the command (vLLM 0.33's options); what vLLM cannot do stands before it as comments."""
     engine = scenario.engine
     lines = []
+    if scenario.cluster is not None:
+        groups = [f"{kind.replicas} {name}" for name, kind in scenario.cluster.kinds.items()]
+        lines.append(f"# one replica as the scenario's engine; the cluster has {', '.join(groups)}")
     if "/" not in scenario.model:
         lines.append(f"# {scenario.model}: put its name on Hugging Face here, or its folder")
     policy = engine.scheduling_policy

@@ -7,6 +7,7 @@ import pytest
 from simulator.errors import HeadwayError
 from simulator.load import load_scenario
 from simulator.output import write_run
+from simulator.plan_command import plan
 from simulator.simulation import Result, run
 from tests.scenarios import SMALL, errors
 
@@ -152,3 +153,62 @@ def test_what_is_wrong_is_told_by_line_and_key(tmp_path: Path, more: str, messag
     path.write_text(SMALL + f"cluster: {more}\n")
     told = errors(path)
     assert any(line.startswith(message) for line in told), told
+
+
+# One request holds the only seat for a second: 4 tokens of 0.25 s.
+ONE_A_SECOND = """name: one-a-second
+engine: {max_num_seqs: 1, enable_prefix_caching: false}
+cost: {kind: linear, base: 0.25, per_token: 0, per_context: 0}
+workload: {num_prompts: 400, request_rate: 3.2, input_len: 16, output_len: 4}
+"""
+
+
+def test_the_fewest_replicas_that_hold_a_load_and_their_price(tmp_path: Path) -> None:
+    """3.2 requests/s at one a second each need 4 at least, and queue up before fewer."""
+    path = tmp_path / "s.yaml"
+    path.write_text(ONE_A_SECOND + "cluster: {router: least_outstanding}\n")
+    frame = plan(path, ["p90_ttft_ms<=3000"], fewest="cluster.replicas=1..64", jobs=1)
+    row = frame.iloc[0]
+    assert row["at"] in (4, 5)
+    assert row["gpus"] == row["at"]
+    assert row["dollars_per_hour"] == pytest.approx(3.43 * row["at"])
+    for fewer in range(1, int(row["at"])):
+        summary = run(load_scenario(path, [f"cluster.replicas={fewer}"])).summary()
+        assert summary["p90_ttft_ms"] > 3000
+
+
+def test_the_cheapest_mix_of_two_groups(tmp_path: Path) -> None:
+    """4 or 5 seats are needed; new ones serve twice as fast for less than twice the money."""
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        ONE_A_SECOND
+        + """cluster:
+  router: least_outstanding
+  groups:
+    old: {dollars_per_hour: 3.0}
+    new: {dollars_per_hour: 4.0, cost: {kind: linear, base: 0.125, per_token: 0, per_context: 0}}
+"""
+    )
+    axes = {"cluster.groups.old.replicas": [0, 5], "cluster.groups.new.replicas": [0, 1, 3]}
+    frame = plan(path, ["p90_ttft_ms<=3000"], axes, cheapest=True, jobs=1)
+    best = frame.iloc[0]
+    names = ["cluster.groups.old.replicas", "cluster.groups.new.replicas"]
+    assert [int(best[name]) for name in names] == [0, 3]
+    assert best["dollars_per_hour"] == 12.0
+    failed = frame[~frame["holds"].astype(bool)]
+    assert sorted(zip(*(failed[name].astype(int) for name in names), strict=True)) == [
+        (0, 0),
+        (0, 1),
+    ]
+
+
+def test_more_replicas_never_hold_less(tmp_path: Path) -> None:
+    """Checked, not assumed: the load grows with the replicas, the tails must not."""
+    path = tmp_path / "s.yaml"
+    path.write_text(ONE_A_SECOND)
+    for router in ("random", "round_robin", "least_outstanding", "power_of_two"):
+        tails = []
+        for count in (4, 5, 6, 8, 12):
+            options = [f"cluster.replicas={count}", f"cluster.router={router}"]
+            tails.append(run(load_scenario(path, options)).summary()["mean_e2el_ms"])
+        assert tails == sorted(tails, reverse=True), (router, tails)
