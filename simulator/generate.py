@@ -105,6 +105,7 @@ class Generator:
     prefix_groups: Mapping[str, object] | None = None
     sessions: Mapping[str, object] | None = None
     clients: int | Sequence[float] | None = None  # how many, or the weight of each
+    priorities: Sequence[int] | None = None  # of each client
 
     def __post_init__(self) -> None:
         concurrency = self.max_concurrency
@@ -128,6 +129,10 @@ class Generator:
                 f"clients: {self.clients} is neither a number of clients nor a list of weights",
             ),
             *(_count("clients", self.clients)[1:] if isinstance(self.clients, int) else ()),
+            (
+                not _good_priorities(self.priorities, self.clients),
+                f"priorities: {self.priorities} is not a list with a whole number for each client",
+            ),
         )
 
     def _check_rates(self) -> Checks:
@@ -172,6 +177,18 @@ def _count(name: str, value: int) -> Checks:
         (value < 1, f"{name}: {value} is less than 1"),
         (value > MOST_REQUESTS, f"{name}: {value} is more than {MOST_REQUESTS:,}"),
     ]
+
+
+def _good_priorities(priorities: object, clients: object) -> bool:
+    """Say whether there is one whole number for each client."""
+    if priorities is None:
+        return True
+    count = len(clients) if isinstance(clients, Sequence) else clients
+    return (
+        isinstance(priorities, Sequence)
+        and len(priorities) == count
+        and all(isinstance(n, int) and abs(n) < 2**31 for n in priorities)
+    )
 
 
 def _good_clients(clients: object) -> bool:
@@ -297,6 +314,8 @@ def generate(
         weights = np.ones(spec.clients) if isinstance(spec.clients, int) else spec.clients
         drawn = pick(np.asarray(weights, np.float64), rng["clients"].random(len(starts)))
         work.client = [f"client-{k}" for k in drawn[session].tolist()]
+        if spec.priorities is not None:
+            work.priority = np.array(spec.priorities, np.int64)[drawn[session]]
     return work
 
 

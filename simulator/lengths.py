@@ -1,8 +1,9 @@
 """Distributions of lengths and of think times, as a scenario writes them.
 
-Each is an inverse cumulative distribution, so that one uniform number in [0, 1) makes one value,
-and another distribution changes nothing else. Lengths are rounded to the nearest whole token.
-Bounds keep what lies between them, as if everything else were drawn again: nothing piles up there.
+Each but `Cycle` is an inverse cumulative distribution, so that one uniform number in [0, 1) makes
+one value, and another distribution changes nothing else. Lengths are rounded to the nearest whole
+token. Bounds keep what lies between them, as if everything else were drawn again: nothing piles up
+there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -223,6 +224,22 @@ def read(path: str, form: str | None, load: Load | None) -> Workload:
 
 
 @dataclass(slots=True)
+class Cycle:
+    """The `values` in turn, request by request, and the first again after the last: no chance."""
+
+    values: Sequence[float]
+
+    def __post_init__(self) -> None:
+        fine = isinstance(self.values, Sequence) and all(
+            isinstance(n, int | float) and 0 <= n < inf for n in self.values
+        )
+        refuse((not fine or not self.values, "values: not a list of 1 or more numbers from 0 on"))
+
+    def quantile(self, u: Floats, edge: float, load: Load | None) -> Floats:
+        return np.resize(np.array(self.values, np.float64), len(u))
+
+
+@dataclass(slots=True)
 class Mixture:
     """Distributions with a `weight` each: one of them is drawn, and then a value from it."""
 
@@ -259,7 +276,7 @@ def _part(part: object) -> tuple[float, Distribution]:
     return float(weight), parse({key: part[key] for key in part if key != "weight"})
 
 
-Kind = Fixed | Uniform | Exponential | Lognormal | Zipf | Quantiles | Empirical | Mixture
+Kind = Fixed | Uniform | Exponential | Lognormal | Zipf | Quantiles | Empirical | Cycle | Mixture
 KINDS: dict[str, type[Kind]] = {cls.__name__.lower(): cls for cls in get_args(Kind)}
 
 
@@ -288,6 +305,8 @@ def _least(kind: Distribution) -> float:
         return min(map(_least, kind.kinds))
     if isinstance(kind, Empirical):
         return 1
+    if isinstance(kind, Cycle):
+        return float(np.floor(min(kind.values) + 0.5))
     return float(np.floor(kind.quantile(np.zeros(1), TOKENS, None) + 0.5)[0])
 
 

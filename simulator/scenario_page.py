@@ -52,6 +52,7 @@ WORKLOAD = {
     "prefix_groups": "prompts that begin with one of a few prefixes, see below",
     "sessions": "conversations of several turns, see below",
     "clients": "how many clients, or a list with the weight of each; null: nobody is named",
+    "priorities": "a whole number for each client, the smaller the more urgent",
 }
 GROUPS = {
     "num_prefixes": "prefixes that there are",

@@ -442,3 +442,17 @@ def test_all_refusals_at_once():
         "num_prompts: 0 is less than 1",
         "sessions: 7 is not a mapping",
     ]
+
+
+def test_priorities_are_those_of_the_clients():
+    """One for each client, and nothing else changes."""
+    spec = {"num_prompts": 50, "clients": [1, 3]}
+    w, without = generate(spec | {"priorities": [0, 7]}), generate(spec)
+    assert w.priority.tolist() == [{"client-0": 0, "client-1": 7}[name] for name in w.client]
+    assert set(w.priority.tolist()) == {0, 7}
+    assert without.priority is None
+    assert columns(without) == columns(w) | {"priority": None}
+    for wrong in ({"priorities": [0]}, {"priorities": [0, 1.5]}, {"priorities": 3}):
+        assert "priorities: " in errors(**(spec | wrong))[0]
+    message = "priorities: [0] is not a list with a whole number for each client"
+    assert errors(priorities=[0]) == [message]

@@ -257,3 +257,12 @@ def test_pick():
     """An index without weight is never picked, not even at the ends of the probabilities."""
     weights = np.array([0.0, 1.0, 0.0, 3.0, 0.0])
     assert pick(weights, np.array([0, 0.2, 0.25, 0.99, 1 - 1e-16])).tolist() == [1, 1, 3, 3, 3]
+
+
+def test_cycle():
+    """The values in turn, whatever was drawn, and of its values the least is checked."""
+    assert at({"kind": "cycle", "values": [5, 1, 9]}, 0.9, 0.1, 0.5, 0.2) == [5, 1, 9, 5]
+    assert error({"kind": "cycle", "values": [5, 0]}) == ": some lengths would be less than 1 token"
+    for values in ([], 3, [-1], ["a"]):
+        message = error({"kind": "cycle", "values": values})
+        assert message == "values: not a list of 1 or more numbers from 0 on"
