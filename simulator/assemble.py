@@ -15,6 +15,8 @@ from typing import Any
 from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.cost import CostModel, kv_block_bytes, load_cost, shipped_profile
+from simulator.drafting import DraftedCost
+from simulator.drafts import SlotCounter
 from simulator.dynamic import DynamicScheduler
 from simulator.engines import fraction_of
 from simulator.errors import HeadwayWarning
@@ -35,6 +37,7 @@ from simulator.request import Chunk, Request, Step, Swap
 from simulator.scenario import EngineBlock, Scenario
 from simulator.scheduler import Scheduler
 from simulator.sglang import SgLang
+from simulator.speculative import Speculative
 from simulator.static import Static
 from simulator.tgi import Tgi
 from simulator.tier import HostTier
@@ -108,7 +111,10 @@ def assemble(scenario: Scenario) -> Parts:
         warnings.warn(message, HeadwayWarning, stacklevel=3)
     blocks = engine.num_gpu_blocks_override or _blocks_that_fit(engine, model, gpu)
     spec = scenario.cost or shipped_profile(model, gpu, engine) or {"kind": "roofline"}
-    cost = load_cost(spec, scenario.folder, model=model, gpu=gpu, engine=engine)
+    cost: CostModel = load_cost(spec, scenario.folder, model=model, gpu=gpu, engine=engine)
+    speculation = engine.speculative_config
+    if speculation is not None and speculation.draft is not None:
+        cost = DraftedCost(cost, speculation.num_speculative_tokens, speculation.draft)
     return Parts(model, gpu, cost, blocks, max_model_len)
 
 
@@ -208,6 +214,8 @@ def make_scheduler(
     found, arguments = find_policy(scenario)
     if engine.scheduler == "vllm":
         return _installed(scenario, parts)
+    if named and engine.speculative_config is not None:
+        raise ValueError("engine.speculative_config: a live engine verifies no drafts")
     mechanism = _mechanism(engine, found)
     caching = engine.enable_prefix_caching and mechanism.caches_prefixes
     if shares_prefixes and engine.enable_prefix_caching and not caching:
@@ -222,6 +230,8 @@ def make_scheduler(
         options["swap_blocks"] = swap_blocks(engine, parts.model)
     if engine.preemption_mode == "auto":
         options["swap_prices"] = swap_prices(engine, parts.cost)
+    if mechanism is Speculative:
+        options |= {"speculation": engine.speculative_config, "seed": scenario.seed}
     options = {name: value for name, value in options.items() if _takes(mechanism, name)}
     _refuse_own_rules(engine, mechanism.__name__, options)
     if engine.kv_offloading_size and mechanism._board is not Scheduler._board:
@@ -313,6 +323,8 @@ def _installed(scenario: Scenario, parts: Parts) -> Scheduler:
         raise ValueError("engine.scheduling_policy: vLLM's scheduler has fcfs and priority")
     if engine.allocation != "paged":
         raise ValueError("engine.allocation: vLLM's scheduler pages its memory")
+    if engine.speculative_config is not None:
+        raise ValueError("engine.speculative_config: goes with scheduler: headway")
     if engine.preemption_mode != "recompute":
         raise ValueError("engine.preemption_mode: vLLM's scheduler knows recompute alone")
     _refuse_own_rules(engine, "vLLM's scheduler")
@@ -344,6 +356,8 @@ def _mechanism(engine: EngineBlock, found: type) -> type[Scheduler]:
     mechanism = found if issubclass(found, Scheduler) else Scheduler
     if mechanism is not found and any(hasattr(found, hook) for hook in DYNAMIC):
         mechanism = DynamicScheduler
+    if engine.speculative_config is not None:
+        return _speculative(engine, found, mechanism)
     if not engine.async_scheduling:
         return mechanism
     if mechanism is not Scheduler:
@@ -352,6 +366,20 @@ def _mechanism(engine: EngineBlock, found: type) -> type[Scheduler]:
             "ended; set it to false"
         )
     return AsyncScheduler
+
+
+def _speculative(engine: EngineBlock, found: type, mechanism: type) -> type[Scheduler]:
+    """Give the scheduler for speculative decoding, or refuse what it does not do."""
+    for key, plain in (("async_scheduling", False), ("preemption_mode", "recompute")):
+        if getattr(engine, key) != plain:
+            word = str(plain).lower()
+            raise ValueError(f"engine.speculative_config: goes with {key}: {word}")
+    if mechanism is not Scheduler:
+        raise ValueError(
+            f"engine.speculative_config: {found.__name__} verifies no drafts; fcfs does, and "
+            "policies that only order the queue: priority, sjf, boost"
+        )
+    return Speculative
 
 
 def _check_arguments(found: type, arguments: dict[str, Any], taken: dict[str, Any]) -> None:
@@ -403,7 +431,7 @@ def _blocks(engine: EngineBlock, parts: Parts, caching: bool, named: bool) -> Bl
                 f"engine.allocation: {tokens} tokens of KV cache hold no request of "
                 f"max_model_len {parts.max_model_len}"
             )
-        return BlockCounter(pages + 1, parts.max_model_len)
+        return _counter(engine, parts, pages + 1, parts.max_model_len)
     if engine.prefix_cache == "radix" and caching:
         if named:
             raise ValueError("engine.prefix_cache: radix counts blocks, a live engine names them")
@@ -416,4 +444,13 @@ def _blocks(engine: EngineBlock, parts: Parts, caching: bool, named: bool) -> Bl
         return BlockManager(parts.num_gpu_blocks, engine.block_size, caching, tier)
     if caching or named:
         return BlockManager(parts.num_gpu_blocks, engine.block_size, prefix_caching=caching)
-    return BlockCounter(parts.num_gpu_blocks, engine.block_size)
+    return _counter(engine, parts, parts.num_gpu_blocks, engine.block_size)
+
+
+def _counter(engine: EngineBlock, parts: Parts, count: int, size: int) -> BlockCounter:
+    """Make so many blocks without names."""
+    speculation = engine.speculative_config
+    if speculation is None:
+        return BlockCounter(count, size)
+    ahead = speculation.lookahead
+    return SlotCounter(count, size, lookahead=ahead, max_model_len=parts.max_model_len)

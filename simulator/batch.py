@@ -24,6 +24,7 @@ class Batch:
         self.preempted = 0  # by the last call of `schedule`
         self.runs = bytearray()  # rows of log.RUN, of runs that are over
         self.pauses = bytearray()  # rows of log.PAUSE, of preemptions that are over
+        self.drafts = bytearray()  # rows of log.DRAFT
         self.now = 0.0  # of the last call of `schedule`
         self._paused: dict[Request, tuple[float, int]] = {}  # since when, tokens that were computed
         self._seats = 0

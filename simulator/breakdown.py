@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.log import Log
+from simulator.request import Step
 from simulator.tables import Flags, Floats, Ints, RequestTable
 
 if TYPE_CHECKING:
@@ -160,9 +161,24 @@ def prompt_stalls(log: Log, cost: "CostModel") -> Floats:
         np.subtract.at(time, at, copies)
         time = np.maximum(time, 0.0)
     decodes = rows["decodes"][prompts].astype(np.int64)
-    alone = cost.decode_seconds(decodes, rows["context"][prompts])
+    if len(log.drafts):
+        alone = _verification(log, prompts, cost)
+    else:
+        alone = cost.decode_seconds(decodes, rows["context"][prompts])
     stalls: Floats = np.clip(np.where(decodes > 0, time - alone, time), 0.0, time)
     return stalls
+
+
+def _verification(log: Log, prompts: Ints, cost: "CostModel") -> Floats:
+    """Give what the decodes of these steps, and their drafts, would have taken alone."""
+    rows, drafts = log.steps[prompts], log.drafts
+    at = np.minimum(np.searchsorted(drafts["start"], rows["start"]), len(drafts) - 1)
+    alone = np.zeros(len(rows))
+    for k in np.flatnonzero(drafts["start"][at] == rows["start"]):
+        found = drafts[at[k]]
+        step = Step([], int(found["decodes"]), int(rows["context"][k]), drafts=int(found["drafts"]))
+        alone[k] = cost.execute(step)
+    return alone
 
 
 def find_pauses(log: Log, wanted: Flags) -> Pauses:

@@ -230,7 +230,7 @@ def unused_seats(facts: Facts) -> Finding | None:
     gauges, seats = facts.gauges, facts.engine.max_num_seqs
     wasted, most = gauges["wasted_share"], gauges["max_running"]
     figures = {"wasted_share": wasted, "max_running": most, "max_num_seqs": seats}
-    if wasted >= WASTED:
+    if wasted >= WASTED and facts.engine.speculative_config is None:
         return Finding(
             "unused_seats",
             wasted,

@@ -135,14 +135,15 @@ class LinearCost(Fitted):
 
     def execute(self, step: Step) -> float:
         """Give the seconds that a step takes."""
-        seconds = self._mixed_seconds(step) if step.prefills else self.leap(step, 1)[0]
+        mixed = step.prefills or step.drafts
+        seconds = self._mixed_seconds(step) if mixed else self.leap(step, 1)[0]
         return self.with_copies(seconds, step) if step.copies else seconds
 
     def _mixed_seconds(self, step: Step) -> float:
-        """Give the time of a step with prompts, without swaps."""
+        """Give the time of a step with prompts or drafts, without swaps."""
         prefills = step.prefills
-        tokens = step.decodes
-        sequences = tokens + len(prefills)
+        tokens = step.decodes + step.drafts
+        sequences = step.decodes + len(prefills)
         for chunk in prefills:
             tokens += chunk.tokens
         fixed = self.base + self.per_token * tokens + self.per_sequence * sequences

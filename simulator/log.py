@@ -69,6 +69,14 @@ LOAD = np.dtype(
         ("fresh", "i8"),  # 1: at its first admission
     ]
 )
+DRAFT = np.dtype(
+    [
+        ("start", "f8"),  # s, of the step that verifies
+        ("decodes", "i8"),  # sequences that decode
+        ("drafts", "i8"),  # their draft tokens
+        ("accepted", "i8"),  # of these, also those beyond the end of their request
+    ]
+)
 REASONS = ("stop", "length", "rejected", "unfinished")
 """Ended by itself; cut at max_model_len; could never fit; still there when the run was stopped."""
 
@@ -78,6 +86,7 @@ pack_run = Struct("<dqqq").pack
 pack_pause = Struct("<ddqq").pack
 pack_swap = Struct("<dqqqq").pack
 pack_load = Struct("<dqqq").pack
+pack_draft = Struct("<dqqq").pack
 
 
 @dataclass(slots=True)
@@ -92,6 +101,7 @@ class Log:
     pause_rows: bytearray = field(default_factory=bytearray)
     swap_rows: bytearray = field(default_factory=bytearray)
     load_rows: bytearray = field(default_factory=bytearray)
+    draft_rows: bytearray = field(default_factory=bytearray)
     offloaded: int = 0  # blocks that went to the host tier
     tick_ends: "array[float]" = field(default_factory=lambda: array("d"))
 
@@ -124,6 +134,11 @@ class Log:
     def loads(self) -> npt.NDArray[np.void]:
         """Rows of dtype LOAD, one for each prefix that came from the host tier."""
         return np.frombuffer(self.load_rows, LOAD)
+
+    @property
+    def drafts(self) -> npt.NDArray[np.void]:
+        """Rows of dtype DRAFT, one for each step with decodes, where these are speculative."""
+        return np.frombuffer(self.draft_rows, DRAFT)
 
     def note_swaps(self, start: float, step: Step) -> None:
         """Write down what a step that began at `start` copied."""

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 PERCENTILES = (90.0, 95.0, 99.0, 99.9)
 SCHEMA = 1  # of the summary's `headway` block; grows when a key changes its meaning
 
+DRAFTED = ("decodes", "drafts", "accepted")  # columns of log.DRAFT
+
 Summary = dict[str, object]
 
 
@@ -78,6 +80,7 @@ def summarize(
         | _throughput(table, ended, int(failed.sum()), duration, goodput)
         | peaks
         | _latencies(table, completed, times, percentiles)
+        | _drafted(logs)
         | {
             "headway": {"schema": SCHEMA, **(info or {})}
             | gauge(table, logs, sums, (start, end), max_num_seqs)
@@ -227,6 +230,25 @@ def _latencies(
         if table.workload.request_rate != inf:
             out |= _describe("e2el_including_client_queue", e2el + waited, percentiles)
     return out
+
+
+def _drafted(logs: Sequence[Log]) -> Summary:
+    """Give what speculative decoding brought, under vLLM's names; nothing where there was none.
+
+    The rate is in per cent; the length counts the token that comes out beside the drafts. As in
+    vLLM, drafts are counted as accepted though they lie beyond the end of their request.
+    """
+    if not any(log.draft_rows for log in logs):
+        return {}
+    sums = {name: sum(int(log.drafts[name].sum()) for log in logs) for name in DRAFTED}
+    decodes, drafts, accepted = sums["decodes"], sums["drafts"], sums["accepted"]
+    return {
+        "spec_decode_acceptance_rate": 100.0 * share(accepted, drafts),
+        "spec_decode_acceptance_length": 1.0 + share(accepted, decodes),
+        "spec_decode_num_drafts": decodes,
+        "spec_decode_draft_tokens": drafts,
+        "spec_decode_accepted_tokens": accepted,
+    }
 
 
 def _describe(name: str, values: Floats, percentiles: Sequence[float]) -> Summary:

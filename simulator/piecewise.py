@@ -23,6 +23,9 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
   does not, since padding reads no cache; a larger batch runs as it is;
 - the host's work, h + h_n n + h_p n_p + h_t T_p, comes on top; where it is `overlapped` (an engine
   that schedules asynchronously) a step takes the longer of the two, and `overhead` besides;
+- decodes that verify drafts (speculative decoding) have several queries each: dense(T) and head are
+  those of all their tokens (as is the size of a CUDA graph), N counts sequences. Each reads its
+  cache once, by the kernel built for many queries: max(c' S + e' N, r S / N) without prompts, too;
 - KV blocks that a step first copies to the host or back (preemption by swap) take a time for each
   request and one for each block, in either form. They are added to the step, or, where copies
   overlap with compute, the longer of the two counts.
@@ -161,12 +164,16 @@ class PiecewiseCost(Fitted):
 
     def execute(self, step: Step) -> float:
         """Give the seconds that a step takes."""
-        seconds = self._mixed_seconds(step) if step.prefills else self.leap(step, 1)[0]
+        if step.prefills:
+            seconds = self._mixed_seconds(step)
+        else:
+            seconds = self._verify_seconds(step) if step.drafts else self.leap(step, 1)[0]
         return self.with_copies(seconds, step) if step.copies else seconds
 
     def _mixed_seconds(self, step: Step) -> float:
         """Give the time of a step with prompts, without swaps."""
         prefills, count, context = step.prefills, step.decodes, step.context
+        rows = count + step.drafts  # of logits
         new = pairs = keys = 0
         longest = context / count if count else 0.0
         for chunk in prefills:
@@ -184,10 +191,10 @@ class PiecewiseCost(Fitted):
             + self.prefill_per_sequence * len(prefills)
         )
         serial = self.serial_per_token * longest
-        head = self.head_per_sequence * (count + len(prefills))
+        head = self.head_per_sequence * (rows + len(prefills))
         seconds = (
             self.overhead
-            + self.dense_seconds(count + new)
+            + self.dense_seconds(rows + new)
             + (head if head > self.head else self.head)
             + self.prefill
             + (work if work > serial else serial)
@@ -197,6 +204,14 @@ class PiecewiseCost(Fitted):
         return self._with_host(
             seconds, self._host_seconds(count + len(prefills), len(prefills), new)
         )
+
+    def _verify_seconds(self, step: Step) -> float:
+        """Give the time of a step of decodes that verify drafts, without swaps."""
+        count, context = step.decodes, step.context
+        work = self.mixed_per_context * context + self.mixed_per_sequence * count
+        work = max(work, self.serial_per_token * context / count)
+        seconds = self._decode_seconds(count + step.drafts) + work
+        return self._with_host(seconds, self._host_seconds(count)) if self._hosted else seconds
 
     def _host_seconds(self, sequences: int, prompts: int = 0, new: int = 0) -> float:
         """Give the time of the host's work on a step."""

@@ -51,6 +51,7 @@ class Replica:
             scheduler.blocks.block_size,
             run_rows=scheduler.runs,
             pause_rows=scheduler.pauses,
+            draft_rows=scheduler.drafts,
         )
         self._step: Step | None = None  # in flight
         self._row: tuple[int, ...] = ()  # what the log says of it

@@ -83,6 +83,7 @@ METRICS = (
     Gauge("request_throughput", "Request throughput (req/s)", 1),
     Gauge("request_goodput", "Request goodput (req/s)", 1),
     Gauge("output_throughput", "Output throughput (tok/s)", 1),
+    Gauge("spec_decode_acceptance_length", "Acceptance length (tok/step)", 1),
     Gauge("mean_ttft_ms", "Mean TTFT (ms)", -1),
     Gauge("p99_ttft_ms", "P99 TTFT (ms)", -1),
     Gauge("mean_tpot_ms", "Mean TPOT (ms)", -1),
@@ -167,6 +168,8 @@ def _head(summary: Summary) -> list[str]:
         "Peak output token throughput (tok/s)": summary["max_output_tokens_per_s"],
         "Peak concurrent requests": float(summary["max_concurrent_requests"]),  # as vLLM: 12.00
         "Total token throughput (tok/s)": summary["total_token_throughput"],
+        "Acceptance rate (%)": summary.get("spec_decode_acceptance_rate"),
+        "Acceptance length": summary.get("spec_decode_acceptance_length"),
     }
     return [_line(label, value) for label, value in values.items() if value not in (None, "inf")]
 

@@ -95,13 +95,14 @@ class Step:
 
     prefills: list[Chunk]
     decodes: int = 0  # sequences that advance by one token, the ghosts of a static batch included
-    context: int = 0  # KV entries that they read in all, each one's new token included
+    context: int = 0  # KV entries that they read in all, each one's new tokens included
     padding: int = 0  # of the prefill tokens, those that only even out a static batch
     ghosts: int = 0  # of the decodes, those whose request has already ended
     singles: list[Chunk] | None = None  # of the decodes, those scheduled one by one
     outgoing: list[Swap] | None = None  # copies to the host, done first
     incoming: list[Swap] | None = None  # and back, done next
     loads: list[Load] | None = None  # prefixes from the host tier
+    drafts: int = 0  # draft tokens that the decodes verify, beside a token each
 
     @property
     def copies(self) -> bool:
@@ -111,7 +112,7 @@ class Step:
     @property
     def tokens(self) -> int:
         """Tokens that pass through the model."""
-        return self.decodes + sum(chunk.tokens for chunk in self.prefills)
+        return self.decodes + self.drafts + sum(chunk.tokens for chunk in self.prefills)
 
     @property
     def swapped_out(self) -> int:

@@ -16,6 +16,7 @@ from simulator.cluster_block import ClusterBlock, GroupBlock, fill_in
 from simulator.engines import named
 from simulator.errors import HeadwayError
 from simulator.plan_block import PlanBlock
+from simulator.speculative_block import SpeculativeBlock
 from simulator.sweep_block import SweepBlock
 from simulator.yamlpos import Places, faults
 
@@ -178,6 +179,9 @@ class EngineBlock(Block):
     )
     async_scheduling: bool = Field(
         False, description="decide a step while the one before it runs; vLLM's default is true"
+    )
+    speculative_config: SpeculativeBlock | None = Field(
+        None, description="speculative decoding, see below; null: none"
     )
     scheduler_reserve_full_isl: bool = Field(
         True, description="admit a request only while its whole prompt fits into the free blocks"

@@ -23,6 +23,7 @@ from simulator.profile import FORMS
 from simulator.routers import ROUTERS
 from simulator.scenario import EngineBlock, GoodputBlock, GpuBlock, Scenario, TraceBlock
 from simulator.scheduler import Scheduler
+from simulator.speculative_block import DraftBlock, SpeculativeBlock
 from simulator.sweep_block import RandomBlock, SpreadBlock, SweepBlock
 
 HEAD = """# Scenario reference
@@ -153,6 +154,8 @@ def page() -> str:
         for name, block in (
             ("gpu", GpuBlock),
             ("engine", EngineBlock),
+            ("engine.speculative_config", SpeculativeBlock),
+            ("engine.speculative_config.draft", DraftBlock),
         )
     ]
     parts += [ORDER + "\n" + "\n".join(_policies()) + "\n"]

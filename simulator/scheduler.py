@@ -2,7 +2,7 @@
 
 There is no prefill or decode phase: a request wants its computed tokens to catch up with the
 known ones, and a decode is the case where one is missing. The rules are those of vLLM 0.33
-(`vllm/v1/core/sched/scheduler.py`), for one engine without speculative decoding. The scheduler
+(`vllm/v1/core/sched/scheduler.py`), for one engine; `speculative.py` adds drafts. The scheduler
 owns no clock, no GPU and no I/O.
 
 For speed the requests that decode are not walked one by one but kept as sums (`decodes.py`); the
@@ -254,7 +254,7 @@ class Scheduler(Batch):
     def _give(self, step: Step, request: Request, tokens: int) -> None:
         """Let a running request compute `tokens` more."""
         if request.generated and request.pending == 1:
-            self._single(step, request, request.computed)
+            self._single(step, request, request.computed, tokens)
         else:
             step.prefills.append(Chunk(request, request.computed, tokens))
         self.blocks.extend(request, request.computed + tokens)
@@ -262,18 +262,18 @@ class Scheduler(Batch):
             self._cadence.carries |= request.mid_prefill
             request.mid_prefill = request.pending > 0
 
-    def _single(self, step: Step, request: Request, start: int) -> None:
-        """Let a request outside the decode set decode."""
+    def _single(self, step: Step, request: Request, start: int, tokens: int = 1) -> None:
+        """Let a request outside the decode set decode; all but one of its tokens are drafts."""
         if step.singles is None:
             step.singles = []
-        step.singles.append(Chunk(request, start, 1))
+        step.singles.append(Chunk(request, start, tokens))
         step.decodes += 1
-        step.context += start + 1
+        step.drafts += tokens - 1
+        step.context += start + tokens
 
     def _walk(self, step: Step, cap: int) -> int:
         """Go through the running list one by one, as vLLM does; return the tokens left."""
         self._break_up()
-        size = self.blocks.block_size
         budget = self.max_num_batched_tokens
         for request in list(self.running):
             if not budget:
@@ -282,15 +282,23 @@ class Scheduler(Batch):
                 continue  # preempted meanwhile, or its last token is on its way
             if self._holds(request):
                 continue
-            tokens = min(request.pending, cap, budget)
-            done = request.computed
-            need = -(-(done + tokens) // size) - -(-done // size)
+            tokens = min(self._wanted(request), cap, budget)
+            need = self._growth(request, tokens)
             while need > self.blocks.free and request in self.running:
                 budget += self._make_room(step)
             if request in self.running:
                 self._give(step, request, tokens)
                 budget -= tokens
         return budget
+
+    def _wanted(self, request: Request) -> int:
+        """Give the tokens that a running request outside the decode set wants."""
+        return request.pending
+
+    def _growth(self, request: Request, tokens: int) -> int:
+        """Count the blocks that it takes to let it compute so many."""
+        size, done = self.blocks.block_size, request.computed
+        return -(-(done + tokens) // size) - -(-done // size)
 
     def _break_up(self) -> None:
         """Take all requests out of the decode set."""
@@ -312,7 +320,8 @@ class Scheduler(Batch):
                 given = chunk.tokens
                 if chunks is step.singles:
                     step.decodes -= 1
-                    step.context -= chunk.start + 1
+                    step.drafts -= given - 1
+                    step.context -= chunk.start + given
         self._save(victim, given)
         self._preempt(victim)
         if given:

@@ -1,0 +1,99 @@
+"""The block `engine.speculative_config` of a scenario: drafts, what they are worth and cost.
+
+What a draft model would say is not simulated: whether a draft token is accepted is drawn.
+"""
+
+from functools import cached_property
+from typing import Annotated, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, model_validator
+
+from simulator.block import Block
+
+MOST_DRAFTS = 64
+Share = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(ge=0, le=1e6)]
+
+
+class DraftBlock(Block):
+    """What drafting takes, beside the target's own step: the sum of the terms given."""
+
+    seconds: Seconds = Field(0.0, description="of each of the num_speculative_tokens draft steps")
+    seconds_per_sequence: Seconds = Field(
+        0.0, description="more for each sequence in each draft step"
+    )
+    fraction: Share = Field(
+        0.0,
+        description="of the target: the first draft step takes this share of the step that was "
+        "verified, prompts included, each other one this share of a decode of one token a sequence",
+    )
+
+
+class SpeculativeBlock(Block):
+    """Speculative decoding, with vLLM's names for what vLLM has."""
+
+    method: Literal["ngram", "eagle", "eagle3", "mtp", "draft_model"] | None = Field(
+        None,
+        description="who drafts; all but ngram hold KV slots for their drafts ahead; null: "
+        "draft_model where `draft` is given, else ngram",
+    )
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=MOST_DRAFTS)] = Field(
+        description="draft tokens that a step verifies for each sequence that decodes"
+    )
+    acceptance: Share | list[Share] = Field(
+        description="probability that a draft token is accepted, given that those before it were: "
+        "one for all, or a list with one for each position"
+    )
+    draft: DraftBlock | None = Field(
+        None, description="what drafting costs; null: nothing, for ngram alone"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "SpeculativeBlock":
+        wrong = []
+        k = self.num_speculative_tokens
+        if isinstance(self.acceptance, list) and len(self.acceptance) != k:
+            wrong.append(
+                f"acceptance: must be one probability for each of the num_speculative_tokens "
+                f"({k}), not {len(self.acceptance)} of them"
+            )
+        if self.method not in (None, "ngram") and self.draft is None:
+            wrong.append(
+                f"draft: is missing: what does a draft step of {self.method} take? "
+                "{seconds: 0.0005} or {fraction: 0.1}"
+            )
+        if wrong:
+            raise ValueError("\n".join(wrong))
+        return self
+
+    @property
+    def lookahead(self) -> int:
+        """KV slots beyond the verified tokens that a sequence holds for the next drafts.
+
+        As vLLM 0.33's Scheduler: num_lookahead_tokens is that of the drafts for EAGLE, MTP and
+        draft models, which write KV of their own, and 0 for ngram.
+        """
+        ahead = self.method not in (None, "ngram") or (self.method is None and self.draft)
+        return self.num_speculative_tokens if ahead else 0
+
+    @cached_property
+    def _survival(self) -> npt.NDArray[np.float64]:
+        """Probabilities that the last, the last but one, ... drafts are accepted; ascending."""
+        k, given = self.num_speculative_tokens, self.acceptance
+        each = given if isinstance(given, list) else [given] * k
+        survival: npt.NDArray[np.float64] = np.multiply.accumulate(each, dtype=np.float64)
+        return survival[::-1]
+
+    def accepted(self, seed: int, request: int, count: int) -> list[int]:
+        """Draw how many drafts are accepted where a request has said 0, 1, ... `count` - 1 tokens.
+
+        The stream is Philox (Salmon et al., SC'11) keyed by seed and request, with one number for
+        each position of the answer: so what is accepted there depends on nothing else, neither on
+        who else runs nor on preemptions.
+        """
+        draws = np.random.Generator(np.random.Philox(key=[seed, request])).random(count)
+        k = self.num_speculative_tokens
+        found: list[int] = (k - np.searchsorted(self._survival, draws, side="right")).tolist()
+        return found
