@@ -1,5 +1,6 @@
 """What drafting adds to a step: a cost model around the target's."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +55,15 @@ class DraftedCost:
     def swap_seconds(self, step: Step) -> float:
         """Give the seconds of a step's copies of KV blocks to the host and back."""
         return self.target.swap_seconds(step)
+
+    @property
+    def residuals(self) -> Mapping[str, float] | None:
+        """Those of the target."""
+        return self.target.residuals
+
+    def with_copies(self, seconds: float, step: Step) -> float:
+        """Give the time of a step whose compute takes so many seconds, with its copies."""
+        return self.target.with_copies(seconds, step)
 
     def logged_swap_seconds(self, swaps: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
         """Give the seconds of logged copies of KV blocks (rows of dtype SWAP)."""
