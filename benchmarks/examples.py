@@ -63,7 +63,8 @@ ENGINES = {
     "scheduling_policy: {policy: trtllm, max_new_tokens: exact}}",
     "tensorrt-llm": "tensorrt-llm",
 }
-DUE = "clients: {client-0: {ttft: 1000, tpot: 50}, client-1: {ttft: 30000, tpot: 100}}"
+TIGHT = "clients: {client-0: {ttft: 1000, tpot: 50}, client-1: {ttft: 30000, tpot: 100}}"
+LOOSE = "clients: {client-0: {ttft: 1000, tpot: 1}, client-1: {ttft: 60000, tpot: 1}}"
 POLICIES = {
     "fcfs": "fcfs",
     "priority": "priority",
@@ -75,8 +76,11 @@ POLICIES = {
     "hrrn": "hrrn",
     "boost by total": "{policy: boost, by: total}",
     "srpt": "{policy: srpt, limit: 0.5}",
+    "fair, weights 4 to 1": "{policy: fair, weights: {client-0: 4}}",
+    "wfq, weights 4 to 1": "{policy: wfq, weights: {client-0: 4}}",
     "mlfq": "mlfq",
-    "deadline": f"{{policy: deadline, slack: 5000, {DUE}}}",
+    "deadline, loose": f"{{policy: deadline, slack: 30000, {LOOSE}}}",
+    "deadline, tight": f"{{policy: deadline, slack: 5000, {TIGHT}}}",
 }
 MODELS = {
     "llama-3-70b": "int4",

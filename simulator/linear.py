@@ -27,7 +27,8 @@ def quantities(steps: npt.NDArray[np.void]) -> dict[str, npt.NDArray[np.int64]]:
 
     The number of prompts in a step is not logged: n counts the decodes alone.
     """
-    ghosts = np.where(steps["decodes"] > 0, steps["wasted"], 0)  # else it is padding
+    alone = (steps["prefill_tokens"] == 0) & (steps["decodes"] > 0)  # else it is padding
+    ghosts = np.where(alone, steps["wasted"], 0)
     seats = steps["decodes"].astype(np.int64) + ghosts
     tokens = steps["decodes"].astype(np.int64) + steps["prefill_tokens"] + steps["wasted"]
     context = steps["context"] + (steps["steps"] - 1) * seats

@@ -173,6 +173,12 @@ def test_steps_inside_the_range_say_nothing() -> None:
     assert LIMITED.outside(rows[:0]) == []
 
 
+def test_padding_is_tokens_and_ghosts_are_sequences() -> None:
+    """A static step of nothing but padding computes 20 tokens, for no 20 sequences."""
+    assert LIMITED.outside(logged(wasted=[20])) == []
+    assert "sequences of 9" in LIMITED.outside(logged(decodes=[1], wasted=[8]))[0]
+
+
 def test_steps_outside_are_counted_by_quantity() -> None:
     """Each quantity has its line, with its share of the steps."""
     rows = logged(
