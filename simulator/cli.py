@@ -71,6 +71,11 @@ app.command(
     name="plan",
     help="Find the largest rate under service levels, the fewest replicas, the cheapest fleet.",
 )
+app.command(
+    "simulator.plot_command:plot",
+    name="plot",
+    help="Draw a picture of what run, compare, sweep, plan or live wrote.",
+)
 
 ScenarioFile = Annotated[Path, Parameter(name="SCENARIO", help="scenario file (YAML)")]
 Overrides = Annotated[

@@ -1,0 +1,163 @@
+"""What a sweep found: latency over load with its knee, the Pareto front, the size of chunks."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simulator.errors import HeadwayError
+from simulator.figures.data import Floats, need
+from simulator.figures.style import GREY, color, grid, known, legend_below, log_scale, marker, sheet
+from simulator.planning import front
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+RATES = ("workload.request_rate", "workload.max_concurrency", "workload.rate_scale")
+CHUNK = "engine.max_num_batched_tokens"
+
+
+def draw_latency(rows: "pd.DataFrame") -> "Figure":
+    """Draw TTFT (P99) and TPOT (mean) over throughput as the load grows, with the knee marked.
+
+    `rows` is the table of a sweep that varies the load. Other varied keys make one curve each.
+    """
+    rows = whole(rows)
+    rate = next((key for key in RATES if key in rows), None)
+    if rate is None:
+        raise HeadwayError(f"the sweep varies none of {', '.join(RATES)}")
+    with sheet(1, 2, 3.9) as figure:
+        panels = (("p99_ttft_ms", "P99 TTFT (ms)"), ("mean_tpot_ms", "mean TPOT (ms)"))
+        for axes, (metric, name) in zip(figure.axes, panels, strict=True):
+            for number, (label, curve) in enumerate(curves(rows, rate)):
+                _draw_curve(axes, curve.sort_values(rate), metric, number, label)
+            axes.set_xlabel("output tokens/s")
+            axes.set_ylabel(name)
+            axes.set_title(f"{name.split(' (')[0]} as the load grows")
+            axes.set_xlim(left=0)
+            grid(axes)
+        log_scale(figure.axes[0], "y")
+        figure.axes[1].set_ylim(bottom=0)
+        figure.axes[0].plot([], [], "o", mfc="none", mec=GREY, ms=12, label="knee")
+        legend_below(figure, figure.axes[0], naming(rows, rate))
+    return figure
+
+
+def _draw_curve(axes: "Axes", curve: "pd.DataFrame", metric: str, number: int, label: str) -> None:
+    speed, felt = (curve[key].to_numpy(float) for key in ("output_throughput", metric))
+    axes.plot(speed, felt, color=color(number), marker=marker(number), label=label)
+    place = knee(speed, curve["mean_e2el_ms"].to_numpy(float))
+    if place is not None:
+        axes.plot(
+            speed[place], felt[place], "o", mfc="none", mec=GREY, ms=12, mew=1.5, label="_knee"
+        )
+
+
+def knee(load: Floats, felt: Floats) -> int | None:
+    """Give the point after which latency rises faster than load: the one farthest below the chord.
+
+    Both axes are scaled to 0..1 first, and the chord joins the first and the last point (Satopaa
+    et al., *Finding a "Kneedle" in a Haystack*, 2011). None with fewer than three points, or where
+    no point is below it.
+    """
+    if len(load) < 3 or np.ptp(load) == 0 or np.ptp(felt) == 0:
+        return None
+    x, y = ((values - values.min()) / np.ptp(values) for values in (load, felt))
+    chord = y[0] + (y[-1] - y[0]) * (x - x[0]) / ((x[-1] - x[0]) or 1.0)
+    below: Floats = chord - y
+    place = int(np.argmax(below))
+    return place if below[place] > 1e-9 else None
+
+
+def draw_pareto(rows: "pd.DataFrame") -> "Figure":
+    """Draw what a user gets against what the hardware gives, and the front that nothing beats.
+
+    `rows` is the table of a sweep, or of a plan, which knows the GPUs and so counts per GPU.
+    """
+    per_gpu = "tokens_per_s_per_gpu" in rows
+    if per_gpu:
+        rows = rows[rows.tokens_per_s_per_gpu.notna()]
+        user, speed = rows.tokens_per_s_per_user, rows.tokens_per_s_per_gpu
+    else:
+        rows = whole(rows)
+        user, speed = 1e3 / rows.mean_tpot_ms, rows.output_throughput
+    if not len(rows):
+        raise HeadwayError("the table has no point to draw")
+    with sheet(1, 1, 4.4) as figure:
+        axes = figure.axes[0]
+        key = next((k for k in (*RATES, "at") if k in rows), "")
+        for number, (label, part) in enumerate(curves(rows, key)):
+            places = user[part.index], speed[part.index]
+            axes.plot(*places, marker(number), color=color(number), label=label, markersize=7)
+        points = list(zip(user, speed, strict=True))
+        best = [points[k] for k in front(points)]
+        ends = zip(*best, strict=True)
+        axes.step(*ends, where="pre", color=GREY, linewidth=1.2, zorder=1, label="front")
+        axes.set_title("Speed for a user against throughput")
+        axes.set_xlabel("tokens/s per user (1 / mean TPOT)")
+        axes.set_ylabel("output tokens/s per GPU" if per_gpu else "output tokens/s of the server")
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        grid(axes)
+        legend_below(figure, axes, naming(rows, key))
+    return figure
+
+
+def draw_chunk(rows: "pd.DataFrame") -> "Figure":
+    """Draw TTFT and ITL over the size of a chunk (`max_num_batched_tokens`)."""
+    rows = whole(rows)
+    if CHUNK not in rows:
+        raise HeadwayError(f"the sweep does not vary {CHUNK}")
+    with sheet(1, 2, 3.9) as figure:
+        for axes, name in zip(figure.axes, ("ttft", "itl"), strict=True):
+            for number, (label, curve) in enumerate(curves(rows, CHUNK)):
+                line = curve.sort_values(CHUNK)
+                style: dict[str, Any] = {"color": color(number), "marker": marker(number)}
+                axes.plot(line[CHUNK], line[f"p99_{name}_ms"], label=label or "P99", **style)
+                axes.plot(line[CHUNK], line[f"mean_{name}_ms"], "--", **style)
+            axes.set_xscale("log", base=2)
+            sizes = sorted(set(rows[CHUNK]))
+            axes.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=30)
+            axes.set_title(f"{name.upper()} over chunk size")
+            axes.set_xlabel("max_num_batched_tokens")
+            axes.set_ylabel(f"{name.upper()} (ms)")
+            log_scale(axes, "y")
+            grid(axes)
+        figure.axes[0].plot([], [], "--", color=GREY, label="mean (solid: P99)")
+        legend_below(figure, figure.axes[0], naming(rows, CHUNK))
+    return figure
+
+
+def whole(rows: "pd.DataFrame") -> "pd.DataFrame":
+    """Leave out the points that failed; HeadwayError where none is left, or no sweep's table."""
+    need(rows, ["error", "output_throughput", "mean_tpot_ms"], "the sweep's table")
+    rows = rows[rows.error.isna()]
+    if not len(rows):
+        raise HeadwayError("every point of the sweep failed")
+    return rows
+
+
+def curves(rows: "pd.DataFrame", along: str) -> "Iterator[tuple[str, pd.DataFrame]]":
+    """Split the points by the varied keys other than `along`; label them by what differs."""
+    keys = others(rows, along)
+    if not keys:
+        yield "", rows
+        return
+    parts = list(rows.groupby(keys, sort=False))
+    if len(parts) > 12:
+        raise HeadwayError(f"{len(parts)} curves are too many to tell apart: {known(keys)}")
+    for values, part in parts:
+        yield ", ".join(map(str, values)), part
+
+
+def naming(rows: "pd.DataFrame", along: str) -> str:
+    """Give the legend's title: the last words of the keys that tell the curves apart."""
+    return ", ".join(key.rpartition(".")[2] for key in others(rows, along))
+
+
+def others(rows: "pd.DataFrame", along: str) -> Sequence[str]:
+    """Give the keys, dotted, that were varied beside `along`."""
+    dotted = [key for key in rows.columns if "." in key and key.split(".")[0].isalpha()]
+    return [key for key in dotted if key != along and rows[key].nunique() > 1]

@@ -1,0 +1,101 @@
+"""How all pictures look: colours, sizes, frames, and how they are saved."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+
+from simulator.files import write_atomic
+from simulator.plots import COLORS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH = 9.0  # inches: at a README's 830 pixels, letters of 11 points stay 14 pixels high
+DPI = 150  # of a PNG: sharp on a screen of twice the pixels
+LETTERS = 100  # that fit into the width
+GREY, PALE = "0.35", "0.85"
+MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
+SETTINGS: dict[Any, Any] = {
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+    "axes.labelsize": 11,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5,
+    "svg.hashsalt": "headway",  # else every SVG names its parts at random
+}
+
+
+@contextmanager
+def sheet(rows: int, columns: int, height: float, **options: Any) -> "Iterator[Figure]":
+    """Make a figure of `rows` x `columns` axes, `height` inches high, in the house's style."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(SETTINGS):
+        figure = Figure(figsize=(WIDTH, height), dpi=100, layout="constrained")
+        figure.subplots(rows, columns, **options)
+        yield figure
+        for axes in figure.axes:
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.set_axisbelow(True)
+
+
+def grid(axes: "Axes", axis: str = "both") -> None:
+    """Draw faint lines at the ticks."""
+    axes.grid(color="0.9", linewidth=0.8, axis=axis)  # type: ignore[arg-type]
+
+
+def color(number: int) -> str:
+    """Give the colour of the n-th series; after eight they come again."""
+    return COLORS[number % len(COLORS)]
+
+
+def marker(number: int) -> str:
+    """Give the n-th series' marker, which tells series apart where colours do not."""
+    return MARKERS[number % len(MARKERS)]
+
+
+def log_scale(axes: "Axes", which: Literal["x", "y"]) -> None:
+    """Make an axis logarithmic, with ticks at 1, 2 and 5 in plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axes.set_xscale("log") if which == "x" else axes.set_yscale("log")
+    low, high = axis.get_view_interval()
+    room = 300 if which == "y" else 50  # numbers are wider than high
+    subs = (1.0, 2.0, 5.0) if high < room * low else (1.0,)
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def legend_below(figure: "Figure", axes: "Axes", title: str = "") -> None:
+    """Name the series under the picture, if there are several."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(handles) > 1:
+        columns = max(1, min(len(labels), LETTERS // (max(map(len, labels)) + 6)))
+        place: Any = "outside lower center"
+        figure.legend(handles, labels, loc=place, ncols=columns, title=title, frameon=False)
+
+
+def save(figure: "Figure", path: Path) -> Path:
+    """Write a figure as PNG or SVG, by the name's ending; the same figure gives the same bytes."""
+    return write_atomic(path, partial(_save, figure, path.suffix.lower().removeprefix(".")))
+
+
+def _save(figure: "Figure", kind: str, file: BinaryIO) -> None:
+    from matplotlib import rc_context
+
+    metadata = {"Date": None} if kind == "svg" else None
+    with rc_context(SETTINGS):
+        figure.savefig(file, format=kind, dpi=DPI, metadata=metadata)
+
+
+def known(labels: Sequence[str], shown: int = 8) -> str:
+    """List some names for a message."""
+    more = f" and {len(labels) - shown} more" if len(labels) > shown else ""
+    return ", ".join(labels[:shown]) + more

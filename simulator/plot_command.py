@@ -1,0 +1,108 @@
+"""The verb `headway plot`: a picture of what other commands wrote."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from simulator.errors import HeadwayError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Kind = Literal[
+    "throughput",
+    "occupancy",
+    "kv",
+    "policies",
+    "fairness",
+    "latency",
+    "pareto",
+    "chunk",
+    "steps",
+]
+OF_RUNS = ("throughput", "occupancy", "kv", "policies", "fairness")
+ENDINGS = (".png", ".svg")
+
+
+def plot(
+    kind: Annotated[Kind, Parameter(name="KIND", help="what to draw")],
+    folders: Annotated[
+        list[Path],
+        Parameter(
+            name="OUT_DIR",
+            negative="",
+            help="of run or compare; of sweep for latency, pareto and chunk (pareto: of plan, "
+            "too); of live for steps",
+        ),
+    ],
+    /,
+    *,
+    out: Annotated[
+        Path | None,
+        Parameter(help="picture, .png or .svg [default: OUT_DIR/KIND.png]", show_default=False),
+    ] = None,
+    start: Annotated[
+        float | None, Parameter(help="s, of occupancy [default: so that the middle is shown]")
+    ] = None,
+    seconds: Annotated[float, Parameter(help="s that occupancy shows")] = 60.0,
+) -> int:
+    """Draw a picture of what run, compare, sweep, plan or live wrote."""
+    from simulator.figures.style import save
+    from simulator.files import check_file
+
+    if not folders:
+        raise HeadwayError("headway plot: give at least one OUT_DIR")
+    path = check_file("--out", out or folders[0] / f"{kind}.png")
+    if path.suffix.lower() not in ENDINGS:
+        raise HeadwayError(f"--out {path}: must end in .png or .svg")
+    if not seconds > 0:
+        raise HeadwayError(f"--seconds {seconds:g}: must be more than 0")
+    if kind in OF_RUNS:
+        figure = _of_runs(kind, folders, start, seconds)
+    elif len(folders) > 1:
+        raise HeadwayError(f"headway plot {kind}: takes one folder, not {len(folders)}")
+    else:
+        figure = _of_table(kind, folders[0])
+    print(f"written to {save(figure, path)}")
+    return 0
+
+
+def _of_runs(kind: Kind, folders: list[Path], start: float | None, seconds: float) -> "Figure":
+    from simulator import figures
+    from simulator.figures.data import read_runs
+
+    runs = read_runs(folders)
+    if kind == "occupancy":
+        return figures.draw_occupancy(runs, start=start, seconds=seconds)
+    draw = {
+        "throughput": figures.draw_throughput,
+        "kv": figures.draw_kv,
+        "policies": figures.draw_policies,
+        "fairness": figures.draw_fairness,
+    }[kind]
+    return draw(runs)
+
+
+def _of_table(kind: Kind, folder: Path) -> "Figure":
+    from simulator import figures
+    from simulator.figures.data import table
+
+    if not folder.is_dir():
+        raise HeadwayError(f"{folder}: no such folder")
+    name = "steps_measured" if kind == "steps" else "results"
+    if kind == "pareto" and (folder / "plan.csv").is_file():
+        name = "plan"
+    draw = {
+        "latency": figures.draw_latency,
+        "pareto": figures.draw_pareto,
+        "chunk": figures.draw_chunk,
+        "steps": figures.draw_steps,
+    }[kind]
+    rows = table(folder, name)
+    try:
+        return draw(rows)
+    except HeadwayError as error:
+        raise HeadwayError(
+            f"{folder / name}.csv: {message}" for message in error.messages
+        ) from None
