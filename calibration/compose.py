@@ -50,6 +50,13 @@ class Target:
             self.model.check_parallel(self.gpus)
         except ValueError as error:
             raise HeadwayError(f"--tp: {str(error).partition(': ')[2]}") from None
+        model = self.model
+        if model.latent is not None or model.sliding_window:
+            what = "latent attention" if model.latent is not None else "a sliding window"
+            raise HeadwayError(
+                f"--model: {model.name} has {what}, of which there are no tables; "
+                "`cost: {kind: roofline}` prices it"
+            )
 
     @property
     def shape(self) -> tuple[int, int, int]:

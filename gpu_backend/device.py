@@ -34,6 +34,9 @@ def check_supported(spec: ModelSpec) -> None:
         raise HeadwayError(
             f"model: {spec.name} is a mixture of experts; the engine runs dense ones"
         )
+    if spec.latent is not None or spec.sliding_window:
+        what = "latent attention" if spec.latent is not None else "a sliding window"
+        raise HeadwayError(f"model: {spec.name} has {what}; the engine has full attention alone")
     scaling = spec.rope_scaling
     if scaling is not None and scaling.rope_type not in {"llama3", "linear"}:
         raise HeadwayError(

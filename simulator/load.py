@@ -40,7 +40,8 @@ ABSENT = {
     "data_parallel_size": "give cluster.replicas: each rank is a replica behind a router",
     "enable_expert_parallel": ONE_ENGINE,
     "kv_cache_memory_bytes": "not simulated: give num_gpu_blocks_override",
-    "disable_sliding_window": "not simulated: attention reads the whole context",
+    "disable_sliding_window": "not simulated: give max_model_len",
+    "disable_hybrid_kv_cache_manager": "as if set: every layer keeps all tokens, see memory.md",
 }
 """Keys that vLLM has or had under `engine`, and why they are not here."""
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from simulator.attention import layer_groups, window_blocks
 from simulator.hardware import GIB, Gpu
 from simulator.model import HALF, ModelSpec
 
@@ -82,6 +83,18 @@ class MemoryBudget:
         """Tokens whose KV fits; as in vLLM's log, the null block counts."""
         return self.num_gpu_blocks * self.block_size
 
+    def concurrent_windowed(self, tokens: int) -> int:
+        """Requests of so many tokens each, decoding, that fit where a window's layers keep no more.
+
+        That is vLLM's default, its hybrid KV cache manager.
+        """
+        model, size = self.model, self.block_size
+        full, windowed, layers = layer_groups(model.num_hidden_layers, model.windowed_layers)
+        block = size * self.kv_bytes_per_token * layers / model.num_hidden_layers
+        held = full * -(-tokens // size)
+        held += windowed * window_blocks(tokens, model.sliding_window, size)
+        return (int(self.kv_cache // block) - 1) // held
+
     def concurrent(self, tokens: int) -> int:
         """Requests of so many tokens each that fit at once, in whole blocks."""
         blocks = -(-tokens // self.block_size)
@@ -95,7 +108,8 @@ def activation_bytes(
     hidden = model.hidden_size
     inner = 3 * model.intermediate_size / tensor_parallel_size
     if model.num_experts:
-        inner = model.num_experts_per_tok * (inner + hidden)
+        inner = (model.num_experts_per_tok + model.num_shared_experts) * (inner + hidden)
+        inner = max(inner, 3 * model.dense_intermediate_size / tensor_parallel_size)
     layers = max_num_batched_tokens * (2 * hidden + inner) * HALF
     sampler = max_num_seqs * model.vocab_size * LOGIT_BYTES
     return int(max(layers, sampler))
@@ -197,14 +211,26 @@ def memory_table(
     width = max(len(label) for label, _ in rows)
     title = f"{model.name} on {gpus} x {budget.gpu.name}"
     lines = [title, ""] + [f"{label:<{width}}  {value:>12}" for label, value in rows]
-    lines += [
-        "",
-        "requests that fit at once",
-        f"{'tokens each':>12}{'paged':>12}{'contiguous':>12}",
-    ]
+    lines += _requests(budget, longest, lengths)
+    return "\n".join(lines)
+
+
+def _requests(budget: MemoryBudget, longest: int, lengths: Sequence[int]) -> list[str]:
+    """Say how many requests fit, by their tokens."""
+    model = budget.model
+    window = model.sliding_window
+    head = f"{'tokens each':>12}{'paged':>12}" + (f"{'windowed':>12}" if window else "")
+    lines = ["", "requests that fit at once", head + f"{'contiguous':>12}"]
     slots = budget.concurrent(longest)
-    lines += [
-        f"{tokens:>12,}{budget.concurrent(tokens):>12,}{slots:>12,}"
-        for tokens in sorted({*(n for n in lengths if n < longest), longest})
-    ]
-    return "\n".join([*lines, "", f"contiguous: each request reserves max_model_len = {longest:,}"])
+    for tokens in sorted({*(n for n in lengths if n < longest), longest}):
+        paged = f"{tokens:>12,}{budget.concurrent(tokens):>12,}"
+        paged += f"{budget.concurrent_windowed(tokens):>12,}" if window else ""
+        lines.append(f"{paged}{slots:>12,}")
+    lines += ["", f"contiguous: each request reserves max_model_len = {longest:,}"]
+    if window:
+        lines += [
+            f"windowed: {model.windowed_layers} of {model.num_hidden_layers} layers keep "
+            f"{window:,} tokens, as vLLM does unless disable_hybrid_kv_cache_manager is set;",
+            "a simulation keeps all tokens in every layer (paged)",
+        ]
+    return lines

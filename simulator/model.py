@@ -1,24 +1,35 @@
 """What a model weighs and computes, from its Hugging Face config.json alone.
 
-Decoder-only transformers with gated MLPs: the Llama, Mistral and Qwen families, dense or with a
-mixture of experts. One token needs 2 FLOPs per weight it meets; every (query, key) pair of the
-attention needs 4 more per head dimension, head and layer.
+Decoder-only transformers with gated MLPs: the Llama, Mistral, Qwen, DeepSeek and gpt-oss families,
+dense or with a mixture of experts. One token needs 2 FLOPs per weight it meets; every (query, key)
+pair of the attention needs 4 more per head dimension, head and layer.
 """
 
 import json
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 
-from simulator.errors import HeadwayError, HeadwayWarning
+from simulator.attention import Latent, read_latent, read_window
+from simulator.errors import HeadwayError
 from simulator.rope import RopeScaling, read_number, read_rope
 from simulator.yamlpos import read_text
 
 MODELS = Path(__file__).parent / "models"
-FAMILIES = ("llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe")
+FAMILIES = (
+    "llama",
+    "mistral",
+    "mixtral",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss",
+)
 """Values of config.json's `model_type` whose architecture is the one counted here."""
 
 REQUIRED = (
@@ -29,7 +40,10 @@ REQUIRED = (
     "vocab_size",
     "max_position_embeddings",
 )
-EXPERTS = ("num_local_experts", "num_experts", "moe_intermediate_size")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
+DENSE = ("n_shared_experts", "first_k_dense_replace")
+
+OPTIONAL = ("num_key_value_heads", "head_dim", "num_experts_per_tok", *EXPERTS, *DENSE)
 
 HALF = 2.0  # bytes of fp16 and bf16
 BYTES = {
@@ -75,6 +89,12 @@ class ModelSpec:
     qk_norm: bool = False
     num_experts: int = 0  # 0: a dense model
     num_experts_per_tok: int = 0
+    num_shared_experts: int = 0  # that every token meets, beside the chosen ones
+    dense_layers: int = 0  # layers without experts
+    dense_intermediate_size: int = 0  # of their MLP
+    latent: Latent | None = None
+    sliding_window: int = 0  # tokens; 0: none
+    windowed_layers: int = 0
     max_position_embeddings: int = 4096
     dtype: str = "bfloat16"  # of the published weights
     rms_norm_eps: float = 1e-6
@@ -104,6 +124,8 @@ class ModelSpec:
     @cached_property
     def attention_parameters(self) -> int:
         """Weights of the projections of one layer's attention."""
+        if self.latent is not None:
+            return self.latent.parameters(self.hidden_size, self.num_attention_heads)
         query = self.num_attention_heads * self.head_dim
         key = self.num_key_value_heads * self.head_dim
         return self.hidden_size * (2 * query + 2 * key) + self.attention_bias * (query + 2 * key)
@@ -115,9 +137,12 @@ class ModelSpec:
 
     def linear_parameters(self, experts: float) -> float:
         """Weights in the matrices of all layers when `experts` of each layer's are counted."""
+        layers, dense = self.num_hidden_layers, self.dense_layers
         router = self.hidden_size * self.num_experts
-        mlp = experts * self.expert_parameters if self.num_experts else self.expert_parameters
-        return self.num_hidden_layers * (self.attention_parameters + router + mlp)
+        met = experts + self.num_shared_experts if self.num_experts else 1
+        mlp = (layers - dense) * (router + met * self.expert_parameters)
+        mlp += dense * 3 * self.hidden_size * self.dense_intermediate_size
+        return layers * self.attention_parameters + mlp
 
     @cached_property
     def head_parameters(self) -> int:
@@ -128,6 +153,8 @@ class ModelSpec:
     def _half_precision_parameters(self) -> int:
         """What quantization leaves alone: embedding, lm_head and norms."""
         norms = 2 * self.hidden_size + 2 * self.head_dim * self.qk_norm
+        if self.latent is not None:
+            norms += self.latent.kv_lora_rank + self.latent.q_lora_rank
         tables = 1 if self.tie_word_embeddings else 2
         return tables * self.head_parameters + self.num_hidden_layers * norms + self.hidden_size
 
@@ -165,11 +192,15 @@ class ModelSpec:
 
     def kv_bytes_per_token(self, dtype: str = "auto") -> float:
         """Bytes that the keys and values of one token take in the cache, all layers together."""
-        numbers = 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
-        return numbers * bytes_of(self.resolve_dtype(dtype))
+        numbers = 2 * self.num_key_value_heads * self.head_dim
+        if self.latent is not None:
+            numbers = self.latent.cached
+        return self.num_hidden_layers * numbers * bytes_of(self.resolve_dtype(dtype))
 
     def kv_share(self, tensor_parallel_size: int) -> float:
         """Share of the KV cache that each GPU holds; heads fewer than GPUs are copied."""
+        if self.latent is not None:
+            return 1.0
         held = max(1, self.num_key_value_heads // tensor_parallel_size)
         return held / self.num_key_value_heads
 
@@ -197,7 +228,13 @@ class ModelSpec:
     @cached_property
     def attention_flops_per_pair(self) -> int:
         """FLOPs of each (query, key) pair of tokens: scores and weighted sum, all layers."""
-        return 4 * self.num_hidden_layers * self.num_attention_heads * self.head_dim
+        each = 4 * self.head_dim if self.latent is None else self.latent.prompt_flops
+        return self.num_hidden_layers * self.num_attention_heads * each
+
+    @property
+    def windowed(self) -> float:
+        """Share of the layers that see no further than the sliding window."""
+        return self.windowed_layers / self.num_hidden_layers
 
     def experts_met(self, tokens: int) -> float:
         """Experts of a layer that a step of so many tokens needs, if it chooses them evenly."""
@@ -253,7 +290,6 @@ def read_config(path: Path) -> ModelSpec:
 
     if wrong := _wrong(raw):
         raise tell(wrong)
-    _warn_of_window(path, raw)
     try:
         return _spec(path.resolve().parent.name, raw)
     except ValueError as error:
@@ -278,7 +314,7 @@ def _wrong(raw: Mapping[str, object]) -> list[str]:
     wrong = [f"{name}: is missing" for name in REQUIRED if raw.get(name) is None]
     wrong += [
         f"{name}: must be a whole number, not {raw[name]!r}"
-        for name in (*REQUIRED, "num_key_value_heads", "head_dim", "num_experts_per_tok", *EXPERTS)
+        for name in (*REQUIRED, *OPTIONAL)
         if raw.get(name) is not None and (not isinstance(raw[name], int) or raw[name] is True)
     ]
     kind = raw.get("model_type", "llama")
@@ -297,22 +333,15 @@ def _dtype(raw: Mapping[str, object]) -> str:
     return str(given).removeprefix("torch.")
 
 
-def _warn_of_window(path: Path, raw: Mapping[str, object]) -> None:
-    window = _count(raw, "sliding_window")
-    used = raw.get("use_sliding_window", True)
-    if window and used and window < (_count(raw, "max_position_embeddings") or 0):
-        warnings.warn(
-            f"{path}: sliding_window {window} is not modelled: attention reads the whole context",
-            HeadwayWarning,
-            stacklevel=4,
-        )
-
-
 def _spec(name: str, raw: Mapping[str, object]) -> ModelSpec:
     """Make the ModelSpec of a config whose keys are known to be good."""
     sizes = {key: _count(raw, key) or 0 for key in REQUIRED}
     heads = sizes["num_attention_heads"]
-    experts = _count(raw, *EXPERTS[:2]) or 0
+    inner = sizes["intermediate_size"]
+    experts = _count(raw, *EXPERTS[:3]) or 0
+    dense = (_count(raw, "first_k_dense_replace") or 0) if experts else 0
+    longest = sizes["max_position_embeddings"]
+    window, windowed = read_window(raw, sizes["num_hidden_layers"], longest)
     if experts:
         moe_size = _count(raw, "moe_intermediate_size")
         sizes["intermediate_size"] = moe_size or sizes["intermediate_size"]
@@ -325,6 +354,12 @@ def _spec(name: str, raw: Mapping[str, object]) -> ModelSpec:
         head_dim=_count(raw, "head_dim") or sizes["hidden_size"] // max(heads, 1),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         attention_bias=bool(raw.get("attention_bias", kind == "qwen2")),
+        num_shared_experts=(_count(raw, "n_shared_experts") or 0) if experts else 0,
+        dense_layers=dense,
+        dense_intermediate_size=inner if dense else 0,
+        latent=read_latent(raw),
+        sliding_window=window,
+        windowed_layers=windowed,
         qk_norm=kind in {"qwen3", "qwen3_moe"},
         num_experts=experts,
         num_experts_per_tok=_count(raw, "num_experts_per_tok") or 0 if experts else 0,

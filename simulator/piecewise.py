@@ -23,6 +23,8 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
   does not, since padding reads no cache; a larger batch runs as it is;
 - the host's work, h + h_n n + h_p n_p + h_t T_p, comes on top; where it is `overlapped` (an engine
   that schedules asynchronously) a step takes the longer of the two, and `overhead` besides;
+- layers with a sliding window of w tokens read min(S, w N) of the cache, as if all sequences were
+  of the mean length; with terms of their own, added to c S, c' S and d P (of the pairs within);
 - decodes that verify drafts (speculative decoding) have several queries each: dense(T) and head are
   those of all their tokens (as is the size of a CUDA graph), N counts sequences. Each reads its
   cache once, by the kernel built for many queries: max(c' S + e' N, r S / N) without prompts, too;
@@ -40,6 +42,7 @@ from operator import itemgetter
 import numpy as np
 import numpy.typing as npt
 
+from simulator.attention import window_pairs
 from simulator.fields import refuse
 from simulator.linear import (
     LONGEST_TERM,
@@ -77,6 +80,7 @@ TERMS = (
     "serial_per_token",
 )
 CHUNK_TERMS = ("prefill_per_key", "prefill_per_sequence")
+WINDOW_TERMS = ("decode_per_window", "mixed_per_window", "prefill_per_window_pair")
 HOST_TERMS = ("host", "host_per_sequence", "host_per_prefill", "host_per_prefill_token")
 
 
@@ -103,6 +107,10 @@ class PiecewiseCost(Fitted):
     serial_per_token: float = 0.0  # r, per token of the longest sequence
     prefill_per_key: float = 0.0  # k, per token that a chunk's queries can see, its own included
     prefill_per_sequence: float = 0.0  # g, per chunk
+    window: int = 0  # w, tokens; 0: no layer has one
+    decode_per_window: float = 0.0  # per token that their decodes read
+    mixed_per_window: float = 0.0
+    prefill_per_window_pair: float = 0.0
     cudagraph_capture_sizes: Sequence[int] = ()  # batches of pure decodes that have a graph
     host: float = 0.0  # h, the host's work
     host_per_sequence: float = 0.0  # h_n
@@ -114,7 +122,7 @@ class PiecewiseCost(Fitted):
     _decode: list[float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        terms = TERMS + CHUNK_TERMS + HOST_TERMS + SWAP_TERMS
+        terms = TERMS + CHUNK_TERMS + WINDOW_TERMS + HOST_TERMS + SWAP_TERMS
         refuse(
             *_check_table(self.dense),
             *check_terms(self, terms),
@@ -190,6 +198,11 @@ class PiecewiseCost(Fitted):
             + self.prefill_per_key * keys
             + self.prefill_per_sequence * len(prefills)
         )
+        if self.window:
+            work += self.mixed_per_window * min(context, self.window * count)
+            for chunk in prefills:
+                seen = window_pairs(chunk.start, chunk.tokens, self.window)
+                work += self.prefill_per_window_pair * seen
         serial = self.serial_per_token * longest
         head = self.head_per_sequence * (rows + len(prefills))
         seconds = (
@@ -209,6 +222,8 @@ class PiecewiseCost(Fitted):
         """Give the time of a step of decodes that verify drafts, without swaps."""
         count, context = step.decodes, step.context
         work = self.mixed_per_context * context + self.mixed_per_sequence * count
+        if self.window:
+            work += self.mixed_per_window * min(context, self.window * count)
         work = max(work, self.serial_per_token * context / count)
         seconds = self._decode_seconds(count + step.drafts) + work
         return self._with_host(seconds, self._host_seconds(count)) if self._hosted else seconds
@@ -233,7 +248,10 @@ class PiecewiseCost(Fitted):
         floor = self.decode_per_sequence * count
         slope = self.decode_per_context
         contexts = range(first, first + repeats * count, count)
-        if slope * first > floor:
+        if self.window:
+            most, wide = self.window * count, self.decode_per_window
+            found = [fixed + max(slope * read + wide * min(read, most), floor) for read in contexts]
+        elif slope * first > floor:
             found = [fixed + slope * read for read in contexts]
         else:
             found = [fixed + max(slope * read, floor) for read in contexts]
@@ -245,7 +263,10 @@ class PiecewiseCost(Fitted):
     def decode_seconds(self, counts: Counts, contexts: Counts) -> npt.NDArray[np.float64]:
         """Give the seconds of pure decode steps of so many sequences that read so many tokens."""
         table = np.array([self._decode_seconds(n) for n in range(int(counts.max(initial=0)) + 1)])
-        reads = np.maximum(self.decode_per_context * contexts, self.decode_per_sequence * counts)
+        reads = self.decode_per_context * contexts
+        if self.window:
+            reads = reads + self.decode_per_window * np.minimum(contexts, self.window * counts)
+        reads = np.maximum(reads, self.decode_per_sequence * counts)
         seconds: npt.NDArray[np.float64] = table[counts] + reads
         host = self.host + self.host_per_sequence * counts
         shown = np.maximum(seconds, self.overhead + host) if self.overlapped else seconds + host

@@ -45,17 +45,27 @@ def roofline(
     if gpus > 1:
         dense += 2 * layers * all_reduce(gpu, gpus, tokens * model.hidden_size * HALF)
     cached = model.kv_bytes_per_token(kv_cache_dtype) * model.kv_share(gpus)
+    reached = gpu.bf16_flops * efficiency.attention
     read = cached / (gpu.bandwidth * efficiency.cache)
-    pair = model.attention_flops_per_pair / gpus / (gpu.bf16_flops * efficiency.attention)
+    pair = model.attention_flops_per_pair / gpus / reached
+    if model.latent is not None:  # its few bytes serve all heads: arithmetic may take longer
+        flops = layers * model.num_attention_heads * model.latent.decode_flops / gpus
+        read = max(read, flops / reached)
+    mixed = max(read, TILE * pair) if gpu.tiles_decodes and model.latent is None else read
+    windowed, full = model.windowed, 1.0 - model.windowed
     return PiecewiseCost(
         dense=np.column_stack([tokens, dense]).tolist(),
         head=model.head_parameters * HALF / gpus / bandwidth,
         head_per_sequence=2 * model.head_parameters / gpus / flops,
         decode=layers * efficiency.launch,
-        decode_per_context=read,
+        decode_per_context=full * read,
         prefill=layers * efficiency.launch,
-        prefill_per_pair=pair,
-        mixed_per_context=max(read, TILE * pair) if gpu.tiles_decodes else read,
+        prefill_per_pair=full * pair,
+        mixed_per_context=full * mixed,
+        window=model.sliding_window,
+        decode_per_window=windowed * read,
+        prefill_per_window_pair=windowed * pair,
+        mixed_per_window=windowed * mixed,
         name=f"roofline scaled to {gpu.name} kernels" if efficiency.measured else "roofline",
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from simulator.gauges import StepSums, share
 from simulator.log import Log
-from simulator.tables import RequestTable
+from simulator.tables import Floats, RequestTable
 
 if TYPE_CHECKING:
     from simulator.hardware import Gpu
@@ -52,6 +52,9 @@ def needed_flops(model: "ModelSpec", table: RequestTable) -> float:
     generated = table.generated[out]
     end = (table.workload.prompt_tokens[out] + generated - 1).astype(np.float64)
     pairs = (end * (end + 1) - begin * (begin + 1)) / 2
+    if model.sliding_window:
+        seen = _seen(end, model.sliding_window) - _seen(begin, model.sliding_window)
+        pairs += model.windowed * (seen - pairs)
     head = 2 * model.head_parameters
     layers = model.flops_per_token - head
     return (
@@ -59,6 +62,13 @@ def needed_flops(model: "ModelSpec", table: RequestTable) -> float:
         + head * float(generated.sum())
         + model.attention_flops_per_pair * float(pairs.sum())
     )
+
+
+def _seen(end: Floats, window: int) -> Floats:
+    """Count the pairs of the first `end` queries within a window."""
+    short = np.minimum(end, window)
+    pairs: Floats = short * (short + 1) / 2 + (end - short) * window
+    return pairs
 
 
 def read_bytes(served: Served, logs: Sequence[Log], sums: StepSums) -> float:
@@ -72,7 +82,20 @@ def read_bytes(served: Served, logs: Sequence[Log], sums: StepSums) -> float:
     experts = _mean_experts(model, logs, sums.steps)
     weights = width * model.linear_parameters(experts) + max(width, 2.0) * model.head_parameters
     kv = model.kv_bytes_per_token(served.kv_cache_dtype) * model.kv_share(size) * size
-    return weights * sums.steps + kv * sums.context
+    return weights * sums.steps + kv * _read_tokens(model, logs, sums)
+
+
+def _read_tokens(model: "ModelSpec", logs: Sequence[Log], sums: StepSums) -> float:
+    """Count the KV entries that decodes read, on the mean over the layers."""
+    if not model.sliding_window:
+        return sums.context
+    within = 0.0
+    for log in logs:
+        rows = log.steps
+        seats = rows["decodes"] + np.where(rows["prefill_tokens"], 0, rows["wasted"])
+        context = rows["context"] + seats * (rows["steps"] - 1) / 2
+        within += float((rows["steps"] * np.minimum(context, model.sliding_window * seats)).sum())
+    return sums.context + model.windowed * (within - sums.context)
 
 
 def _mean_experts(model: "ModelSpec", logs: Sequence[Log], steps: int) -> float:
