@@ -42,6 +42,7 @@ app = App(
 )
 trace_app = App(name="trace", help="Describe a workload, or write it as Mooncake JSONL.")
 app.command(trace_app)
+app.command("simulator.html_report.page:report", name="report", help="Write an HTML page of runs.")
 app.command("simulator.explain:command", name="explain", help="Tell one request's story in words.")
 # These need torch, or what it has measured: they are imported when they are called.
 app.command("calibration.commands:live", name="live", help="Run a scenario on a real engine.")

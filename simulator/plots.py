@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
+from simulator.bins import depth_in_bins, mean_in_bins
 from simulator.files import write_atomic
 from simulator.log import Log
 from simulator.tables import Floats, arrivals, gather_requests
@@ -143,8 +143,8 @@ def _draw_seats(axes: "Axes", results: Sequence["Result"]) -> None:
         for log in result.logs:
             rows = log.steps
             ghosts = np.where(rows["decodes"] > 0, rows["wasted"], 0)  # else it is padding
-            taken += _mean_in_bins(rows["start"], rows["end"], rows["running"], edges)
-            idle += _mean_in_bins(rows["start"], rows["end"], ghosts, edges)
+            taken += mean_in_bins(rows["start"], rows["end"], rows["running"], edges)
+            idle += mean_in_bins(rows["start"], rows["end"], ghosts, edges)
         middle = (edges[1:] + edges[:-1]) / 2
         axes.plot(middle, taken, color=color, linewidth=1.5)
         if idle.any():
@@ -184,34 +184,6 @@ def _edges(results: Sequence["Result"]) -> Floats:
     return np.linspace(0.0, max(ends, default=1.0), BINS + 1)
 
 
-def _mean_in_bins(
-    starts: Floats, ends: Floats, levels: npt.NDArray[np.int32], edges: Floats
-) -> Floats:
-    """Average over each bin a level that holds from start to end and is 0 elsewhere."""
-    if not len(starts):
-        return np.zeros(len(edges) - 1)
-    area = np.cumsum(levels * (ends - starts))
-    times = np.stack((starts, ends), axis=1).ravel()
-    upto = np.stack((np.append(0.0, area[:-1]), area), axis=1).ravel()
-    means: Floats = np.diff(np.interp(edges, times, upto)) / np.diff(edges)
-    return means
-
-
 def _depth_in_bins(log: Log, sent: Floats, edges: Floats) -> Floats:
-    """Average the queue depth over each bin: as a row says, and who was sent since."""
     rows = log.steps
-    nexts = np.append(rows["start"], edges[-1])
-    known = _mean_in_bins(nexts[:-1], nexts[1:], rows["waiting"], edges)
-    queue = arrivals(log, sent)
-    queue = queue[queue <= nexts[-1]]
-    joins = np.sort(nexts[np.searchsorted(nexts, queue, side="left")])
-    since = _area_after(queue, edges) - _area_after(joins, edges)
-    depth: Floats = known + np.diff(since) / np.diff(edges)
-    return depth
-
-
-def _area_after(times: Floats, edges: Floats) -> Floats:
-    """Integrate, up to each edge, the number of `times` (ascending) that are over."""
-    over = np.searchsorted(times, edges, side="right")
-    area: Floats = over * edges - np.append(0.0, np.cumsum(times))[over]
-    return area
+    return depth_in_bins(rows["start"], rows["waiting"], arrivals(log, sent), edges)

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from simulator.bins import mean_in_bins
 from simulator.blocks import BlockCounter
 from simulator.log import Log
 from simulator.metrics import summarize
-from simulator.plots import _depth_in_bins, _mean_in_bins, draw_compare, plot_compare
+from simulator.plots import _depth_in_bins, draw_compare, plot_compare
 from simulator.plots_many import draw_many, plot_many
 from simulator.static import Static
 from simulator.workload import Workload
@@ -104,7 +105,7 @@ def test_means_in_bins() -> None:
     """A level counts for the share of the bin in which it holds; outside it is 0."""
     starts, ends, levels = np.array([1.0, 2.0]), np.array([2.0, 4.0]), np.array([4, 10])
     edges = np.array([0.0, 1.5, 3.0, 6.0])
-    assert _mean_in_bins(starts, ends, levels, edges) == pytest.approx([2 / 1.5, 12 / 1.5, 10 / 3])
+    assert mean_in_bins(starts, ends, levels, edges) == pytest.approx([2 / 1.5, 12 / 1.5, 10 / 3])
 
 
 @settings(max_examples=30)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from simulator.bins import mean_in_bins
 from simulator.errors import HeadwayError
-from simulator.plots import _mean_in_bins
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,7 +75,7 @@ class Run:
         for rows in replicas(self.steps):
             start = self.steps.start.to_numpy()[rows]
             end = start + self.steps.duration.to_numpy()[rows]
-            total += _mean_in_bins(start, end, levels.to_numpy()[rows], edges)
+            total += mean_in_bins(start, end, levels.to_numpy()[rows], edges)
         return total
 
 

@@ -1,0 +1,208 @@
+"use strict";
+// Draws the report's charts with uPlot from the JSON in #data.
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const one = data.labels.length === 1;
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const digits = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
+  const show = (value) => (value == null ? "–" : digits.format(value));
+  const seconds = (u, ticks) => ticks.map((value) => `${digits.format(value)} s`);
+  let drawn = [];
+
+  function axes(x, y) {
+    const look = { stroke: css("--faint"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false } };
+    const font = "12px system-ui, sans-serif";
+    return [
+      { ...look, font, labelFont: font, size: 34, ...x },
+      { ...look, font, size: 52, values: (u, ticks) => ticks.map((v) => (v == null ? "" : show(v))), ...y },
+    ];
+  }
+
+  function line(label, run, more) {
+    const stroke = css(`--run-${run}`);
+    const fill = one ? stroke + "22" : undefined;
+    return { label, stroke, fill, width: 1.5, points: { show: false }, value: (u, v) => show(v), ...more };
+  }
+
+  function add(node, options, values) {
+    const width = node.clientWidth;
+    const plot = new uPlot({ width, height: 230, ...options }, values, node);
+    drawn.push([plot, node]);
+    return plot;
+  }
+
+  function overTime(node) {
+    const key = node.dataset.key;
+    const name = (run) => (one ? node.closest("figure").querySelector("b").textContent : data.labels[run]);
+    const columns = data.overtime.map((run) => run[key]);
+    const series = columns.map((_, run) => line(name(run), run));
+    const ways = columns.map(() => (key === "longest" ? most : mean));
+    if (key === "itl") {
+      data.overtime.forEach((found, run) => {
+        if (!found.preempted.some((count) => count != null)) return;
+        const k = columns.push(found.preempted) - 1;
+        series.push(marks(one ? "Preemptions" : `Preemptions, ${data.labels[run]}`, run, (at) => shown[k][at]));
+        ways.push(sum);
+      });
+    }
+    const options = {
+      scales: { x: { time: false, range: (u, low, high) => [low, high] }, y: { range: (u, low, high) => [0, high * 1.05 || 1] }, n: { range: [0, 1] } },
+      axes: axes({ values: seconds }),
+      cursor: { sync: { key: "time" }, drag: { x: true, y: false } },
+      series: [{ label: "Time", value: (u, v) => (v == null ? "–" : `${show(v)} s`) }, ...series],
+    };
+    let shown = [];
+    const thinned = (factor) => {
+      shown = columns.map((values, k) => thin(values, factor, ways[k]));
+      const lines = shown.map((values, k) => (ways[k] === sum ? values.map((v) => v && HIGH) : values));
+      return [thin(data.time, factor, mean), ...lines];
+    };
+    let factor = fit(node, data.time[0], data.time.at(-1));
+    options.hooks = {
+      setScale: [(plot, scale) => {
+        const { min, max } = plot.scales.x;
+        const wanted = fit(node, min, max);
+        if (scale !== "x" || wanted === factor) return;
+        factor = wanted;
+        queueMicrotask(() => plot.batch(() => {
+          plot.setData(thinned(factor), false);
+          plot.setScale("x", { min, max });
+        }));
+      }],
+    };
+    add(node, options, thinned(factor));
+  }
+
+  // How many points to draw as one, so that two pixels or more lie between those in view.
+  function fit(node, min, max) {
+    const step = (data.time.at(-1) - data.time[0]) / (data.time.length - 1);
+    return Math.max(1, Math.round((2 * (max - min)) / step / node.clientWidth));
+  }
+
+  const sum = (known) => known.reduce((a, b) => a + b, 0);
+  const mean = (known) => sum(known) / known.length;
+  const most = (known) => Math.max(...known);
+
+  function thin(values, factor, way) {
+    if (factor === 1) return values;
+    const found = [];
+    for (let at = 0; at < values.length; at += factor) {
+      const known = values.slice(at, at + factor).filter((value) => value != null);
+      found.push(known.length ? way(known) : null);
+    }
+    return found;
+  }
+
+  const HIGH = 0.95;
+
+  // Preemptions are dots in a row near the top, whatever their number.
+  function marks(label, run, count) {
+    const color = one ? css("--preempted") : css(`--run-${run}`);
+    const points = { show: true, size: 6, width: 1, stroke: color, fill: color };
+    const value = (u, v, k, at) => show(at == null ? null : count(at) ?? 0);
+    return { scale: "n", paths: () => null, points, stroke: color, label, value };
+  }
+
+  function cdf(node) {
+    const found = data.latency[node.dataset.key];
+    const options = {
+      scales: { x: { time: false, distr: 3, range: (u, low, high) => [low, high] }, y: { range: [0, 100] } },
+      axes: axes({ filter: (u, ticks) => ticks, values: decades }, { values: (u, ticks) => ticks.map((v) => `${v}%`) }),
+      cursor: { drag: { x: true, y: false } },
+      series: [{ label: "Up to", value: (u, v) => (v == null ? "–" : `${show(v)} ms`) },
+        ...data.labels.map((label, run) => line(one ? "Requests" : label, run, { value: (u, v) => (v == null ? "–" : `${v.toFixed(1)}%`) }))],
+    };
+    if (found.ms.length) add(node, options, [found.ms, ...found.percent]);
+    else node.textContent = "No request has one.";
+  }
+
+  // On a log scale: 1, 2, 5, 10 ... or, where many decades are in view, 1, 10, 100 ...
+  function decades(u, ticks) {
+    const { min, max } = u.scales.x;
+    const round = max / min > 200 ? /^10*$/ : /^[125]0*$/;
+    return ticks.map((value) => (round.test(String(Math.round(value * 1e4))) ? show(value) : ""));
+  }
+
+  // A bar for each request on its seat; neighbours get different colours.
+  function seats(node) {
+    const bars = data.seats[Number(node.dataset.key)];
+    const rows = Math.max(1, ...data.seats.flatMap((run) => run.seat)) + 1;
+    const bySeat = new Map();
+    bars.seat.forEach((seat, k) => bySeat.set(seat, [...(bySeat.get(seat) ?? []), k]));
+    const [begin, end] = data.window;
+    const tip = document.createElement("div");
+    tip.className = "tip";
+    const options = {
+      height: Math.max(200, Math.min(420, 60 + 8 * rows)),
+      legend: { show: false },
+      scales: { x: { time: false }, y: { range: [0, rows] } },
+      axes: axes({ values: seconds, grid: { show: false } }, { grid: { show: false } }),
+      cursor: { sync: { key: "seats" }, drag: { x: true, y: false }, points: { show: false } },
+      series: [{}, { paths: () => null, points: { show: false } }],
+      hooks: {
+        drawClear: [(plot) => drawBars(plot, bars)],
+        setCursor: [(plot) => point(plot, bars, bySeat, tip)],
+      },
+    };
+    const plot = add(node, options, [[begin, end], [0, rows]]);
+    const [min, max] = data.first;
+    plot.setScale("x", { min, max });
+    plot.over.append(tip);
+    plot.over.addEventListener("mouseleave", () => { tip.style.display = "none"; });
+  }
+
+  function drawBars(plot, bars) {
+    const { ctx } = plot;
+    const { left, top, width, height } = plot.bbox;
+    const colors = Array.from({ length: 6 }, (_, k) => css(`--run-${k}`));
+    const x = (value) => plot.valToPos(value, "x", true);
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(left, top, width, height);
+    ctx.clip();
+    ctx.fillStyle = css("--panel");
+    ctx.fillRect(left, top, width, height);
+    bars.seat.forEach((seat, k) => {
+      const high = plot.valToPos(seat + 1, "y", true);
+      const low = plot.valToPos(seat, "y", true);
+      const gap = low - high > 5 ? 1 : 0;
+      const start = x(bars.start[k]);
+      const stop = x(bars.start[k] + bars.length[k]);
+      const wide = Math.max(stop - start - (stop - start > 4 ? 1 : 0), 0.5);
+      ctx.fillStyle = colors[bars.id[k] % colors.length];
+      ctx.fillRect(start, high, wide, low - high - gap);
+      ctx.fillStyle = "rgba(0, 0, 0, 0.45)";
+      ctx.fillRect(start, high, Math.min(x(bars.start[k] + bars.prefill[k]) - start, wide), low - high - gap);
+    });
+    ctx.restore();
+  }
+
+  function point(plot, bars, bySeat, tip) {
+    const { left, top } = plot.cursor;
+    const time = plot.posToVal(left, "x");
+    const seat = Math.floor(plot.posToVal(top, "y"));
+    const found = left < 0 || !plot.cursor.event ? undefined
+      : (bySeat.get(seat) ?? []).find((k) => bars.start[k] <= time && time <= bars.start[k] + bars.length[k]);
+    tip.style.display = found === undefined ? "none" : "block";
+    if (found === undefined) return;
+    const out = bars.preemptions[found] ? `\npreempted ${bars.preemptions[found]}×` : "";
+    tip.textContent = `request ${bars.id[found]}, seat ${seat}\n${show(bars.prompt_tokens[found])} + ${show(bars.output_tokens[found])} tokens\nprefill ${show(bars.prefill[found])} s, in all ${show(bars.length[found])} s${out}`;
+    const right = left > plot.over.clientWidth / 2;
+    tip.style.left = right ? "" : `${left + 12}px`;
+    tip.style.right = right ? `${plot.over.clientWidth - left + 12}px` : "";
+    tip.style.top = `${Math.min(top, plot.over.clientHeight - 70)}px`;
+  }
+
+  function drawAll() {
+    drawn.forEach(([plot]) => plot.destroy());
+    drawn = [];
+    const kinds = { time: overTime, cdf, seats };
+    document.querySelectorAll(".chart").forEach((node) => kinds[node.dataset.kind](node));
+    document.body.dataset.charts = drawn.length;
+  }
+
+  window.addEventListener("error", (event) => { document.body.dataset.error = event.message; });
+  window.addEventListener("resize", () => drawn.forEach(([plot, node]) => plot.setSize({ width: node.clientWidth, height: plot.height })));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  drawAll();
+})();

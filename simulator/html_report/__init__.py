@@ -1,0 +1,1 @@
+"""One HTML file about one run, or several side by side."""

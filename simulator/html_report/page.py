@@ -1,0 +1,163 @@
+"""The report's file: tables, charts and everything that they need, without a network."""
+
+import json
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from simulator import __version__
+from simulator.errors import HeadwayError
+from simulator.files import check_file, write_atomic
+from simulator.html_report.origin import profiles, scenarios
+from simulator.html_report.runs import Run, read_runs
+from simulator.html_report.series import charts
+from simulator.html_report.tables import (
+    clients,
+    diagnosis,
+    headline,
+    percentiles,
+    run_name,
+    time_parts,
+)
+
+ASSETS = Path(__file__).parent.parent / "assets"
+MOST = 8  # runs: colours that people can tell apart
+
+ZOOM = "Drag to zoom, double-click to see all."
+OVER_TIME = (
+    ("running", "Requests in the batch", "At most max_num_seqs."),
+    ("waiting", "Requests waiting", "In the engine's queue."),
+    ("kv", "KV blocks in use, %", "Of all blocks of the KV cache."),
+    ("tokens", "Output tokens per second", "Decoded tokens and first tokens."),
+    ("itl", "Inter-token latency, ms", "Mean over tokens; dots: preemptions."),
+    ("longest", "Longest step with decodes, ms", "What the unluckiest token waited for."),
+)
+LATENCY = (("ttft", "TTFT, ms"), ("tpot", "TPOT, ms"), ("e2el", "E2EL, ms"))
+
+
+def report(
+    folders: Annotated[
+        tuple[Path, ...],
+        Parameter(name="OUT_DIR", help="folder that `headway run` or `compare` wrote; several"),
+    ],
+    /,
+    *,
+    out: Annotated[Path, Parameter(help="file to write")] = Path("report.html"),
+) -> int:
+    """Write one self-contained HTML page about a run, or about several side by side."""
+    if not folders:
+        raise HeadwayError("OUT_DIR: is missing; for example headway report out/demo")
+    check_file("--out", out)
+    runs = read_runs(folders)
+    if len(runs) > MOST:
+        raise HeadwayError(f"{len(runs)} runs are too many for one page, which holds {MOST}")
+    text = page(runs).encode()
+    write_atomic(out, lambda file: file.write(text))
+    names = ", ".join(run.label for run in runs)
+    print(f"written to {out}: {names}; {len(text) / 1e6:.1f} MB, open it in a browser")
+    return 0
+
+
+def page(runs: Sequence[Run]) -> str:
+    """Give the whole page."""
+    name = str(runs[0].summary["headway"].get("scenario") or runs[0].label)
+    data = json.dumps(charts(runs), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(name)} - Headway</title>
+<style>{_asset("uPlot.min.css")}{_asset("report.css")}</style>
+</head>
+<body>
+{_body(runs, name)}
+<script type="application/json" id="data">{data}</script>
+<script>/*! uPlot, MIT licence, Copyright (c) Leon Sorokin */
+{_asset("uPlot.iife.min.js")}</script>
+<script>{_asset("report.js")}</script>
+</body>
+</html>
+"""
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text("utf-8").replace("</script", "<\\/script")
+
+
+def _body(runs: Sequence[Run], name: str) -> str:
+    """Give the sections in order; one without contents is left out."""
+    sections = (
+        ("Headline", headline(runs)),
+        ("What stands out", diagnosis(runs)),
+        ("Who sits in the batch", _seats(runs)),
+        ("Over time", _over_time()),
+        ("Latency", _latency(runs)),
+        ("Where the time of a request went", time_parts(runs)),
+        ("Clients", clients(runs)),
+        ("Scenario", scenarios(runs)),
+        ("Cost model", profiles(runs)),
+    )
+    body = "".join(f"<section><h2>{h}</h2>{text}</section>" for h, text in sections if text)
+    legend = "".join(f"<span>{run_name(run, k)}</span>" for k, run in enumerate(runs))
+    keys = f"<div class='keys runs'>{legend}</div>" if len(runs) > 1 else ""
+    return (
+        f"<header><h1>{escape(name)}</h1><p>{_subtitle(runs)}</p>{keys}</header>"
+        f"<main>{body}</main><footer>Headway {__version__}</footer>"
+    )
+
+
+def _subtitle(runs: Sequence[Run]) -> str:
+    """Say what was run on what, as far as it is the same in all runs."""
+    facts = (
+        [f"{len(run.requests):,} requests" for run in runs],
+        [str(run.scenario.get("model")) for run in runs],
+        [_gpu(run) for run in runs],
+        [_policy(run) for run in runs],
+        [f"profile {run.summary['headway'].get('profile')}" for run in runs],
+        [f"seed {run.summary['headway'].get('seed')}" for run in runs],
+    )
+    return escape(" · ".join(values[0] for values in facts if len(set(values)) == 1))
+
+
+def _gpu(run: Run) -> str:
+    gpu = run.scenario.get("gpu")
+    if not isinstance(gpu, dict):
+        return str(gpu)
+    return f"{gpu.get('count')} x {gpu.get('name')}"
+
+
+def _policy(run: Run) -> str:
+    policy = run.engine.get("scheduling_policy")
+    return str(policy.get("policy") if isinstance(policy, dict) else policy)
+
+
+def _figure(kind: str, key: str, title: str, note: str) -> str:
+    return (
+        f"<figure><figcaption><b>{title}</b> <span>{note}</span></figcaption>"
+        f'<div class="chart" data-kind="{kind}" data-key="{key}"></div></figure>'
+    )
+
+
+def _seats(runs: Sequence[Run]) -> str:
+    """Leave room for each run's picture of its seats."""
+    figures = [_figure("seats", str(k), run_name(run, k), "") for k, run in enumerate(runs)]
+    note = (
+        "A row is a seat, a bar a request from its admission to its last token, its prefill "
+        f"darker; what is empty is idle. {ZOOM} Point at a bar to see which request it is."
+    )
+    return f"<p class=note>{note}</p>{''.join(figures)}"
+
+
+def _over_time() -> str:
+    figures = "".join(_figure("time", *chart) for chart in OVER_TIME)
+    return f"<p class=note>{ZOOM} All charts follow.</p><div class=grid>{figures}</div>"
+
+
+def _latency(runs: Sequence[Run]) -> str:
+    figures = "".join(_figure("cdf", key, title, "% of requests") for key, title in LATENCY)
+    return f'<div class="grid three">{figures}</div>{percentiles(runs)}'

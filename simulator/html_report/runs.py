@@ -1,0 +1,143 @@
+"""Runs as `headway run` wrote them, read back from their folders."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simulator.breakdown import PARTS
+from simulator.errors import HeadwayError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+WRITES = "`headway run` and `headway compare` write such folders"
+REQUESTS = (
+    *("id", "arrival", "client_queue_time", "prompt_tokens", "output_tokens"),
+    *("queue_time", "ttft", "tpot", "e2el", *PARTS, "preemptions", "replica"),
+)
+STEPS = (
+    *("start", "duration", "steps", "running", "waiting", "prefill_tokens", "decode_tokens"),
+    *("wasted_tokens", "kv_blocks_used", "kv_blocks_free", "preempted"),
+)
+WORDS = ("client", "finish_reason")
+
+
+@dataclass(slots=True)
+class Run:
+    """What a run left in its folder."""
+
+    folder: Path
+    label: str
+    summary: Mapping[str, Any]
+    scenario: Mapping[str, Any]
+    requests: "pd.DataFrame"
+    steps: "pd.DataFrame"
+
+    @property
+    def engine(self) -> Mapping[str, Any]:
+        """The scenario's engine."""
+        engine: Mapping[str, Any] = self.scenario["engine"]
+        return engine
+
+
+def find_runs(folders: Sequence[Path]) -> list[Path]:
+    """List the folders of runs: those given, or those inside, where they are of a comparison."""
+    found: list[Path] = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise HeadwayError(f"{folder}: no such folder; {WRITES}")
+        inside = sorted(path.parent for path in folder.glob("*/summary.json"))
+        if (folder / "summary.json").exists() or not inside:
+            inside = [folder]
+        found += inside
+    return found
+
+
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """Read the runs in these folders; raise HeadwayError for what is missing or damaged."""
+    found = find_runs(folders)
+    return [read_run(folder, label) for folder, label in zip(found, _labels(found), strict=True)]
+
+
+def _labels(folders: Sequence[Path]) -> list[str]:
+    """Name each run by its folder, with the folders above where two are called the same."""
+    for depth in range(1, 20):
+        labels = ["/".join(folder.resolve().parts[-depth:]) for folder in folders]
+        if len(set(labels)) == len(labels):
+            return labels
+    raise HeadwayError(f"{folders[0]}: is given twice")
+
+
+def read_run(folder: Path, label: str) -> Run:
+    """Read one run's folder; raise HeadwayError for what is missing or damaged."""
+    summary = _mapping(folder / "summary.json", json.loads)
+    for key in ("headway", "completed", "duration"):
+        if key not in summary:
+            raise HeadwayError(f"{folder / 'summary.json'}: has no key {key}")
+    scenario = _mapping(folder / "scenario.yaml", _yaml)
+    if not isinstance(scenario.get("engine"), Mapping):
+        raise HeadwayError(f"{folder / 'scenario.yaml'}: has no key engine")
+    requests = _table(folder, "requests", REQUESTS)
+    return Run(folder, label, summary, scenario, requests, _table(folder, "steps", STEPS))
+
+
+def _yaml(text: str) -> object:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError("it is no YAML") from error
+
+
+def _mapping(path: Path, parse: Callable[[str], object]) -> Mapping[str, Any]:
+    """Read a file that holds one mapping."""
+    try:
+        found = parse(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise HeadwayError(f"{path}: no such file; {WRITES}") from None
+    except ValueError as error:
+        raise HeadwayError(f"{path}: damaged: {error}") from None
+    if not isinstance(found, Mapping):
+        raise HeadwayError(f"{path}: damaged: it holds no keys")
+    return found
+
+
+def _table(folder: Path, name: str, columns: Sequence[str]) -> "pd.DataFrame":
+    """Read a table, CSV or Parquet, whose `columns` must be there and hold numbers."""
+    import pandas as pd
+
+    path = folder / f"{name}.csv"
+    if not path.exists() and (other := folder / f"{name}.parquet").exists():
+        path = other
+    try:
+        frame = _parquet(path) if path.suffix == ".parquet" else _csv(path)
+    except FileNotFoundError:
+        raise HeadwayError(f"{path}: no such file; {WRITES}") from None
+    except (OSError, ValueError) as error:  # pandas' ParserError is a ValueError
+        told = " ".join(str(error).split())
+        raise HeadwayError(f"{path}: damaged: {told}") from None
+    if missing := [column for column in columns if column not in frame.columns]:
+        raise HeadwayError(f"{path}: has no column {', '.join(missing)}")
+    for column in columns if len(frame) else ():  # without rows there is no telling
+        if not pd.api.types.is_numeric_dtype(frame[column]):
+            raise HeadwayError(f"{path}: damaged: {column} holds what is no number")
+    return frame if len(frame) else frame.astype(dict.fromkeys(columns, float))
+
+
+def _csv(path: Path) -> "pd.DataFrame":
+    import pandas as pd
+
+    words = dict.fromkeys(WORDS, "category")
+    return pd.read_csv(path, dtype=words, keep_default_na=False, na_values=[""])
+
+
+def _parquet(path: Path) -> "pd.DataFrame":
+    import pandas as pd
+
+    from simulator.output import need_pyarrow
+
+    need_pyarrow()
+    return pd.read_parquet(path, engine="pyarrow")

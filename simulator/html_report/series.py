@@ -1,0 +1,184 @@
+"""The numbers behind the report's charts: over time in bins, as distributions, seat by seat."""
+
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.bins import depth_in_bins, mean_in_bins
+from simulator.html_report.runs import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+POINTS = 16_000  # of each chart over time, all runs together: bounds the file
+BINS = 4_000  # of one run at most
+QUANTILES = 500  # points of a distribution
+BARS = 2_500  # requests in the picture of the seats, of each run
+ROUNDED = 5e-9  # s, that sums of a table's times, each to a nanosecond, may be wrong
+FIRST = 400  # of these in view at first
+
+Floats = npt.NDArray[np.float64]
+Numbers = list[float | None]
+
+
+def charts(runs: Sequence[Run]) -> dict[str, Any]:
+    """Give what the charts draw, as JSON can hold it; times in seconds, latencies in ms."""
+    whole = max(_end(run) for run in runs) or 1.0
+    edges = np.linspace(0.0, whole, min(BINS, POINTS // len(runs)) + 1)
+    begin, end = _window(runs, BARS)
+    return {
+        "labels": [run.label for run in runs],
+        "time": _short((edges[1:] + edges[:-1]) / 2, 6),
+        "overtime": [over_time(run, edges) for run in runs],
+        "latency": {name: distributions(runs, name) for name in ("ttft", "tpot", "e2el")},
+        "seats": [seats(run, begin, end) for run in runs],
+        "window": [begin, end],
+        "first": _window(runs, FIRST),
+    }
+
+
+def _end(run: Run) -> float:
+    steps = run.steps
+    return float((steps["start"] + steps["duration"]).max()) if len(steps) else 0.0
+
+
+def _short(values: Floats, digits: int = 4) -> Numbers:
+    """Round to so many digits, since a chart shows no more; NaN becomes null."""
+    texts = np.char.mod(f"%.{digits}g", values).tolist()
+    return [None if text == "nan" else _number(text) for text in texts]
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+def over_time(run: Run, edges: Floats) -> dict[str, Numbers]:
+    """Average over each bin what a run's engine did; None: nothing decoded there."""
+    size = len(edges) - 1
+    running, waiting, used, tokens, seats, preempted = (np.zeros(size) for _ in range(6))
+    longest, blocks = np.full(size, np.nan), 0.0
+    for steps, queue in _replicas(run):
+        starts, time = steps["start"].to_numpy(float), steps["duration"].to_numpy(float)
+        ends, count = starts + time, steps["steps"].to_numpy(float)
+        decodes = steps["decode_tokens"].to_numpy(float)
+        running += mean_in_bins(starts, ends, steps["running"].to_numpy(), edges)
+        waiting += depth_in_bins(starts, steps["waiting"].to_numpy(), queue, edges)
+        used += mean_in_bins(starts, ends, _blocks(run, steps), edges)
+        blocks += float((steps["kv_blocks_used"] + steps["kv_blocks_free"]).max())
+        rate = np.divide(decodes * count, time, out=np.zeros(len(time)), where=time > 0)
+        tokens += mean_in_bins(starts, ends, rate, edges)
+        seats += mean_in_bins(starts, ends, decodes, edges)
+        at = np.clip(np.searchsorted(edges, starts, "right") - 1, 0, size - 1)
+        np.fmax.at(longest, at[decodes > 0], (time / count)[decodes > 0])
+        preempted += np.bincount(at, steps["preempted"], size)
+    itl = np.divide(seats, tokens, out=np.full(size, np.nan), where=tokens > 0)
+    first = (_sent(run.requests) + run.requests["ttft"]).dropna().to_numpy(float)
+    tokens += np.histogram(first, edges)[0] / np.diff(edges)
+    return {
+        "running": _short(running),
+        "waiting": _short(waiting),
+        "kv": _short(100 * used / max(blocks, 1.0)),
+        "tokens": _short(tokens),
+        "itl": _short(1e3 * itl),
+        "longest": _short(1e3 * np.fmax(longest, itl)),
+        "preempted": _short(np.where(preempted > 0, preempted, np.nan)),
+    }
+
+
+def _replicas(run: Run) -> Iterator[tuple["pd.DataFrame", Floats]]:
+    """Yield each replica's steps and the times at which requests joined its queue."""
+    requests = run.requests[run.requests["finish_reason"].astype(object) != "rejected"]
+    parts = [(0, run.steps)]
+    if "replica" in run.steps.columns:
+        parts = list(run.steps.groupby("replica"))
+    for number, steps in parts:
+        sent = _sent(requests[requests["replica"] == number]).dropna()
+        if len(steps):
+            yield steps, np.sort(sent.to_numpy(float))
+
+
+def _sent(requests: "pd.DataFrame") -> "pd.Series[float]":
+    return requests["arrival"] + requests["client_queue_time"]
+
+
+def _blocks(run: Run, steps: "pd.DataFrame") -> Floats:
+    """Give the blocks in use, in the middle of each row: with paging they grow by the token."""
+    used: Floats = steps["kv_blocks_used"].to_numpy(float)
+    engine = run.engine
+    if engine.get("allocation") == "contiguous" or engine.get("reserve_output_tokens") is not None:
+        return used
+    sequences = (steps["decode_tokens"] + steps["wasted_tokens"]).to_numpy(float)
+    later = steps["steps"].to_numpy(float) - 1
+    grown = used + sequences * later / 2 / float(engine.get("block_size") or 1)
+    most: Floats = np.minimum(grown, used + steps["kv_blocks_free"].to_numpy(float))
+    return most
+
+
+def distributions(runs: Sequence[Run], name: str) -> dict[str, Any]:
+    """Give the percentage of each run's requests up to each of some ms, evenly on a log scale."""
+    known = [1e3 * run.requests[name].dropna().to_numpy(float) for run in runs]
+    every = np.concatenate(known)
+    if not len(every):
+        return {"ms": [], "percent": [[] for _ in runs]}
+    low, high = max(float(every.min()), 1e-3), max(float(every.max()), 2e-3)
+    grid = np.geomspace(low * 0.98, high * 1.02, QUANTILES)
+    grid = np.unique(np.array(_short(grid, 5), float))
+    shares = [np.searchsorted(np.sort(v), grid, "right") / max(len(v), 1) for v in known]
+    return {"ms": _short(grid, 5), "percent": [_short(100 * share, 5) for share in shares]}
+
+
+def _window(runs: Sequence[Run], most: int) -> tuple[float, float]:
+    """Choose a time in the middle in which each run has about `most` requests, or all of it."""
+    begin, end = 0.0, max(_end(run) for run in runs) or 1.0
+    middle = min(_end(run) for run in runs) / 2
+    for run in runs:
+        count = len(run.requests)
+        if count > most:
+            half = _end(run) * most / count / 2
+            begin, end = max(begin, middle - half), min(end, middle + half)
+    return begin, end
+
+
+def seats(run: Run, begin: float, end: float) -> dict[str, list[Any]]:
+    """Give each request a seat from its admission to its end; those between two times as columns.
+
+    A request takes the free seat of its replica with the lowest number. One that is preempted
+    keeps its seat here: the tables do not say when it was out.
+    """
+    frame = run.requests[run.requests["e2el"].notna()].assign(sent=_sent)
+    frame = frame.assign(board=frame["sent"] + frame["queue_time"])
+    frame = frame.assign(leave=frame["sent"] + frame["e2el"])
+    frame = frame.sort_values(["replica", "board"], kind="stable")
+    given: list[int] = []
+    for _, part in frame.groupby("replica"):
+        below = max(given, default=-1) + 1
+        given += [below + k for k in _assign(part["board"].tolist(), part["leave"].tolist())]
+    frame = frame.assign(seat=given)
+    frame = frame[(frame["leave"] >= begin) & (frame["board"] <= end)]
+    board = frame["board"].to_numpy(float)
+    return {
+        "start": _short(board, 7),
+        "prefill": _short((frame["sent"] + frame["ttft"]).to_numpy(float) - board),
+        "length": _short(frame["leave"].to_numpy(float) - board, 6),
+    } | {
+        name: frame[name].astype(int).tolist()
+        for name in ("id", "seat", "prompt_tokens", "output_tokens", "preemptions")
+    }
+
+
+def _assign(boards: list[float], leaves: list[float]) -> list[int]:
+    """Give the lowest free seat to each in turn."""
+    free: list[int] = []
+    taken: list[tuple[float, int]] = []
+    given = []
+    for board, leave in zip(boards, leaves, strict=True):
+        while taken and taken[0][0] <= board + ROUNDED:
+            heappush(free, heappop(taken)[1])
+        seat = heappop(free) if free else len(taken)
+        heappush(taken, (leave, seat))
+        given.append(seat)
+    return given

@@ -1,0 +1,205 @@
+"""What the report says in tables and words, as HTML."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from math import isnan
+
+from simulator.breakdown import PARTS
+from simulator.html_report.runs import Run
+from simulator.report import GAUGES, METRICS, MOVED, Gauge
+
+CARDS = (
+    ("output_throughput", "Output throughput", "tok/s"),
+    ("request_throughput", "Request throughput", "req/s"),
+    ("mean_ttft_ms", "Mean TTFT", "ms"),
+    ("p99_ttft_ms", "P99 TTFT", "ms"),
+    ("mean_tpot_ms", "Mean TPOT", "ms"),
+    ("p99_itl_ms", "P99 ITL", "ms"),
+    ("mean_e2el_ms", "Mean E2EL", "ms"),
+    ("p99_e2el_ms", "P99 E2EL", "ms"),
+)
+LATENCIES = (
+    ("ttft", "TTFT"),
+    ("tpot", "TPOT"),
+    ("itl", "ITL"),
+    ("e2el", "E2EL"),
+    ("queue_time", "Queue time"),
+)
+POINTS = ("mean", "median", "p90", "p95", "p99")
+TIMES = ("queue_time", *PARTS)
+WORDS = {
+    "queue_time": "queue",
+    "prefill_time": "prefill",
+    "decode_alone_time": "decode",
+    "decode_slowed_time": "decode slowed by prompts",
+    "preempted_time": "preempted",
+    "recompute_time": "recompute",
+    "swap_time": "swap copies",
+}
+CLIENTS = 12  # shown of each run
+
+
+def number(value: object) -> str:
+    """Write a number for people: four digits, thousands apart."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return escape(str(value))
+    if isnan(value):
+        return "&ndash;"
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+    """Make a table of cells that are HTML; the first of each row names it."""
+    top = "".join(f"<th>{cell}</th>" for cell in head)
+    body = "".join(
+        f"<tr><th>{name}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+        for name, *cells in rows
+    )
+    return f'<div class="scroll"><table class="{kind}"><tr>{top}</tr>{body}</table></div>'
+
+
+def run_name(run: Run, index: int) -> str:
+    """Name a run behind a dot of its colour."""
+    return f'<span class="dot run-{index}"></span>{escape(run.label)}'
+
+
+def headline(runs: Sequence[Run]) -> str:
+    """Give cards for one run, and a table of all metrics with ratios to the first."""
+    rows = []
+    for gauge, values in _measured(runs):
+        cells = [number(value * gauge.scale) for value in values]
+        marks = ["", *(_ratio(value, values[0], gauge.better) for value in values[1:])]
+        rows.append([escape(gauge.label), *map("".join, zip(cells, marks, strict=True))])
+    names = [run_name(run, k) for k, run in enumerate(runs)]
+    whole = table(["", *names], rows, "numbers")
+    if len(runs) > 1:
+        return f"{whole}<p class=note>Ratios are to the first; green is better, red worse.</p>"
+    summary = runs[0].summary
+    cards = "".join(
+        f"<div class=card><b>{number(summary[key])}</b> {unit}<br><span>{name}</span></div>"
+        for key, name, unit in CARDS
+        if key in summary
+    )
+    return f"<div class=cards>{cards}</div><details><summary>All metrics</summary>{whole}</details>"
+
+
+def _measured(runs: Sequence[Run]) -> list[tuple[Gauge, list[float]]]:
+    """Find the metrics that every run has; of what is moved, those that are not all 0."""
+    found = []
+    for gauge in (*METRICS, *GAUGES, *MOVED):
+        values = [{**run.summary["headway"], **run.summary}.get(gauge.key) for run in runs]
+        known = [value for value in values if isinstance(value, int | float)]
+        if len(known) == len(runs) and (gauge not in MOVED or any(known)):
+            found.append((gauge, known))
+    return found
+
+
+def _ratio(value: float, first: float, better: int) -> str:
+    if not first:
+        return ""
+    sign = better * ((value > first) - (value < first))
+    kind = {1: "good", 0: "even", -1: "bad"}[sign]
+    return f' <span class="ratio {kind}">{_three(value / first)}&times;</span>'
+
+
+def _three(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 1000 else f"{ratio:.3g}"
+
+
+def diagnosis(runs: Sequence[Run]) -> str:
+    """List what stands out in each run, and the knob that changes it."""
+    parts = []
+    for k, run in enumerate(runs):
+        found = run.summary["headway"].get("diagnosis") or []
+        items = "".join(
+            f"<li>{escape(str(one.get('text')))} "
+            f"<span class=knob>{escape(str(one.get('knob')))}</span></li>"
+            for one in found
+            if isinstance(one, Mapping)
+        )
+        title = f"<h3>{run_name(run, k)}</h3>" if len(runs) > 1 else ""
+        parts.append(title + (f"<ul>{items}</ul>" if items else "<p>Nothing stands out.</p>"))
+    return "".join(parts)
+
+
+def percentiles(runs: Sequence[Run]) -> str:
+    """Give mean and percentiles of each latency, a row for each run."""
+    rows = []
+    for key, name in LATENCIES:
+        for k, run in enumerate(runs):
+            cells = [run.summary.get(f"{point}_{key}_ms") for point in POINTS]
+            if None not in cells:
+                label = f"{name} {run_name(run, k)}" if len(runs) > 1 else name
+                rows.append([label, *map(number, cells)])
+    return table(["ms", *(point.capitalize() for point in POINTS)], rows, "numbers")
+
+
+def time_parts(runs: Sequence[Run]) -> str:
+    """Draw where the time of the mean request went, and of the slowest hundredth."""
+    bars = []
+    for k, run in enumerate(runs):
+        done = run.requests[run.requests["prefill_time"].notna()]
+        if not len(done):
+            continue
+        slow = done.nlargest(max(len(done) // 100, 1), "e2el")
+        for what, part in (
+            ("mean of all", done),
+            (f"slowest {len(slow):,} of {len(done):,}", slow),
+        ):
+            means = {name: float(part[name].mean()) for name in TIMES}
+            whole = sum(means.values())
+            title = f"{run_name(run, k)} &ndash; " if len(runs) > 1 else ""
+            bars.append(f"<p class=bar-title>{title}{what}: {number(whole)} s</p>{_bar(means)}")
+    keys = "".join(f'<span><i class="{name}"></i>{WORDS[name]}</span>' for name in TIMES)
+    return f"<div class=keys>{keys}</div>{''.join(bars)}"
+
+
+def _bar(means: Mapping[str, float]) -> str:
+    whole = sum(means.values()) or 1.0
+    pieces = "".join(
+        f'<i class="{name}" style="width:{100 * value / whole:.3f}%" '
+        f'title="{WORDS[name]}: {number(value)} s, {value / whole:.1%}"></i>'
+        for name, value in means.items()
+        if value > 0
+    )
+    return f"<div class=bar>{pieces}</div>"
+
+
+def clients(runs: Sequence[Run]) -> str:
+    """Compare what the clients of each run felt; empty where there are not several."""
+    parts = []
+    for k, run in enumerate(runs):
+        groups = run.requests.groupby("client", observed=True) if "client" in run.requests else []
+        if len(groups) < 2:
+            continue
+        found = sorted(groups, key=lambda group: -len(group[1]))
+        rows = [
+            [
+                escape(str(name)),
+                number(len(part)),
+                number(int(part["output_tokens"].sum())),
+                *(number(float(part[key].mean() * 1e3)) for key in ("queue_time", "ttft", "e2el")),
+                number(float(part["ttft"].quantile(0.99) * 1e3)),
+            ]
+            for name, part in found[:CLIENTS]
+        ]
+        means = [float(part["ttft"].mean()) for _, part in found]
+        means = [mean for mean in means if mean > 0]  # NaN: nobody got a token
+        low, high = min(means, default=0.0), max(means, default=0.0)
+        spread = f" The highest mean TTFT is {high / low:.3g} times the lowest." if means else ""
+        head = ["", "requests", "tokens out", "mean queue", "mean TTFT", "mean E2EL", "P99 TTFT"]
+        title = f"<h3>{run_name(run, k)}</h3>" if len(runs) > 1 else ""
+        shown = f"{min(len(found), CLIENTS)} of {len(found)} clients; times in ms."
+        note = f"<p class=note>{shown}{spread}{_jain(run)}</p>"
+        parts.append(title + table(head, rows, "numbers") + note)
+    return "".join(parts)
+
+
+def _jain(run: Run) -> str:
+    """Say how evenly clients were served while they competed, where the run knows."""
+    index, share = (run.summary["headway"].get(k) for k in ("jain_index", "contended_share"))
+    if not isinstance(index, int | float) or not isinstance(share, int | float):
+        return ""
+    return f" While they compete ({share:.0%} of the time) Jain's index of service is {index:.3f}."
