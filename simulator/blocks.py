@@ -22,6 +22,8 @@ class BlockCounter:
     """
 
     names_blocks = False
+    prefix_caching = False
+    """Prompts find what earlier ones have in common with them."""
     tier: HostTier | None = None
     """Where evicted blocks of the prefix cache go."""
     delay = 0

@@ -113,9 +113,10 @@ def _sglang(gpu: Gpu | None, longest: int) -> Defaults:
         "scheduling_policy": "sglang",
         "max_num_seqs": 2048,
         "max_num_batched_tokens": tokens,
-        "block_size": 16,
+        "block_size": 1,
         "gpu_memory_utilization": 0.88,
         "enable_prefix_caching": True,
+        "prefix_cache": "radix",
     }
 
 
@@ -192,9 +193,8 @@ ENGINES = {
     "sglang": Engine(
         "SGLang 0.4.6: managers/scheduler.py, schedule_policy.py, schedule_batch.py",
         "prompts first in chunks; lpm order with in-batch sharing; new-token ratio and its decay; "
-        "retraction; weights and cache in mem_fraction_static",
-        "pages of one token (blocks of 16 here), radix tree (hash chains here), overlap of "
-        f"scheduling, mixed chunks, dfs-weight; {COST}",
+        "retraction; radix tree of pages of one token; weights and cache in mem_fraction_static",
+        f"overlap of scheduling, mixed chunks, dfs-weight; {COST}",
         _sglang,
         "static",
     ),

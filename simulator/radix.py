@@ -42,6 +42,8 @@ class RadixCache(BlockCounter):
     `admit` want the hits that `match` has just returned for the same request.
     """
 
+    prefix_caching = True
+
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
         self._pool = self.usable  # blocks of nobody

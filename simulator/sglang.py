@@ -7,6 +7,7 @@ from random import Random
 from simulator.blocks import BlockCounter
 from simulator.fields import refuse
 from simulator.policies import Fifo
+from simulator.radix import pieces_of
 from simulator.request import Request, Step
 from simulator.reserve import Asked, Asking
 
@@ -87,7 +88,7 @@ class SgLang(Asking):
         self.waiting = self.queue
         self.order = order
         self.max_prefill_tokens = max_prefill_tokens
-        self._caching = bool(getattr(blocks, "prefix_caching", False))
+        self._caching = blocks.prefix_caching
         self.full = False  # somebody did not fit, and nobody has ended since
         self._init_ratio = min(INIT_RATIO * schedule_conservativeness, 1.0)
         self._min_ratio = min(self._init_ratio * MIN_FACTOR, 1.0)
@@ -193,9 +194,8 @@ class SgLang(Asking):
     def _match(self, request: Request, seen: set[Hashable]) -> float:
         """Give the tokens that the cache knows; infinitely few for whom another computes them."""
         tokens = len(self.blocks.match(request)) * self.blocks.block_size
-        blocks = -(-SHARED // self.blocks.block_size)
-        if tokens <= SHARED and request.hashes and len(request.hashes) >= blocks:
-            start = request.hashes[blocks - 1]
+        if tokens <= SHARED <= request.known:
+            start = tuple(pieces_of(request, SHARED))
             if start in seen:
                 return float("-inf")
             seen.add(start)

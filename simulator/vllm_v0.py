@@ -10,7 +10,7 @@ from simulator.policies import Fifo
 from simulator.request import Request, Step
 
 
-class SwappedFirst(Fifo):
+class SwappedByArrival(Fifo):
     """First come, first served, but before all others those whose blocks are on the host."""
 
     def put_back(self, request: Request) -> None:
@@ -69,7 +69,7 @@ class VllmV0(Batching):
             enable_chunked_prefill=False,
             watermark=watermark,
         )
-        self.queue = self.waiting = SwappedFirst()
+        self.queue = self.waiting = SwappedByArrival()
         self.host = HostMemory(swap_blocks, blocks.block_size)
         self.delay = scheduler_delay_factor
         self._prompts_at = -1.0  # when the last step began, if it was one of prompts

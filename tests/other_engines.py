@@ -10,6 +10,7 @@ from simulator.blocks import BlockCounter, BlockManager
 from simulator.fastgen import FastGen
 from simulator.hf import HfStatic
 from simulator.mixed import Orca, Sarathi
+from simulator.radix import RadixCache
 from simulator.reserve import Reserving
 from simulator.scheduler import Scheduler
 from simulator.sglang import ORDERS, SgLang
@@ -69,7 +70,11 @@ def other_engines(
     named = draw(st.booleans())
     caching = draw(st.booleans()) and kind.caches_prefixes
 
+    radix = caching and draw(st.booleans())
+
     def make() -> Scheduler:
+        if radix:
+            return kind(RadixCache(num_blocks, size), **options)
         blocks = (
             BlockManager(num_blocks, size, caching)
             if named or caching

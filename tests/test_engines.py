@@ -188,7 +188,7 @@ def test_bad_arguments_are_told_with_their_field(
     ("name", "policy", "sizes", "others"),
     [
         ("vllm-v0", "fcfs-v0", (256, 8192, 16), {"watermark": 0.01}),
-        ("sglang", "sglang", (2048, 8192, 16), {"enable_prefix_caching": True}),
+        ("sglang", "sglang", (2048, 8192, 1), {"prefix_cache": "radix"}),
         ("tensorrt-llm", "trtllm", (2048, 8192, 32), {"enable_chunked_prefill": False}),
         ("tgi", "tgi", (128, 8192, 1), {"enable_prefix_caching": False}),
         ("deepspeed-fastgen", "fastgen", (512, 768, 64), {"enable_prefix_caching": False}),

@@ -6,6 +6,7 @@ from simulator.blocks import BlockCounter, BlockManager
 from simulator.fastgen import FastGen
 from simulator.hf import HfStatic
 from simulator.mixed import Orca, Sarathi
+from simulator.radix import RadixCache
 from simulator.request import Request, Step
 from simulator.scheduler import Scheduler
 from simulator.sglang import SgLang
@@ -432,10 +433,20 @@ def test_sglang_takes_no_prompt_beyond_max_prefill_tokens_but_the_first() -> Non
     assert seen == [prompts(0, tokens=12), prompts(1, tokens=4)]
 
 
+def cache(make: type[BlockManager | RadixCache], size: int) -> BlockManager | RadixCache:
+    """360 tokens with a prefix cache of either kind."""
+    if make is RadixCache:
+        return RadixCache(360 // size, size)
+    return BlockManager(360 // size, size, prefix_caching=True)
+
+
+@pytest.mark.parametrize("make", [BlockManager, RadixCache])
 @pytest.mark.parametrize(("order", "second"), [("lpm", 2), ("fcfs", 1)])
-def test_sglang_serves_the_longest_known_prefix_first(order: str, second: int) -> None:
+def test_sglang_serves_the_longest_known_prefix_first(
+    order: str, second: int, make: type[BlockManager | RadixCache]
+) -> None:
     """Request 2 begins as request 0 did; one seat."""
-    blocks = BlockManager(90, 4, prefix_caching=True)
+    blocks = cache(make, 4)
     scheduler = SgLang(blocks, order=order, max_num_seqs=1, max_model_len=40)
     segments = [(("a", 8), ("x", 4)), (("b", 12),), (("a", 8), ("y", 4))]
     seen, _ = run(scheduler, (0, 12, 1), (0.5, 12, 1), (0.5, 12, 1), segments=segments)
@@ -443,9 +454,13 @@ def test_sglang_serves_the_longest_known_prefix_first(order: str, second: int) -
     assert seen == [steps[0], steps[second], steps[3 - second]]
 
 
-def test_sglang_computes_a_common_beginning_once() -> None:
+@pytest.mark.parametrize("make", [BlockManager, RadixCache])
+@pytest.mark.parametrize("size", [1, 4])
+def test_sglang_computes_a_common_beginning_once(
+    size: int, make: type[BlockManager | RadixCache]
+) -> None:
     """Requests 0 and 1 begin alike and nothing is known: request 1 waits, request 2 overtakes."""
-    blocks = BlockManager(90, 4, prefix_caching=True)
+    blocks = cache(make, size)
     scheduler = SgLang(blocks, order="lpm", max_num_seqs=2, max_model_len=60)
     segments = [(("a", 32), ("x", 4)), (("a", 32), ("y", 4)), (("b", 36),)]
     seen, _ = run(scheduler, *[(0, 36, 1)] * 3, segments=segments)
