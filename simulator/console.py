@@ -23,8 +23,8 @@ def tell_errors(messages: Iterable[str]) -> int:
     return BAD_INPUT
 
 
-def tell_interrupted(result: "Result") -> int:
-    """Say how far an interrupted run came."""
+def tell_interrupted(result: "Result", kept: str = "no file was written") -> int:
+    """Say how far an interrupted run came, and what there is of those before it."""
     from simulator.log import REASONS
 
     unfinished = REASONS.index("unfinished")
@@ -32,7 +32,7 @@ def tell_interrupted(result: "Result") -> int:
     now = max((float(log.steps["end"][-1]) for log in result.logs if log.step_rows), default=0.0)
     print(
         f"headway: interrupted at {now:,.1f} s of simulated time, {done:,} of "
-        f"{len(result.workload):,} requests done; no file was written",
+        f"{len(result.workload):,} requests done; {kept}",
         file=sys.stderr,
     )
     return INTERRUPTED

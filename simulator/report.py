@@ -28,6 +28,7 @@ SECTIONS = (
     ("queue_time", "Queue Time", "Queueing in the Engine"),
 )
 """Key, name and title; all but the last as vLLM has them."""
+RATIO = 10  # width of a ratio and its mark
 BESIDE = 3  # runs that a block of a comparison shows beside the first: 120 columns
 MANY = 9  # runs from which a comparison has a row for each, with the metrics that matter most
 PRINTED = ("mean", "median", "p99")  # vLLM's default; the summary has more
@@ -218,9 +219,9 @@ def _cluster(cluster: Summary) -> list[str]:
 def compare_table(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
     """Put runs side by side, each value with its ratio to the first run's.
 
-    `+` marks a value that is better than the first run's, `-` one that is worse. A metric that
-    some run does not have is left out. Several blocks of runs come with the first in each; of
-    MANY runs or more each is one row.
+    `+` marks a value that is better than the first run's, `-` one that is worse, `.` what a run
+    does not have; a metric that none of them has is left out. Several blocks of runs come with the
+    first in each; of MANY runs or more each is one row.
     """
     if len(labels) >= MANY:
         return _many_table(labels, summaries)
@@ -240,7 +241,7 @@ def _many_table(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
     """Give a row for each run; `*` marks the best of a column, `.` what a run does not have."""
     columns = [("", "", *labels)]
     for column in COLUMNS:
-        values = [{**s["headway"], **s}.get(column.key) for s in summaries]
+        values = [_value(s, {**s["headway"], **s}, column) for s in summaries]
         known = [value for value in values if value is not None]
         if not any(known) or (column.better == 0 and len(set(known)) < 2):
             continue
@@ -270,12 +271,17 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" if value < 1 else f"{value:.4g}"
 
 
-def _cells(metric: Gauge, values: Sequence[float], shown: Sequence[int]) -> Iterator[str]:
+def _cells(metric: Gauge, values: Sequence[float | None], shown: Sequence[int]) -> Iterator[str]:
     """Yield the first run's value, then those of others with their ratios."""
+    first = values[0]
     for run in shown:
-        value = values[run] * metric.scale
-        text = f"{value:.2f}" if isinstance(value, float) else str(value)
-        yield f"{text}  {_ratio(values[run], values[0], metric.better)}" if run else text
+        value = values[run]
+        scaled = None if value is None else value * metric.scale
+        text = "." if scaled is None else f"{scaled:.2f}" if type(scaled) is float else str(scaled)
+        ratio = " " * RATIO
+        if value is not None and first is not None:
+            ratio = _ratio(value, first, metric.better)
+        yield f"{text}  {ratio}" if run else text
 
 
 def _align(rows: Sequence[Sequence[str]]) -> str:
@@ -288,14 +294,23 @@ def _align(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def _compared(summaries: Sequence[Summary]) -> list[tuple[Gauge, list[float]]]:
-    """Find the metrics that every run has."""
+def _compared(summaries: Sequence[Summary]) -> list[tuple[Gauge, list[float | None]]]:
+    """Find the metrics that any run has."""
     rows: list[tuple[Gauge, list[Any]]] = []
-    rows += [(metric, [s.get(metric.key) for s in summaries]) for metric in METRICS]
+    rows += [(metric, [_value(s, s, metric) for s in summaries]) for metric in METRICS]
     rows += [(gauge, [s["headway"].get(gauge.key) for s in summaries]) for gauge in GAUGES]
     moved = [(gauge, [s["headway"].get(gauge.key) for s in summaries]) for gauge in MOVED]
     rows += [(gauge, values) for gauge, values in moved if any(values)]
-    return [(metric, values) for metric, values in rows if None not in values]
+    return [(metric, values) for metric, values in rows if values.count(None) < len(values)]
+
+
+def _value(summary: Summary, numbers: Summary, metric: Gauge) -> Any:
+    """Give a run's value of a metric; None where it has none.
+
+    Who has completed nobody has no latencies, though vLLM's summary calls them 0.
+    """
+    none = metric.key.endswith("_ms") and not summary["completed"]
+    return None if none else numbers.get(metric.key)
 
 
 def _ratio(value: float, first: float, better: int) -> str:
@@ -307,4 +322,4 @@ def _ratio(value: float, first: float, better: int) -> str:
         ratio = value / first if first else 1.0
         digits = ".2g" if ratio < 0.1 else ".2f" if ratio < 100 else ".0f"
         text = f"{ratio:{digits}}x"
-    return f"{text:>8} {mark}"
+    return f"{text:>{RATIO - 2}} {mark}"

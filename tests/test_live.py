@@ -3,6 +3,7 @@ comparison with the simulation makes of it, also from a log that comes with the 
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
@@ -226,6 +227,29 @@ def test_live_writes_what_run_writes_and_more(
     assert names == written | {"live.json", "profile.yaml", "rerun-1"}
     found = validate(tmp_path / "l")
     assert (found.reruns, found.clock) == (1, "exec")
+
+
+def test_an_interrupt_of_a_rerun_says_what_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run's files are there already."""
+    live = pytest.importorskip("gpu_backend.live", reason="needs the extra `gpu`")
+    carried_out = []
+    run_live = live.run_live
+
+    def interrupt_the_second(*arguments: object, **options: object) -> object:
+        done = run_live(*arguments, **options)
+        result = replace(done.result, interrupted=bool(carried_out))
+        carried_out.append(done)
+        return replace(done, result=result)
+
+    monkeypatch.setattr(live, "run_live", interrupt_the_second)
+    sets = [word for setting in FEW for word in ("--set", setting)]
+    out = tmp_path / "l"
+    assert main(["live", str(SCENARIO), *sets, "--out", str(out), "--reruns", "2"]) == 130
+    assert capsys.readouterr().err.endswith(f"done; all files of earlier runs are in {out}\n")
+    assert (out / "summary.json").exists()
+    assert len(carried_out) == 2
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,30 @@ def test_compare_table(summary: Summary) -> None:
     assert lines[-1] == "Ratios are to static; + better, - worse."
 
 
+@pytest.mark.parametrize("copies", [1, 5])
+def test_who_completed_nobody_has_no_latencies(summary: Summary, copies: int) -> None:
+    """Though vLLM's summary calls them 0: nobody is slower, and it is no best."""
+    zero = {"completed": 0, "output_throughput": 0.0, "mean_ttft_ms": 0.0, "p99_ttft_ms": 0.0}
+    empty = shorter(summary, **zero)
+    text = compare_table(["empty", "full"] * copies, [empty, summary] * copies)
+    if copies == 1:
+        cells = {line[:36].strip(): line[36:].split() for line in text.splitlines()}
+        assert cells["Mean TTFT (ms)"] == [".", f"{summary['mean_ttft_ms']:.2f}"]
+        assert cells["Output throughput (tok/s)"][0] == "0.00"
+    else:
+        rows = [line.split() for line in text.splitlines() if line.startswith(("empty", "full"))]
+        assert [row[3].rstrip("*") == "." for row in rows] == [True, False] * 5
+
+
+def test_a_run_without_a_metric_shows_that_of_the_others(summary: Summary) -> None:
+    """Jain's index is that of several clients."""
+    fair = {**summary, "headway": {**summary["headway"], "jain_index": 0.5}}
+    for runs, told in (([summary, fair], [".", "0.50"]), ([fair, summary], ["0.50", "."])):
+        lines = compare_table(["one", "two"], runs).splitlines()
+        cells = {line[:38].strip(): line[38:].split() for line in lines}
+        assert cells["Fairness: Jain's index of clients"] == told
+
+
 def test_many_runs_fit_the_screen(summary: Summary) -> None:
     """More than four runs come in blocks, each with the first run."""
     text = compare_table([f"run{i}" for i in range(8)], [summary] * 8)
