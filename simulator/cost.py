@@ -18,12 +18,11 @@ from simulator.fields import inside
 from simulator.hardware import HOST_SHARE, Gpu
 from simulator.model import ModelSpec
 from simulator.noise import check_residuals
-from simulator.overhead import DEFAULT, overheads, unknown_overhead
+from simulator.overhead import DEFAULT, choose_overhead
 from simulator.piecewise import LinearCost, PiecewiseCost
 from simulator.profile import (
     FORMS,
     Precision,
-    Profile,
     find_profile,
     make_form,
     read_profile,
@@ -86,8 +85,9 @@ def load_cost(
     path is looked up in `base`, then in the folder that HEADWAY_DATA names. `roofline` needs
     `model` and `gpu`; a profile that was fitted to others is taken, with a HeadwayWarning. What
     the engine adds to its kernels comes on top of a roofline and of profiles that name an
-    `overhead`; `{profile: ..., overhead: ...}` takes another engine's. `residuals`, beside either,
-    are how far off its steps may be (`noise`), in place of the profile's own.
+    `overhead`; `overhead` beside either takes another engine's, or a mapping with terms of it.
+    `residuals`, beside either, are how far off its steps may be (`noise`), in place of the
+    profile's own.
     Copies of KV blocks to the host cost what the form's swap terms say; where it has none, what
     the GPU's bus takes for the bytes. Raises ValueError, lines of `cost.key: what is wrong`, and
     HeadwayError about a profile's file.
@@ -138,6 +138,8 @@ def _load(
         known = ", ".join((*FORMS, "roofline"))
         given = f", not {spec['kind']!r}" if "kind" in spec else ""
         raise ValueError(f"kind: must be {known}{given}; or give `profile`: a name or a path")
+    if spec["kind"] == "piecewise":
+        spec = {"overlapped": _overlapped(engine), **spec}
     return make_form(spec, str(spec["kind"]))
 
 
@@ -175,30 +177,25 @@ def _load_profile(
     """Load what `{profile: name or path}` names, and warn where it is of something else."""
     if extra := [key for key in spec if key not in {"profile", "overhead"}]:
         raise ValueError("\n".join(f"{key}: cannot be given beside `profile`" for key in extra))
-    named, overhead = spec["profile"], spec.get("overhead")
+    named = spec["profile"]
     if not isinstance(named, str):
         raise ValueError(f"profile: must be a name or a path, not {named!r}")
-    if overhead is not None and (wrong := unknown_overhead(str(overhead))):
-        raise ValueError(f"overhead: {wrong}")
     profile = read_profile(find_profile(named, base))
+    overhead = choose_overhead(spec.get("overhead"), profile.overhead)
     if differences := profile.differences(model, gpu, engine):
         warnings.warn(
             f"cost profile {profile.cost.name} was fitted to {'; '.join(differences)}",
             HeadwayWarning,
             stacklevel=3,
         )
-    return _with_overhead(profile, overhead, engine)
-
-
-def _with_overhead(
-    profile: Profile, named: object, engine: Precision | None
-) -> LinearCost | PiecewiseCost:
-    """Put an engine's overhead on a profile of kernels: the one that is named, or its own."""
-    name = profile.overhead if named is None else str(named)
-    if name is None or not isinstance(profile.cost, PiecewiseCost):
+    if overhead is None or not isinstance(profile.cost, PiecewiseCost):
         return profile.cost
-    overlapped = engine is not None and engine.async_scheduling
-    return overheads()[name].on(profile.cost, overlapped=overlapped)
+    return overhead.on(profile.cost, overlapped=_overlapped(engine))
+
+
+def _overlapped(engine: Precision | None) -> bool:
+    """Say whether the host's work is hidden behind the kernels."""
+    return engine is not None and engine.async_scheduling
 
 
 def _make_roofline(
@@ -207,13 +204,12 @@ def _make_roofline(
     """Make a roofline of the scenario's model, GPU and precision."""
     if extra := [key for key in spec if key not in {"kind", "overhead"}]:
         raise ValueError("\n".join(f"{key}: roofline takes no terms" for key in extra))
-    overhead = str(spec.get("overhead", DEFAULT))
-    if wrong := unknown_overhead(overhead):
-        raise ValueError(f"overhead: {wrong}")
+    overhead = choose_overhead(spec.get("overhead"), DEFAULT)
+    assert overhead is not None  # there is a default
     if model is None or gpu is None:
         raise ValueError("kind: roofline needs to know the model and the GPU")
     if engine is None:
-        return overheads()[overhead].on(roofline(model, gpu), overlapped=False)
+        return overhead.on(roofline(model, gpu), overlapped=False)
     cache = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
     kernels = roofline(
         model,
@@ -222,4 +218,4 @@ def _make_roofline(
         dtype=engine.quantization or engine.dtype,
         kv_cache_dtype=cache,
     )
-    return overheads()[overhead].on(kernels, overlapped=engine.async_scheduling)
+    return overhead.on(kernels, overlapped=engine.async_scheduling)

@@ -9,16 +9,20 @@ vLLM launches pure decodes as CUDA graphs of certain batch sizes, 1, 2, 4, then 
 on every 16 (0.11 on), and pads smaller batches; `captured` is the largest of them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 
 import yaml
 
-from simulator.piecewise import PiecewiseCost
+from simulator.fields import build, inside, refuse
+from simulator.linear import check_terms
+from simulator.piecewise import HOST_TERMS, LONGEST_TABLE, PiecewiseCost
 
 FILE = Path(__file__).parent / "overheads.yaml"
 DEFAULT = "vllm"
+TERMS = ("step", *HOST_TERMS)
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,33 @@ def overheads() -> dict[str, Overhead]:
         name: Overhead(**{key: value for key, value in terms.items() if key in known})
         for name, terms in raw.items()
     }
+
+
+def choose_overhead(given: object, own: str | None) -> Overhead | None:
+    """Find what `cost.overhead` stands for; None where neither it nor `own` names an engine.
+
+    `given` is a name, a mapping of terms that replace those of the engine `own` (without one: those
+    that are left out are 0), or None: `own` itself. ValueError says which term is wrong.
+    """
+    known = overheads()
+    base = known.get(own) if own is not None else None
+    if given is None:
+        return base
+    if isinstance(given, str):
+        if wrong := unknown_overhead(given):
+            raise ValueError(f"overhead: {wrong}")
+        return known[given]
+    try:
+        terms = build(Overhead, given)
+        refuse(
+            *check_terms(terms, TERMS),
+            (terms.captured < 0, f"captured: must be at least 0, not {terms.captured}"),
+            (terms.captured > LONGEST_TABLE, f"captured: must be at most {LONGEST_TABLE:,}"),
+        )
+    except ValueError as error:
+        raise inside("overhead", error) from None
+    assert isinstance(given, Mapping)  # else `build` has refused it
+    return replace(base or Overhead(), **{key: getattr(terms, key) for key in given})
 
 
 def unknown_overhead(name: str) -> str:

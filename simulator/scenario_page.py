@@ -128,7 +128,8 @@ What each takes besides `router`, with the default in brackets:
 COST = """## cost
 
 `{profile: NAME}` takes a shipped profile, `{profile: PATH}` one of your own; `overhead: NAME`
-beside it another engine's overhead (`simulator/overheads.yaml`). `{kind: ...}` writes
+beside it another engine's overhead (`simulator/overheads.yaml`), `overhead: {host_per_sequence:
+2e-5}` changes terms of it. `{kind: ...}` writes
 the cost model down, its terms in seconds; defaults are in brackets. T is the number of tokens in a
 step, n that of its sequences, S the cached tokens that its decodes read.
 """

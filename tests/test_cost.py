@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.assemble import assemble
 from simulator.cost import LinearCost, PiecewiseCost, load_cost, roofline, shipped_profile
 from simulator.efficiency import USUAL, efficiency_of
 from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.executor import CanLeap
 from simulator.hardware import GPUS, Gpu
+from simulator.load import load_scenario
 from simulator.log import STEP
 from simulator.model import load_model
 from simulator.overhead import Overhead, overheads
@@ -21,6 +23,7 @@ from simulator.piecewise import LONGEST_TABLE
 from simulator.profile import PROFILES, named_hardware, read_profile, shipped_profiles
 from simulator.request import Chunk, Request, Step
 from simulator.scenario import EngineBlock
+from tests.scenarios import errors
 
 LLAMA = load_model("llama-3-8b")
 SOMEBODY = Request(0, 0.0, 100, 10)
@@ -364,6 +367,57 @@ def test_the_engines_overhead_comes_on_top_of_kernels() -> None:
     assert added == pytest.approx(overheads()["vllm"].step)
     with pytest.raises(ValueError, match=r"cost\.overhead: no engine 'vlm'; there are vllm"):
         load_cost({"profile": name, "overhead": "vlm"})
+
+
+@pytest.mark.parametrize("cost", ["profile: llama-3-8b.a100.bf16", "kind: roofline"])
+def test_a_scenario_sets_the_hosts_work_and_async_scheduling_hides_it(write, cost: str) -> None:
+    """8 sequences: 1 ms and 0.5 ms each, 5 ms; a longer host of 1 s and 0.5 ms each shows alone."""
+    engine = "engine: {async_scheduling: ASYNC}"
+    text = f"model: llama-3-8b\n{engine}\ncost: {{{cost}, overhead: X}}\n"
+    step = Step([], 8, 8000)
+    own = overheads()["vllm"]
+
+    def seconds(overhead: str, hidden: bool) -> float:
+        scenario = text.replace("X", overhead).replace("ASYNC", str(hidden).lower())
+        return assemble(load_scenario(write(scenario))).cost.execute(step)
+
+    plain = seconds("vllm", False)
+    assert plain == seconds("vllm", True)
+    short, long = "{host: 1e-3, host_per_sequence: 5e-4}", "{host: 1, host_per_sequence: 5e-4}"
+    assert seconds(short, False) == pytest.approx(plain + 5e-3)
+    assert seconds(short, True) == plain
+    assert seconds(long, True) == pytest.approx(own.step + 1.004)
+    assert seconds("{step: 0.0}", True) == pytest.approx(plain - own.step)
+
+
+def test_terms_of_a_form_are_hidden_too_where_the_engine_is_asynchronous(write) -> None:
+    """5 s of kernels, 3 of the host; `overlapped` overrides what the engine does."""
+    cost = "{kind: piecewise, dense: [[1, 5.0]], host: 3.0}"
+    text = f"cost: {cost}\nengine: {{async_scheduling: ASYNC}}\n"
+    found = []
+    for change in ("false", "true"):
+        scenario = load_scenario(write(text.replace("ASYNC", change)))
+        found.append(assemble(scenario).cost.execute(Step([], 1, 1)))
+    assert found == [8.0, 5.0]
+    told = text.replace("ASYNC", "true").replace("3.0", "3.0, overlapped: false")
+    assert assemble(load_scenario(write(told))).cost.execute(Step([], 1, 1)) == 8.0
+
+
+@pytest.mark.parametrize(
+    ("overhead", "told"),
+    [
+        ("{hots: 1}", "cost.overhead.hots: unknown key"),
+        (
+            "{host: -1}",
+            "cost.overhead.host: must be seconds, at least 0 and at most 1,000,000, not -1",
+        ),
+        ("{captured: -1}", "cost.overhead.captured: must be at least 0, not -1"),
+        ("[1]", "cost.overhead: [1] is not a mapping"),
+        ("vlm", "cost.overhead: no engine 'vlm'; there are vllm"),
+    ],
+)
+def test_wrong_overheads_are_told(write, overhead: str, told: str) -> None:
+    assert errors(write(f"cost: {{kind: roofline, overhead: {overhead}}}\n"))[0].endswith(told)
 
 
 def test_vllms_graphs_pad_decodes() -> None:
