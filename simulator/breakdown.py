@@ -67,8 +67,8 @@ def break_down(
 ) -> dict[str, Floats]:
     """Give the seconds of each of PARTS for every request, by id; NaN: it was not completed.
 
-    `cost` tells what the decodes of a step would have taken alone, and what copies take; one for
-    all replicas, or one for each.
+    `cost` tells what the decodes of a step would have taken alone; one for all replicas, or one
+    for each.
     """
     size = len(table.sent)
     parts = {name: np.full(size, np.nan) for name in PARTS}
@@ -91,7 +91,7 @@ def _break_down(
     """Do it for the completed requests of one replica."""
     scheduled, first, finish = table.first_scheduled[ids], table.first_token[ids], table.finish[ids]
     slowed = Sums(log.steps["end"][prompt_rows(log)], prompt_stalls(log, cost), "right")
-    copies = Sums(log.swaps["start"], cost.logged_swap_seconds(log.swaps), "left")
+    copies = Sums(log.swaps["start"], log.swaps["added"], "left")
     pauses = find_pauses(log, completed)
     early = pauses.resumed < table.first_token[pauses.id]
     before = _phase(ids, scheduled, first, pauses[early], (slowed, copies))
@@ -157,7 +157,7 @@ def prompt_stalls(log: Log, cost: "CostModel") -> Floats:
     if len(starts) and len(log.swaps):
         swaps = log.swaps
         at = np.minimum(np.searchsorted(starts, swaps["start"]), len(starts) - 1)
-        copies = np.where(starts[at] == swaps["start"], cost.logged_swap_seconds(swaps), 0.0)
+        copies = np.where(starts[at] == swaps["start"], swaps["added"], 0.0)
         np.subtract.at(time, at, copies)
         time = np.maximum(time, 0.0)
     decodes = rows["decodes"][prompts].astype(np.int64)

@@ -75,11 +75,19 @@ class Fitted:
         return seconds
 
     def with_copies(self, seconds: float, step: Step) -> float:
-        """Give the time of a step whose compute takes so many seconds."""
-        copies = self.swap_seconds(step)
+        """Give the time of a step whose compute takes so many seconds, and note that of swaps.
+
+        Where swaps and loads overlap with compute, what is longer is divided between the two.
+        """
+        copies = swaps = self.swap_seconds(step)
         for load in step.loads or ():
             copies += self.load + self.load_per_block * load.count
-        return max(seconds, copies) if self.swap_overlap else seconds + copies
+        step.swap_seconds = swaps
+        if not self.swap_overlap:
+            return seconds + copies
+        longer = max(copies - seconds, 0.0)
+        step.swap_seconds = swaps and longer * (swaps / copies)
+        return max(seconds, copies)
 
     def outside(self, steps: npt.NDArray[np.void]) -> list[str]:
         """Say, a line per quantity, how many of the logged steps lie outside the fitted range."""

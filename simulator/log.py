@@ -59,6 +59,7 @@ SWAP = np.dtype(
         ("blocks_out", "i8"),
         ("requests_in", "i8"),
         ("blocks_in", "i8"),
+        ("added", "f8"),  # s by which the copies make the step longer
     ]
 )
 LOAD = np.dtype(
@@ -84,7 +85,7 @@ pack_step = Struct("<ddqqqqiiiiiiq").pack
 pack_request = Struct("<dddqiiii").pack
 pack_run = Struct("<dqqq").pack
 pack_pause = Struct("<ddqq").pack
-pack_swap = Struct("<dqqqq").pack
+pack_swap = Struct("<dqqqqd").pack
 pack_load = Struct("<dqqq").pack
 pack_draft = Struct("<dqqq").pack
 
@@ -152,4 +153,5 @@ class Log:
             step.swapped_out,
             len(step.incoming or ()),
             step.swapped_in,
+            step.swap_seconds,
         )

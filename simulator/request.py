@@ -1,7 +1,7 @@
 """The vocabulary that everybody shares: a request, a chunk of its tokens, a step."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Segments = tuple[tuple[Hashable, int], ...]
 """A prompt's contents: runs of tokens (name, count); token k of a run is the pair (name, k)."""
@@ -103,6 +103,8 @@ class Step:
     incoming: list[Swap] | None = None  # and back, done next
     loads: list[Load] | None = None  # prefixes from the host tier
     drafts: int = 0  # draft tokens that the decodes verify, beside a token each
+    swap_seconds: float = field(default=0.0, compare=False)
+    """By which swaps make it longer; a cost model that knows of copies notes it."""
 
     @property
     def copies(self) -> bool:

@@ -79,8 +79,23 @@ def test_swapped() -> None:
         "preempted_time": 2.5,
         "swap_time": 1.0,
     }
-    assert log.swaps.tolist() == [(2.0, 1, 2, 0, 0), (4.5, 0, 0, 1, 2)]
+    assert log.swaps.tolist() == [(2.0, 1, 2, 0, 0, 0.5), (4.5, 0, 0, 1, 2, 1.0)]
     assert log.pauses.tolist() == [(2.0, 4.5, 1, 0)]
+
+
+def test_copies_beside_the_compute_take_only_what_they_stick_out() -> None:
+    """As above, overlapped: 1/2 s out is hidden, 2 x 3/4 s back sticks out of its step by 1/2 s."""
+    cost = LinearCost(base=1.0, swap_out_per_block=0.25, swap_in_per_block=0.75, swap_overlap=True)
+    load = workload((0, 7, 4), (0, 7, 4))
+    table, parts, _ = parts_of(load, fcfs(6, 4, swap_blocks=10), cost)
+    assert told(parts, 0) == {"prefill_time": 1.0, "decode_alone_time": 3.0}
+    assert told(parts, 1) == {
+        "prefill_time": 1.0,
+        "decode_alone_time": 3.0,
+        "preempted_time": 2.0,
+        "swap_time": 0.5,
+    }
+    assert table.e2el.tolist() == [4.0, 6.5]
 
 
 def test_preempted_before_the_first_token() -> None:
@@ -119,6 +134,7 @@ costs = st.builds(
     swap_out_per_block=st.sampled_from([0.0, 0.02]),
     swap_in=st.sampled_from([0.0, 0.3]),
     swap_in_per_block=st.sampled_from([0.0, 0.05]),
+    swap_overlap=st.booleans(),
 )
 
 
@@ -143,17 +159,22 @@ def test_parts_add_up_in_leaps_as_step_by_step(load, engine, cost) -> None:
 def test_slowed_is_the_sum_over_the_steps(load, engine, cost) -> None:
     """Walked step by step for each request that was never preempted."""
     table, parts, log = parts_of(load, engine(), cost, leap=False)
-    copied = dict(zip(log.swaps["start"], cost.logged_swap_seconds(log.swaps), strict=True))
+    event(f"swaps: {bool(len(log.swaps))}, overlap: {cost.swap_overlap}")
+    copies = dict.fromkeys(log.swaps["start"], 0.0)
+    for row in log.steps[np.isin(log.steps["start"], [*copies])]:
+        tokens = int(row["decodes"]) + int(row["prefill_tokens"]) + int(row["wasted"])
+        compute = cost.base + cost.per_token * tokens + cost.per_context * int(row["context"])
+        copies[row["start"]] = row["end"] - row["start"] - compute
     for number in np.flatnonzero(table.completed & (table.preemptions == 0)):
         slowed = swapped = 0.0
         for row in log.steps:
             if table.first_scheduled[number] <= row["start"] < table.finish[number]:
-                swapped += copied.get(row["start"], 0.0)
+                swapped += copies.get(row["start"], 0.0)
             inside = table.first_token[number] <= row["start"] < table.finish[number]
             if inside and row["prefill_context"]:
                 count, read = int(row["decodes"]), int(row["context"])
                 alone = cost.base + cost.per_token * count + cost.per_context * read
-                time = row["end"] - row["start"] - copied.get(row["start"], 0.0)
+                time = row["end"] - row["start"] - copies.get(row["start"], 0.0)
                 slowed += max(time - (alone if count else 0.0), 0.0)
         assert parts["decode_slowed_time"][number] == pytest.approx(slowed, abs=1e-9)
         assert parts["swap_time"][number] == pytest.approx(swapped, abs=1e-9)
