@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # leaves it out (a CPU build is enough; other builds are large).
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench notebooks test-notebooks clean
 
 demo: $(VENV)/installed
 	$(BIN)/headway compare scenarios/demo.yaml --vary engine.scheduling_policy=static,fcfs --out out/demo
@@ -22,6 +22,12 @@ lint: $(VENV)/installed-dev
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/speed.py
+
+notebooks: $(VENV)/installed-dev
+	$(BIN)/python notebooks/build.py
+
+test-notebooks: $(VENV)/installed-dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest --nbmake --nbmake-timeout=300 notebooks
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Headway needs Python 3.11 or newer, not " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'

@@ -60,14 +60,14 @@ def marker(number: int) -> str:
 
 
 def log_scale(axes: "Axes", which: Literal["x", "y"]) -> None:
-    """Make an axis logarithmic, with ticks at 1, 2 and 5 in plain numbers."""
+    """Make an axis logarithmic, with a few ticks, in plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis = axes.xaxis if which == "x" else axes.yaxis
     axes.set_xscale("log") if which == "x" else axes.set_yscale("log")
     low, high = axis.get_view_interval()
-    room = 300 if which == "y" else 50  # numbers are wider than high
-    subs = (1.0, 2.0, 5.0) if high < room * low else (1.0,)
+    room = 300 if which == "y" else 30  # numbers are wider than high
+    subs = (1.0, 2.0, 5.0) if high < room * low else (1.0, 3.0) if high < 1000 * low else (1.0,)
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axis.set_minor_formatter(NullFormatter())

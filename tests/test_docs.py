@@ -1,0 +1,70 @@
+"""The documentation: links lead somewhere, and the Python of the API's page runs."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), *ROOT.glob("notebooks/*.md")])
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.M)
+FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
+
+
+def anchors(page: Path) -> set[str]:
+    """Make the anchors of a page's headings as GitHub does."""
+    headings = HEADING.findall(FENCE.sub("", page.read_text("utf-8")))
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.strip().replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """Relative links name files that exist, and headings that are there."""
+    broken = []
+    for link in LINK.findall(FENCE.sub("", page.read_text("utf-8"))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert not broken
+
+
+def test_every_page_is_in_the_index() -> None:
+    """docs/README.md leads to all pages of docs/."""
+    index = ROOT / "docs" / "README.md"
+    linked = {link.partition("#")[0] for link in LINK.findall(index.read_text("utf-8"))}
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= linked
+
+
+def blocks(page: Path, kind: str) -> list[str]:
+    """Give a page's code blocks of one language."""
+    return re.findall(rf"^```{kind}\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S)
+
+
+def test_the_api_page_runs(tmp_path, monkeypatch) -> None:
+    """All blocks in one namespace, in a folder with the scenarios."""
+    shutil.copytree(ROOT / "scenarios", tmp_path / "scenarios")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {"__name__": "page"}
+    for number, text in enumerate(blocks(ROOT / "docs" / "api.md", "python")):
+        exec(compile(text, f"docs/api.md, block {number}", "exec"), names)
+    assert len(names["ends"]) == 12
+    assert len(names["log"].requests) == 48
+    assert len(names["frame"]) == 4
+    assert names["answer"]["holds"][0]
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/plots.md"])
+def test_python_runs(name: str, tmp_path, monkeypatch) -> None:
+    """Each block by itself, but for the sketch of the loop and of a policy."""
+    shutil.copytree(ROOT / "scenarios", tmp_path / "scenarios")
+    monkeypatch.chdir(tmp_path)
+    ran = [text for text in blocks(ROOT / name, "python") if "import" in text]
+    assert ran
+    for text in ran:
+        exec(compile(text, name, "exec"), {"__name__": "page"})
