@@ -33,6 +33,7 @@ const x = box.left + (box.width * (times[bar] - low)) / (high - low);
 over.dispatchEvent(new MouseEvent('mouseenter', {}));
 over.dispatchEvent(new MouseEvent('mousemove', { clientX: x, clientY: box.bottom - 3 }));
 setTimeout(() => { document.title = over.querySelector('.tip').textContent; }, 100);
+document.body.dataset.fits = document.documentElement.scrollWidth <= window.innerWidth;
 """
 
 
@@ -220,20 +221,25 @@ def test_a_run_without_steps(folder: Path, tmp_path: Path, form: str) -> None:
     assert main(["run", str(folder / "s.yaml"), "--set", "engine.max_model_len=20", *out]) == 0
     (run,) = read_runs([tmp_path / "run"])
     assert seats(run, 0.0, 1.0)["id"] == []
-    assert "Nothing stands out." in page([run])
+    assert "Warning: all 40 requests were rejected" in page([run])
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
-def test_in_a_browser(folder: Path, tmp_path: Path) -> None:
-    """Every chart is drawn, no script fails, and pointing at a bar tells which request it is."""
+@pytest.mark.parametrize("view", ["--window-size=1280,900", "--window-size=390,800"])
+def test_in_a_browser(folder: Path, tmp_path: Path, view: str) -> None:
+    """Every chart is drawn, no script fails, and pointing at a bar tells which request it is.
+
+    Nothing is wider than the window, on a desk or on a phone.
+    """
     text = page(read_runs([folder / "both"]))
     out = tmp_path / "page.html"
     out.write_text(text.replace("</body>", f"<script>{HOVER}</script></body>"), "utf-8")
-    flags = [*QUIET, f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000"]
+    flags = [*QUIET, view, f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000"]
     command = [str(CHROMIUM), *flags, "--dump-dom", out.as_uri()]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     body = re.search(r"<body[^>]*>", shown).group()  # type: ignore[union-attr]
     assert "data-error" not in body
+    assert 'data-fits="true"' in body
     assert f'data-charts="{text.count("class=" + chr(34) + "chart")}"' in body
     assert shown.count("<canvas") == 2 + 6 + 3
     assert re.search(r"<title>request \d+, seat 0\n64 \+ 8 tokens", shown)

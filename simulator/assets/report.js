@@ -105,9 +105,11 @@
 
   function cdf(node) {
     const found = data.latency[node.dataset.key];
+    const log = found.ms.at(-1) > 4 * found.ms[0];
+    const ticks = log ? { filter: (u, all) => all, splits: decades, values: (u, all) => all.map(show) } : {};
     const options = {
-      scales: { x: { time: false, distr: 3, range: (u, low, high) => [low, high] }, y: { range: [0, 100] } },
-      axes: axes({ filter: (u, ticks) => ticks, values: decades }, { values: (u, ticks) => ticks.map((v) => `${v}%`) }),
+      scales: { x: { time: false, distr: log ? 3 : 1, range: (u, low, high) => [low, high] }, y: { range: [0, 100] } },
+      axes: axes(ticks, { values: (u, all) => all.map((v) => `${v}%`) }),
       cursor: { drag: { x: true, y: false } },
       series: [{ label: "Up to", value: (u, v) => (v == null ? "–" : `${show(v)} ms`) },
         ...data.labels.map((label, run) => line(one ? "Requests" : label, run, { value: (u, v) => (v == null ? "–" : `${v.toFixed(1)}%`) }))],
@@ -116,11 +118,14 @@
     else node.textContent = "No request has one.";
   }
 
-  // On a log scale: 1, 2, 5, 10 ... or, where many decades are in view, 1, 10, 100 ...
-  function decades(u, ticks) {
-    const { min, max } = u.scales.x;
-    const round = max / min > 200 ? /^10*$/ : /^[125]0*$/;
-    return ticks.map((value) => (round.test(String(Math.round(value * 1e4))) ? show(value) : ""));
+  // Ticks of a log scale: 1, 2, 5, 10 ... or, where many decades are in view, 1, 10, 100 ...
+  function decades(u, axis, min, max) {
+    const found = [];
+    for (let power = 10 ** Math.floor(Math.log10(min)); power <= max; power *= 10) {
+      found.push(...(max / min > 200 ? [power] : [power, 2 * power, 5 * power]));
+    }
+    const inside = found.filter((tick) => min <= tick && tick <= max);
+    return inside.length > 1 ? inside : [0.1, 0.5, 0.9].map((part) => Number((min + part * (max - min)).toPrecision(3)));
   }
 
   // A bar for each request on its seat; neighbours get different colours.
@@ -169,7 +174,8 @@
       const start = x(bars.start[k]);
       const stop = x(bars.start[k] + bars.length[k]);
       const wide = Math.max(stop - start - (stop - start > 4 ? 1 : 0), 0.5);
-      ctx.fillStyle = colors[bars.id[k] % colors.length];
+      const id = bars.id[k]; // the next request has another colour, at whatever replica it is
+      ctx.fillStyle = colors[(id + Math.floor(id / colors.length)) % colors.length];
       ctx.fillRect(start, high, wide, low - high - gap);
       ctx.fillStyle = "rgba(0, 0, 0, 0.45)";
       ctx.fillRect(start, high, Math.min(x(bars.start[k] + bars.prefill[k]) - start, wide), low - high - gap);

@@ -128,7 +128,9 @@ def _gpu(run: Run) -> str:
     gpu = run.scenario.get("gpu")
     if not isinstance(gpu, dict):
         return str(gpu)
-    return f"{gpu.get('count')} x {gpu.get('name')}"
+    replicas = run.summary["headway"].get("replicas", 1)
+    several = f"{replicas} replicas of " if replicas != 1 else ""
+    return f"{several}{gpu.get('count')} x {gpu.get('name')}"
 
 
 def _policy(run: Run) -> str:
@@ -139,7 +141,7 @@ def _policy(run: Run) -> str:
 def _figure(kind: str, key: str, title: str, note: str) -> str:
     return (
         f"<figure><figcaption><b>{title}</b> <span>{note}</span></figcaption>"
-        f'<div class="chart" data-kind="{kind}" data-key="{key}"></div></figure>'
+        f'<div class="chart" data-kind="{kind}" data-key="{key}" role="img"></div></figure>'
     )
 
 

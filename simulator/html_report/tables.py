@@ -109,7 +109,7 @@ def _three(ratio: float) -> str:
 
 
 def diagnosis(runs: Sequence[Run]) -> str:
-    """List what stands out in each run, and the knob that changes it."""
+    """List what stands out in each run, the knob that changes it, and its warnings."""
     parts = []
     for k, run in enumerate(runs):
         found = run.summary["headway"].get("diagnosis") or []
@@ -119,6 +119,8 @@ def diagnosis(runs: Sequence[Run]) -> str:
             for one in found
             if isinstance(one, Mapping)
         )
+        told = run.summary["headway"].get("warnings") or []
+        items += "".join(f"<li>Warning: {escape(str(warning))}</li>" for warning in told)
         title = f"<h3>{run_name(run, k)}</h3>" if len(runs) > 1 else ""
         parts.append(title + (f"<ul>{items}</ul>" if items else "<p>Nothing stands out.</p>"))
     return "".join(parts)
