@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from simulator.async_scheduler import AsyncScheduler
+from simulator.attention import Groups, layer_groups
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.cost import CostModel, kv_block_bytes, load_cost, shipped_profile
 from simulator.drafting import DraftedCost
@@ -160,6 +161,7 @@ def _blocks_that_fit(engine: EngineBlock, model: ModelSpec, gpu: Gpu) -> int:
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_num_seqs=engine.max_num_seqs,
         fraction_of=fraction_of(engine.name),
+        hybrid=not engine.disable_hybrid_kv_cache_manager,
     ).num_gpu_blocks
 
 
@@ -216,7 +218,7 @@ def make_scheduler(
         return _installed(scenario, parts)
     if named and engine.speculative_config is not None:
         raise ValueError("engine.speculative_config: a live engine verifies no drafts")
-    mechanism = _mechanism(engine, found)
+    mechanism = _mechanism(engine, found, windowed=_windowed(engine, parts.model))
     caching = engine.enable_prefix_caching and mechanism.caches_prefixes
     if shares_prefixes and engine.enable_prefix_caching and not caching:
         warnings.warn(
@@ -351,13 +353,22 @@ def _refuse_own_rules(engine: EngineBlock, who: str, taken: Container[str] = ())
         raise ValueError(f"engine.preemption_mode: {who} does not choose: swap or recompute")
 
 
-def _mechanism(engine: EngineBlock, found: type) -> type[Scheduler]:
+def _windowed(engine: EngineBlock, model: ModelSpec) -> bool:
+    """Say whether some layers keep the KV of a window alone."""
+    return model.sliding_window > 0 and not engine.disable_hybrid_kv_cache_manager
+
+
+def _mechanism(engine: EngineBlock, found: type, *, windowed: bool) -> type[Scheduler]:
     """Give the scheduler that a policy works with."""
     mechanism = found if issubclass(found, Scheduler) else Scheduler
     if mechanism is not found and any(hasattr(found, hook) for hook in DYNAMIC):
         mechanism = DynamicScheduler
+    if windowed:
+        _check_windowed(engine, found, mechanism)
     if engine.speculative_config is not None:
         return _speculative(engine, found, mechanism)
+    if windowed:
+        return Speculative
     if not engine.async_scheduling:
         return mechanism
     if mechanism is not Scheduler:
@@ -366,6 +377,25 @@ def _mechanism(engine: EngineBlock, found: type) -> type[Scheduler]:
             "ended; set it to false"
         )
     return AsyncScheduler
+
+
+def _check_windowed(engine: EngineBlock, found: type, mechanism: type) -> None:
+    """Refuse what does not go with layers that keep a window alone."""
+    key = "engine.disable_hybrid_kv_cache_manager"
+    for name, plain in (
+        ("async_scheduling", False),
+        ("preemption_mode", "recompute"),
+        ("allocation", "paged"),
+        ("reserve_output_tokens", None),
+    ):
+        if getattr(engine, name) != plain:
+            word = "null" if plain is None else str(plain).lower()
+            raise ValueError(f"{key}: false goes with {name}: {word}")
+    if mechanism is not Scheduler:
+        raise ValueError(
+            f"{key}: must be true: {found.__name__} keeps all tokens; fcfs need not, nor policies "
+            "that only order the queue: priority, sjf, boost"
+        )
 
 
 def _speculative(engine: EngineBlock, found: type, mechanism: type) -> type[Scheduler]:
@@ -449,8 +479,15 @@ def _blocks(engine: EngineBlock, parts: Parts, caching: bool, named: bool) -> Bl
 
 def _counter(engine: EngineBlock, parts: Parts, count: int, size: int) -> BlockCounter:
     """Make so many blocks without names."""
-    speculation = engine.speculative_config
-    if speculation is None:
+    speculation, model = engine.speculative_config, parts.model
+    windowed = _windowed(engine, model)
+    if speculation is None and not windowed:
         return BlockCounter(count, size)
-    ahead = speculation.lookahead
-    return SlotCounter(count, size, lookahead=ahead, max_model_len=parts.max_model_len)
+    groups = None
+    if windowed:
+        full, others, _ = layer_groups(model.num_hidden_layers, model.windowed_layers)
+        groups = Groups(full, others, model.sliding_window, engine.max_num_batched_tokens)
+    ahead = speculation.lookahead if speculation is not None else 0
+    return SlotCounter(
+        count, size, lookahead=ahead, max_model_len=parts.max_model_len, groups=groups
+    )

@@ -104,6 +104,33 @@ def layer_groups(layers: int, windowed: int) -> tuple[int, int, int]:
     return -(-full // size), -(-windowed // size), size
 
 
+@dataclass(frozen=True)
+class Groups:
+    """Block tables of a request: those of groups with full attention, and with a window."""
+
+    full: int = 1
+    windowed: int = 0
+    window: int = 0  # tokens
+    chunk: int = 0  # tokens that a step computes of one request, at most
+
+    def held(self, table: int, gone: int) -> int:
+        """Count the blocks of tables of `table` entries, `gone` of which have left the window."""
+        return self.full * table + self.windowed * (table - gone)
+
+    def gone(self, computed: int, block_size: int) -> int:
+        """Count the blocks that the query after so many tokens cannot see any more."""
+        return max(computed + 1 - self.window, 0) // block_size if self.windowed else 0
+
+    def most(self, tokens: int, block_size: int) -> int:
+        """Count the blocks that a request of so many tokens holds at most, while it is computed.
+
+        As vLLM's admission (SlidingWindowSpec.max_admission_blocks_per_request).
+        """
+        table = -(-tokens // block_size)
+        window = -(-(self.window - 1 + self.chunk) // block_size) + 1
+        return self.full * table + self.windowed * min(table, window)
+
+
 def window_blocks(tokens: int, window: int, block_size: int) -> int:
     """Count the blocks that a request of so many tokens holds in layers with a window.
 

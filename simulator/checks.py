@@ -236,6 +236,7 @@ def _parts(scenario: Scenario) -> Generator[Contradiction, None, Parts | None]:
     if engine.num_gpu_blocks_override is not None:  # then it has no meaning, as in vLLM
         sizes["gpu_memory_utilization"] = 1.0
     sizes["fraction_of"] = fraction_of(engine.name)
+    sizes["hybrid"] = not engine.disable_hybrid_kv_cache_manager
     others = " ".join(["gpu model", *(f"engine.{name}" for name in SIZES)])
     budget = yield from _try("gpu", others, lambda: kv_budget(model, gpu, **sizes))
     spec = scenario.cost or shipped_profile(model, gpu, engine) or {"kind": "roofline"}

@@ -13,54 +13,88 @@ from heapq import heappush
 import numpy as np
 import numpy.typing as npt
 
+from simulator.attention import Groups
 from simulator.blocks import BlockCounter
 from simulator.decodes import DecodeSet
 from simulator.request import Request
 
 Ints = npt.NDArray[np.int64]
-QUERIES, READS, BLOCKS, TOKENS, ACCEPTED = range(5)
-"""Rows of the sums: tokens verified; KV entries read, those included; blocks taken; tokens that
-come out; drafts accepted, those beyond the request's end included."""
+QUERIES, READS, BLOCKS, TAKEN, TOKENS, ACCEPTED, STORED = range(7)
+"""Rows of the sums: tokens verified; KV entries read, those included; blocks taken less those that
+left a window; blocks taken; tokens that come out; drafts accepted, those beyond their request's end
+included; tokens stored after the step, in all groups of layers."""
 
 
 class SlotCounter(BlockCounter):
     """Blocks as a number, where a table outlives the tokens in it: slots of rejected drafts stay.
 
-    A running request holds `lookahead` slots more than it computes, `max_model_len` at most.
+    A running request holds `lookahead` slots more than it computes, `max_model_len` at most, in the
+    tables of each of the `groups` of layers.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, lookahead: int, max_model_len: int
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        lookahead: int,
+        max_model_len: int,
+        groups: Groups | None = None,
     ) -> None:
         super().__init__(num_blocks, block_size)
         self.lookahead = lookahead
         self.max_model_len = max_model_len
-        self.tables: dict[Request, int] = {}  # blocks of each running request
+        self.groups = groups or Groups()
+        self.tables: dict[Request, tuple[int, int]] = {}
+        """Of each running request: the entries of a table, and those that left the window."""
 
     def table(self, tokens: int) -> int:
-        """Count the blocks of a table for so many tokens and the slots ahead."""
+        """Count the entries of a table for so many tokens and the slots ahead."""
         return -(-min(tokens + self.lookahead, self.max_model_len) // self.block_size)
 
+    def _grown(self, request: Request, tokens: int) -> tuple[int, int]:
+        """Give the table of a running request when it computes up to `tokens` tokens."""
+        gone = self.groups.gone(request.computed, self.block_size)
+        return max(self.table(tokens), self.tables[request][0]), gone
+
     def growth(self, request: Request, tokens: int) -> int:
-        """Count the blocks that it takes to let a running request's table hold `tokens` tokens."""
-        return max(self.table(tokens) - self.tables[request], 0)
+        """Count the blocks that it takes to let a running request's table hold `tokens` tokens.
+
+        Below 0 where more leave the window.
+        """
+        return self.groups.held(*self._grown(request, tokens)) - self.owned(request, tokens)
+
+    def taken(self, request: Request, tokens: int) -> int:
+        """Count the same, without those that leave the window."""
+        more = self._grown(request, tokens)[0] - self.tables[request][0]
+        return self.groups.held(more, 0)
+
+    def missing(self, tokens: int, hits: Sequence[int]) -> int:
+        return self.groups.most(tokens, self.block_size)
 
     def admit(self, request: Request, hits: Sequence[int], tokens: int) -> None:
         """Give a new request blocks for `tokens` tokens; as in vLLM, none ahead yet."""
-        super().admit(request, hits, tokens)
-        self.tables[request] = -(-tokens // self.block_size)
+        self.tables[request] = -(-tokens // self.block_size), 0
+        self.free -= self.owned(request, tokens)
+        request.computed = tokens
 
     def extend(self, request: Request, tokens: int) -> None:
-        more = self.growth(request, tokens)
-        self.tables[request] += more
-        self.free -= more
+        self.free -= self.growth(request, tokens)
+        self.tables[request] = self._grown(request, tokens)
         request.computed = tokens
 
     def owned(self, request: Request, tokens: int) -> int:
-        return self.tables[request]
+        return self.groups.held(*self.tables[request])
+
+    def stored(self, tokens: int) -> int:
+        """Count the tokens that are of use in all groups, of a request with so many computed."""
+        groups = self.groups
+        return groups.full * tokens + groups.windowed * min(tokens, groups.window)
 
     def release(self, request: Request) -> None:
-        self.free += self.tables.pop(request) - -(-request.computed // self.block_size)
+        held = self.owned(request, request.computed)
+        del self.tables[request]
+        self.free += held - -(-request.computed // self.block_size)
         super().release(request)
 
 
@@ -70,7 +104,7 @@ class Path:
 
     sums: Ints
     generated: list[int]  # before each tick, and at last
-    tables: list[int]  # blocks held before each tick, and at last
+    tables: list[tuple[int, int]]  # before each tick, and at last
 
 
 class DraftedSet(DecodeSet):
@@ -87,13 +121,13 @@ class DraftedSet(DecodeSet):
         self.drafts = drafts
         self.accepted = accepted
         self.paths: dict[Request, Path] = {}
-        self._sums: Ints = np.zeros((5, 256), np.int64)
+        self._sums: Ints = np.zeros((STORED + 1, 256), np.int64)
         self._first = 0  # the tick of the first column
 
     def now(self) -> list[int]:
-        """Give the sums of the next tick: queries, reads, blocks, tokens, accepted."""
+        """Give the sums of the next tick, row by row."""
         at = self.tick - self._first
-        found: list[int] = self._sums[:, at].tolist() if self.count else [0] * 5
+        found: list[int] = self._sums[:, at].tolist() if self.count else [0] * (STORED + 1)
         return found
 
     def join(self, request: Request, ticks: int) -> None:
@@ -133,18 +167,31 @@ class DraftedSet(DecodeSet):
         drafts = np.minimum(self.drafts, room)
         taken = np.minimum(np.array(accepted, np.int64)[at], drafts)
         reads = request.prompt_tokens + at + drafts
-        ends = np.minimum(reads + self.slots.lookahead, self.slots.max_model_len)
-        held = self.slots.tables[request]
-        tables = np.maximum(np.append(held, -(-ends // self.block_size)), held)
-        sums = np.stack([drafts + 1, reads, np.diff(tables), after - at, taken])
-        return Path(sums, [*positions, end], tables.tolist())
+        before = request.prompt_tokens + at - 1
+        tables, gone = self._tables(self.slots.tables[request], reads, before)
+        groups = self.slots.groups
+        held = groups.full * tables + groups.windowed * (tables - gone)
+        kept = before + after - at
+        stored = groups.full * kept + groups.windowed * np.minimum(kept, groups.window)
+        grown = (groups.full + groups.windowed) * np.diff(tables)
+        sums = np.stack([drafts + 1, reads, np.diff(held), grown, after - at, taken, stored])
+        return Path(sums, [*positions, end], list(zip(tables.tolist(), gone.tolist(), strict=True)))
+
+    def _tables(self, held: tuple[int, int], reads: Ints, before: Ints) -> tuple[Ints, Ints]:
+        """Give a table's entries and those out of the window, now and after each tick."""
+        slots, size = self.slots, self.block_size
+        ends = np.minimum(reads + slots.lookahead, slots.max_model_len)
+        tables = np.maximum(np.append(held[0], -(-ends // size)), held[0])
+        gone = np.maximum(before + 1 - slots.groups.window, 0) // size
+        gone = np.append(held[1], gone if slots.groups.windowed else np.zeros_like(gone))
+        return tables, gone
 
     def _columns(self, ticks: int) -> Ints:
         """Give the sums of so many ticks from the next one on."""
         at = self.tick - self._first
         if at + ticks >= self._sums.shape[1]:
             rest = self._sums[:, at:]
-            self._sums = np.zeros((5, 2 * (rest.shape[1] + ticks)), np.int64)
+            self._sums = np.zeros((STORED + 1, 2 * (rest.shape[1] + ticks)), np.int64)
             self._sums[:, : rest.shape[1]] = rest
             self._first, at = self.tick, 0
         return self._sums[:, at : at + ticks]

@@ -41,7 +41,6 @@ ABSENT = {
     "enable_expert_parallel": ONE_ENGINE,
     "kv_cache_memory_bytes": "not simulated: give num_gpu_blocks_override",
     "disable_sliding_window": "not simulated: give max_model_len",
-    "disable_hybrid_kv_cache_manager": "as if set: every layer keeps all tokens, see memory.md",
 }
 """Keys that vLLM has or had under `engine`, and why they are not here."""
 

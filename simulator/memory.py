@@ -16,7 +16,7 @@ of inference-sim, Apache-2.0); the estimates are 0.1 % and 1.5 % above. CUDA gra
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from simulator.attention import layer_groups, window_blocks
@@ -57,6 +57,15 @@ class MemoryBudget:
     context: int
     kv_bytes_per_token: float
     fraction_of: FractionOf = "all"
+    hybrid: bool = False  # vLLM's hybrid KV cache manager: a block holds one group of layers
+
+    @property
+    def block_bytes(self) -> float:
+        """Bytes of a KV block."""
+        model = self.model
+        layers = model.num_hidden_layers
+        held = layer_groups(layers, model.windowed_layers)[2] if self.hybrid else layers
+        return self.block_size * self.kv_bytes_per_token * held / layers
 
     @property
     def usable(self) -> int:
@@ -76,7 +85,7 @@ class MemoryBudget:
     @property
     def num_gpu_blocks(self) -> int:
         """KV blocks that fit, vLLM's null block included."""
-        return int(self.kv_cache // (self.block_size * self.kv_bytes_per_token))
+        return int(self.kv_cache // self.block_bytes)
 
     @property
     def tokens(self) -> int:
@@ -89,11 +98,10 @@ class MemoryBudget:
         That is vLLM's default, its hybrid KV cache manager.
         """
         model, size = self.model, self.block_size
-        full, windowed, layers = layer_groups(model.num_hidden_layers, model.windowed_layers)
-        block = size * self.kv_bytes_per_token * layers / model.num_hidden_layers
+        full, windowed, _ = layer_groups(model.num_hidden_layers, model.windowed_layers)
         held = full * -(-tokens // size)
         held += windowed * window_blocks(tokens, model.sliding_window, size)
-        return (int(self.kv_cache // block) - 1) // held
+        return (replace(self, hybrid=True).num_gpu_blocks - 1) // held
 
     def concurrent(self, tokens: int) -> int:
         """Requests of so many tokens each that fit at once, in whole blocks."""
@@ -128,13 +136,14 @@ def kv_budget(
     max_num_batched_tokens: int = 2048,
     max_num_seqs: int = 256,
     fraction_of: FractionOf = "all",
+    hybrid: bool = False,
 ) -> MemoryBudget:
     """Work out the budget of a GPU with its share of the model.
 
     `quantization` (fp8, int8, int4) overrides `dtype` for the weights; the KV cache follows
     `kv_cache_dtype`, with `auto` meaning the `dtype`. The peak of vLLM's sampler counts with
-    `fraction_of` all alone. Raises ValueError if fewer than two blocks
-    are left, saying how much is missing.
+    `fraction_of` all alone. `hybrid` counts the blocks of vLLM's hybrid KV cache manager. Raises
+    ValueError if fewer than two blocks are left, saying how much is missing.
     """
     model.check_parallel(tensor_parallel_size)
     if not 0 < gpu_memory_utilization <= 1:
@@ -162,8 +171,9 @@ def kv_budget(
         context=CONTEXT_BYTES,
         kv_bytes_per_token=model.kv_bytes_per_token(cache) * model.kv_share(tensor_parallel_size),
         fraction_of=fraction_of,
+        hybrid=hybrid,
     )
-    missing = 2 * block_size * budget.kv_bytes_per_token - budget.kv_cache
+    missing = 2 * budget.block_bytes - budget.kv_cache
     if missing > 0:
         raise ValueError(_too_big(budget, missing))
     return budget
@@ -230,7 +240,6 @@ def _requests(budget: MemoryBudget, longest: int, lengths: Sequence[int]) -> lis
     if window:
         lines += [
             f"windowed: {model.windowed_layers} of {model.num_hidden_layers} layers keep "
-            f"{window:,} tokens, as vLLM does unless disable_hybrid_kv_cache_manager is set;",
-            "a simulation keeps all tokens in every layer (paged)",
+            f"{window:,} tokens (disable_hybrid_kv_cache_manager: false)",
         ]
     return lines

@@ -180,6 +180,11 @@ class EngineBlock(Block):
     async_scheduling: bool = Field(
         False, description="decide a step while the one before it runs; vLLM's default is true"
     )
+    disable_hybrid_kv_cache_manager: bool = Field(
+        True,
+        description="true: every layer keeps the KV of all tokens; false, vLLM's default: those "
+        "with a sliding window keep that alone, see memory.md",
+    )
     speculative_config: SpeculativeBlock | None = Field(
         None, description="speculative decoding, see below; null: none"
     )

@@ -19,6 +19,8 @@ class Speculative(Scheduler):
     """The scheduler of vLLM V1 with speculative decoding; the arguments are those of Scheduler.
 
     `seed` is that of what is accepted. There is no prefix cache, and no leap: a step is cheap.
+    Without `speculation` there are no drafts: so it runs models whose layers keep a window alone,
+    by the groups of `blocks`.
     """
 
     caches_prefixes = False
@@ -29,7 +31,7 @@ class Speculative(Scheduler):
         self,
         blocks: SlotCounter,
         *,
-        speculation: SpeculativeBlock,
+        speculation: SpeculativeBlock | None = None,
         seed: int = 0,
         **options: object,
     ) -> None:
@@ -38,27 +40,31 @@ class Speculative(Scheduler):
         self.seed = seed
         self._streams: dict[Request, Sequence[int]] = {}
         self._ready: set[Request] = set()  # outside the set though they have drafts to verify
-        self.decodes = DraftedSet(blocks, speculation.num_speculative_tokens, self.accepted)
-        if 0 < self.long_prefill_token_threshold <= speculation.num_speculative_tokens:
+        self.most_drafts = 0 if speculation is None else speculation.num_speculative_tokens
+        self.decodes = DraftedSet(blocks, self.most_drafts, self.accepted)
+        if 0 < self.long_prefill_token_threshold <= self.most_drafts:
             raise ValueError(
                 f"long_prefill_token_threshold: {self.long_prefill_token_threshold} would cut off "
-                f"drafts: must be 0 or more than num_speculative_tokens "
-                f"({speculation.num_speculative_tokens})"
+                f"drafts: must be 0 or more than num_speculative_tokens ({self.most_drafts})"
             )
 
     def accepted(self, request: Request) -> Sequence[int]:
         """Give how many drafts are accepted at each position of a request's answer."""
         stream = self._streams.get(request)
         if stream is None:
-            stream = self.speculation.accepted(self.seed, request.id, request.max_tokens)
+            stream = [0] * request.max_tokens
+            if self.speculation is not None:
+                stream = self.speculation.accepted(self.seed, request.id, request.max_tokens)
             self._streams[request] = stream
         return stream
 
     def fits(self, request: Request) -> bool:
         """Say whether the request could ever run: its last drafts need blocks, too."""
         last = request.prompt_tokens + self._max_tokens(request) - 1
-        ahead = self.speculation.num_speculative_tokens
-        return super().fits(request) and self.blocks.table(last + ahead) <= self.blocks.usable
+        blocks = self.blocks
+        slots = min(last + self.most_drafts + blocks.lookahead, self.max_model_len)
+        most = blocks.groups.most(slots, blocks.block_size)
+        return request.prompt_tokens < self.max_model_len and most <= blocks.usable
 
     def schedule(self, now: float) -> Step:
         self.now = now
@@ -82,7 +88,7 @@ class Speculative(Scheduler):
             return None
         blocks = self.blocks
         while True:
-            queries, _, need, *_ = self.decodes.now()
+            queries, _, need, taken, *_ = self.decodes.now()
             left = self.max_num_batched_tokens - queries
             if left < 0:
                 return None
@@ -99,10 +105,11 @@ class Speculative(Scheduler):
                     chunks.append((request, tokens))
                     left -= tokens
                     need += blocks.growth(request, request.computed + tokens)
-            if need <= blocks.free:
+                    taken += blocks.taken(request, request.computed + tokens)
+            if taken <= blocks.free:
                 return chunks
-            if self._victim is not None:
-                return None
+            if self._victim is not None or taken > need:
+                return None  # what leaves a window comes too late for those before
             self._preempt(next(reversed(self.running)))
 
     def _advance(self, step: Step, chunks: list[tuple[Request, int]]) -> int:
@@ -123,7 +130,7 @@ class Speculative(Scheduler):
         if request not in self._ready:
             return request.pending
         room = self.max_model_len - 1 - request.computed
-        return min(1 + self.speculation.num_speculative_tokens, room)
+        return min(1 + self.most_drafts, room)
 
     def _growth(self, request: Request, tokens: int) -> int:
         return self.blocks.growth(request, request.computed + tokens)
@@ -173,12 +180,13 @@ class Speculative(Scheduler):
             tokens, accepted = self._brought(step)
             row[4] = tokens
             row[5] = step.decodes + step.drafts - tokens
-            self.drafts += pack_draft(self.now, step.decodes, step.drafts, accepted)
+            if self.speculation is not None:
+                self.drafts += pack_draft(self.now, step.decodes, step.drafts, accepted)
         return tuple(row)
 
     def _brought(self, step: Step) -> tuple[int, int]:
         """Give the tokens that a step's decodes bring out, and the drafts that they accept."""
-        _, _, _, tokens, accepted = self.decodes.now()
+        *_, tokens, accepted, _ = self.decodes.now()
         for chunk in step.singles or ():
             out, right = self._outcome(chunk)
             tokens += out
@@ -186,8 +194,10 @@ class Speculative(Scheduler):
         return tokens, accepted
 
     def stored(self, step: Step) -> int:
-        queries, reads, _, tokens, _ = self.decodes.now()
-        stored = reads - queries + (tokens if step.decodes else 0)
+        """Tokens of use in the blocks in use when `step`, just scheduled, is over."""
+        out = {chunk.request: self._outcome(chunk)[0] - 1 for chunk in step.singles or ()}
+        stored = self.decodes.now()[-1]
         for request in self.partial:
-            stored += min(request.computed, request.known)
-        return stored + sum(self._outcome(chunk)[0] - 1 for chunk in step.singles or ())
+            tokens = min(request.computed, request.known) + out.get(request, 0)
+            stored += self.blocks.stored(tokens)
+        return stored

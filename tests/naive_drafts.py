@@ -17,7 +17,8 @@ class Job:
     said: int = 0
     computed: int = 0
     drafts: int = 0  # waiting to be verified
-    blocks: int = 0
+    blocks: int = 0  # entries of a table
+    gone: int = 0  # of these, out of the window
 
     @property
     def known(self) -> int:
@@ -28,8 +29,17 @@ class NaiveDrafts:
     """First come, first served; blocks are a number."""
 
     def __init__(
-        self, blocks: int, size: int, k: int, lookahead: int, seats: int, budget: int, longest: int
+        self,
+        blocks: int,
+        size: int,
+        k: int,
+        lookahead: int,
+        seats: int,
+        budget: int,
+        longest: int,
+        groups: tuple[int, int, int] = (1, 0, 0),
     ) -> None:
+        self.full, self.windowed, self.window = groups
         self.free, self.size, self.k, self.lookahead = blocks - 1, size, k, lookahead
         self.seats, self.budget, self.longest = seats, budget, longest
         self.waiting: list[Job] = []
@@ -47,7 +57,9 @@ class NaiveDrafts:
             if not tokens:
                 break
             slots = min(job.computed + tokens + self.lookahead, self.longest)
-            while job in self.running and -(-slots // self.size) - job.blocks > self.free:
+            if self.windowed:
+                self._forget(job)
+            while job in self.running and self._more(job, slots) > self.free:
                 preempted += 1
                 self._preempt()
             if job in self.running:
@@ -55,7 +67,9 @@ class NaiveDrafts:
                 left -= tokens
         while not preempted and left and self.waiting and len(self.running) < self.seats:
             job = self.waiting[0]
-            if -(-job.known // self.size) > self.free:
+            table = -(-job.known // self.size)
+            window = min(table, -(-(self.window - 1 + self.budget) // self.size) + 1)
+            if self.full * table + self.windowed * window > self.free:
                 break
             self.running.append(self.waiting.pop(0))
             tokens = min(job.known, left)
@@ -78,16 +92,28 @@ class NaiveDrafts:
         return job.said > 0 and job.computed - self.given[job] == job.known - 1
 
     def _take(self, job: Job, tokens: int, slots: int) -> None:
-        more = max(-(-slots // self.size) - job.blocks, 0)
-        self.free -= more
-        job.blocks += more
+        self.free -= self._more(job, slots)
+        job.blocks = max(job.blocks, -(-slots // self.size))
         job.computed += tokens
         self.given[job] = tokens
 
+    def _held(self, job: Job) -> int:
+        return self.full * job.blocks + self.windowed * (job.blocks - job.gone)
+
+    def _more(self, job: Job, slots: int) -> int:
+        more = max(-(-slots // self.size) - job.blocks, 0)
+        return (self.full + self.windowed) * more
+
+    def _forget(self, job: Job) -> None:
+        """Give back what the next query cannot see."""
+        gone = max(job.computed - self.window + 1, 0) // self.size
+        self.free += self.windowed * (gone - job.gone)
+        job.gone = gone
+
     def _preempt(self) -> None:
         job = self.running.pop()
-        self.free += job.blocks
-        job.blocks = job.computed = job.drafts = 0
+        self.free += self._held(job)
+        job.blocks = job.gone = job.computed = job.drafts = 0
         self.waiting.insert(0, job)
 
     def end(self) -> tuple[list[int], int]:
@@ -107,5 +133,5 @@ class NaiveDrafts:
             if job.said == job.left:
                 done.append(job.id)
                 self.running.remove(job)
-                self.free += job.blocks
+                self.free += self._held(job)
         return done, out

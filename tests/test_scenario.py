@@ -48,6 +48,7 @@ def test_defaults_are_those_documented(write):
         "long_prefill_token_threshold_adaptive": False,
         "prefill_schedule_interval": 1,
         "async_scheduling": False,
+        "disable_hybrid_kv_cache_manager": True,
         "speculative_config": None,
         "scheduler_reserve_full_isl": True,
         "watermark": 0.0,

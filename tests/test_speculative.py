@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.attention import Groups
 from simulator.drafting import DraftedCost
 from simulator.drafts import SlotCounter
 from simulator.load import load_scenario
@@ -35,17 +36,22 @@ def drafted(
     num_blocks: int = 1000,
     size: int = 4,
     method: str = "ngram",
+    groups: Groups | None = None,
     **options: object,
 ) -> Speculative:
     """A small engine that verifies k drafts a step."""
+    longest = int(options.get("max_model_len", 8192))  # type: ignore[call-overload]
+    if not k:
+        blocks = SlotCounter(num_blocks, size, lookahead=0, max_model_len=longest, groups=groups)
+        return Speculative(blocks, **options)
     block = SpeculativeBlock(
         num_speculative_tokens=k,
         acceptance=acceptance,
         method=method,
         draft=None if method == "ngram" else DraftBlock(seconds=0.0),
     )
-    longest = int(options.get("max_model_len", 8192))  # type: ignore[call-overload]
-    blocks = SlotCounter(num_blocks, size, lookahead=block.lookahead, max_model_len=longest)
+    ahead = block.lookahead
+    blocks = SlotCounter(num_blocks, size, lookahead=ahead, max_model_len=longest, groups=groups)
     return Speculative(blocks, speculation=block, **options)
 
 
@@ -143,22 +149,25 @@ def test_no_draft_lies_beyond_the_longest_request() -> None:
 
 @given(
     st.lists(st.tuples(st.integers(1, 20), st.integers(1, 30)), min_size=1, max_size=10),
-    st.integers(1, 5),
+    st.integers(0, 5),
     st.sampled_from([0.0, 0.5, 0.9, 1.0]),
     st.sampled_from([1, 2, 4, 16]),
     st.integers(2, 60),
     st.integers(1, 6),
     st.integers(6, 40),
     st.booleans(),
+    st.sampled_from([(1, 0, 0), (1, 0, 0), (0, 1, 5), (1, 1, 4), (2, 1, 11), (1, 3, 1)]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_sums_decide_as_the_plain_loop_does(
-    load, k, share, size, num_blocks, seats, budget, eagle
+    load, k, share, size, num_blocks, seats, budget, eagle, windows
 ) -> None:
     """Step by step: tokens, drafts, chunks, blocks, preemptions, and who is done."""
     limits = {"max_num_seqs": seats, "max_num_batched_tokens": budget, "max_model_len": 40}
-    fast = drafted(k, share, num_blocks, size, "eagle" if eagle else "ngram", **limits)
-    plain = NaiveDrafts(num_blocks, size, k, k if eagle else 0, seats, budget, 40)
+    groups, method = Groups(*windows, budget), "eagle" if eagle else "ngram"
+    fast = drafted(k, share, num_blocks, size, method, groups, **limits)
+    ahead = k if eagle else 0
+    plain = NaiveDrafts(num_blocks, size, k, ahead, seats, budget, 40, windows)
     for id, (prompt, output) in enumerate(load):
         request = Request(id, 0.0, prompt, output)
         if fast.fits(request):
@@ -188,7 +197,7 @@ def test_sums_decide_as_the_plain_loop_does(
     assert fast.blocks.free == fast.blocks.usable
     assert not fast.blocks.tables
     assert not fast.decodes.paths
-    assert fast.decodes.now() == [0] * 5
+    assert fast.decodes.now() == [0] * 7
 
 
 @given(
