@@ -192,7 +192,10 @@ def run_live(
     parts = assemble(scenario)
     workload = scenario.make_workload()
     _check_lengths(workload, parts)
-    scheduler = make_scheduler(scenario, parts, workload.segments is not None, named=True)
+    try:
+        scheduler = make_scheduler(scenario, parts, workload.segments is not None, named=True)
+    except ValueError as error:  # what a simulation may have and a live engine has not
+        raise HeadwayError(str(error).split("\n")) from None
     if engine is None:
         engine = build_engine(scenario, parts, device)
     engine.reset()

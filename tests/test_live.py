@@ -263,6 +263,10 @@ def test_an_interrupt_of_a_rerun_says_what_is_written(
         ("engine.allocation=contiguous", "a live run needs paged allocation"),
         ("engine.num_gpu_blocks_override=9000000", "does not fit cpu"),
         ("engine.quantization=int8", "engine.quantization: the engine has no quantized weights"),
+        (
+            "engine.speculative_config={num_speculative_tokens: 2, acceptance: 0.5}",
+            "headway: error: engine.speculative_config: a live engine verifies no drafts",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore::simulator.errors.HeadwayWarning")
