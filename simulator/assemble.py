@@ -242,6 +242,11 @@ def make_scheduler(
     blocks = _blocks(engine, parts, caching, named)
     if issubclass(found, Scheduler):  # fcfs needs no policy
         scheduler: Scheduler = _construct(mechanism, blocks, **options, **arguments)
+        if not hasattr(scheduler, "host"):
+            raise ValueError(
+                f"engine.scheduling_policy: {found.__name__}.__init__ must call "
+                "super().__init__(blocks, **options)"
+            )
         return scheduler
     return mechanism(blocks, policy=_policy(scenario, found, arguments), **options)
 

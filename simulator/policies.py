@@ -131,6 +131,10 @@ class Waiting(Protocol):
     def remove(self, request: Request) -> None: ...
 
 
+QUEUE = ("moves", "__len__", "add", "put_back", "head", "take", "remove")
+"""What a waiting queue must have."""
+
+
 class Fifo(deque[Request]):
     """First come, first served; a preempted request goes to the front (vLLM's `fcfs`)."""
 
@@ -215,9 +219,23 @@ class Ranked:
 
 
 def queue_of(policy: Policy, batch: "Batch") -> Waiting:
-    """Give the waiting queue that a policy brings along, or one ordered by its key."""
+    """Give the waiting queue that a policy brings along, or one ordered by its key.
+
+    Raises HeadwayError where the policy fails, or gives something else.
+    """
     make: Callable[[Batch], Waiting] | None = getattr(policy, "queue", None)
-    return Ranked(policy) if make is None else make(batch)
+    if make is None:
+        return Ranked(policy)
+    try:
+        queue = make(batch)
+    except Exception as error:
+        raise failed(policy, "queue(batch)", error) from error
+    if lacking := [name for name in QUEUE if not hasattr(queue, name)]:
+        raise HeadwayError(
+            f"engine.scheduling_policy: {_name(policy)}.queue(batch) gave {short(queue)}, which is "
+            f"no waiting queue: it has no {', '.join(lacking)}"
+        )
+    return queue
 
 
 Victim = Callable[[Mapping[Request, None]], Request]

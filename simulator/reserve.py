@@ -11,6 +11,9 @@ from simulator.request import Request
 Asked = int | Literal["exact"] | None
 
 
+WITH_ANSWER = ", with the longest answer that the client lets it have (max_new_tokens)"
+
+
 class Asking(Batching):
     """Knows how long its clients let an answer be, not how long it will be.
 
@@ -56,6 +59,11 @@ class Reserving(Asking):
 
     def fits(self, request: Request) -> bool:
         return super().fits(request) and self._need(request) <= self.blocks.usable
+
+    @property
+    def room(self) -> str:
+        """What `fits` compares a request with, in words."""
+        return super().room + WITH_ANSWER
 
     def _need(self, request: Request) -> int:
         """Count the blocks that the request may come to need; its last token needs no room."""

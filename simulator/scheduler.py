@@ -121,6 +121,11 @@ class Scheduler(Batch):
         tokens = request.prompt_tokens + self._max_tokens(request) - 1
         return -(-tokens // self.blocks.block_size) <= self.blocks.usable
 
+    @property
+    def room(self) -> str:
+        """What `fits` compares a request with, in words."""
+        return f"the {self.blocks.usable:,} KV blocks of {self.blocks.block_size} tokens"
+
     def _max_tokens(self, request: Request) -> int:
         return min(request.output_tokens, self.max_model_len - request.prompt_tokens)
 

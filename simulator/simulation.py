@@ -191,14 +191,12 @@ def _all_rejected(result: Result, replica: Replica) -> list[str]:
     ended, load = replica.log.requests, result.workload
     if not len(ended) or not (ended["reason"] == REJECTED).all():
         return []
-    longest, blocks = replica.scheduler.max_model_len, replica.scheduler.blocks
+    longest, room = replica.scheduler.max_model_len, replica.scheduler.room
     long = int((load.prompt_tokens[ended["id"]] >= longest).sum())
     large = len(ended) - long
     reasons = [
         f"{long:,} with prompts of max_model_len ({longest:,}) tokens or more" if long else "",
-        f"{large:,} too large for the {blocks.usable:,} KV blocks of {blocks.block_size} tokens"
-        if large
-        else "",
+        f"{large:,} too large for {room}" if large else "",
     ]
     return [f"all {len(ended):,} requests were rejected: {', '.join(filter(None, reasons))}"]
 

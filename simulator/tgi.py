@@ -7,7 +7,7 @@ from simulator.blocks import BlockCounter
 from simulator.fields import refuse
 from simulator.policies import Fifo
 from simulator.request import Request, Step
-from simulator.reserve import Asked, Reserving
+from simulator.reserve import WITH_ANSWER, Asked, Reserving
 
 
 class Tgi(Reserving):
@@ -74,6 +74,12 @@ class Tgi(Reserving):
 
     def fits(self, request: Request) -> bool:
         return super().fits(request) and self._need(request) <= self.most
+
+    @property
+    def room(self) -> str:
+        """What `fits` compares a request with, in words."""
+        tokens = self.most * self.blocks.block_size
+        return f"max_batch_total_tokens ({tokens:,}){WITH_ANSWER}"
 
     def add(self, request: Request) -> bool:
         super().add(request)

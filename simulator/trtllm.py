@@ -67,6 +67,11 @@ class TrtLlm(Reserving):
             return super(Reserving, self).fits(request)
         return super().fits(request)
 
+    @property
+    def room(self) -> str:
+        """What `fits` compares a request with, in words."""
+        return super(Reserving, self).room if self.policy == MAX_UTILIZATION else super().room
+
     def _board(self, step: Step, budget: int, cap: int, now: float) -> None:
         if self.policy != STATIC_BATCH or not self.running:
             super()._board(step, budget, cap, now)

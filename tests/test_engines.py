@@ -14,6 +14,7 @@ from simulator.load import check_scenario, load_scenario
 from simulator.memory import kv_budget
 from simulator.model import load_model
 from simulator.scenario import Scenario
+from simulator.scheduler import Scheduler
 from simulator.simulation import run
 from simulator.yamlpos import Places
 
@@ -124,6 +125,37 @@ def test_other_schedulers_run_from_a_scenario(policy: str) -> None:
     assert (leapt.logs[0].requests["generated"] == 20).all()
     assert leapt.logs[0].request_rows == stepped.logs[0].request_rows
     assert len(leapt.logs[0].steps) < len(stepped.logs[0].steps)
+
+
+class Uninitialised(Scheduler):
+    """A scheduler that forgets whose it is."""
+
+    def __init__(self, blocks: object) -> None:
+        pass
+
+
+def test_a_scheduler_must_initialise_its_base() -> None:
+    told = r"Uninitialised\.__init__ must call super\(\)\.__init__\(blocks, \*\*options\)"
+    with pytest.raises(HeadwayError, match=told):
+        check(engine={"scheduling_policy": f"{__name__}:Uninitialised"})
+
+
+@pytest.mark.parametrize(
+    ("policy", "room"),
+    [
+        ("orca", "the 99 KV blocks of 16 tokens, with the longest answer that"),
+        (
+            {"policy": "tgi", "max_batch_total_tokens": 1000},
+            r"max_batch_total_tokens \(992\), with",
+        ),
+        ({"policy": "trtllm", "capacity_scheduler_policy": "STATIC_BATCH"}, "the 99 KV .*, with"),
+    ],
+)
+def test_who_reserves_answers_says_so_where_nobody_fits(policy: object, room: str) -> None:
+    """The prompts of 100 tokens fit; 8,192 that a client might ask for do not."""
+    engine = {"scheduling_policy": policy, "num_gpu_blocks_override": 100}
+    with pytest.warns(HeadwayWarning, match=f"rejected: 20 too large for {room}"):
+        run(check(engine=engine, workload=SMALL))
 
 
 @pytest.mark.parametrize("policy", OTHERS)

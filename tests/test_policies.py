@@ -116,6 +116,33 @@ def test_a_victim_must_be_running(chosen: object, message: str) -> None:
     assert told.startswith(f"engine.scheduling_policy: Choosy.victim(running) {message}")
 
 
+class Queueing:
+    """Brings along what it was told to as its waiting queue."""
+
+    def __init__(self, queue: object) -> None:
+        self.given = queue
+
+    def queue(self, batch: object) -> object:
+        if isinstance(self.given, Exception):
+            raise self.given
+        return self.given
+
+
+@pytest.mark.parametrize(
+    ("queue", "message"),
+    [
+        (None, "gave None, which is no waiting queue: it has no moves, __len__, add, put_back, he"),
+        ([], "gave [], which is no waiting queue: it has no moves, add, put_back, head, take"),
+        (KeyError("q"), "raised KeyError: 'q' (test_policies.py:"),
+    ],
+)
+def test_a_queue_of_ones_own_must_be_one(queue: object, message: str) -> None:
+    with pytest.raises(HeadwayError) as caught:
+        Scheduler(BlockCounter(7, 1), policy=Queueing(queue))
+    (told,) = caught.value.messages
+    assert told.startswith(f"engine.scheduling_policy: Queueing.queue(batch) {message}")
+
+
 def test_a_policy_without_a_victim_has_none() -> None:
     """The last admitted goes then."""
     assert victim_of(None) is None
