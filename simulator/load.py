@@ -18,6 +18,7 @@ from simulator.cluster_block import ClusterBlock, GroupBlock
 from simulator.errors import HeadwayError
 from simulator.plan_block import PlanBlock
 from simulator.scenario import EngineBlock, GoodputBlock, GpuBlock, Scenario, TraceBlock
+from simulator.shipped import find_scenario
 from simulator.sweep_block import RandomBlock, SpreadBlock, SweepBlock
 from simulator.yamlpos import Fault, Key, Places, faults, parse, read_text
 
@@ -74,10 +75,11 @@ def load_scenario(
 ) -> Scenario:
     """Read a scenario file, put the overrides `dotted.key=value` over it, and check it all.
 
-    `seed` overrides the scenario's, `vary` the rest with pairs of dotted key and value. Raises
-    HeadwayError with everything that is wrong.
+    `path` may be the name of a shipped scenario, without an ending: `demo`. `seed` overrides the
+    scenario's, `vary` the rest with pairs of dotted key and value. Raises HeadwayError with
+    everything that is wrong.
     """
-    path = Path(path)
+    path = find_scenario(Path(path))
     raw, lines = parse(read_text(path), str(path))
     places = Places(str(path), lines)
     if raw is None:
