@@ -32,6 +32,16 @@ def calibrate(
         Path | None,
         Parameter(name="--from", help="fit this steps.csv.gz again, measure nothing"),
     ] = None,
+    from_requests: Annotated[
+        Path | None, Parameter(help="fit overheads to this log of a server's requests")
+    ] = None,
+    scenario: Annotated[
+        Path | None, Parameter(help="with --from-requests: model, GPU, engine and cost")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        Parameter(name="--set", negative="", help="set a key of the scenario: dotted.key=value"),
+    ] = None,
     num_blocks: Annotated[int, Parameter(help="KV blocks of the engine")] = 4096,
     block_size: Annotated[int, Parameter(help="tokens in a block")] = 16,
     max_num_seqs: Annotated[int, Parameter(help="sequences in a step, at most")] = 64,
@@ -43,6 +53,9 @@ def calibrate(
     from calibration.calibrate import Setup, refit
     from calibration.calibrate import calibrate as measure_and_fit
 
+    if from_requests is not None or scenario is not None:
+        _from_log(from_requests, scenario, set_ or [], out, given=(model, from_))
+        return 0
     if from_ is not None:
         if model is not None:
             raise HeadwayError("--from: fits what was measured; --model goes without it")
@@ -67,6 +80,27 @@ def calibrate(
     name = Path(model).name
     measure_and_fit(setup, out or Path("out") / f"calibrate-{name}-{device}", _tell)
     return 0
+
+
+def _from_log(
+    requests: Path | None,
+    path: Path | None,
+    overrides: list[str],
+    out: Path | None,
+    given: tuple[object, ...],
+) -> None:
+    """Fit a scenario's cost to a server's log."""
+    from calibration.adjusted import calibrate_from_requests
+    from simulator.load import load_scenario
+    from simulator.output import check_folder
+
+    if requests is None or path is None:
+        raise HeadwayError("calibrate: --from-requests and --scenario go together")
+    if any(value is not None for value in given):
+        raise HeadwayError("--from-requests: goes without --model and --from")
+    loaded = load_scenario(path, overrides)
+    folder = check_folder(out or Path("out") / f"calibrate-{loaded.name}")
+    print(calibrate_from_requests(requests, loaded, folder))
 
 
 def _tell(line: str) -> None:

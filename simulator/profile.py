@@ -117,7 +117,7 @@ class Profile:
         if gpu is not None:
             wanted["gpu"] = gpu.name
         if model is not None and engine is not None:
-            wanted |= _wanted(model, engine)
+            wanted |= settings_of(model, engine)
         found = [
             f"{key} {self.hardware[key]}, not {value}"
             for key, value in wanted.items()
@@ -128,7 +128,7 @@ class Profile:
         return found
 
 
-def _wanted(model: ModelSpec, engine: Precision) -> dict[str, object]:
+def settings_of(model: ModelSpec, engine: Precision) -> dict[str, object]:
     """Put an engine's settings into a profile's words."""
     dtype = model.resolve_dtype(engine.dtype)
     return {

@@ -305,6 +305,9 @@ class WorkloadBlock(Block):
     max_concurrency: Count | None = Field(
         None, description="requests sent and unfinished, at most; null: no limit"
     )
+    client_latency: Annotated[float, Field(ge=0, le=60)] = Field(
+        0.0, description="s between a client and the scheduler, the way back included"
+    )
 
     @model_validator(mode="after")
     def _check_generator(self) -> "WorkloadBlock":
@@ -403,6 +406,14 @@ class Scenario(Block):
 
     def make_workload(self) -> "Workload":
         """Read the trace or generate the requests; HeadwayError names what is wrong."""
+        from simulator.workload import Frontend
+
+        workload = self._make_workload()
+        if self.workload.client_latency:
+            workload.frontend = Frontend(latency=self.workload.client_latency)
+        return workload
+
+    def _make_workload(self) -> "Workload":
         from simulator.generate import generate
         from simulator.traces import read_trace, select
 
@@ -427,6 +438,8 @@ class Scenario(Block):
         values = self.model_dump(exclude={"sweep", "plan"})
         if self.workload.trace is None:
             values["workload"] = asdict(self.workload.generator)
+            if latency := self.workload.client_latency:
+                values["workload"]["client_latency"] = latency
         return values
 
 

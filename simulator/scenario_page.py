@@ -44,6 +44,8 @@ WORKLOAD = {
     "ramp_up_end_rps": "rate at the end, requests per second",
     "num_prompts": "requests; with sessions, their turns",
     "max_concurrency": "requests sent and unfinished, at most; null: no limit; also beside trace",
+    "client_latency": "s between a client and the scheduler, the way back included; also beside "
+    "trace",
     "input_len": "tokens of a prompt: a number or a distribution; null: 1024",
     "output_len": "tokens of an answer: a number or a distribution; null: 128",
     "range_ratio": "r makes a length n uniform from n (1 - r) to n (1 + r); a number, or "

@@ -83,7 +83,7 @@ def _predict(outcome: Outcome, folder: Path) -> None:
     if requests is None:
         workload = make(run)
     else:
-        workload = replay(run, requests, read_config(_companion(path, "config.json")))
+        workload = replay(run, requests, read_config(companion(path, "config.json")))
     workload.check()
     scenario, parts = assemble_run(run)
     parts = with_tables(parts, scenario.engine)
@@ -95,7 +95,7 @@ def _predict(outcome: Outcome, folder: Path) -> None:
     replica = make_replica(simpy.Environment(), scheduler, executor)
     result = play(scenario, parts, workload, replica)
     _compare(outcome, result, requests)
-    polls = _companion(path, "server.csv.gz") or _companion(path, "timeseries.csv.gz")
+    polls = companion(path, "server.csv.gz") or companion(path, "timeseries.csv.gz")
     if polls is not None and (measured := measured_gauges(polls)) is not None:
         outcome.gauges = predicted_gauges(result), measured
         outcome.rows += [
@@ -152,7 +152,7 @@ def find_file(folder: Path, name: str) -> Path | None:
     return found
 
 
-def _companion(path: Path | None, ending: str) -> Path | None:
+def companion(path: Path | None, ending: str) -> Path | None:
     """Find `RUN__ENDING` beside `RUN__requests.csv.gz`."""
     if path is None or "requests" not in path.name:
         return None

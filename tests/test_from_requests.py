@@ -1,0 +1,160 @@
+"""Calibrate from a server's own log of requests."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibration.from_requests import fit_log, read_log
+from simulator.cli import main
+from simulator.load import load_scenario
+from simulator.profile import read_profile
+from simulator.simulation import run
+
+TRUE = (1.5e-3, 2e-5, 8e-3)  # s: per step, per sequence, from the clock to the scheduler
+KERNELS = """name: server
+description: one of known overheads
+engine: {max_num_seqs: 64, enable_prefix_caching: false, max_num_batched_tokens: 512}
+cost: {kind: piecewise, dense: [[1, 5e-3], [64, 6e-3], [512, 2e-2]], overhead: OVER,
+       host_per_sequence: HOST, decode_per_context: 1e-7, prefill_per_pair: 2e-9}
+workload: {num_prompts: 240, request_rate: 8, burstiness: 0.2,
+           input_len: {kind: uniform, low: 50, high: 800},
+           output_len: {kind: uniform, low: 5, high: 120}, client_latency: LATE}
+seed: SEED
+"""
+
+
+def scenario(write, step=2e-4, per_sequence=0.0, client=0.0, seed=1):
+    """Write a server's scenario with these overheads."""
+    text = KERNELS.replace("OVER", str(step)).replace("HOST", str(per_sequence))
+    return write(
+        text.replace("LATE", str(client)).replace("SEED", str(seed)), f"server-{step}.yaml"
+    )
+
+
+def make_log(path: Path, write, seed: int, noise: float = 0.03) -> Path:
+    """Simulate a server with the true overheads, and log its requests as measured with noise."""
+    table = run(load_scenario(scenario(write, *TRUE, seed))).requests
+    draw = np.random.default_rng(seed)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["arrival_s", "prompt_tokens", "output_tokens", "ttft_s", "tpot_s"])
+        for row in table.itertuples():
+            ttft, tpot = (x * np.exp(draw.normal(0, noise)) for x in (row.ttft, row.tpot))
+            cells = [row.arrival, row.prompt_tokens, row.output_tokens, ttft, tpot]
+            writer.writerow(cells)
+    return path
+
+
+def test_known_overheads_are_found(write, tmp_path):
+    """Of logs with known overheads and 3 % noise: what fits best is near, intervals hold it.
+
+    Of 21 intervals of seeds 1 to 7, 18 hold the truth: they say 95 % and mean some 86 %.
+    """
+    held = 0
+    for seed in (1, 3):
+        log = read_log(make_log(tmp_path / "log.csv", write, seed), load_scenario(scenario(write)))
+        fit = fit_log(log)
+        for term, true in zip(fit.terms, TRUE, strict=True):
+            assert term.interval is not None
+            held += term.interval[0] <= true <= term.interval[1]
+        assert fit.terms[0].value == pytest.approx(TRUE[0], rel=0.1)
+        assert fit.terms[2].value == pytest.approx(TRUE[2], rel=0.1)
+        before, after = fit.errors["tpot"]
+        assert after < 0.03 < before
+        assert abs(fit.means["ttft"][1]) < 0.02 < abs(fit.means["ttft"][0])
+    assert held >= 5  # of six
+
+
+def test_command(write, tmp_path, capsys):
+    """The profile that is written, with the latency told, simulates what was logged."""
+    log = make_log(tmp_path / "log.csv", write, 1, noise=0.0)
+    path, out = scenario(write), tmp_path / "out"
+    command = ["calibrate", "--from-requests", str(log), "--scenario", str(path), "--out", str(out)]
+    assert main(command) == 0
+    told = capsys.readouterr().out
+    assert "held out of a fit to the others" in told
+    assert "workload: {client_latency:" in told
+    profile = read_profile(out / "server-adjusted.yaml")
+    assert profile.cost.overhead == pytest.approx(TRUE[0], rel=0.2)
+    assert profile.cost.residuals is not None
+    assert 0 <= profile.cost.residuals["decode"] < 0.02
+    about = json.loads((out / "calibration.json").read_text())
+    client = {term["name"]: term["value"] for term in about["terms"]}["client"]
+    keys = [f"cost={{profile: {out}/server-adjusted.yaml}}", f"workload.client_latency={client}"]
+    again = run(load_scenario(path, keys)).summary()
+    true = run(load_scenario(scenario(write, *TRUE))).summary()
+    assert again["mean_ttft_ms"] == pytest.approx(true["mean_ttft_ms"], rel=0.02)
+    assert again["mean_tpot_ms"] == pytest.approx(true["mean_tpot_ms"], rel=0.01)
+    first = (out / "server-adjusted.yaml").read_bytes()
+    assert main(command) == 0
+    assert (out / "server-adjusted.yaml").read_bytes() == first
+
+
+def test_client_latency_delays_first_tokens(write):
+    """The scenario's key adds itself to TTFT and leaves TPOT as it is."""
+    near = run(load_scenario(scenario(write))).summary()
+    far = run(load_scenario(scenario(write, client=0.25))).summary()
+    assert far["mean_ttft_ms"] - near["mean_ttft_ms"] == pytest.approx(250, abs=1e-6)
+    assert far["mean_tpot_ms"] == pytest.approx(near["mean_tpot_ms"])
+
+
+HEAD = "arrival_s,prompt_tokens,output_tokens,ttft_s,e2e_s\n"
+ROWS = "".join(f"{k},10,5,0.1,0.5\n" for k in range(70))
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (HEAD + ROWS + "70,10,5,0.5,0.1\n", "log.csv:72: the last token comes 0.1 s after"),
+        (HEAD + "0,10,5,-0.1,0.5\n" + ROWS, "log.csv:2: ttft_s: -0.1 is negative"),
+        (HEAD + "0,10,5,0.1,-2\n" + ROWS, "log.csv:2: e2e_s: -2 is negative"),
+        (HEAD + "0,10,5,0.1,x\n" + ROWS, "log.csv:2: e2e_s: 'x' is no number"),
+        (HEAD + ",10,5,0.1,1\n" + ROWS, "log.csv:2: arrival: is empty"),
+        (HEAD + "0,10,5,0.1,0.5\n" * 3, "log.csv: 3 requests are too few to fit; 60 would do"),
+        (HEAD, "log.csv: has no requests"),
+        ("arrival_s,ttft_s\n1,2\n", "log.csv:1: lacks a column of each request's prompt, output"),
+        (
+            "arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{k},9,9\n" for k in range(70)),
+            "log.csv:1: lacks a column of latencies: ttft_s, tpot_s or e2e_s",
+        ),
+    ],
+)
+def test_bad_logs(write, tmp_path, capsys, text, what):
+    """One line that names the place, exit code 2, nothing written."""
+    (tmp_path / "log.csv").write_text(text)
+    out = tmp_path / "out"
+    command = ["calibrate", "--from-requests", str(tmp_path / "log.csv"), "--scenario"]
+    assert main([*command, str(scenario(write)), "--out", str(out)]) == 2
+    line = capsys.readouterr().err
+    assert what in line
+    assert line.count("\n") == 1
+    assert not out.exists()
+
+
+def test_options_go_together(write, capsys):
+    """A log needs a scenario, and excludes a measurement."""
+    assert main(["calibrate", "--from-requests", "x.csv"]) == 2
+    assert "--from-requests and --scenario go together" in capsys.readouterr().err
+    both = ["calibrate", "--from-requests", "x.csv", "--scenario", str(scenario(write))]
+    assert main([*both, "--model", "tiny-test"]) == 2
+    assert "goes without --model" in capsys.readouterr().err
+
+
+def test_a_real_server(data, write, monkeypatch):
+    """LLMServingSim's log of vLLM 0.19 on an RTX PRO 6000: held-out E2EL gets better."""
+    text = """name: pro
+model: llama-3-8b
+gpu: {name: RTX-PRO-6000}
+engine: {name: vllm, max_num_seqs: 128, max_num_batched_tokens: 2048, async_scheduling: true}
+cost: {profile: llama-3-8b.rtx-pro-6000.bf16}
+"""
+    monkeypatch.setattr("calibration.from_requests.SEARCH", 12)  # quick
+    monkeypatch.setattr("calibration.from_requests.AT", (-1.0, 0.0, 1.0))
+    log = data / "e2e" / "llmservingsim__RTXPRO6000__Llama-3_1-8B__requests.csv.gz"
+    fit = fit_log(read_log(log, load_scenario(write(text))))
+    before, after = fit.errors["e2el"]
+    assert after < before / 2 < 0.05
+    assert abs(fit.means["tpot"][1]) < 0.01
