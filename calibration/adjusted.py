@@ -1,13 +1,13 @@
 """What `headway calibrate --from-requests` writes and prints: a profile, the fit, how to use it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from calibration.from_requests import TERMS, LogFit, fit_log, read_log
+from calibration.from_requests import TERMS, Cost, LogFit, fit_log, read_log
 from simulator.files import write_together
 from simulator.profile import RESERVED
 
@@ -36,61 +36,76 @@ def calibrate_from_requests(source: Path, scenario: "Scenario", out: Path) -> st
     write_together(
         out,
         {
-            name: partial(_put, profile.encode()),
-            "calibration.json": partial(_put, text.encode()),
+            name: partial(put, profile.encode()),
+            "calibration.json": partial(put, text.encode()),
         },
     )
     return "\n".join([*_report(fit), *_use(fit, out / name)])
 
 
-def _put(data: bytes, file: BinaryIO) -> None:
+def put(data: bytes, file: BinaryIO) -> None:
+    """Write bytes."""
     file.write(data)
 
 
 def profile_text(fit: LogFit, scenario: "Scenario", source: Path) -> str:
     """Write the adjusted profile as YAML."""
+    about = {
+        "requests": fit.requests,
+        "held_out": fit.held_out,
+        "terms_s": {
+            term.name: {
+                "before": plain(term.before),
+                "fitted": plain(term.value),
+                "interval_95": None if term.interval is None else plain(term.interval),
+            }
+            for term in fit.terms
+        },
+        "held_out_median_relative_error": {k: plain(v) for k, v in fit.errors.items()},
+    }
+    kernels = f"kernels: {fit.cost.name or 'terms of the scenario'}"
+    sources = [kernels, f"overheads: fitted to {source.name}"]
+    head = "# Written by `headway calibrate --from-requests`; errors: before and after the fit.\n"
+    return head + profile_yaml(fit.cost, fit.residuals, scenario, about, sources)
+
+
+def profile_yaml(
+    cost: Cost,
+    residuals: Mapping[str, float],
+    scenario: "Scenario",
+    about: Mapping[str, Any],
+    sources: list[str],
+) -> str:
+    """Write a profile of a scenario's model, GPU and precision."""
     import yaml
 
     from simulator.assemble import assemble
     from simulator.profile import FORMS, settings_of
 
-    parts, cost = assemble(scenario), fit.cost
+    parts = assemble(scenario)
     kind = next(kind for kind, form in FORMS.items() if form is type(cost))
     values: dict[str, Any] = {"kind": kind}
     for field in fields(cost):
         if field.init and field.name not in RESERVED:
-            values[field.name] = _plain(getattr(cost, field.name))
+            values[field.name] = plain(getattr(cost, field.name))
     raw: dict[str, Any] = {
         "model": parts.model.name,
         "hardware": {"gpu": parts.gpu.name, **settings_of(parts.model, scenario.engine)},
         "cost": values,
-        "range": {name: [*pair] for name, pair in (cost.limits or {}).items()},
-        "residuals": {name: round(value, 4) for name, value in fit.residuals.items()},
-        "fit": {
-            "requests": fit.requests,
-            "held_out": fit.held_out,
-            "terms_s": {
-                term.name: {
-                    "before": _plain(term.before),
-                    "fitted": _plain(term.value),
-                    "interval_95": None if term.interval is None else _plain(term.interval),
-                }
-                for term in fit.terms
-            },
-            "held_out_median_relative_error": {k: _plain(v) for k, v in fit.errors.items()},
-        },
-        "sources": [f"kernels: {cost.name or kind}", f"overheads: fitted to {source.name}"],
+        "range": {name: [*map(int, pair)] for name, pair in (cost.limits or {}).items()},
+        "residuals": {name: round(value, 4) for name, value in residuals.items()},
+        "fit": about,
+        "sources": sources,
     }
-    head = "# Written by `headway calibrate --from-requests`; errors: before and after the fit.\n"
-    return head + yaml.safe_dump(raw, sort_keys=False, width=98)
+    return str(yaml.safe_dump(raw, sort_keys=False, width=98))
 
 
-def _plain(value: object) -> object:
+def plain(value: Any) -> Any:
     """Round numbers, make lists of sequences."""
     if isinstance(value, bool | int | str):
         return value
     if isinstance(value, tuple | list):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     return float(f"{value:.{DIGITS}g}")
 
 

@@ -35,8 +35,12 @@ def calibrate(
     from_requests: Annotated[
         Path | None, Parameter(help="fit overheads to this log of a server's requests")
     ] = None,
+    from_steps: Annotated[
+        Path | None, Parameter(help="fit a whole profile to this log of a server's steps")
+    ] = None,
     scenario: Annotated[
-        Path | None, Parameter(help="with --from-requests: model, GPU, engine and cost")
+        Path | None,
+        Parameter(help="for a log: model, GPU, engine and cost"),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -53,8 +57,8 @@ def calibrate(
     from calibration.calibrate import Setup, refit
     from calibration.calibrate import calibrate as measure_and_fit
 
-    if from_requests is not None or scenario is not None:
-        _from_log(from_requests, scenario, set_ or [], out, given=(model, from_))
+    if from_requests is not None or from_steps is not None or scenario is not None:
+        _from_log(from_requests, from_steps, scenario, set_ or [], out=out, given=(model, from_))
         return 0
     if from_ is not None:
         if model is not None:
@@ -84,23 +88,31 @@ def calibrate(
 
 def _from_log(
     requests: Path | None,
+    steps: Path | None,
     path: Path | None,
     overrides: list[str],
+    *,
     out: Path | None,
     given: tuple[object, ...],
 ) -> None:
     """Fit a scenario's cost to a server's log."""
     from calibration.adjusted import calibrate_from_requests
+    from calibration.from_steps import calibrate_from_steps
     from simulator.load import load_scenario
     from simulator.output import check_folder
 
-    if requests is None or path is None:
-        raise HeadwayError("calibrate: --from-requests and --scenario go together")
+    if path is None or (requests is None) == (steps is None):
+        raise HeadwayError(
+            "calibrate: --from-requests and --scenario go together, or --from-steps and --scenario"
+        )
     if any(value is not None for value in given):
-        raise HeadwayError("--from-requests: goes without --model and --from")
+        raise HeadwayError("--from-requests, --from-steps: goes without --model and --from")
     loaded = load_scenario(path, overrides)
     folder = check_folder(out or Path("out") / f"calibrate-{loaded.name}")
-    print(calibrate_from_requests(requests, loaded, folder))
+    if requests is not None:
+        print(calibrate_from_requests(requests, loaded, folder))
+    elif steps is not None:
+        print(calibrate_from_steps(steps, loaded, folder))
 
 
 def _tell(line: str) -> None:

@@ -9,14 +9,15 @@ Points of the grid count by their median over the passes, steps of runs one by o
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from calibration.grid import DENSE
+from calibration.residuals import residuals
 from calibration.rows import Row
 from simulator.errors import HeadwayError
 from simulator.piecewise import Limits, PiecewiseCost
@@ -88,6 +89,7 @@ class StepFit:
     trained: Errors  # of the fit to all samples
     held_out: dict[str, Errors]  # by kind of sample
     host: float  # s, median of the host's part
+    residuals: Mapping[str, float] = field(default_factory=dict)  # by regime, of those unseen
 
 
 def collect(rows: Iterable[Row], clock: Callable[[Row], float]) -> list[Sample]:
@@ -132,7 +134,20 @@ def fit_rows(rows: Sequence[Row], clock: str = "cpu", sizes: Sequence[int] = ())
     out, back = (_fit_swap([row for row in rows if row.kind == kind]) for kind in SWAPS)
     cost = replace(cost, swap_out=out[0], swap_out_per_block=out[1])
     cost = replace(cost, swap_in=back[0], swap_in_per_block=back[1])
-    return StepFit(cost, _limits(samples), samples, judge(cost, samples), held_out, host)
+    trained, left = judge(cost, samples), _residuals(judged, unseen)
+    return StepFit(cost, _limits(samples), samples, trained, held_out, host, left)
+
+
+def _residuals(cost: PiecewiseCost, unseen: Sequence[Sample]) -> dict[str, float]:
+    """Give what a fit leaves of samples that it has not seen, by regime."""
+    if not unseen:
+        return {}
+    logs = np.log([sample.seconds / cost.execute(sample.row.step) for sample in unseen])
+    prompts = np.array([bool(sample.row.chunks) for sample in unseen])
+    pairs = [sum(n * s + n * (n + 1) // 2 for s, n in sample.row.chunks) for sample in unseen]
+    reads = np.where(prompts, pairs, [sample.row.context for sample in unseen])
+    sizes = np.stack([[sample.row.tokens for sample in unseen], reads], axis=1)
+    return residuals(np.asarray(logs), prompts, sizes.astype(np.float64))
 
 
 def judge(cost: PiecewiseCost, samples: Sequence[Sample]) -> Errors:

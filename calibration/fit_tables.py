@@ -11,8 +11,8 @@ products and their attention.
 
 import argparse
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -29,9 +29,12 @@ from calibration.compose import (
     compose_kernels,
 )
 from calibration.mixed_steps import BLOCK, LONGEST, START, MixedFactors, fa2_factors, mixed_form
+from calibration.residuals import residuals
 from calibration.tables import Floats
+from simulator.efficiency import efficiency_of
 from simulator.errors import HeadwayError
 from simulator.files import write_atomic
+from simulator.noise import REGIMES
 from simulator.piecewise import TERMS, Limits, PiecewiseCost
 from simulator.roofline import TILE, roofline
 
@@ -39,6 +42,7 @@ FOLDS = 5
 LOSS_SCALE = 0.05  # relative error beyond which a sample counts less
 DIGITS = 4  # significant, in the profile
 KNOTS = 40  # of the dense table, at most
+NORMAL = 1.4826  # standard deviation of a normal variable / median of its absolute values
 THIN = 0.005  # relative error of the dense table that is not worth a knot
 
 
@@ -70,6 +74,7 @@ class FitReport:
     notes: tuple[str, ...] = ()  # what was not measured
     sources: frozenset[str] = frozenset()
     mixed: MixedFactors | None = None
+    residuals: Mapping[str, float] = field(default_factory=dict)  # by regime, held out
     joint: bool = False  # whether mixed batches of the target itself were timed
 
 
@@ -200,25 +205,39 @@ def thin(tokens: Floats, seconds: Floats) -> list[tuple[float, float]]:
     return [(tokens[i], seconds[i]) for i in kept]
 
 
-def relative_errors(cost: PiecewiseCost, samples: Samples) -> Floats:
-    """Compare a cost without overhead to composed steps."""
+def log_errors(cost: PiecewiseCost, samples: Samples) -> Floats:
+    """Give log(composed / predicted) of steps, by a cost without overhead."""
     said = np.array([cost.execute(step) for step in samples.batches.steps()])
-    return np.asarray(np.abs(said / samples.seconds - 1))
+    return np.asarray(np.log(samples.seconds / said))
+
+
+def relative_errors(cost: PiecewiseCost, samples: Samples) -> Floats:
+    """Give the absolute errors of the predictions, relative to what was composed."""
+    return np.asarray(np.abs(np.expm1(-log_errors(cost, samples))))
 
 
 def cross_validate(
     kernels: Kernels, samples: Samples, fit: Callable[[Kernels, Samples], PiecewiseCost]
-) -> Floats:
-    """Give the errors at token counts that the fit has not seen; the outermost are always seen."""
+) -> tuple[Floats, dict[str, float]]:
+    """Give the errors at token counts that the fit has not seen, and the residuals by regime.
+
+    The outermost counts are always seen.
+    """
     counts = np.unique(np.concatenate([kernels.tokens, samples.batches.tokens]))[1:-1]
-    errors = []
+    logs, held_out = [], []
     for fold in range(FOLDS):
         hidden = counts[fold::FOLDS]
         seen = ~np.isin(kernels.tokens, hidden)
         known = replace(kernels, tokens=kernels.tokens[seen], dense=kernels.dense[seen])
         held = np.isin(samples.batches.tokens, hidden)
-        errors.append(relative_errors(fit(known, samples.select(~held)), samples.select(held)))
-    return np.concatenate(errors)
+        held_out.append(samples.select(held).batches)
+        logs.append(log_errors(fit(known, samples.select(~held)), samples.select(held)))
+    every = np.concatenate(logs)
+    prompts = np.concatenate([batches.chunks > 0 for batches in held_out])
+    reads = [np.where(b.chunks > 0, b.pairs, b.context) for b in held_out]
+    tokens = [b.tokens for b in held_out]
+    sizes = np.stack([np.concatenate(tokens), np.concatenate(reads)], axis=1)
+    return np.abs(np.expm1(-every)), residuals(every, prompts, sizes)
 
 
 def reckon(target: Target, note: str) -> FitReport:
@@ -235,7 +254,9 @@ def reckon(target: Target, note: str) -> FitReport:
     values = {name: _rounded(getattr(cost, name)) for name in TERMS}
     limits = {"tokens": (1, rows[-1][0])}
     cost = PiecewiseCost(dense=rows, **values)  # type: ignore[arg-type]
-    return FitReport(cost, limits, np.zeros(0), np.zeros(0), (note,))
+    spread = min(1.0, NORMAL * efficiency_of(target.system.gpu).error)
+    left = dict.fromkeys(REGIMES, spread)
+    return FitReport(cost, limits, np.zeros(0), np.zeros(0), (note,), residuals=left)
 
 
 def calibrate(data: Path, target: Target) -> FitReport:
@@ -256,14 +277,16 @@ def calibrate(data: Path, target: Target) -> FitReport:
         "context": (1, int(found.context.max())),
         "pairs": (1, int(found.pairs.max())),
     }
+    held_out, left = cross_validate(kernels, samples, fit)
     return FitReport(
         cost,
         limits,
         relative_errors(cost, samples),
-        cross_validate(kernels, samples, fit),
+        held_out,
         tuple(kernels.notes),
         kernels.sources | ({"LLMServingSim"} if mixed is not None else set()),
         mixed,
+        left,
         joint,
     )
 

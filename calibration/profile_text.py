@@ -100,6 +100,10 @@ def _lines(target: Target, report: FitReport) -> Iterator[str]:
     yield "range: # of the steps fitted to; beyond, a run warns"
     yield from (f"  {name}: [{low}, {high}]" for name, (low, high) in report.limits.items())
     yield ""
+    if report.residuals:
+        yield "residuals: # sd of log(timed / fitted) of whole steps held out, for --replications"
+        yield from (f"  {name}: {value:.4f}" for name, value in report.residuals.items())
+        yield ""
     yield from _errors(report, system.gpu)
     yield ""
     if report.notes:

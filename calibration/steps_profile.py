@@ -62,6 +62,10 @@ def _lines(fit: StepFit, meta: Mapping[str, object]) -> Iterator[str]:
     yield "range: # of the steps fitted to; beyond, a run warns"
     yield from (f"  {name}: [{low}, {high}]" for name, (low, high) in fit.limits.items())
     yield ""
+    if fit.residuals:
+        yield "residuals: # sd of log(measured / fitted) of regions of steps held out"
+        yield from (f"  {name}: {value:.4f}" for name, value in fit.residuals.items())
+        yield ""
     yield "fit: # relative errors of whole steps; points of the grid by their medians"
     yield f"  clock: {CLOCK_WORDS[str(meta['clock'])]}"
     yield from _errors(fit.trained, "  ")

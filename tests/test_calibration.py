@@ -109,7 +109,7 @@ def test_cross_validation_hides_whole_token_counts() -> None:
 
     def errors(tables: Kernels) -> np.ndarray:
         samples = compose(tables)
-        return cross_validate(tables, samples, lambda k, s: fit_cost(k, s, None, A100))
+        return cross_validate(tables, samples, lambda k, s: fit_cost(k, s, None, A100))[0]
 
     assert errors(straight).max() < 2e-3
     assert errors(stair).max() > 0.1

@@ -66,7 +66,7 @@ class Requests:
 
 def read_requests(path: Path) -> Requests:
     """Read a file; HeadwayError names it, the line and the column that is wrong."""
-    rows = _rows(path)
+    rows = read_rows_of(path)
     if not rows:
         raise HeadwayError(f"{path}: has no requests")
     known = list(rows[0])
@@ -125,7 +125,7 @@ def _assemble(
     )
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def read_rows_of(path: Path) -> list[dict[str, str]]:
     """Read CSV or JSON lines, packed by gzip or not, as mappings of texts."""
     try:
         raw = path.read_bytes()

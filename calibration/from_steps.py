@@ -1,0 +1,121 @@
+"""Fit a whole cost profile to a server's own log of steps."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calibration.adjusted import profile_yaml, put
+from calibration.fit_steps import HOLD, StepFit, fit_rows, named
+from calibration.measured.requests import UNITS, read_rows_of
+from calibration.rows import Row, read_chunks
+from simulator.errors import HeadwayError
+from simulator.files import write_together
+
+if TYPE_CHECKING:
+    from simulator.scenario import Scenario
+
+FEWEST = 100  # steps
+BLOCK = 20  # steps in a row; every fifth block is held out
+DURATIONS = ("duration", "step_time", "wall", "seconds", "latency")
+
+
+def calibrate_from_steps(source: Path, scenario: "Scenario", out: Path) -> str:
+    """Fit a profile to a log of steps, write it, and give the report."""
+    from simulator.assemble import assemble
+
+    sizes = getattr(assemble(scenario).cost, "cudagraph_capture_sizes", ())
+    rows = read_steps(source)
+    fit = named(fit_rows(rows, "wall", sizes), scenario.name)
+    name = f"{scenario.name}-steps.yaml"
+    about = {
+        "steps": len(rows),
+        "held_out": {kind: asdict(errors) for kind, errors in fit.held_out.items()},
+    }
+    head = "# Written by `headway calibrate --from-steps`.\n"
+    text = head + profile_yaml(fit.cost, fit.residuals, scenario, about, [f"steps: {source.name}"])
+    write_together(out, {name: partial(put, text.encode())})
+    return _report(fit, out / name)
+
+
+def read_steps(path: Path) -> list[Row]:
+    """Read a log of steps in order; HeadwayError tells file, line and what is wrong.
+
+    Columns: `decodes` (sequences that advance by a token), `context` (tokens in their KV caches
+    in all), `chunks` (pieces of prompts, `cached+new` with blanks between them) or
+    `prefill_tokens` (one piece without history), and the step's time, `duration_s` or `_ms`.
+    """
+    cells = read_rows_of(path)
+    known = list(cells[0]) if cells else []
+    times = [(w + s, unit) for w in DURATIONS for s, unit in UNITS.items() if w + s in known]
+    prompts = next((name for name in ("chunks", "prefill_tokens") if name in known), None)
+    lacking = [name for name in ("decodes", "context") if name not in known]
+    lacking += [] if prompts else ["chunks or prefill_tokens"]
+    lacking += [] if times else ["duration_s"]
+    if lacking:
+        raise HeadwayError(f"{path}:1: lacks the column {', '.join(lacking)}")
+    if len(cells) < FEWEST:
+        raise HeadwayError(f"{path}: {len(cells)} steps are too few to fit; {FEWEST} would do")
+    assert prompts is not None
+    return [
+        _row(f"{path}:{number + 2}", number, cell, times[0], prompts)
+        for number, cell in enumerate(cells)
+    ]
+
+
+def _row(
+    place: str, number: int, cell: Mapping[str, str], time: tuple[str, float], prompts: str
+) -> Row:
+    def read(name: str, kind: Callable[[str], Any]) -> Any:
+        try:
+            return kind(cell[name] or "0")
+        except (ValueError, OverflowError):
+            raise HeadwayError(f"{place}: {name}: {cell[name]!r} is no number") from None
+
+    decodes, context = (read(name, lambda x: int(float(x))) for name in ("decodes", "context"))
+    seconds = read(time[0], float) * time[1]
+    try:
+        chunks = read_chunks(cell[prompts]) if prompts == "chunks" else ()
+    except ValueError as error:
+        raise HeadwayError(f"{place}: chunks: {error}") from None
+    if prompts == "prefill_tokens" and (new := read(prompts, lambda x: int(float(x)))) > 0:
+        chunks = ((0, new),)
+    if not 0 < seconds < 1e6:
+        raise HeadwayError(f"{place}: {time[0]}: a step cannot take {cell[time[0]]}")
+    if decodes < 0 or context < decodes or not (decodes or chunks):
+        raise HeadwayError(f"{place}: {decodes} decodes over {context} tokens: impossible")
+    held = number // BLOCK % 5 == 4
+    run, kind = f"{HOLD}-log" if held else "log", "onpolicy"
+    longest = int(np.ceil(context / decodes)) if decodes else 0
+    launched = ("eager", 0)
+    return Row(
+        run,
+        kind,
+        -1,
+        number,
+        *launched,
+        decodes,
+        context,
+        longest,
+        chunks,
+        (),
+        (),
+        seconds,
+        0.0,
+        seconds,
+    )
+
+
+def _report(fit: StepFit, path: Path) -> str:
+    lines = [
+        f"held out: {errors.points} steps, median {errors.median:.1%}, P95 {errors.p95:.1%}, "
+        f"bias {errors.bias:+.1%}"
+        for kind, errors in fit.held_out.items()
+        if kind == "all"
+    ]
+    return "\n".join(
+        [*lines, f"written: {path}. To use it, in a scenario:", f"  cost: {{profile: {path}}}"]
+    )

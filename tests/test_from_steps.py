@@ -1,0 +1,71 @@
+"""Calibrate from a server's own log of steps."""
+
+import numpy as np
+import pytest
+
+from calibration.rows import make_step
+from simulator.cli import main
+from simulator.piecewise import PiecewiseCost
+from simulator.profile import read_profile
+
+TRUE = PiecewiseCost(
+    dense=[[1, 5e-3], [64, 6e-3], [512, 2e-2]], overhead=1e-3, decode_per_context=2e-7
+)
+HEAD = "decodes,context,chunks,duration_ms\n"
+SERVER = "name: server\ncost: {kind: linear, base: 0.01}\n"
+
+
+def log(count: int = 400, noise: float = 0.02) -> str:
+    """Write the steps of an engine whose cost is known."""
+    draw = np.random.default_rng(7)
+    lines = [HEAD]
+    for _ in range(count):
+        decodes = int(draw.integers(0, 60))
+        context = decodes * int(draw.integers(100, 2000))
+        new = int(draw.integers(1, 400)) if not decodes or draw.random() < 0.3 else 0
+        chunks = ((0, new),) if new else ()
+        seconds = TRUE.execute(make_step(chunks, decodes, context)) * np.exp(draw.normal(0, noise))
+        text = f"0+{new}" if new else ""
+        lines.append(f"{decodes},{context},{text},{1e3 * seconds:.6f}\n")
+    return "".join(lines)
+
+
+def test_known_costs_are_found(put, write, tmp_path, capsys):
+    """Of 400 steps with 2 % noise: predictions within 2 %, residuals as small."""
+    path, out = put(log(), "steps.csv"), tmp_path / "out"
+    command = ["calibrate", "--from-steps", str(path), "--scenario", str(write(SERVER))]
+    assert main([*command, "--out", str(out)]) == 0
+    told = capsys.readouterr().out
+    assert "held out: 80 steps, median 1." in told
+    profile = read_profile(out / "server-steps.yaml")
+    for step in (
+        make_step((), 32, 32000),
+        make_step((), 4, 2000),
+        make_step(((0, 256),), 16, 9000),
+    ):
+        assert profile.cost.execute(step) == pytest.approx(TRUE.execute(step), rel=0.03)
+    assert profile.cost.residuals is not None
+    assert 0 < profile.cost.residuals["decode"] < 0.03
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("decodes,context\n1,2\n", "lacks the column chunks or prefill_tokens, duration_s"),
+        (HEAD + "1,10,,5\n" * 9, "9 steps are too few to fit; 100 would do"),
+        (HEAD + "1,10,,-5\n" * 100, ":2: duration_ms: a step cannot take -5"),
+        (HEAD + "5,2,,5\n" * 100, ":2: 5 decodes over 2 tokens: impossible"),
+        (HEAD + "0,0,,5\n" * 100, ":2: 0 decodes over 0 tokens: impossible"),
+        (HEAD + "1,10,7,5\n" * 100, ":2: chunks: '7' is no piece of a prompt: cached+new"),
+        (HEAD + "x,10,,5\n" * 100, ":2: decodes: 'x' is no number"),
+    ],
+)
+def test_bad_logs(put, write, tmp_path, capsys, text, what):
+    """One line that names the place, exit code 2, nothing written."""
+    path, out = put(text, "steps.csv"), tmp_path / "out"
+    command = ["calibrate", "--from-steps", str(path), "--scenario", str(write(SERVER))]
+    assert main([*command, "--out", str(out)]) == 2
+    line = capsys.readouterr().err
+    assert what in line
+    assert line.count("\n") == 1
+    assert not out.exists()
