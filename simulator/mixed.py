@@ -1,10 +1,7 @@
 """Two schedulers of papers that mix prompts and decodes in one step: Orca and Sarathi-Serve."""
 
-from collections.abc import Sequence
-
 from simulator.batching import Batching
 from simulator.blocks import BlockCounter
-from simulator.request import Request
 from simulator.reserve import Asked, Reserving
 
 
@@ -33,9 +30,6 @@ class Orca(Reserving):
             max_model_len=max_model_len,
             enable_chunked_prefill=False,
         )
-
-    def _fits_now(self, request: Request, hits: Sequence[int]) -> bool:
-        return self.reserved + self._need(request) <= self.blocks.usable
 
 
 class Sarathi(Batching):

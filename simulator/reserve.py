@@ -1,6 +1,7 @@
 """Memory reserved at admission for the longest that a request may become: then nobody who runs
 ever lacks a block, and many blocks stay empty."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from simulator.batching import Batching
@@ -50,34 +51,47 @@ class Asking(Batching):
 
 
 class Reserving(Asking):
-    """Counts the blocks that running requests may come to need.
+    """Promises each running request the blocks that it may come to need.
 
-    Blocks are taken as tokens come: those reserved but empty do not count as used.
+    They count as used, though they are taken as tokens come. Blocks of a common prefix, which
+    several hold, are promised once.
     """
 
-    reserved = 0  # blocks
+    reserves = True
+    """Else it boards whoever fits as it is."""
+
+    @property
+    def most(self) -> int:
+        """Blocks that may be promised in all."""
+        return self.blocks.usable
 
     def fits(self, request: Request) -> bool:
-        return super().fits(request) and self._need(request) <= self.blocks.usable
+        return super().fits(request) and (not self.reserves or self._need(request) <= self.most)
 
     @property
     def room(self) -> str:
         """What `fits` compares a request with, in words."""
-        return super().room + WITH_ANSWER
+        return super().room + (WITH_ANSWER if self.reserves else "")
+
+    def _longest(self, request: Request) -> int:
+        """Give the tokens that it may come to store; the last one needs no room."""
+        return request.prompt_tokens + self._asked(request) - 1
 
     def _need(self, request: Request) -> int:
-        """Count the blocks that the request may come to need; its last token needs no room."""
-        tokens = request.prompt_tokens + self._asked(request) - 1
-        return -(-tokens // self.blocks.block_size)
+        """Count the blocks for that."""
+        return -(-self._longest(request) // self.blocks.block_size)
+
+    @property
+    def unpromised(self) -> int:
+        """Blocks that may still be promised."""
+        return self.blocks.unpromised - (self.blocks.usable - self.most)
+
+    def _fits_now(self, request: Request, hits: Sequence[int]) -> bool:
+        if not self.reserves:
+            return super()._fits_now(request, hits)
+        return self._need(request) <= self.unpromised
 
     def _seat(self, request: Request, now: float) -> None:
         super()._seat(request, now)
-        self.reserved += self._need(request)
-
-    def _finish(self, request: Request, now: float) -> None:
-        super()._finish(request, now)
-        self.reserved -= self._need(request)
-
-    def _preempt(self, request: Request) -> None:
-        super()._preempt(request)
-        self.reserved -= self._need(request)
+        if self.reserves:
+            self.blocks.promise(request, self._longest(request))

@@ -65,15 +65,16 @@ class Tgi(Reserving):
         self.queue = self.waiting = Fifo()
         self.waiting_served_ratio = waiting_served_ratio
         self.max_waiting_tokens = max_waiting_tokens
-        self.most = (
-            blocks.usable if total is None else min(blocks.usable, total // blocks.block_size)
-        )
+        self.max_batch_total_tokens = total
         self._waited = 0  # steps since the last prompts, as `waiting_tokens` counts them
         self._must_decode = False
         self._asked_queue = False  # in the last call of `schedule`
 
-    def fits(self, request: Request) -> bool:
-        return super().fits(request) and self._need(request) <= self.most
+    @property
+    def most(self) -> int:
+        """Blocks that may be promised in all."""
+        usable, tokens = self.blocks.usable, self.max_batch_total_tokens
+        return usable if tokens is None else min(usable, tokens // self.blocks.block_size)
 
     @property
     def room(self) -> str:
@@ -111,18 +112,15 @@ class Tgi(Reserving):
 
     def _would_board(self, least: int) -> bool:
         """Say whether so many from the head of the queue fit together."""
-        budget, reserved = self.max_num_batched_tokens, self.reserved
+        budget, left = self.max_num_batched_tokens, self.unpromised
         if least > self.max_num_seqs - len(self.running):
             return False
         for request, _ in zip(self.queue, range(least), strict=False):
             budget -= request.known
-            reserved += self._need(request)
-            if budget < 0 or reserved > self.most:
+            left -= self._need(request)
+            if budget < 0 or left < 0:
                 return False
         return True
-
-    def _fits_now(self, request: Request, hits: Sequence[int]) -> bool:
-        return self.reserved + self._need(request) <= self.most
 
     def horizon(self, step: Step) -> int:
         sure = super().horizon(step)

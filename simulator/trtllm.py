@@ -1,10 +1,8 @@
 """TensorRT-LLM's in-flight batching."""
 
-from collections.abc import Sequence
-
 from simulator.blocks import BlockCounter
 from simulator.fields import refuse
-from simulator.request import Request, Step
+from simulator.request import Step
 from simulator.reserve import Asked, Reserving
 
 GUARANTEED_NO_EVICT, MAX_UTILIZATION, STATIC_BATCH = POLICIES = (
@@ -61,16 +59,7 @@ class TrtLlm(Reserving):
             enable_chunked_prefill=enable_chunked_prefill,
         )
         self.policy = capacity_scheduler_policy
-
-    def fits(self, request: Request) -> bool:
-        if self.policy == MAX_UTILIZATION:
-            return super(Reserving, self).fits(request)
-        return super().fits(request)
-
-    @property
-    def room(self) -> str:
-        """What `fits` compares a request with, in words."""
-        return super(Reserving, self).room if self.policy == MAX_UTILIZATION else super().room
+        self.reserves = capacity_scheduler_policy != MAX_UTILIZATION
 
     def _board(self, step: Step, budget: int, cap: int, now: float) -> None:
         if self.policy != STATIC_BATCH or not self.running:
@@ -91,8 +80,3 @@ class TrtLlm(Reserving):
             self._give(step, request, tokens)
             budget -= tokens
         return budget
-
-    def _fits_now(self, request: Request, hits: Sequence[int]) -> bool:
-        if self.policy == MAX_UTILIZATION:
-            return super()._fits_now(request, hits)
-        return self.reserved + self._need(request) <= self.blocks.usable

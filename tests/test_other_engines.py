@@ -8,6 +8,7 @@ from simulator.hf import HfStatic
 from simulator.mixed import Orca, Sarathi
 from simulator.radix import RadixCache
 from simulator.request import Request, Step
+from simulator.reserve import Reserving
 from simulator.scheduler import Scheduler
 from simulator.sglang import SgLang
 from simulator.tgi import Tgi
@@ -77,6 +78,24 @@ def test_orca_reserves_for_the_longest_answer() -> None:
         assert seen == [prompts(0, 1, 2, tokens=5), *[({}, 3)] * 3]
     seen, _ = run(Orca(counter(6), max_model_len=40, max_new_tokens=2), *three)
     assert seen == [prompts(0, 1, 2, tokens=5), ({}, 3)]
+
+
+@pytest.mark.parametrize("make", [Orca, Tgi, TrtLlm])
+def test_what_is_reserved_counts_as_used(make: type[Reserving]) -> None:
+    """Blocks of 4: prompts of 5 with answers of up to 8 are promised 3, and take 2."""
+    options = {"max_new_tokens": 8, "max_model_len": 40, "max_num_seqs": 4}
+    log, _ = play(workload((0, 5, 2), (0, 5, 3)), make(counter(20), **options), leap=False)
+    assert log.steps["blocks_used"].tolist() == [6, 6, 3]
+
+
+@pytest.mark.parametrize("make", [BlockManager, RadixCache])
+def test_what_several_share_is_reserved_once(make: type[BlockManager | RadixCache]) -> None:
+    """12 blocks of 4: requests 0 and 1 may need 6 each, 4 in common; 4 are left."""
+    blocks = make(13, 4, True) if make is BlockManager else make(13, 4)
+    scheduler = TrtLlm(blocks, max_new_tokens="exact", max_num_seqs=4, max_model_len=40)
+    segments = [(("a", 16), ("x", 4)), (("a", 16), ("y", 4)), (("b", 12),)]
+    seen, _ = run(scheduler, (0, 20, 5), (0.5, 20, 5), (0.5, 12, 5), segments=segments)
+    assert seen[:2] == [({0: (0, 20)}, 0), ({1: (16, 4), 2: (0, 12)}, 1)]
 
 
 def test_what_can_never_be_reserved_is_rejected() -> None:
