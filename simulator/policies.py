@@ -40,7 +40,7 @@ class Policy(Protocol):
       somebody arrives, boards, ends or is preempted;
     - `patience` in seconds and `promote(request)`: who has waited so long is promoted, and its key
       asked for again (`queues.Promoting`);
-    - `queue(batch)` in place of `key`, which gives the waiting queue itself (`fairness.py`).
+    - `queue(batch)` in place of `key`, which gives the waiting queue itself (`client_queues.py`).
     """
 
     def key(self, request: Request) -> Any:
