@@ -28,6 +28,7 @@ notebooks: $(VENV)/installed-dev
 
 test-notebooks: $(VENV)/installed-dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest --nbmake --nbmake-timeout=300 notebooks
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python notebooks/build.py --check
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Headway needs Python 3.11 or newer, not " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'

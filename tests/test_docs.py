@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from simulator.cli import main
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), *ROOT.glob("notebooks/*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -57,6 +59,15 @@ def test_the_api_page_runs(tmp_path, monkeypatch) -> None:
     assert len(names["log"].requests) == 48
     assert len(names["frame"]) == 4
     assert names["answer"]["holds"][0]
+
+
+def test_the_scenario_of_the_readme_runs(tmp_path, monkeypatch, capsys) -> None:
+    """The ten lines, with the overrides below them."""
+    (text,) = blocks(ROOT / "README.md", "yaml")
+    (tmp_path / "my.yaml").write_text(text, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "my.yaml", "--set", "engine.max_num_seqs=64"]) == 0
+    assert "Successful requests:                     1000" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/plots.md"])
