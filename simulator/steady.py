@@ -5,7 +5,7 @@ it grows with any backlog, wherever that is. Poisson arrivals see time averages.
 """
 
 from collections.abc import Mapping
-from math import erfc, inf, isfinite, sqrt
+from math import atan2, exp, inf, isfinite, lgamma, pi, sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,8 +49,7 @@ def window(result: "Result") -> Window | None:
 def steady_state(table: RequestTable, within: Window | None) -> dict[str, object]:
     """Test the requests in the system for a trend; suggest a warm-up.
 
-    Mann and Kendall's test on 20 batch means, with the variance that first-order correlation
-    between batches gives. `stationary` is null where there are too few requests to tell.
+    `stationary` is null where there are too few requests to tell.
     """
     times, level = in_system(table)
     suggested = mser5(level)
@@ -83,21 +82,31 @@ def in_system(table: RequestTable) -> tuple[Floats, Floats]:
 
 
 def trend(values: Floats) -> tuple[float, float]:
-    """Give the change over the whole series by a straight line, and the two-sided p value."""
+    """Give the change over the whole series by a straight line, and the two-sided p value.
+
+    The line goes through 20 batch means. Its slope's variance is widened by first-order
+    correlation of what is left, and the degrees of freedom fewer by as much.
+    """
     means = np.array([part.mean() for part in np.array_split(values, BATCHES)])
-    at = np.arange(BATCHES)
-    slope, start = np.polyfit(at, means, 1)
-    later, earlier = np.triu_indices(BATCHES, 1)[::-1]
-    score = float(np.sign(means[later] - means[earlier]).sum())
-    rest = means - start - slope * at
-    power = float((rest**2).sum())
-    exact = power <= EXACT * float((means**2).sum())  # what is left of a line is rounding
-    correlation = 0.0 if exact else float((rest[1:] * rest[:-1]).sum()) / power
-    correlation = min(max(correlation, 0.0), 0.9)
-    variance = BATCHES * (BATCHES - 1) * (2 * BATCHES + 5) / 18
-    variance *= (1 + correlation) / (1 - correlation)
-    z = max(abs(score) - 1, 0.0) / sqrt(variance)
-    return float(slope) * BATCHES, erfc(z / sqrt(2))
+    at = np.arange(BATCHES) - (BATCHES - 1) / 2
+    slope = float(at @ means / (at @ at))
+    rest = means - means.mean() - slope * at
+    power = float(rest @ rest)
+    if power <= EXACT * float(means @ means):  # what is left of a line is rounding
+        return slope * BATCHES, 0.0 if abs(slope) > EXACT else 1.0
+    correlation = min(max(float(rest[1:] @ rest[:-1]) / power, 0.0), 0.8)
+    fewer = (1 - correlation) / (1 + correlation)
+    freedom = max(BATCHES * fewer, 4.0) - 2.0
+    error = sqrt(power / (BATCHES - 2) / float(at @ at) / fewer)
+    return slope * BATCHES, two_sided(slope / error, freedom)
+
+
+def two_sided(score: float, freedom: float) -> float:
+    """Give Student's two-sided p value; scipy would take longer to load than a short run."""
+    angle = np.linspace(atan2(abs(score), sqrt(freedom)), pi / 2, 2001)
+    height = np.maximum(np.cos(angle), 0.0) ** (freedom - 1)
+    area = float(((height[1:] + height[:-1]) / 2 * np.diff(angle)).sum())
+    return min(1.0, 2 * area / sqrt(pi) * exp(lgamma((freedom + 1) / 2) - lgamma(freedom / 2)))
 
 
 def mser5(values: Floats) -> int | None:

@@ -1,16 +1,17 @@
 """Warm-up and steady state."""
 
 from dataclasses import replace
-from math import inf
+from math import inf, sqrt
 
 import numpy as np
 import pytest
+from scipy.stats import t
 
 from simulator.errors import HeadwayError
 from simulator.load import load_scenario
 from simulator.report import run_table
 from simulator.simulation import run
-from simulator.steady import mser5, told, trend
+from simulator.steady import mser5, told, trend, two_sided
 from tests.scenarios import SMALL
 
 LOADED = SMALL.replace("num_prompts: 40", "num_prompts: 800")
@@ -64,12 +65,21 @@ def test_seldom_a_false_alarm():
 
 
 def test_trend_by_hand():
-    """A line from 0 to 99: batch means 2, 7, ..., 97; each is above all before it."""
-    change, p = trend(np.arange(100.0))
-    assert change == pytest.approx(100.0)
-    # Score 190, variance 20 * 19 * 45 / 18 = 950: z = 189 / sqrt(950) = 6.13.
-    assert p == pytest.approx(8.7e-10, rel=0.05)
-    assert trend(np.ones(100))[1] == 1.0
+    """A line from 0 to 99 is one; noise that alternates around a level is none."""
+    assert trend(np.arange(100.0)) == (pytest.approx(100.0), 0.0)
+    assert trend(np.ones(100)) == (0.0, 1.0)
+    change, p = trend(np.tile([1.0, 3.0], 10))
+    # Slope 10 / 665 a batch; the squares left, 20 - 100 / 665, over 18 and 665.
+    assert change == pytest.approx(20 * 10 / 665)
+    assert p == pytest.approx(t.sf(change / 20 / sqrt((20 - 100 / 665) / 18 / 665), 18) * 2)
+
+
+@pytest.mark.parametrize("score", [0.0, 0.5, -2.0, 4.0, 9.0])
+@pytest.mark.parametrize("freedom", [2.0, 5.3, 18.0])
+def test_students_p_value(score, freedom):
+    """As scipy has it."""
+    expected = 2 * t.sf(abs(score), freedom)
+    assert two_sided(score, freedom) == pytest.approx(expected, rel=1e-3, abs=1e-12)
 
 
 def test_mser5_leaves_out_the_start():
