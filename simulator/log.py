@@ -96,6 +96,7 @@ class Log:
 
     num_blocks: int  # usable KV blocks
     block_size: int  # tokens
+    reserves: bool = False  # blocks count as used from admission on, and do not grow
     step_rows: bytearray = field(default_factory=bytearray)
     request_rows: bytearray = field(default_factory=bytearray)
     run_rows: bytearray = field(default_factory=bytearray)

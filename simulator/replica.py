@@ -49,6 +49,7 @@ class Replica:
         self.log = Log(
             scheduler.blocks.usable,
             scheduler.blocks.block_size,
+            scheduler.reserves,
             run_rows=scheduler.runs,
             pause_rows=scheduler.pauses,
             draft_rows=scheduler.drafts,

@@ -57,8 +57,7 @@ class Reserving(Asking):
     several hold, are promised once.
     """
 
-    reserves = True
-    """Else it boards whoever fits as it is."""
+    reserves = True  # else it boards whoever fits as it is
 
     @property
     def most(self) -> int:

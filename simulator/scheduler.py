@@ -47,6 +47,8 @@ class Scheduler(Batch):
     """A step is scheduled while the one before it runs."""
     caches_prefixes = True
     """It can work with a prefix cache."""
+    reserves = False
+    """Blocks for whole answers are set aside on admission."""
     headroom = 0
     """Blocks that must be left after a step of decodes, for it to preempt nobody."""
 

@@ -221,6 +221,8 @@ def block_growth(log: Log, rows: npt.NDArray[np.void]) -> Floats:
     Every sequence grows by a token per step, so together they take one block per `block_size`
     tokens: right on average, where the row tells not at which step.
     """
+    if log.reserves:
+        return np.zeros(len(rows))
     grown = (rows["decodes"] + rows["wasted"]) / log.block_size
     return np.where(rows["steps"] > 1, grown, 0.0)
 

@@ -1,5 +1,6 @@
 """Schedules of other engines, worked out by hand: every step takes 1 s."""
 
+import numpy as np
 import pytest
 
 from simulator.blocks import BlockCounter, BlockManager
@@ -11,6 +12,7 @@ from simulator.request import Request, Step
 from simulator.reserve import Reserving
 from simulator.scheduler import Scheduler
 from simulator.sglang import SgLang
+from simulator.tables import expand_steps
 from simulator.tgi import Tgi
 from simulator.trtllm import TrtLlm
 from simulator.vllm_v0 import VllmV0
@@ -86,6 +88,10 @@ def test_what_is_reserved_counts_as_used(make: type[Reserving]) -> None:
     options = {"max_new_tokens": 8, "max_model_len": 40, "max_num_seqs": 4}
     log, _ = play(workload((0, 5, 2), (0, 5, 3)), make(counter(20), **options), leap=False)
     assert log.steps["blocks_used"].tolist() == [6, 6, 3]
+    leapt, _ = play(workload((0, 5, 8)), make(counter(20), **options))
+    used = expand_steps(leapt, np.zeros(1))["kv_blocks_used"]
+    assert used.tolist() == [3] * 8
+    assert len(leapt.steps) < 8
 
 
 @pytest.mark.parametrize("make", [BlockManager, RadixCache])
