@@ -21,6 +21,7 @@ class Batch:
         self.running: dict[Request, None] = {}  # in order of admission
         self.partial: list[Request] = []  # of the running, those outside the decode set
         self.decodes = DecodeSet(blocks.block_size, by_phase=blocks.names_blocks)
+        self.tells_longest = False  # whether steps say how much their longest decode reads
         self.preempted = 0  # by the last call of `schedule`
         self.runs = bytearray()  # rows of log.RUN, of runs that are over
         self.pauses = bytearray()  # rows of log.PAUSE, of preemptions that are over
@@ -29,6 +30,11 @@ class Batch:
         self._paused: dict[Request, tuple[float, int]] = {}  # since when, tokens that were computed
         self._seats = 0
         self._executed = 0  # steps with tokens
+
+    def tell_longest(self) -> None:
+        """Let every step say how much its longest decode reads, from now on."""
+        self.tells_longest = True
+        self.decodes.tell_longest()
 
     def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
         """Apply the outcome of `step`, repeated once per end time; return who finished."""

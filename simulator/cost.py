@@ -18,7 +18,7 @@ from simulator.fields import inside
 from simulator.hardware import HOST_SHARE, Gpu
 from simulator.model import ModelSpec
 from simulator.noise import check_residuals
-from simulator.overhead import DEFAULT, choose_overhead
+from simulator.overhead import VLLM, Overhead, choose_overhead, find_overhead
 from simulator.piecewise import LinearCost, PiecewiseCost
 from simulator.profile import (
     FORMS,
@@ -84,8 +84,9 @@ def load_cost(
     mapping with `kind` (linear, piecewise, roofline) and the form's terms in seconds. A relative
     path is looked up in `base`, then in the folder that HEADWAY_DATA names. `roofline` needs
     `model` and `gpu`; a profile that was fitted to others is taken, with a HeadwayWarning. What
-    the engine adds to its kernels comes on top of a roofline and of profiles that name an
-    `overhead`; `overhead` beside either takes another engine's, or a mapping with terms of it.
+    the engine adds to its kernels, by its `version`, comes on top of a roofline and of profiles
+    that name an `overhead`; `overhead: vllm` beside one that names none adds it, too, and a mapping
+    changes terms of it.
     `residuals`, beside either, are how far off its steps may be (`noise`), in place of the
     profile's own.
     Copies of KV blocks to the host cost what the form's swap terms say; where it has none, what
@@ -181,7 +182,7 @@ def _load_profile(
     if not isinstance(named, str):
         raise ValueError(f"profile: must be a name or a path, not {named!r}")
     profile = read_profile(find_profile(named, base))
-    overhead = choose_overhead(spec.get("overhead"), profile.overhead)
+    overhead = choose_overhead(spec.get("overhead"), profile.overhead, _standard(gpu, engine))
     if differences := profile.differences(model, gpu, engine):
         warnings.warn(
             f"cost profile {profile.cost.name} was fitted to {'; '.join(differences)}",
@@ -190,7 +191,31 @@ def _load_profile(
         )
     if overhead is None or not isinstance(profile.cost, PiecewiseCost):
         return profile.cost
-    return overhead.on(profile.cost, overlapped=_overlapped(engine))
+    return _put(overhead, profile.cost, model, engine)
+
+
+def with_overhead(
+    kernels: PiecewiseCost, model: ModelSpec | None, gpu: Gpu | None, engine: Precision | None
+) -> PiecewiseCost:
+    """Put what the engine adds on a cost of kernels alone, by its version and its scheduling."""
+    return _put(_standard(gpu, engine), kernels, model, engine)
+
+
+def _standard(gpu: Gpu | None, engine: Precision | None) -> Overhead:
+    """Give what the engine's version adds to its kernels."""
+    version = engine.version if engine is not None else None
+    return find_overhead(version, asynchronous=_overlapped(engine), gpu=gpu)
+
+
+def _put(
+    overhead: Overhead, kernels: PiecewiseCost, model: ModelSpec | None, engine: Precision | None
+) -> PiecewiseCost:
+    return overhead.on(
+        kernels,
+        overlapped=_overlapped(engine),
+        model=model,
+        tensor_parallel_size=engine.tensor_parallel_size if engine is not None else 1,
+    )
 
 
 def _overlapped(engine: Precision | None) -> bool:
@@ -204,12 +229,12 @@ def _make_roofline(
     """Make a roofline of the scenario's model, GPU and precision."""
     if extra := [key for key in spec if key not in {"kind", "overhead"}]:
         raise ValueError("\n".join(f"{key}: roofline takes no terms" for key in extra))
-    overhead = choose_overhead(spec.get("overhead"), DEFAULT)
+    overhead = choose_overhead(spec.get("overhead"), VLLM, _standard(gpu, engine))
     assert overhead is not None  # there is a default
     if model is None or gpu is None:
         raise ValueError("kind: roofline needs to know the model and the GPU")
     if engine is None:
-        return overhead.on(roofline(model, gpu), overlapped=False)
+        return _put(overhead, roofline(model, gpu), model, None)
     cache = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
     kernels = roofline(
         model,
@@ -218,4 +243,4 @@ def _make_roofline(
         dtype=engine.quantization or engine.dtype,
         kv_cache_dtype=cache,
     )
-    return overhead.on(kernels, overlapped=engine.async_scheduling)
+    return _put(overhead, kernels, model, engine)

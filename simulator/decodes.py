@@ -32,6 +32,8 @@ class DecodeSet:
             [{} for _ in range(block_size)] if by_phase else None
         )
         self._ends: list[tuple[int, int, Request]] = []  # (last tick, seat, request), a heap
+        # (tick at which it had no tokens, seat, request), a heap; None: nobody asks who is longest
+        self._begins: list[tuple[int, int, Request]] | None = None
 
     def join(self, request: Request, ticks: int) -> None:
         """Take in a request that ends after `ticks` ticks from now."""
@@ -45,6 +47,8 @@ class DecodeSet:
         if self.members is not None:
             self.members[phase][request] = None
         heappush(self._ends, (request.last_tick, request.seat, request))
+        if self._begins is not None:
+            heappush(self._begins, (tick - request.computed, request.seat, request))
 
     def leave(self, request: Request) -> int:
         """Let a member go, bring its own counters up to date, return its ticks in the set."""
@@ -58,6 +62,21 @@ class DecodeSet:
         if self.members is not None:
             del self.members[phase][request]
         return ticks
+
+    def tell_longest(self) -> None:
+        """Keep books of lengths from now on, while the set is empty."""
+        self._begins = []
+
+    def longest(self) -> int:
+        """Tokens in the cache of the member that has most; 0 where nobody keeps books of them."""
+        begins = self._begins
+        while begins:
+            begin, seat, request = begins[0]
+            member = request.joined >= 0 and request.seat == seat
+            if member and request.joined - request.computed == begin:
+                return self.tick - begin
+            heappop(begins)
+        return 0
 
     def emitted(self, request: Request) -> None:
         """Hear of a token that a request outside the set has brought out."""

@@ -13,8 +13,15 @@ from typing import Any
 from simulator.hardware import GIB, Gpu, find_gpu
 from simulator.memory import FractionOf
 from simulator.model import load_model
+from simulator.overhead import NEWEST, VLLM, Version, read_version
 
 Defaults = dict[str, Any]
+
+ASYNC_SINCE = (0, 14)
+"""vLLM schedules asynchronously by default from 0.14 on (before: --async-scheduling)."""
+RESERVES_SINCE = (0, 20)
+"""Admission waits for room for a whole prompt; before, for that of its first chunk."""
+UTILIZATION_SINCE = (0, 20)  # gpu_memory_utilization 0.92; before 0.9
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,19 @@ def named(engine: object, gpu: object, model: object = None) -> object:
     longest = engine.get("max_model_len") or _positions(model)
     found = _find(gpu.get("name") if isinstance(gpu, dict) else None)
     defaults = ENGINES[name].defaults(found, longest if isinstance(longest, int) else 0)
+    version = engine.get("version")
+    if name == VLLM and isinstance(version, str):
+        defaults |= since(read_version(version) or NEWEST)
     return {"async_scheduling": False} | defaults | engine
+
+
+def since(version: Version) -> Defaults:
+    """Give the defaults of a vLLM V1 version that have changed since (EngineArgs, by release)."""
+    return {
+        "async_scheduling": version >= ASYNC_SINCE,
+        "scheduler_reserve_full_isl": version >= RESERVES_SINCE,
+        "gpu_memory_utilization": 0.92 if version >= UTILIZATION_SINCE else 0.9,
+    }
 
 
 def fraction_of(name: str | None) -> FractionOf:

@@ -6,6 +6,7 @@ from typing import Any
 from simulator.generate import Generator
 from simulator.scenario import Scenario
 from simulator.scenario_page import WORKLOAD
+from simulator.workload import FRONTENDS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -24,6 +25,7 @@ def json_schema() -> dict[str, Any]:
         for field in dataclasses.fields(Generator)
         if field.name not in workload["properties"]
     }
+    workload["properties"]["frontend"]["anyOf"].append({"enum": [*FRONTENDS]})
     workload["additionalProperties"] = False
     engine = schema["properties"]["engine"]
     named = {"type": "string", "description": "a named engine, such as vllm"}

@@ -64,6 +64,11 @@ class ScaledCost:
         return self.cost.name
 
     @property
+    def reads_longest(self) -> bool:
+        """Whether its steps depend on their longest sequence."""
+        return getattr(self.cost, "reads_longest", False)
+
+    @property
     def residuals(self) -> Mapping[str, float] | None:
         """What the factors were drawn from."""
         return self.cost.residuals
@@ -73,7 +78,8 @@ class ScaledCost:
         factor = self.prompts if step.prefills else self.decode
         if not step.copies:
             return factor * self.cost.execute(step)
-        compute = self.cost.execute(Step(step.prefills, step.decodes, step.context))
+        bare = Step(step.prefills, step.decodes, step.context, longest=step.longest)
+        compute = self.cost.execute(bare)
         return self.cost.with_copies(factor * compute, step)
 
     def leap(self, step: Step, repeats: int) -> list[float]:

@@ -1,28 +1,41 @@
-"""What an engine adds to its kernels: one model per engine version, from `overheads.yaml`.
+"""What an engine adds to its kernels: one model per vLLM version, from `overheads.yaml`.
 
-A step keeps the GPU waiting for `step` seconds whatever happens: the launch of its graph, sampled
-tokens on their way back. The host's own work, `host` and its terms per sequence, per prompt in the
-step and per token of prompts, is waited for too, unless the engine schedules asynchronously: then
-it is hidden behind the kernels, and only what is longer than these shows.
+A step keeps the GPU waiting for `step` seconds and `per_sequence` for each sequence in it, whatever
+happens: the launch of its graph, sampled tokens on their way back. The host's own work, `host` and
+its terms per sequence, per prompt in the step and per token of prompts, is waited for too, unless
+the engine schedules asynchronously: then it is hidden behind the kernels, and only what is longer
+than these shows. A step with prompts runs without the CUDA graph of a whole decode step, and its
+layers are launched one after the other: `prompt_per_layer`.
 
 vLLM launches pure decodes as CUDA graphs of certain batch sizes, 1, 2, 4, then every 8 and from 256
 on every 16 (0.11 on), and pads smaller batches; `captured` is the largest of them.
+
+Where `key_per_layer` is given, decodes wait for the longest sequence (`simulator/split_decode.py`).
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from simulator.fields import build, inside, refuse
+from simulator.hardware import Gpu
 from simulator.linear import check_terms
+from simulator.model import ModelSpec
 from simulator.piecewise import HOST_TERMS, LONGEST_TABLE, PiecewiseCost
+from simulator.split_decode import SplitCost
 
 FILE = Path(__file__).parent / "overheads.yaml"
-DEFAULT = "vllm"
-TERMS = ("step", *HOST_TERMS)
+VLLM = "vllm"
+"""The engine whose overheads are known, and stand for those of all others."""
+TERMS = ("step", "per_sequence", *HOST_TERMS, "prompt_per_layer", "key_per_layer")
+
+Version = tuple[int, int]
+NEWEST: Version = (1 << 31, 0)
 
 
 @dataclass(frozen=True)
@@ -30,11 +43,15 @@ class Overhead:
     """Seconds that an engine adds to a step's kernels; zero where nobody knows."""
 
     step: float = 0.0
+    per_sequence: float = 0.0
     host: float = 0.0
     host_per_sequence: float = 0.0
     host_per_prefill: float = 0.0
     host_per_prefill_token: float = 0.0
-    captured: int = 0  # 0: no CUDA graphs
+    prompt_per_layer: float = 0.0
+    captured: int = 0  # the largest batch that has a CUDA graph; 0: none has
+    key_per_layer: float = 0.0  # per key of the longest sequence; 0: nobody waits for it
+    multiprocessors: int = 1  # of the GPU
 
     @property
     def capture_sizes(self) -> tuple[int, ...]:
@@ -42,11 +59,21 @@ class Overhead:
         sizes = [1, 2, 4, *range(8, 256, 8), *range(256, self.captured + 1, 16)]
         return tuple(size for size in sizes if size <= self.captured)
 
-    def on(self, cost: PiecewiseCost, *, overlapped: bool) -> PiecewiseCost:
-        """Put it on top of a cost of kernels alone."""
-        return replace(
+    def on(
+        self,
+        cost: PiecewiseCost,
+        *,
+        overlapped: bool,
+        model: ModelSpec | None = None,
+        tensor_parallel_size: int = 1,
+    ) -> PiecewiseCost:
+        """Put it on top of a cost of kernels alone; terms per layer where the model is known."""
+        layers = model.num_hidden_layers if model else 0
+        whole = replace(
             cost,
             overhead=cost.overhead + self.step,
+            overhead_per_sequence=self.per_sequence,
+            prefill=cost.prefill + self.prompt_per_layer * layers,
             host=self.host,
             host_per_sequence=self.host_per_sequence,
             host_per_prefill=self.host_per_prefill,
@@ -54,39 +81,63 @@ class Overhead:
             overlapped=overlapped,
             cudagraph_capture_sizes=self.capture_sizes,
         )
+        if model is None or not self.key_per_layer:
+            return whole
+        values = {field.name: getattr(whole, field.name) for field in fields(whole) if field.init}
+        return SplitCost(
+            **values,
+            per_key=self.key_per_layer * layers,
+            kv_heads=max(1, model.num_key_value_heads // tensor_parallel_size),
+            multiprocessors=self.multiprocessors,
+        )
+
+
+def read_version(text: str) -> Version | None:
+    """Read major and minor out of a version as people write it; None where there is none."""
+    found = re.findall(r"(?<![\d-])(\d+)\.(\d+)(?:\.\d+)?", text)
+    return (int(found[-1][0]), int(found[-1][1])) if found else None
+
+
+def find_overhead(
+    version: str | None = None, *, asynchronous: bool = False, gpu: Gpu | None = None
+) -> Overhead:
+    """Give the overhead of a vLLM version, None being the latest, on a GPU."""
+    wanted = read_version(version or "") or NEWEST
+    terms = max(((v, t) for v, t in _entries() if v <= wanted), key=lambda entry: entry[0])[1]
+    kind = terms["asynchronous" if asynchronous else "synchronous"]
+    own = terms["gpus"].get(gpu.name, {}) if gpu else {}
+    plain = {key: terms[key] for key in ("captured", "prompt_per_layer")}
+    return Overhead(**plain | kind | own)
 
 
 @lru_cache(maxsize=1)
-def overheads() -> dict[str, Overhead]:
-    """Read the models that come with the package, by engine version."""
-    known = {field.name for field in fields(Overhead)}
+def _entries() -> list[tuple[Version, dict[str, Any]]]:
+    """Read the models that come with the package, by the version from which on they hold."""
     raw = yaml.safe_load(FILE.read_text())
-    return {
-        name: Overhead(**{key: value for key, value in terms.items() if key in known})
-        for name, terms in raw.items()
-    }
+    return [(read_version(since) or (0, 0), terms) for since, terms in raw.items()]
 
 
-def choose_overhead(given: object, own: str | None) -> Overhead | None:
+def choose_overhead(given: object, own: str | None, standard: Overhead) -> Overhead | None:
     """Find what `cost.overhead` stands for; None where neither it nor `own` names an engine.
 
     `given` is a name, a mapping of terms that replace those of the engine `own` (without one: those
-    that are left out are 0), or None: `own` itself. ValueError says which term is wrong.
+    that are left out are 0), or None: `own` itself. `standard` is what the engine's version adds.
+    ValueError says which term is wrong.
     """
-    known = overheads()
-    base = known.get(own) if own is not None else None
+    base = standard if own is not None else None
     if given is None:
         return base
     if isinstance(given, str):
         if wrong := unknown_overhead(given):
             raise ValueError(f"overhead: {wrong}")
-        return known[given]
+        return standard
     try:
         terms = build(Overhead, given)
         refuse(
             *check_terms(terms, TERMS),
             (terms.captured < 0, f"captured: must be at least 0, not {terms.captured}"),
             (terms.captured > LONGEST_TABLE, f"captured: must be at most {LONGEST_TABLE:,}"),
+            (terms.multiprocessors < 1, "multiprocessors: must be at least 1"),
         )
     except ValueError as error:
         raise inside("overhead", error) from None
@@ -95,6 +146,5 @@ def choose_overhead(given: object, own: str | None) -> Overhead | None:
 
 
 def unknown_overhead(name: str) -> str:
-    """Say which names there are, for one that is none; "" for one that is."""
-    known = overheads()
-    return "" if name in known else f"no engine {name!r}; there are {', '.join(known)}"
+    """Say which engines there are, for a name that is none; "" for one that is."""
+    return "" if name == VLLM else f"no engine {name!r}; there are {VLLM}"

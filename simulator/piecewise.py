@@ -21,6 +21,7 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
 - an engine that launches pure decodes as CUDA graphs captured for a few batch sizes pads N to the
   next of them, `cudagraph_capture_sizes`: dense and head then cost what that size costs. Attention
   does not, since padding reads no cache; a larger batch runs as it is;
+- the GPU waits `overhead_per_sequence` n besides `overhead`, in either kind of step;
 - the host's work, h + h_n n + h_p n_p + h_t T_p, comes on top; where it is `overlapped` (an engine
   that schedules asynchronously) a step takes the longer of the two, and `overhead` besides;
 - layers with a sliding window of w tokens read min(S, w N) of the cache, as if all sequences were
@@ -94,6 +95,7 @@ class PiecewiseCost(Fitted):
 
     dense: Table
     overhead: float = 0.0
+    overhead_per_sequence: float = 0.0
     head: float = 0.0
     head_per_sequence: float = 0.0  # per sequence
     decode: float = 0.0
@@ -122,7 +124,8 @@ class PiecewiseCost(Fitted):
     _decode: list[float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        terms = TERMS + CHUNK_TERMS + WINDOW_TERMS + HOST_TERMS + SWAP_TERMS
+        waits = ("overhead_per_sequence",)
+        terms = TERMS + waits + CHUNK_TERMS + WINDOW_TERMS + HOST_TERMS + SWAP_TERMS
         refuse(
             *_check_table(self.dense),
             *check_terms(self, terms),
@@ -207,6 +210,7 @@ class PiecewiseCost(Fitted):
         head = self.head_per_sequence * (rows + len(prefills))
         seconds = (
             self.overhead
+            + self.overhead_per_sequence * (count + len(prefills))
             + self.dense_seconds(rows + new)
             + (head if head > self.head else self.head)
             + self.prefill
@@ -214,9 +218,9 @@ class PiecewiseCost(Fitted):
         )
         if not self._hosted:
             return seconds
-        return self._with_host(
-            seconds, self._host_seconds(count + len(prefills), len(prefills), new)
-        )
+        sequences = count + len(prefills)
+        host = self._host_seconds(sequences, len(prefills), new)
+        return self._with_host(seconds, host, self._waits_for(sequences))
 
     def _verify_seconds(self, step: Step) -> float:
         """Give the time of a step of decodes that verify drafts, without swaps."""
@@ -226,7 +230,10 @@ class PiecewiseCost(Fitted):
             work += self.mixed_per_window * min(context, self.window * count)
         work = max(work, self.serial_per_token * context / count)
         seconds = self._decode_seconds(count + step.drafts) + work
-        return self._with_host(seconds, self._host_seconds(count)) if self._hosted else seconds
+        seconds += self.overhead_per_sequence * count
+        if not self._hosted:
+            return seconds
+        return self._with_host(seconds, self._host_seconds(count), self._waits_for(count))
 
     def _host_seconds(self, sequences: int, prompts: int = 0, new: int = 0) -> float:
         """Give the time of the host's work on a step."""
@@ -237,14 +244,18 @@ class PiecewiseCost(Fitted):
             + self.host_per_prefill_token * new
         )
 
-    def _with_host(self, seconds: float, host: float) -> float:
-        """Add the host's work, or let it hide behind the kernels."""
-        return max(seconds, self.overhead + host) if self.overlapped else seconds + host
+    def _waits_for(self, sequences: int) -> float:
+        """Give the time that the GPU waits in any case."""
+        return self.overhead + self.overhead_per_sequence * sequences
+
+    def _with_host(self, seconds: float, host: float, waits: float) -> float:
+        """Add the host's work, or let it hide behind the kernels; the GPU's waits hide nothing."""
+        return max(seconds, waits + host) if self.overlapped else seconds + host
 
     def leap(self, step: Step, repeats: int) -> list[float]:
         """Give the seconds of each of so many successive decode steps."""
         count, first = step.decodes, step.context
-        fixed = self._decode_seconds(count)
+        fixed = self._decode_seconds(count) + self.overhead_per_sequence * count
         floor = self.decode_per_sequence * count
         slope = self.decode_per_context
         contexts = range(first, first + repeats * count, count)
@@ -257,8 +268,8 @@ class PiecewiseCost(Fitted):
             found = [fixed + max(slope * read, floor) for read in contexts]
         if not self._hosted:
             return found
-        host = self._host_seconds(count)
-        return [self._with_host(seconds, host) for seconds in found]
+        host, waits = self._host_seconds(count), self._waits_for(count)
+        return [self._with_host(seconds, host, waits) for seconds in found]
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> npt.NDArray[np.float64]:
         """Give the seconds of pure decode steps of so many sequences that read so many tokens."""
@@ -267,9 +278,11 @@ class PiecewiseCost(Fitted):
         if self.window:
             reads = reads + self.decode_per_window * np.minimum(contexts, self.window * counts)
         reads = np.maximum(reads, self.decode_per_sequence * counts)
-        seconds: npt.NDArray[np.float64] = table[counts] + reads
+        waits = self.overhead_per_sequence * counts
+        seconds: npt.NDArray[np.float64] = table[counts] + waits + reads
         host = self.host + self.host_per_sequence * counts
-        shown = np.maximum(seconds, self.overhead + host) if self.overlapped else seconds + host
+        least = self.overhead + waits + host
+        shown = np.maximum(seconds, least) if self.overlapped else seconds + host
         return np.asarray(shown)
 
 

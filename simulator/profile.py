@@ -84,6 +84,10 @@ class Precision(Protocol):
         """Whether a step is decided while the one before it runs."""
 
     @property
+    def version(self) -> str | None:
+        """Of vLLM: says what the engine adds to its kernels; None: the latest."""
+
+    @property
     def swap_bandwidth(self) -> float | None:
         """GB/s between a GPU and its host, each way; None: as measured, else as the bus has."""
 

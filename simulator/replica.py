@@ -46,6 +46,8 @@ class Replica:
         self.leaper = executor if leap and isinstance(executor, CanLeap) else None
         self.on_finish = on_finish
         self.nap = nap
+        if getattr(executor, "reads_longest", False):
+            scheduler.tell_longest()
         self.log = Log(
             scheduler.blocks.usable,
             scheduler.blocks.block_size,

@@ -103,6 +103,7 @@ class Step:
     incoming: list[Swap] | None = None  # and back, done next
     loads: list[Load] | None = None  # prefixes from the host tier
     drafts: int = 0  # draft tokens that the decodes verify, beside a token each
+    longest: int = 0  # KV entries that one decode reads at most, where the executor asks; else 0
     swap_seconds: float = field(default=0.0, compare=False)
     """By which swaps make it longer; a cost model that knows of copies notes it."""
 

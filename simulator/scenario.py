@@ -15,6 +15,7 @@ from simulator.block import Block
 from simulator.cluster_block import ClusterBlock, GroupBlock, fill_in
 from simulator.engines import named
 from simulator.errors import HeadwayError
+from simulator.frontend_block import FrontendBlock
 from simulator.plan_block import PlanBlock
 from simulator.speculative_block import SpeculativeBlock
 from simulator.sweep_block import SweepBlock
@@ -95,6 +96,11 @@ class EngineBlock(Block):
         None,
         description="keys left out are as that engine has them, see engines.md; `engine: vllm` is "
         "short for that alone; null: as in this table",
+    )
+    version: Annotated[str, Field(pattern=r"^v?\d+\.\d+(\.\d+)?$")] | None = Field(
+        None,
+        description="of vLLM, in quotes, such as '0.11': says what the engine adds to its kernels "
+        "(see cost-models.md) and, with name vllm, its defaults; null: the latest",
     )
     scheduling_policy: Annotated[str | dict[str, Any], BeforeValidator(_policy)] = Field(
         "fcfs",
@@ -308,9 +314,16 @@ class WorkloadBlock(Block):
     client_latency: Annotated[float, Field(ge=0, le=60)] = Field(
         0.0, description="s between a client and the scheduler, the way back included"
     )
+    frontend: FrontendBlock | None = Field(
+        None,
+        description="in place of it: client, server (vLLM's, as timed by its clients or by itself) "
+        "or a mapping; null: requests reach the scheduler as they are sent",
+    )
 
     @model_validator(mode="after")
     def _check_generator(self) -> "WorkloadBlock":
+        if self.frontend is not None and self.client_latency:
+            raise ValueError("client_latency: give it as frontend.latency, in ms")
         given = self.model_extra or {}
         if self.trace is None:
             self.generator  # noqa: B018
@@ -408,12 +421,14 @@ class Scenario(Block):
         """Read the trace or generate the requests; HeadwayError names what is wrong."""
         from simulator.workload import Frontend
 
-        workload = self._make_workload()
-        if self.workload.client_latency:
+        workload = self._requests()
+        if self.workload.frontend is not None:
+            workload.frontend = self.workload.frontend.make()
+        elif self.workload.client_latency:
             workload.frontend = Frontend(latency=self.workload.client_latency)
         return workload
 
-    def _make_workload(self) -> "Workload":
+    def _requests(self) -> "Workload":
         from simulator.generate import generate
         from simulator.traces import read_trace, select
 
@@ -437,9 +452,10 @@ class Scenario(Block):
         """Give the scenario with every default filled in, as plain YAML types."""
         values = self.model_dump(exclude={"sweep", "plan"})
         if self.workload.trace is None:
-            values["workload"] = asdict(self.workload.generator)
+            frontend = {"frontend": values["workload"]["frontend"]}
             if latency := self.workload.client_latency:
-                values["workload"]["client_latency"] = latency
+                frontend["client_latency"] = latency
+            values["workload"] = asdict(self.workload.generator) | frontend
         return values
 
 

@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from simulator.assemble import POLICIES
 from simulator.cluster_block import ClusterBlock, GroupBlock
+from simulator.frontend_block import FrontendBlock
 from simulator.generate import Generator, PrefixGroups, Sessions
 from simulator.lengths import KINDS
 from simulator.load import ABSENT
@@ -121,6 +122,10 @@ on the request's number alone.
 GENERATED = """Without `trace` the requests are generated, with the words and meanings of
 `vllm bench serve`.
 """
+FRONTEND = """What a request passes before the scheduler, with or without `trace`; by default (null)
+nothing. `frontend: client` is what vLLM's clients see, `frontend: server` what the server's own
+clock does ([accuracy.md](accuracy.md)).
+"""
 CLUSTER = """Several replicas of the engine, see [fleet.md](fleet.md).
 """
 ROUTING = """### Routers
@@ -129,11 +134,12 @@ What each takes besides `router`, with the default in brackets:
 """
 COST = """## cost
 
-`{profile: NAME}` takes a shipped profile, `{profile: PATH}` one of your own; `overhead: NAME`
-beside it another engine's overhead (`simulator/overheads.yaml`), `overhead: {host_per_sequence:
-2e-5}` changes terms of it. `{kind: ...}` writes
-the cost model down, its terms in seconds; defaults are in brackets. T is the number of tokens in a
-step, n that of its sequences, S the cached tokens that its decodes read.
+`{profile: NAME}` takes a shipped profile, `{profile: PATH}` your own. What the engine adds to
+its kernels comes on top (`simulator/overheads.yaml`, by `engine.version`); `overhead: vllm` beside
+it adds that to a profile that does not ask for it, `overhead: {host_per_sequence: 2e-5}` changes
+terms of it. `{kind: ...}` writes the cost model down, its terms in seconds; defaults are in
+brackets. T is the number of tokens in a step, n that of its sequences, S the cached tokens that its
+decodes read.
 """
 COSTS = {
     "linear": "Seconds = base + per_token T + per_context S + per_sequence n.",
@@ -169,6 +175,7 @@ def page() -> str:
     ]
     parts += [
         _table("workload", _given(Generator, WORKLOAD), GENERATED),
+        _table("workload.frontend", _fields(FrontendBlock), FRONTEND),
         _table("workload.prefix_groups", _given(PrefixGroups, GROUPS)),
         _table("workload.sessions", _given(Sessions, TURNS)),
         _table("cluster", _fields(ClusterBlock), CLUSTER),

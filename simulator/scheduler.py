@@ -170,12 +170,20 @@ class Scheduler(Batch):
                 blocks.take_ticks(decodes, 1)
         if budget and not self.preempted and self.waiting:
             self._board(step, budget, cap, now)
+        if self.tells_longest and step.decodes:
+            step.longest = self._longest(step)
         if self.host.leaving and (step.decodes or step.prefills):
             self.host.send(step)  # an empty step is not carried out: then the next one sends
         if self._cadence is not None:
             self._executed += bool(step.decodes or step.prefills)
             self._cadence.end(self._executed, not self.preempted, bool(self.waiting))
         return step
+
+    def _longest(self, step: Step) -> int:
+        """KV entries that a decode of the step reads at most, its new token included."""
+        singles = max((chunk.start + 1 for chunk in step.singles or ()), default=0)
+        members = self.decodes.longest() + 1 if step.decodes > len(step.singles or ()) else 0
+        return max(singles, members)
 
     def repeat(self, ticks: int) -> None:
         """Schedule the step just scheduled so many times more; only where steps overlap."""

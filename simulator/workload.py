@@ -36,6 +36,16 @@ class Frontend:
                 raise ValueError(f"frontend.{name}: {value} is not finite and 0 or more")
 
 
+FRONTENDS = {
+    "server": Frontend(latency=1.8e-3),
+    "client": Frontend(latency=6e-3, per_request=2e-3, per_token=2e-6),
+}
+"""vLLM's, by whose clock times are taken. On the server's, from the stamp of arrival to the
+scheduler and from a token to its stamp: vLLM 0.11's spans, TTFT less queue and prefill, where no
+step is in the way. On a client's, HTTP and the tokenizer of one API server, too: InferenceX and
+AIConfigurator's points."""
+
+
 @dataclass(slots=True)
 class Workload:
     """Requests as columns; a request's id is its index in them.

@@ -18,7 +18,7 @@ from simulator.hardware import GPUS, Gpu
 from simulator.load import load_scenario
 from simulator.log import STEP
 from simulator.model import load_model
-from simulator.overhead import Overhead, overheads
+from simulator.overhead import Overhead, find_overhead
 from simulator.piecewise import LONGEST_TABLE
 from simulator.profile import PROFILES, named_hardware, read_profile, shipped_profiles
 from simulator.request import Chunk, Request, Step
@@ -357,14 +357,14 @@ def test_every_shipped_profile_is_found_by_what_its_name_says() -> None:
 
 
 def test_the_engines_overhead_comes_on_top_of_kernels() -> None:
-    """Profiles of kernels take the overhead of the engine they name, or of another one."""
+    """Profiles of kernels take the overhead of the engine they name."""
     name = "llama-3-8b.a100.bf16"
     kernels = read_profile(PROFILES / f"{name}.yaml").cost
     whole = load_cost(name)
     assert isinstance(kernels, PiecewiseCost)
     assert kernels.overhead == 0.0
     added = whole.execute(Step([], 8, 8000)) - kernels.execute(Step([], 8, 8000))
-    assert added == pytest.approx(overheads()["vllm"].step)
+    assert added == pytest.approx(0.75e-3 + 8 * 20e-6)
     with pytest.raises(ValueError, match=r"cost\.overhead: no engine 'vlm'; there are vllm"):
         load_cost({"profile": name, "overhead": "vlm"})
 
@@ -375,19 +375,19 @@ def test_a_scenario_sets_the_hosts_work_and_async_scheduling_hides_it(write, cos
     engine = "engine: {async_scheduling: ASYNC}"
     text = f"model: llama-3-8b\n{engine}\ncost: {{{cost}, overhead: X}}\n"
     step = Step([], 8, 8000)
-    own = overheads()["vllm"]
 
     def seconds(overhead: str, hidden: bool) -> float:
         scenario = text.replace("X", overhead).replace("ASYNC", str(hidden).lower())
         return assemble(load_scenario(write(scenario))).cost.execute(step)
 
-    plain = seconds("vllm", False)
-    assert plain == seconds("vllm", True)
+    own = {hidden: find_overhead(asynchronous=hidden) for hidden in (False, True)}
+    plain = {hidden: seconds("vllm", hidden) for hidden in own}
     short, long = "{host: 1e-3, host_per_sequence: 5e-4}", "{host: 1, host_per_sequence: 5e-4}"
-    assert seconds(short, False) == pytest.approx(plain + 5e-3)
-    assert seconds(short, True) == plain
-    assert seconds(long, True) == pytest.approx(own.step + 1.004)
-    assert seconds("{step: 0.0}", True) == pytest.approx(plain - own.step)
+    assert seconds(short, False) == pytest.approx(plain[False] + 5e-3)
+    assert seconds(short, True) == plain[True]
+    waits = own[True].step + 8 * own[True].per_sequence
+    assert seconds(long, True) == pytest.approx(waits + 1.004)
+    assert seconds("{step: 0.0}", True) == pytest.approx(plain[True] - own[True].step)
 
 
 def test_terms_of_a_form_are_hidden_too_where_the_engine_is_asynchronous(write) -> None:
@@ -422,7 +422,7 @@ def test_wrong_overheads_are_told(write, overhead: str, told: str) -> None:
 
 def test_vllms_graphs_pad_decodes() -> None:
     """9 decodes run in the graph of 16, 300 in that of 304, 600 without one."""
-    sizes = overheads()["vllm"].capture_sizes
+    sizes = find_overhead().capture_sizes
     assert sizes[:6] == (1, 2, 4, 8, 16, 24)
     assert sizes[-3:] == (480, 496, 512)
     cost = Overhead(captured=512).on(HAND, overlapped=False)
@@ -448,6 +448,16 @@ def test_the_hosts_work_is_waited_for_or_hidden() -> None:
     assert decodes.execute(Step([], 6, 60)) == HAND.execute(Step([], 6, 60)) + 0.5 + 7 + 3 * 6
 
 
+GRAPHS = Overhead(step=0.8e-3, captured=512)
+
+
+def with_graphs(name: str) -> tuple[PiecewiseCost, Gpu]:
+    """Give a shipped profile's kernels as CUDA graphs launch them, and its GPU."""
+    profile = read_profile(PROFILES / f"{name}.yaml")
+    assert isinstance(profile.cost, PiecewiseCost)
+    return GRAPHS.on(profile.cost, overlapped=False), GPUS[str(profile.hardware["gpu"])]
+
+
 def bound(gpu: Gpu, step: Step) -> float:
     """Give the time below which no GPU of this data sheet can be: its bytes, its FLOPs."""
     pairs = sum(c.tokens * c.start + c.tokens * (c.tokens + 1) / 2 for c in step.prefills)
@@ -461,8 +471,7 @@ def bound(gpu: Gpu, step: Step) -> float:
 @pytest.mark.parametrize("name", OF_LLAMA)
 def test_shipped_profiles_are_physical(name: str) -> None:
     """No step beats the data sheet; none takes three times as long, but for mixed attention."""
-    cost = load_cost(name)
-    gpu = GPUS[str(read_profile(PROFILES / f"{name}.yaml").hardware["gpu"])]
+    cost, gpu = with_graphs(name)
     decodes = [Step([], n, n * mean) for n in (1, 8, 64, 256) for mean in (16, 1024, 8192)]
     prompts = [mixed((start, n)) for n in (64, 512, 2048, 8192) for start in (0, 4096)]
     mixtures = [mixed((0, 512 - n), decodes=n, context=n * 1000) for n in (1, 32, 128, 256)]
@@ -475,9 +484,8 @@ def test_shipped_profiles_are_physical(name: str) -> None:
 @pytest.mark.parametrize("name", OF_LLAMA)
 def test_the_roofline_comes_near_the_profiles(name: str) -> None:
     """Within 30 % of what was measured, from the data sheet alone."""
-    cost = load_cost(name)
-    gpu = GPUS[str(read_profile(PROFILES / f"{name}.yaml").hardware["gpu"])]
-    guess = load_cost({"kind": "roofline"}, model=LLAMA, gpu=gpu)
+    cost, gpu = with_graphs(name)
+    guess = GRAPHS.on(roofline(LLAMA, gpu), overlapped=False)
     steps = [Step([], 1, 1000), Step([], 64, 64_000), mixed((0, 512)), mixed((0, 4096))]
     steps.append(mixed((0, 448), decodes=64, context=64_000))
     for step in steps:

@@ -3,25 +3,21 @@
 import gzip
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from calibration.measured import names
-from calibration.measured.engine import NEWEST, engine_block, version
-from calibration.measured.overheads import Overhead
+from calibration.measured.engine import engine_block, version
 from calibration.measured.predict import predict
 from calibration.measured.report import report, write_json, write_plots
 from calibration.measured.requests import read_requests
 from calibration.measured.runs import Run, read_runs
-from calibration.measured.timing import Timing
 from calibration.measured.validate import validate_measured
 from calibration.measured.workload import make, replay
 from simulator.cli import main
 from simulator.errors import HeadwayError
-from simulator.piecewise import LinearCost
-from simulator.request import Chunk, Request, Step
+from simulator.overhead import NEWEST
 
 HEAD = "run_id,source,tier,gpu,tp,model,weight_dtype,engine_version,max_num_seqs,"
 HEAD += "max_num_batched_tokens,kv_capacity_tokens,prefix_caching,concurrency,rate_rps,"
@@ -279,38 +275,6 @@ def test_versions_decide_what_is_not_recorded():
     assert told["async_scheduling"] is True
 
 
-def timed(
-    step: Step, *, contexts: list[int], kv_heads: int = 1, per_key: float = 0.125
-) -> list[float]:
-    """Time two equal steps of a cost of 1 s under an overhead of round numbers."""
-    running = [SimpleNamespace(computed=tokens - 5, joined=5) for tokens in contexts]
-    scheduler = SimpleNamespace(running=running, decodes=SimpleNamespace(tick=10))
-    extra = Overhead(step=0.25, per_sequence=0.5, host=0.0, host_per_sequence=1.0)
-    cost = LinearCost(base=1.0)
-    one = Timing(cost, scheduler, extra, launch=8.0, per_key=per_key, kv_heads=kv_heads)
-    if step.prefills:
-        return [one.execute(step)]
-    assert one.execute(step) == one.leap(step, 1)[0]
-    return one.leap(step, 2)
-
-
-def test_overheads_come_on_top_of_kernels():
-    # One sequence: kernels 1 s, host 1 s beside them, 0.25 + 0.5 s in between.
-    assert timed(Step([], 1, 0), contexts=[7], per_key=0.0) == [1.75, 1.75]
-    # Three: the host takes 3 s, longer than the kernels.
-    assert timed(Step([], 3, 7), contexts=[7], per_key=0.0) == [3.0 + 1.75, 3.0 + 1.75]
-    # 2 x 296 pairs for 592 thread blocks: the longest of 40 tokens is not split, and grows by one.
-    host = timed(Step([], 2, 47), contexts=[7, 40], kv_heads=296)
-    assert host == [1.0 + 0.125 * 40 + 1.25, 1.0 + 0.125 * 41 + 1.25]
-    # 2 x 148 pairs: split in two.
-    assert timed(Step([], 2, 47), contexts=[7, 40], kv_heads=148)[0] == 1.0 + 0.125 * 20 + 1.25
-    # 2 x 74 pairs: all alike, in four.
-    assert timed(Step([], 2, 96), contexts=[8, 88], kv_heads=74)[0] == 1.0 + 0.125 * 48 / 4 + 1.25
-    # With a prompt: 8 s more to launch the layers.
-    chunk = Chunk(Request(0, 0.0, 4, 4), 0, 4)
-    assert timed(Step([chunk], 1, 7), contexts=[7], per_key=0.0) == [9.0 + 1.25]
-
-
 def test_a_frontend_lets_requests_pass_one_by_one(put):
     """Two requests sent at once reach the scheduler one after the other."""
     import simpy
@@ -325,6 +289,35 @@ def test_a_frontend_lets_requests_pass_one_by_one(put):
     Client(env, work, lambda request: seen.append((request.id, request.arrival, env.now)))
     env.run()
     assert seen == [(0, 2.5, 2.5), (1, 5.0, 5.0)]
+
+
+RUN = """
+model: llama-3.1-8b
+gpu: {name: H100-80GB}
+engine: {name: vllm, version: "0.11", max_num_seqs: 256, max_num_batched_tokens: 2048,
+  num_gpu_blocks_override: 10000}
+workload:
+  trace: {path: trace.csv, format: azure}
+  frontend: server
+"""
+
+
+def test_headway_run_predicts_what_validate_does(folder):
+    """The same engine, requests and frontend, as a scenario: the same prediction."""
+    from simulator import load_scenario, run
+
+    rows = "".join(
+        f"2026-01-01 00:00:{float(at):010.7f},{prompt},{answer}\n"
+        for at, prompt, answer, *_ in (row.split(",") for row in REQUESTS.splitlines()[1:])
+    )
+    (folder / "trace.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
+    (folder / "s.yaml").write_text(RUN)
+    one = read_runs(folder)[0]
+    (outcome,) = [predict(one, folder)]
+    predicted = {row.metric: row.predicted for row in outcome.rows}
+    table = run(load_scenario(folder / "s.yaml")).requests
+    for name in ("ttft", "e2el"):  # without the first, which met a cold engine
+        assert predicted[f"mean_{name}_ms"] == pytest.approx(table[name][1:].mean() * 1e3)
 
 
 BANDS = {"llmservingsim": 0.10, "isim": 0.15, "llmd": 0.15}

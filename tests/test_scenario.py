@@ -25,6 +25,7 @@ def test_defaults_are_those_documented(write):
     assert scenario.engine == EngineBlock()
     assert scenario.engine.model_dump() == {
         "name": None,
+        "version": None,
         "scheduling_policy": "fcfs",
         "scheduler": "headway",
         "scheduler_cls": None,

@@ -9,6 +9,7 @@ from calibration.compose import Target
 from calibration.fit_tables import calibrate
 from calibration.systems import find_system
 from simulator.assemble import Parts
+from simulator.cost import with_overhead
 from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.scenario import EngineBlock
 
@@ -29,7 +30,8 @@ def with_tables(parts: Parts, engine: EngineBlock) -> Parts:
     except HeadwayError as error:
         warnings.warn(f"no profile of {name}, and {error}; roofline", HeadwayWarning, stacklevel=2)
         return parts
-    cost = replace(report.cost, name=f"{parts.model.name}, composed", limits=report.limits)
+    kernels = replace(report.cost, name=f"{parts.model.name}, composed", limits=report.limits)
+    cost = with_overhead(kernels, parts.model, parts.gpu, engine)
     for note in report.notes:
         warnings.warn(f"{name}: {note}", HeadwayWarning, stacklevel=2)
     return replace(parts, cost=cost)

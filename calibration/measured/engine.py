@@ -3,25 +3,17 @@
 The defaults are those of vLLM V1's EngineArgs for `vllm serve`, release by release.
 """
 
-import re
 from typing import Any
 
 from calibration.measured import names
 from calibration.measured.runs import Run
-from simulator.engines import named
-
-NEWEST = (0, 33)
-ASYNC_SINCE = (0, 14)
-"""vLLM schedules asynchronously by default from 0.14 on (before: --async-scheduling)."""
-RESERVES_SINCE = (0, 20)
-"""Admission waits for room for a whole prompt; before, for that of its first chunk."""
-UTILIZATION_SINCE = (0, 20)  # gpu_memory_utilization 0.92; before 0.9
+from simulator.engines import ASYNC_SINCE, named, since
+from simulator.overhead import NEWEST, Version, read_version
 
 
-def version(text: str) -> tuple[int, int]:
+def version(text: str) -> Version:
     """Read major and minor out of a version as people write it; `NEWEST` where there is none."""
-    found = re.findall(r"(?<![\d-])(\d+)\.(\d+)(?:\.\d+)?", text)
-    return (int(found[-1][0]), int(found[-1][1])) if found else NEWEST
+    return read_version(text) or NEWEST
 
 
 def schedules_asynchronously(run: Run) -> bool:
@@ -39,13 +31,13 @@ def schedules_asynchronously(run: Run) -> bool:
 
 def engine_block(run: Run, gpu: str) -> dict[str, Any]:
     """Give the keys of a scenario's `engine` that say how a run was configured."""
-    since = version(run.word("engine_version"))
-    block: dict[str, Any] = {"name": "vllm", **_sizes(run, gpu)}
+    released = version(run.word("engine_version"))
+    block: dict[str, Any] = {"name": "vllm", **_sizes(run, gpu), **since(released)}
+    if released != NEWEST:
+        block["version"] = ".".join(map(str, released))
     block["async_scheduling"] = schedules_asynchronously(run)
-    block["scheduler_reserve_full_isl"] = since >= RESERVES_SINCE
-    block["gpu_memory_utilization"] = run.number("gpu_mem_util") or (
-        0.92 if since >= UTILIZATION_SINCE else 0.9
-    )
+    if share := run.number("gpu_mem_util"):
+        block["gpu_memory_utilization"] = share
     for column, key in (
         ("prefix_caching", "enable_prefix_caching"),
         ("chunked_prefill", "enable_chunked_prefill"),

@@ -13,11 +13,9 @@ from calibration.measured import names
 from calibration.measured.costs import with_tables
 from calibration.measured.engine import engine_block
 from calibration.measured.gauges import Gauges, measured_gauges, predicted_gauges
-from calibration.measured.overheads import frontend
 from calibration.measured.requests import Requests, read_requests
 from calibration.measured.runs import Run
-from calibration.measured.timing import timing
-from calibration.measured.workload import make, read_config, replay
+from calibration.measured.workload import frontend, make, read_config, replay
 from simulator.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -91,8 +89,7 @@ def _predict(outcome: Outcome, folder: Path) -> None:
     outcome.profile = parts.cost.name or "?"
     outcome.engine = _rules(scenario, parts)
     scheduler = make_scheduler(scenario, parts, workload.segments is not None)
-    executor = timing(run, parts, scheduler, scenario.engine.tensor_parallel_size)
-    replica = make_replica(simpy.Environment(), scheduler, executor)
+    replica = make_replica(simpy.Environment(), scheduler, parts.cost)
     result = play(scenario, parts, workload, replica)
     _compare(outcome, result, requests)
     polls = companion(path, "server.csv.gz") or companion(path, "timeseries.csv.gz")

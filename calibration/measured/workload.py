@@ -11,7 +11,7 @@ from calibration.measured.requests import Floats, Ints, Requests
 from calibration.measured.runs import Run
 from simulator.errors import HeadwayError
 from simulator.request import Segments
-from simulator.workload import Workload
+from simulator.workload import FRONTENDS, Frontend, Workload
 
 SOON = 0.25  # s after an answer at which the next request still counts as waiting for it
 ROUNDS = 10  # requests per client of a closed loop whose number is not recorded
@@ -19,6 +19,11 @@ RATIO = (0.8, 1.0)  # of the nominal lengths: --random-range-ratio 0.8 of Infere
 UNTOLD = (0.9, 1.1)
 """Of the mean, where the spread of lengths is not recorded. Requests of one length in a closed
 loop would march in step for ever, all prompts of a wave at once; measured ones do not."""
+
+
+def frontend(run: Run) -> Frontend:
+    """Give what a run's requests pass before the scheduler, by who took the times."""
+    return FRONTENDS["client" if run.word("clock").lower().startswith("client") else "server"]
 
 
 def replay(run: Run, requests: Requests, config: Mapping[str, object]) -> Workload:

@@ -1,0 +1,64 @@
+"""Decode attention that waits for the longest sequence, as FlashInfer's on B200 does.
+
+A step's (sequence, KV head) pairs are split among `THREAD_BLOCKS` thread blocks per multiprocessor,
+each of which takes `per_key` seconds a key. Where there are more pairs than multiprocessors nobody
+helps the block with the longest sequence, and the step waits for it; with fewer they share evenly.
+That is what a server's polls show (docs/accuracy.md, step by step): no kernel table has it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.linear import Counts
+from simulator.piecewise import PiecewiseCost
+from simulator.request import Step
+
+THREAD_BLOCKS = 4
+
+
+@dataclass(frozen=True)
+class SplitCost(PiecewiseCost):
+    """A PiecewiseCost, and the wait for the longest sequence in every step that decodes.
+
+    Where a step does not tell its longest sequence (`Step.longest`), the mean stands for it.
+    """
+
+    per_key: float = 0.0  # s, all layers together
+    kv_heads: int = 1  # on each GPU
+    multiprocessors: int = 1
+
+    reads_longest = True
+
+    def _mixed_seconds(self, step: Step) -> float:
+        seconds = super()._mixed_seconds(step)
+        return seconds + self._waits(step, 1)[0] if step.decodes else seconds
+
+    def _verify_seconds(self, step: Step) -> float:
+        return super()._verify_seconds(step) + self._waits(step, 1)[0]
+
+    def leap(self, step: Step, repeats: int) -> list[float]:
+        """Give the seconds of each of so many successive decode steps."""
+        waits = self._waits(step, repeats)
+        return [a + b for a, b in zip(super().leap(step, repeats), waits, strict=True)]
+
+    def _waits(self, step: Step, repeats: int) -> list[float]:
+        """Give the wait in each of so many successive steps."""
+        count = step.decodes
+        key = self._key_seconds(count)
+        if step.longest and count * self.kv_heads > self.multiprocessors:
+            return [key * (step.longest + k) for k in range(repeats)]
+        return [key * ((step.context + k * count) / count) for k in range(repeats)]
+
+    def _key_seconds(self, count: int) -> float:
+        """Give the seconds of a key where so many sequences decode."""
+        shares = THREAD_BLOCKS * self.multiprocessors // (count * self.kv_heads)
+        return self.per_key / max(1, shares)
+
+    def decode_seconds(self, counts: Counts, contexts: Counts) -> npt.NDArray[np.float64]:
+        """Give the seconds of pure decode steps, sequences being of one length."""
+        some = np.maximum(counts, 1)
+        shares = THREAD_BLOCKS * self.multiprocessors // (some * self.kv_heads)
+        waits = self.per_key / np.maximum(1, shares) * (contexts / some)
+        return np.asarray(super().decode_seconds(counts, contexts) + waits)
