@@ -15,6 +15,7 @@ from pathlib import Path
 from simulator.attention import Latent, read_latent, read_window
 from simulator.errors import HeadwayError
 from simulator.rope import RopeScaling, read_number, read_rope
+from simulator.shapes import shipped_shape
 from simulator.yamlpos import read_text
 
 MODELS = Path(__file__).parent / "models"
@@ -252,6 +253,7 @@ def shipped_models() -> list[str]:
 def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
     """Load a shipped model by its name, or the config.json at a path or in a folder.
 
+    A Hugging Face name stands for the shipped model of that shape (`shapes.py`).
     A relative path is looked up in `base` (the current folder by default), then in the folder
     that HEADWAY_DATA names. Raises ValueError where neither is there, HeadwayError with all that
     is wrong in the file.
@@ -262,6 +264,8 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
     if name_or_path in names:
         return read_config(MODELS / name_or_path / "config.json")
     path = resolve(name_or_path, base or Path())
+    if not path.exists() and (found := shipped_shape(str(name_or_path), names)):
+        return read_config(MODELS / found / "config.json")
     if path.is_dir():
         path = path / "config.json"
     if not path.exists():

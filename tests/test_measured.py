@@ -256,6 +256,19 @@ def test_gpu_names(given, known):
         ("mistralai/Mixtral-8x22B-Instruct-v0.1", "mixtral-8x22b"),
         ("01-ai/Yi-34B", "yi-34b"),
         ("mistralai/Mistral-7B-Instruct-v0.2", "mistral-7b-v0.3"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", "llama-3.1-8b"),
+        ("Llama-3_1-8B", "llama-3.1-8b"),
+        ("llama2-70b", "llama-2-70b"),
+        ("lmsys/vicuna-13b-v1.5", "llama-2-13b"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", "qwen2.5-32b"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "llama-3.3-70b"),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", "qwen2.5-7b"),
+        ("Qwen/QwQ-32B-AWQ", "qwen2.5-32b"),
+        ("NousResearch/Nous-Hermes-2-Mixtral-8x7B-DPO", "mixtral-8x7b"),
+        ("meta-llama/Llama-3.1-405B-Instruct-FP8", "llama-3.1-405b"),
+        ("openai/gpt-oss-120b", "gpt-oss-120b"),
+        ("QWEN3_32B", "qwen3-32b"),
+        ("codellama/CodeLlama-7b-hf", "codellama-7b"),
     ],
 )
 def test_model_names(given, known):
@@ -334,3 +347,20 @@ def test_published_runs_are_met(data):
         band = BANDS[run.run_id.split("__")[0]]
         assert errors["mean_tpot_ms"] < band
         assert errors["mean_e2el_ms"] < band
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["microsoft/Phi-4-mini-instruct", "Qwen/Qwen2-57B-A14B", "Qwen/Qwen3-VL-8B", "acme/Secret-9B"],
+)
+def test_another_model_of_a_similar_name_is_none(name):
+    with pytest.raises(ValueError, match="no shipped model has the shape of"):
+        names.model_name(name)
+
+
+def test_scenarios_take_hugging_face_names(tmp_path):
+    from simulator.model import load_model
+
+    assert load_model("Qwen/Qwen3-30B-A3B-Instruct-2507").name == "qwen3-30b-a3b"
+    with pytest.raises(ValueError, match="no shipped model 'acme/Secret-9B'"):
+        load_model("acme/Secret-9B", tmp_path)

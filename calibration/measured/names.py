@@ -3,7 +3,8 @@
 import re
 
 from simulator.hardware import GPUS, find_gpu
-from simulator.model import BYTES, shipped_models
+from simulator.model import shipped_models
+from simulator.shapes import shipped_shape
 
 GPU_WORDS = (
     (r"rtx.?pro.?6000", "RTX-PRO-6000"),
@@ -20,24 +21,7 @@ GPU_WORDS = (
 )
 """The first pattern that a name holds decides."""
 
-SAME_SHAPE = {
-    "meta-llama-3-8b": "llama-3-8b",
-    "meta-llama-3-70b": "llama-3-70b",
-    "meta-llama-3.1-8b": "llama-3.1-8b",
-    "meta-llama-3.1-70b": "llama-3.1-70b",
-    "mistral-7b": "mistral-7b-v0.3",
-    "llama-13b": "llama-2-13b",
-    "llama-7b": "llama-2-7b",
-}
-"""Models whose shape is that of a shipped one of another name."""
-
-EXTRA = (
-    r"-(hf|instruct|chat|it|base|dynamic|nvfp4|fp4|fp8|w8a8|w4a16|awq|gptq|int4|int8|bf16|fp16"
-    r"|kv|2507|2512|thinking|preview|python|turbo|v\d+(\.\d+)?|\d{4})$"
-)
-"""Ends of names that say nothing of the shape."""
-
-FOUR_BITS = ("nvfp4", "fp4", "mxfp4", "int4", "awq", "gptq", "w4a16", "w4")
+FOUR_BITS = ("fp4", "int4", "awq", "gptq", "w4a16", "w4", "gpt-oss", "gptoss")
 EIGHT_BITS = {"fp8": "fp8", "e4m3": "fp8", "e5m2": "fp8", "int8": "int8", "w8a8": "int8"}
 
 
@@ -56,23 +40,13 @@ def gpu_name(name: str) -> str:
 
 def model_name(name: str) -> str:
     """Give the shipped model of a Hugging Face name; ValueError where there is none."""
-    known = {_squeeze(shipped): shipped for shipped in shipped_models()}
-    word = name.rstrip("/").rsplit("/", 1)[-1].lower().replace("_", "-")
-    while True:
-        plain = SAME_SHAPE.get(word, word)
-        if (found := known.get(_squeeze(plain))) is not None:
-            return found
-        shorter = re.sub(EXTRA, "", word)
-        if shorter == word:
-            raise ValueError(
-                f"model: no shipped model has the shape of {name!r}; there are "
-                f"{', '.join(shipped_models())}"
-            )
-        word = shorter
-
-
-def _squeeze(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    found = shipped_shape(name, shipped_models())
+    if found is None:
+        raise ValueError(
+            f"model: no shipped model has the shape of {name!r}; there are "
+            f"{', '.join(shipped_models())}"
+        )
+    return found
 
 
 def quantization(dtype: str, model: str) -> str | None:
@@ -82,7 +56,7 @@ def quantization(dtype: str, model: str) -> str | None:
     """
     word = (dtype or model.rsplit("/", 1)[-1]).lower()
     if any(four in word for four in FOUR_BITS):
-        return "nvfp4" if "fp4" in word and "nvfp4" in BYTES else "int4"
+        return "nvfp4" if "fp4" in word or "oss" in word else "int4"
     return next((ours for theirs, ours in EIGHT_BITS.items() if theirs in word), None)
 
 

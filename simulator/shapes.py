@@ -1,0 +1,54 @@
+"""Which shipped model has the shape of a Hugging Face name: fine-tunes and quantised copies too."""
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+SAME_SHAPE = {
+    "llama-7b": "llama-2-7b",
+    "llama-13b": "llama-2-13b",
+    "vicuna-7b": "llama-2-7b",
+    "vicuna-13b": "llama-2-13b",
+    "llama-3.1-nemotron-70b": "llama-3.1-70b",
+    "mistral-7b": "mistral-7b-v0.3",
+    "distill-llama-8b": "llama-3.1-8b",  # DeepSeek-R1's
+    "distill-llama-70b": "llama-3.3-70b",
+    "qwq-32b": "qwen2.5-32b",
+    "qwen3-coder-30b-a3b": "qwen3-30b-a3b",
+    **{f"distill-qwen-{size}": f"qwen2.5-{size}" for size in ("1.5b", "7b", "14b", "32b")},
+    **{f"qwen2-{size}": f"qwen2.5-{size}" for size in ("0.5b", "1.5b", "7b", "72b")},
+    **{
+        f"qwen2.5-{kind}-{size}": f"qwen2.5-{size}"
+        for kind in ("coder", "math")
+        for size in ("0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b")
+    },
+    **{f"mistral-small-{version}-24b": "mistral-small-24b" for version in ("3.1", "3.2")},
+}
+"""Models whose shape is that of a shipped one of another name."""
+
+OTHERS = r"mini|vl|vision|omni|audio|embed|rerank|reward|eagle|draft|next|a\d+b"
+"""What a name holds beside that of a shipped model where it means another one."""
+
+
+def shipped_shape(name: str, shipped: Sequence[str]) -> str | None:
+    """Give the one of `shipped` that has the shape of a Hugging Face name; None where none has.
+
+    The owner, case, punctuation and what is before and behind a model's name do not matter:
+    `RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8` is `llama-3.1-8b`.
+    """
+    word = _squeeze(name.rstrip("/").rsplit("/", 1)[-1])
+    found = max((plain for plain in _known(tuple(shipped)) if plain in word), key=len, default="")
+    if not found or re.search(OTHERS, word.replace(found, " ", 1)):
+        return None
+    return _known(tuple(shipped))[found]
+
+
+@lru_cache(maxsize=4)
+def _known(shipped: tuple[str, ...]) -> dict[str, str]:
+    """Give the models by their names without punctuation."""
+    same = {_squeeze(name): shape for name, shape in SAME_SHAPE.items() if shape in shipped}
+    return same | {_squeeze(name): name for name in shipped}
+
+
+def _squeeze(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
