@@ -8,7 +8,8 @@ cache follow from config.json; the rest is estimated here:
   gate, up and product (with experts: per chosen expert, and what it gives back), 2 bytes each;
 - the sampler's peak: `LOGIT_BYTES` per logit of `max_num_seqs` rows of the vocabulary. Layers and
   sampler do not peak together, so the larger counts;
-- `CONTEXT_BYTES` for what libraries take outside of PyTorch.
+- `CONTEXT_BYTES` for what libraries take outside of PyTorch, and `LINKED_BYTES` between GPUs that
+  NVLink connects.
 
 vLLM 0.11 found 119,008 tokens for Llama-2-7B and 40,592 for CodeLlama-34B on an H100 (server logs
 of inference-sim, Apache-2.0); the estimates are 0.1 % and 1.5 % above. CUDA graphs lie in what
@@ -30,6 +31,12 @@ From the 1.26 GiB that vLLM reported for 256 sequences of Llama-3-8B, with TP 1 
 
 CONTEXT_BYTES = GIB // 4
 """Bytes outside PyTorch's allocator: cuBLAS, NCCL and attention workspaces (0.1 to 0.3 GiB)."""
+
+LINKED_BYTES = int(1.79 * GIB)
+"""The same that NCCL and vLLM's all-reduce take besides, between GPUs that NVLink connects: vLLM
+reported 1.79 GiB for Llama-3-8B on one H100 and 3.58 on each of two (pull request 10511). Between
+GPUs without NVLink it reported 0.2 to 0.25 GiB in all (14447, issue 13061), as on one GPU."""
+NVLINK = 100e9  # bytes/s; PCIe 5.0 has 64e9
 
 FractionOf = Literal["all", "static", "free"]
 """What `gpu_memory_utilization` is a share of. `all`: of the GPU's memory, of which weights,
@@ -152,6 +159,7 @@ def kv_budget(
             f"not {gpu_memory_utilization}"
         )
     weights = quantization or model.resolve_dtype(dtype)
+    linked = tensor_parallel_size > 1 and gpu.link_bandwidth > NVLINK
     cache = model.resolve_dtype(dtype) if kv_cache_dtype == "auto" else kv_cache_dtype
     budget = MemoryBudget(
         model=model,
@@ -168,7 +176,7 @@ def kv_budget(
             max_num_batched_tokens,
             max_num_seqs if fraction_of == "all" else 0,
         ),
-        context=CONTEXT_BYTES,
+        context=CONTEXT_BYTES + (LINKED_BYTES if linked else 0),
         kv_bytes_per_token=model.kv_bytes_per_token(cache) * model.kv_share(tensor_parallel_size),
         fraction_of=fraction_of,
         hybrid=hybrid,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from calibration.measured import names
-from calibration.measured.engine import engine_block, version
+from calibration.measured.engine import engine_block, gpus_per_replica, version
 from calibration.measured.predict import predict
 from calibration.measured.report import report, write_json, write_plots
 from calibration.measured.requests import read_requests
@@ -347,6 +347,20 @@ def test_published_runs_are_met(data):
         band = BANDS[run.run_id.split("__")[0]]
         assert errors["mean_tpot_ms"] < band
         assert errors["mean_e2el_ms"] < band
+
+
+def test_cells_as_people_write_them(folder):
+    """About, with a remark, all at once; the parallelism of GPUs and replicas."""
+    text = (folder / "runs.csv").read_text()
+    changed = text.replace(",160000,", ",~160000 (log),").replace("h200_sxm,2,", "h200_sxm,,")
+    changed = changed.replace(",4,,,1024", ",,inf,8,1024")
+    (folder / "runs.csv").write_text(changed)
+    one, two, _ = read_runs(folder)
+    assert one.count("kv_capacity_tokens") == 160_000
+    assert make(two).arrival.tolist() == [0.0] * 8
+    assert gpus_per_replica(two) == 1
+    assert gpus_per_replica(run_of(n_gpus="8", dp="2")) == 4
+    assert gpus_per_replica(run_of(n_gpus="8", dp="2", tp="1")) == 1
 
 
 @pytest.mark.parametrize(

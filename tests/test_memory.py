@@ -63,6 +63,16 @@ def test_tensor_parallelism_halves_what_each_gpu_holds() -> None:
     assert two.tokens > 2 * one.tokens
 
 
+def test_gpus_that_nvlink_connects_keep_buffers() -> None:
+    """1.79 GiB on each of two A100, nothing between RTX 4090."""
+    model = load_model("llama-3-8b")
+    kept = {}
+    for name in ("A100-80GB", "RTX-4090"):
+        one, two = (kv_budget(model, GPUS[name], tensor_parallel_size=n) for n in (1, 2))
+        kept[name] = two.context - one.context
+    assert kept == {"A100-80GB": int(1.79 * GIB), "RTX-4090": 0}
+
+
 def test_dtypes_of_weights_and_cache() -> None:
     """Quantization is the weights', kv_cache_dtype the cache's; auto follows dtype."""
     model = load_model("llama-3-8b")

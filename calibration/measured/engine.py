@@ -29,6 +29,11 @@ def schedules_asynchronously(run: Run) -> bool:
     return told or version(run.word("engine_version")) >= ASYNC_SINCE
 
 
+def gpus_per_replica(run: Run) -> int:
+    """Give the tensor parallelism: as recorded, else the GPUs of each replica."""
+    return run.count("tp") or max(1, (run.count("n_gpus") or 1) // (run.count("dp") or 1))
+
+
 def engine_block(run: Run, gpu: str) -> dict[str, Any]:
     """Give the keys of a scenario's `engine` that say how a run was configured."""
     released = version(run.word("engine_version"))
@@ -44,7 +49,7 @@ def engine_block(run: Run, gpu: str) -> dict[str, Any]:
     ):
         if (flag := run.flag(column)) is not None:
             block[key] = flag
-    block["tensor_parallel_size"] = run.count("tp") or 1
+    block["tensor_parallel_size"] = gpus_per_replica(run)
     if quantized := names.quantization(run.word("weight_dtype"), run.word("model")):
         block["quantization"] = quantized
     if (cache := names.kv_dtype(run.word("kv_dtype"))) != "auto":

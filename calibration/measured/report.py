@@ -129,6 +129,7 @@ def _plot_run(outcome: Outcome, file: BinaryIO) -> None:
             ax.plot(np.sort(values), np.linspace(0, 100, len(values)), color=color, label=label)
         if len(measured) and measured.min() > 0:
             ax.set_xscale("log")
+            _plain_ticks(ax.xaxis)
         ax.set_xlabel(f"{name.upper()} (ms)")
     axes[0].set_ylabel("requests (%)")
     axes[0].legend()
@@ -167,11 +168,24 @@ def _plot_errors(outcomes: Sequence[Outcome], file: BinaryIO) -> None:
             ax.set_yscale("log")
             low, high = ax.get_xlim()
             ax.plot([low, high], [low, high], color="black", lw=1)
-            ax.tick_params(which="minor", labelbottom=False, labelleft=False)
+            _plain_ticks(ax.xaxis)
+            _plain_ticks(ax.yaxis)
         ax.set_xlabel(f"measured {_label(metric)}")
         ax.set_ylabel("predicted")
     axes[1].legend(fontsize=7)
     figure.savefig(file, format="png")
+
+
+def _plain_ticks(axis) -> None:  # type: ignore[no-untyped-def]
+    """Write 20 and 5,000 on a log axis, as many as there is room for."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    wide = high / low
+    subs = (1.0,) if wide > 100 else (1.0, 2.0, 5.0) if wide > 5 else (1.0, 1.5, 2.0, 3.0, 4.0, 7.0)
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _scatter(ax, rows: Sequence[Compared], source: str, color: str) -> None:  # type: ignore[no-untyped-def]

@@ -4,7 +4,7 @@ import csv
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 
 from simulator.errors import HeadwayError
@@ -13,6 +13,8 @@ RUNS = "runs.csv"
 REQUIRED = ("run_id", "gpu", "model")
 COUNTS = (
     "tp",
+    "dp",
+    "n_gpus",
     "max_num_seqs",
     "max_num_batched_tokens",
     "max_model_len",
@@ -131,15 +133,17 @@ def _metric_columns() -> list[tuple[str, str]]:
 
 
 def _number(place: str, words: Mapping[str, str], column: str, wrong: list[str]) -> float | None:
-    """Read a cell; what is no number that can be is told, an empty one or `nan` is None."""
+    """Read a cell, `~` and a remark in brackets aside; an empty one or `nan` is None."""
     text = words.get(column, "")
     if not text or text.lower() in {"nan", "none", "null", "na", "n/a", "unknown", "auto"}:
         return None
-    match = re.fullmatch(r"[-+0-9.eE]+", text.replace(",", ""))
+    match = re.fullmatch(r"[~≈]?([-+0-9.eE]+)( *\(.*\))?", text.replace(",", ""))
     try:
-        value = float(match[0]) if match else float("nan")
+        value = float(match[1]) if match else float("nan")
     except ValueError:
         value = float("nan")
+    if text.lower() in {"inf", "infinity"} and column == "rate_rps":
+        return inf  # all at once
     if not isfinite(value) or value < 0:
         wrong.append(f"{place}: {column}: must be a number, 0 or more, not {text!r}")
         return None
