@@ -184,7 +184,7 @@ def _plain_ticks(axis) -> None:  # type: ignore[no-untyped-def]
     wide = high / low
     subs = (1.0,) if wide > 100 else (1.0, 2.0, 5.0) if wide > 5 else (1.0, 1.5, 2.0, 3.0, 4.0, 7.0)
     axis.set_major_locator(LogLocator(subs=subs))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axis.set_minor_formatter(NullFormatter())
 
 
