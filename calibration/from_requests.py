@@ -28,6 +28,7 @@ from calibration.measured.runs import Run
 from calibration.measured.workload import read_config, replay
 from simulator.errors import HeadwayError
 from simulator.piecewise import LinearCost, PiecewiseCost
+from simulator.split_decode import SplitCost
 
 if TYPE_CHECKING:
     from simulator.scenario import Scenario
@@ -53,6 +54,7 @@ CONFIDENCE = 0.95
 FIELDS: Mapping[type, tuple[str, str]] = {
     LinearCost: ("base", "per_sequence"),
     PiecewiseCost: ("overhead", "host_per_sequence"),
+    SplitCost: ("overhead", "host_per_sequence"),
 }
 """Where a cost model has the first two terms."""
 

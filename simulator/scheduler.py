@@ -171,7 +171,7 @@ class Scheduler(Batch):
         if budget and not self.preempted and self.waiting:
             self._board(step, budget, cap, now)
         if self.tells_longest and step.decodes:
-            step.longest = self._longest(step)
+            step.longest = self._longest_decode(step)
         if self.host.leaving and (step.decodes or step.prefills):
             self.host.send(step)  # an empty step is not carried out: then the next one sends
         if self._cadence is not None:
@@ -179,7 +179,7 @@ class Scheduler(Batch):
             self._cadence.end(self._executed, not self.preempted, bool(self.waiting))
         return step
 
-    def _longest(self, step: Step) -> int:
+    def _longest_decode(self, step: Step) -> int:
         """KV entries that a decode of the step reads at most, its new token included."""
         singles = max((chunk.start + 1 for chunk in step.singles or ()), default=0)
         members = self.decodes.longest() + 1 if step.decodes > len(step.singles or ()) else 0
