@@ -11,6 +11,7 @@ from calibration.systems import find_system
 from simulator.assemble import Parts
 from simulator.cost import with_overhead
 from simulator.errors import HeadwayError, HeadwayWarning
+from simulator.piecewise import PiecewiseCost
 from simulator.scenario import EngineBlock
 
 
@@ -34,6 +35,14 @@ def with_tables(parts: Parts, engine: EngineBlock) -> Parts:
     cost = with_overhead(kernels, parts.model, parts.gpu, engine)
     for note in report.notes:
         warnings.warn(f"{name}: {note}", HeadwayWarning, stacklevel=2)
+    return replace(parts, cost=cost)
+
+
+def with_terms(parts: Parts, step: float, per_sequence: float) -> Parts:
+    """Put other seconds to wait in each step, and for each sequence in it, on the kernels."""
+    if not isinstance(parts.cost, PiecewiseCost):
+        return parts
+    cost = replace(parts.cost, overhead=step, overhead_per_sequence=per_sequence)
     return replace(parts, cost=cost)
 
 

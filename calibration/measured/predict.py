@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.measured import names
-from calibration.measured.costs import with_tables
+from calibration.measured.costs import with_tables, with_terms
 from calibration.measured.engine import engine_block
 from calibration.measured.gauges import Gauges, measured_gauges, predicted_gauges
 from calibration.measured.requests import Requests, read_requests
@@ -55,20 +55,24 @@ class Outcome:
     gauges: tuple[Gauges, Gauges] | None = None  # predicted, measured
 
 
-def predict(run: Run, folder: Path) -> Outcome:
-    """Simulate a run and compare; a run that cannot be simulated comes back with the reason."""
+def predict(run: Run, folder: Path, terms: tuple[float, float] | None = None) -> Outcome:
+    """Simulate a run and compare; a run that cannot be simulated comes back with the reason.
+
+    `terms` are the seconds that a step waits for, and each sequence in it, in place of the
+    engine's.
+    """
     outcome = Outcome(run)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            _predict(outcome, folder)
+            _predict(outcome, folder, terms)
         outcome.notes += list(dict.fromkeys(str(warning.message) for warning in caught))
     except (HeadwayError, ValueError) as error:
         outcome.reason = "; ".join(str(error).split("\n"))
     return outcome
 
 
-def _predict(outcome: Outcome, folder: Path) -> None:
+def _predict(outcome: Outcome, folder: Path, terms: tuple[float, float] | None) -> None:
     import simpy
 
     from simulator.assemble import make_scheduler
@@ -85,6 +89,8 @@ def _predict(outcome: Outcome, folder: Path) -> None:
     workload.check()
     scenario, parts = assemble_run(run)
     parts = with_tables(parts, scenario.engine)
+    if terms is not None:
+        parts = with_terms(parts, *terms)
     workload.frontend = frontend(run)
     outcome.profile = parts.cost.name or "?"
     outcome.engine = _rules(scenario, parts)
