@@ -1,6 +1,6 @@
 """The numbers behind the report's charts: over time in bins, as distributions, seat by seat."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ QUANTILES = 500  # points of a distribution
 BARS = 2_500  # requests in the picture of the seats, of each run
 ROUNDED = 5e-9  # s, that sums of a table's times, each to a nanosecond, may be wrong
 FIRST = 400  # of these in view at first
+RESERVING = {"orca", "tgi", "trtllm"}  # schedulers that reserve the whole answer on admission
 
 Floats = npt.NDArray[np.float64]
 Numbers = list[float | None]
@@ -105,11 +106,21 @@ def _sent(requests: "pd.DataFrame") -> "pd.Series[float]":
     return requests["arrival"] + requests["client_queue_time"]
 
 
+def _policy(engine: Mapping[str, Any]) -> str:
+    """Give the name of the scheduling policy, which may have arguments."""
+    policy = engine.get("scheduling_policy", "")
+    return str(policy.get("policy", "")) if isinstance(policy, Mapping) else str(policy)
+
+
 def _blocks(run: Run, steps: "pd.DataFrame") -> Floats:
     """Give the blocks in use, in the middle of each row: with paging they grow by the token."""
     used: Floats = steps["kv_blocks_used"].to_numpy(float)
     engine = run.engine
-    if engine.get("allocation") == "contiguous" or engine.get("reserve_output_tokens") is not None:
+    if (
+        engine.get("allocation") == "contiguous"
+        or engine.get("reserve_output_tokens") is not None
+        or _policy(engine) in RESERVING
+    ):
         return used
     sequences = (steps["decode_tokens"] + steps["wasted_tokens"]).to_numpy(float)
     later = steps["steps"].to_numpy(float) - 1
