@@ -3,14 +3,16 @@
 from collections.abc import Callable, Generator, Iterator
 from typing import TypeVar
 
-from simulator.assemble import Parts, find_policy, make_scheduler
+from simulator.assemble import Parts, make_scheduler
 from simulator.cost import load_cost, shipped_profile
+from simulator.engine_block import EngineBlock
 from simulator.engines import fraction_of
 from simulator.errors import HeadwayError
 from simulator.hardware import find_gpu
 from simulator.memory import kv_budget
 from simulator.model import load_model
-from simulator.scenario import EngineBlock, Scenario, resolve
+from simulator.policy_table import find_policy
+from simulator.scenario import Scenario, resolve
 from simulator.scheduler import Scheduler
 from simulator.yamlpos import Fault, Key
 

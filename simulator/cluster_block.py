@@ -8,7 +8,8 @@ from simulator.block import Block
 from simulator.engines import named
 
 if TYPE_CHECKING:
-    from simulator.scenario import EngineBlock, GpuBlock
+    from simulator.engine_block import EngineBlock
+    from simulator.scenario import GpuBlock
 
 MOST_REPLICAS = 100_000
 

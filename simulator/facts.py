@@ -61,7 +61,7 @@ class Facts:
 
     @cached_property
     def _found(self) -> type:
-        from simulator.assemble import find_policy
+        from simulator.policy_table import find_policy
 
         return find_policy(self.result.scenario)[0]
 

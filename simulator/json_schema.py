@@ -39,7 +39,7 @@ def json_schema() -> dict[str, Any]:
 
 def _loosen(node: Any) -> None:
     """Let any block be null, which stands for its defaults, and a short dtype for a long one."""
-    from simulator.scenario import DTYPES
+    from simulator.engine_block import DTYPES
 
     if isinstance(node, list):
         for item in node:

@@ -15,9 +15,10 @@ from pydantic import ValidationError
 
 from simulator.checks import contradictions
 from simulator.cluster_block import ClusterBlock, GroupBlock
+from simulator.engine_block import EngineBlock
 from simulator.errors import HeadwayError
 from simulator.plan_block import PlanBlock
-from simulator.scenario import EngineBlock, GoodputBlock, GpuBlock, Scenario, TraceBlock
+from simulator.scenario import GoodputBlock, GpuBlock, Scenario, TraceBlock
 from simulator.shipped import find_scenario
 from simulator.sweep_block import RandomBlock, SpreadBlock, SweepBlock
 from simulator.yamlpos import Fault, Key, Places, faults, parse, read_text

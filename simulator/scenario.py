@@ -13,11 +13,11 @@ from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, model_vali
 
 from simulator.block import Block
 from simulator.cluster_block import ClusterBlock, GroupBlock, fill_in
+from simulator.engine_block import INT32, Count, EngineBlock
 from simulator.engines import named
 from simulator.errors import HeadwayError
 from simulator.frontend_block import FrontendBlock
 from simulator.plan_block import PlanBlock
-from simulator.speculative_block import SpeculativeBlock
 from simulator.sweep_block import SweepBlock
 from simulator.yamlpos import Places, faults
 
@@ -25,29 +25,10 @@ if TYPE_CHECKING:
     from simulator.generate import Generator
     from simulator.workload import Workload
 
-INT32 = 2**31 - 1
-DTYPES = {
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "half": "float16",
-    "fp32": "float32",
-    "float": "float32",
-}
 READING = {"time_unit", "hash_block_size", "session_turns", "chars_per_token"}
 """Keys of a trace that say how to read it; the others say which part to take."""
 
-Count = Annotated[int, Field(ge=1, le=INT32)]
 Milliseconds = Annotated[float, Field(gt=0)]
-
-
-def _policy(value: object) -> object:
-    """Let through a name, or a mapping with the name as `policy`."""
-    if isinstance(value, dict):
-        if not isinstance(value.get("policy"), str):
-            raise ValueError(": the mapping needs a key `policy`: a name or module:Class")
-    elif not isinstance(value, str):
-        raise ValueError(f": must be a name or a mapping with a key `policy`, not {value!r}")
-    return value
 
 
 def _predictor(value: object) -> object:
@@ -61,186 +42,11 @@ def _predictor(value: object) -> object:
     return value
 
 
-def _dtype(value: object) -> object:
-    """Write a short name of a dtype in full; let through everything else."""
-    return DTYPES.get(value, value) if isinstance(value, str) else value
-
-
-def _reservation(value: object) -> object:
-    """Let through a number of tokens, a word for it, or null."""
-    whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= INT32
-    if not whole and value not in ("max_tokens", "max_model_len", None):
-        raise ValueError(
-            ": must be a whole number of tokens, at least 0, or max_tokens or max_model_len, "
-            f"not {value!r}"
-        )
-    return value
-
-
 class GpuBlock(Block):
     """The hardware."""
 
     name: str = Field("A100-80GB", description="GPU, by its name in the table of hardware")
     count: Count = Field(1, description="GPUs; equal to engine.tensor_parallel_size")
-
-
-class EngineBlock(Block):
-    """The engine's knobs, with vLLM's names and meanings."""
-
-    name: (
-        Literal[
-            "vllm", "vllm-v0", "sglang", "tensorrt-llm", "tgi", "deepspeed-fastgen", "orca", "hf"
-        ]
-        | None
-    ) = Field(
-        None,
-        description="keys left out are as that engine has them, see engines.md; `engine: vllm` is "
-        "short for that alone; null: as in this table",
-    )
-    version: Annotated[str, Field(pattern=r"^v?\d+\.\d+(\.\d+)?$")] | None = Field(
-        None,
-        description="of vLLM, in quotes, such as '0.11': says what the engine adds to its kernels "
-        "(see cost-models.md) and, with name vllm, its defaults; null: the latest",
-    )
-    scheduling_policy: Annotated[str | dict[str, Any], BeforeValidator(_policy)] = Field(
-        "fcfs",
-        description="a name listed below, or package.module:Class; with arguments: "
-        "{policy: name, argument: value}",
-    )
-    scheduler: Literal["headway", "vllm"] = Field(
-        "headway",
-        description="vllm: the scheduler of the vLLM that is installed decides (slow; see "
-        "conformance.md)",
-    )
-    scheduler_cls: str | None = Field(
-        None, description="with scheduler vllm: your own, as package.module.Class; null: vLLM's"
-    )
-    max_num_seqs: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
-        256, description="requests that run at once, at most"
-    )
-    max_num_batched_tokens: Count = Field(
-        2048, description="tokens that one step computes, at most; >= max_num_seqs"
-    )
-    block_size: Annotated[int, Field(ge=1, le=65_536)] = Field(
-        16, description="tokens in a block of the KV cache"
-    )
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.92, description="share of the GPU's memory that the engine may use"
-    )
-    num_gpu_blocks_override: Annotated[int, Field(ge=2, le=10_000_000)] | None = Field(
-        None, description="KV blocks, one of them vLLM's null block; null: as many as fit"
-    )
-    enable_prefix_caching: bool = Field(
-        True, description="keep the KV blocks of finished requests for prompts that begin alike"
-    )
-    prefix_cache: Literal["hash", "radix"] = Field(
-        "hash",
-        description="how such prompts are found: hash: by chained hashes of blocks, as vLLM; "
-        "radix: in a tree whose leaves are evicted, as SGLang",
-    )
-    kv_offloading_size: Annotated[float, Field(gt=0, le=1_000_000)] | None = Field(
-        None,
-        description="GiB of host memory, over all GPUs, for blocks that the prefix cache evicts; "
-        "null: none",
-    )
-    kv_offloading_bandwidth: Annotated[float, Field(gt=0, le=1_000_000)] | None = Field(
-        None, description="GB/s (10^9 bytes) at which they come back to each GPU; null: as swap"
-    )
-    kv_offloading_latency: Annotated[float, Field(ge=0, le=1_000_000)] = Field(
-        0.0, description="ms before the first of a prompt's blocks comes back"
-    )
-    enable_chunked_prefill: bool = Field(
-        True,
-        description="split prompts over steps; false: max_num_batched_tokens >= max_model_len",
-    )
-    max_model_len: Count | None = Field(
-        None, description="tokens of prompt and answer, at most; null: the model's"
-    )
-    dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], BeforeValidator(_dtype)] = (
-        Field(
-            "auto",
-            description="numbers of weights and activations; auto: the model's; bf16, fp16, "
-            "half, fp32 and float are taken too",
-        )
-    )
-    quantization: Literal["fp8", "int8", "int4", "nvfp4"] | None = Field(
-        None, description="of the weights: fp8, int8, int4 or nvfp4"
-    )
-    kv_cache_dtype: Annotated[
-        Literal[
-            "auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4"
-        ],
-        BeforeValidator(_dtype),
-    ] = Field("auto", description="numbers in the KV cache; auto: as dtype; short names likewise")
-    tensor_parallel_size: Count = Field(1, description="GPUs that share each layer")
-    long_prefill_token_threshold: Annotated[int, Field(ge=0, le=INT32)] = Field(
-        0, description="tokens of one prompt that a step computes, at most; 0: no such limit"
-    )
-    long_prefill_token_threshold_adaptive: bool = Field(
-        False,
-        description="raise that limit to max_num_batched_tokens divided by the requests present",
-    )
-    prefill_schedule_interval: Count = Field(
-        1, description="steps from one that computes prompts to the next, while decodes run"
-    )
-    async_scheduling: bool = Field(
-        False, description="decide a step while the one before it runs; vLLM's default is true"
-    )
-    disable_hybrid_kv_cache_manager: bool = Field(
-        True,
-        description="true: every layer keeps the KV of all tokens; false, vLLM's default: those "
-        "with a sliding window keep that alone, see memory.md",
-    )
-    speculative_config: SpeculativeBlock | None = Field(
-        None, description="speculative decoding, see below; null: none"
-    )
-    scheduler_reserve_full_isl: bool = Field(
-        True, description="admit a request only while its whole prompt fits into the free blocks"
-    )
-    watermark: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.0, description="share of the KV blocks that admission leaves free"
-    )
-    min_decode_blocks: Annotated[int, Field(ge=0, le=INT32)] = Field(
-        0,
-        description="KV blocks that admission leaves free for each running request, the new one "
-        "included, while others run",
-    )
-    reserve_output_tokens: Annotated[
-        int | Literal["max_tokens", "max_model_len"] | None, BeforeValidator(_reservation)
-    ] = Field(
-        None,
-        description="admit a request only if prompt and so many tokens of answer fit beside all "
-        "that is reserved for the running; max_tokens: what it may generate, max_model_len: as "
-        "much as anybody may; null: reserve no answer",
-    )
-    preemption_mode: Literal["recompute", "swap", "auto"] = Field(
-        "recompute",
-        description="swap: copy a preempted request's KV blocks to the host and back, as vLLM did "
-        "before V1; auto: whichever is expected to cost less",
-    )
-    swap_space: Annotated[float, Field(ge=0, le=1_000_000)] = Field(
-        4.0,
-        description="GiB of host memory per GPU for swap; a request that does not fit "
-        "is computed again",
-    )
-    swap_bandwidth: Annotated[float, Field(gt=0, le=1_000_000)] | None = Field(
-        None,
-        description="GB/s (10^9 bytes) between a GPU and its host, each way; null: the swap terms "
-        "of the cost profile, else 85 % of the bus",
-    )
-    swap_overlap: bool = Field(
-        False,
-        description="copies to and from the host run beside the compute of their step: it takes "
-        "the longer of the two, not their sum",
-    )
-    allocation: Literal["paged", "contiguous"] = Field(
-        "paged", description="contiguous: reserve max_model_len on admission, as before paging"
-    )
-
-    @property
-    def reserves(self) -> bool:
-        """Whether blocks are set aside on admission, so that they do not grow with the tokens."""
-        return self.allocation == "contiguous" or self.reserve_output_tokens is not None
 
 
 GroupBlock.model_rebuild()  # it names the two blocks above

@@ -11,18 +11,19 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from simulator.assemble import POLICIES
 from simulator.cluster_block import ClusterBlock, GroupBlock
+from simulator.engine_block import EngineBlock
 from simulator.frontend_block import FrontendBlock
 from simulator.generate import Generator, PrefixGroups, Sessions
 from simulator.lengths import KINDS
 from simulator.load import ABSENT
 from simulator.piecewise import Fitted
 from simulator.plan_block import PlanBlock
+from simulator.policy_table import POLICIES
 from simulator.predictor import KINDS as PREDICTORS
 from simulator.profile import FORMS
 from simulator.routers import ROUTERS
-from simulator.scenario import EngineBlock, GoodputBlock, GpuBlock, Scenario, TraceBlock
+from simulator.scenario import GoodputBlock, GpuBlock, Scenario, TraceBlock
 from simulator.scheduler import Scheduler
 from simulator.speculative_block import DraftBlock, SpeculativeBlock
 from simulator.sweep_block import RandomBlock, SpreadBlock, SweepBlock

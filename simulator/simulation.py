@@ -13,7 +13,7 @@ import numpy.typing as npt
 import simpy
 from simpy.core import EmptySchedule
 
-from simulator.assemble import Parts, assemble, find_policy, make_scheduler
+from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.async_replica import make_replica
 from simulator.blame import blamed
 from simulator.client import Client
@@ -23,6 +23,7 @@ from simulator.hardware import Gpu
 from simulator.log import Log
 from simulator.model import ModelSpec
 from simulator.noise import Noise
+from simulator.policy_table import find_policy
 from simulator.predictor import make_predictor
 from simulator.replica import REJECTED, Replica
 from simulator.scenario import Scenario

@@ -21,12 +21,13 @@ import numpy as np
 import simpy
 from simpy.core import EmptySchedule
 
-from simulator.assemble import Parts, assemble, find_policy, make_scheduler
+from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.async_replica import make_replica
 from simulator.client import Client
 from simulator.errors import HeadwayWarning
 from simulator.load import check_scenario
 from simulator.log import REASONS, Log
+from simulator.policy_table import find_policy
 from simulator.request import Request
 from simulator.scenario import Scenario
 from simulator.scheduler import Scheduler

@@ -8,7 +8,7 @@ from simulator.log import Log
 from simulator.tables import Floats, Ints, arrivals
 
 if TYPE_CHECKING:
-    from simulator.scenario import EngineBlock
+    from simulator.engine_block import EngineBlock
 
 SEATS, BUDGET, BLOCKS, POLICY = CAUSES = ("seats", "token budget", "blocks", "policy")
 """All max_num_seqs taken; all max_num_batched_tokens given away; too few KV blocks; its rules."""

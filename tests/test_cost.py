@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from simulator.assemble import assemble
 from simulator.cost import LinearCost, PiecewiseCost, load_cost, roofline, shipped_profile
 from simulator.efficiency import USUAL, efficiency_of
+from simulator.engine_block import EngineBlock
 from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.executor import CanLeap
 from simulator.hardware import GPUS, Gpu
@@ -22,7 +23,6 @@ from simulator.overhead import Overhead, find_overhead
 from simulator.piecewise import LONGEST_TABLE
 from simulator.profile import PROFILES, named_hardware, read_profile, shipped_profiles
 from simulator.request import Chunk, Request, Step
-from simulator.scenario import EngineBlock
 from tests.scenarios import errors
 
 LLAMA = load_model("llama-3-8b")

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from simulator.assemble import POLICIES
 from simulator.cli import main
 from simulator.engines import ENGINES, fraction_of, named
 from simulator.errors import HeadwayError, HeadwayWarning
@@ -13,6 +12,7 @@ from simulator.hardware import GIB, find_gpu
 from simulator.load import check_scenario, load_scenario
 from simulator.memory import kv_budget
 from simulator.model import load_model
+from simulator.policy_table import POLICIES
 from simulator.scenario import Scenario
 from simulator.scheduler import Scheduler
 from simulator.simulation import run

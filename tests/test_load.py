@@ -2,8 +2,8 @@
 
 import pytest
 
-from simulator.assemble import POLICIES
 from simulator.load import ABSENT
+from simulator.policy_table import POLICIES
 from tests.scenarios import AZURE, errors
 
 

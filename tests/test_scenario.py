@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from simulator import traces
+from simulator.engine_block import EngineBlock
 from simulator.errors import HeadwayError
 from simulator.load import load_scenario
-from simulator.scenario import READING, EngineBlock, Scenario, TraceBlock, resolve
+from simulator.scenario import READING, Scenario, TraceBlock, resolve
 from simulator.scenario_page import page
 from tests.scenarios import AZURE, errors
 

@@ -9,10 +9,11 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from simulator import load_scenario, run
-from simulator.assemble import assemble, make_scheduler, swap_blocks
+from simulator.assemble import assemble, make_scheduler
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.hardware import find_gpu
+from simulator.memory_parts import swap_blocks
 from simulator.model import load_model
 from simulator.piecewise import LinearCost
 from simulator.policies import Priority

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator import load_scenario, run
-from simulator.assemble import assemble, swap_prices
+from simulator.assemble import assemble
 from simulator.blocks import BlockCounter
 from simulator.dynamic import DynamicScheduler
 from simulator.errors import HeadwayError
 from simulator.host import HostMemory, Prices, SwappedFirst
+from simulator.memory_parts import swap_prices
 from simulator.orders import HRRN
 from simulator.output import step_frame
 from simulator.piecewise import LinearCost

@@ -10,9 +10,9 @@ from calibration.fit_tables import calibrate
 from calibration.systems import find_system
 from simulator.assemble import Parts
 from simulator.cost import with_overhead
+from simulator.engine_block import EngineBlock
 from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.piecewise import PiecewiseCost
-from simulator.scenario import EngineBlock
 
 
 def with_tables(parts: Parts, engine: EngineBlock) -> Parts:

@@ -1,0 +1,122 @@
+"""The KV memory of a scenario: how many blocks, by which rules, and their host tiers."""
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from simulator.attention import Groups, layer_groups
+from simulator.blocks import BlockCounter, BlockManager
+from simulator.cost import CostModel, kv_block_bytes
+from simulator.drafts import SlotCounter
+from simulator.engine_block import EngineBlock
+from simulator.engines import fraction_of
+from simulator.hardware import GIB, Gpu
+from simulator.host import Prices
+from simulator.memory import kv_budget
+from simulator.model import ModelSpec
+from simulator.radix import RadixCache
+from simulator.request import Chunk, Request, Step, Swap
+from simulator.tier import HostTier
+
+if TYPE_CHECKING:
+    from simulator.assemble import Parts
+
+
+def blocks_that_fit(engine: EngineBlock, model: ModelSpec, gpu: Gpu) -> int:
+    return kv_budget(
+        model,
+        gpu,
+        tensor_parallel_size=engine.tensor_parallel_size,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
+        dtype=engine.dtype,
+        quantization=engine.quantization,
+        kv_cache_dtype=engine.kv_cache_dtype,
+        block_size=engine.block_size,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_num_seqs=engine.max_num_seqs,
+        fraction_of=fraction_of(engine.name),
+        hybrid=not engine.disable_hybrid_kv_cache_manager,
+    ).num_gpu_blocks
+
+
+def swap_blocks(engine: EngineBlock, model: ModelSpec) -> int:
+    """Count the KV blocks that `swap_space` holds."""
+    return int(engine.swap_space * GIB // kv_block_bytes(model, engine))
+
+
+def _offloaded_blocks(engine: EngineBlock, model: ModelSpec) -> int:
+    """Count the KV blocks that `kv_offloading_size` holds."""
+    assert engine.kv_offloading_size is not None
+    size = kv_block_bytes(model, engine) * engine.tensor_parallel_size
+    return int(engine.kv_offloading_size * GIB // size)
+
+
+def swap_prices(engine: EngineBlock, cost: CostModel) -> Prices:
+    """Say what a preempted request costs by the cost model.
+
+    Computing it again takes steps of its own, of `max_num_batched_tokens` at most.
+    """
+    nobody = Request(-1, 0.0, 1, 1)
+    most = engine.max_num_batched_tokens
+
+    @cache
+    def recompute(tokens: int) -> float:
+        return sum(
+            cost.execute(Step([Chunk(nobody, start, min(most, tokens - start))]))
+            for start in range(0, tokens, most)
+        )
+
+    return Prices(
+        recompute,
+        lambda blocks: cost.swap_seconds(Step([], outgoing=[Swap(nobody, blocks)])),
+        lambda blocks: cost.swap_seconds(Step([], incoming=[Swap(nobody, blocks)])),
+    )
+
+
+def windowed(engine: EngineBlock, model: ModelSpec) -> bool:
+    """Say whether some layers keep the KV of a window alone."""
+    return model.sliding_window > 0 and not engine.disable_hybrid_kv_cache_manager
+
+
+def make_blocks(engine: EngineBlock, parts: "Parts", caching: bool, named: bool) -> BlockCounter:
+    """Make the block manager that the scenario's memory rule needs.
+
+    Contiguous allocation is paging with one page a request, of the greatest length.
+    """
+    if engine.allocation == "contiguous":
+        tokens = (parts.num_gpu_blocks - 1) * engine.block_size
+        pages = tokens // parts.max_model_len
+        if not pages:
+            raise ValueError(
+                f"engine.allocation: {tokens} tokens of KV cache hold no request of "
+                f"max_model_len {parts.max_model_len}"
+            )
+        return _counter(engine, parts, pages + 1, parts.max_model_len)
+    if engine.prefix_cache == "radix" and caching:
+        if named:
+            raise ValueError("engine.prefix_cache: radix counts blocks, a live engine names them")
+        return RadixCache(parts.num_gpu_blocks, engine.block_size)
+    if engine.kv_offloading_size is not None:
+        if named or not caching:
+            why = "a live engine has no host tier" if caching else "there is no prefix cache"
+            raise ValueError(f"engine.kv_offloading_size: {why}")
+        tier = HostTier(_offloaded_blocks(engine, parts.model))
+        return BlockManager(parts.num_gpu_blocks, engine.block_size, caching, tier)
+    if caching or named:
+        return BlockManager(parts.num_gpu_blocks, engine.block_size, prefix_caching=caching)
+    return _counter(engine, parts, parts.num_gpu_blocks, engine.block_size)
+
+
+def _counter(engine: EngineBlock, parts: "Parts", count: int, size: int) -> BlockCounter:
+    """Make so many blocks without names."""
+    speculation, model = engine.speculative_config, parts.model
+    slides = windowed(engine, model)
+    if speculation is None and not slides:
+        return BlockCounter(count, size)
+    groups = None
+    if slides:
+        full, others, _ = layer_groups(model.num_hidden_layers, model.windowed_layers)
+        groups = Groups(full, others, model.sliding_window, engine.max_num_batched_tokens)
+    ahead = speculation.lookahead if speculation is not None else 0
+    return SlotCounter(
+        count, size, lookahead=ahead, max_model_len=parts.max_model_len, groups=groups
+    )

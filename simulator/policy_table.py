@@ -1,0 +1,143 @@
+"""The policies by name, and those that a scenario names by module and class."""
+
+import importlib
+import inspect
+import sys
+from typing import Any
+
+from simulator.fairness import DRR, WFQ, Fair
+from simulator.fastgen import FastGen
+from simulator.fields import PLAIN, check
+from simulator.hf import HfStatic
+from simulator.mixed import Orca, Sarathi
+from simulator.orders import HRRN, MLFQ, SRPT, Boost
+from simulator.policies import SJF, Priority
+from simulator.preempting import Deadline, Preemptive
+from simulator.scenario import Scenario
+from simulator.scheduler import Scheduler
+from simulator.sglang import SgLang
+from simulator.static import Static
+from simulator.tgi import Tgi
+from simulator.trtllm import TrtLlm
+from simulator.vllm_v0 import VllmV0
+
+POLICIES: dict[str, type] = {
+    "fcfs": Scheduler,
+    "priority": Priority,
+    "preemptive": Preemptive,
+    "deadline": Deadline,
+    "sjf": SJF,
+    "srpt": SRPT,
+    "hrrn": HRRN,
+    "mlfq": MLFQ,
+    "boost": Boost,
+    "static": Static,
+    "hf-static": HfStatic,
+    "orca": Orca,
+    "fcfs-v0": VllmV0,
+    "sarathi": Sarathi,
+    "sglang": SgLang,
+    "trtllm": TrtLlm,
+    "tgi": Tgi,
+    "fastgen": FastGen,
+    "fair": Fair,
+    "wfq": WFQ,
+    "drr": DRR,
+}
+
+
+DYNAMIC = ("rank", "displaces", "promote")
+"""What makes a policy need the DynamicScheduler, see `policies.Policy`."""
+
+
+def takes(found: type, name: str) -> bool:
+    """Say whether a scheduler's constructor knows an argument."""
+    known = inspect.signature(found).parameters
+    return name in known or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
+
+
+def find_policy(scenario: Scenario) -> tuple[type, dict[str, Any]]:
+    """Find the class that `engine.scheduling_policy` names, and its keyword arguments.
+
+    A subclass of Scheduler decides everything itself; any other class is a policy: it orders
+    the waiting queue of the Scheduler.
+    """
+    spec = scenario.engine.scheduling_policy
+    arguments = {} if isinstance(spec, str) else {k: v for k, v in spec.items() if k != "policy"}
+    name = spec if isinstance(spec, str) else spec["policy"]
+    if isinstance(name, type):  # from Python, see testing.py
+        return name, arguments
+    if name in POLICIES:
+        return POLICIES[name], arguments
+    module, colon, attribute = name.partition(":")
+    field = "engine.scheduling_policy"
+    if not colon:
+        known = ", ".join(POLICIES)
+        raise ValueError(f"{field}: no policy {name!r}; there are {known}, or package.module:Class")
+    folder = str(scenario.folder.resolve())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # whatever the module does
+        raise ValueError(f"{field}: cannot load {name}: {' '.join(str(error).split())}") from error
+    if not isinstance(found, type) or not (
+        issubclass(found, Scheduler)
+        or callable(getattr(found, "key", None))
+        or callable(getattr(found, "rank", None))
+        or callable(getattr(found, "queue", None))
+    ):
+        raise ValueError(
+            f"{field}: {name} is no Scheduler and has no method `key(request)` or "
+            "`rank(waiting, now)`"
+        )
+    return found, arguments
+
+
+def construct(found: type, *parts: object, **arguments: Any) -> Any:
+    """Make a policy or a scheduler; ValueError where its constructor fails."""
+    try:
+        return found(*parts, **arguments)
+    except ValueError:
+        raise  # it says which argument is wrong
+    except Exception as error:
+        raise ValueError(
+            f"engine.scheduling_policy: {found.__name__} raised {type(error).__name__}: "
+            f"{' '.join(str(error).split())}"
+        ) from error
+
+
+def check_arguments(found: type, arguments: dict[str, Any], taken: dict[str, Any]) -> None:
+    """Refuse arguments that the policy does not know, that the engine's keys already give, or
+    whose annotations are plain types that they are not, and name those that are missing."""
+    known = inspect.signature(found).parameters
+    given = {*taken, "blocks"} if issubclass(found, Scheduler) else set()
+    free = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
+    wrong = []
+    for name, value in arguments.items():
+        if name in taken:
+            wrong.append(f"{name}: give it as engine.{name}")
+        elif name not in known and not free:
+            wrong.append(f"{name}: {found.__name__} takes no such argument")
+        elif name in known and (what := _mistyped(name, known[name], value)):
+            wrong.append(what)
+    wrong += [
+        f"{name}: is missing; {found.__name__} needs it"
+        for name, parameter in known.items()
+        if parameter.default is inspect.Parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and name not in {*arguments, *given}
+    ]
+    if wrong:
+        raise ValueError("\n".join(f"engine.scheduling_policy.{what}" for what in wrong))
+
+
+def _mistyped(name: str, parameter: inspect.Parameter, value: object) -> str:
+    """Say that an argument is not of the plain type of its annotation; "" where it is."""
+    kind = parameter.annotation
+    for plain in PLAIN:
+        if kind in (plain, plain | None, plain.__name__, f"{plain.__name__} | None"):
+            optional = kind not in (plain, plain.__name__)
+            wrong, message = check(name, plain, value)
+            return message if wrong and not (optional and value is None) else ""
+    return ""
