@@ -56,6 +56,7 @@ ENGINES = {
     "hf, batches of 32": "{name: hf, scheduling_policy: {policy: hf-static, batch_size: 32}}",
     "vllm-v0": "vllm-v0",
     "vllm": "vllm",
+    "vllm, synchronous": "{name: vllm, async_scheduling: false}",
     "sglang": "sglang",
     "tensorrt-llm, exact": "{name: tensorrt-llm, "
     "scheduling_policy: {policy: trtllm, max_new_tokens: exact}}",
@@ -95,7 +96,7 @@ WAYS = {
     "continuous, 64": "fcfs",
 }
 SIZES = (512, 2048, 8192, 32768)  # tokens of a request, all of them
-CAPACITY = 10.67  # requests/s: what continuous batching gets done when all come at once
+CAPACITY = 10.16  # requests/s: what continuous batching gets done when all come at once
 LOADS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.2, 1.5, 2.0)
 CHUNKS = (128, 256, 512, 1024, 2048, 4096, 8192)
 

@@ -144,13 +144,14 @@ def test_forty_times_is_against_one_request_at_a_time() -> None:
     """Fixed lengths: batching makes it all, scheduling nothing; paging doubles the batch."""
     fixed = ["workload.output_len=200", "workload.num_prompts=800"]
     paged = rate("claims", *fixed)
-    assert paged / rate("claims", *fixed, batch(1), "workload.num_prompts=20") > 40
-    assert paged / rate("claims", *fixed, batch(8)) == pytest.approx(6, rel=0.05)
+    alone = rate("claims", *fixed, batch(1), "workload.num_prompts=20")
+    assert paged / alone == pytest.approx(40, rel=0.01)
+    assert paged / rate("claims", *fixed, batch(8)) == pytest.approx(5.5, rel=0.02)
     assert rate("claims", *fixed, "engine.max_num_seqs=32") == pytest.approx(
         rate("claims", *fixed, batch(32)), rel=0.02
     )
     contiguous = rate("claims", *fixed, "engine.allocation=contiguous")
-    assert paged / contiguous == pytest.approx(2.25, rel=0.05)
+    assert paged / contiguous == pytest.approx(2.1, rel=0.02)
 
 
 def test_all_but_the_throughput_of_the_table_of_static_batching() -> None:
@@ -162,14 +163,14 @@ def test_all_but_the_throughput_of_the_table_of_static_batching() -> None:
         (run["median_itl_ms"], run["p99_itl_ms"], 100 * run["headway"]["memory_efficiency"])
         for run in (static, continuous)
     ]
-    assert np.round(told).tolist() == [[47, 47, 29], [52, 138, 87]]
+    assert np.round(told).tolist() == [[47, 47, 29], [54, 140, 87]]
     assert 1 - static["headway"]["wasted_share"] == pytest.approx(0.65, abs=0.005)
     assert continuous["headway"]["batch_occupancy"] == pytest.approx(0.96, abs=0.005)
     assert continuous["output_throughput"] / static["output_throughput"] > 8
 
 
 def test_the_table_of_four_engines_needs_an_old_vllm_and_eight_bits() -> None:
-    """1,000, 5,000, 6,000 and 8,000 tok/s within 8 %; at one version and dtype no such order."""
+    """1,000, 5,000, 6,000 and 8,000 tok/s within 15 %; at one version and dtype no such order."""
     exact = "scheduling_policy: {policy: trtllm, max_new_tokens: exact}"
     engines = {
         "{name: hf, scheduling_policy: {policy: hf-static, batch_size: 32}}": 1000,
@@ -178,10 +179,12 @@ def test_the_table_of_four_engines_needs_an_old_vllm_and_eight_bits() -> None:
         f"{{name: tensorrt-llm, quantization: fp8, {exact}}}": 8000,
     }
     got = [rate("published-engines", f"engine={engine}") for engine in engines]
-    assert got == pytest.approx(list(engines.values()), rel=0.08)
+    assert got == sorted(got)
+    assert got == pytest.approx(list(engines.values()), rel=0.15)
     same = rate("published-engines", f"engine={{name: tensorrt-llm, {exact}}}")
-    assert rate("published-engines") == pytest.approx(same, rel=0.02)
-    assert same > got[2]
+    synchronous = rate("published-engines", "engine.async_scheduling=false")
+    assert synchronous == pytest.approx(same, rel=0.01)
+    assert rate("published-engines") > same > got[2]
 
 
 # ---------------------------------------------------------------- 5: short and long
@@ -191,7 +194,7 @@ def test_half_short_and_half_long_doubles_the_throughput() -> None:
     """Two where all long ones are alike: half of the seats are idle in nearly every batch."""
     static, continuous = play("short-and-long", STATIC), play("short-and-long", CONTINUOUS)
     rates = [r.summary()["output_throughput"] for r in (static, continuous)]
-    assert [round(rate) for rate in rates] == [1015, 2072]
+    assert [round(rate) for rate in rates] == [976, 1985]
     assert slots(continuous)[1] == 0
 
 
@@ -244,7 +247,7 @@ def test_the_last_moment_keeps_all_deadlines_with_a_fifth_of_the_preemptions() -
     """And no policy here costs throughput, as every seat is always taken."""
     fcfs, priority, eager = urgent("fcfs"), urgent("priority"), urgent("preemptive")
     patient = urgent('{policy: "last_moment:LastMoment", wait: 800}')
-    assert (round(fcfs[0], 2), round(priority[0], 2)) == (0.37, 0.85)
+    assert (round(fcfs[0], 2), round(priority[0], 2)) == (0.22, 0.84)
     assert eager[0] == patient[0] == 1
     assert 0 < patient[2] < eager[2] / 4
     assert [run[1] for run in (priority, eager, patient)] == pytest.approx([fcfs[1]] * 3, rel=2e-3)
@@ -266,8 +269,8 @@ def test_larger_chunks_are_sooner_at_the_first_token_and_hold_up_the_others() ->
         play("chunk-size", f"engine.max_num_batched_tokens={size}").summary()
         for size in (256, 2048)
     )
-    assert [round(s["p99_itl_ms"]) for s in (small, large)] == [32, 144]
-    assert [round(s["p99_ttft_ms"], -2) for s in (small, large)] == [1900, 700]
+    assert [round(s["p99_itl_ms"]) for s in (small, large)] == [34, 146]
+    assert [round(s["p99_ttft_ms"], -2) for s in (small, large)] == [2300, 800]
     assert small["output_throughput"] == pytest.approx(large["output_throughput"], rel=0.01)
 
 
@@ -275,8 +278,8 @@ def test_at_a_tenth_of_the_capacity_static_batching_keeps_up_but_takes_three_tim
     None
 ):
     """At a fifth it does not keep up."""
-    for load, output, longer in ((0.1, 1, 3.2), (0.2, 0.83, 26)):
-        rate = f"workload.request_rate={10.67 * load}"
+    for load, output, longer in ((0.1, 0.99, 3.28), (0.2, 0.87, 20.4)):
+        rate = f"workload.request_rate={10.16 * load}"
         static, continuous = (play("load", rate, way).summary() for way in (STATIC, CONTINUOUS))
         share = static["output_throughput"] / continuous["output_throughput"]
         assert share == pytest.approx(output, rel=0.02)
