@@ -205,6 +205,15 @@ def _refuse_own_rules(engine: EngineBlock, who: str, taken: Container[str] = ())
         raise ValueError(f"engine.preemption_mode: {who} does not choose: swap or recompute")
 
 
+def cancels(scenario: Scenario) -> bool:
+    """Say whether a scenario's scheduler can let a request go before its end."""
+    if scenario.engine.scheduler == "vllm":
+        return False
+    model = load_model(scenario.model, scenario.folder)
+    slides = windowed(scenario.engine, model)
+    return _mechanism(scenario.engine, find_policy(scenario)[0], windowed=slides).cancels
+
+
 def _mechanism(engine: EngineBlock, found: type, *, windowed: bool) -> type[Scheduler]:
     """Give the scheduler that a policy works with."""
     mechanism = found if issubclass(found, Scheduler) else Scheduler

@@ -45,6 +45,7 @@ class AsyncScheduler(Scheduler):
     """
 
     overlaps = True
+    cancels = False
 
     def __init__(self, blocks: BlockCounter, **options: Any) -> None:
         super().__init__(blocks, **options)

@@ -15,6 +15,7 @@ class Batching(Scheduler):
     """The pieces; `_compose` puts a step together, `_board` admits."""
 
     caches_prefixes = False
+    cancels = False
 
     def schedule(self, now: float) -> Step:
         self.now = now

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Generator, Iterator
 from typing import TypeVar
 
-from simulator.assemble import Parts, make_scheduler
+from simulator.assemble import Parts, cancels, make_scheduler
+from simulator.cluster_block import ClusterBlock
 from simulator.cost import load_cost, shipped_profile
 from simulator.engine_block import EngineBlock
 from simulator.engines import fraction_of
@@ -64,12 +65,37 @@ def _groups(scenario: Scenario) -> Iterator[Contradiction]:
     from simulator.cluster import make_router
 
     yield from _try("cluster.router", "", lambda: make_router(scenario))
+    yield from _cluster(scenario, scenario.cluster)
     for name in scenario.cluster.groups:  # what the scenario itself gets wrong is told already
         for blamed, others, what in _find(scenario.of_group(name)):
             if blamed.partition(".")[0] in {"gpu", "engine", "cost"}:
                 yield f"cluster.groups.{name}.{blamed}", others, what
             else:
                 yield blamed, others, what
+
+
+def _cluster(scenario: Scenario, cluster: ClusterBlock) -> Iterator[Contradiction]:
+    """See what the keys of a cluster ask of others."""
+    scaling, failures, client = cluster.autoscaling, cluster.failures, cluster.client
+    bounds = scenario.goodput.model_dump(exclude_none=True)
+    if scaling is not None and scaling.metric == "slo_attainment" and not bounds:
+        yield "cluster.autoscaling.metric", "goodput", "slo_attainment needs bounds in goodput"
+    count = sum(cluster.most(name) for name in cluster.kinds)
+    for at, outage in enumerate(failures.outages if failures is not None else ()):
+        if outage.replica >= count:
+            key = f"cluster.failures.outages.{at}.replica"
+            yield key, "cluster", f"there is no replica {outage.replica}; the last is {count - 1}"
+    if client is None or (client.timeout is None and client.ttft_timeout is None):
+        return
+    for name in cluster.kinds:
+        own = scenario.of_group(name)
+        found = yield from _try(POLICY, "", lambda own=own: cancels(own))  # type: ignore[misc]
+        if found is False:
+            what = "the scheduler cannot let a request go before its end"
+            if own.engine.async_scheduling:
+                what += "; set engine.async_scheduling to false"
+            yield "cluster.client", "engine", f"timeouts: {what}"
+            return
 
 
 def _touches(mine: Key, bad: Key) -> bool:

@@ -5,6 +5,8 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,11 +14,16 @@ import simpy
 
 from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.client import Client
-from simulator.errors import HeadwayWarning
+from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.fleet import Fleet
+from simulator.gate import Gate
+from simulator.lifecycle import Autoscaler, Failures, Lifecycle
+from simulator.log import PAUSE, RUN, Log
 from simulator.predictor import make_predictor
-from simulator.routers import ROUTERS, Own, Router
+from simulator.request import Request
+from simulator.routers import ROUTERS, Own, Router, Target
 from simulator.scenario import Scenario
+from simulator.scheduler import Scheduler
 from simulator.workload import Workload
 
 if TYPE_CHECKING:
@@ -87,6 +94,22 @@ def sessions_of(workload: Workload) -> list[int] | None:
     return [root if on else -1 for root, on in zip(first, goes_on, strict=True)]
 
 
+@dataclass(slots=True)
+class Story:
+    """What became of the replicas of a cluster, beside their logs."""
+
+    groups: list[str]  # of each replica
+    parts: list[Parts]  # likewise
+    life: Lifecycle
+    gate: Gate | None = None
+    scaler: Autoscaler | None = None
+
+    @property
+    def refused(self) -> Log | None:
+        """A row for each request that was given up by its client."""
+        return None if self.gate is None else self.gate.log
+
+
 def run_cluster(
     scenario: Scenario,
     *,
@@ -96,52 +119,112 @@ def run_cluster(
     """Simulate a scenario with a cluster; see `simulation.run`."""
     from simulator.simulation import Result, drive
 
-    assert scenario.cluster is not None
     workload = scenario.make_workload()
     env = simpy.Environment()
     fleet = Fleet(env, make_router(scenario), sessions_of(workload))
-    parts = _fill(fleet, scenario, workload, leap=not stepwise)
-    predictor = make_predictor(scenario.predictor, workload, scenario.seed)
-    client = Client(env, workload, fleet.submit, predictor)
-    fleet.on_finish = client.finished
-    interrupted = drive(env, client, progress)
+    story = _fill(fleet, scenario, workload, leap=not stepwise)
+    client = _connect(fleet, scenario, workload, story)
+    try:
+        interrupted = drive(env, client, progress)
+    except RuntimeError:
+        if fleet.open:
+            raise
+        raise HeadwayError(
+            "cluster.failures: requests wait for a replica, and none comes back"
+        ) from None
     if interrupted:
         fleet.abandon()
+    tidy(fleet)
     for member in fleet.members:
         if (tier := member.scheduler.blocks.tier) is not None:
             member.log.offloaded = tier.stored
-    result = Result(
-        scenario, workload, np.frombuffer(client.sent), fleet.logs, parts[0], interrupted
-    )
-    result.groups = [target.group for target in fleet.targets]
-    result.parts_of = parts
+    sent = np.frombuffer(client.sent)
+    result = Result(scenario, workload, sent, fleet.logs, story.parts[0], interrupted)
+    result.cluster = story
     if client.hints is not None:
         result.hints = np.frombuffer(client.hints, np.int64)
     _warn(result)
     return result
 
 
-def _fill(fleet: Fleet, scenario: Scenario, workload: Workload, *, leap: bool) -> list[Parts]:
-    """Add all replicas; return what each is made of, by number."""
+def _fill(fleet: Fleet, scenario: Scenario, workload: Workload, *, leap: bool) -> Story:
+    """Add all replicas that there may ever be, and start those that there are at first."""
     assert scenario.cluster is not None
+    makers: list[Callable[[], Scheduler]] = []
     every: list[Parts] = []
+    first: list[Target] = []
     for name, group in scenario.cluster.kinds.items():
         own = scenario.of_group(name)
         parts = assemble(own)
-        for _ in range(group.replicas):
-            scheduler = make_scheduler(own, parts, workload.segments is not None)
-            fleet.router.open(fleet.add(name, scheduler, parts.cost, leap=leap))
+        make = partial(make_scheduler, own, parts, workload.segments is not None)
+        for number in range(scenario.cluster.most(name)):
+            target = fleet.add(name, make(), parts.cost, leap=leap)
+            makers.append(make)
             every.append(parts)
-    return every
+            if number < group.replicas:
+                first.append(target)
+    life = Lifecycle(fleet, makers, lambda: False)
+    for target in first:
+        life.order(target)
+    return Story([target.group for target in fleet.targets], every, life)
+
+
+def _connect(fleet: Fleet, scenario: Scenario, workload: Workload, story: Story) -> Client:
+    """Put the client before the fleet, and what happens to replicas beside it."""
+    cluster, env, life = scenario.cluster, fleet.env, story.life
+    assert cluster is not None
+    door: Fleet | Gate = fleet
+    if cluster.admission is not None or cluster.client is not None:
+        door = story.gate = Gate(env, fleet, cluster.admission, cluster.client, scenario.seed)
+    predictor = make_predictor(scenario.predictor, workload, scenario.seed)
+    client = Client(env, workload, door.submit, predictor)
+    life.done = lambda: client.done == len(workload)
+    door.on_finish = client.finished
+    if cluster.failures is not None:
+        Failures(life, cluster.failures, scenario.seed)
+    if cluster.autoscaling is not None:
+        name = cluster.autoscaling.group or next(iter(cluster.kinds))
+        scaler = story.scaler = Autoscaler(
+            life,
+            cluster.autoscaling,
+            [target for target in fleet.targets if target.group == name],
+            sent=client.sent,
+            bounds=scenario.goodput.model_dump(exclude_none=True),
+        )
+
+        def ended(request: Request) -> None:
+            scaler.observe(request)
+            client.finished(request)
+
+        door.on_finish = ended
+    return client
+
+
+def tidy(fleet: Fleet) -> None:
+    """Take out of the logs what tries had said that were lost: nobody has received it."""
+    last = fleet.sent_again
+    if not last:
+        return
+    ids = np.fromiter(last, np.int64, len(last))
+    order = np.argsort(ids)
+    ids, since = ids[order], np.fromiter(last.values(), np.float64, len(last))[order]
+    for log in fleet.logs:
+        for rows, kind in ((log.run_rows, RUN), (log.pause_rows, PAUSE)):
+            found = np.frombuffer(bytes(rows), kind)
+            at = np.minimum(np.searchsorted(ids, found["id"]), len(ids) - 1)
+            stale = (ids[at] == found["id"]) & (found["start"] < since[at])
+            if stale.any():
+                rows[:] = found[~stale].tobytes()
 
 
 def _warn(result: "Result") -> None:
     """Say, once for each kind of replica, what cannot be trusted."""
     told: dict[str, None] = {}
-    for group in dict.fromkeys(result.groups):
-        logs = [log for log, name in zip(result.logs, result.groups, strict=True) if name == group]
-        parts = result.parts_of[result.groups.index(group)]
-        rows = np.concatenate([log.steps for log in logs])
+    story = result.cluster
+    assert story is not None
+    for numbers in replicas_in(story.groups).values():
+        rows = np.concatenate([result.logs[number].steps for number in numbers])
+        parts = story.parts[numbers[0]]
         told |= dict.fromkeys(parts.cost.outside(rows))
     if (count := _rejected(result)) and count == len(result.workload):
         told[f"all {count:,} requests were rejected: no replica could ever hold them"] = None

@@ -1,6 +1,6 @@
 """The block `cluster` of a scenario: several replicas of the engine behind a router."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -42,6 +42,97 @@ class GroupBlock(Block):
     )
 
 
+class AdmissionBlock(Block):
+    """What the cluster refuses at its door."""
+
+    max_outstanding: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="requests let in and not ended, at most, per open replica"
+    )
+    shed_from: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0,
+        description="share of max_outstanding from which on requests of priority 1 and more are "
+        "refused",
+    )
+    rate: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="requests/s of one client, by a token bucket; null: no limit"
+    )
+    burst: Annotated[float, Field(ge=1)] = Field(10.0, description="size of that bucket, requests")
+
+
+class ClientBlock(Block):
+    """What clients do when they are refused or have to wait."""
+
+    timeout: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="s from a try to its last token, then it is cancelled"
+    )
+    ttft_timeout: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="s from a try to its first token, then it is cancelled"
+    )
+    max_retries: Annotated[int, Field(ge=0, le=1000)] = Field(
+        0, description="tries after the first that was refused or timed out"
+    )
+    backoff: Annotated[float, Field(ge=0)] = Field(1.0, description="s before the first retry")
+    backoff_factor: Annotated[float, Field(ge=1)] = Field(
+        2.0, description="by which each further wait is longer"
+    )
+    jitter: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="share of a wait that chance adds to it, at most"
+    )
+
+
+class OutageBlock(Block):
+    """One failure of one replica."""
+
+    replica: Annotated[int, Field(ge=0)] = Field(description="its number, as in steps.csv")
+    start: Annotated[float, Field(ge=0)] = Field(description="s")
+    duration: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="s until it is back; null: it stays away"
+    )
+
+
+class FailuresBlock(Block):
+    """Failures by chance, by a list, or both."""
+
+    mtbf: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="mean s that a replica is up until it fails, exponential"
+    )
+    mttr: Annotated[float, Field(gt=0)] = Field(
+        300.0, description="mean s until it is back, exponential"
+    )
+    outages: list[OutageBlock] = Field([], description="a list of failures, see below")
+
+
+class AutoscalingBlock(Block):
+    """Replicas by need: one group grows and shrinks."""
+
+    group: str | None = Field(None, description="which; null: the only one")
+    metric: Literal["queue_depth", "kv_usage", "slo_attainment"] = Field(
+        "queue_depth",
+        description="waiting requests per replica; share of the KV cache in use; share of the "
+        "requests ended since the last look that kept the scenario's goodput",
+    )
+    target: Annotated[float, Field(gt=0)] = Field(
+        2.0, description="of the metric; the replicas are scaled by their quotient"
+    )
+    min_replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] = Field(1, description="at least")
+    max_replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] = Field(8, description="at most")
+    interval: Annotated[float, Field(gt=0)] = Field(15.0, description="s between two looks")
+    cooldown: Annotated[float, Field(ge=0)] = Field(
+        300.0, description="s after a change in which none are taken away"
+    )
+    startup_delay: Annotated[float, Field(ge=0)] = Field(
+        120.0, description="s from the order of a replica, which is paid from then on, to its start"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "AutoscalingBlock":
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas: must be at most max_replicas ({self.max_replicas})")
+        if self.metric != "queue_depth" and self.target >= 1:
+            raise ValueError(f"target: must be less than 1 for {self.metric}, a share")
+        return self
+
+
 class ClusterBlock(Block):
     """Replicas and their router."""
 
@@ -57,13 +148,29 @@ class ClusterBlock(Block):
         {}, description="in place of replicas: groups of different ones, by names of your own"
     )
 
+    admission: AdmissionBlock | None = Field(None, description="null: everybody is let in")
+    client: ClientBlock | None = Field(None, description="null: clients wait for ever")
+    failures: FailuresBlock | None = Field(None, description="null: no replica fails")
+    autoscaling: AutoscalingBlock | None = Field(None, description="null: always all replicas")
+
     @model_validator(mode="after")
     def _check(self) -> "ClusterBlock":
         if self.groups and self.replicas is not None:
             raise ValueError("replicas: beside groups, each group gives its own replicas")
         if self.groups and not any(group.replicas for group in self.groups.values()):
             raise ValueError("groups: there is not one replica")
+        scaling = self.autoscaling
+        if scaling is not None and scaling.group is None and len(self.kinds) > 1:
+            raise ValueError(f"autoscaling.group: name one of {', '.join(self.kinds)}")
+        if scaling is not None and scaling.group not in (None, *self.kinds):
+            raise ValueError(f"autoscaling.group: there is {', '.join(self.kinds)}")
         return self
+
+    def most(self, name: str) -> int:
+        """Count the replicas that a group may come to have."""
+        if self.autoscaling is not None and self.autoscaling.group in (None, name):
+            return max(self.autoscaling.max_replicas, self.kinds[name].replicas)
+        return self.kinds[name].replicas
 
     @property
     def kinds(self) -> dict[str, GroupBlock]:

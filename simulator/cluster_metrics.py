@@ -5,12 +5,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.cluster import replicas_in
+from simulator.gate import Counts
 from simulator.gauges import StepSums, gauge, share
 from simulator.hardware import find_gpu
-from simulator.tables import gather_requests, run_span
+from simulator.replica import SHED, TIMEOUT
+from simulator.tables import RequestTable, gather_requests, run_span
 from simulator.utilization import Served, utilization
 
 if TYPE_CHECKING:
+    from simulator.cluster import Story
     from simulator.scenario import Scenario
     from simulator.simulation import Result
 
@@ -56,22 +59,25 @@ def price_of_cluster(scenario: "Scenario") -> float | None:
 
 def cluster_summary(result: "Result") -> Values:
     """Give the block `cluster` of the summary, and the utilizations of all groups together."""
-    table = gather_requests(result.workload, result.sent, result.logs)
-    start, end = span = run_span(table, result.logs)
-    hours = (end - start) / 3600.0
+    story = result.cluster
+    assert story is not None
+    table = gather_requests(result.workload, result.sent, result.logs, result.refused)
+    span = run_span(table, result.logs)
     groups: dict[str, Values] = {}
     used = {"mfu": 0.0, "bandwidth_utilization": 0.0}
     peaks = dict.fromkeys(used, 0.0)
-    for name, numbers in replicas_in(result.groups).items():
-        groups[name], served = _group(result, name, numbers, span)
-        count = served.tensor_parallel_size * len(numbers)
+    for name, numbers in replicas_in(story.groups).items():
+        groups[name], served = _group(result, story, name, numbers, span)
+        count = served.tensor_parallel_size * float(groups[name]["replica_hours"])  # type: ignore[arg-type]
         flops = served.gpu.flops(served.model.resolve_dtype(served.dtype))
         weights = {"mfu": flops, "bandwidth_utilization": served.gpu.bandwidth}
         for key, peak in weights.items():
             used[key] += float(groups[name][key]) * peak * count  # type: ignore[arg-type]
             peaks[key] += peak * count
-    prices = [group["dollars_per_hour"] for group in groups.values()]
-    price = None if None in prices else sum(prices)  # type: ignore[arg-type]
+    price, dollars = (
+        _total([group[key] for group in groups.values()]) for key in ("dollars_per_hour", "dollars")
+    )
+    hours = _total([group["replica_hours"] for group in groups.values()])
     tokens = sum(int(group["output_tokens"]) for group in groups.values())  # type: ignore[call-overload]
     return {
         **{key: share(used[key], peaks[key]) for key in used},
@@ -79,13 +85,35 @@ def cluster_summary(result: "Result") -> Values:
             "router": _router(result.scenario),
             "gpus": sum(int(group["gpus"]) for group in groups.values()),  # type: ignore[call-overload]
             "dollars_per_hour": price,
-            "dollars": None if price is None else price * hours,
+            "replica_hours": hours,
+            "dollars": dollars,
             "dollars_per_million_output_tokens": (
-                None if price is None else share(price * hours * 1e6, tokens)
+                None if dollars is None else share(dollars * 1e6, tokens)
             ),
             **_evenness(result),
+            **_troubles(story, table),
             "groups": groups,
         },
+    }
+
+
+def _total(values: list[object]) -> float | None:
+    """Add up, unless one is unknown."""
+    return None if None in values else float(sum(values))  # type: ignore[arg-type]
+
+
+def _troubles(story: "Story", table: RequestTable) -> Values:
+    """Count what came to nothing, and what was done about it."""
+    counts = Counts() if story.gate is None else story.gate.counts
+    return {
+        "shed": int((table.reason == SHED).sum()),
+        "timed_out": int((table.reason == TIMEOUT).sum()),
+        "refused_tries": counts.refused,
+        "timed_out_tries": counts.timeouts,
+        "retries": counts.retries,
+        "failures": story.life.failures,
+        "tries_lost_in_failures": story.life.lost,
+        "scalings": 0 if story.scaler is None else story.scaler.changes,
     }
 
 
@@ -96,11 +124,11 @@ def _router(scenario: "Scenario") -> str:
 
 
 def _group(
-    result: "Result", name: str, numbers: list[int], span: tuple[float, float]
+    result: "Result", story: "Story", name: str, numbers: list[int], span: tuple[float, float]
 ) -> tuple[Values, Served]:
     """Give the figures of one group, and what it serves on."""
     scenario = result.scenario.of_group(name)
-    engine, parts = scenario.engine, result.parts_of[numbers[0]]
+    engine, parts = scenario.engine, story.parts[numbers[0]]
     logs = [result.logs[number] for number in numbers]
     table = gather_requests(result.workload, result.sent, logs)
     sums = StepSums()
@@ -113,17 +141,26 @@ def _group(
     done = table.completed
     tokens = int(table.generated[done].sum())
     price = price_of_group(result.scenario, name)
+    paid = sum(story.life.paid_seconds(number, *span) for number in numbers)
+    # A replica that is off at times is idle only while it is paid for.
+    shares = gauges | utilization(served, table, logs, sums, span[1] - span[0])
+    for key in ("gpu_busy_fraction", "mfu", "bandwidth_utilization"):
+        values_per_paid = float(shares[key]) * (span[1] - span[0]) * len(numbers)  # type: ignore[arg-type]
+        shares[key] = share(values_per_paid, paid)
     values: Values = {
         "replicas": len(numbers),
+        "replica_hours": paid / 3600.0,
         "gpu": parts.gpu.name,
         "gpus": scenario.gpu.count * len(numbers),
         "dollars_per_hour": None if price is None else price * len(numbers),
+        "dollars": None if price is None else price * paid / 3600.0,
         "profile": parts.cost.name,
         "completed": int(done.sum()),
         "output_tokens": tokens,
         "output_throughput": share(tokens, span[1] - span[0]),
-        **{key: gauges[key] for key in GAUGES},
-        **utilization(served, table, logs, sums, span[1] - span[0]),
+        **{key: shares[key] for key in GAUGES},
+        "mfu": shares["mfu"],
+        "bandwidth_utilization": shares["bandwidth_utilization"],
     }
     return values, served
 

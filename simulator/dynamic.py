@@ -57,6 +57,8 @@ class Running(Mapping[Request, None]):
 class DynamicScheduler(Scheduler):
     """The scheduler with a policy that has `rank`, `displaces` or `promote` (see Policy)."""
 
+    cancels = False
+
     def __init__(self, blocks: BlockCounter, *, policy: Any, **options: Any) -> None:
         super().__init__(blocks, policy=policy, **options)
         self._queue = queue_for(policy, self)

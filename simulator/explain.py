@@ -18,6 +18,8 @@ ENDINGS = {
     "length": "It was cut at max_model_len.",
     "rejected": "It was rejected: it could never fit.",
     "unfinished": "The run was interrupted before it ended.",
+    "shed": "The cluster's admission control refused it.",
+    "timeout": "Its client gave up waiting.",
     "": "It was never sent: the run was interrupted before.",
 }
 WORDS = {

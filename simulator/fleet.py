@@ -6,102 +6,28 @@ client hears of the requests that ended with them, then the next steps begin. So
 leaping runs agree to the last bit here, too.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from heapq import heappop, heappush
 from math import inf, nextafter
 
 import simpy
 
-from simulator.alarm import LATE, Alarm
-from simulator.async_replica import AsyncReplica
+from simulator.alarm import Alarm
 from simulator.executor import Executor
 from simulator.log import Log
-from simulator.replica import Replica
+from simulator.members import AsyncMember, Clock, Member
 from simulator.request import Request
 from simulator.routers import Router, Target
 from simulator.scheduler import Scheduler
-
-
-class Clock:
-    """Wakes replicas, all that are due at one instant together: one alarm for the whole fleet."""
-
-    def __init__(self, env: simpy.Environment, ring: Callable[[float], None]) -> None:
-        self.env = env
-        self.members: list[Member] = []
-        self.settled = -1.0  # the last instant whose steps have ended
-        self._ring = ring
-        self._heap: list[tuple[float, int]] = []
-        self._alarm = Alarm(env, self._awake, LATE)
-        self._armed = inf  # when it comes off; -inf: it is coming off
-
-    def wake(self, when: float, number: int) -> None:
-        """Let a replica's next step begin at `when`."""
-        heappush(self._heap, (when, number))
-        if when < self._armed:
-            if self._armed < inf:  # the old alarm will come off to no effect
-                self._alarm = Alarm(self.env, self._awake, LATE)
-            self._armed = when
-            self._alarm.set(when)
-
-    def due(self, now: float) -> list["Member"]:
-        """Take out those that are due, by number."""
-        heap, found = self._heap, []
-        while heap and heap[0][0] <= now:
-            when, number = heappop(heap)
-            member = self.members[number]
-            if member.take(when):
-                found.append(member)
-        return found
-
-    def _awake(self, alarm: simpy.Event) -> None:
-        if alarm is not self._alarm:
-            return
-        self._armed = -inf
-        now = self.env.now
-        self._ring(now)
-        self.settled = now
-        self._armed = inf
-        heap, members = self._heap, self.members
-        while heap and not members[heap[0][1]].awaits(heap[0][0]):
-            heappop(heap)
-        if heap:
-            self._armed = heap[0][0]
-            self._alarm.set(self._armed)
-
-
-class Member(Replica):
-    """A replica that its fleet's clock wakes."""
-
-    clock: Clock
-    number: int
-
-    def _sleep(self, when: float) -> None:
-        self._set = True
-        self._due = when
-        self.clock.wake(when, self.number)
-
-    def awaits(self, when: float) -> bool:
-        """Say whether it is to be woken then, and has not been put off."""
-        return self._set and self._due == when
-
-    def take(self, when: float) -> bool:
-        """Say so, too, and count it as woken."""
-        waits = self._set and self._due == when
-        if waits:
-            self._set = False
-        return waits
-
-
-class AsyncMember(Member, AsyncReplica):
-    """The same of an engine that schedules asynchronously."""
 
 
 class Fleet:
     """Replicas behind a router.
 
     `sessions` gives each request's conversation by its id, -1: none. `on_finish(request)` is
-    called when a request has ended or is rejected; it may submit others.
+    called when a request has ended or is rejected; it may submit others. `on_idle(target)` is
+    called when the last request of a closed replica has left it.
     """
 
     def __init__(
@@ -110,11 +36,17 @@ class Fleet:
         self.env = env
         self.router = router
         self.on_finish: Callable[[Request], None] | None = None
+        self.on_idle: Callable[[Target], None] | None = None
         self.targets: list[Target] = []
+        self.open: dict[int, Target] = {}
+        self.sent_again: dict[int, float] = {}  # s, when a request was last sent once more
         self._sessions = sessions
         self._clock = Clock(env, self._ring)
         self._ended: list[tuple[Target, Request]] | None = None  # while steps end
+        self._at: dict[int, tuple[Request, Target | None]] = {}  # by id; None: it is held
+        self._held: deque[Request] = deque()  # while no replica is open
         self._chosen = 0
+        self._stamp = -1.0  # the last arrival at an engine, s
 
     @property
     def members(self) -> list[Member]:
@@ -129,34 +61,98 @@ class Fleet:
     def add(
         self, group: str, scheduler: Scheduler, executor: Executor, *, leap: bool = True
     ) -> Target:
-        """Add a replica, which the router does not know yet."""
+        """Add a replica, which is not open yet."""
         kind = AsyncMember if scheduler.overlaps else Member
         member = kind(self.env, scheduler, executor, leap=leap)
         blocks = scheduler.blocks
         target = Target(len(self.targets), group, blocks.block_size, blocks.usable)
-        member.clock, member.number = self._clock, target.index
+        member.clock, member.number, member.dropped = self._clock, target.index, {}
         member.on_finish = partial(self._end, target)
         self.members.append(member)
         self.targets.append(target)
         return target
 
+    def let_in(self, target: Target) -> None:
+        """Open a replica to the router; it gets what waited for one, too."""
+        self.open[target.index] = target
+        self.router.open(target)
+        held, self._held = self._held, deque()
+        for request in held:
+            if self._at.get(request.id) == (request, None):
+                self._submit(request)
+
+    def shut(self, target: Target) -> None:
+        """Send a replica nothing more; what it has it may end."""
+        del self.open[target.index]
+        self.router.close(target)
+        if not target.outstanding and self.on_idle is not None:
+            self.on_idle(target)
+
     def submit(self, request: Request) -> None:
         """Send a request to the replica that the router chooses."""
         now = self.env.now
         if self._clock.settled == now:  # the next steps have begun: it comes too late for them
-            Alarm(self.env, partial(self._submit, request)).set(nextafter(now, inf))
+            self._at[request.id] = request, None
+            Alarm(self.env, partial(self._late, request)).set(nextafter(now, inf))
         else:
             self._submit(request)
 
-    def _submit(self, request: Request, _: simpy.Event | None = None) -> None:
+    def submit_again(self, request: Request) -> None:
+        """Send a request whose first try came to nothing; whatever that had computed is lost."""
+        again = Request(
+            *(request.id, self.env.now, request.prompt_tokens, request.output_tokens),
+            *(request.client, request.priority, request.segments, request.hint),
+        )
+        self.sent_again[request.id] = self.env.now
+        self.submit(again)
+
+    def _late(self, request: Request, _: simpy.Event) -> None:
+        if self._at.get(request.id) == (request, None):
+            self._submit(request)
+
+    def _submit(self, request: Request) -> None:
+        if not self.open:
+            self._at[request.id] = request, None
+            self._held.append(request)
+            return
+        if request.arrival <= self._stamp:
+            request.arrival = nextafter(self._stamp, inf)
+        self._stamp = request.arrival
         session = -1 if self._sessions is None else self._sessions[request.id]
         target = self.router.choose(request, session)
+        self._at[request.id] = request, target
         target.outstanding += 1
         target.tokens += request.prompt_tokens
         target.used += -(-request.prompt_tokens // target.block_size)
         target.order = self._chosen = self._chosen + 1
         self.router.changed(target)
         self.members[target.index].submit(request)
+
+    def cancel(self, id: int) -> Request:
+        """Drop a request that has not ended, wherever it is; it leaves at the end of a step."""
+        request, target = self._at.pop(id)
+        if target is not None:
+            self._forget(target, request)
+            target.used = max(target.used - -(-request.prompt_tokens // target.block_size), 0)
+            self.router.changed(target)
+            self.members[target.index].cancel(request)
+            self._tell_idle(target)
+        return request
+
+    def has_spoken(self, id: int) -> bool:
+        """Say whether the first token of a request that has not ended is out."""
+        return self._at[id][0].first_token >= 0
+
+    def crash(self, target: Target, scheduler: Scheduler) -> int:
+        """Let a replica fail; its requests go to others at once. Return how many."""
+        if target.index in self.open:
+            del self.open[target.index]
+            self.router.close(target)
+        lost = self.members[target.index].crash(scheduler)
+        target.outstanding = target.tokens = target.used = 0
+        for request in lost:
+            self.submit_again(request)
+        return len(lost)
 
     def _ring(self, now: float) -> None:
         """End the steps that are over, tell the client, begin the next."""
@@ -174,30 +170,46 @@ class Fleet:
 
     def _deliver(self, ended: list[tuple[Target, Request]]) -> None:
         """Tell the router of all that ended at this instant, then the client."""
+        told = {}
         for target, request in ended:
-            target.outstanding -= 1
-            target.tokens -= request.prompt_tokens
+            self._forget(target, request)
+            del self._at[request.id]
+            told[target.index] = target
+        for target in told.values():
             blocks = self.members[target.index].scheduler.blocks
             target.used = blocks.usable - blocks.free
-        for target in dict.fromkeys(target for target, _ in ended):
             self.router.changed(target)
         if self.on_finish is not None:
             for _, request in ended:
                 self.on_finish(request)
+        for target in told.values():
+            self._tell_idle(target)
+
+    def _forget(self, target: Target, request: Request) -> None:
+        target.outstanding -= 1
+        target.tokens -= request.prompt_tokens
+
+    def _tell_idle(self, target: Target) -> None:
+        if not target.outstanding and target.index not in self.open and self.on_idle is not None:
+            self.on_idle(target)
 
     def _end(self, target: Target, request: Request) -> None:
         """Take note that a request has ended at a replica, or was rejected there at once."""
         if self._ended is not None:
             self._ended.append((target, request))
             return
-        target.outstanding -= 1
-        target.tokens -= request.prompt_tokens
+        self._forget(target, request)
+        del self._at[request.id]
         target.used -= -(-request.prompt_tokens // target.block_size)
         self.router.changed(target)
         if self.on_finish is not None:
             self.on_finish(request)
 
-    def abandon(self) -> None:
-        """Write down the requests that are still here, when a run is stopped before its end."""
+    def abandon(self) -> list[Request]:
+        """Write down the requests that are still here, when a run is stopped before its end.
+
+        Return those that wait for a replica.
+        """
         for member in self.members:
             member.abandon()
+        return [request for request in self._held if self._at.get(request.id) == (request, None)]

@@ -187,5 +187,5 @@ def _request_gauges(table: RequestTable, logs: Sequence[Log]) -> dict[str, objec
         "prefix_cache_hit_rate": share(hits, queries),
         "rejected": int((table.reason == REJECTED).sum()),
         "unfinished": int((table.reason == UNFINISHED).sum()),
-        "never_sent": int((table.replica < 0).sum()),
+        "never_sent": int((table.reason < 0).sum()),
     }

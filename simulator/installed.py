@@ -87,6 +87,7 @@ class InstalledScheduler(Scheduler):
     """
 
     blocks: InstalledBlocks
+    cancels = False
 
     def __init__(
         self,

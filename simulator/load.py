@@ -14,7 +14,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from simulator.checks import contradictions
-from simulator.cluster_block import ClusterBlock, GroupBlock
+from simulator.cluster_block import (
+    AdmissionBlock,
+    AutoscalingBlock,
+    ClientBlock,
+    ClusterBlock,
+    FailuresBlock,
+    GroupBlock,
+    OutageBlock,
+)
 from simulator.engine_block import EngineBlock
 from simulator.errors import HeadwayError
 from simulator.plan_block import PlanBlock
@@ -232,6 +240,8 @@ def _unknown(key: Key) -> str:
 
 def _under_own_name(path: Key) -> list[str]:
     """List the keys of a block below a name of the user's own."""
+    if path[:2] == ("cluster", "failures"):
+        return [*OutageBlock.model_fields]
     if path[:2] != ("cluster", "groups"):
         return [*SpreadBlock.model_fields]
     return _known().get(path[3:], []) if path[3:] else [*GroupBlock.model_fields]
@@ -250,6 +260,10 @@ def _known() -> dict[Key, list[str]]:
         ("workload", "trace"): [*TraceBlock.model_fields],
         ("plan",): [*PlanBlock.model_fields],
         ("cluster",): [*ClusterBlock.model_fields],
+        ("cluster", "admission"): [*AdmissionBlock.model_fields],
+        ("cluster", "client"): [*ClientBlock.model_fields],
+        ("cluster", "failures"): [*FailuresBlock.model_fields],
+        ("cluster", "autoscaling"): [*AutoscalingBlock.model_fields],
         ("sweep",): [*SweepBlock.model_fields],
         ("sweep", "random"): [*RandomBlock.model_fields],
     }

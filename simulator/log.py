@@ -78,8 +78,9 @@ DRAFT = np.dtype(
         ("accepted", "i8"),  # of these, also those beyond the end of their request
     ]
 )
-REASONS = ("stop", "length", "rejected", "unfinished")
-"""Ended by itself; cut at max_model_len; could never fit; still there when the run was stopped."""
+REASONS = ("stop", "length", "rejected", "unfinished", "shed", "timeout")
+"""Ended by itself; cut at max_model_len; could never fit; still there when the run was stopped; of
+a cluster's clients: refused by its admission control, given up after a timeout."""
 
 pack_step = Struct("<ddqqqqiiiiiiq").pack
 pack_request = Struct("<dddqiiii").pack

@@ -46,6 +46,7 @@ def summarize(
     percentiles: Sequence[float] = PERCENTILES,
     info: Mapping[str, object] | None = None,
     within: Window | None = None,
+    refused: Log | None = None,
 ) -> Summary:
     """Give the keys of vLLM bench's result file and our own under `headway`.
 
@@ -54,12 +55,12 @@ def summarize(
     for the utilizations, `max_num_seqs` for the occupancy; without them these are null.
     `contiguous` says that blocks were set aside on admission; `kv_block_bytes` is the size of one
     on all GPUs together, `swap_time` the s that copies of them took. `info` (version, seed,
-    scenario, ...) opens our block. `within` (s) bounds what is measured:
-    latencies of the requests sent in it, throughput of those that ended in it; the gauges stay
-    those of the whole run. Latencies are those of completed requests; where there is
-    none they are 0, as in vLLM.
+    scenario, ...) opens our block; `refused` has rows of requests that no replica ended.
+    `within` (s) bounds what is measured: latencies of the requests sent in it, throughput of those
+    that ended in it; the gauges stay those of the whole run. Latencies are those of completed
+    requests; where there is none they are 0, as in vLLM.
     """
-    table = gather_requests(workload, sent, logs)
+    table = gather_requests(workload, sent, logs, refused)
     completed = table.completed
     sums = StepSums()
     for log in logs:
@@ -70,7 +71,7 @@ def summarize(
     use: Summary = {"mfu": None, "bandwidth_utilization": None}
     if served is not None:
         use = utilization(served, table, logs, sums, end - start)
-    ended, failed, duration = completed, (table.replica >= 0) & ~completed, end - start
+    ended, failed, duration = completed, (table.reason >= 0) & ~completed, end - start
     if within is not None:
         ended, failed = completed & _inside(table.finish, within), failed & _inside(sent, within)
         completed, duration = completed & _inside(sent, within), within[1] - within[0]
@@ -114,6 +115,7 @@ def summarize_result(result: "Result", percentiles: Sequence[float] = PERCENTILE
         kv_block_bytes=kv_block_bytes(result.model, engine) * engine.tensor_parallel_size,
         percentiles=percentiles,
         within=window(result),
+        refused=result.refused,
         info={
             "version": __version__,
             "seed": scenario.seed,
@@ -127,7 +129,7 @@ def summarize_result(result: "Result", percentiles: Sequence[float] = PERCENTILE
     )
     own = summary["headway"]
     assert isinstance(own, dict)
-    if result.groups:
+    if result.cluster is not None:
         from simulator.cluster_metrics import cluster_summary
 
         own |= cluster_summary(result)

@@ -74,8 +74,14 @@ def request_frame(result: "Result") -> "pd.DataFrame":
 
 
 def _request_columns(result: "Result") -> dict[str, Column]:
-    parts = result.time_parts()
-    return request_columns(result.workload, result.sent, result.logs, parts, result.hints)
+    return request_columns(
+        result.workload,
+        result.sent,
+        result.logs,
+        result.time_parts(),
+        result.hints,
+        refused=result.refused,
+    )
 
 
 def step_frame(result: "Result", *, expanded: bool = False) -> "pd.DataFrame":

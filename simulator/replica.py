@@ -18,7 +18,7 @@ from simulator.log import REASONS, Log, pack_request, pack_step
 from simulator.request import Request, Step
 from simulator.scheduler import Scheduler
 
-STOP, LENGTH, REJECTED, UNFINISHED = range(len(REASONS))
+STOP, LENGTH, REJECTED, UNFINISHED, SHED, TIMEOUT = range(len(REASONS))
 NAP = 0.001  # s, in vLLM's EngineCore
 
 

@@ -145,12 +145,22 @@ def _line(label: str, value: object) -> str:
 CLUSTER = (
     ("gpus", "GPUs"),
     ("dollars_per_hour", "Price ($/h)"),
+    ("replica_hours", "Replica-hours"),
     ("dollars", "Cost of the run ($)"),
     ("dollars_per_million_output_tokens", "Cost of 1M output tokens ($)"),
     ("requests_imbalance", "Most requests of a replica / mean"),
     ("busy_time_imbalance", "Most busy time of a replica / mean"),
 )
 """Figures of a cluster that are printed."""
+TROUBLES = (
+    ("shed", "Requests shed"),
+    ("timed_out", "Requests timed out"),
+    ("retries", "Retries"),
+    ("failures", "Replicas failed"),
+    ("tries_lost_in_failures", "Requests sent again after a failure"),
+    ("scalings", "Scaling decisions"),
+)
+"""Counts of a cluster that are printed where they are not 0."""
 
 
 def _head(summary: Summary) -> list[str]:
@@ -206,6 +216,7 @@ def _cluster(cluster: Summary) -> list[str]:
     """Give the figures of a cluster, then a line for each group where there are several."""
     lines = [f"{'Cluster':-^{WIDTH}}", f"Router: {cluster['router']}"]
     lines += [_line(label, cluster[key]) for key, label in CLUSTER if cluster.get(key) is not None]
+    lines += [_line(label, cluster[key]) for key, label in TROUBLES if cluster.get(key)]
     groups = cluster["groups"]
     for name, group in groups.items() if len(groups) > 1 else ():
         busy, tokens = 100 * group["gpu_busy_fraction"], group["output_throughput"]

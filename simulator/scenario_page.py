@@ -11,7 +11,15 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from simulator.cluster_block import ClusterBlock, GroupBlock
+from simulator.cluster_block import (
+    AdmissionBlock,
+    AutoscalingBlock,
+    ClientBlock,
+    ClusterBlock,
+    FailuresBlock,
+    GroupBlock,
+    OutageBlock,
+)
 from simulator.engine_block import EngineBlock
 from simulator.frontend_block import FrontendBlock
 from simulator.generate import Generator, PrefixGroups, Sessions
@@ -181,6 +189,16 @@ def page() -> str:
         _table("workload.sessions", _given(Sessions, TURNS)),
         _table("cluster", _fields(ClusterBlock), CLUSTER),
         _table("cluster.groups.NAME", _fields(GroupBlock)),
+        *(
+            _table(f"cluster.{name}", _fields(block))
+            for name, block in (
+                ("admission", AdmissionBlock),
+                ("client", ClientBlock),
+                ("failures", FailuresBlock),
+                ("failures.outages", OutageBlock),
+                ("autoscaling", AutoscalingBlock),
+            )
+        ),
         ROUTING + "\n" + "\n".join(_routers()) + "\n",
         *(
             _table(name, _fields(block))

@@ -49,6 +49,8 @@ class Scheduler(Batch):
     """It can work with a prefix cache."""
     reserves = False
     """Blocks for whole answers are set aside on admission."""
+    cancels = True
+    """`cancel` can take a request away between two steps."""
     headroom = 0
     """Blocks that must be left after a step of decodes, for it to preempt nobody."""
 
@@ -419,6 +421,22 @@ class Scheduler(Batch):
         self.blocks.release(request)
         request.padding = 0
         request.preemptions += 1
+
+    def cancel(self, request: Request) -> None:
+        """Let a request go for good, between two steps: nobody wants its answer any more."""
+        if request in self.running:
+            if request.joined >= 0:
+                self.decodes.leave(request)
+            else:
+                self.partial.remove(request)
+            del self.running[request]
+            self.blocks.release(request)
+            return
+        self.waiting.remove(request)
+        self._paused.pop(request, None)
+        if request.swapped:
+            self.host.free += -(-request.swapped // self.blocks.block_size)
+            request.swapped = 0
 
     def _detach(self, request: Request) -> None:
         """Take a running request from among those that compute."""

@@ -32,6 +32,8 @@ from simulator.workload import Workload
 if TYPE_CHECKING:
     import pandas as pd
 
+    from simulator.cluster import Story
+
 EVENTS_PER_LOOK = 4096  # events between two looks at the progress bar
 
 
@@ -49,8 +51,7 @@ class Result:
     warmup: float = 0.0  # s from the first request sent that the metrics leave out
     cooldown: float = 0.0  # s before the last one sent
     hints: npt.NDArray[np.int64] | None = None  # predicted output tokens; 0: never sent
-    groups: list[str] = field(default_factory=list)  # of each replica, where there is a cluster
-    parts_of: list[Parts] = field(default_factory=list)  # likewise
+    cluster: "Story | None" = None
     _summary: dict[str, Any] | None = None
     _time_parts: dict[str, npt.NDArray[np.float64]] | None = None
 
@@ -67,7 +68,14 @@ class Result:
     @property
     def costs(self) -> list[CostModel]:
         """The cost model of each replica."""
-        return [parts.cost for parts in self.parts_of] or [self.parts.cost] * len(self.logs)
+        if self.cluster is None:
+            return [self.parts.cost] * len(self.logs)
+        return [parts.cost for parts in self.cluster.parts]
+
+    @property
+    def refused(self) -> Log | None:
+        """Rows of the requests that a cluster's clients gave up; None: there are none."""
+        return None if self.cluster is None else self.cluster.refused
 
     def summary(self) -> dict[str, Any]:
         """Metrics under the names of `vllm bench serve`, and a block `headway` of our own."""

@@ -24,6 +24,7 @@ class Speculative(Scheduler):
     """
 
     caches_prefixes = False
+    cancels = False
     blocks: SlotCounter
     decodes: DraftedSet
 

@@ -25,6 +25,7 @@ class Static(Scheduler):
     """
 
     caches_prefixes = False
+    cancels = False
 
     def __init__(
         self,

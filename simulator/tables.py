@@ -81,8 +81,10 @@ class RequestTable:
         return np.where(self.generated > 1, (self.e2el - self.ttft) / gaps, np.nan)
 
 
-def gather_requests(workload: Workload, sent: Floats, logs: Sequence[Log]) -> RequestTable:
-    """Collect the request rows of all replicas by id."""
+def gather_requests(
+    workload: Workload, sent: Floats, logs: Sequence[Log], refused: Log | None = None
+) -> RequestTable:
+    """Collect the request rows of all replicas by id; `refused` has those that no replica ended."""
     size = len(workload)
     first_scheduled, first_token, finish = (np.full(size, np.nan) for _ in range(3))
     generated, preemptions, cached = (np.zeros(size, np.int64) for _ in range(3))
@@ -107,6 +109,9 @@ def gather_requests(workload: Workload, sent: Floats, logs: Sequence[Log]) -> Re
         for name in ("generated", "preemptions", "cached", "reason"):
             getattr(table, name)[ids] = rows[name]
         replica[ids] = number
+    if refused is not None:
+        rows = refused.requests
+        reason[rows["id"]] = rows["reason"]
     return table
 
 
@@ -125,13 +130,15 @@ def request_columns(
     logs: Sequence[Log],
     parts: Mapping[str, Floats],
     hints: Ints | None = None,
+    *,
+    refused: Log | None = None,
 ) -> dict[str, Column]:
     """Give the columns of requests.csv, a row for each request of the workload, by id.
 
     `parts` are those of its time (`breakdown.py`). With `hints`, the predicted output tokens,
-    there is a column for them.
+    there is a column for them. `refused` has rows of requests that no replica ended.
     """
-    table = gather_requests(workload, sent, logs)
+    table = gather_requests(workload, sent, logs, refused)
     predicted: dict[str, Column] = {} if hints is None else {"predicted_output_tokens": hints}
     return {
         "id": np.arange(len(workload)),

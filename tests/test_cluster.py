@@ -53,7 +53,7 @@ def test_groups_differ_in_what_they_say_and_else_are_as_the_scenario(tmp_path: P
     slow, fast = (result.scenario.of_group(name) for name in ("slow", "fast"))
     assert (slow.engine.max_num_seqs, fast.engine.max_num_seqs) == (8, 4)
     assert not fast.engine.enable_prefix_caching
-    assert result.groups == ["slow", "slow", "fast"]
+    assert result.cluster.groups == ["slow", "slow", "fast"]
     groups = cluster(result)["groups"]
     assert groups["slow"]["completed"] + groups["fast"]["completed"] == 40
     rows = result.requests
@@ -90,7 +90,7 @@ def test_more_replicas_are_set_by_a_dotted_key(tmp_path: Path) -> None:
     assert len(made(tmp_path, "", "cluster.replicas=3").logs) == 3
     more = "cluster: {groups: {a: {replicas: 1}, b: {replicas: 1}}}"
     result = made(tmp_path, more, "cluster.groups.b.replicas=4")
-    assert result.groups.count("b") == 4
+    assert result.cluster.groups.count("b") == 4
 
 
 def test_a_router_of_ones_own_is_asked(tmp_path: Path) -> None:

@@ -1,0 +1,240 @@
+"""Which replicas a fleet has at any time: starts, failures, repairs, and scaling by need."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import ceil, inf
+from random import Random
+from typing import Literal
+
+import simpy
+
+from simulator.alarm import Alarm
+from simulator.cluster_block import AutoscalingBlock, FailuresBlock
+from simulator.fleet import Fleet
+from simulator.request import Request
+from simulator.routers import Target
+from simulator.scheduler import Scheduler
+
+State = Literal["off", "starting", "up", "draining", "down"]
+TOLERANCE = 0.1  # of the quotient of metric and target, as Kubernetes' HorizontalPodAutoscaler
+
+
+class Lifecycle:
+    """The state of each replica, and the times in which it is paid for.
+
+    A replica is paid from its order to its end, also while it starts, drains or is being repaired.
+    `make` has a function per replica that makes the engine it comes back with; `done` says that
+    there is nothing left to do.
+    """
+
+    def __init__(
+        self, fleet: Fleet, make: Sequence[Callable[[], Scheduler]], done: Callable[[], bool]
+    ) -> None:
+        self.fleet = fleet
+        self.env = fleet.env
+        self.done = done
+        self.states: list[State] = ["off"] * len(make)
+        self.paid: list[list[float]] = [[] for _ in make]  # start, end, start, ...
+        self.failures = 0
+        self.lost = 0  # tries that failed with their replica
+        self._make = make
+        self._orders = [0] * len(make)
+        fleet.on_idle = self._idle
+
+    def order(self, target: Target, delay: float = 0.0) -> None:
+        """Order a replica; it starts `delay` seconds later."""
+        index = target.index
+        self.paid[index].append(self.env.now)
+        self.states[index] = "starting"
+        self._orders[index] += 1
+        if delay:
+            ready = partial(self._ready, target, self._orders[index])
+            Alarm(self.env, ready).set(self.env.now + delay)
+        else:
+            self._ready(target, self._orders[index])
+
+    def _ready(self, target: Target, order: int, _: simpy.Event | None = None) -> None:
+        if self.states[target.index] == "starting" and self._orders[target.index] == order:
+            self._let_in(target)
+
+    def _let_in(self, target: Target) -> None:
+        self.states[target.index] = "up"
+        self.fleet.let_in(target)
+
+    def drain(self, target: Target) -> None:
+        """Let a replica end what it has and then go; one that still starts goes at once."""
+        if self.states[target.index] == "starting":
+            self._off(target)
+        else:
+            self.states[target.index] = "draining"
+            self.fleet.shut(target)
+
+    def keep(self, target: Target) -> None:
+        """Take back a replica that drains."""
+        self._let_in(target)
+
+    def fail(self, target: Target) -> bool:
+        """Let a replica fail, if it runs; say whether it did."""
+        state = self.states[target.index]
+        if state not in ("up", "draining"):
+            return False
+        self.failures += 1
+        self.states[target.index] = "down"
+        self.lost += self.fleet.crash(target, self._make[target.index]())
+        if state == "draining":
+            self._off(target)
+        return True
+
+    def repair(self, target: Target) -> None:
+        """Let a replica that failed come back."""
+        if self.states[target.index] == "down":
+            self._let_in(target)
+
+    def _idle(self, target: Target) -> None:
+        if self.states[target.index] == "draining":
+            self._off(target)
+
+    def _off(self, target: Target) -> None:
+        self.states[target.index] = "off"
+        self.paid[target.index].append(self.env.now)
+
+    def paid_seconds(self, index: int, start: float, end: float) -> float:
+        """Add up the seconds from `start` to `end` for which a replica is paid."""
+        times = [*self.paid[index], *([inf] if len(self.paid[index]) % 2 else [])]
+        total = 0.0
+        for begin, over in zip(times[::2], times[1::2], strict=True):
+            total += max(min(over, end) - max(begin, start), 0.0)
+        return total
+
+
+class Failures:
+    """Failures by chance, each replica with a stream of its own, and by a list."""
+
+    def __init__(self, life: Lifecycle, block: FailuresBlock, seed: int) -> None:
+        self.life, self.block = life, block
+        self.env = life.env
+        for target in life.fleet.targets:
+            if block.mtbf is not None:
+                self._wait(target, Random(f"failures {seed} {target.index}"))
+        for outage in block.outages:
+            target = life.fleet.targets[outage.replica]
+            begin = partial(self._begin, target, outage.duration)
+            Alarm(self.env, begin).set(outage.start)
+
+    def _wait(self, target: Target, random: Random) -> None:
+        assert self.block.mtbf is not None
+        when = self.env.now + random.expovariate(1.0 / self.block.mtbf)
+        Alarm(self.env, partial(self._fail, target, random)).set(when)
+
+    def _fail(self, target: Target, random: Random, _: simpy.Event) -> None:
+        if self.life.done():
+            return
+        if not self.life.fail(target):
+            self._wait(target, random)
+            return
+        when = self.env.now + random.expovariate(1.0 / self.block.mttr)
+        Alarm(self.env, partial(self._repair, target, random)).set(when)
+
+    def _repair(self, target: Target, random: Random, _: simpy.Event) -> None:
+        self.life.repair(target)
+        self._wait(target, random)
+
+    def _begin(self, target: Target, duration: float | None, _: simpy.Event) -> None:
+        if not self.life.done() and self.life.fail(target) and duration is not None:
+            end = Alarm(self.env, lambda _: self.life.repair(target))
+            end.set(self.env.now + duration)
+
+
+class Autoscaler:
+    """Orders and drains the replicas of one group by the quotient of a metric and its target.
+
+    As Kubernetes' HorizontalPodAutoscaler: ceil(running x quotient), nothing within 10 %, at most
+    twice as many or four more at a look, and less only after a cooldown. The quotient of an SLO is
+    that of the shares that miss it. Who drains is taken back before others are ordered; the least
+    busy drain first.
+    """
+
+    def __init__(
+        self,
+        life: Lifecycle,
+        block: AutoscalingBlock,
+        targets: Sequence[Target],
+        *,
+        sent: Sequence[float] = (),
+        bounds: Mapping[str, float] | None = None,
+    ) -> None:
+        self.life, self.block, self.targets = life, block, targets
+        self.changes = 0
+        self._sent, self._bounds = sent, bounds or {}
+        self._changed = -inf
+        self._ended = self._kept = 0  # requests since the last look
+        self._alarm = Alarm(life.env, self._look)
+        self._alarm.set(life.env.now + block.interval)
+
+    def observe(self, request: Request) -> None:
+        """Take note of a request that has ended; one that was given up has missed the SLO."""
+        self._ended += 1
+        if request.finish < 0:
+            return
+        sent = self._sent[request.id]
+        gaps = max(request.generated - 1, 1)
+        times = {
+            "ttft": request.first_token - sent,
+            "tpot": (request.finish - request.first_token) / gaps,
+            "e2el": request.finish - sent,
+        }
+        self._kept += all(times[name] * 1000.0 <= bound for name, bound in self._bounds.items())
+
+    def _look(self, _: simpy.Event) -> None:
+        if self.life.done():
+            return
+        now = self.life.env.now
+        up, starting, draining = (self._those(state) for state in ("up", "starting", "draining"))
+        have = len(up) + len(starting)
+        want = self._wanted(self._quotient(up, now), len(up), have)
+        if want > have:
+            self._grow(want - have, draining)
+        elif want < have and now - self._changed >= self.block.cooldown:
+            rest = sorted(up, key=lambda target: (target.outstanding, -target.index))
+            self._count()
+            for target in [*reversed(starting), *rest][: have - want]:
+                self.life.drain(target)
+        self._alarm.set(now + self.block.interval)
+
+    def _those(self, state: State) -> list[Target]:
+        return [target for target in self.targets if self.life.states[target.index] == state]
+
+    def _quotient(self, up: Sequence[Target], now: float) -> float:
+        """Divide the metric by its target; 1 where it cannot be told."""
+        members, metric = self.life.fleet.members, self.block.metric
+        ended, kept, self._ended, self._kept = self._ended, self._kept, 0, 0
+        if not up:
+            return 1.0
+        if metric == "slo_attainment":
+            return (1.0 - kept / ended) / (1.0 - self.block.target) if ended else 1.0
+        if metric == "queue_depth":
+            value = sum(len(members[target.index].scheduler.waiting) for target in up) / len(up)
+        else:
+            used = sum(members[t.index].blocks_used(now) / t.blocks for t in up)
+            value = used / len(up)
+        return value / self.block.target
+
+    def _wanted(self, quotient: float, up: int, have: int) -> int:
+        want = have
+        if abs(quotient - 1.0) > TOLERANCE and up:
+            want = min(ceil(up * quotient), max(2 * up, up + 4))
+            # Those that start already will help; none is called off for what they do not do yet.
+            want = max(want, have) if quotient > 1.0 else want
+        return min(max(want, self.block.min_replicas), self.block.max_replicas)
+
+    def _grow(self, count: int, draining: Sequence[Target]) -> None:
+        self._count()
+        off = self._those("off")
+        for target in draining[:count]:
+            self.life.keep(target)
+        for target in off[: max(count - len(draining), 0)]:
+            self.life.order(target, self.block.startup_delay)
+
+    def _count(self) -> None:
+        self.changes += 1
+        self._changed = self.life.env.now

@@ -1,0 +1,320 @@
+"""Clusters in trouble: refusals, timeouts, failures, scaling; nothing lost, nothing twice."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.client import Client
+from simulator.cluster import sessions_of, tidy
+from simulator.cluster_block import (
+    AdmissionBlock,
+    AutoscalingBlock,
+    ClientBlock,
+    FailuresBlock,
+    OutageBlock,
+)
+from simulator.errors import HeadwayError
+from simulator.fleet import Fleet
+from simulator.gate import Bucket, Gate
+from simulator.lifecycle import Autoscaler, Failures, Lifecycle
+from simulator.load import load_scenario
+from simulator.log import REASONS
+from simulator.predictor import Noisy
+from simulator.routers import Least
+from simulator.scheduler import Scheduler
+from simulator.simulation import Result, run
+from simulator.tables import gather_requests
+from simulator.workload import Workload
+from tests.engines import Clock, fcfs, workload
+from tests.scenarios import SMALL, errors
+from tests.test_laws import _unroll, clocks, engines, workloads
+
+
+class World:
+    """A fleet with all that may befall it, run to its end."""
+
+    def __init__(
+        self, load: Workload, make, clock: Clock, count: int, blocks: dict, *, leap: bool = True
+    ) -> None:
+        env = simpy.Environment()
+        self.fleet = fleet = Fleet(env, Least(), sessions_of(load))
+        for _ in range(count):
+            fleet.add("all", make(), clock, leap=leap)
+        self.life = Lifecycle(fleet, [make] * count, lambda: self.client.done == len(load))
+        for target in fleet.targets[: blocks.get("first", count)]:
+            self.life.order(target)
+        self.gate = Gate(env, fleet, blocks.get("admission"), blocks.get("client"), 0)
+        lengths = Noisy(0.0).predictor(load, np.random.default_rng(0))
+        self.client = Client(env, load, self.gate.submit, lengths)
+        self.gate.on_finish = self.client.finished
+        if blocks.get("failures"):
+            Failures(self.life, blocks["failures"], 0)
+        if blocks.get("scaling"):
+            self.scaler = Autoscaler(self.life, blocks["scaling"], fleet.targets)
+        env.run()
+        tidy(fleet)
+        self.table = gather_requests(load, np.asarray(self.client.sent), fleet.logs, self.gate.log)
+
+    def reasons(self) -> list[str]:
+        return [REASONS[code] for code in self.table.reason]
+
+
+troubles = st.fixed_dictionaries(
+    {
+        "admission": st.sampled_from(
+            [None, AdmissionBlock(max_outstanding=2), AdmissionBlock(rate=0.5, burst=2.0)]
+        ),
+        "failures": st.none()
+        | st.builds(
+            FailuresBlock,
+            mtbf=st.sampled_from([None, 3.0, 20.0]),
+            mttr=st.just(2.0),
+            outages=st.lists(
+                st.builds(
+                    OutageBlock,
+                    replica=st.just(0),
+                    start=st.sampled_from([0.0, 0.5, 1.0, 2.5]),
+                    duration=st.sampled_from([0.5, 1.3]),
+                ),
+                max_size=3,
+            ),
+        ),
+        "scaling": st.none()
+        | st.builds(
+            AutoscalingBlock,
+            metric=st.sampled_from(["queue_depth", "kv_usage"]),
+            target=st.just(0.3),
+            max_replicas=st.just(3),
+            interval=st.just(0.7),
+            cooldown=st.sampled_from([0.0, 2.0]),
+            startup_delay=st.sampled_from([0.0, 0.9]),
+        ),
+    }
+)
+impatient = st.none() | st.builds(
+    ClientBlock,
+    timeout=st.sampled_from([None, 1.0, 2.5, 8.0]),
+    ttft_timeout=st.sampled_from([None, 0.5, 2.0]),
+    max_retries=st.integers(0, 2),
+    backoff=st.sampled_from([0.0, 0.5, 1.0]),
+    jitter=st.sampled_from([0.0, 0.5]),
+)
+
+
+@given(workloads(), engines(), clocks, st.integers(1, 3), troubles, impatient)
+@settings(max_examples=60, deadline=None)
+def test_laws_hold_in_trouble(load, engine, clock, count, blocks, client) -> None:
+    """Stepwise is leaping to the last bit; each request ends once; nothing is left behind."""
+    if client is not None and not engine().cancels:
+        client = client.model_copy(update={"timeout": None, "ttft_timeout": None})
+    blocks |= {"client": client, "first": 1 if blocks["scaling"] else count}
+    count = max(count, 3) if blocks["scaling"] else count
+    leapt, stepped = (
+        World(load, engine, clock, count, blocks, leap=leap) for leap in (True, False)
+    )
+    for one, other in zip(leapt.fleet.logs, stepped.fleet.logs, strict=True):
+        assert one.request_rows == other.request_rows
+        assert one.run_rows == other.run_rows
+        assert one.tick_ends == other.tick_ends
+        assert _unroll(one) == _unroll(other)
+    assert leapt.gate.log.request_rows == stepped.gate.log.request_rows
+    assert leapt.life.paid == stepped.life.paid
+    ids = np.concatenate([log.requests["id"] for log in (*leapt.fleet.logs, leapt.gate.log)])
+    assert sorted(ids.tolist()) == list(range(len(load)))
+    for member, target in zip(leapt.fleet.members, leapt.fleet.targets, strict=True):
+        blocks_left = member.scheduler.blocks
+        assert blocks_left.free == blocks_left.usable
+        assert not member.scheduler.running
+        assert not member.scheduler.waiting
+        assert target.outstanding == target.tokens == 0
+    _check_tokens(leapt)
+
+
+def _check_tokens(world: World) -> None:
+    """The tokens of those that completed are those of their last try, and no others."""
+    table = world.table
+    for number, log in enumerate(world.fleet.logs):
+        runs = log.runs
+        for id in np.flatnonzero(table.completed):
+            tokens = int((runs["ticks"][runs["id"] == id] + 1).sum())
+            assert tokens == (table.generated[id] if table.replica[id] == number else 0)
+
+
+# ---------------------------------------------------------------- by hand
+
+
+def world(load: Workload, count: int = 1, make=fcfs, **blocks: object) -> World:
+    return World(load, make, Clock(), count, blocks)
+
+
+def seat() -> Scheduler:
+    return fcfs(max_num_seqs=1, max_num_batched_tokens=8)
+
+
+def test_a_request_that_takes_too_long_leaves_at_the_end_of_a_step() -> None:
+    """Steps of a second; it has 3.5 s and wants 9 tokens: the seat is free at 4.0."""
+    load = workload((0.0, 4, 9), (3.0, 4, 2))
+    seen = world(load, make=seat, client=ClientBlock(timeout=3.5))
+    assert seen.reasons() == ["timeout", "stop"]
+    assert seen.table.first_scheduled[1] == 4.0
+    assert seen.gate.counts.timeouts == 1
+
+
+def test_the_first_token_may_be_in_time_and_the_others_take_their_time() -> None:
+    load = workload((0.0, 4, 9), (1.0, 4, 2))
+    seen = world(load, make=seat, client=ClientBlock(ttft_timeout=3.5))
+    assert seen.reasons() == ["stop", "timeout"]
+
+
+def test_a_retry_comes_after_its_back_off_and_begins_anew() -> None:
+    """Tries at 0, 2 + 1 and 5 + 2: the third finds the seat free from 9 on."""
+    load = workload((0.0, 4, 8), (0.5, 4, 2))
+    patience = ClientBlock(timeout=100, ttft_timeout=2.0, max_retries=3, backoff=1.0)
+    seen = world(load, make=seat, client=patience)
+    assert seen.reasons() == ["stop", "stop"]
+    # Given up at 2.5, tried at 3.5; at 5.5, tried at 7.5: admitted at 8 as the first one ends.
+    assert seen.table.first_scheduled[1] == 8.0
+    assert seen.table.ttft[1] == 8.5
+    assert seen.gate.counts.retries == 2
+
+
+def test_a_full_cluster_refuses_and_the_less_important_first() -> None:
+    load = workload(*[(0.0, 4, 4)] * 4)
+    load.priority = np.array([0, 1, 0, 0])
+    seen = world(load, admission=AdmissionBlock(max_outstanding=2, shed_from=0.5))
+    assert seen.reasons() == ["stop", "shed", "stop", "shed"]
+    assert seen.gate.counts.refused == 2
+
+
+def test_a_token_bucket_for_each_client() -> None:
+    load = workload(*[(0.0, 4, 1)] * 3, (0.9, 4, 1), (1.1, 4, 1))
+    load.client = ["a", "a", "b", "a", "a"]
+    seen = world(load, admission=AdmissionBlock(rate=1.0, burst=1.0))
+    assert seen.reasons() == ["stop", "shed", "stop", "shed", "stop"]
+    bucket = Bucket(2.0, 3.0, 0.0)
+    assert [bucket.take(when) for when in (0, 0, 0, 0, 0.5, 0.5, 9, 9, 9, 9)] == (
+        [True] * 3 + [False, True, False] + [True] * 3 + [False]
+    )
+
+
+def test_a_failure_loses_work_but_no_request() -> None:
+    """The step that would end at 2.0 has not ended when the replica fails at 2.0."""
+    load = workload((0.0, 4, 5), (0.0, 4, 5))
+    outage = OutageBlock(replica=0, start=2.0, duration=10.0)
+    seen = world(load, 2, failures=FailuresBlock(outages=[outage]))
+    assert seen.table.replica.tolist() == [1, 1]
+    assert seen.table.finish.tolist() == [7.0, 5.0]
+    assert seen.table.ttft[0] == 3.0  # asked anew: the token of 1.0 is worth nothing
+    assert seen.life.failures == seen.life.lost == 1
+    assert len(seen.fleet.logs[0].steps) == 1
+    assert seen.fleet.logs[0].runs.size == 0
+
+
+def test_who_finds_no_replica_waits_for_one() -> None:
+    outage = OutageBlock(replica=0, start=0.0, duration=10.0)
+    seen = world(workload((1.0, 4, 2)), failures=FailuresBlock(outages=[outage]))
+    assert seen.table.first_scheduled[0] == 10.0
+
+
+def test_scaling_grows_with_the_queue_pays_from_the_order_and_drains() -> None:
+    """A job of 4 s each second, one seat: 3 wait at 5 s (1.5 x 2), 7 at 10 s (3.5 x 2)."""
+    load = workload(*[(k + 0.5, 4, 4) for k in range(20)], (200.0, 4, 4))
+    scaling = AutoscalingBlock(
+        target=2.0, max_replicas=3, interval=5.0, cooldown=20.0, startup_delay=7.0
+    )
+    seen = world(load, 3, make=seat, first=1, scaling=scaling)
+    paid = seen.life.paid
+    assert paid[0][0] == 0.0
+    assert [paid[1][0], paid[2][0]] == [5.0, 10.0]
+    assert [log.steps["start"][0] for log in seen.fleet.logs[1:]] == [12.5, 17.5]
+    assert seen.table.reason.tolist() == [0] * 21
+    gone = [times for times in paid if len(times) == 2]  # long before the last request
+    assert len(gone) == 2
+    assert all(30.0 <= end < 100.0 for _, end in gone)
+    assert seen.life.paid_seconds(paid.index(gone[0]), gone[0][1] - 3.0, 999.0) == 3.0
+
+
+# ---------------------------------------------------------------- scenarios
+
+
+def made(folder: Path, more: str, *overrides: str) -> Result:
+    path = folder / "s.yaml"
+    path.write_text(SMALL + more)
+    return run(load_scenario(path, overrides))
+
+
+def test_the_summary_counts_what_went_wrong_and_what_it_cost(tmp_path: Path) -> None:
+    more = """cluster:
+  replicas: 2
+  admission: {max_outstanding: 3}
+  client: {max_retries: 1, backoff: 0.1}
+  failures: {outages: [{replica: 1, start: 0.5}]}
+"""
+    result = made(tmp_path, more, "engine.max_num_seqs=1")
+    summary = result.summary()
+    block = summary["headway"]["cluster"]
+    assert block["failures"] == 1
+    assert block["shed"] == summary["failed"] > 0
+    assert summary["completed"] + block["shed"] == 40
+    assert block["retries"] == block["refused_tries"] - block["shed"]
+    words = result.requests["finish_reason"].astype(str)
+    assert (words == "shed").sum() == block["shed"]
+    assert set(result.requests["replica"][words == "shed"]) == {-1}
+
+
+def test_replica_hours_follow_the_load(tmp_path: Path) -> None:
+    more = "cluster: {autoscaling: {interval: 0.1, startup_delay: 0.1, max_replicas: 4}}\n"
+    busy = made(tmp_path, more, "engine.max_num_seqs=1").summary()
+    block = busy["headway"]["cluster"]
+    assert block["scalings"] > 0
+    hours = busy["duration"] / 3600
+    assert hours < block["replica_hours"] < 4 * hours
+    assert block["dollars"] == pytest.approx(3.43 * block["replica_hours"])
+
+
+def test_a_fleet_that_is_gone_for_good_is_told(tmp_path: Path) -> None:
+    with pytest.raises(HeadwayError, match="none comes back"):
+        made(tmp_path, "cluster: {failures: {outages: [{replica: 0, start: 0.2}]}}")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("{client: {timeouts: 1}}", "s.yaml:6: cluster.client.timeouts: unknown key; did you mean"),
+        ("{client: {timeout: 0}}", "s.yaml:6: cluster.client.timeout: must be more than 0, not 0"),
+        (
+            "{failures: {outages: [{replica: 2, start: 1}]}}",
+            "s.yaml:6: cluster.failures.outages.0.replica: there is no replica 2; the last is 0",
+        ),
+        (
+            "{autoscaling: {metric: kv_usage}}",
+            "s.yaml:6: cluster.autoscaling.target: must be less than 1 for kv_usage",
+        ),
+        (
+            "{autoscaling: {min_replicas: 9}}",
+            "s.yaml:6: cluster.autoscaling.min_replicas: must be at most max_replicas (8)",
+        ),
+        (
+            "{autoscaling: {group: x}, groups: {a: {}, b: {}}}",
+            "s.yaml:6: cluster.autoscaling.group: there is a, b",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_by_line_and_key(tmp_path: Path, more: str, message: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SMALL + f"cluster: {more}\n")
+    told = errors(path)
+    assert any(line.startswith(message) for line in told), told
+
+
+def test_a_scheduler_that_lets_nobody_go_takes_no_timeouts(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SMALL + "cluster: {client: {timeout: 1}}\n")
+    (told,) = errors(path, ["engine.scheduling_policy=static"])
+    assert told.startswith("s.yaml:6: cluster.client: timeouts: the scheduler cannot let")
+    (told,) = errors(path, ["engine.async_scheduling=true"])
+    assert told.endswith("set engine.async_scheduling to false")
