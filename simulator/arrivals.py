@@ -1,14 +1,45 @@
 """When generated requests come: the arrival processes of `vllm bench serve`."""
 
-from math import inf
+from dataclasses import dataclass
+from math import inf, pi
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simulator.fields import build, refuse
 from simulator.workload import Floats
 
 if TYPE_CHECKING:
     from simulator.generate import Generator
+
+WARP = 10_000  # points of the table of a diurnal load, a period
+
+
+@dataclass(slots=True)
+class Diurnal:
+    """A load that swings about its mean: request_rate x (1 - amplitude cos(2 pi t / period))."""
+
+    period: float = 86400.0  # s
+    amplitude: float = 0.5
+
+    def __post_init__(self) -> None:
+        refuse(
+            (not 0 < self.period < inf, f"period: {self.period} is not above 0"),
+            (not 0 <= self.amplitude <= 1, f"amplitude: {self.amplitude} is not from 0 to 1"),
+        )
+
+    def warp(self, times: Floats) -> Floats:
+        """Move times of a steady load so that they come by the swinging one.
+
+        The integral of the rate has no inverse in closed form: it is tabulated.
+        """
+        if not len(times) or not self.amplitude:
+            return times
+        turn = 2 * pi / self.period
+        grid = np.linspace(0.0, times[-1] + self.period, WARP * (2 + int(times[-1] / self.period)))
+        integral = grid - self.amplitude / turn * np.sin(turn * grid)
+        warped: Floats = np.interp(times, integral, grid)
+        return warped
 
 
 def check_rates(spec: "Generator") -> list[tuple[bool, str]]:
@@ -40,7 +71,8 @@ def arrival_times(spec: "Generator", count: int, rng: np.random.Generator) -> Fl
     Gamma(shape=burstiness, scale=1 / (rate_i * burstiness)), the first one included, so that
     nobody comes at 0 unless the rate is infinite, when all do. An infinite burstiness makes gaps
     of 1 / rate. Rates ramp up from the first request to the last, by i / (count - 1). Without a
-    ramp all times are then stretched so that the last is count / request_rate.
+    ramp all times are then stretched so that the last is count / request_rate. A diurnal load
+    comes by the same gaps, longer at night and shorter by day.
     """
     rate = _rates(spec, count)
     if spec.burstiness == inf:
@@ -50,6 +82,8 @@ def arrival_times(spec: "Generator", count: int, rng: np.random.Generator) -> Fl
     times = np.cumsum(gaps)
     if spec.rescale and spec.ramp_up_strategy is None and times[-1] > 0:
         times *= count / spec.request_rate / times[-1]
+    if spec.diurnal is not None and spec.request_rate < inf:
+        times = build(Diurnal, spec.diurnal).warp(times)
     return times
 
 

@@ -12,7 +12,7 @@ from math import ceil, floor, inf
 import numpy as np
 import numpy.typing as npt
 
-from simulator.arrivals import arrival_times, check_rates
+from simulator.arrivals import Diurnal, arrival_times, check_rates
 from simulator.fields import build, fault, inside, number, refuse
 from simulator.lengths import (
     MOST,
@@ -96,6 +96,7 @@ class Generator:
     ramp_up_strategy: str | None = None  # linear or exponential
     ramp_up_start_rps: float | None = None
     ramp_up_end_rps: float | None = None
+    diurnal: Mapping[str, object] | None = None
     num_prompts: int = 1000
     max_concurrency: int | None = None
     input_len: Spec | None = None  # tokens; 1024
@@ -122,7 +123,11 @@ class Generator:
             ),
             *(
                 fault(name, partial(build, cls), getattr(self, name))
-                for name, cls in (("prefix_groups", PrefixGroups), ("sessions", Sessions))
+                for name, cls in (
+                    ("prefix_groups", PrefixGroups),
+                    ("sessions", Sessions),
+                    ("diurnal", Diurnal),
+                )
                 if getattr(self, name) is not None
             ),
             (

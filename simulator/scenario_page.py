@@ -52,6 +52,8 @@ WORKLOAD = {
     "ramp_up_strategy": "linear or exponential; in place of request_rate",
     "ramp_up_start_rps": "rate at the beginning, requests per second",
     "ramp_up_end_rps": "rate at the end, requests per second",
+    "diurnal": "{period: s, amplitude: share}: a load that swings about request_rate, from its "
+    "lowest at the start; period 86400 and amplitude 0.5 if left out",
     "num_prompts": "requests; with sessions, their turns",
     "max_concurrency": "requests sent and unfinished, at most; null: no limit; also beside trace",
     "client_latency": "s between a client and the scheduler, the way back included; also beside "

@@ -456,3 +456,21 @@ def test_priorities_are_those_of_the_clients():
         assert "priorities: " in errors(**(spec | wrong))[0]
     message = "priorities: [0] is not a list with a whole number for each client"
     assert errors(priorities=[0]) == [message]
+
+
+def test_a_diurnal_load_swings_about_its_mean():
+    """Quarters of a period have 1 - A 2/pi and 1 + A 2/pi of the mean, the whole has all of it."""
+    spec = {"num_prompts": 40_000, "request_rate": 10, "burstiness": inf}
+    times = generate(spec | {"diurnal": {"period": 1000, "amplitude": 0.8}}).arrival
+    assert (np.diff(times) >= 0).all()
+    counts = np.histogram(times, [0, 250, 500, 750, 1000])[0] / 2500
+    swing = 0.8 * 2 / np.pi
+    assert counts == pytest.approx([1 - swing, 1 + swing, 1 + swing, 1 - swing], abs=0.002)
+    assert times[-1] == pytest.approx(4000, abs=1)
+    flat = generate(spec | {"diurnal": {"period": 1000, "amplitude": 0.0}}).arrival
+    assert flat.tolist() == generate(spec).arrival.tolist()
+
+
+def test_a_diurnal_load_that_cannot_be_is_refused():
+    with pytest.raises(ValueError, match=r"diurnal\.amplitude: 2 is not from 0 to 1"):
+        generate({"request_rate": 1, "diurnal": {"amplitude": 2}})

@@ -106,7 +106,7 @@ impatient = st.none() | st.builds(
 
 
 @given(workloads(), engines(), clocks, st.integers(1, 3), troubles, impatient)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_laws_hold_in_trouble(load, engine, clock, count, blocks, client) -> None:
     """Stepwise is leaping to the last bit; each request ends once; nothing is left behind."""
     if client is not None and not engine().cancels:
