@@ -85,6 +85,11 @@ def _cluster(scenario: Scenario, cluster: ClusterBlock) -> Iterator[Contradictio
         if outage.replica >= count:
             key = f"cluster.failures.outages.{at}.replica"
             yield key, "cluster", f"there is no replica {outage.replica}; the last is {count - 1}"
+    if failures is not None and any(
+        scenario.of_group(name).engine.async_scheduling for name in cluster.kinds
+    ):
+        what = "an engine with two batches in flight does not fail; set async_scheduling to false"
+        yield "cluster.failures", "engine", what
     if client is None or (client.timeout is None and client.ttft_timeout is None):
         return
     for name in cluster.kinds:

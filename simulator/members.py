@@ -141,16 +141,7 @@ class Member(Replica):
 
 
 class AsyncMember(Member, AsyncReplica):
-    """The same of an engine that schedules asynchronously."""
-
-    def _land_before(self, now: float) -> None:
-        while self._flights:
-            flight = self._flights.popleft()
-            del flight.ends[bisect_left(flight.ends, now) :]
-            if flight.ends:
-                self._settle(flight)
-                self._land(flight)
-        self._starved = False
+    """The same of an engine that schedules asynchronously; it does not fail."""
 
     def blocks_used(self, now: float) -> int:
         blocks, taken = self.scheduler.blocks, 0

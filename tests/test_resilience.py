@@ -8,6 +8,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.async_scheduler import AsyncScheduler
 from simulator.client import Client
 from simulator.cluster import sessions_of, tidy
 from simulator.cluster_block import (
@@ -111,6 +112,8 @@ def test_laws_hold_in_trouble(load, engine, clock, count, blocks, client) -> Non
     """Stepwise is leaping to the last bit; each request ends once; nothing is left behind."""
     if client is not None and not engine().cancels:
         client = client.model_copy(update={"timeout": None, "ttft_timeout": None})
+    if isinstance(engine(), AsyncScheduler):
+        blocks |= {"failures": None}  # refused in scenarios
     blocks |= {"client": client, "first": 1 if blocks["scaling"] else count}
     count = max(count, 3) if blocks["scaling"] else count
     leapt, stepped = (
