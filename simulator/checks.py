@@ -189,13 +189,26 @@ def _numbers(scenario: Scenario) -> Iterator[Contradiction]:
             "engine.allocation",
             f"{engine.allocation} allocation reserves max_model_len for everybody anyway",
         )
-    if gpus != engine.tensor_parallel_size:
+    yield from _parallel(engine, gpus)
+
+
+def _parallel(engine: EngineBlock, gpus: int) -> Iterator[Contradiction]:
+    """See whether the GPUs are those that the engine shares out."""
+    size, ranks = engine.tensor_parallel_size, engine.data_parallel_size
+    if gpus != engine.gpus:
+        words = f"({size})" if ranks == 1 else f"x data_parallel_size ({size} x {ranks})"
         yield (
             "gpu.count",
-            "engine.tensor_parallel_size",
-            f"must equal engine.tensor_parallel_size ({engine.tensor_parallel_size}), not {gpus}: "
+            "engine.tensor_parallel_size engine.data_parallel_size",
+            f"must equal engine.tensor_parallel_size {words}, not {gpus}: "
             "one engine is simulated, which uses just these GPUs",
         )
+    if ranks == 1 and engine.api_server_count is not None:
+        what = "goes with a data_parallel_size of 2 and more: others have one engine to send to"
+        yield "engine.api_server_count", "engine.data_parallel_size", what
+    if ranks > 1 and engine.name not in (None, "vllm"):
+        what = f"the internal load balancer is vLLM's; for {engine.name} use cluster.replicas"
+        yield "engine.data_parallel_size", "engine.name", what
 
 
 def _prefix_cache(engine: EngineBlock) -> Iterator[Contradiction]:
@@ -254,6 +267,9 @@ def _parts(scenario: Scenario) -> Generator[Contradiction, None, Parts | None]:
     model = yield from _try("model", "model", lambda: load_model(scenario.model, folder))
     if model is None:
         return None
+    if engine.data_parallel_size > 1 and model.num_experts:
+        what = f"{model.name} has experts, whose ranks go in lock-step: not simulated"
+        yield "engine.data_parallel_size", "model", what
     longest = engine.max_model_len or model.max_position_embeddings
     too_small = not engine.enable_chunked_prefill and engine.max_num_batched_tokens < longest
     if too_small:

@@ -6,13 +6,14 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import simpy
 
 from simulator.assemble import Parts, assemble, make_scheduler
+from simulator.balancer import Balancer
 from simulator.client import Client
 from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.fleet import Fleet
@@ -98,8 +99,9 @@ def sessions_of(workload: Workload) -> list[int] | None:
 class Story:
     """What became of the replicas of a cluster, beside their logs."""
 
-    groups: list[str]  # of each replica
+    groups: list[str]  # of each engine core
     parts: list[Parts]  # likewise
+    servers: list[int]  # likewise: the number of its server
     life: Lifecycle
     gate: Gate | None = None
     scaler: Autoscaler | None = None
@@ -150,23 +152,42 @@ def run_cluster(
 def _fill(fleet: Fleet, scenario: Scenario, workload: Workload, *, leap: bool) -> Story:
     """Add all replicas that there may ever be, and start those that there are at first."""
     assert scenario.cluster is not None
-    makers: list[Callable[[], Scheduler]] = []
+    makers: list[Callable[[], list[Scheduler]]] = []
     every: list[Parts] = []
     first: list[Target] = []
     for name, group in scenario.cluster.kinds.items():
         own = scenario.of_group(name)
         parts = assemble(own)
-        make = partial(make_scheduler, own, parts, workload.segments is not None)
+        ranks, shares = own.engine.data_parallel_size, workload.segments is not None
+
+        def make(
+            own: Scenario = own, parts: Parts = parts, ranks: int = ranks, shares: bool = shares
+        ) -> list[Scheduler]:
+            return [make_scheduler(own, parts, shares) for _ in range(ranks)]
+
         for number in range(scenario.cluster.most(name)):
-            target = fleet.add(name, make(), parts.cost, leap=leap)
+            if ranks == 1:
+                target = fleet.add(name, make()[0], parts.cost, leap=leap)
+            else:
+                balancer = _balancer(own, len(fleet.targets))
+                target = fleet.add_server(name, make(), parts.cost, balancer, leap=leap)
             makers.append(make)
-            every.append(parts)
+            every += [parts] * ranks
             if number < group.replicas:
                 first.append(target)
     life = Lifecycle(fleet, makers, lambda: False)
     for target in first:
         life.order(target)
-    return Story([target.group for target in fleet.targets], every, life)
+    owners = fleet.owners
+    return Story([one.group for one in owners], every, [one.index for one in owners], life)
+
+
+def _balancer(scenario: Scenario, number: int) -> Balancer:
+    """Make the load balancer of a data-parallel server."""
+    engine = scenario.engine
+    front_ends = engine.api_server_count or engine.data_parallel_size
+    random = Random(f"front ends {scenario.seed} {number}")
+    return Balancer(engine.data_parallel_size, front_ends, random)
 
 
 def _connect(fleet: Fleet, scenario: Scenario, workload: Workload, story: Story) -> Client:
@@ -240,7 +261,7 @@ def _rejected(result: "Result") -> int:
 
 
 def replicas_in(groups: Sequence[str]) -> dict[str, list[int]]:
-    """Give the numbers of the replicas of each group."""
+    """Give the numbers of the engine cores of each group."""
     found: dict[str, list[int]] = {}
     for number, group in enumerate(groups):
         found.setdefault(group, []).append(number)

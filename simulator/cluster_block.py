@@ -28,7 +28,7 @@ class GroupBlock(Block):
     """Replicas that are alike; what is left out is as the scenario has it."""
 
     replicas: Annotated[int, Field(ge=0, le=MOST_REPLICAS)] = Field(
-        1, description="engines, each on `gpu.count` GPUs of its own"
+        1, description="servers, each on `gpu.count` GPUs of its own"
     )
     gpu: "GpuBlock | None" = Field(None, description="as `gpu`; null: the scenario's")
     engine: "EngineBlock | None" = Field(
@@ -83,7 +83,9 @@ class ClientBlock(Block):
 class OutageBlock(Block):
     """One failure of one replica."""
 
-    replica: Annotated[int, Field(ge=0)] = Field(description="its number, as in steps.csv")
+    replica: Annotated[int, Field(ge=0)] = Field(
+        description="its number from 0 on, in the order of the groups; all its ranks fail"
+    )
     start: Annotated[float, Field(ge=0)] = Field(description="s")
     duration: Annotated[float, Field(gt=0)] | None = Field(
         None, description="s until it is back; null: it stays away"
@@ -137,7 +139,7 @@ class ClusterBlock(Block):
     """Replicas and their router."""
 
     replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] | None = Field(
-        None, description="engines that are all as the scenario says; null: 1, or see groups"
+        None, description="servers that are all as the scenario says; null: 1, or see groups"
     )
     router: Annotated[str | dict[str, Any], BeforeValidator(_router)] = Field(
         "round_robin",
@@ -179,7 +181,14 @@ class ClusterBlock(Block):
 
 
 def fill_in(raw: dict[str, Any]) -> dict[str, Any]:
-    """Complete each group's engine by the scenario's, before anything is checked."""
+    """Complete each group's engine by the scenario's, before anything is checked.
+
+    A data-parallel server alone is a cluster of one.
+    """
+    engine = raw.get("engine")
+    ranks = engine.get("data_parallel_size") if isinstance(engine, dict) else None
+    if raw.get("cluster") is None and isinstance(ranks, int) and ranks > 1:
+        raw = raw | {"cluster": {}}
     cluster = raw.get("cluster")
     groups = cluster.get("groups") if isinstance(cluster, dict) else None
     if not isinstance(groups, dict):

@@ -68,7 +68,8 @@ def cluster_summary(result: "Result") -> Values:
     peaks = dict.fromkeys(used, 0.0)
     for name, numbers in replicas_in(story.groups).items():
         groups[name], served = _group(result, story, name, numbers, span)
-        count = served.tensor_parallel_size * float(groups[name]["replica_hours"])  # type: ignore[arg-type]
+        gpus = result.scenario.of_group(name).engine.gpus
+        count = gpus * float(groups[name]["replica_hours"])  # type: ignore[arg-type]
         flops = served.gpu.flops(served.model.resolve_dtype(served.dtype))
         weights = {"mfu": flops, "bandwidth_utilization": served.gpu.bandwidth}
         for key, peak in weights.items():
@@ -141,18 +142,20 @@ def _group(
     done = table.completed
     tokens = int(table.generated[done].sum())
     price = price_of_group(result.scenario, name)
-    paid = sum(story.life.paid_seconds(number, *span) for number in numbers)
+    servers = {story.servers[number] for number in numbers}
+    paid = sum(story.life.paid_seconds(server, *span) for server in sorted(servers))
     # A replica that is off at times is idle only while it is paid for.
     shares = gauges | utilization(served, table, logs, sums, span[1] - span[0])
     for key in ("gpu_busy_fraction", "mfu", "bandwidth_utilization"):
-        values_per_paid = float(shares[key]) * (span[1] - span[0]) * len(numbers)  # type: ignore[arg-type]
+        values_per_paid = float(shares[key]) * (span[1] - span[0]) * len(servers)  # type: ignore[arg-type]
         shares[key] = share(values_per_paid, paid)
     values: Values = {
-        "replicas": len(numbers),
+        "replicas": len(servers),
+        "data_parallel_size": engine.data_parallel_size,
         "replica_hours": paid / 3600.0,
         "gpu": parts.gpu.name,
-        "gpus": scenario.gpu.count * len(numbers),
-        "dollars_per_hour": None if price is None else price * len(numbers),
+        "gpus": scenario.gpu.count * len(servers),
+        "dollars_per_hour": None if price is None else price * len(servers),
         "dollars": None if price is None else price * paid / 3600.0,
         "profile": parts.cost.name,
         "completed": int(done.sum()),

@@ -137,6 +137,16 @@ class EngineBlock(Block):
         BeforeValidator(_dtype),
     ] = Field("auto", description="numbers in the KV cache; auto: as dtype; short names likewise")
     tensor_parallel_size: Count = Field(1, description="GPUs that share each layer")
+    data_parallel_size: Annotated[int, Field(ge=1, le=1024)] = Field(
+        1,
+        description="engine cores of one server behind vLLM's internal load balancer, each on "
+        "tensor_parallel_size GPUs of its own, see fleet.md; all sizes here are those of one",
+    )
+    api_server_count: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        None,
+        description="front ends of such a server, which balance each by itself; null: "
+        "data_parallel_size, as vLLM",
+    )
     long_prefill_token_threshold: Annotated[int, Field(ge=0, le=INT32)] = Field(
         0, description="tokens of one prompt that a step computes, at most; 0: no such limit"
     )
@@ -200,6 +210,11 @@ class EngineBlock(Block):
     allocation: Literal["paged", "contiguous"] = Field(
         "paged", description="contiguous: reserve max_model_len on admission, as before paging"
     )
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one server."""
+        return self.tensor_parallel_size * self.data_parallel_size
 
     @property
     def reserves(self) -> bool:

@@ -199,7 +199,7 @@ ENGINES = {
         "vLLM 0.33.0: vllm/v1/core/sched/scheduler.py, EngineArgs.get_batch_defaults",
         "every decision of the scheduler, checked by `headway conform`; asynchronous scheduling; "
         "hash-chain prefix cache; sizes by GPU",
-        "LoRA, multimodal inputs, pipeline and data parallelism",
+        "LoRA, multimodal inputs, pipeline parallelism",
         _vllm,
     ),
     "vllm-v0": Engine(

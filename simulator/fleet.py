@@ -14,9 +14,11 @@ from math import inf, nextafter
 import simpy
 
 from simulator.alarm import Alarm
+from simulator.balancer import Balancer
 from simulator.executor import Executor
 from simulator.log import Log
 from simulator.members import AsyncMember, Clock, Member
+from simulator.ranks import Ranks
 from simulator.request import Request
 from simulator.routers import Router, Target
 from simulator.scheduler import Scheduler
@@ -38,6 +40,8 @@ class Fleet:
         self.on_finish: Callable[[Request], None] | None = None
         self.on_idle: Callable[[Target], None] | None = None
         self.targets: list[Target] = []
+        self.engines: list[Member | Ranks] = []  # behind each target
+        self.owners: list[Target] = []  # of each member
         self.open: dict[int, Target] = {}
         self.sent_again: dict[int, float] = {}  # s, when a request was last sent once more
         self._sessions = sessions
@@ -50,26 +54,49 @@ class Fleet:
 
     @property
     def members(self) -> list[Member]:
-        """The replicas, by number."""
+        """The engine cores, by number."""
         return self._clock.members
 
     @property
     def logs(self) -> list[Log]:
-        """The facts, a log for each replica."""
+        """The facts, a log for each engine core."""
         return [member.log for member in self.members]
 
     def add(
         self, group: str, scheduler: Scheduler, executor: Executor, *, leap: bool = True
     ) -> Target:
         """Add a replica, which is not open yet."""
+        member = self._member(scheduler, executor, leap)
+        return self._target(group, member, [member])
+
+    def add_server(
+        self,
+        group: str,
+        schedulers: Sequence[Scheduler],
+        executor: Executor,
+        balancer: Balancer,
+        *,
+        leap: bool = True,
+    ) -> Target:
+        """Add a replica of several data-parallel ranks, which is not open yet."""
+        members = [self._member(scheduler, executor, leap) for scheduler in schedulers]
+        return self._target(group, Ranks(self.env, members, balancer), members)
+
+    def _member(self, scheduler: Scheduler, executor: Executor, leap: bool) -> Member:
         kind = AsyncMember if scheduler.overlaps else Member
         member = kind(self.env, scheduler, executor, leap=leap)
-        blocks = scheduler.blocks
-        target = Target(len(self.targets), group, blocks.block_size, blocks.usable)
-        member.clock, member.number, member.dropped = self._clock, target.index, {}
-        member.on_finish = partial(self._end, target)
+        member.clock, member.number, member.dropped = self._clock, len(self.members), {}
         self.members.append(member)
+        return member
+
+    def _target(self, group: str, engine: Member | Ranks, members: Sequence[Member]) -> Target:
+        caches = [member.scheduler.blocks for member in members]
+        usable = sum(blocks.usable for blocks in caches)
+        target = Target(len(self.targets), group, caches[0].block_size, usable)
+        engine.on_finish = partial(self._end, target)
         self.targets.append(target)
+        self.engines.append(engine)
+        self.owners += [target] * len(members)
         return target
 
     def let_in(self, target: Target) -> None:
@@ -126,7 +153,7 @@ class Fleet:
         target.used += -(-request.prompt_tokens // target.block_size)
         target.order = self._chosen = self._chosen + 1
         self.router.changed(target)
-        self.members[target.index].submit(request)
+        self.engines[target.index].submit(request)
 
     def cancel(self, id: int) -> Request:
         """Drop a request that has not ended, wherever it is; it leaves at the end of a step."""
@@ -135,7 +162,7 @@ class Fleet:
             self._forget(target, request)
             target.used = max(target.used - -(-request.prompt_tokens // target.block_size), 0)
             self.router.changed(target)
-            self.members[target.index].cancel(request)
+            self.engines[target.index].cancel(request)
             self._tell_idle(target)
         return request
 
@@ -143,12 +170,15 @@ class Fleet:
         """Say whether the first token of a request that has not ended is out."""
         return self._at[id][0].first_token >= 0
 
-    def crash(self, target: Target, scheduler: Scheduler) -> int:
-        """Let a replica fail; its requests go to others at once. Return how many."""
+    def crash(self, target: Target, *schedulers: Scheduler) -> int:
+        """Let a replica fail; its requests go to others at once. Return how many.
+
+        It comes back with the given schedulers, one for each rank.
+        """
         if target.index in self.open:
             del self.open[target.index]
             self.router.close(target)
-        lost = self.members[target.index].crash(scheduler)
+        lost = self.engines[target.index].crash(*schedulers)
         target.outstanding = target.tokens = target.used = 0
         for request in lost:
             self.submit_again(request)
@@ -176,8 +206,7 @@ class Fleet:
             del self._at[request.id]
             told[target.index] = target
         for target in told.values():
-            blocks = self.members[target.index].scheduler.blocks
-            target.used = blocks.usable - blocks.free
+            target.used = self.engines[target.index].used
             self.router.changed(target)
         if self.on_finish is not None:
             for _, request in ended:

@@ -23,12 +23,15 @@ class Lifecycle:
     """The state of each replica, and the times in which it is paid for.
 
     A replica is paid from its order to its end, also while it starts, drains or is being repaired.
-    `make` has a function per replica that makes the engine it comes back with; `done` says that
-    there is nothing left to do.
+    `make` has a function per replica that makes the schedulers it comes back with, one for each
+    rank; `done` says that there is nothing left to do.
     """
 
     def __init__(
-        self, fleet: Fleet, make: Sequence[Callable[[], Scheduler]], done: Callable[[], bool]
+        self,
+        fleet: Fleet,
+        make: Sequence[Callable[[], Sequence[Scheduler]]],
+        done: Callable[[], bool],
     ) -> None:
         self.fleet = fleet
         self.env = fleet.env
@@ -80,7 +83,7 @@ class Lifecycle:
             return False
         self.failures += 1
         self.states[target.index] = "down"
-        self.lost += self.fleet.crash(target, self._make[target.index]())
+        self.lost += self.fleet.crash(target, *self._make[target.index]())
         if state == "draining":
             self._off(target)
         return True
@@ -206,16 +209,16 @@ class Autoscaler:
 
     def _quotient(self, up: Sequence[Target], now: float) -> float:
         """Divide the metric by its target; 1 where it cannot be told."""
-        members, metric = self.life.fleet.members, self.block.metric
+        engines, metric = self.life.fleet.engines, self.block.metric
         ended, kept, self._ended, self._kept = self._ended, self._kept, 0, 0
         if not up:
             return 1.0
         if metric == "slo_attainment":
             return (1.0 - kept / ended) / (1.0 - self.block.target) if ended else 1.0
         if metric == "queue_depth":
-            value = sum(len(members[target.index].scheduler.waiting) for target in up) / len(up)
+            value = sum(engines[target.index].queued for target in up) / len(up)
         else:
-            used = sum(members[t.index].blocks_used(now) / t.blocks for t in up)
+            used = sum(engines[t.index].blocks_used(now) / t.blocks for t in up)
             value = used / len(up)
         return value / self.block.target
 

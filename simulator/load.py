@@ -47,7 +47,6 @@ ABSENT = {
     "cpu_offload_gb": "not simulated: weights stay on the GPU",
     "kv_transfer_config": "not simulated: prompts and answers are computed by the same engine",
     "pipeline_parallel_size": ONE_ENGINE,
-    "data_parallel_size": "give cluster.replicas: each rank is a replica behind a router",
     "enable_expert_parallel": ONE_ENGINE,
     "kv_cache_memory_bytes": "not simulated: give num_gpu_blocks_override",
     "disable_sliding_window": "not simulated: give max_model_len",

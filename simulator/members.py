@@ -132,6 +132,17 @@ class Member(Replica):
         self._step, self._ends = None, []
         self._napping = False
 
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return len(self.scheduler.waiting)
+
+    @property
+    def used(self) -> int:
+        """KV blocks in use, between two steps."""
+        blocks = self.scheduler.blocks
+        return blocks.usable - blocks.free
+
     def blocks_used(self, now: float) -> int:
         """Count the KV blocks in use before anything happens at `now`, also within a leap."""
         blocks, taken = self.scheduler.blocks, 0

@@ -46,7 +46,9 @@ class GpuBlock(Block):
     """The hardware."""
 
     name: str = Field("A100-80GB", description="GPU, by its name in the table of hardware")
-    count: Count = Field(1, description="GPUs; equal to engine.tensor_parallel_size")
+    count: Count = Field(
+        1, description="GPUs; equal to engine.tensor_parallel_size x data_parallel_size"
+    )
 
 
 GroupBlock.model_rebuild()  # it names the two blocks above

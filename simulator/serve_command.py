@@ -17,6 +17,8 @@ PLAIN = (
     "quantization",
     "kv_cache_dtype",
     "tensor_parallel_size",
+    "data_parallel_size",
+    "api_server_count",
     "long_prefill_token_threshold",
 )
 SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")

@@ -1,6 +1,7 @@
 """Clusters in trouble: refusals, timeouts, failures, scaling; nothing lost, nothing twice."""
 
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.async_scheduler import AsyncScheduler
+from simulator.balancer import Balancer
 from simulator.client import Client
 from simulator.cluster import sessions_of, tidy
 from simulator.cluster_block import (
@@ -43,9 +45,18 @@ class World:
     ) -> None:
         env = simpy.Environment()
         self.fleet = fleet = Fleet(env, Least(), sessions_of(load))
+        ranks = blocks.get("ranks", 1)
+
+        def again() -> list[Scheduler]:
+            return [make() for _ in range(ranks)]
+
         for _ in range(count):
-            fleet.add("all", make(), clock, leap=leap)
-        self.life = Lifecycle(fleet, [make] * count, lambda: self.client.done == len(load))
+            if ranks == 1:
+                fleet.add("all", make(), clock, leap=leap)
+            else:
+                balancer = Balancer(ranks, blocks["front_ends"], Random(0))
+                fleet.add_server("all", again(), clock, balancer, leap=leap)
+        self.life = Lifecycle(fleet, [again] * count, lambda: self.client.done == len(load))
         for target in fleet.targets[: blocks.get("first", count)]:
             self.life.order(target)
         self.gate = Gate(env, fleet, blocks.get("admission"), blocks.get("client"), 0)
@@ -106,10 +117,14 @@ impatient = st.none() | st.builds(
 )
 
 
-@given(workloads(), engines(), clocks, st.integers(1, 3), troubles, impatient)
-@settings(max_examples=40, deadline=None)
-def test_laws_hold_in_trouble(load, engine, clock, count, blocks, client) -> None:
+ranks = st.integers(1, 3)
+
+
+@given(workloads(), engines(), clocks, st.integers(1, 3), troubles, impatient, ranks, ranks)
+@settings(max_examples=60, deadline=None)
+def test_laws_hold_in_trouble(load, engine, clock, count, blocks, client, size, front_ends) -> None:
     """Stepwise is leaping to the last bit; each request ends once; nothing is left behind."""
+    blocks |= {"ranks": size, "front_ends": front_ends}
     if client is not None and not engine().cancels:
         client = client.model_copy(update={"timeout": None, "ttft_timeout": None})
     if isinstance(engine(), AsyncScheduler):
@@ -128,7 +143,7 @@ def test_laws_hold_in_trouble(load, engine, clock, count, blocks, client) -> Non
     assert leapt.life.paid == stepped.life.paid
     ids = np.concatenate([log.requests["id"] for log in (*leapt.fleet.logs, leapt.gate.log)])
     assert sorted(ids.tolist()) == list(range(len(load)))
-    for member, target in zip(leapt.fleet.members, leapt.fleet.targets, strict=True):
+    for member, target in zip(leapt.fleet.members, leapt.fleet.owners, strict=True):
         blocks_left = member.scheduler.blocks
         assert blocks_left.free == blocks_left.usable
         assert not member.scheduler.running

@@ -46,6 +46,8 @@ def test_defaults_are_those_documented(write):
         "quantization": None,
         "kv_cache_dtype": "auto",
         "tensor_parallel_size": 1,
+        "data_parallel_size": 1,
+        "api_server_count": None,
         "long_prefill_token_threshold": 0,
         "long_prefill_token_threshold_adaptive": False,
         "prefill_schedule_interval": 1,

@@ -70,6 +70,29 @@ def test_contexts_four_times_as_long_wait_much_more_than_four_times() -> None:
     assert long["headway"]["kv_cache_usage_mean"] > 4 * short["headway"]["kv_cache_usage_mean"]
 
 
+def test_four_gpus_are_shared_out_by_load_and_by_memory() -> None:
+    """At little load tensor parallelism is fastest; at much, two ranks of two GPUs hold it best."""
+    shares = ((4, 1), (2, 2), (1, 4))
+    low, high = (
+        [
+            summary(
+                "data-parallel",
+                f"engine.tensor_parallel_size={tensor}",
+                f"engine.data_parallel_size={data}",
+                f"workload.request_rate={rate}",
+                f"workload.num_prompts={prompts}",
+            )
+            for tensor, data in shares
+        ]
+        for rate, prompts in ((2, 100), (20, 1000))
+    )
+    for wide, narrow in pairwise(low):
+        assert narrow["mean_tpot_ms"] > 1.3 * wide["mean_tpot_ms"]
+    assert high[1]["p99_ttft_ms"] < 0.3 * min(high[0]["p99_ttft_ms"], high[2]["p99_ttft_ms"])
+    assert high[2]["headway"]["preemptions"] > 0 == high[0]["headway"]["preemptions"]
+    assert high[2]["headway"]["kv_cache_usage_max"] > 0.99
+
+
 def test_a_lost_replica_hurts_unless_the_others_hold_the_peak() -> None:
     lost = [
         summary("replica-lost", f"cluster.replicas={count}", "workload.num_prompts=2500")
