@@ -7,7 +7,7 @@ MIT) those of whole models in vLLM's worker, attention in mixed batches among th
 from dataclasses import dataclass
 
 from simulator.errors import HeadwayError
-from simulator.hardware import GPUS, Gpu, find_gpu
+from simulator.hardware import GPUS, NVLINK, Gpu, find_gpu
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class System:
     @property
     def fully_connected(self) -> bool:
         """Whether all GPUs of a server reach each other by NVLink."""
-        return self.gpu.link_bandwidth > 100e9
+        return self.gpu.link_bandwidth > NVLINK
 
 
 FA2, FA3 = "FlashAttention-2", "FlashAttention-3"

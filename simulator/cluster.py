@@ -5,7 +5,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import simpy
 from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.balancer import Balancer
 from simulator.client import Client
+from simulator.cost import CostModel
 from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.fleet import Fleet
 from simulator.gate import Gate
@@ -117,14 +118,17 @@ def run_cluster(
     *,
     stepwise: bool = False,
     progress: Callable[[float, int, int], None] | None = None,
+    workload: Workload | None = None,
+    cost: CostModel | None = None,
 ) -> "Result":
-    """Simulate a scenario with a cluster; see `simulation.run`."""
+    """Simulate a scenario with a cluster; see `simulation.run`. `cost` is that of all replicas."""
     from simulator.simulation import Result, drive
 
-    workload = scenario.make_workload()
+    if workload is None:
+        workload = scenario.make_workload()
     env = simpy.Environment()
     fleet = Fleet(env, make_router(scenario), sessions_of(workload))
-    story = _fill(fleet, scenario, workload, leap=not stepwise)
+    story = _fill(fleet, scenario, workload, cost, leap=not stepwise)
     client = _connect(fleet, scenario, workload, story)
     try:
         interrupted = drive(env, client, progress)
@@ -149,7 +153,9 @@ def run_cluster(
     return result
 
 
-def _fill(fleet: Fleet, scenario: Scenario, workload: Workload, *, leap: bool) -> Story:
+def _fill(
+    fleet: Fleet, scenario: Scenario, workload: Workload, cost: CostModel | None, *, leap: bool
+) -> Story:
     """Add all replicas that there may ever be, and start those that there are at first."""
     assert scenario.cluster is not None
     makers: list[Callable[[], list[Scheduler]]] = []
@@ -158,6 +164,7 @@ def _fill(fleet: Fleet, scenario: Scenario, workload: Workload, *, leap: bool) -
     for name, group in scenario.cluster.kinds.items():
         own = scenario.of_group(name)
         parts = assemble(own)
+        parts = parts if cost is None else replace(parts, cost=cost)
         ranks, shares = own.engine.data_parallel_size, workload.segments is not None
 
         def make(

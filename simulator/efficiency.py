@@ -1,16 +1,18 @@
 """What share of its data sheet a GPU reaches, by kind of kernel: measured, or as others do.
 
 The shares of the GPUs in `efficiencies.yaml` were fitted to kernel tables by
-`python -m calibration.efficiencies`; all others take those of `USUAL`.
+`python -m calibration.efficiencies`. Cards with the chip, or of the family, of one of these take
+its shares; all others those of `USUAL`. Between GPUs without NVLink the shares of the link are
+those of a card on PCIe that was measured.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 
 import yaml
 
-from simulator.hardware import Gpu
+from simulator.hardware import NVLINK, Gpu
 
 FILE = Path(__file__).parent / "efficiencies.yaml"
 
@@ -28,13 +30,23 @@ class Efficiency:
     cache: float = 0.78  # of the bandwidth, in decode attention
     attention: float = 0.65  # of the 16-bit FLOP/s, in prompts' attention
     launch: float = 12e-6  # of attention, per layer
-    link: float = 0.35  # of the link's bandwidth, in an all-reduce; over PCIe rather 0.2
+    link: float = 0.35  # of the link's bandwidth, in an all-reduce
     link_latency: float = 13e-6  # of an all-reduce
     error: float = 0.0  # median relative error of a roofline with these shares, if measured
-    measured: bool = False
+    measured: str = ""  # the GPU that it was measured on
 
 
 USUAL = Efficiency()
+LIKE = {
+    "A100-40GB": "A100-80GB",
+    "A100-80GB-PCIe": "A100-80GB",
+    "H100-PCIe": "H100-80GB",
+    "H100-NVL": "H100-80GB",
+    "H200-NVL": "H200",
+    "L40": "L40S",
+    "L4": "L40S",
+}
+PCIE = "RTX-PRO-6000"
 
 
 @lru_cache(maxsize=1)
@@ -46,12 +58,18 @@ def _measured() -> dict[str, Efficiency]:
     known = {field.name for field in fields(Efficiency)}
     return {
         name: Efficiency(
-            **{key: float(value) for key, value in shares.items() if key in known}, measured=True
+            **{key: float(value) for key, value in shares.items() if key in known}, measured=name
         )
         for name, shares in raw["gpus"].items()
     }
 
 
 def efficiency_of(gpu: Gpu) -> Efficiency:
-    """Give what was measured on a GPU, or what is usual."""
-    return _measured().get(gpu.name, USUAL)
+    """Give what was measured on a GPU, or on the likest, or what is usual."""
+    known = _measured()
+    if gpu.name in known:
+        return known[gpu.name]
+    found = known.get(LIKE.get(gpu.name, ""), USUAL)
+    if gpu.link_bandwidth > NVLINK or PCIE not in known:
+        return found
+    return replace(found, link=known[PCIE].link, link_latency=known[PCIE].link_latency)

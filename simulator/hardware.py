@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 GIB = 1 << 30
+NVLINK = 100e9  # bytes/s, less than any; PCIe 5.0 has 64e9
 HOST_SHARE = 0.85
 """Of `host_bandwidth`, what copies between GPU and pinned host memory are taken to reach: an
 assumption, not a measurement. A profile with swap terms of its own overrides it."""
@@ -64,12 +65,17 @@ _TABLE: tuple[tuple[str, float, float, float, float, float, float, float], ...] 
     # GPU, GiB, TB/s, TFLOP/s in bf16, in fp8, GB/s to its peers, compute capability, $/h; 0: none
     ("A100-40GB", 39.4, 1.555, 312, 0, 300, 8.0, 2.74),
     ("A100-80GB", 79.25, 2.039, 312, 0, 300, 8.0, 3.43),
+    ("A100-80GB-PCIe", 79.25, 1.935, 312, 0, 32, 8.0, 0),
     ("H100-80GB", 79.2, 3.35, 989, 1979, 450, 9.0, 6.88),
+    ("H100-PCIe", 79.1, 2.039, 756, 1513, 64, 9.0, 0),
+    ("H100-NVL", 93.1, 3.938, 835, 1671, 64, 9.0, 0),
     ("H200", 139.8, 4.8, 989, 1979, 450, 9.0, 7.91),
+    ("H200-NVL", 139.8, 4.8, 835, 1671, 64, 9.0, 0),
     ("B200", 178.35, 7.7, 2250, 4500, 900, 10.0, 14.24),
     ("A10G", 22.1, 0.6, 70, 0, 32, 8.6, 1.01),
     ("A6000", 47.5, 0.768, 155, 0, 32, 8.6, 0),
     ("L4", 22.1, 0.3, 121, 242, 32, 8.9, 0.80),
+    ("L40", 44.4, 0.864, 181, 362, 32, 8.9, 0),
     ("L40S", 44.4, 0.864, 362, 733, 32, 8.9, 1.86),
     ("RTX-4090", 23.6, 1.008, 165, 330, 32, 8.9, 0),
     ("RTX-PRO-6000", 94.97, 1.597, 468, 936, 64, 12.0, 0),  # Blackwell, Server Edition
@@ -88,7 +94,8 @@ GPUS = {
     )
     for name, gib, bandwidth, bf16, fp8, link, capability, dollars in _TABLE
 }
-"""Bandwidth and FLOP/s: NVIDIA's data sheets (SXM versions of A100, H100, H200, B200). Memory:
+"""Bandwidth and FLOP/s: NVIDIA's data sheets (SXM versions of A100, H100, H200, B200 where the name
+says nothing else; cards on PCIe without NVLink bridges). Memory:
 totals that vLLM and PyTorch print on these GPUs."""
 
 CPU = Gpu(

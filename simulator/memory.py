@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from simulator.attention import layer_groups, window_blocks
-from simulator.hardware import GIB, Gpu
+from simulator.hardware import GIB, NVLINK, Gpu
 from simulator.model import HALF, ModelSpec
 
 LOGIT_BYTES = 40
@@ -36,7 +36,6 @@ LINKED_BYTES = int(1.79 * GIB)
 """The same that NCCL and vLLM's all-reduce take besides, between GPUs that NVLink connects: vLLM
 reported 1.79 GiB for Llama-3-8B on one H100 and 3.58 on each of two (pull request 10511). Between
 GPUs without NVLink it reported 0.2 to 0.25 GiB in all (14447, issue 13061), as on one GPU."""
-NVLINK = 100e9  # bytes/s; PCIe 5.0 has 64e9
 
 FractionOf = Literal["all", "static", "free"]
 """What `gpu_memory_utilization` is a share of. `all`: of the GPU's memory, of which weights,

@@ -49,8 +49,8 @@ def roofline(
     read = cached / (gpu.bandwidth * efficiency.cache)
     pair = model.attention_flops_per_pair / gpus / reached
     if model.latent is not None:  # its few bytes serve all heads: arithmetic may take longer
-        flops = layers * model.num_attention_heads * model.latent.decode_flops / gpus
-        read = max(read, flops / reached)
+        scores = layers * model.num_attention_heads * model.latent.decode_flops / gpus
+        read = max(read, scores / reached)
     mixed = max(read, TILE * pair) if gpu.tiles_decodes and model.latent is None else read
     windowed, full = model.windowed, 1.0 - model.windowed
     return PiecewiseCost(
@@ -66,7 +66,9 @@ def roofline(
         decode_per_window=windowed * read,
         prefill_per_window_pair=windowed * pair,
         mixed_per_window=windowed * mixed,
-        name=f"roofline scaled to {gpu.name} kernels" if efficiency.measured else "roofline",
+        name=f"roofline scaled to {efficiency.measured} kernels"
+        if efficiency.measured
+        else "roofline",
     )
 
 

@@ -134,7 +134,9 @@ def run(
     if scenario.cluster is not None:
         from simulator.cluster import run_cluster
 
-        return run_cluster(scenario, stepwise=stepwise, progress=progress)
+        return run_cluster(
+            scenario, stepwise=stepwise, progress=progress, workload=workload, cost=cost
+        )
     parts = assemble(scenario)
     if cost is not None:
         parts = replace(parts, cost=cost)

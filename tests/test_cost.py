@@ -526,8 +526,12 @@ def test_roofline_of_other_precisions_and_hardware() -> None:
 def test_a_roofline_says_whether_its_gpu_was_measured() -> None:
     """The name that reports show tells a scaled roofline from one of the data sheet alone."""
     assert roofline(LLAMA, GPUS["H200"]).name == "roofline scaled to H200 kernels"
-    assert roofline(LLAMA, GPUS["L4"]).name == "roofline"
-    assert efficiency_of(GPUS["L4"]) == USUAL
+    assert roofline(LLAMA, GPUS["H100-PCIe"]).name == "roofline scaled to H100-80GB kernels"
+    assert roofline(LLAMA, GPUS["A10G"]).name == "roofline"
+    pcie, nvlink = (efficiency_of(GPUS[name]) for name in ("A10G", "A100-40GB"))
+    assert replace(pcie, link=USUAL.link, link_latency=USUAL.link_latency) == USUAL
+    assert pcie.link == efficiency_of(GPUS["RTX-PRO-6000"]).link < nvlink.link
+    assert nvlink == efficiency_of(GPUS["A100-80GB"])
 
 
 def test_roofline_of_two_gpus() -> None:

@@ -1,38 +1,22 @@
 """Validation against measured runs: reading, replaying, comparing, and what is wrong told."""
 
-import gzip
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from calibration.measured import names
-from calibration.measured.engine import engine_block, gpus_per_replica, version
+from calibration.measured.engine import (
+    gpus_per_replica,
+)
 from calibration.measured.predict import predict
 from calibration.measured.report import report, write_json, write_plots
 from calibration.measured.requests import read_requests
-from calibration.measured.runs import Run, read_runs
+from calibration.measured.runs import read_runs
 from calibration.measured.validate import validate_measured
 from calibration.measured.workload import make, replay
 from simulator.cli import main
-from simulator.errors import HeadwayError
-from simulator.overhead import NEWEST
-
-HEAD = "run_id,source,tier,gpu,tp,model,weight_dtype,engine_version,max_num_seqs,"
-HEAD += "max_num_batched_tokens,kv_capacity_tokens,prefix_caching,concurrency,rate_rps,"
-HEAD += "n_requests,mean_input_tokens,mean_output_tokens,ttft_mean_ms,tpot_mean_ms,"
-HEAD += "per_request_file,notes\n"
-FILED = "one,us,calib,NVIDIA H100 80GB HBM3,1,meta-llama/Llama-3.1-8B-Instruct,bf16,v0.11.0,256,"
-FILED += "2048,160000,True,,,,,,,,e2e/one__requests.csv,\n"
-CLOSED = "two,them,calib,h200_sxm,2,Qwen/Qwen3-32B,fp8,0.12.0,,,,,4,,,1024,64,100,12,,\n"
-STRANGE = "bad,them,calib,h200_sxm,1,acme/Secret-9B,,,,,,,4,,,1024,64,100,12,,\n"
-REQUESTS = """arrival_s,input_tokens,output_tokens,ttft_s,tpot_s,e2e_s
-0,1000,11,0.30,0.010,0.40
-1,1000,11,0.05,0.010,0.15
-2,1000,11,0.05,0.010,0.15
-2.2,1000,1,0.05,,0.05
-"""
+from tests.measured_runs import CLOSED, FILED, HEAD, REQUESTS, STRANGE, run_of
 
 
 @pytest.fixture
@@ -40,11 +24,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "runs.csv").write_text(HEAD + FILED + CLOSED + STRANGE)
     (tmp_path / "one__requests.csv").write_text(REQUESTS)
     return tmp_path
-
-
-def run_of(**words: str) -> Run:
-    numbers = {k: float(v) for k, v in words.items() if v.replace(".", "", 1).isdigit()}
-    return Run({"run_id": "r", **words}, numbers, {})
 
 
 def test_runs_are_read_as_they_stand(folder):
@@ -105,10 +84,9 @@ def test_the_command_prints_and_writes(folder, tmp_path, capsys):
     [
         (lambda text: text.replace("run_id,", "name,"), "runs.csv:1: lacks the column run_id"),
         (
-            lambda text: text.replace(",256,", ",many,"),
+            lambda text: HEAD + FILED.replace(",256,", ",many,"),
             "runs.csv:2: max_num_seqs: must be a number",
         ),
-        (lambda text: text + FILED, "runs.csv:5: run_id: 'one' is there twice"),
         (lambda text: HEAD, "runs.csv: has no rows"),
     ],
 )
@@ -116,6 +94,27 @@ def test_a_wrong_table_is_told(folder, capsys, change, message):
     (folder / "runs.csv").write_text(change(HEAD + FILED + CLOSED + STRANGE))
     assert main(["validate", "--measured", str(folder)]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace(",256,", ",many,"), ":2: max_num_seqs: must be a number, 0 or"),
+        (lambda text: text.replace(",256,", ",0,"), ":2: max_num_seqs: must be 1 or more, not '0'"),
+        (lambda text: text.replace(",True,", ",maybe,"), ":2: prefix_caching: must be true or fa"),
+        (lambda text: text.replace("NVIDIA H100 80GB HBM3", ""), ":2: gpu: is empty"),
+        (lambda text: text.replace("\ntwo", "\none"), ":3: run_id: 'one' is there twice"),
+        (lambda text: text.replace(",4,,,1024,", ",4,0,,1024,"), ":3: rate_rps: must be more than"),
+        (lambda text: text.replace(",4,,,1024,", ",4,,,0,"), ":3: mean_input_tokens: must be more"),
+    ],
+)
+def test_a_wrong_row_is_listed_and_the_others_are_done(folder, change, message):
+    text = HEAD + FILED + CLOSED + STRANGE
+    (folder / "runs.csv").write_text(change(text))
+    outcomes = validate_measured(folder)
+    assert len(outcomes) == 3
+    assert sum(message in outcome.reason for outcome in outcomes) == 1
+    assert sum(bool(outcome.rows) for outcome in outcomes) == 1
 
 
 def test_an_unknown_run_is_told_with_those_there_are(folder, capsys):
@@ -130,38 +129,6 @@ def test_live_and_measured_exclude_each_other(folder, capsys):
     assert "give LIVE_DIR or --measured DIR" in capsys.readouterr().err
     assert main(["validate", str(folder), "--json", "x.json"]) == 2
     assert "--json: goes with --measured" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("arrival_s,input_tokens\n0,5\n", "lacks a column of each request's output"),
-        ("arrival_s,input_tokens,output_tokens,ttft_s\n0,5,5,-1\n", ":2: ttft_s: -1 is negative"),
-        (
-            "arrival_s,input_tokens,output_tokens,ttft_s,e2e_s\n0,5,5,2,1\n",
-            ":2: the last token comes 1 s after the arrival, the first one 2 s: impossible",
-        ),
-        ("arrival_s,input_tokens,output_tokens\n0,x,5\n", ":2: input_tokens: 'x' is no number"),
-    ],
-)
-def test_an_impossible_request_file_is_told(put, text, message):
-    with pytest.raises(HeadwayError, match=message):
-        read_requests(put(text, "r.csv"))
-
-
-def test_layouts_agree(put):
-    """The same two requests as four harnesses write them, packed or not."""
-    spans = "arrival_s,input_tokens,output_tokens,ttft_s,tpot_s,e2e_s\n0,7,3,0.5,0.1,0.7\n"
-    bench = "arrival_s,prompt_tokens,generation_tokens,ttft,generation_time\n5,7,3,0.5,0.2\n"
-    client = "start_s,input_num_tokens,output_num_tokens,ttft_ms,tpot_ms,latency_ms\n"
-    client += "9,7,3,500,100,700\n"
-    lines = '{"arrival_s": 1, "input_tokens": 7, "output_tokens": 3, "ttft_ms": 500, '
-    lines += '"e2e_ms": 700}\n'
-    for text in (spans, bench, client, lines):
-        found = read_requests(put(gzip.compress(text.encode()), "r.gz"))
-        assert found.arrival.tolist() == [0.0]
-        assert (found.prompt.tolist(), found.output.tolist()) == ([7], [3])
-        np.testing.assert_allclose([found.ttft[0], found.tpot[0], found.e2el[0]], [0.5, 0.1, 0.7])
 
 
 def test_requests_sent_one_by_one_stay_so(put):
@@ -213,79 +180,41 @@ def test_prompts_begin_alike_where_that_is_told(put, words, config, prefix):
         assert work.segments[1] == (("prefix", prefix), (("in", 1), 1000 - prefix))
 
 
-def test_a_closed_loop_is_made_of_its_numbers():
-    told = {"concurrency": "4", "mean_input_tokens": "921.6", "mean_output_tokens": "100"}
-    work = make(run_of(**told, notes="nominal isl/osl 1024/100"))
-    assert (len(work), work.max_concurrency) == (40, 4)
-    assert work.prompt_tokens.min() >= 819
-    assert work.prompt_tokens.max() <= 1024
-    assert 90 <= work.output_tokens.min() <= work.output_tokens.max() <= 110
-    with pytest.raises(ValueError, match="neither per-request file nor"):
-        make(run_of(mean_input_tokens="5"))
+def test_replicas_share_the_load(folder):
+    """Two engines with eight clients do what one does with four."""
+    row = CLOSED.replace(",4,,,1024", ",8,,80,1024").replace("h200_sxm,2,", "h200_sxm,2,2,")
+    (folder / "runs.csv").write_text(HEAD.replace("gpu,tp,", "gpu,tp,dp,") + row)
+    (two,) = validate_measured(folder)
+    (folder / "runs.csv").write_text(HEAD + CLOSED.replace(",4,,,1024", ",4,,40,1024"))
+    (one,) = validate_measured(folder)
+    assert "dp: 2 engine cores behind vLLM's internal load balancer" in two.notes
+    tpot = [{row.metric: row.predicted for row in o.rows}["mean_tpot_ms"] for o in (one, two)]
+    assert tpot[1] == pytest.approx(tpot[0], rel=0.03)
 
 
-@pytest.mark.parametrize(
-    ("given", "known"),
-    [
-        ("H100-80GB-HBM3 (SXM)", "H100-80GB"),
-        ("RTX PRO 6000 Blackwell SE 96GB", "RTX-PRO-6000"),
-        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
-        ("b200_sxm", "B200"),
-        ("B200 (inferred: 178 GiB usable)", "B200"),
-        ("A100-SXM4-80GB", "A100-80GB"),
-        ("a100_sxm", "A100-80GB"),
-        ("L40S", "L40S"),
-        ("NVIDIA L4", "L4"),
-    ],
-)
-def test_gpu_names(given, known):
-    assert names.gpu_name(given) == known
+def test_a_run_without_measurements_is_predicted(folder, tmp_path):
+    (folder / "runs.csv").write_text(HEAD + CLOSED.replace(",100,12,", ",,-,"))
+    (outcome,) = validate_measured(folder)
+    assert "nothing measured is recorded: the prediction alone" in outcome.notes
+    write_json(tmp_path / "a.json", [outcome])
+    rows = {row["metric"]: row for row in json.loads((tmp_path / "a.json").read_text())}
+    assert 5.0 < rows["mean_tpot_ms"]["predicted"] < 15.0
+    assert rows["mean_tpot_ms"]["measured"] is None
+    assert rows["mean_tpot_ms"]["error"] is None
+    assert "nan" not in report([outcome])
+    write_plots(tmp_path / "plots", [outcome])
 
 
-@pytest.mark.parametrize(
-    ("given", "known"),
-    [
-        ("meta-llama/Llama-2-7b-hf", "llama-2-7b"),
-        ("meta-llama/Meta-Llama-3.1-70B-Instruct-FP8", "llama-3.1-70b"),
-        ("nvidia/Llama-3.3-70B-Instruct-FP4", "llama-3.3-70b"),
-        ("codellama/CodeLlama-34b-Instruct-hf", "codellama-34b"),
-        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
-        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
-        ("RedHatAI/Qwen3-32B-FP8-dynamic", "qwen3-32b"),
-        ("mistralai/Mistral-Nemo-Instruct-2407", "mistral-nemo"),
-        ("mistralai/Mixtral-8x22B-Instruct-v0.1", "mixtral-8x22b"),
-        ("01-ai/Yi-34B", "yi-34b"),
-        ("mistralai/Mistral-7B-Instruct-v0.2", "mistral-7b-v0.3"),
-        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", "llama-3.1-8b"),
-        ("Llama-3_1-8B", "llama-3.1-8b"),
-        ("llama2-70b", "llama-2-70b"),
-        ("lmsys/vicuna-13b-v1.5", "llama-2-13b"),
-        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", "qwen2.5-32b"),
-        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "llama-3.3-70b"),
-        ("Qwen/Qwen2.5-Coder-7B-Instruct", "qwen2.5-7b"),
-        ("Qwen/QwQ-32B-AWQ", "qwen2.5-32b"),
-        ("NousResearch/Nous-Hermes-2-Mixtral-8x7B-DPO", "mixtral-8x7b"),
-        ("meta-llama/Llama-3.1-405B-Instruct-FP8", "llama-3.1-405b"),
-        ("openai/gpt-oss-120b", "gpt-oss-120b"),
-        ("QWEN3_32B", "qwen3-32b"),
-        ("codellama/CodeLlama-7b-hf", "codellama-7b"),
-    ],
-)
-def test_model_names(given, known):
-    assert names.model_name(given) == known
+def test_a_config_beside_the_table_is_a_model(folder):
+    from simulator.model import MODELS
 
-
-def test_versions_decide_what_is_not_recorded():
-    assert version("latest@2025-05-01 (~0.8.5)") == (0, 8)
-    assert version("v0.19.0") == (0, 19)
-    assert version("nightly") == NEWEST
-    old = engine_block(run_of(engine_version="0.11.0"), "H100-80GB")
-    new = engine_block(run_of(engine_version="0.19.0", gpu_mem_util="0.95"), "A100-80GB")
-    assert (old["async_scheduling"], new["async_scheduling"]) == (False, True)
-    assert (old["gpu_memory_utilization"], new["gpu_memory_utilization"]) == (0.9, 0.95)
-    assert (old["max_num_batched_tokens"], new["max_num_batched_tokens"]) == (8192, 2048)
-    told = engine_block(run_of(engine_version="0.10.2", notes="async scheduling"), "B200")
-    assert told["async_scheduling"] is True
+    text = (MODELS / "qwen3-32b" / "config.json").read_text()
+    (folder / "own").mkdir()
+    (folder / "own" / "config.json").write_text(text)
+    (folder / "runs.csv").write_text(HEAD + CLOSED.replace("Qwen/Qwen3-32B", "own") + CLOSED)
+    (folder / "runs.csv").write_text((folder / "runs.csv").read_text().replace("two,", "own,", 1))
+    own, shipped = validate_measured(folder)
+    assert [row.predicted for row in own.rows] == [row.predicted for row in shipped.rows]
 
 
 def test_a_frontend_lets_requests_pass_one_by_one(put):
@@ -361,15 +290,6 @@ def test_cells_as_people_write_them(folder):
     assert gpus_per_replica(two) == 1
     assert gpus_per_replica(run_of(n_gpus="8", dp="2")) == 4
     assert gpus_per_replica(run_of(n_gpus="8", dp="2", tp="1")) == 1
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["microsoft/Phi-4-mini-instruct", "Qwen/Qwen2-57B-A14B", "Qwen/Qwen3-VL-8B", "acme/Secret-9B"],
-)
-def test_another_model_of_a_similar_name_is_none(name):
-    with pytest.raises(ValueError, match="no shipped model has the shape of"):
-        names.model_name(name)
 
 
 def test_scenarios_take_hugging_face_names(tmp_path):

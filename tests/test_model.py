@@ -265,10 +265,10 @@ def test_gpus_are_found_however_they_are_spelt(name: str) -> None:
 
 def test_an_ambiguous_gpu_is_not_guessed() -> None:
     """`A100` could be either; the message asks."""
-    what = "in the table; did you mean A100-40GB or A100-80GB"
+    what = "in the table; did you mean A100-40GB or A100-80GB or A100-80GB-PCIe"
     with pytest.raises(ValueError, match=rf"^gpu.name: no GPU 'A100' {what}\?$"):
         find_gpu("A100")
-    with pytest.raises(ValueError, match=r"did you mean H100-80GB\?$"):
+    with pytest.raises(ValueError, match=r"did you mean H100-80GB or H100-PCIe or H100-NVL\?$"):
         find_gpu("nvidia h100")
     with pytest.raises(ValueError, match="there are "):
         find_gpu("")

@@ -3,12 +3,93 @@
 The defaults are those of vLLM V1's EngineArgs for `vllm serve`, release by release.
 """
 
+import re
 from typing import Any
 
 from calibration.measured import names
-from calibration.measured.runs import Run
+from calibration.measured.runs import BLANK, Run
 from simulator.engines import ASYNC_SINCE, named, since
+from simulator.hardware import GIB
+from simulator.model import load_model
 from simulator.overhead import NEWEST, Version, read_version
+
+OFFLOAD = r"(?<!no )offload(?!\w*[ :=]*(off|disabled|none))"
+OFFLOADED = OFFLOAD + r"[^.;]*?(\d+(?:\.\d+)?) ?(gi?b)"
+"""KV offload to the host, and how much, in a run's notes."""
+LARGEST_SERVER = 8  # GPUs
+V1_SINCE = (0, 8)
+"""vLLM's V1 engine is the default from 0.8 on."""
+DEFAULTED = (
+    "engine_version",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "gpu_mem_util",
+    "kv_capacity_tokens",
+    "prefix_caching",
+    "weight_dtype",
+    "kv_dtype",
+)
+"""Columns that change a prediction and whose empty cells vLLM's defaults fill in."""
+NOT_REPLAYED = (
+    (
+        r"(?<!no )speculative(?! decod\w+ (off|disabled))|\beagle|\bmedusa|\bmtp\b|draft model",
+        "speculative decoding",
+    ),
+    (r"pipeline[- _]parallel|\bpp ?= ?[2-9]", "pipeline parallelism"),
+    (r"disaggregat|\bp/d\b|\bpd[- ]disagg", "prompts and decodes on different servers"),
+)
+"""What a run's notes may tell that no simulation here does: patterns and words."""
+IGNORED = (
+    (r"\blora\b", "LoRA adapters"),
+    (r"enforce[-_ ]eager|eager mode", "eager mode (no CUDA graphs)"),
+)
+
+
+def refuse_what_is_not_replayed(run: Run) -> None:
+    """Raise ValueError where a run's engine is another one, or did what is not simulated."""
+    engine = run.word("engine").lower()
+    if engine not in BLANK and "vllm" not in engine:
+        raise ValueError(f"engine: {run.word('engine')!r}: overheads are known of vLLM alone")
+    notes = run.word("notes").lower()
+    for pattern, words in NOT_REPLAYED:
+        if re.search(pattern, notes):
+            raise ValueError(f"notes: {words} cannot be replayed")
+    gpus, each = run.count("n_gpus"), gpus_per_replica(run) * (run.count("dp") or 1)
+    if gpus is not None and gpus < each:
+        raise ValueError(f"n_gpus: {gpus} are fewer than tp x dp, {each}")
+
+
+def assumptions(run: Run) -> list[str]:
+    """Tell what a prediction takes for granted: cells that are empty, notes that it ignores."""
+    empty = [name for name in DEFAULTED if run.word(name).lower() in BLANK]
+    found = [f"not recorded, so vLLM's defaults: {', '.join(empty)}"] if empty else []
+    told = run.word("engine_version")
+    if told and read_version(told) is None:
+        found.append(f"engine_version: {told!r} names no version: the latest is taken")
+    if _is_v0(run):
+        found.append("vLLM's V0 engine: its overheads were not measured, V1's are taken")
+    notes = run.word("notes").lower()
+    found += [f"notes: {words}: not simulated" for seek, words in IGNORED if re.search(seek, notes)]
+    if re.search(OFFLOAD, notes) and not re.search(OFFLOADED, notes):
+        found.append("notes: KV offload of unknown size: not simulated")
+    each = gpus_per_replica(run)
+    if each > LARGEST_SERVER:
+        found.append(f"tp: {each}: the network between servers is not modelled")
+    if (replicas := run.count("dp") or 1) > 1:
+        found.append(f"dp: {replicas} engine cores behind vLLM's internal load balancer")
+    gpus = run.count("n_gpus")
+    if gpus is not None and gpus > each * replicas:
+        found.append(f"n_gpus: {gpus} are more than tp x dp, {each * replicas}: the rest is idle")
+    return found
+
+
+def _is_v0(run: Run) -> bool:
+    """Tell whether the run's engine was vLLM's first one."""
+    words = " ".join(run.word(name).lower() for name in ("engine", "engine_version", "notes"))
+    told = re.search(r"\bv([01])\b(?![.\d])|vllm_use_v1 ?= ?([01])", words)
+    if told:
+        return (told[1] or told[2]) == "0"
+    return version(run.word("engine_version")) < V1_SINCE
 
 
 def version(text: str) -> Version:
@@ -23,9 +104,9 @@ def schedules_asynchronously(run: Run) -> bool:
     --async-scheduling.
     """
     notes = run.word("notes").lower()
-    if "no async" in notes or "async scheduling off" in notes:
+    if re.search(r"no[- ]async|async[-_ ]scheduling[ =:]*(off|false|disabled)", notes):
         return False
-    told = "async scheduling" in notes or "async-scheduling" in notes or "inferencemax" in notes
+    told = re.search(r"async[-_ ]scheduling|inferencemax", notes) is not None
     return told or version(run.word("engine_version")) >= ASYNC_SINCE
 
 
@@ -37,10 +118,13 @@ def gpus_per_replica(run: Run) -> int:
 def engine_block(run: Run, gpu: str) -> dict[str, Any]:
     """Give the keys of a scenario's `engine` that say how a run was configured."""
     released = version(run.word("engine_version"))
+    v0 = _is_v0(run) and not run.flag("chunked_prefill")
     block: dict[str, Any] = {"name": "vllm", **_sizes(run, gpu), **since(released)}
+    if v0:
+        block = {"name": "vllm-v0", **_sizes(run, gpu, "vllm-v0")}
     if released != NEWEST:
         block["version"] = ".".join(map(str, released))
-    block["async_scheduling"] = schedules_asynchronously(run)
+    block["async_scheduling"] = schedules_asynchronously(run) and not v0
     if share := run.number("gpu_mem_util"):
         block["gpu_memory_utilization"] = share
     for column, key in (
@@ -50,19 +134,32 @@ def engine_block(run: Run, gpu: str) -> dict[str, Any]:
         if (flag := run.flag(column)) is not None:
             block[key] = flag
     block["tensor_parallel_size"] = gpus_per_replica(run)
+    block["data_parallel_size"] = run.count("dp") or 1
     if quantized := names.quantization(run.word("weight_dtype"), run.word("model")):
         block["quantization"] = quantized
     if (cache := names.kv_dtype(run.word("kv_dtype"))) != "auto":
         block["kv_cache_dtype"] = cache
+    if told := re.search(OFFLOADED, run.word("notes").lower()):
+        block["kv_offloading_size"] = float(told[2]) * (1.0 if told[3] == "gib" else 1e9 / GIB)
     if tokens := run.count("kv_capacity_tokens"):
         block["num_gpu_blocks_override"] = tokens // (run.count("block_size") or 16)
     return block
 
 
-def _sizes(run: Run, gpu: str) -> dict[str, Any]:
-    """Give the sizes of a batch: as recorded, else vLLM's defaults for the GPU."""
-    defaults = named("vllm", {"name": gpu})
+def _sizes(run: Run, gpu: str, engine: str = "vllm") -> dict[str, Any]:
+    """Give the sizes of a batch: as recorded, else vLLM's defaults for the GPU.
+
+    Without chunked prefill a batch holds at least one prompt of any length.
+    """
+    longest = run.count("max_model_len")
+    whole = run.flag("chunked_prefill") is False or engine != "vllm"
+    model = names.model_name(run.word("model")) if whole else None
+    if model and longest is None:
+        longest = load_model(model).max_position_embeddings
+    defaults = named(engine, {"name": gpu}, model)
     assert isinstance(defaults, dict)
+    if whole and longest is not None:
+        defaults["max_num_batched_tokens"] = max(longest, defaults["max_num_batched_tokens"])
     sizes = {
         key: run.count(key) or defaults[key]
         for key in ("max_num_seqs", "max_num_batched_tokens", "block_size")

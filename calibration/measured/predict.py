@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from calibration.measured import names
 from calibration.measured.costs import with_tables, with_terms
-from calibration.measured.engine import engine_block
+from calibration.measured.engine import assumptions, engine_block, refuse_what_is_not_replayed
 from calibration.measured.gauges import Gauges, measured_gauges, predicted_gauges
 from calibration.measured.requests import Requests, read_requests
 from calibration.measured.runs import Run
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from simulator.assemble import Parts
     from simulator.scenario import Scenario
     from simulator.simulation import Result
+    from simulator.workload import Workload
 
 Floats = npt.NDArray[np.float64]
 LEAST_GAUGE = 0.1  # a mean below it is nothing to compare
@@ -33,11 +34,11 @@ class Compared:
 
     metric: str
     predicted: float
-    measured: float
+    measured: float  # NaN: nothing was measured of the whole run
 
     @property
     def error(self) -> float:
-        """Relative error of the prediction."""
+        """Relative error of the prediction; NaN where nothing was measured."""
         return self.predicted / self.measured - 1.0 if self.measured else nan
 
 
@@ -61,7 +62,10 @@ def predict(run: Run, folder: Path, terms: tuple[float, float] | None = None) ->
     `terms` are the seconds that a step waits for, and each sequence in it, in place of the
     engine's.
     """
-    outcome = Outcome(run)
+    outcome = Outcome(run, reason="; ".join(run.faults))
+    if run.faults:
+        return outcome
+    outcome.notes += run.remarks
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -73,13 +77,9 @@ def predict(run: Run, folder: Path, terms: tuple[float, float] | None = None) ->
 
 
 def _predict(outcome: Outcome, folder: Path, terms: tuple[float, float] | None) -> None:
-    import simpy
-
-    from simulator.assemble import make_scheduler
-    from simulator.async_replica import make_replica
-    from simulator.simulation import play
-
     run = outcome.run
+    refuse_what_is_not_replayed(run)
+    outcome.notes += assumptions(run)
     path = find_file(folder, run.word("per_request_file"))
     requests = None if path is None else read_requests(path)
     if requests is None:
@@ -87,17 +87,17 @@ def _predict(outcome: Outcome, folder: Path, terms: tuple[float, float] | None) 
     else:
         workload = replay(run, requests, read_config(companion(path, "config.json")))
     workload.check()
-    scenario, parts = assemble_run(run)
+    scenario, parts = assemble_run(run, folder)
     parts = with_tables(parts, scenario.engine)
     if terms is not None:
         parts = with_terms(parts, *terms)
     workload.frontend = frontend(run)
     outcome.profile = parts.cost.name or "?"
     outcome.engine = _rules(scenario, parts)
-    scheduler = make_scheduler(scenario, parts, workload.segments is not None)
-    replica = make_replica(simpy.Environment(), scheduler, parts.cost)
-    result = play(scenario, parts, workload, replica)
+    result = _play(scenario, parts, workload)
     _compare(outcome, result, requests)
+    if len(result.logs) > 1:
+        return  # polls of several engines are not told apart
     polls = companion(path, "server.csv.gz") or companion(path, "timeseries.csv.gz")
     if polls is not None and (measured := measured_gauges(polls)) is not None:
         outcome.gauges = predicted_gauges(result), measured
@@ -108,7 +108,22 @@ def _predict(outcome: Outcome, folder: Path, terms: tuple[float, float] | None) 
         ]
 
 
-def assemble_run(run: Run) -> "tuple[Scenario, Parts]":
+def _play(scenario: "Scenario", parts: "Parts", workload: "Workload") -> "Result":
+    """Send the workload to the engine, or to the replicas of a data-parallel one."""
+    import simpy
+
+    from simulator.assemble import make_scheduler
+    from simulator.async_replica import make_replica
+    from simulator.cluster import run_cluster
+    from simulator.simulation import play
+
+    if scenario.cluster is not None:
+        return run_cluster(scenario, workload=workload, cost=parts.cost)
+    scheduler = make_scheduler(scenario, parts, workload.segments is not None)
+    return play(scenario, parts, workload, make_replica(simpy.Environment(), scheduler, parts.cost))
+
+
+def assemble_run(run: Run, folder: Path = Path()) -> "tuple[Scenario, Parts]":
     """Give the scenario and its parts for a run's model, GPU and engine."""
     from simulator.assemble import assemble
     from simulator.load import check_scenario
@@ -116,15 +131,14 @@ def assemble_run(run: Run) -> "tuple[Scenario, Parts]":
 
     gpu = names.gpu_name(run.word("gpu"))
     engine = engine_block(run, gpu)
-    scenario = check_scenario(
-        {
-            "name": "measured",
-            "model": names.model_name(run.word("model")),
-            "gpu": {"name": gpu, "count": engine["tensor_parallel_size"]},
-            "engine": engine,
-        },
-        Places(run.run_id, {}),
-    )
+    gpus = engine["tensor_parallel_size"] * engine["data_parallel_size"]
+    raw = {
+        "name": "measured",
+        "model": names.model_name(run.word("model"), folder),
+        "gpu": {"name": gpu, "count": gpus},
+        "engine": engine,
+    }
+    scenario = check_scenario(raw, Places(run.run_id, {}))
     return scenario, assemble(scenario)
 
 
@@ -173,6 +187,8 @@ def _compare(outcome: Outcome, result: "Result", requests: Requests | None) -> N
 
     table = gather_requests(result.workload, result.sent, result.logs)
     keep = table.completed.copy()
+    if not keep.any():
+        raise ValueError("; ".join(result.warnings) or "no request was completed in simulation")
     simulated = {"ttft": table.ttft, "tpot": table.tpot, "e2el": table.e2el}
     if lost := int((~keep).sum()):
         outcome.notes.append(f"{lost} of {len(keep)} requests were rejected in simulation")
@@ -198,7 +214,8 @@ def _compare(outcome: Outcome, result: "Result", requests: Requests | None) -> N
         if name in predicted and not isnan(value) and not isnan(predicted[name])
     ]
     if not outcome.rows:
-        raise ValueError("nothing measured is recorded that could be compared")
+        outcome.notes.append("nothing measured is recorded: the prediction alone")
+        outcome.rows = [Compared(name, value, nan) for name, value in predicted.items()]
 
 
 def _statistics(

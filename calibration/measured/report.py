@@ -44,7 +44,8 @@ def _run_lines(outcome: Outcome) -> Iterator[str]:
     yield f"  {'':<20}{'predicted':>12}{'measured':>12}{'error':>9}"
     for row in outcome.rows:
         name = _label(row.metric)
-        yield f"  {name:<20}{row.predicted:>12.2f}{row.measured:>12.2f}{row.error:>+9.1%}"
+        beside = f"{row.measured:>12.2f}{row.error:>+9.1%}" if isfinite(row.error) else ""
+        yield f"  {name:<20}{row.predicted:>12.2f}{beside}"
 
 
 def _label(metric: str) -> str:
@@ -64,7 +65,12 @@ def _summary(outcomes: Sequence[Outcome]) -> Iterator[str]:
     for (source, tier), members in groups.items():
         title = ", ".join(filter(None, (source, tier)))
         for metric in SUMMARIZED:
-            errors = [abs(row.error) for one in members for row in one.rows if row.metric == metric]
+            errors = [
+                abs(row.error)
+                for one in members
+                for row in one.rows
+                if row.metric == metric and isfinite(row.error)
+            ]
             if errors:
                 yield (
                     f"{title:<44.43}{_label(metric):<18}{len(errors):>5}"
@@ -99,7 +105,7 @@ def _json_rows(outcome: Outcome) -> Iterator[dict[str, object]]:
             "run_id": name,
             "metric": row.metric,
             "predicted": row.predicted,
-            "measured": row.measured,
+            "measured": row.measured if isfinite(row.measured) else None,
             "error": row.error if isfinite(row.error) else None,
         }
 
@@ -159,7 +165,7 @@ def _plot_errors(outcomes: Sequence[Outcome], file: BinaryIO) -> None:
                 for one in outcomes
                 if one.run.source == source
                 for row in one.rows
-                if row.metric == metric
+                if row.metric == metric and row.measured > 0
             ]
             points += len(rows)
             _scatter(ax, rows, source, COLORS[k % len(COLORS)])

@@ -1,4 +1,4 @@
-"""Per-request files of measured runs: CSV, plain or packed, in the layouts of several harnesses.
+"""Per-request files of measured runs: CSV or JSON, plain or packed, of several harnesses.
 
 Columns are known by name; times are seconds unless the name ends in `_ms` or `_us`.
 """
@@ -6,38 +6,64 @@ Columns are known by name; times are seconds unless the name ends in `_ms` or `_
 import csv
 import gzip
 import io
-import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from simulator.errors import HeadwayError
+from calibration.measured.json_rows import read_json
+from simulator.errors import HeadwayError, HeadwayWarning
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Rows = list[tuple[int, dict[str, str]]]
+"""Requests as texts by column, each with its line."""
 
 UNITS = {"_s": 1.0, "_sec": 1.0, "_ms": 1e-3, "_us": 1e-6, "_ns": 1e-9, "": 1.0}
 TIMES = {
-    "arrival": ("arrival", "arrival_time", "start", "start_time", "timestamp", "send_time"),
+    "arrival": (
+        "arrival",
+        "arrival_time",
+        "arrived_at",
+        "start",
+        "start_time",
+        "timestamp",
+        "send_time",
+        "sent",
+        "request_start_time",
+    ),
     "ttft": ("ttft", "time_to_first_token"),
-    "tpot": ("tpot", "time_per_output_token"),
-    "e2el": ("e2e", "e2el", "latency", "e2e_latency", "request_latency"),
+    "tpot": ("tpot", "time_per_output_token", "mean_itl", "itl"),
+    "e2el": ("e2e", "e2el", "latency", "e2e_latency", "request_latency", "end_to_end_latency"),
     "decode": ("generation_time", "decode", "decode_time"),
     "queue": ("queue", "queue_wait", "queue_time"),
+    "first": ("first_token_time", "first_token_at", "first_token"),
+    "end": ("end", "end_time", "finished_at", "finish_time"),
 }
 LENGTHS = {
-    "prompt": ("input_tokens", "prompt_tokens", "input_num_tokens", "prompt_len", "input_len"),
+    "prompt": (
+        "input_tokens",
+        "prompt_tokens",
+        "input_num_tokens",
+        "prompt_len",
+        "input_len",
+        "isl",
+    ),
     "output": (
         "output_tokens",
         "generation_tokens",
         "output_num_tokens",
         "completion_tokens",
         "output_len",
+        "osl",
     ),
 }
+MOMENTS = ("arrival", "first", "end")
+"""Those that are read off a clock; the others are lengths of time."""
 CLIENT = ("client_id", "client", "session_id")
 CONVERSATION = ("conversation", "conversation_id", "session")
 TURNS = ("input_num_turns", "turn", "turn_index")
@@ -66,10 +92,10 @@ class Requests:
 
 def read_requests(path: Path) -> Requests:
     """Read a file; HeadwayError names it, the line and the column that is wrong."""
-    rows = read_rows_of(path)
+    rows = _answered(read_rows_of(path))
     if not rows:
         raise HeadwayError(f"{path}: has no requests")
-    known = list(rows[0])
+    known = list(dict.fromkeys(key for _, row in rows for key in row))
     columns = {name: _find_time(known, words) for name, words in TIMES.items()}
     lengths = {name: _find(known, words) for name, words in LENGTHS.items()}
     lacking = [name for name, found in lengths.items() if found is None]
@@ -81,7 +107,9 @@ def read_requests(path: Path) -> Requests:
             f"({', '.join(allowed[name] for name in lacking)})"
         )
     times = {
-        name: _times(path, rows, *found) if found else np.full(len(rows), np.nan)
+        name: _times(path, rows, *found, moment=name in MOMENTS)
+        if found
+        else np.full(len(rows), np.nan)
         for name, found in columns.items()
     }
     tokens = {name: _counts(path, rows, found or "") for name, found in lengths.items()}
@@ -90,7 +118,7 @@ def read_requests(path: Path) -> Requests:
 
 def _assemble(
     path: Path,
-    rows: Sequence[Mapping[str, str]],
+    rows: Rows,
     times: dict[str, Floats],
     tokens: dict[str, Ints],
 ) -> Requests:
@@ -98,20 +126,29 @@ def _assemble(
     arrival, ttft, tpot, e2el = (times[name] for name in ("arrival", "ttft", "tpot", "e2el"))
     gaps = tokens["output"] - 1
     several = gaps > 0
+    ttft = np.where(np.isnan(ttft), times["first"] - arrival, ttft)
+    e2el = np.where(np.isnan(e2el), times["end"] - arrival, e2el)
     e2el = np.where(np.isnan(e2el), ttft + times["decode"], e2el)
     worked_out = np.where(several, (e2el - ttft) / np.where(several, gaps, 1), np.nan)
     tpot = np.where(several & np.isnan(tpot), worked_out, np.where(several, tpot, np.nan))
     e2el = np.where(np.isnan(e2el), ttft + np.where(several, tpot * gaps, 0.0), e2el)
     if np.isnan(arrival).any():
-        raise HeadwayError(f"{path}:{2 + int(np.isnan(arrival).argmax())}: arrival: is empty")
+        raise HeadwayError(f"{path}:{rows[int(np.isnan(arrival).argmax())][0]}: arrival: is empty")
+    for name, values in (("first token", ttft), ("last token", e2el)):
+        if (bad := np.flatnonzero(values < -1e-6)).size:
+            raise HeadwayError(
+                f"{path}:{rows[bad[0]][0]}: the {name} comes {-values[bad[0]]:g} s before the "
+                "arrival: impossible"
+            )
     late = np.flatnonzero(e2el < ttft - 1e-3)
     if late.size:
+        k = late[0]
         raise HeadwayError(
-            f"{path}:{2 + late[0]}: the last token comes {e2el[late[0]]:g} s after the arrival, "
-            f"the first one {ttft[late[0]]:g} s: impossible"
+            f"{path}:{rows[k][0]}: the last token comes {e2el[k]:g} s after the arrival, the first "
+            f"one {ttft[k]:g} s: impossible"
         )
     order = np.argsort(arrival, kind="stable")
-    turns = _find(list(rows[0]), TURNS)
+    turns = _find(list(rows[0][1]), TURNS)
     return Requests(
         arrival=arrival[order] - arrival.min(),
         prompt=np.maximum(tokens["prompt"][order], 1),
@@ -134,19 +171,27 @@ def read_rows_of(path: Path) -> list[dict[str, str]]:
         raise HeadwayError(f"{path}: cannot read: {error.strerror or error}") from None
     except (EOFError, UnicodeDecodeError) as error:
         raise HeadwayError(f"{path}: damaged: {error}") from None
-    if not text.lstrip().startswith("{"):
-        return [
-            {key: value or "" for key, value in row.items() if key}
-            for row in csv.DictReader(io.StringIO(text))
-        ]
-    rows = []
-    for number, line in enumerate(text.splitlines(), 1):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise HeadwayError(f"{path}:{number}: not JSON: {error.msg}") from None
-        rows.append({key: "" if value is None else str(value) for key, value in row.items()})
-    return rows
+    if text.lstrip()[:1] in {"{", "["}:
+        return read_json(path, text)
+    return [
+        {key.strip(): value or "" for key, value in row.items() if key}
+        for row in csv.DictReader(io.StringIO(text))
+    ]
+
+
+def _answered(rows: list[dict[str, str]]) -> Rows:
+    """Leave out requests that failed, and say how many; give the others with their lines."""
+    kept = [(line, row) for line, row in enumerate(rows, 2) if not _failed(row)]
+    if lost := len(rows) - len(kept):
+        told = f"{lost} of {len(rows)} requests failed when they were measured: left out"
+        warnings.warn(told, HeadwayWarning, stacklevel=3)
+    return kept
+
+
+def _failed(row: Mapping[str, str]) -> bool:
+    told = row.get("success", row.get("ok", "")).strip().lower()
+    error = (row.get("error") or row.get("error_message") or "").strip().lower()
+    return told in {"false", "0", "no"} or error not in {"", "none", "null", "nan", "false", "0"}
 
 
 def _find(known: Sequence[str], words: Sequence[str]) -> str | None:
@@ -162,35 +207,43 @@ def _find_time(known: Sequence[str], words: Sequence[str]) -> tuple[str, float] 
     return None
 
 
-def _times(path: Path, rows: Sequence[Mapping[str, str]], column: str, unit: float) -> Floats:
-    values = np.array([_number(path, k, row, column) for k, row in enumerate(rows, 2)])
-    if column.startswith(("arrival", "start", "timestamp", "send")):
-        return values * unit
-    if (bad := np.flatnonzero(values < -1e-6)).size:
-        raise HeadwayError(f"{path}:{2 + bad[0]}: {column}: {values[bad[0]]:g} is negative")
+def _times(path: Path, rows: Rows, column: str, unit: float, *, moment: bool) -> Floats:
+    values = np.array([_number(path, line, row, column, moment) for line, row in rows])
+    if not moment and (bad := np.flatnonzero(values < -1e-6)).size:
+        raise HeadwayError(f"{path}:{rows[bad[0]][0]}: {column}: {values[bad[0]]:g} is negative")
     return values * unit
 
 
-def _counts(path: Path, rows: Sequence[Mapping[str, str]], column: str) -> Ints:
-    values = np.array([_number(path, k, row, column) for k, row in enumerate(rows, 2)])
+def _counts(path: Path, rows: Rows, column: str) -> Ints:
+    values = np.array([_number(path, line, row, column) for line, row in rows])
     bad = np.flatnonzero(~(values >= 0))
     if bad.size:
-        raise HeadwayError(f"{path}:{2 + bad[0]}: {column}: must be a count of tokens")
+        raise HeadwayError(f"{path}:{rows[bad[0]][0]}: {column}: must be a count of tokens")
     return np.round(values).astype(np.int64)
 
 
-def _number(path: Path, line: int, row: Mapping[str, str], column: str) -> float:
+def _number(
+    path: Path, line: int, row: Mapping[str, str], column: str, moment: bool = False
+) -> float:
     text = row.get(column, "")
     if text in {"", "nan", "NaN", "None"}:
         return float("nan")
     try:
         return float(text)
     except ValueError:
+        if moment and (read := _moment(text)) is not None:
+            return read
         raise HeadwayError(f"{path}:{line}: {column}: {text!r} is no number") from None
 
 
-def _words(
-    rows: Sequence[Mapping[str, str]], words: Sequence[str], order: Ints
-) -> list[str] | None:
-    column = _find(list(rows[0]), words)
-    return None if column is None else [rows[k].get(column, "") for k in order.tolist()]
+def _moment(text: str) -> float | None:
+    """Read a date and time (ISO 8601), s."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def _words(rows: Rows, words: Sequence[str], order: Ints) -> list[str] | None:
+    column = _find(list(rows[0][1]), words)
+    return None if column is None else [rows[k][1].get(column, "") for k in order.tolist()]

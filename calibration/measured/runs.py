@@ -3,7 +3,7 @@
 import csv
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
 
@@ -30,11 +30,19 @@ NUMBERS = (
     "mean_input_tokens",
     "mean_output_tokens",
     "prefix_hit_frac",
+    "burstiness",
 )
+POSITIVE = ("rate_rps", "mean_input_tokens", "mean_output_tokens", "gpu_mem_util", "burstiness")
+SHARES = ("gpu_mem_util", "prefix_hit_frac")
 LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}
 """Our word for a latency, and that of the columns."""
 STATISTICS = ("mean", "p50", "p90", "p99")
 RATES = {"request_throughput": "req_per_s", "output_throughput": "output_tok_per_s"}
+FLAGS = ("prefix_caching", "chunked_prefill")
+YES = {"true", "1", "1.0", "yes", "y", "on", "enabled"}
+NO = {"false", "0", "0.0", "no", "n", "off", "disabled"}
+BLANK = {"", "nan", "none", "null", "na", "n/a", "unknown", "auto", "default", "-", "--", "?"}
+"""Cells that say that nothing was recorded."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,8 @@ class Run:
     words: Mapping[str, str]
     numbers: Mapping[str, float]
     measured: Mapping[str, float]  # by metric: ms, requests/s, tokens/s
+    faults: tuple[str, ...] = ()  # why it cannot be predicted
+    remarks: tuple[str, ...] = ()  # cells that are left out
 
     @property
     def run_id(self) -> str:
@@ -70,19 +80,20 @@ class Run:
 
     def flag(self, column: str) -> bool | None:
         """Give true or false; None where it is not recorded."""
-        word = self.word(column).lower()
-        if word in {"true", "1", "1.0", "yes", "on"}:
-            return True
-        return False if word in {"false", "0", "0.0", "no", "off"} else None
+        word = self.word(column).partition("(")[0].strip().lower()
+        return True if word in YES else False if word in NO else None
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """Read DIR/runs.csv; HeadwayError names every line and column that is wrong."""
+    """Read DIR/runs.csv; HeadwayError where it is no such table, or no row of it is good.
+
+    What is wrong with some rows is told in their `faults`, with line and column.
+    """
     path = folder / RUNS
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
-            rows = list(reader)
+            rows = [(reader.line_num, row) for row in reader]
             known = list(reader.fieldnames or ())
     except OSError as error:
         raise HeadwayError(f"{path}: cannot read: {error.strerror}") from None
@@ -92,35 +103,48 @@ def read_runs(folder: Path) -> list[Run]:
         raise HeadwayError(
             f"{path}:1: lacks the column {', '.join(lacking)}; it needs {', '.join(REQUIRED)}"
         )
-    wrong: list[str] = []
-    runs = [_run(f"{path}:{line}", row, wrong) for line, row in enumerate(rows, 2)]
-    seen: set[str] = set()
-    for line, run in enumerate(runs, 2):
-        if run.run_id in seen:
-            wrong.append(f"{path}:{line}: run_id: {run.run_id!r} is there twice")
-        seen.add(run.run_id)
-    if wrong:
-        raise HeadwayError(wrong)
-    if not runs:
+    if not rows:
         raise HeadwayError(f"{path}: has no rows")
+    runs: list[Run] = []
+    seen: set[str] = set()
+    for line, row in rows:
+        run = _run(f"{path}:{line}", row)
+        if run.run_id in seen:
+            told = f"{path}:{line}: run_id: {run.run_id!r} is there twice"
+            run = replace(run, faults=(told, *run.faults))
+        seen.add(run.run_id)
+        runs.append(run)
+    if all(run.faults for run in runs):
+        raise HeadwayError(fault for run in runs for fault in run.faults)
     return runs
 
 
-def _run(place: str, row: Mapping[str | None, object], wrong: list[str]) -> Run:
+def _run(place: str, row: Mapping[str | None, object]) -> Run:
     words = {
-        key: value.strip() for key, value in row.items() if key and isinstance(value, str) and value
+        key.strip(): value.strip()
+        for key, value in row.items()
+        if key and isinstance(value, str) and value.strip()
     }
-    wrong += [f"{place}: {column}: is empty" for column in REQUIRED if not words.get(column)]
-    numbers = {}
-    for column in (*COUNTS, *NUMBERS, "preemptions"):
-        if (value := _number(place, words, column, wrong)) is not None:
-            numbers[column] = value
-    measured = {}
-    for name, column in _metric_columns():
-        if (value := _number(place, words, column, wrong)) is not None:
-            measured[name] = value
-    words.setdefault("run_id", "")
-    return Run(words, numbers, measured)
+    faults = [f"{place}: {column}: is empty" for column in REQUIRED if column not in words]
+    if None in row:
+        faults.append(f"{place}: has more cells than there are columns")
+    remarks: list[str] = []
+    numbers = _numbers(place, words, {name: name for name in (*COUNTS, *NUMBERS)}, faults)
+    for column, value in numbers.items():
+        if column in COUNTS and round(value) < 1:
+            faults.append(f"{place}: {column}: must be 1 or more, not {words[column]!r}")
+        if column in SHARES and value > 1:
+            faults.append(f"{place}: {column}: must be at most 1, not {words[column]!r}")
+        if column in POSITIVE and value <= 0:
+            faults.append(f"{place}: {column}: must be more than 0, not {words[column]!r}")
+    measured = _numbers(place, words, dict(_metric_columns()), remarks)
+    measured = {name: value for name, value in measured.items() if value > 0}
+    for column in FLAGS:
+        word = words.get(column, "")
+        if word.lower() not in BLANK and Run(words, {}, {}).flag(column) is None:
+            faults.append(f"{place}: {column}: must be true or false, not {word!r}")
+    words.setdefault("run_id", place.rpartition("/")[2])
+    return Run(words, numbers, measured, tuple(faults), tuple(remarks))
 
 
 def _metric_columns() -> list[tuple[str, str]]:
@@ -132,22 +156,32 @@ def _metric_columns() -> list[tuple[str, str]]:
     return [*latencies, *RATES.items()]
 
 
-def _number(place: str, words: Mapping[str, str], column: str, wrong: list[str]) -> float | None:
-    """Read a cell, `~` and a remark in brackets aside; an empty one or `nan` is None."""
-    text = words.get(column, "")
-    if not text or text.lower() in {"nan", "none", "null", "na", "n/a", "unknown", "auto"}:
-        return None
-    match = re.fullmatch(r"[~≈]?([-+0-9.eE]+)( *\(.*\))?", text.replace(",", ""))
+def _numbers(
+    place: str, words: Mapping[str, str], columns: Mapping[str, str], wrong: list[str]
+) -> dict[str, float]:
+    """Read the cells of columns, by our names for them; tell those that hold no number."""
+    found = {}
+    for name, column in columns.items():
+        text = words.get(column, "")
+        if text.lower() in BLANK:
+            continue
+        if column == "rate_rps" and text.lower() in {"inf", "infinity"}:
+            found[name] = inf  # all at once
+        elif (value := _number(text)) is None:
+            wrong.append(f"{place}: {column}: must be a number, 0 or more, not {text!r}")
+        else:
+            found[name] = value
+    return found
+
+
+def _number(text: str) -> float | None:
+    """Read a cell, `~` and a remark in brackets aside, 95% as 0.95; None where it is no number."""
+    match = re.fullmatch(r"[~≈]?([-+0-9.eE]+) ?(%?)( *\(.*\))?", text.replace(",", ""))
     try:
-        value = float(match[1]) if match else float("nan")
+        value = float(match[1]) / (100.0 if match[2] else 1.0) if match else -1.0
     except ValueError:
-        value = float("nan")
-    if text.lower() in {"inf", "infinity"} and column == "rate_rps":
-        return inf  # all at once
-    if not isfinite(value) or value < 0:
-        wrong.append(f"{place}: {column}: must be a number, 0 or more, not {text!r}")
         return None
-    return value
+    return value if isfinite(value) and value >= 0 else None
 
 
 def choose(runs: list[Run], wanted: list[str], folder: Path) -> list[Run]:

@@ -2,19 +2,22 @@
 
 import json
 import re
+import warnings
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
 
 from calibration.measured.requests import Floats, Ints, Requests
 from calibration.measured.runs import Run
-from simulator.errors import HeadwayError
+from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.request import Segments
 from simulator.workload import FRONTENDS, Frontend, Workload
 
 SOON = 0.25  # s after an answer at which the next request still counts as waiting for it
 ROUNDS = 10  # requests per client of a closed loop whose number is not recorded
+UNTOLD_REQUESTS = 1000  # of an open one
 RATIO = (0.8, 1.0)  # of the nominal lengths: --random-range-ratio 0.8 of InferenceMAX
 UNTOLD = (0.9, 1.1)
 """Of the mean, where the spread of lengths is not recorded. Requests of one length in a closed
@@ -31,12 +34,12 @@ def replay(run: Run, requests: Requests, config: Mapping[str, object]) -> Worklo
     if requests.conversation is not None and requests.client is not None:
         return _conversations(requests)
     arrival, after, delay = _times(requests)
-    prefix = _common_prefix(run, requests, config)
+    prefix = _common_prefix(run, requests.prompt, config)
     return Workload(
         arrival,
         requests.prompt,
         requests.output,
-        segments=_shared(requests, prefix) if prefix else None,
+        segments=_shared(requests.prompt, prefix) if prefix else None,
         after=after,
         delay=delay,
         source=run.run_id,
@@ -71,7 +74,7 @@ def _synchronous(requests: Requests) -> int:
     return 1 + int(breaks[0]) if breaks.size else len(requests)
 
 
-def _common_prefix(run: Run, requests: Requests, config: Mapping[str, object]) -> int:
+def _common_prefix(run: Run, prompts: Ints, config: Mapping[str, object]) -> int:
     """Give the tokens that all prompts begin with: as configured or noted, else by the hits."""
     workload = config.get("workload")
     if isinstance(workload, Mapping):
@@ -86,13 +89,13 @@ def _common_prefix(run: Run, requests: Requests, config: Mapping[str, object]) -
         return int(noted[1].replace(",", ""))
     if "prefillheavy" in run.run_id or "prefill-heavy" in run.run_id:
         return 1024
-    return round((run.number("prefix_hit_frac") or 0.0) * float(requests.prompt.mean()))
+    return round((run.number("prefix_hit_frac") or 0.0) * float(prompts.mean()))
 
 
-def _shared(requests: Requests, prefix: int) -> list[Segments | None]:
+def _shared(prompts: Ints, prefix: int) -> list[Segments | None]:
     """Let all prompts begin alike, and each go on by itself."""
     segments: list[Segments | None] = []
-    for k, prompt in enumerate(requests.prompt.tolist()):
+    for k, prompt in enumerate(prompts.tolist()):
         common = min(prefix, prompt)
         own = ((("in", k), prompt - common),) if prompt > common else ()
         segments.append((("prefix", common), *own))
@@ -152,40 +155,77 @@ def _history(
 
 
 def make(run: Run, seed: int = 0) -> Workload:
-    """Make the workload of a run that records rate or concurrency and mean lengths alone."""
+    """Make the workload of a run that records rate or concurrency and mean lengths alone.
+
+    With both, requests come at the rate and wait at the client for one of the seats.
+    """
     concurrency = run.count("concurrency")
     rate = run.number("rate_rps")
     if concurrency is None and rate is None:
         raise ValueError("neither per-request file nor rate_rps nor concurrency is recorded")
-    count = run.count("n_requests") or ROUNDS * (concurrency or 100)
+    count = _count(run, concurrency, rate)
     lengths, outputs = np.random.default_rng(seed).spawn(2)
     nominal_in, nominal_out = _nominal(run)
-    prompt = _lengths(lengths, nominal_in, run.number("mean_input_tokens"), count)
-    output = _lengths(outputs, nominal_out, run.number("mean_output_tokens"), count)
+    prompt = _lengths(lengths, "input", nominal_in, run.number("mean_input_tokens"), count)
+    output = _lengths(outputs, "output", nominal_out, run.number("mean_output_tokens"), count)
     arrival = np.zeros(count)
-    if concurrency is None and rate is not None:
-        gaps = np.random.default_rng([seed, 1]).exponential(1 / rate, count)
-        even = "constant" in run.word("arrival").lower()
-        arrival = np.arange(count) / rate if even else np.cumsum(gaps) - gaps[0]
-    return Workload(arrival, prompt, output, max_concurrency=concurrency, source=run.run_id)
+    if rate is not None and isfinite(rate):
+        arrival = _arrivals(run, rate, count, seed)
+    load = Workload(arrival, prompt, output, max_concurrency=concurrency, source=run.run_id)
+    load.segments = _shared(prompt, prefix) if (prefix := _common_prefix(run, prompt, {})) else None
+    return load
+
+
+def _count(run: Run, concurrency: int | None, rate: float | None) -> int:
+    """Give the number of requests; where it is not recorded, as many as say something."""
+    if told := run.count("n_requests"):
+        return told
+    count = ROUNDS * (concurrency or UNTOLD_REQUESTS // ROUNDS)
+    seconds = run.number("duration_s")
+    if seconds and rate is not None and isfinite(rate):
+        count = max(1, round(seconds * rate))
+    warnings.warn(f"n_requests: not recorded: {count} are taken", HeadwayWarning, stacklevel=2)
+    return count
+
+
+def _arrivals(run: Run, rate: float, count: int, seed: int) -> Floats:
+    """Give arrivals at a rate: Poisson, or as `arrival` and `burstiness` say.
+
+    Burstiness is vLLM bench's: the shape of gamma-distributed gaps, 1 / CV^2.
+    """
+    word = run.word("arrival").lower()
+    if re.search(r"constant|uniform|determinist|even", word):
+        return np.arange(count) / rate
+    shape = run.number("burstiness")
+    if shape is None and (told := re.search(r"burstiness\D{0,3}(\d+(?:\.\d+)?)", word)):
+        shape = float(told[1])
+    if shape is None and (told := re.search(r"\bcv\D{0,3}(\d+(?:\.\d+)?)", word)):
+        shape = 1 / max(float(told[1]), 0.01) ** 2
+    draw = np.random.default_rng([seed, 1])
+    if shape:
+        gaps = draw.gamma(shape, 1 / (rate * shape), count)
+    else:
+        gaps = draw.exponential(1 / rate, count)
+    return np.asarray(np.cumsum(gaps) - gaps[0])
 
 
 def _nominal(run: Run) -> tuple[float | None, float | None]:
-    found = re.search(r"(?:isl/osl|ISL/OSL)\s*(\d+)\s*/\s*(\d+)", run.word("notes"))
+    found = re.search(r"isl ?/ ?osl[ :=]*(\d+) ?/ ?(\d+)", run.word("notes").lower())
+    found = found or re.search(r"isl[ :=]*(\d+)\D{1,3}osl[ :=]*(\d+)", run.word("notes").lower())
     found = found or re.search(r"_(\d+)x(\d+)_c\d+", run.run_id)
     return (float(found[1]), float(found[2])) if found else (None, None)
 
 
 def _lengths(
-    draw: np.random.Generator, nominal: float | None, mean: float | None, count: int
+    draw: np.random.Generator, what: str, nominal: float | None, mean: float | None, count: int
 ) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
     """Give lengths: uniform in `RATIO` of the nominal where the mean says so, else in `UNTOLD`."""
-    if nominal is None and mean is None:
-        raise ValueError("mean_input_tokens and mean_output_tokens are not recorded")
+    middle = mean or nominal
+    if not middle:
+        raise ValueError(f"mean_{what}_tokens: is not recorded, nor nominal lengths in notes")
     if nominal and mean and abs(mean / nominal - sum(RATIO) / 2) < 0.02:
         low, high = (round(part * nominal) for part in RATIO)
         return draw.integers(low, high + 1, count)
-    middle = mean or nominal or 1.0
     low, high = (max(1, round(part * middle)) for part in UNTOLD)
     return draw.integers(low, high + 1, count)
 
