@@ -157,7 +157,7 @@ def live(
     from calibration.meta import describe_engine
     from gpu_backend.live import build_engine, run_live
     from simulator.assemble import assemble
-    from simulator.console import tell_interrupted, written_to
+    from simulator.console import tell_interrupted
     from simulator.load import load_scenario
     from simulator.output import check_folder
     from simulator.progress import Bar
@@ -175,17 +175,14 @@ def live(
             if bar is not None:
                 bar.close()
         if done.result.interrupted:
-            if number:
-                return tell_interrupted(done.result, f"all files of earlier runs are in {folder}")
             return tell_interrupted(done.result)
         place = folder / f"rerun-{number}" if number else folder
         report = run_table(done.result.summary())
         files = write_live(done, place, about)
         if not quiet:
-            with written_to(place):
-                if not number:
-                    print(report)
-                print(f"written to {place}: {', '.join(file.name for file in files)}", flush=True)
+            if not number:
+                print(report)
+            print(f"written to {place}: {', '.join(file.name for file in files)}", flush=True)
     return 0
 
 

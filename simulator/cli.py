@@ -10,18 +10,19 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from simulator import __version__
 from simulator.console import (
     INTERRUPTED,
+    left_behind,
     tell_errors,
     tell_interrupted,
     tell_os_error,
     told_warnings,
-    written_to,
 )
 from simulator.errors import HeadwayError
+from simulator.files import WRITTEN
 
 if TYPE_CHECKING:
     from simulator.scenario import Scenario
@@ -78,7 +79,9 @@ app.command(
     help="Draw a picture of what run, compare, sweep, plan or live wrote.",
 )
 
-ScenarioFile = Annotated[Path, Parameter(name="SCENARIO", help="scenario file (YAML)")]
+ScenarioFile = Annotated[
+    Path, Parameter(name="SCENARIO", help="scenario file (YAML), or a shipped one's name: demo")
+]
 Overrides = Annotated[
     list[str] | None,
     Parameter(
@@ -153,10 +156,9 @@ def run(
     files = write_run(result, folder, format)
     notes = write_exports(result, timeline, prometheus)
     if not quiet:
-        with written_to(folder):
-            print(run_table(result.summary()))
-            told = f"written to {folder}: {', '.join(file.name for file in files)}"
-            print(*notes, told, sep="\n", flush=True)
+        print(run_table(result.summary()))
+        told = f"written to {folder}: {', '.join(file.name for file in files)}"
+        print(*notes, told, sep="\n", flush=True)
     return 0
 
 
@@ -318,16 +320,19 @@ def convert(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code. Whatever the user did wrong is told on stderr."""
+    WRITTEN.clear()
     try:
         with told_warnings():
             code = app(argv, exit_on_error=False, print_error=False)
             print(end="", flush=True)
     except HeadwayError as error:
         return tell_errors(error.messages)
+    except UnusedCliTokensError as error:
+        return tell_errors([f"unexpected argument: {' '.join(error.unused_tokens or ())}"])
     except CycloptsError as error:
         return tell_errors([" ".join(str(error).split())])
-    except KeyboardInterrupt as interrupt:
-        print(f"headway: interrupted; {str(interrupt) or 'no file was written'}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"headway: interrupted; {left_behind()}", file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
         return tell_os_error(error)

@@ -16,7 +16,7 @@ from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.balancer import Balancer
 from simulator.client import Client
 from simulator.cost import CostModel
-from simulator.errors import HeadwayError, HeadwayWarning
+from simulator.errors import HeadwayError, HeadwayWarning, meant
 from simulator.fleet import Fleet
 from simulator.gate import Gate
 from simulator.lifecycle import Autoscaler, Failures, Lifecycle
@@ -67,7 +67,10 @@ def _own(name: str, arguments: dict[str, Any], scenario: Scenario) -> Router:
     module, colon, attribute = name.partition(":")
     if not colon:
         known = ", ".join(ROUTERS)
-        raise ValueError(f"no router {name!r}; there are {known}, or package.module:function")
+        raise ValueError(
+            f"no router {name!r}; there are {known}, or package.module:function"
+            f"{meant(name, ROUTERS)}"
+        )
     folder = str(scenario.folder.resolve())
     if folder not in sys.path:
         sys.path.append(folder)

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simulator.console import written_to
-
 if TYPE_CHECKING:
     from simulator.compare import Point
     from simulator.simulation import Result
@@ -26,9 +24,8 @@ def write_comparison(
     labels = [point.label for point in points]
     drawn = _draw(labels, results, folder / "comparison.png")
     if not quiet:
-        with written_to(folder):
-            print(compare_table(labels, [result.summary() for result in results]))
-            print(f"written to {folder}: comparison.csv{drawn}, each run's folder", flush=True)
+        print(compare_table(labels, [result.summary() for result in results]))
+        print(f"written to {folder}: comparison.csv{drawn}, each run's folder", flush=True)
 
 
 def _draw(labels: list[str], results: "list[Result]", path: Path) -> str:

@@ -5,10 +5,10 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator.errors import HeadwayWarning
+from simulator.files import WRITTEN
 
 if TYPE_CHECKING:
     from simulator.simulation import Result
@@ -23,7 +23,17 @@ def tell_errors(messages: Iterable[str]) -> int:
     return BAD_INPUT
 
 
-def tell_interrupted(result: "Result", kept: str = "no file was written") -> int:
+def left_behind() -> str:
+    """Say what an interrupted command has written."""
+    folders = {path.parent for path in WRITTEN}
+    outer = sorted(str(folder) for folder in folders if not folders & set(folder.parents))
+    if not outer:
+        return "no file was written"
+    count = "1 file is" if len(WRITTEN) == 1 else f"{len(WRITTEN)} files are"
+    return f"{count} written, in {', '.join(outer)}"
+
+
+def tell_interrupted(result: "Result") -> int:
     """Say how far an interrupted run came, and what there is of those before it."""
     from simulator.log import REASONS
 
@@ -32,19 +42,10 @@ def tell_interrupted(result: "Result", kept: str = "no file was written") -> int
     now = max((float(log.steps["end"][-1]) for log in result.logs if log.step_rows), default=0.0)
     print(
         f"headway: interrupted at {now:,.1f} s of simulated time, {done:,} of "
-        f"{len(result.workload):,} requests done; {kept}",
+        f"{len(result.workload):,} requests done; {left_behind()}",
         file=sys.stderr,
     )
     return INTERRUPTED
-
-
-@contextmanager
-def written_to(folder: Path) -> Iterator[None]:
-    """Let an interrupt from here on say that the files are there."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"all files are in {folder}") from None
 
 
 def tell_os_error(error: OSError) -> int:

@@ -11,5 +11,14 @@ class HeadwayError(Exception):
         super().__init__("\n".join(self.messages))
 
 
+def meant(name: str, known: Iterable[str]) -> str:
+    """Say, for a message's end, which known name a wrong one may mean; nothing if none is near."""
+    from difflib import get_close_matches
+
+    names = {one.lower(): one for one in known}
+    near = get_close_matches(name.lower(), names, 1, cutoff=0.6)
+    return f"; did you mean {names[near[0]]}?" if near else ""
+
+
 class HeadwayWarning(UserWarning):
     """The result stands, but the user should know this."""

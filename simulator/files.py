@@ -11,6 +11,9 @@ from simulator.errors import HeadwayError
 Writer = Callable[[BinaryIO], object]
 """Writes a file's contents to an open binary file."""
 
+WRITTEN: list[Path] = []
+"""What this command has written: an interrupt tells it."""
+
 
 def check_target(source: Path, target: Path) -> None:
     """See beforehand that a file made of another can be written, and is not that other."""
@@ -56,6 +59,7 @@ def write_together(folder: Path, writers: Mapping[str, Writer]) -> list[Path]:
                 writer(file)
         for current, draft in zip(targets, drafts, strict=True):
             draft.replace(current)
+        WRITTEN.extend(targets)
     except BaseException as error:
         _unmake(drafts, made)
         if isinstance(error, OSError):

@@ -14,6 +14,7 @@ from typing import Protocol, get_args
 
 import numpy as np
 
+from simulator.errors import meant
 from simulator.fields import build, check, fault, number, refuse
 from simulator.workload import Floats, Ints, Workload
 
@@ -288,7 +289,8 @@ def parse(spec: Spec) -> Distribution:
         return Fixed(value)
     kind = spec.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
-        raise ValueError(f"kind: {kind!r} is none of {', '.join(KINDS)}")
+        near = meant(str(kind), KINDS)
+        raise ValueError(f"kind: {kind!r} is none of {', '.join(KINDS)}{near}")
     return build(KINDS[kind], {key: spec[key] for key in spec if key != "kind"})
 
 

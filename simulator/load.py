@@ -24,7 +24,7 @@ from simulator.cluster_block import (
     OutageBlock,
 )
 from simulator.engine_block import EngineBlock
-from simulator.errors import HeadwayError
+from simulator.errors import HeadwayError, meant
 from simulator.plan_block import PlanBlock
 from simulator.scenario import GoodputBlock, GpuBlock, Scenario, TraceBlock
 from simulator.shipped import find_scenario
@@ -209,7 +209,8 @@ def _told(details: Any) -> list[Fault]:
         return [(key, _unknown(key))]
     if kind in WORDS:
         limits = {k: f"{v:g}" if isinstance(v, float) else v for k, v in context.items()}
-        return [(key, WORDS[kind].format(input=_said(details["input"]), **limits))]
+        near = meant(str(details["input"]), re.findall(r"'([^']*)'", str(limits.get("expected"))))
+        return [(key, WORDS[kind].format(input=_said(details["input"]), **limits) + near)]
     return [(key, details["msg"])]
 
 

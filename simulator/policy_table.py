@@ -5,6 +5,7 @@ import inspect
 import sys
 from typing import Any
 
+from simulator.errors import meant
 from simulator.fairness import DRR, WFQ, Fair
 from simulator.fastgen import FastGen
 from simulator.fields import PLAIN, check
@@ -73,7 +74,10 @@ def find_policy(scenario: Scenario) -> tuple[type, dict[str, Any]]:
     field = "engine.scheduling_policy"
     if not colon:
         known = ", ".join(POLICIES)
-        raise ValueError(f"{field}: no policy {name!r}; there are {known}, or package.module:Class")
+        raise ValueError(
+            f"{field}: no policy {name!r}; there are {known}, or package.module:Class"
+            f"{meant(name, POLICIES)}"
+        )
     folder = str(scenario.folder.resolve())
     if folder not in sys.path:
         sys.path.append(folder)

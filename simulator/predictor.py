@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from simulator.errors import meant
 from simulator.fields import build, refuse
 from simulator.request import Request
 from simulator.workload import Ints, Workload
@@ -162,7 +163,7 @@ def parse_predictor(values: Mapping[str, object]) -> Spec:
     kind = values.get("kind")
     if kind not in KINDS:
         said = "is missing" if kind is None else f"{kind!r} is none"
-        raise ValueError(f"kind: {said}; there are {', '.join(KINDS)}")
+        raise ValueError(f"kind: {said}; there are {', '.join(KINDS)}{meant(str(kind), KINDS)}")
     rest = {key: value for key, value in values.items() if key != "kind"}
     return build(KINDS[str(kind)], rest)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from simulator.compare import Point
-from simulator.console import written_to
 from simulator.errors import HeadwayWarning
 from simulator.files import write_together
 from simulator.intervals import Estimate
@@ -45,9 +44,8 @@ def run_replicated(
     }
     _write(folder, files)
     if not quiet:
-        with written_to(folder):
-            print(run_intervals(scenario.name, found))
-            print(f"written to {folder}: {', '.join(files)}", flush=True)
+        print(run_intervals(scenario.name, found))
+        print(f"written to {folder}: {', '.join(files)}", flush=True)
     return 0
 
 
@@ -82,9 +80,8 @@ def compare_replicated(
     _write(folder, files)
     plot_intervals(labels, runs, folder / "comparison.png")
     if not quiet:
-        with written_to(folder):
-            print(compare_intervals(labels, found))
-            print(f"written to {folder}: {', '.join(files)}, comparison.png", flush=True)
+        print(compare_intervals(labels, found))
+        print(f"written to {folder}: {', '.join(files)}, comparison.png", flush=True)
     return 0
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from simulator.errors import HeadwayError
+from simulator.errors import HeadwayError, meant
 
 PACKAGE = Path(__file__).parent
 FOLDERS = (PACKAGE / "scenarios", PACKAGE.parent / "scenarios")
@@ -20,8 +20,11 @@ def find_scenario(path: Path) -> Path:
     for folder in FOLDERS:
         if (found := folder / f"{path}.yaml").is_file():
             return found
-    names = ", ".join(shipped_scenarios())
-    raise HeadwayError(f"{path}: no such file, and not one of the shipped scenarios: {names}")
+    names = shipped_scenarios()
+    raise HeadwayError(
+        f"{path}: no such file, and not one of the shipped scenarios: {', '.join(names)}"
+        f"{meant(str(path), names)}"
+    )
 
 
 def shipped_scenarios() -> list[str]:

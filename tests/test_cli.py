@@ -122,7 +122,7 @@ USAGE = [
     (["rnu", "small.yaml"], 'Unknown command "rnu". Did you mean "run"?...'),
     (["run", "small.yaml", "--seed", "x"], 'Invalid value for --seed: unable to convert "x"...'),
     (["run", "small.yaml", "--format", "xml"], 'Invalid value "xml" for --format...'),
-    (["run", "small.yaml", "more.yaml"], "Unused Tokens: ['more.yaml']...."),
+    (["run", "small.yaml", "more.yaml"], "unexpected argument: more.yaml"),
     (["compare", "small.yaml"], 'Command "compare" parameter --vary requires an argument.'),
     (["run", "none.yaml"], "none.yaml: no such file"),
     (["run", "small.yaml", "--set", "seed"], "--set seed: must be dotted.key=value"),
@@ -248,19 +248,28 @@ def test_an_interrupt_outside_the_loop_is_told_too(folder, capsys, monkeypatch):
     assert names(folder) == ["small.yaml"]
 
 
-@pytest.mark.parametrize("command", ["run", "compare"])
-def test_an_interrupt_of_the_report_says_where_the_files_are(folder, capsys, monkeypatch, command):
-    """They are complete by then."""
+@pytest.mark.parametrize(
+    ("command", "stopped", "told"),
+    [
+        (["run"], "report.run_table", "4 files are written"),
+        (["run", "--timeline", "t/t.json"], "timeline.write_timeline", "4 files are written"),
+        (["compare", "--vary", "seed=0,1"], "plots.plot_compare", "9 files are written"),
+        (["compare", "--vary", "seed=0,1"], "report.compare_table", "10 files are written"),
+    ],
+)
+def test_an_interrupt_says_where_the_files_are(folder, capsys, monkeypatch, command, stopped, told):
+    """Those written by then, whatever comes after them: further files, a picture, the report."""
 
     def stop(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"simulator.report.{command}_table", stop)
-    out = "out/small" if command == "run" else "out/small-compare"
-    vary = ["--vary", "seed=0,1"] if command == "compare" else []
-    assert main([command, "small.yaml", *vary]) == 130
-    assert capsys.readouterr().err == f"headway: interrupted; all files are in {out}\n"
-    assert ("summary.json" if command == "run" else "comparison.csv") in names(folder / out)
+    assert main(["run", "small.yaml", "--out", "before"]) == 0  # is no business of the next command
+    capsys.readouterr()
+    monkeypatch.setattr(f"simulator.{stopped}", stop)
+    assert main([command[0], "small.yaml", *command[1:]]) == 130
+    out = Path("out/small" if command[0] == "run" else "out/small-compare")
+    assert capsys.readouterr().err == f"headway: interrupted; {told}, in {out}\n"
+    assert len([path for path in out.rglob("*") if path.is_file()]) == int(told.split()[0])
 
 
 def test_a_closed_pipe_is_no_error():

@@ -2,7 +2,8 @@
 
 import pytest
 
-from simulator.load import ABSENT
+from simulator.errors import HeadwayError
+from simulator.load import ABSENT, load_scenario
 from simulator.policy_table import POLICIES
 from tests.scenarios import AZURE, errors
 
@@ -37,6 +38,30 @@ from tests.scenarios import AZURE, errors
 def test_bad_overrides_are_named(write, override, message):
     """An error says which --set it comes from."""
     assert errors(write("name: n\n"), [override]) == [message]
+
+
+SLIPS = [
+    ("engine.scheduling_policy=fcsf", "package.module:Class; did you mean fcfs?"),
+    ("engine.scheduling_policy={policy: statik}", "; did you mean static?"),
+    ("engine.scheduling_policy=mine", "or package.module:Class"),
+    ("cluster.router=rond_robin", "package.module:function; did you mean round_robin?"),
+    ("engine=sglan", "or 'hf', not 'sglan'; did you mean sglang?"),
+    ("engine.kv_cache_dtype=pf8", "not 'pf8'; did you mean fp8?"),
+    ("workload.output_len={kind: lognorml, mean: 3}", "mixture; did you mean lognormal?"),
+    ("predictor={kind: orakle}", "; did you mean oracle?"),
+]
+
+
+@pytest.mark.parametrize(("setting", "told"), SLIPS)
+def test_a_slip_of_the_pen_is_guessed(write, setting, told):
+    """What is allowed is listed, and the nearest of it named; where nothing is near, it is not."""
+    (message,) = errors(write("name: n\n"), [setting])
+    assert message.endswith(told)
+
+
+def test_a_slip_in_a_scenarios_name_is_guessed():
+    with pytest.raises(HeadwayError, match=r"; did you mean demo\?$"):
+        load_scenario("demmo")
 
 
 BAD = [
@@ -95,7 +120,8 @@ BAD = [
     ),
     (
         "engine:\n  quantization: fp9\n",
-        "s.yaml:2: engine.quantization: must be 'fp8', 'int8', 'int4' or 'nvfp4', not 'fp9'",
+        "s.yaml:2: engine.quantization: must be 'fp8', 'int8', 'int4' or 'nvfp4', not 'fp9'; did "
+        "you mean fp8?",
     ),
     ("name: a/b\n", "s.yaml:1: name: must begin with a letter or digit and have only these, ..."),
     ("name: .\n", "s.yaml:1: name: must begin with a letter or digit ..."),
@@ -250,7 +276,7 @@ BAD = [
     (
         "workload:\n  trace:\n    path: t.csv\n    format: azur\n",
         "s.yaml:4: workload.trace.format: must be 'azure', 'burstgpt', 'lengths', 'mooncake', "
-        "'timed_trace', 'custom' or 'llmservingsim', not 'azur'",
+        "'timed_trace', 'custom' or 'llmservingsim', not 'azur'; did you mean azure?",
     ),
     (
         "workload:\n  trace:\n    path: t.csv\n    start_s: 5\n    end_s: 5\n",
