@@ -25,6 +25,7 @@ class Flight:
     """A batch on its way, or a stretch of equal ones, all but the first not yet scheduled."""
 
     step: Step
+    decided: float
     start: float
     ends: list[float]
     row: tuple[int, ...]
@@ -121,7 +122,7 @@ class AsyncReplica(Replica):
             del ends[0]
         else:
             ends = [start + self.executor.execute(step)]
-        flight = Flight(step, start, ends, row, len(ends) == 1)
+        flight = Flight(step, now, start, ends, row, len(ends) == 1)
         self._flights.append(flight)
         return flight
 
@@ -138,6 +139,7 @@ class AsyncReplica(Replica):
         """Take in the outcome of the oldest batch."""
         step, ends = flight.step, flight.ends
         self.log.step_rows += pack_step(flight.start, ends[-1], len(ends), *flight.row)
+        self.log.decided.append(flight.decided)
         if step.copies:
             self.log.note_swaps(flight.start, step)
         if step.decodes > len(step.singles or ()):

@@ -88,7 +88,7 @@ class Facts:
     def _blocked(self) -> tuple[dict[str, float], float]:
         areas, held = dict.fromkeys(CAUSES, 0.0), 0.0
         for log in self.result.logs:
-            more, time = blocked_time(log, self.result.sent, self.engine, self.spare)
+            more, time = blocked_time(log, self.engine, self.spare)
             areas = {cause: areas[cause] + more[cause] for cause in CAUSES}
             held += time
         return areas, held

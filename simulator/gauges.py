@@ -10,10 +10,10 @@ from simulator.log import Log
 from simulator.tables import (
     REJECTED,
     UNFINISHED,
-    Floats,
     RequestTable,
     arrivals,
     block_growth,
+    decisions,
 )
 
 SLICE = 1 << 17  # rows looked at together: bounds the temporaries
@@ -82,15 +82,15 @@ def _slices(rows: Rows) -> Iterator[Rows]:
         yield rows[at : at + SLICE]
 
 
-def queue_depth(log: Log, sent: Floats, end: float) -> tuple[float, int]:
+def queue_depth(log: Log, end: float) -> tuple[float, int]:
     """Integrate the waiting requests over time up to `end`; give that (in s) and the maximum.
 
-    A row tells how many waited as it began; each request sent before the next row begins adds to
-    it. Only levels that last count for the maximum.
+    A row tells how many waited as it was decided; each request that comes before the next row is
+    decided adds to it. Only levels that last count for the maximum.
     """
-    starts = np.append(log.steps["start"], end)
+    starts = np.append(decisions(log), end)
     waiting = log.steps["waiting"].astype(np.int64)
-    queue = arrivals(log, sent)
+    queue = arrivals(log)
     queue = queue[queue <= end]
     after = np.searchsorted(starts, queue, side="left")  # the row that begins next
     wait = starts[after] - queue
@@ -109,7 +109,7 @@ def gauge(
 ) -> dict[str, object]:
     """Give the gauges; means are over time and over replicas, `span` is the run's (s)."""
     start, end = span
-    depths = [queue_depth(log, table.sent, end) for log in logs]
+    depths = [queue_depth(log, end) for log in logs]
     whole = (end - start) * len(logs)
     mean_running = share(sums.running_time, sums.busy_time)
     efficiency = share(sums.stored_time, sums.reserved_time)

@@ -107,6 +107,10 @@ class Log:
     draft_rows: bytearray = field(default_factory=bytearray)
     offloaded: int = 0  # blocks that went to the host tier
     tick_ends: "array[float]" = field(default_factory=lambda: array("d"))
+    joined: "array[float]" = field(default_factory=lambda: array("d"))
+    """When requests joined the queue (s), those that could never fit left out."""
+    decided: "array[float]" = field(default_factory=lambda: array("d"))
+    """When each row's first step was decided (s), where that is before its start: async."""
 
     @property
     def steps(self) -> npt.NDArray[np.void]:

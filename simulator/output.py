@@ -98,7 +98,6 @@ def step_frame(result: "Result", *, expanded: bool = False) -> "pd.DataFrame":
             contiguous = result.scenario.engine.reserves
             columns = expand_steps(
                 log,
-                result.sent,
                 contiguous=contiguous,
                 copy_seconds=_copy_seconds(result, number),
             )

@@ -10,7 +10,7 @@ import numpy as np
 from simulator.bins import depth_in_bins, mean_in_bins
 from simulator.files import write_atomic
 from simulator.log import Log
-from simulator.tables import Floats, arrivals, gather_requests
+from simulator.tables import Floats, arrivals, decisions, gather_requests
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -163,7 +163,7 @@ def _draw_queue(axes: "Axes", results: Sequence["Result"]) -> None:
     """Requests that wait in the engine."""
     edges = _edges(results)
     for result, color in zip(results, COLORS, strict=False):
-        depth = sum(_depth_in_bins(log, result.sent, edges) for log in result.logs)
+        depth = sum(_depth_in_bins(log, edges) for log in result.logs)
         axes.plot((edges[1:] + edges[:-1]) / 2, depth, color=color, linewidth=1.5)
     _frame(axes, edges, headroom=1.05)
     axes.set_title("Queue")
@@ -184,6 +184,5 @@ def _edges(results: Sequence["Result"]) -> Floats:
     return np.linspace(0.0, max(ends, default=1.0), BINS + 1)
 
 
-def _depth_in_bins(log: Log, sent: Floats, edges: Floats) -> Floats:
-    rows = log.steps
-    return depth_in_bins(rows["start"], rows["waiting"], arrivals(log, sent), edges)
+def _depth_in_bins(log: Log, edges: Floats) -> Floats:
+    return depth_in_bins(decisions(log), log.steps["waiting"], arrivals(log), edges)

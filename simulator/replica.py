@@ -73,6 +73,7 @@ class Replica:
         if not scheduler.fits(request):
             self._record(request, REJECTED)
             return
+        self.log.joined.append(self.env.now)
         self._arrived(scheduler.add(request))
 
     def _arrived(self, may_board: bool) -> None:

@@ -215,11 +215,15 @@ def copy_columns(log: Log, starts: Floats, seconds: Floats | None) -> dict[str, 
     return columns
 
 
-def arrivals(log: Log, sent: Floats) -> Floats:
+def arrivals(log: Log) -> Floats:
     """Give the times at which requests joined this replica's queue, ascending."""
-    rows = log.requests
-    times: Floats = np.sort(sent[rows["id"][rows["reason"] != REJECTED]])
-    return times
+    return np.sort(log.joined)
+
+
+def decisions(log: Log) -> Floats:
+    """Give the time at which each row's first step was decided: `waiting` is as of then."""
+    decided: Floats = np.asarray(log.decided) if log.decided else log.steps["start"]
+    return decided
 
 
 def block_growth(log: Log, rows: npt.NDArray[np.void]) -> Floats:
@@ -235,20 +239,22 @@ def block_growth(log: Log, rows: npt.NDArray[np.void]) -> Floats:
 
 
 def expand_steps(
-    log: Log, sent: Floats, *, contiguous: bool = False, copy_seconds: Floats | None = None
+    log: Log, *, contiguous: bool = False, copy_seconds: Floats | None = None
 ) -> dict[str, Column]:
     """Unroll the leaps: the columns of steps.csv with one row per step, in order of time.
 
-    `sent` is the run's: `waiting` is what the row began with and the requests sent since.
+    `waiting` is what the row began with and the requests that have come since.
     `kv_blocks_used` is exact at the first step of a row and estimated by even growth after it,
     or constant where allocation is `contiguous`.
     """
     rows = log.steps
     row, index = _unroll(rows["steps"].astype(np.int64))
     starts, ends = _step_times(log, row, index)
-    queue = arrivals(log, sent)
-    since = np.searchsorted(queue, starts, "right")
-    since -= np.searchsorted(queue, rows["start"], "right")[row]
+    queue, decided = arrivals(log), starts
+    if log.decided:  # each step when the one before it began
+        decided = np.where(index > 0, np.append(0.0, starts[:-1]), decisions(log)[row])
+    since = np.searchsorted(queue, decided, "right")
+    since -= np.searchsorted(queue, decisions(log), "right")[row]
     used = rows["blocks_used"].astype(np.int64)[row]
     if not contiguous:
         used = np.minimum(used + (index * block_growth(log, rows)[row]).astype(int), log.num_blocks)

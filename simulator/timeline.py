@@ -104,7 +104,7 @@ def _events(result: "Result", every: int, merged: int) -> tuple[list[dict[str, A
             {"ph": "M", "name": "process_sort_index", "pid": engine, "args": {"sort_index": 0}},
         ]
         events += [(time, {**e, "pid": engine, "tid": 1}) for time, e in _steps(log, merged)]
-        counted = _counters(log, arrivals(log, result.sent), merged)
+        counted = _counters(log, arrivals(log), merged)
         events += [(time, {**e, "pid": engine, "tid": 1}) for time, e in counted]
         told = _requests(table, log, shown & (table.replica == number))
         events += [(time, {**e, "pid": requests, "tid": 1}) for time, e in told]

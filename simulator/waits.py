@@ -14,9 +14,7 @@ SEATS, BUDGET, BLOCKS, POLICY = CAUSES = ("seats", "token budget", "blocks", "po
 """All max_num_seqs taken; all max_num_batched_tokens given away; too few KV blocks; its rules."""
 
 
-def blocked_time(
-    log: Log, sent: Floats, engine: "EngineBlock", spare: float
-) -> tuple[dict[str, float], float]:
+def blocked_time(log: Log, engine: "EngineBlock", spare: float) -> tuple[dict[str, float], float]:
     """Give seconds x requests that one replica's queue waited, by cause; and the time it did.
 
     Counted is who is left waiting when a step has been decided; waiting for a step's end is not.
@@ -27,7 +25,7 @@ def blocked_time(
     """
     rows = log.steps
     time = rows["end"] - rows["start"]
-    waited = rows["waiting"] * time + _joined(log, sent)
+    waited = rows["waiting"] * time + _joined(log)
     cause = _causes(log, engine, spare)
     areas = np.bincount(cause, waited, len(CAUSES)) if len(rows) else np.zeros(len(CAUSES))
     blocks = CAUSES.index(BLOCKS)
@@ -35,7 +33,7 @@ def blocked_time(
     return dict(zip(CAUSES, areas.tolist(), strict=True)), held
 
 
-def _joined(log: Log, sent: Floats) -> Floats:
+def _joined(log: Log) -> Floats:
     """Give for each row the time waited by those who came in it, from the next step's begin on.
 
     Only a row of several steps has a next step: each of them ends with a tick.
@@ -43,7 +41,7 @@ def _joined(log: Log, sent: Floats) -> Floats:
     rows = log.steps
     if not len(rows):
         return np.zeros(0)
-    queue = arrivals(log, sent)
+    queue = arrivals(log)
     row = np.maximum(np.searchsorted(rows["start"], queue, side="left") - 1, 0)
     leapt = (rows["steps"][row] > 1) & (rows["start"][row] < queue)
     queue, row = queue[leapt], row[leapt]

@@ -73,7 +73,9 @@ def add_step(log: Log, start: float, end: float, **values: int) -> None:
 
 
 def add_request(log: Log, number: int, seen: Seen) -> None:
-    """Write down a request's row."""
+    """Write down a request's row, and that it joined the queue as it was sent."""
+    if seen.reason != "rejected":
+        log.joined.append(seen.sent)
     log.request_rows += pack_request(
         seen.scheduled,
         seen.tokens[0] if seen.tokens else -1.0,

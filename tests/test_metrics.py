@@ -9,15 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter
 from simulator.log import Log
 from simulator.metrics import summarize
+from simulator.scheduler import Scheduler
 from simulator.static import Static
 from simulator.tables import gather_requests
-from simulator.workload import Workload
+from simulator.workload import Frontend, Workload
 from tests.engines import fcfs, play
 from tests.handmade import (
     CLOCK,
+    TICK,
     Seen,
     Story,
     add_request,
@@ -250,14 +253,21 @@ def test_head() -> None:
     assert summary["p99_e2el_including_client_queue_ms"] == 0.0
 
 
-@given(loads, st.integers(1, 5), st.booleans())
-def test_littles_law(load: Workload, seats: int, static: bool) -> None:
+def make_engine(kind: str, **options: int) -> Scheduler:
+    if kind == "static":
+        return Static(BlockCounter(1000, 4), timeout=0.3, **options)
+    return fcfs(**options) if kind == "fcfs" else AsyncScheduler(BlockCounter(1000, 4), **options)
+
+
+@given(loads, st.integers(1, 5), st.sampled_from(["fcfs", "async", "static"]))
+def test_littles_law(load: Workload, seats: int, kind: str) -> None:
     """Without preemptions, mean queue depth times duration is the sum of the queue times.
 
-    Static batches also wait while the engine stands still.
+    Static batches also wait while the engine stands still; asynchronous steps are decided before
+    they begin.
     """
     options = {"max_num_seqs": seats, "max_num_batched_tokens": 32}
-    engine = Static(BlockCounter(1000, 4), timeout=0.3, **options) if static else fcfs(**options)
+    engine = make_engine(kind, **options)
     log, client = play(load, engine, CLOCK)
     sent = np.array(client.sent)
     summary = summarize(load, sent, [log])
@@ -266,13 +276,17 @@ def test_littles_law(load: Workload, seats: int, static: bool) -> None:
     assert depth == pytest.approx(waited, abs=1e-9)
 
 
-@given(loads, st.integers(1, 5))
-def test_leaping_and_stepwise_runs_have_the_same_summary(load: Workload, seats: int) -> None:
+@given(loads, st.integers(1, 5), st.sampled_from(["fcfs", "async"]), st.booleans())
+def test_leaping_and_stepwise_runs_have_the_same_summary(
+    load: Workload, seats: int, kind: str, frontend: bool
+) -> None:
     """All but the KV gauges are equal; a leap estimates those to a block per sequence."""
     options = {"max_num_seqs": seats, "max_num_batched_tokens": 32}
+    if frontend:
+        load = replace(load, frontend=Frontend(2 * TICK, TICK, TICK / 4))
     summaries = []
     for leap in (True, False):
-        log, client = play(load, fcfs(**options), CLOCK, leap=leap)
+        log, client = play(load, make_engine(kind, **options), CLOCK, leap=leap)
         summaries.append(summarize(load, np.array(client.sent), [log], max_num_seqs=seats))
     gauges = [summary.pop("headway") for summary in summaries]
     for key in ("kv_cache_usage_mean", "kv_cache_usage_max"):

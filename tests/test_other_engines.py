@@ -1,6 +1,5 @@
 """Schedules of other engines, worked out by hand: every step takes 1 s."""
 
-import numpy as np
 import pytest
 
 from simulator.blocks import BlockCounter, BlockManager
@@ -89,7 +88,7 @@ def test_what_is_reserved_counts_as_used(make: type[Reserving]) -> None:
     log, _ = play(workload((0, 5, 2), (0, 5, 3)), make(counter(20), **options), leap=False)
     assert log.steps["blocks_used"].tolist() == [6, 6, 3]
     leapt, _ = play(workload((0, 5, 8)), make(counter(20), **options))
-    used = expand_steps(leapt, np.zeros(1))["kv_blocks_used"]
+    used = expand_steps(leapt)["kv_blocks_used"]
     assert used.tolist() == [3] * 8
     assert len(leapt.steps) < 8
 

@@ -4,10 +4,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.async_scheduler import AsyncScheduler
+from simulator.blocks import BlockCounter
 from simulator.log import Log
+from simulator.scheduler import Scheduler
 from simulator.tables import expand_steps, gather_requests
 from simulator.workload import Workload
-from tests.engines import fcfs, play
+from tests.engines import play
 from tests.handmade import CLOCK, Seen, Story, add_request, add_step, loads, make_workload, stories
 
 
@@ -15,7 +18,7 @@ from tests.handmade import CLOCK, Seen, Story, add_request, add_step, loads, mak
 def test_expanded_steps(story: Story) -> None:
     """Unrolled leaps give start, duration and sums of every single step."""
     steps = story.steps[0]
-    columns = expand_steps(story.logs[0], story.sent)
+    columns = expand_steps(story.logs[0])
     assert columns["start"].tolist() == [s["start"] for s in steps]
     assert columns["duration"].tolist() == [s["end"] - s["start"] for s in steps]
     assert columns["context"].tolist() == [s["context"] for s in steps]
@@ -23,14 +26,15 @@ def test_expanded_steps(story: Story) -> None:
     assert columns["kv_blocks_used"].tolist() == [int(s["blocks_used"]) for s in steps]
 
 
-@given(loads, st.integers(1, 5))
-def test_leaps_expand_to_the_steps_of_a_stepwise_run(load: Workload, seats: int) -> None:
+@given(loads, st.integers(1, 5), st.sampled_from([Scheduler, AsyncScheduler]))
+def test_leaps_expand_to_the_steps_of_a_stepwise_run(
+    load: Workload, seats: int, kind: type[Scheduler]
+) -> None:
     """Waiting, context and times of every single step, whether it was leapt over or not."""
     options = {"max_num_seqs": seats, "max_num_batched_tokens": 32}
-    leapt, client = play(load, fcfs(**options), CLOCK)
-    stepwise, _ = play(load, fcfs(**options), CLOCK, leap=False)
-    sent = np.array(client.sent)
-    one, other = expand_steps(leapt, sent), expand_steps(stepwise, sent)
+    leapt, _ = play(load, kind(BlockCounter(1000, 4), **options), CLOCK)
+    stepwise, _ = play(load, kind(BlockCounter(1000, 4), **options), CLOCK, leap=False)
+    one, other = expand_steps(leapt), expand_steps(stepwise)
     for name in ("start", "duration", "running", "waiting", "decode_tokens", "context"):
         assert one[name].tolist() == other[name].tolist(), name
 
@@ -40,8 +44,8 @@ def test_reserved_blocks_do_not_grow() -> None:
     log = Log(num_blocks=6, block_size=2)
     add_step(log, 0.0, 4.0, steps=4, decodes=2, blocks_used=4)
     log.tick_ends.extend([1.0, 2.0, 3.0, 4.0])
-    assert expand_steps(log, np.empty(0))["kv_blocks_used"].tolist() == [4, 5, 6, 6]
-    columns = expand_steps(log, np.empty(0), contiguous=True)
+    assert expand_steps(log)["kv_blocks_used"].tolist() == [4, 5, 6, 6]
+    columns = expand_steps(log, contiguous=True)
     assert columns["kv_blocks_used"].tolist() == [4, 4, 4, 4]
     assert columns["kv_blocks_free"].tolist() == [2, 2, 2, 2]
 
