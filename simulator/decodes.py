@@ -27,6 +27,7 @@ class DecodeSet:
         self.count = 0
         self.context = 0  # tokens in the cache, summed over the members
         self.tick = 0  # ticks so far
+        self.joins = 0  # members taken in so far: each of them has just said a token
         self.phases = [0] * block_size
         self.members: list[dict[Request, None]] | None = (
             [{} for _ in range(block_size)] if by_phase else None
@@ -38,6 +39,7 @@ class DecodeSet:
     def join(self, request: Request, ticks: int) -> None:
         """Take in a request that ends after `ticks` ticks from now."""
         tick = self.tick
+        self.joins += 1
         request.joined = tick
         request.last_tick = tick + ticks
         self.count += 1

@@ -135,6 +135,7 @@ class DraftedSet(DecodeSet):
         path = self.paths[request] = self._path(request, ticks)
         steps = len(path.generated) - 1
         self._columns(steps)[:] += path.sums
+        self.joins += 1
         request.joined = self.tick
         request.last_tick = self.tick + steps
         self.count += 1

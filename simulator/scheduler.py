@@ -24,6 +24,7 @@ from simulator.admission import Admission, Reservation
 from simulator.batch import Batch
 from simulator.blocks import BlockCounter
 from simulator.cadence import Cadence
+from simulator.circles import Circles
 from simulator.host import HostMemory, Prices, SwappedFirst
 from simulator.policies import Fifo, Policy, queue_of, victim_of
 from simulator.request import Chunk, Load, Request, Step
@@ -98,6 +99,7 @@ class Scheduler(Batch):
         )
         self.host = HostMemory(swap_blocks, blocks.block_size, swap_prices)
         self._victim = victim_of(policy)
+        self._circles = Circles(type(self if policy is None else policy).__name__)
         self._cadence = (
             Cadence(prefill_schedule_interval) if prefill_schedule_interval > 1 else None
         )
@@ -136,6 +138,7 @@ class Scheduler(Batch):
     def add(self, request: Request) -> bool:
         """Take a new request; say whether the next step may differ for it."""
         request.max_tokens = self._max_tokens(request)
+        self._circles.arrived()
         # Where a cap on chunks depends on how many are present, the head may fit from now on.
         changes = self.waiting.add(request) or self.long_prefill_token_threshold > 0
         return changes and (
@@ -421,6 +424,8 @@ class Scheduler(Batch):
         self.blocks.release(request)
         request.padding = 0
         request.preemptions += 1
+        if not request.swapped:
+            self._circles.preempted(self.decodes)
 
     def cancel(self, request: Request) -> None:
         """Let a request go for good, between two steps: nobody wants its answer any more."""

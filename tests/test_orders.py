@@ -326,6 +326,52 @@ def test_a_policy_that_answers_nonsense_is_named(policy: object, message: str) -
     assert told.startswith(f"engine.scheduling_policy: {message}")
 
 
+class Headlong:
+    """Whoever waits takes the place of whoever runs."""
+
+    def key(self, request):
+        return request.arrival
+
+    def displaces(self, head, running):
+        return next(iter(running), None)
+
+
+class SelfSacrifice:
+    """Whoever runs longest leaves."""
+
+    def key(self, request):
+        return request.arrival
+
+    def victim(self, running):
+        return next(iter(running))
+
+
+def test_policies_by_which_all_throw_one_another_out_are_named() -> None:
+    """Prompts of two steps never come to their second, or to that which lacks a block."""
+    load = workload((0, 10, 1), (0, 10, 1))
+    options = {"max_num_seqs": 1, "max_num_batched_tokens": 8}
+    headlong = DynamicScheduler(BlockCounter(9, 4), policy=Headlong(), **options)
+    options = {"long_prefill_token_threshold": 2, "scheduler_reserve_full_isl": False}
+    sacrifice = Scheduler(BlockCounter(4, 4), policy=SelfSacrifice(), max_num_seqs=2, **options)
+    for scheduler, name in ((headlong, "Headlong"), (sacrifice, "SelfSacrifice")):
+        with pytest.raises(HeadwayError) as caught:
+            play(load, scheduler)
+        (told,) = caught.value.messages
+        assert told.startswith(f"engine.scheduling_policy: {name} goes round in circles: 10,000 pr")
+
+
+@pytest.mark.parametrize("leap", [True, False])
+def test_who_says_a_token_before_it_is_displaced_gets_on(leap: bool) -> None:
+    """Two answers of 6,000 tokens, one token at a time in turn."""
+    load = workload((0, 1, 6000), (0, 1, 6000))
+    options = {"max_num_seqs": 1, "max_num_batched_tokens": 6000}
+    log, _ = play(
+        load, DynamicScheduler(BlockCounter(4000, 4), policy=Headlong(), **options), leap=leap
+    )
+    assert log.requests["generated"].tolist() == [6000, 6000]
+    assert log.requests["preemptions"].sum() == 11_998
+
+
 def _request(load: Workload, i: int) -> Request:
     return Request(i, 0.0, int(load.prompt_tokens[i]), int(load.output_tokens[i]))
 

@@ -1,0 +1,35 @@
+"""Preemptions that undo one another for ever."""
+
+from simulator.decodes import DecodeSet
+from simulator.errors import HeadwayError
+
+BARREN = 10_000  # preemptions in a row that lose something, and not one token or arrival
+
+
+class Circles:
+    """Notices that nobody gets on, since all throw one another out before they have said a token.
+
+    The policies shipped cannot do that; one of a user's own can, by `displaces` or `victim`.
+    """
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._said = 0  # ticks and joins of the decode set, when they last changed
+        self._barren = 0  # preemptions since
+
+    def arrived(self) -> None:
+        """Take note of a new request: what comes next may be for its sake."""
+        self._barren = 0
+
+    def preempted(self, decodes: DecodeSet) -> None:
+        """Take note of a preemption; raise HeadwayError if it is one too many."""
+        said = decodes.tick + decodes.joins
+        if said != self._said:
+            self._said, self._barren = said, 0
+        self._barren += 1
+        if self._barren > BARREN:
+            raise HeadwayError(
+                f"engine.scheduling_policy: {self._who} goes round in circles: {BARREN:,} "
+                "preemptions in a row and not one token has come out, since those who board are "
+                "thrown out again before they have said one"
+            )
