@@ -53,6 +53,8 @@ def named(engine: object, gpu: object, model: object = None) -> object:
     version = engine.get("version")
     if name == VLLM and isinstance(version, str):
         defaults |= since(read_version(version) or NEWEST)
+    if name == VLLM and _drafts_on_the_host(engine.get("speculative_config")):
+        defaults["async_scheduling"] = False  # as in vLLM's VllmConfig.__post_init__
     return {"async_scheduling": False} | defaults | engine
 
 
@@ -63,6 +65,14 @@ def since(version: Version) -> Defaults:
         "scheduler_reserve_full_isl": version >= RESERVES_SINCE,
         "gpu_memory_utilization": 0.92 if version >= UTILIZATION_SINCE else 0.9,
     }
+
+
+def _drafts_on_the_host(speculation: object) -> bool:
+    """Say whether drafts are n-grams of what has been said, so that a step waits for the last."""
+    if not isinstance(speculation, dict):
+        return False
+    method = speculation.get("method")
+    return method == "ngram" or (method is None and speculation.get("draft") is None)
 
 
 def fraction_of(name: str | None) -> FractionOf:
