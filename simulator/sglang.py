@@ -10,6 +10,7 @@ from simulator.policies import Fifo
 from simulator.radix import pieces_of
 from simulator.request import Request, Step
 from simulator.reserve import Asked, Asking
+from simulator.unsaid import Unsaid
 
 INIT_RATIO, MIN_FACTOR, DECAY_STEPS = 0.7, 0.14, 600
 """`default_init_new_token_ratio` and the like in SGLang's `global_config.py`."""
@@ -51,6 +52,7 @@ class SgLang(Asking):
     """
 
     caches_prefixes = True
+    decodes: Unsaid
 
     def __init__(
         self,
@@ -84,6 +86,7 @@ class SgLang(Asking):
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
         )
+        self.decodes = Unsaid(blocks.block_size, blocks.names_blocks, self._asked, CLIP)
         self.queue: Fifo = LastComesLast()
         self.waiting = self.queue
         self.order = order
@@ -133,7 +136,7 @@ class SgLang(Asking):
     def _prefill(self, step: Step, now: float) -> None:
         """Let the split prompt go on, then others board in order."""
         size, blocks = self.blocks.block_size, self.blocks
-        held = self.ratio * self._unsaid()  # tokens
+        held = self.ratio * self.decodes.unsaid()  # tokens
         chunk, prompts = self.max_num_batched_tokens, self.max_prefill_tokens
         for request in self.partial:
             tokens = min(request.pending, chunk)
@@ -163,14 +166,6 @@ class SgLang(Asking):
     def _answer(self, request: Request) -> int:
         """Guess the tokens that a request who boards may still say."""
         return min(self._asked(request), CLIP)
-
-    def _unsaid(self) -> int:
-        """Add up the tokens that those who decode may still say."""
-        total = 0
-        for request, said in self._said().items():
-            if request.joined >= 0:
-                total += min(max(self._asked(request) - said, 0), CLIP)
-        return total
 
     def _said(self) -> dict[Request, int]:
         """Give the tokens that have come out, by running request."""

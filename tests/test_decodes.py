@@ -16,6 +16,14 @@ from hypothesis.stateful import (
 
 from simulator.decodes import DecodeSet
 from simulator.request import Request
+from simulator.unsaid import Unsaid
+
+MOST = 9  # tokens that a member may still say, as far as they are counted
+
+
+def allowed(request: Request) -> int:
+    """Give the tokens that a request may say in all."""
+    return (30, 5, 12)[request.id % 3]
 
 
 def request(id: int, computed: int, seat: int | None = None) -> Request:
@@ -40,7 +48,7 @@ class Decoding(RuleBasedStateMachine):
     @initialize(size=st.sampled_from([1, 2, 3, 16]), by_phase=st.booleans())
     def start(self, size: int, by_phase: bool) -> None:
         self.size = size
-        self.set = DecodeSet(size, by_phase=by_phase)
+        self.set = Unsaid(size, by_phase, allowed, MOST)
         self.truth: dict[Request, Member] = {}
         self.away: dict[Request, int] = {}  # requests that left, with the ticks they had left
         self.seats = 0
@@ -143,6 +151,11 @@ class Decoding(RuleBasedStateMachine):
         )
         assert self.set.blocks(ticks, skip) == grown
         assert grown == sum(self._taken(tick) for tick in range(skip, skip + ticks))
+
+    @rule()
+    def what_may_still_be_said_is_the_sum_over_the_members(self) -> None:
+        left = [allowed(made) - (self.ticks - made.joined) for made in self.truth]
+        assert self.set.unsaid() == sum(min(tokens, MOST) for tokens in left)
 
     @rule(free=st.integers(0, 20), ticks=st.integers(0, 40))
     def affords_is_the_last_tick_before_the_blocks_are_short(self, free: int, ticks: int) -> None:
