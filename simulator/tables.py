@@ -199,11 +199,14 @@ def step_columns(
 def copy_columns(log: Log, starts: Floats, seconds: Floats | None) -> dict[str, Column]:
     """Give the blocks that went to the host and back in steps that start then, and their time.
 
-    `seconds` is the time of each of `log.swaps`. Without any in the whole run there are no columns.
+    `seconds` is the time of each of `log.swaps`. Without any in the whole run it is None, and there
+    are no columns; where others swapped and this replica did not, they hold zeros.
     """
     swaps = log.swaps
     if not len(swaps):
-        return {}
+        none = np.zeros(len(starts), np.int64)
+        zeros: dict[str, Column] = {"swapped_out_blocks": none, "swapped_in_blocks": none}
+        return {} if seconds is None else zeros | {"swap_time": np.zeros(len(starts))}
     at = np.minimum(np.searchsorted(swaps["start"], starts), len(swaps) - 1)
     moved = swaps["start"][at] == starts
     columns: dict[str, Column] = {

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from simulator.errors import HeadwayError
@@ -37,6 +38,21 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_another_route(tmp_p
     rows = [made(tmp_path, more, f"seed={seed}").requests for seed in (0, 0, 1)]
     assert rows[0].equals(rows[1])
     assert not rows[0]["replica"].equals(rows[2]["replica"])
+
+
+@pytest.mark.parametrize("first", ["cramped", "roomy"])
+def test_a_replica_that_swaps_nothing_has_the_columns_of_one_that_does(tmp_path, first) -> None:
+    groups = {"cramped": "{engine: {num_gpu_blocks_override: 20}}", "roomy": "{}"}
+    names = [first, *groups.keys() - {first}]
+    more = "cluster:\n  groups:\n" + "".join(f"    {name}: {groups[name]}\n" for name in names)
+    result = made(tmp_path, more, "engine.preemption_mode=swap", "workload.request_rate=inf")
+    write_run(result, tmp_path / "out")
+    steps = pd.read_csv(tmp_path / "out" / "steps.csv", index_col=False)
+    assert not steps.isna().any().any()
+    swapped = steps.groupby("replica")[["swapped_out_blocks", "swap_time"]].sum()
+    roomy = names.index("roomy")
+    assert (swapped.loc[roomy] == 0).all()
+    assert (swapped.loc[1 - roomy] > 0).all()
 
 
 def test_groups_differ_in_what_they_say_and_else_are_as_the_scenario(tmp_path: Path) -> None:
