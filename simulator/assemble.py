@@ -15,6 +15,7 @@ from simulator.drafting import DraftedCost
 from simulator.dynamic import DynamicScheduler
 from simulator.engine_block import EngineBlock
 from simulator.errors import HeadwayWarning
+from simulator.expert_cost import ExpertCost, Experts
 from simulator.hardware import Gpu, find_gpu
 from simulator.memory_parts import blocks_that_fit, make_blocks, swap_blocks, swap_prices, windowed
 from simulator.model import ModelSpec, load_model
@@ -66,12 +67,28 @@ def assemble(scenario: Scenario) -> Parts:
     for message in _without_effect(engine, find_policy(scenario)[0], max_model_len):
         warnings.warn(message, HeadwayWarning, stacklevel=3)
     blocks = engine.num_gpu_blocks_override or blocks_that_fit(engine, model, gpu)
-    spec = scenario.cost or shipped_profile(model, gpu, engine) or {"kind": "roofline"}
+    return Parts(model, gpu, make_cost(scenario, model, gpu), blocks, max_model_len)
+
+
+def make_cost(scenario: Scenario, model: ModelSpec, gpu: Gpu) -> CostModel:
+    """Make what a scenario's steps cost: as its `cost` says, else by a profile or the roofline.
+
+    Profiles know of no experts that are spread over data-parallel ranks.
+    """
+    engine = scenario.engine
+    together = engine.data_parallel_size > 1 and model.num_experts > 0
+    shipped = None if together else shipped_profile(model, gpu, engine)
+    spec = scenario.cost or shipped or {"kind": "roofline"}
+    apart = together and spec.get("kind") == "roofline"
     cost: CostModel = load_cost(spec, scenario.folder, model=model, gpu=gpu, engine=engine)
     speculation = engine.speculative_config
     if speculation is not None and speculation.draft is not None:
         cost = DraftedCost(cost, speculation.num_speculative_tokens, speculation.draft)
-    return Parts(model, gpu, cost, blocks, max_model_len)
+    if not together:
+        return cost
+    sizes = engine.tensor_parallel_size, engine.data_parallel_size
+    experts = Experts(model, gpu, engine.quantization or engine.dtype, *sizes)
+    return ExpertCost(cost, engine.data_parallel_size, experts if apart else None)
 
 
 def _without_effect(engine: EngineBlock, found: type, max_model_len: int) -> list[str]:

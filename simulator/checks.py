@@ -3,9 +3,8 @@
 from collections.abc import Callable, Generator, Iterator
 from typing import TypeVar
 
-from simulator.assemble import Parts, cancels, make_scheduler
+from simulator.assemble import Parts, cancels, make_cost, make_scheduler
 from simulator.cluster_block import ClusterBlock
-from simulator.cost import load_cost, shipped_profile
 from simulator.engine_block import EngineBlock
 from simulator.engines import fraction_of
 from simulator.errors import HeadwayError
@@ -21,6 +20,7 @@ T = TypeVar("T")
 
 SIZES = {
     "tensor_parallel_size",
+    "data_parallel_size",
     "gpu_memory_utilization",
     "dtype",
     "quantization",
@@ -267,9 +267,9 @@ def _parts(scenario: Scenario) -> Generator[Contradiction, None, Parts | None]:
     model = yield from _try("model", "model", lambda: load_model(scenario.model, folder))
     if model is None:
         return None
-    if engine.data_parallel_size > 1 and model.num_experts:
-        what = f"{model.name} has experts, whose ranks go in lock-step: not simulated"
-        yield "engine.data_parallel_size", "model", what
+    if engine.data_parallel_size > 1 and model.num_experts and engine.async_scheduling:
+        what = f"ranks of {model.name}, which has experts, go in lock-step; set it to false"
+        yield "engine.async_scheduling", "model engine.data_parallel_size", what
     longest = engine.max_model_len or model.max_position_embeddings
     too_small = not engine.enable_chunked_prefill and engine.max_num_batched_tokens < longest
     if too_small:
@@ -288,12 +288,8 @@ def _parts(scenario: Scenario) -> Generator[Contradiction, None, Parts | None]:
     sizes["hybrid"] = not engine.disable_hybrid_kv_cache_manager
     others = " ".join(["gpu model", *(f"engine.{name}" for name in SIZES)])
     budget = yield from _try("gpu", others, lambda: kv_budget(model, gpu, **sizes))
-    spec = scenario.cost or shipped_profile(model, gpu, engine) or {"kind": "roofline"}
-    cost = yield from _try(
-        "cost",
-        "cost model gpu engine",
-        lambda: load_cost(spec, folder, model=model, gpu=gpu, engine=engine),
-    )
+    what = "cost model gpu engine"
+    cost = yield from _try("cost", what, lambda: make_cost(scenario, model, gpu))
     if too_small or not (found and cost and budget):
         return None
     return Parts(model, gpu, cost, engine.num_gpu_blocks_override or budget.num_gpu_blocks, longest)

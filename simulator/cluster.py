@@ -17,6 +17,7 @@ from simulator.balancer import Balancer
 from simulator.client import Client
 from simulator.cost import CostModel
 from simulator.errors import HeadwayError, HeadwayWarning, meant
+from simulator.expert_cost import instead, split
 from simulator.fleet import Fleet
 from simulator.gate import Gate
 from simulator.lifecycle import Autoscaler, Failures, Lifecycle
@@ -167,7 +168,8 @@ def _fill(
     for name, group in scenario.cluster.kinds.items():
         own = scenario.of_group(name)
         parts = assemble(own)
-        parts = parts if cost is None else replace(parts, cost=cost)
+        if cost is not None:
+            parts = replace(parts, cost=instead(parts.cost, cost))
         ranks, shares = own.engine.data_parallel_size, workload.segments is not None
 
         def make(
@@ -180,7 +182,8 @@ def _fill(
                 target = fleet.add(name, make()[0], parts.cost, leap=leap)
             else:
                 balancer = _balancer(own, len(fleet.targets))
-                target = fleet.add_server(name, make(), parts.cost, balancer, leap=leap)
+                cost, shared = split(parts.cost)
+                target = fleet.add_server(name, make(), cost, balancer, leap=leap, shared=shared)
             makers.append(make)
             every += [parts] * ranks
             if number < group.replicas:

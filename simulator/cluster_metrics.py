@@ -138,7 +138,8 @@ def _group(
     gauges = gauge(table, logs, sums, span, engine.max_num_seqs)
     cache = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
     dtype = engine.quantization or engine.dtype
-    served = Served(parts.model, parts.gpu, engine.tensor_parallel_size, dtype, cache)
+    sizes = engine.tensor_parallel_size, dtype, cache, engine.data_parallel_size
+    served = Served(parts.model, parts.gpu, *sizes)
     done = table.completed
     tokens = int(table.generated[done].sum())
     price = price_of_group(result.scenario, name)

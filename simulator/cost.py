@@ -226,7 +226,10 @@ def _overlapped(engine: Precision | None) -> bool:
 def _make_roofline(
     spec: Mapping[str, object], model: ModelSpec | None, gpu: Gpu | None, engine: Precision | None
 ) -> PiecewiseCost:
-    """Make a roofline of the scenario's model, GPU and precision."""
+    """Make a roofline of the scenario's model, GPU and precision.
+
+    Experts that are spread over data-parallel ranks come on top (`expert_cost`).
+    """
     if extra := [key for key in spec if key not in {"kind", "overhead"}]:
         raise ValueError("\n".join(f"{key}: roofline takes no terms" for key in extra))
     overhead = choose_overhead(spec.get("overhead"), VLLM, _standard(gpu, engine))
@@ -242,5 +245,6 @@ def _make_roofline(
         tensor_parallel_size=engine.tensor_parallel_size,
         dtype=engine.quantization or engine.dtype,
         kv_cache_dtype=cache,
+        routed=engine.data_parallel_size == 1,
     )
     return _put(overhead, kernels, model, engine)

@@ -16,6 +16,7 @@ import simpy
 from simulator.alarm import Alarm
 from simulator.balancer import Balancer
 from simulator.executor import Executor
+from simulator.lock_step import LockStep, Rank, Shared
 from simulator.log import Log
 from simulator.members import AsyncMember, Clock, Member
 from simulator.ranks import Ranks
@@ -40,6 +41,7 @@ class Fleet:
         self.on_finish: Callable[[Request], None] | None = None
         self.on_idle: Callable[[Target], None] | None = None
         self.targets: list[Target] = []
+        self.members: list[Member] = []  # the engine cores, by number
         self.engines: list[Member | Ranks] = []  # behind each target
         self.owners: list[Target] = []  # of each member
         self.open: dict[int, Target] = {}
@@ -53,11 +55,6 @@ class Fleet:
         self._stamp = -1.0  # the last arrival at an engine, s
 
     @property
-    def members(self) -> list[Member]:
-        """The engine cores, by number."""
-        return self._clock.members
-
-    @property
     def logs(self) -> list[Log]:
         """The facts, a log for each engine core."""
         return [member.log for member in self.members]
@@ -66,34 +63,44 @@ class Fleet:
         self, group: str, scheduler: Scheduler, executor: Executor, *, leap: bool = True
     ) -> Target:
         """Add a replica, which is not open yet."""
-        member = self._member(scheduler, executor, leap)
+        kind = AsyncMember if scheduler.overlaps else Member
+        member = kind(self.env, scheduler, executor, leap=leap)
+        self._clock.add(member)
         return self._target(group, member, [member])
 
     def add_server(
         self,
-        group: str,
+        name: str,
         schedulers: Sequence[Scheduler],
         executor: Executor,
         balancer: Balancer,
         *,
         leap: bool = True,
+        shared: Shared | None = None,
     ) -> Target:
-        """Add a replica of several data-parallel ranks, which is not open yet."""
-        members = [self._member(scheduler, executor, leap) for scheduler in schedulers]
-        return self._target(group, Ranks(self.env, members, balancer), members)
+        """Add a replica of several data-parallel ranks, which is not open yet.
 
-    def _member(self, scheduler: Scheduler, executor: Executor, leap: bool) -> Member:
-        kind = AsyncMember if scheduler.overlaps else Member
-        member = kind(self.env, scheduler, executor, leap=leap)
-        member.clock, member.number, member.dropped = self._clock, len(self.members), {}
-        self.members.append(member)
-        return member
+        With `shared`, the seconds of what they compute together, they go in lock-step.
+        """
+        if shared is not None:
+            ranks = [Rank(self.env, one, executor, leap=leap) for one in schedulers]
+            group = LockStep(self.env, ranks, balancer, shared)
+            self._clock.add(group)
+            return self._target(name, group, ranks)
+        kind = AsyncMember if schedulers[0].overlaps else Member
+        members = [kind(self.env, one, executor, leap=leap) for one in schedulers]
+        for member in members:
+            self._clock.add(member)
+        return self._target(name, Ranks(self.env, members, balancer), members)
 
     def _target(self, group: str, engine: Member | Ranks, members: Sequence[Member]) -> Target:
         caches = [member.scheduler.blocks for member in members]
         usable = sum(blocks.usable for blocks in caches)
         target = Target(len(self.targets), group, caches[0].block_size, usable)
         engine.on_finish = partial(self._end, target)
+        for member in members:
+            member.dropped = {}
+        self.members += members
         self.targets.append(target)
         self.engines.append(engine)
         self.owners += [target] * len(members)

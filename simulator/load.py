@@ -47,7 +47,8 @@ ABSENT = {
     "cpu_offload_gb": "not simulated: weights stay on the GPU",
     "kv_transfer_config": "not simulated: prompts and answers are computed by the same engine",
     "pipeline_parallel_size": ONE_ENGINE,
-    "enable_expert_parallel": ONE_ENGINE,
+    "enable_expert_parallel": "leave it out: experts chosen evenly cost the same shared out whole "
+    "or in slices, see fleet.md",
     "kv_cache_memory_bytes": "not simulated: give num_gpu_blocks_override",
     "disable_sliding_window": "not simulated: give max_model_len",
 }

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
+from typing import Protocol
 
 import simpy
 
@@ -14,17 +15,41 @@ from simulator.request import Request
 from simulator.scheduler import Scheduler
 
 
+class Sleeper(Protocol):
+    """Whoever steps by itself: a replica, or ranks that step together."""
+
+    clock: "Clock"
+    number: int
+
+    def awaits(self, when: float) -> bool:
+        """Say whether it is to be woken then, and has not been put off."""
+
+    def take(self, when: float) -> bool:
+        """Say so, too, and count it as woken."""
+
+    def land(self, now: float) -> None:
+        """End the step in flight, if there is one."""
+
+    def begin(self, now: float) -> None:
+        """Schedule the next step and set out on it, or rest."""
+
+
 class Clock:
     """Wakes replicas, all that are due at one instant together: one alarm for the whole fleet."""
 
     def __init__(self, env: simpy.Environment, ring: Callable[[float], None]) -> None:
         self.env = env
-        self.members: list[Member] = []
+        self.sleepers: list[Sleeper] = []
         self.settled = -1.0  # the last instant whose steps have ended
         self._ring = ring
         self._heap: list[tuple[float, int]] = []
         self._alarm = Alarm(env, self._awake, LATE)
         self._armed = inf  # when it comes off; -inf: it is coming off
+
+    def add(self, sleeper: Sleeper) -> None:
+        """Take somebody in who will have to be woken."""
+        sleeper.clock, sleeper.number = self, len(self.sleepers)
+        self.sleepers.append(sleeper)
 
     def wake(self, when: float, number: int) -> None:
         """Let a replica's next step begin at `when`."""
@@ -35,14 +60,14 @@ class Clock:
             self._armed = when
             self._alarm.set(when)
 
-    def due(self, now: float) -> list["Member"]:
+    def due(self, now: float) -> list[Sleeper]:
         """Take out those that are due, by number."""
         heap, found = self._heap, []
         while heap and heap[0][0] <= now:
             when, number = heappop(heap)
-            member = self.members[number]
-            if member.take(when):
-                found.append(member)
+            sleeper = self.sleepers[number]
+            if sleeper.take(when):
+                found.append(sleeper)
         return found
 
     def _awake(self, alarm: simpy.Event) -> None:
@@ -53,8 +78,8 @@ class Clock:
         self._ring(now)
         self.settled = now
         self._armed = inf
-        heap, members = self._heap, self.members
-        while heap and not members[heap[0][1]].awaits(heap[0][0]):
+        heap, sleepers = self._heap, self.sleepers
+        while heap and not sleepers[heap[0][1]].awaits(heap[0][0]):
             heappop(heap)
         if heap:
             self._armed = heap[0][0]

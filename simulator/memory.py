@@ -134,6 +134,7 @@ def kv_budget(
     gpu: Gpu,
     *,
     tensor_parallel_size: int = 1,
+    data_parallel_size: int = 1,
     gpu_memory_utilization: float = 0.92,
     dtype: str = "auto",
     quantization: str | None = None,
@@ -145,6 +146,8 @@ def kv_budget(
     hybrid: bool = False,
 ) -> MemoryBudget:
     """Work out the budget of a GPU with its share of the model.
+
+    Of a data-parallel server it is that of one rank, whose experts are spread over all ranks.
 
     `quantization` (fp8, int8, int4) overrides `dtype` for the weights; the KV cache follows
     `kv_cache_dtype`, with `auto` meaning the `dtype`. The peak of vLLM's sampler counts with
@@ -168,7 +171,8 @@ def kv_budget(
         weight_dtype=weights,
         kv_cache_dtype=cache,
         block_size=block_size,
-        weights=model.weight_bytes(weights) // tensor_parallel_size,
+        weights=(model.weight_bytes(weights) - _elsewhere(model, weights, data_parallel_size))
+        // tensor_parallel_size,
         activations=activation_bytes(
             model,
             tensor_parallel_size,
@@ -184,6 +188,14 @@ def kv_budget(
     if missing > 0:
         raise ValueError(_too_big(budget, missing))
     return budget
+
+
+def _elsewhere(model: ModelSpec, dtype: str, data_parallel_size: int) -> int:
+    """Count the bytes of the experts that other ranks hold."""
+    experts = model.linear_parameters(model.num_experts) - model.linear_parameters(0)
+    routed = experts if model.num_experts else 0.0
+    share = 1 - 1 / data_parallel_size
+    return int(share * routed * model.linear_bytes_per_parameter(dtype))
 
 
 def _too_big(budget: MemoryBudget, missing: float) -> str:

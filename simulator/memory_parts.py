@@ -26,6 +26,7 @@ def blocks_that_fit(engine: EngineBlock, model: ModelSpec, gpu: Gpu) -> int:
         model,
         gpu,
         tensor_parallel_size=engine.tensor_parallel_size,
+        data_parallel_size=engine.data_parallel_size,
         gpu_memory_utilization=engine.gpu_memory_utilization,
         dtype=engine.dtype,
         quantization=engine.quantization,

@@ -68,6 +68,10 @@ class Precision(Protocol):
         """GPUs that share each layer."""
 
     @property
+    def data_parallel_size(self) -> int:
+        """Engine cores of a server, which share the experts."""
+
+    @property
     def dtype(self) -> str:
         """Of weights and activations."""
 

@@ -27,11 +27,13 @@ def roofline(
     tensor_parallel_size: int = 1,
     dtype: str = "auto",
     kv_cache_dtype: str = "auto",
+    routed: bool = True,
 ) -> PiecewiseCost:
     """Make the cost of a model's kernels on a GPU out of their sizes alone.
 
     `dtype` is that of the weights, fp8, int8 and int4 among them; the activations are 16 bits, and
-    the products are done in fp8 only where GPU and weights are. Raises ValueError for a
+    the products are done in fp8 only where GPU and weights are. `routed=False` leaves out the
+    experts that tokens choose. Raises ValueError for a
     tensor_parallel_size that does not fit the heads.
     """
     model.check_parallel(tensor_parallel_size)
@@ -39,8 +41,8 @@ def roofline(
     efficiency = efficiency_of(gpu)
     bandwidth = gpu.bandwidth * efficiency.weights
     flops = gpu.bf16_flops * efficiency.compute
-    tokens = _grid(model, gpu, dtype)
-    dense = products_seconds(model, gpu, dtype, tokens) / gpus
+    tokens = _grid(model, gpu, dtype, routed)
+    dense = products_seconds(model, gpu, dtype, tokens, routed=routed) / gpus
     dense += layers * small_kernels(model, gpu, tokens, gpus)
     if gpus > 1:
         dense += 2 * layers * all_reduce(gpu, gpus, tokens * model.hidden_size * HALF)
@@ -72,9 +74,9 @@ def roofline(
     )
 
 
-def _grid(model: ModelSpec, gpu: Gpu, dtype: str) -> npt.NDArray[np.float64]:
+def _grid(model: ModelSpec, gpu: Gpu, dtype: str, routed: bool) -> npt.NDArray[np.float64]:
     """Choose the token counts of the table: dense enough for experts, exact at the ridge."""
-    one, two = products_seconds(model, gpu, dtype, np.array([1.0, LONGEST]))
+    one, two = products_seconds(model, gpu, dtype, np.array([1.0, LONGEST]), routed=routed)
     ridge = one / two * LONGEST
     counts = np.concatenate([np.geomspace(1, LONGEST, 200), [ridge, ridge + 1]])
     return np.unique(np.clip(np.floor(counts), 1, None))
@@ -86,14 +88,16 @@ def products_seconds(
     dtype: str,
     tokens: npt.NDArray[np.float64],
     efficiency: Efficiency | None = None,
+    *,
+    routed: bool = True,
 ) -> npt.NDArray[np.float64]:
-    """Give the seconds of the layers' matrix products on one GPU."""
+    """Give the seconds of the layers' matrix products on one GPU; see `roofline`."""
     share = efficiency or efficiency_of(gpu)
     width = model.linear_bytes_per_parameter(dtype)
-    experts = np.array([model.experts_met(int(count)) for count in tokens])
+    experts = np.array([routed * model.experts_met(int(count)) for count in tokens])
     weights = np.array([model.linear_parameters(met) for met in experts])
     moving = weights * width / (gpu.bandwidth * share.weights)
-    products = 2 * model.linear_parameters(model.num_experts_per_tok) * tokens
+    products = 2 * model.linear_parameters(routed * model.num_experts_per_tok) * tokens
     flops = gpu.flops(dtype)
     reached = flops * (share.compute if flops == gpu.bf16_flops else share.compute_fp8)
     return np.asarray(np.maximum(moving, products / reached))

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model on the GPUs of one replica; the dtypes are those of the weights and the KV cache."""
+    """A model on one engine core's GPUs; the dtypes are those of the weights and the KV cache."""
 
     model: "ModelSpec"
     gpu: "Gpu"
     tensor_parallel_size: int = 1
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
+    data_parallel_size: int = 1
 
 
 def utilization(
@@ -75,11 +76,11 @@ def read_bytes(served: Served, logs: Sequence[Log], sums: StepSums) -> float:
     """Count the bytes that all GPUs read: every step the weights, and the decodes' KV entries.
 
     Left out: activations, writes, and the KV that prefills read. Of a mixture of experts, those
-    that a step's tokens meet if they choose evenly.
+    that a step's tokens meet if they choose evenly, and those of its like on other ranks.
     """
     model, size = served.model, served.tensor_parallel_size
     width = model.linear_bytes_per_parameter(served.dtype)
-    experts = _mean_experts(model, logs, sums.steps)
+    experts = _mean_experts(model, logs, sums.steps, served.data_parallel_size)
     weights = width * model.linear_parameters(experts) + max(width, 2.0) * model.head_parameters
     kv = model.kv_bytes_per_token(served.kv_cache_dtype) * model.kv_share(size) * size
     return weights * sums.steps + kv * _read_tokens(model, logs, sums)
@@ -98,8 +99,8 @@ def _read_tokens(model: "ModelSpec", logs: Sequence[Log], sums: StepSums) -> flo
     return sums.context + model.windowed * (within - sums.context)
 
 
-def _mean_experts(model: "ModelSpec", logs: Sequence[Log], steps: int) -> float:
-    """Average over the steps the experts of a layer that a step needs."""
+def _mean_experts(model: "ModelSpec", logs: Sequence[Log], steps: int, ranks: int) -> float:
+    """Average over the steps the experts of a layer that a step needs, divided among the ranks."""
     if not model.num_experts or not steps:
         return 0.0
     total = 0.0
@@ -107,5 +108,6 @@ def _mean_experts(model: "ModelSpec", logs: Sequence[Log], steps: int) -> float:
         rows = log.steps
         tokens = rows["prefill_tokens"] + rows["decodes"] + rows["wasted"]
         times = np.bincount(tokens, rows["steps"])
-        total += sum(times[n] * model.experts_met(int(n)) for n in np.flatnonzero(times))
+        met = {n: model.experts_met(ranks * int(n)) / ranks for n in np.flatnonzero(times)}
+        total += sum(times[n] * experts for n, experts in met.items())
     return total / steps

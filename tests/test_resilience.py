@@ -25,6 +25,7 @@ from simulator.fleet import Fleet
 from simulator.gate import Bucket, Gate
 from simulator.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.load import load_scenario
+from simulator.lock_step import nothing
 from simulator.log import REASONS
 from simulator.predictor import Noisy
 from simulator.routers import Least
@@ -55,7 +56,8 @@ class World:
                 fleet.add("all", make(), clock, leap=leap)
             else:
                 balancer = Balancer(ranks, blocks["front_ends"], Random(0))
-                fleet.add_server("all", again(), clock, balancer, leap=leap)
+                shared = blocks["shared"]
+                fleet.add_server("all", again(), clock, balancer, leap=leap, shared=shared)
         self.life = Lifecycle(fleet, [again] * count, lambda: self.client.done == len(load))
         for target in fleet.targets[: blocks.get("first", count)]:
             self.life.order(target)
@@ -83,7 +85,7 @@ troubles = st.fixed_dictionaries(
         "failures": st.none()
         | st.builds(
             FailuresBlock,
-            mtbf=st.sampled_from([None, 3.0, 20.0]),
+            mtbf=st.sampled_from([None, 8.0, 20.0]),
             mttr=st.just(2.0),
             outages=st.lists(
                 st.builds(
@@ -118,13 +120,19 @@ impatient = st.none() | st.builds(
 
 
 ranks = st.integers(1, 3)
+shares = st.sampled_from([None, nothing, lambda tokens: 0.013 * max(tokens) + 0.007 * sum(tokens)])
+"""What the ranks of a server compute together; None: each goes its own way."""
 
 
-@given(workloads(), engines(), clocks, st.integers(1, 3), troubles, impatient, ranks, ranks)
+@given(workloads(), engines(), clocks, st.integers(1, 3), troubles, impatient, ranks, ranks, shares)
 @settings(max_examples=60, deadline=None)
-def test_laws_hold_in_trouble(load, engine, clock, count, blocks, client, size, front_ends) -> None:
+def test_laws_hold_in_trouble(
+    load, engine, clock, count, blocks, client, size, front_ends, shared
+) -> None:
     """Stepwise is leaping to the last bit; each request ends once; nothing is left behind."""
-    blocks |= {"ranks": size, "front_ends": front_ends}
+    if isinstance(engine(), AsyncScheduler):
+        shared = None  # refused in scenarios
+    blocks |= {"ranks": size, "front_ends": front_ends, "shared": shared}
     if client is not None and not engine().cancels:
         client = client.model_copy(update={"timeout": None, "ttft_timeout": None})
     if isinstance(engine(), AsyncScheduler):

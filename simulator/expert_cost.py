@@ -1,0 +1,141 @@
+"""What a step costs where the experts are spread over the GPUs of all data-parallel ranks.
+
+A rank computes attention, norms and what else every token meets for itself, by its own cost model.
+The tokens of all ranks come together at the routed experts, of which each of the n = ranks x
+tensor_parallel_size GPUs holds a share: whole ones with vLLM's --enable-expert-parallel, slices
+without. Where tokens choose evenly a GPU has as many bytes to read and FLOPs to do either way. For
+each layer with experts the hidden states are gathered from all ranks and the outcome is added up
+and scattered again (vLLM's `allgather_reducescatter`): as many bytes as an all-reduce passes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.cost import CostModel
+from simulator.efficiency import efficiency_of
+from simulator.hardware import Gpu
+from simulator.model import HALF, ModelSpec
+from simulator.request import Step
+
+Counts = npt.NDArray[np.int64]
+
+PADDED = 512
+"""Tokens up to which a step runs as a CUDA graph (vLLM's default), where all ranks are padded to
+the one with the most (`coordinate_batch_across_dp`)."""
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The routed experts of a model on the GPUs of a server."""
+
+    model: ModelSpec
+    gpu: Gpu
+    dtype: str
+    tensor_parallel_size: int
+    data_parallel_size: int
+
+    def seconds(self, tokens: int) -> float:
+        """Give the seconds of all layers' experts, for so many tokens of all ranks together."""
+        model, gpu, share = self.model, self.gpu, efficiency_of(self.gpu)
+        gpus = self.tensor_parallel_size * self.data_parallel_size
+        layers = model.num_hidden_layers - model.dense_layers
+        one = model.expert_parameters * layers / gpus
+        width = model.linear_bytes_per_parameter(self.dtype)
+        moving = model.experts_met(tokens) * one * width / (gpu.bandwidth * share.weights)
+        flops = gpu.flops(self.dtype)
+        reached = flops * (share.compute if flops == gpu.bf16_flops else share.compute_fp8)
+        products = 2 * model.num_experts_per_tok * one * tokens / reached
+        passed = 2 * (1 - 1 / self.data_parallel_size) * tokens * model.hidden_size * HALF
+        exchange = share.link_latency + passed / (gpu.link_bandwidth * share.link)
+        return max(moving, products) + layers * exchange
+
+    @property
+    def note(self) -> str:
+        """Say what of this nobody has measured."""
+        gpus = self.tensor_parallel_size * self.data_parallel_size
+        far = ", also between servers" if gpus > 8 else ""
+        return (
+            f"experts of {self.model.name} over {gpus} GPUs: by roofline, chosen evenly; their "
+            f"exchange takes what an all-reduce of the same bytes would{far}: not measured"
+        )
+
+
+@dataclass(frozen=True)
+class ExpertCost:
+    """The cost of a rank alone, `own`, and of the experts; without them, of lock-step alone.
+
+    As a cost model it prices a step that is alike on all ranks.
+    """
+
+    own: CostModel
+    ranks: int
+    experts: Experts | None
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return self.own.name
+
+    def shared(self, tokens: Sequence[int]) -> float:
+        """Give the seconds of the experts, by the tokens of each rank; 0: it runs a dummy batch."""
+        if self.experts is None:
+            return 0.0
+        most = max(tokens)
+        every = self.ranks * most if most <= PADDED else sum(max(count, 1) for count in tokens)
+        return self.experts.seconds(every)
+
+    def _alike(self, tokens: int) -> float:
+        return self.shared([tokens] * self.ranks)
+
+    def execute(self, step: Step) -> float:
+        """Give the seconds of a step."""
+        return self.own.execute(step) + self._alike(step.tokens)
+
+    def leap(self, step: Step, repeats: int) -> list[float]:
+        """Give the seconds of each of so many successive decode steps."""
+        together = self._alike(step.tokens)
+        return [seconds + together for seconds in self.own.leap(step, repeats)]
+
+    def decode_seconds(self, counts: Counts, contexts: Counts) -> npt.NDArray[np.float64]:
+        """Give the seconds of pure decode steps of so many sequences that read so many tokens."""
+        found, places = np.unique(counts, return_inverse=True)
+        together = np.array([self._alike(int(count)) for count in found])
+        return np.asarray(self.own.decode_seconds(counts, contexts) + together[places])
+
+    def swap_seconds(self, step: Step) -> float:
+        """Give the seconds of a step's copies of KV blocks to the host and back."""
+        return self.own.swap_seconds(step)
+
+    @property
+    def residuals(self) -> Mapping[str, float] | None:
+        """Those of a rank's own cost."""
+        return self.own.residuals
+
+    def with_copies(self, seconds: float, step: Step) -> float:
+        """Give the time of a step whose compute takes so many seconds, with its copies."""
+        return self.own.with_copies(seconds, step)
+
+    def logged_swap_seconds(self, swaps: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
+        """Give the seconds of logged copies of KV blocks (rows of dtype SWAP)."""
+        return self.own.logged_swap_seconds(swaps)
+
+    def outside(self, steps: npt.NDArray[np.void]) -> list[str]:
+        """Say what cannot be trusted: steps outside the fitted range, and the experts."""
+        note = (
+            f"cost {self.name} is that of a rank alone: experts spread over {self.ranks} ranks, "
+            "and their exchange, are not in it"
+        )
+        return [self.experts.note if self.experts else note, *self.own.outside(steps)]
+
+
+def split(cost: CostModel) -> tuple[CostModel, Callable[[Sequence[int]], float] | None]:
+    """Give what a rank does for itself, and what all do together; None: nothing, not even steps."""
+    return (cost.own, cost.shared) if isinstance(cost, ExpertCost) else (cost, None)
+
+
+def instead(cost: CostModel, given: CostModel) -> CostModel:
+    """Put a given cost in place of another; ranks that go in lock-step still do."""
+    return ExpertCost(given, cost.ranks, None) if isinstance(cost, ExpertCost) else given
