@@ -109,6 +109,14 @@ Warmup = Annotated[
 Cooldown = Annotated[
     float, Parameter(show_default=False, help="seconds before the last request to leave out")
 ]
+Jobs = Annotated[
+    int | None,
+    Parameter(help="run a cluster's replicas on so many workers; its router must look at none"),
+]
+Backend = Annotated[Literal["loky", "dask", "ray"] | None, Parameter(help="who runs these workers")]
+Address = Annotated[
+    str | None, Parameter(help="of a Dask scheduler or Ray cluster, host:port", show_default=False)
+]
 
 
 @app.command
@@ -133,6 +141,9 @@ def run(
     replications: Replications = None,
     warmup: Warmup = 0.0,
     cooldown: Cooldown = 0.0,
+    jobs: Jobs = None,
+    backend: Backend = None,
+    address: Address = None,
 ) -> int:
     """Simulate a scenario; print its report, write its files."""
     from simulator.exports import check_exports, write_exports
@@ -144,13 +155,14 @@ def run(
     folder = check_folder(out or Path("out") / loaded.name, format)
     check_exports(timeline, prometheus)
     trim = _trim(warmup, cooldown)
+    spread = _spread(jobs, backend, address)
     if replications is not None:
-        if timeline or prometheus:
-            raise HeadwayError("--replications: goes without --timeline and --prometheus")
+        if timeline or prometheus or spread:
+            raise HeadwayError("--replications: goes without --timeline, --prometheus and --jobs")
         from simulator.replicated import run_replicated
 
         return run_replicated(loaded, folder, replications, trim, quiet)
-    result = _simulate(loaded, stepwise, None if quiet else loaded.name, trim)
+    result = _simulate(loaded, stepwise, None if quiet else loaded.name, trim, spread)
     if result.interrupted:
         return tell_interrupted(result)
     files = write_run(result, folder, format)
@@ -351,8 +363,21 @@ def _trim(warmup: float, cooldown: float) -> tuple[float, float]:
     return warmup, cooldown
 
 
+def _spread(jobs: int | None, backend: str | None, address: str | None) -> dict[str, Any]:
+    """Give what `use_backend` needs; nothing where no workers are asked for."""
+    if jobs is not None and jobs < 1:
+        raise HeadwayError(f"--jobs {jobs}: must be at least 1")
+    if jobs is None and backend is None and address is None:
+        return {}
+    return {"name": backend or "loky", "jobs": jobs, "address": address}
+
+
 def _simulate(
-    scenario: "Scenario", stepwise: bool, label: str | None, trim: tuple[float, float]
+    scenario: "Scenario",
+    stepwise: bool,
+    label: str | None,
+    trim: tuple[float, float],
+    spread: dict[str, Any] | None = None,
 ) -> "Result":
     """Run a scenario; with a label, behind a progress bar if there is a terminal to show it on."""
     from simulator.progress import Bar
@@ -360,7 +385,16 @@ def _simulate(
 
     bar = None if label is None or not sys.stderr.isatty() else Bar(label)
     try:
-        result = run(scenario, stepwise=stepwise, progress=bar)
+        if spread:
+            from simulator.cluster import spread_cluster
+            from simulator.workers import use_backend
+
+            with use_backend(**spread):
+                result = spread_cluster(
+                    scenario, stepwise=stepwise, progress=bar, jobs=spread["jobs"]
+                )
+        else:
+            result = run(scenario, stepwise=stepwise, progress=bar)
     finally:
         if bar is not None:
             bar.close()

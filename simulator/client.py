@@ -15,6 +15,29 @@ from simulator.request import Request
 from simulator.workload import Workload
 
 
+class Writer:
+    """Writes a workload's requests, one at a time."""
+
+    def __init__(self, workload: Workload) -> None:
+        # Plain numbers come out of a memoryview faster than out of an array.
+        self.prompts = workload.prompt_tokens.data
+        self._outputs = workload.output_tokens.data
+        self._client, self._priority = workload.client, workload.priority
+        self._segments = workload.segments
+
+    def write(self, index: int, arrival: float) -> Request:
+        """Write a request that reaches the engine then, s."""
+        return Request(
+            index,
+            arrival,
+            self.prompts[index],
+            self._outputs[index],
+            "" if self._client is None else self._client[index],
+            0 if self._priority is None else int(self._priority[index]),
+            None if self._segments is None else self._segments[index],
+        )
+
+
 class Client:
     """Sends a workload's requests through `submit`; `finished` must be told of their ends.
 
@@ -45,9 +68,7 @@ class Client:
         self._limit = workload.max_concurrency or len(workload) + 1
         self._held: deque[int] = deque()
         self._sending = False
-        # Plain numbers come out of a memoryview faster than out of an array.
-        self._prompts = workload.prompt_tokens.data
-        self._outputs = workload.output_tokens.data
+        self._writer = Writer(workload)
         self._next: dict[int, list[int]] = {}
         if workload.after is not None:
             for turn in np.flatnonzero(workload.after >= 0).tolist():
@@ -90,7 +111,7 @@ class Client:
         if frontend is None:
             self._submit(index)
             return
-        work = frontend.per_request + frontend.per_token * self._prompts[index]
+        work = frontend.per_request + frontend.per_token * self._writer.prompts[index]
         self._free = max(self._free, now) + work
         arrival = self.env.timeout(self._free - now + frontend.latency)
         arrival.callbacks.append(partial(self._pass_on, index))
@@ -101,20 +122,11 @@ class Client:
 
     def _submit(self, index: int) -> None:
         """Hand a request to the engine, now."""
-        workload = self.workload
         now = self.env.now
         # Engines stamp requests by a clock that never shows the same time twice. Of two that
         # agreed in priority and arrival, vLLM's scheduler would undo the work for ever.
         self._stamp = now if now > self._stamp else nextafter(self._stamp, inf)
-        request = Request(
-            index,
-            self._stamp,
-            self._prompts[index],
-            self._outputs[index],
-            "" if workload.client is None else workload.client[index],
-            0 if workload.priority is None else int(workload.priority[index]),
-            None if workload.segments is None else workload.segments[index],
-        )
+        request = self._writer.write(index, self._stamp)
         if self.hints is not None and self.predictor is not None:
             request.hint = self.hints[index] = self.predictor.predict(request)
         self.submit(request)

@@ -27,6 +27,7 @@ from simulator.request import Request
 from simulator.routers import ROUTERS, Own, Router, Target
 from simulator.scenario import Scenario
 from simulator.scheduler import Scheduler
+from simulator.shards import run_apart, tie
 from simulator.workload import Workload
 
 if TYPE_CHECKING:
@@ -130,6 +131,8 @@ def run_cluster(
 
     if workload is None:
         workload = scenario.make_workload()
+    if tie(scenario, workload) is None:
+        return _apart(scenario, workload, progress, cost=cost, leap=not stepwise)
     env = simpy.Environment()
     fleet = Fleet(env, make_router(scenario), sessions_of(workload))
     story = _fill(fleet, scenario, workload, cost, leap=not stepwise)
@@ -153,6 +156,52 @@ def run_cluster(
     result.cluster = story
     if client.hints is not None:
         result.hints = np.frombuffer(client.hints, np.int64)
+    _warn(result)
+    return result
+
+
+def spread_cluster(
+    scenario: Scenario,
+    *,
+    stepwise: bool = False,
+    progress: Callable[[float, int, int], None] | None = None,
+    jobs: int | None = None,
+) -> "Result":
+    """Simulate a cluster by replica on joblib's active backend, with `jobs` workers.
+
+    The result is that of `run_cluster`. Raises HeadwayError where the replicas are tied together.
+    """
+    workload = scenario.make_workload()
+    if (why := tie(scenario, workload)) is not None:
+        raise HeadwayError(f"--jobs: replicas cannot run each by itself: {why}")
+    return _apart(scenario, workload, progress, leap=not stepwise, spread=True, jobs=jobs)
+
+
+def _apart(
+    scenario: Scenario,
+    workload: Workload,
+    progress: Callable[[float, int, int], None] | None,
+    *,
+    leap: bool,
+    cost: CostModel | None = None,
+    spread: bool = False,
+    jobs: int | None = None,
+) -> "Result":
+    """Simulate a cluster replica by replica."""
+    from simulator.simulation import Result
+
+    router = make_router(scenario)
+    found = run_apart(
+        *(scenario, workload, router),
+        leap=leap,
+        cost=cost,
+        progress=progress,
+        spread=spread,
+        jobs=jobs,
+    )
+    result = Result(scenario, workload, found.sent, found.logs, found.parts[0], found.interrupted)
+    result.cluster = Story(found.groups, found.parts, list(range(len(found.groups))), found.life)
+    result.hints = found.hints
     _warn(result)
     return result
 

@@ -37,10 +37,11 @@ class Known:
     """Predictions made beforehand, by id."""
 
     def __init__(self, hints: Ints) -> None:
-        self._hints = hints.tolist()
+        self.hints = hints
+        self._list = hints.tolist()
 
     def predict(self, request: Request) -> int:
-        hint: int = self._hints[request.id]
+        hint: int = self._list[request.id]
         return hint
 
     def observe(self, request: Request) -> None:

@@ -190,7 +190,7 @@ def drive(
     env: simpy.Environment, client: Client, progress: Callable[[float, int, int], None] | None
 ) -> bool:
     """Let the clock run until all is done; say whether the user broke it off."""
-    with _no_garbage_collection():
+    with no_garbage_collection():
         interrupted = _loop(env, client, progress)
     if client.done < len(client.sent) and not interrupted:
         raise RuntimeError(f"{len(client.sent) - client.done} requests never ended")
@@ -231,7 +231,7 @@ def _loop(
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """Spare the loop the collector: its objects go by reference count."""
     enabled = gc.isenabled()
     gc.disable()

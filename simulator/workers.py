@@ -51,7 +51,7 @@ def each(
             raise
         except Exception as error:  # each backend has its own word for a dead worker
             left = [index for index in left if index not in done]
-            flying = min(2 * _count(jobs), len(left))  # as many as joblib had sent out
+            flying = min(2 * workers(jobs), len(left))  # as many as joblib had sent out
             suspects, left = left[:flying], left[flying:]
             if left:
                 left += suspects
@@ -95,7 +95,8 @@ def _jobs(jobs: int | None) -> int | None:
     return -1 if jobs is None and active == 1 and type(backend).__name__ == "LokyBackend" else jobs
 
 
-def _count(jobs: int | None) -> int:
+def workers(jobs: int | None) -> int:
+    """Count the workers that `each` would use."""
     from joblib import effective_n_jobs
 
     return int(effective_n_jobs(_jobs(jobs)))

@@ -1,6 +1,6 @@
 """What is asked of the engine: when each request comes, how long it is, what its prompt says."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -88,6 +88,20 @@ class Workload:
         """Give the time of the last known arrival, in seconds; 0 for no requests."""
         known = self.arrival[~np.isnan(self.arrival)]
         return float(known[-1]) if len(known) else 0.0
+
+    def part(self, rows: Ints) -> "Workload":
+        """Give some of the requests, in this order; none of them may follow another's end."""
+        return replace(
+            self,
+            arrival=self.arrival[rows],
+            prompt_tokens=self.prompt_tokens[rows],
+            output_tokens=self.output_tokens[rows],
+            client=None if self.client is None else [self.client[row] for row in rows],
+            priority=None if self.priority is None else self.priority[rows],
+            segments=None if self.segments is None else [self.segments[row] for row in rows],
+            after=None,
+            delay=None,
+        )
 
     def check(self) -> None:
         """Raise ValueError, `field: what is wrong`, unless this is a workload that can be run."""
