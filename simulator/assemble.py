@@ -150,7 +150,7 @@ def make_scheduler(
     if engine.kv_offloading_size and mechanism._board is not Scheduler._board:
         raise ValueError(f"engine.kv_offloading_size: {mechanism.__name__} has no host tier")
     check_arguments(found, arguments, taken=options)
-    blocks = make_blocks(engine, parts, caching, named)
+    blocks = make_blocks(engine, parts, caching, shares_prefixes, named)
     if issubclass(found, Scheduler):  # fcfs needs no policy
         scheduler: Scheduler = construct(mechanism, blocks, **options, **arguments)
         if not hasattr(scheduler, "host"):

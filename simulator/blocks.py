@@ -22,6 +22,8 @@ class BlockCounter:
     """
 
     names_blocks = False
+    ordered = False
+    """What requests find in the prefix cache depends on who takes and gives back blocks first."""
     prefix_caching = False
     """Prompts find what earlier ones have in common with them."""
     tier: HostTier | None = None
@@ -116,6 +118,7 @@ class BlockManager(BlockCounter):
     """Blocks with names, reference counts and, if asked for, a prefix cache."""
 
     names_blocks = True
+    ordered = True
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ from simulator.hardware import GIB, Gpu
 from simulator.host import Prices
 from simulator.memory import kv_budget
 from simulator.model import ModelSpec
+from simulator.own_blocks import OwnBlocks
 from simulator.radix import RadixCache
 from simulator.request import Chunk, Request, Step, Swap
 from simulator.tier import HostTier
@@ -78,8 +79,12 @@ def windowed(engine: EngineBlock, model: ModelSpec) -> bool:
     return model.sliding_window > 0 and not engine.disable_hybrid_kv_cache_manager
 
 
-def make_blocks(engine: EngineBlock, parts: "Parts", caching: bool, named: bool) -> BlockCounter:
+def make_blocks(
+    engine: EngineBlock, parts: "Parts", caching: bool, shares: bool, named: bool
+) -> BlockCounter:
     """Make the block manager that the scenario's memory rule needs.
+
+    `shares` says whether prompts have contents that others may begin with, too.
 
     Contiguous allocation is paging with one page a request, of the greatest length.
     """
@@ -102,6 +107,8 @@ def make_blocks(engine: EngineBlock, parts: "Parts", caching: bool, named: bool)
             raise ValueError(f"engine.kv_offloading_size: {why}")
         tier = HostTier(_offloaded_blocks(engine, parts.model))
         return BlockManager(parts.num_gpu_blocks, engine.block_size, caching, tier)
+    if caching and not shares and not named:
+        return OwnBlocks(parts.num_gpu_blocks, engine.block_size)
     if caching or named:
         return BlockManager(parts.num_gpu_blocks, engine.block_size, prefix_caching=caching)
     return _counter(engine, parts, parts.num_gpu_blocks, engine.block_size)

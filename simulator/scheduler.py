@@ -234,7 +234,7 @@ class Scheduler(Batch):
                         return None
                     tokens = left
                 if tokens:
-                    if blocks.names_blocks and self._decodes_behind(request):
+                    if blocks.ordered and self._decodes_behind(request):
                         return None  # blocks are handed out in the order of the running list
                     chunks.append((request, tokens))
                     left -= tokens
@@ -242,7 +242,7 @@ class Scheduler(Batch):
                     need += -(-(done + tokens) // size) - -(-done // size)
             if need <= blocks.free:
                 return chunks
-            if blocks.names_blocks or self._victim is not None:
+            if blocks.ordered or self._victim is not None:
                 return None  # which blocks are evicted depends on when the victims go
             victim = next(reversed(self.running))
             self._save(victim)
@@ -455,9 +455,7 @@ class Scheduler(Batch):
 
         Blocks registered meanwhile may let the head of the queue fit, or another may be the head.
         """
-        return self.blocks.names_blocks or (
-            self.waiting.moves and len(self.running) < self.max_num_seqs
-        )
+        return self.blocks.ordered or (self.waiting.moves and len(self.running) < self.max_num_seqs)
 
     def horizon(self, step: Step) -> int:
         """Count how often `step`, just scheduled, is sure to repeat if nobody arrives."""

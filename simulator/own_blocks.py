@@ -1,0 +1,181 @@
+"""A prefix cache for prompts that have nothing in common: a request finds but its own blocks.
+
+That happens after a preemption, as far as they have not been given to others meanwhile. So it
+matters how many blocks of whom lie in which part of the free list, not which. `OwnBlocks` keeps
+whole tables there: what is taken or given back costs the same for one block and for thousands.
+The outcome is that of `BlockManager`.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulator.blocks import BlockCounter
+from simulator.decodes import DecodeSet
+from simulator.request import Request
+
+Part = tuple[int, int]
+"""Successive blocks of a table: the number of the first, and the one after the last."""
+
+
+@dataclass(slots=True, eq=False)
+class Given:
+    """Hashed blocks that a request gave back at once: a place in the free list."""
+
+    owner: Request
+    parts: list[Part]  # upwards; taken from the end
+    age: int
+    """Of two blocks with the same tokens, since one was computed again, the lower one is found."""
+
+
+class OwnBlocks(BlockCounter):
+    """Blocks without names, of which a preempted request finds its own again."""
+
+    ordered = True
+    prefix_caching = True
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks, block_size)
+        # The free list: at its head so many blocks without a hash, then these.
+        self._blank = self.usable
+        self._idle: OrderedDict[Given, None] = OrderedDict()
+        self._of: dict[Request, list[Given]] = {}  # the same, of those who may come back
+        self._full: dict[Request, int] = {}  # hashed blocks of those who run, as of `extend`
+        self._found: dict[Request, list[Given]] = {}  # blocks that they got back, by age
+        self._ages = 0
+
+    @property
+    def hashed(self) -> int:
+        raise NotImplementedError("nobody counts hashes here")
+
+    def match(self, request: Request) -> Sequence[int]:
+        """Return as many numbers as blocks are left of those that the request had, from the first.
+
+        Never the one with its last token.
+        """
+        kept = self._of.get(request)
+        if kept is None:
+            return ()
+        limit = (request.known - 1) // self.block_size
+        return range(sum(end - first for _, (first, end) in _choose(kept, limit)))
+
+    def missing(self, tokens: int, hits: Sequence[int]) -> int:
+        """Count the free blocks that it takes: hits are free blocks, too."""
+        return -(-tokens // self.block_size)
+
+    def admit(self, request: Request, hits: Sequence[int], tokens: int) -> None:
+        """Give a request the blocks it hit and those for `tokens` tokens in all."""
+        if hits:
+            found = self._withdraw(request, len(hits))
+            if request in self._of:
+                self._found[request] = found
+        request.computed = len(hits) * self.block_size
+        self.extend(request, tokens)
+
+    def extend(self, request: Request, tokens: int) -> None:
+        size = self.block_size
+        self._take(-(-tokens // size) - -(-request.computed // size))
+        request.computed = tokens
+        self._full[request] = min(tokens, request.known - request.unknown) // size
+
+    def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
+        if ticks == 1:
+            self._take(decodes.phases[(decodes.tick + skip) % self.block_size])
+        else:
+            self._take(decodes.blocks(ticks, skip))
+
+    def learn(self, request: Request) -> None:
+        self._full[request] = request.computed // self.block_size
+
+    def release(self, request: Request) -> None:
+        """Unhashed blocks to the head of the free list, hashed ones to its tail, last first."""
+        if self._promises:
+            self.promised -= self._promises.pop(request, 0)
+        size = self.block_size
+        count = -(-request.computed // size)
+        full = max(self._full.pop(request), (request.computed - self.delay) // size)
+        self.free += count
+        self._blank += count - full
+        table = self._found.pop(request, [])
+        if request not in self._of:
+            table = []  # there are no blocks of its own left that could be taken for these
+        first = table[-1].parts[-1][1] if table else 0
+        if first < full:
+            self._ages += 1
+            table.append(Given(request, [(first, full)], self._ages))
+        for given in reversed(table):
+            self._idle[given] = None
+        if request.finish < 0 and table:
+            self._of.setdefault(request, []).extend(table)
+        request.computed = 0
+
+    def _take(self, count: int) -> None:
+        """Take blocks from the head of the free list."""
+        self.free -= count
+        if count <= self._blank:
+            self._blank -= count
+            return
+        count -= self._blank
+        self._blank = 0
+        while count:
+            given = next(iter(self._idle))
+            first, end = given.parts.pop()
+            if end - first > count:
+                given.parts.append((first, end - count))
+                return
+            count -= end - first
+            if not given.parts:
+                self._remove(given)
+
+    def _remove(self, given: Given) -> None:
+        """Strike out a place in the free list where nothing is left."""
+        del self._idle[given]
+        kept = self._of.get(given.owner)
+        if kept is not None and given in kept:
+            kept.remove(given)
+            if not kept:
+                del self._of[given.owner]
+
+    def _withdraw(self, request: Request, count: int) -> list[Given]:
+        """Take a request's first `count` blocks out of the free list."""
+        self.free -= count
+        found = []
+        for given, part in _choose(self._of[request], count):
+            found.append(Given(request, [part], given.age))
+            given.parts = _without(given.parts, part)
+            if not given.parts:
+                self._remove(given)
+        return found
+
+
+def _choose(kept: list[Given], limit: int) -> list[tuple[Given, Part]]:
+    """Choose which blocks make up as much as there is of a table of `limit` blocks."""
+    chosen: list[tuple[Given, Part]] = []
+    at = 0
+    while at < limit:
+        here = [
+            (given.age, end, given)
+            for given in kept
+            for first, end in given.parts
+            if first <= at < end
+        ]
+        if not here:
+            break
+        # A block that was computed again is the first of those computed then: an elder one never
+        # lies further inside.
+        _, end, given = min(here, key=lambda found: found[0])
+        end = min(end, limit)
+        chosen.append((given, (at, end)))
+        at = end
+    return chosen
+
+
+def _without(parts: list[Part], taken: Part) -> list[Part]:
+    """Cut something out of one of the parts."""
+    left = []
+    for first, end in parts:
+        if first <= taken[0] < end:
+            left += [(first, taken[0]), (taken[1], end)]
+        else:
+            left.append((first, end))
+    return [(first, end) for first, end in left if first < end]
