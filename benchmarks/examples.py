@@ -14,6 +14,7 @@ import numpy as np
 
 from simulator import Result, load_scenario, run
 from simulator.errors import HeadwayWarning
+from simulator.figures.style import COLORS, grid, legend_below, log_scale, save, sheet
 from simulator.hardware import GIB, find_gpu
 from simulator.memory import kv_budget
 from simulator.model import load_model
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROOT = Path(__file__).parent.parent
-BLUE, RED, GREEN = "#0072B2", "#D55E00", "#009E73"
+RED, BLUE, GREEN = COLORS[:3]
 
 EXPONENTIAL = "{kind: exponential, mean: 50}"
 LENGTHS = {
@@ -259,9 +260,11 @@ def load() -> None:
     def draw(axes: "Axes", panel: tuple[str, int, str]) -> None:
         for (name, summaries), color in zip(got.items(), (GREEN, RED, BLUE), strict=True):
             values = [s[panel[0]] / panel[1] for s in summaries]
-            axes.loglog(LOADS, values, "o-", color=color, markersize=4, label=name)
-        axes.set_title(panel[2])
-        axes.set_xlabel("offered load / capacity of continuous batching")
+            axes.plot(LOADS, values, "o-", color=color, markersize=4, label=name)
+        axes.set_title("Throughput" if panel[1] == 1 else "Latency")
+        axes.set_xlabel("load / capacity of continuous batching")
+        axes.set_ylabel(panel[2])
+        log_scale(axes, "x")
 
     picture("examples-load.png", panels, draw)
 
@@ -285,27 +288,25 @@ def chunks() -> None:
     def draw(axes: "Axes", rate: int) -> None:
         for key, color in (("p99_ttft_ms", RED), ("p99_itl_ms", BLUE)):
             values = [s[key] for s in got[rate]]
-            axes.loglog(CHUNKS, values, "o-", color=color, label=f"P99 {key[4:-3].upper()}")
-        axes.set_xticks(CHUNKS, [f"{size:,}" for size in CHUNKS])
-        axes.minorticks_off()
+            axes.plot(CHUNKS, values, "o-", color=color, label=f"P99 {key[4:-3].upper()}")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(CHUNKS, [f"{size:,}" for size in CHUNKS], rotation=30)
         axes.set_title(f"{rate} requests/s")
-        axes.set_xlabel("max_num_batched_tokens")
-        axes.set_ylabel("ms")
+        axes.set_xlabel("max_num_batched_tokens (tokens per step)")
+        axes.set_ylabel("latency (ms)")
 
     picture("examples-chunks.png", tuple(got), draw)
 
 
 def picture(name: str, panels: tuple, draw: Callable) -> None:  # type: ignore[type-arg]
     """Draw two panels into a file of docs/images."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.2), dpi=100, layout="constrained")
-    for axes, panel in zip(figure.subplots(1, 2), panels, strict=True):
-        draw(axes, panel)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(color="0.9", linewidth=0.8)
-        axes.legend(frameon=False)
-    figure.savefig(ROOT / "docs" / "images" / name)
+    with sheet(1, 2, 3.8) as figure:
+        for axes, panel in zip(figure.axes, panels, strict=True):
+            draw(axes, panel)
+            log_scale(axes, "y")
+            grid(axes)
+        legend_below(figure, figure.axes[0])
+    save(figure, ROOT / "docs" / "images" / name)
 
 
 PARTS = {

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from simulator.plots import COLORS
+from simulator.figures.style import COLORS, encode, grid, log_scale, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from calibration.fit_steps import StepFit
 
@@ -28,12 +27,12 @@ def plot_fit(fit: "StepFit", file: BinaryIO) -> None:
         pair = (fit.cost.execute(sample.row.step), sample.seconds)
         groups.setdefault(name, []).append(pair)
     arrays = {name: _columns(pairs) for name, pairs in sorted(groups.items())}
-    figure = _figure()
-    left, right = figure.subplots(1, 2)
-    scatter(left, arrays)
-    spread(right, arrays)
-    figure.suptitle(f"Steps of {fit.cost.name}, predicted and measured")
-    figure.savefig(file, format="png")
+    with sheet(1, 2, 4.2) as figure:
+        left, right = figure.axes
+        scatter(left, arrays)
+        spread(right, arrays)
+        figure.suptitle(f"Steps of {fit.cost.name}, predicted and measured", fontsize=12)
+    encode(figure, file)
 
 
 def _columns(pairs: Sequence[tuple[float, float]]) -> tuple[Floats, Floats]:
@@ -41,22 +40,19 @@ def _columns(pairs: Sequence[tuple[float, float]]) -> tuple[Floats, Floats]:
     return predicted, measured
 
 
-def _figure() -> "Figure":
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(11, 5), dpi=100, layout="constrained")
-
-
 def scatter(axes: "Axes", groups: Groups) -> None:
     """Draw predicted over measured milliseconds, both logarithmic."""
     low, high = np.inf, 0.0
     for color, (name, (predicted, measured)) in zip(COLORS, groups.items(), strict=False):
-        axes.loglog(measured * 1e3, predicted * 1e3, ".", ms=3, color=color, label=name)
+        axes.plot(measured * 1e3, predicted * 1e3, ".", ms=3, color=color, label=name)
         low, high = min(low, measured.min() * 1e3), max(high, measured.max() * 1e3)
-    axes.loglog([low, high], [low, high], color="black", lw=1)
+    axes.plot([low, high], [low, high], color="black", lw=1)
+    log_scale(axes, "x")
+    log_scale(axes, "y")
+    grid(axes)
     axes.set_xlabel("measured (ms)")
     axes.set_ylabel("predicted (ms)")
-    axes.legend(markerscale=3)
+    axes.legend(markerscale=3, fontsize=9)
 
 
 def spread(axes: "Axes", groups: Groups) -> None:
@@ -68,4 +64,4 @@ def spread(axes: "Axes", groups: Groups) -> None:
     axes.set_xlim(-50, 50)
     axes.set_xlabel("predicted / measured - 1 (%)")
     axes.set_ylabel("steps (%)")
-    axes.legend()
+    grid(axes)

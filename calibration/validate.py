@@ -233,21 +233,22 @@ def _table(found: Validation) -> Iterator[str]:
 
 
 def _plot(forced: Mapping[str, tuple[Floats, Floats]], found: Validation, file: BinaryIO) -> None:
-    from matplotlib.figure import Figure
+    from simulator.figures.style import encode, grid, sheet
 
-    figure = Figure(figsize=(15, 5), dpi=100, layout="constrained")
-    steps, errors, whole = figure.subplots(1, 3)
-    apart = {name: pair for name, pair in forced.items() if name != "all steps"}
-    scatter(steps, apart)
-    spread(errors, apart)
-    places = np.arange(len(found.free))[::-1]
-    for place, free in zip(places, found.free, strict=True):
-        if free.band is not None:
-            low, high = (100.0 * bound for bound in free.band)
-            whole.barh(place, high - low, left=low, height=0.7, color="0.8")
-    whole.plot([100.0 * free.error for free in found.free], places, "o", color="#0072B2")
-    whole.axvline(0.0, color="black", lw=1)
-    whole.set_yticks(places, [free.label for free in found.free])
-    whole.set_xlabel("simulated / live - 1 (%); grey: live vs live")
-    figure.suptitle(f"Simulation against a live run on {found.device}")
-    figure.savefig(file, format="png")
+    with sheet(1, 3, 4.2, width=12.0) as figure:
+        steps, errors, whole = figure.axes
+        apart = {name: pair for name, pair in forced.items() if name != "all steps"}
+        scatter(steps, apart)
+        spread(errors, apart)
+        places = np.arange(len(found.free))[::-1]
+        for place, free in zip(places, found.free, strict=True):
+            if free.band is not None:
+                low, high = (100.0 * bound for bound in free.band)
+                whole.barh(place, high - low, left=low, height=0.7, color="0.8")
+        whole.plot([100.0 * free.error for free in found.free], places, "o", color="#0072B2")
+        whole.axvline(0.0, color="black", lw=1)
+        whole.set_yticks(places, [free.label for free in found.free])
+        whole.set_xlabel("simulated / live - 1 (%); grey: live vs live")
+        grid(whole, "x")
+        figure.suptitle(f"Simulation against a live run on {found.device}", fontsize=12)
+    encode(figure, file)

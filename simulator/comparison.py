@@ -30,7 +30,8 @@ def write_comparison(
 
 def _draw(labels: list[str], results: "list[Result]", path: Path) -> str:
     """Draw the comparison; return what to add to the list of files."""
-    from simulator.plots import COLORS, plot_compare
+    from simulator.figures.style import COLORS
+    from simulator.plots import plot_compare
     from simulator.plots_many import plot_many
 
     plot = plot_many if len(results) > len(COLORS) else plot_compare

@@ -2,12 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from simulator.compare import Point
-from simulator.files import write_atomic
 from simulator.intervals import Difference, Estimate, Numbers, columns, estimate, holm, paired
 from simulator.replications import encode_csv
 from simulator.report import METRICS, Gauge
@@ -141,23 +139,19 @@ def encode_differences(
 
 def plot_intervals(labels: Sequence[str], runs: Sequence[Sequence[Numbers]], path: Path) -> Path:
     """Draw the mean of each run with its interval, and that of one run thin, as a PNG."""
-    return write_atomic(path, partial(_save, draw_intervals(labels, runs)))
+    from simulator.figures.style import save
 
-
-def _save(figure: "Figure", file: BinaryIO) -> None:
-    figure.savefig(file, format="png")
+    return save(draw_intervals(labels, runs), path)
 
 
 def draw_intervals(labels: Sequence[str], runs: Sequence[Sequence[Numbers]]) -> "Figure":
     """Draw the picture of `plot_intervals` without writing it."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
+    from simulator.figures.style import grid, sheet
 
     shown = [key for key in DRAWN if all(key in columns(same, [key]) for same in runs)]
-    with rc_context({"font.size": 10, "axes.titlesize": 11, "axes.titleweight": "bold"}):
-        figure = Figure(figsize=(12, 3 + 0.5 * len(runs)), dpi=100, layout="constrained")
-        grid = figure.subplots(2, 3, sharey=True, squeeze=False).ravel()
-        for axes, key in zip(grid, shown, strict=False):
+    with sheet(2, 3, 3 + 0.5 * len(runs), sharey=True) as figure:
+        panels = figure.axes
+        for axes, key in zip(panels, shown, strict=False):
             for place, same in enumerate(runs):
                 e = estimate(columns(same, [key])[key])
                 axes.errorbar(e.mean, place, xerr=e.spread, color="0.7", capsize=2, linewidth=1)
@@ -165,12 +159,12 @@ def draw_intervals(labels: Sequence[str], runs: Sequence[Sequence[Numbers]]) -> 
             axes.set_title(BY_KEY[key].label)
             axes.set_yticks(range(len(labels)), labels)
             axes.set_ylim(len(labels) - 0.5, -0.5)
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.grid(color="0.9", axis="x")
-            axes.locator_params(axis="x", nbins=5)
-        for axes in grid[len(shown) :]:
+            grid(axes, "x")
+            axes.locator_params(axis="x", nbins=4)
+            axes.xaxis.set_major_formatter("{x:,g}")
+        for axes in panels[len(shown) :]:
             axes.set_visible(False)
-        figure.supxlabel("blue: mean and its 95 % interval; grey: 95 % of single runs", fontsize=9)
+        figure.supxlabel("blue: mean and its 95 % interval; grey: 95 % of single runs", fontsize=11)
     return figure
 
 

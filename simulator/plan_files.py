@@ -105,20 +105,16 @@ def _table(rows: Sequence[Row]) -> str:
 
 def _draw(question: Question, candidates: Sequence[Candidate], file: BinaryIO) -> None:
     """Draw how close every run came to the bounds, and speed against throughput."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
+    from simulator.figures.style import encode, grid, sheet
 
-    with rc_context({"font.size": 11, "axes.titlesize": 12, "axes.titleweight": "bold"}):
-        figure = Figure(figsize=(12, 5), dpi=100, layout="constrained")
-        left, right = figure.subplots(1, 2)
+    with sheet(1, 2, 3.9) as figure:
+        left, right = figure.axes
         _draw_bounds(left, question, candidates)
         _draw_front(right, candidates)
         _legend(figure, left, candidates)
-        for axes in (left, right):
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.grid(color="0.9", linewidth=0.8)
-            axes.set_axisbelow(True)
-        figure.savefig(file, format="png")
+        grid(left)
+        grid(right)
+    encode(figure, file)
 
 
 def _legend(figure: "Figure", axes: "Axes", candidates: Sequence[Candidate]) -> None:
@@ -128,7 +124,7 @@ def _legend(figure: "Figure", axes: "Axes", candidates: Sequence[Candidate]) -> 
 
 
 def _colors() -> Sequence[str]:
-    from simulator.plots import COLORS
+    from simulator.figures.style import COLORS
 
     return COLORS
 
@@ -140,28 +136,36 @@ def _color(number: int) -> str:
 
 def _draw_bounds(axes: "Axes", question: Question, candidates: Sequence[Candidate]) -> None:
     """Draw the metric that is worst beside its bound: above 1 it is broken."""
+    from simulator.figures.style import log_scale
+
+    seen = [1.0]
     for number, candidate in enumerate(candidates):
         trials = sorted([*candidate.answer.trials, *candidate.ladder], key=lambda t: t.at)
+        strains = [_strain(trial, question) for trial in trials]
+        seen += strains
         axes.plot(
             [trial.at for trial in trials],
-            [_strain(trial, question) for trial in trials],
+            strains,
             color=_color(number),
             marker="o",
-            markersize=4,
             label=candidate.label,
         )
     axes.axhline(1.0, color="0.3", linestyle="--", linewidth=1)
-    axes.set_yscale("log")
+    if max(seen) > 3 * min(seen):
+        log_scale(axes, "y")
     bounds = [slo.text for slo in question.rules.slos if slo.metric != "completion"]
-    axes.set_title("How near to the bounds")
-    axes.text(0.01, 0.98, "\n".join(bounds), transform=axes.transAxes, va="top", fontsize=10)
+    axes.set_title(
+        f"How near to {', '.join(bounds)}" if len(bounds) == 1 else "How near to the bounds"
+    )
+    if len(bounds) > 1:
+        axes.text(0.02, 0.98, "\n".join(bounds), transform=axes.transAxes, va="top", fontsize=10)
     axes.set_xlabel(_searched(question))
-    axes.set_ylabel("worst metric relative to its bound")
+    axes.set_ylabel("worst metric / its bound")
 
 
 def _searched(question: Question) -> str:
     rate = question.key == "workload.request_rate"
-    return "requests per second" if rate else question.key or "load relative to the scenario's"
+    return "requests/s" if rate else question.key or "load relative to the scenario's"
 
 
 def _strain(trial: Trial, question: Question) -> float:
@@ -186,8 +190,8 @@ def _draw_front(axes: "Axes", candidates: Sequence[Candidate]) -> None:
     best = [points[k] for k in front(points)]
     if best:
         axes.step(*zip(*best, strict=True), where="pre", color="0.4", linewidth=1)
-    axes.set_title("Speed against throughput (hollow: breaks a bound)")
-    axes.set_xlabel("tokens/s per user")
+    axes.set_title("Speed against throughput")
+    axes.set_xlabel("tokens/s per user (hollow: breaks a bound)")
     axes.set_ylabel("tokens/s per GPU")
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)

@@ -1,14 +1,13 @@
 """Runs of one workload in a picture: what came out, what users felt, and why."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simulator.bins import depth_in_bins, mean_in_bins
-from simulator.files import write_atomic
+from simulator.figures.style import COLORS, grid, log_scale, save, sheet
 from simulator.log import Log
 from simulator.tables import Floats, arrivals, decisions, gather_requests
 
@@ -18,24 +17,13 @@ if TYPE_CHECKING:
 
     from simulator.simulation import Result
 
-COLORS = (
-    "#D55E00",
-    "#0072B2",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#000000",
-    "#A6A01A",
-)
-"""Okabe and Ito's, which colour-blind people can tell apart; the yellow darkened for lines."""
 BINS = 400  # points of a line over time: what 600 pixels can show
 WINDOW = 120.0  # s, of the batch over time: short enough to tell static batches apart
 QUANTILES = 400  # points of a distribution
 
 
 def plot_compare(labels: Sequence[str], results: Sequence["Result"], path: Path) -> Path:
-    """Draw up to eight runs of one workload as a PNG of 1200 x 800 pixels.
+    """Draw up to eight runs of one workload as a PNG of 1350 x 900 pixels.
 
     Throughput; distributions of TTFT and E2EL; for two minutes from the middle, seats taken,
     with those shaded that belong to requests already done; queue depth. Raises ValueError for
@@ -43,23 +31,14 @@ def plot_compare(labels: Sequence[str], results: Sequence["Result"], path: Path)
     """
     if not 1 <= len(results) <= len(COLORS) or len(labels) != len(results):
         raise ValueError(f"one label per run and 1 to {len(COLORS)} runs, not {len(results)}")
-    figure = draw_compare(labels, results)
-    return write_atomic(path, partial(_save, figure))
-
-
-def _save(figure: "Figure", file: BinaryIO) -> None:
-    figure.savefig(file, format="png")
+    return save(draw_compare(labels, results), path)
 
 
 def draw_compare(labels: Sequence[str], results: Sequence["Result"]) -> "Figure":
     """Draw the picture of `plot_compare` without writing it."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context({"font.size": 11, "axes.titlesize": 12, "axes.titleweight": "bold"}):
-        figure = Figure(figsize=(12, 8), dpi=100, layout="constrained")
-        (throughput, latency), (seats, queue) = figure.subplots(2, 2)
-        figure.suptitle(_title(results[0]), fontsize=13)
+    with sheet(2, 2, 6.0) as figure:
+        throughput, latency, seats, queue = figure.axes
+        figure.suptitle(_title(results[0]), fontsize=12)
         _draw_throughput(throughput, labels, results)
         _draw_latency(latency, results)
         _draw_seats(seats, results)
@@ -67,11 +46,9 @@ def draw_compare(labels: Sequence[str], results: Sequence["Result"]) -> "Figure"
         if len(results) > 1:
             bars = throughput.patches
             figure.legend(bars, labels, loc="outside lower center", ncols=4, frameon=False)
-        for axes in (throughput, latency, seats, queue):
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.grid(color="0.9", linewidth=0.8)
-            axes.set_axisbelow(True)
-        throughput.grid(visible=False, axis="y")
+        grid(throughput, "x")
+        for axes in (latency, seats, queue):
+            grid(axes)
     return figure
 
 
@@ -99,7 +76,7 @@ def _draw_throughput(axes: "Axes", labels: Sequence[str], results: Sequence["Res
         )
     axes.set_yticks(places, labels)
     axes.invert_yaxis()
-    axes.set_xlim(0, max([*values, 1e-9]) * 1.4)
+    axes.set_xlim(0, max([*values, 1e-9]) * 1.55)
     axes.set_title("Output throughput")
     axes.set_xlabel("tokens/s")
 
@@ -117,16 +94,17 @@ def _draw_latency(axes: "Axes", results: Sequence["Result"]) -> None:
             if len(known):
                 seconds = np.percentile(known, share)
                 lowest = min(lowest, float(seconds[0]))
-                axes.plot(seconds, share, dashes, color=color, linewidth=1.8)
+                axes.plot(seconds, share, dashes, color=color)
     if 0.0 < lowest < np.inf:
-        axes.set_xscale("log")
-    axes.set_ylim(-1, 116)
+        log_scale(axes, "x")
+    axes.set_ylim(-1, 122)
     axes.set_yticks(range(0, 101, 20))
     axes.set_title("Latency of requests")
-    axes.set_xlabel("seconds since sent")
+    axes.set_xlabel("time since sent (s)")
     axes.set_ylabel("% of requests")
     styles = [Line2D([], [], color="0.3", linestyle=dashes) for dashes in ("-", "--")]
-    axes.legend(styles, ["first token (TTFT)", "last token (E2EL)"], loc="upper center", ncols=2)
+    names = ["first token (TTFT)", "last (E2EL)"]
+    axes.legend(styles, names, loc="upper center", ncols=2, frameon=False)
 
 
 def _draw_seats(axes: "Axes", results: Sequence["Result"]) -> None:
@@ -150,13 +128,13 @@ def _draw_seats(axes: "Axes", results: Sequence["Result"]) -> None:
         if idle.any():
             wasted = True
             axes.fill_between(middle, taken - idle, taken, color=color, alpha=0.3, linewidth=0)
-    _frame(axes, edges, headroom=1.18)
+    _frame(axes, edges, headroom=1.25)
     axes.set_title("Requests in the batch")
-    axes.set_xlabel("seconds")
+    axes.set_xlabel("time (s)")
     axes.set_ylabel("requests running")
     if wasted:
         patch = Patch(color="0.5", alpha=0.4, linewidth=0)
-        axes.legend([patch], ["already done, keeps its seat"], loc="upper right")
+        axes.legend([patch], ["already done, keeps its seat"], loc="upper right", frameon=False)
 
 
 def _draw_queue(axes: "Axes", results: Sequence["Result"]) -> None:
@@ -167,7 +145,7 @@ def _draw_queue(axes: "Axes", results: Sequence["Result"]) -> None:
         axes.plot((edges[1:] + edges[:-1]) / 2, depth, color=color, linewidth=1.5)
     _frame(axes, edges, headroom=1.05)
     axes.set_title("Queue")
-    axes.set_xlabel("seconds")
+    axes.set_xlabel("time (s)")
     axes.set_ylabel("requests waiting")
 
 

@@ -1,13 +1,12 @@
 """Many runs of one scenario in a picture: a row for each, a panel for each question."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.files import write_atomic
+from simulator.figures.style import grid, log_scale, save, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,40 +15,32 @@ if TYPE_CHECKING:
     from simulator.simulation import Result
 
 PANELS = (
-    ("Time to first token", "ttft", 0.001, "s"),
-    ("Time per output token", "tpot", 1.0, "ms"),
-    ("Time to last token", "e2el", 0.001, "s"),
+    ("TTFT", "ttft", 0.001, "s"),
+    ("TPOT", "tpot", 1.0, "ms"),
+    ("E2EL", "e2el", 0.001, "s"),
 )
 BAR, MEAN, P99 = "#0072B2", "#009E73", "#D55E00"
 ROW = 0.28  # inches of a run
 
 
 def plot_many(labels: Sequence[str], results: Sequence["Result"], path: Path) -> Path:
-    """Draw any number of runs of one workload as a PNG, 1300 pixels wide.
+    """Draw any number of runs of one workload as a PNG, 1350 pixels wide.
 
     Output throughput as bars; mean and P99 of TTFT, TPOT and E2EL as points on logarithmic axes,
     where they span more than a factor of ten.
     """
-    figure = draw_many(labels, results)
-    return write_atomic(path, partial(_save, figure))
-
-
-def _save(figure: "Figure", file: BinaryIO) -> None:
-    figure.savefig(file, format="png")
+    return save(draw_many(labels, results), path)
 
 
 def draw_many(labels: Sequence[str], results: Sequence["Result"]) -> "Figure":
     """Draw the picture of `plot_many` without writing it."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context({"font.size": 10, "axes.titlesize": 11, "axes.titleweight": "bold"}):
-        figure = Figure(figsize=(13, 1.9 + ROW * len(labels)), dpi=100, layout="constrained")
-        panels = figure.subplots(1, 1 + len(PANELS), sharey=True)
+    with sheet(1, 1 + len(PANELS), 1.9 + ROW * len(labels), sharey=True) as figure:
+        panels = figure.axes
         first = results[0]
         figure.suptitle(
             f"{first.scenario.name}: {len(first.workload):,} requests, {first.model.name} on "
-            f"{first.gpu.name}"
+            f"{first.gpu.name}",
+            fontsize=12,
         )
         summaries = [result.summary() for result in results]
         places = np.arange(len(labels))
@@ -69,10 +60,9 @@ def draw_many(labels: Sequence[str], results: Sequence["Result"]) -> "Figure":
 def _draw_bars(axes: "Axes", places: "np.typing.NDArray[np.int64]", values: list[float]) -> None:
     bars = axes.barh(places, values, color=BAR, height=0.65)
     axes.bar_label(bars, [f"{value:,.0f}" for value in values], padding=3)
-    axes.set_xlim(0, max([*values, 1e-9]) * 1.25)
-    axes.set_title("Output throughput")
+    axes.set_xlim(0, max([*values, 1e-9]) * 1.6)
+    axes.set_title("Output")
     axes.set_xlabel("tokens/s")
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _spread(axes: "Axes", title: str, unit: str) -> None:
@@ -80,11 +70,9 @@ def _spread(axes: "Axes", title: str, unit: str) -> None:
     values = np.concatenate([np.asarray(line.get_xdata(), float) for line in axes.lines])
     known = values[values > 0]
     if len(known) and known.max() > 10 * known.min():
-        axes.set_xscale("log")
+        log_scale(axes, "x")
     else:
         axes.set_xlim(0, max([*known, 1e-9]) * 1.1)
     axes.set_title(title)
     axes.set_xlabel(unit)
-    axes.grid(color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    grid(axes)

@@ -104,7 +104,8 @@ def _events(result: "Result", every: int, merged: int) -> tuple[list[dict[str, A
             {"ph": "M", "name": "process_sort_index", "pid": engine, "args": {"sort_index": 0}},
         ]
         events += [(time, {**e, "pid": engine, "tid": 1}) for time, e in _steps(log, merged)]
-        counted = _counters(log, arrivals(log), merged)
+        most = max(LIMIT // len(result.logs), 1)
+        counted = _counters(log, arrivals(log), merged, most)
         events += [(time, {**e, "pid": engine, "tid": 1}) for time, e in counted]
         told = _requests(table, log, shown & (table.replica == number))
         events += [(time, {**e, "pid": requests, "tid": 1}) for time, e in told]
@@ -145,9 +146,10 @@ def _steps(log: Log, merged: int) -> Iterator[Event]:
         yield start, {"ph": "X", "name": name, "dur": (end - start) / 1e3, "args": args}
 
 
-def _counters(log: Log, queue: Floats, merged: int) -> Iterator[Event]:
+def _counters(log: Log, queue: Floats, merged: int, most: int) -> Iterator[Event]:
     """Yield the requests that run and wait, and the KV cache's use, where they may change.
 
+    Every k-th time is kept, k at least `merged`, so that they are no more than `most` and the last.
     `queue` are the times at which requests joined, ascending: those sent since a row began wait
     as well. Nobody runs between the end of a row and the start of the next.
     """
@@ -157,7 +159,7 @@ def _counters(log: Log, queue: Floats, merged: int) -> Iterator[Event]:
     idle = np.append(rows["end"][:-1] < rows["start"][1:], True)
     inside = queue[(queue > rows["start"][0]) & (queue <= rows["end"][-1])]
     times = np.unique(np.concatenate((rows["start"], rows["end"][idle], inside)))
-    kept = np.arange(0, len(times), merged)
+    kept = np.arange(0, len(times), max(merged, _ratio(len(times), most)))
     times = times[np.unique(np.append(kept, len(times) - 1))]
     row = np.searchsorted(rows["start"], times, "right") - 1
     busy = (times < rows["end"][row]) | ~idle[row]

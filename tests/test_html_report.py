@@ -141,11 +141,11 @@ def test_the_page_needs_no_network(folder: Path, tmp_path: Path, capsys) -> None
     """A comparison's folder stands for its runs, which are told apart by name."""
     out = tmp_path / "page.html"
     assert main(["report", str(folder / "both"), "--out", str(out)]) == 0
-    assert re.search(r"written to .*: fcfs, static; 0\.\d MB", capsys.readouterr().out)
+    assert re.search(r"written to .*: static, fcfs; 0\.\d MB", capsys.readouterr().out)
     text = out.read_text("utf-8")
     assert not re.search(r"(src|href)\s*=|@import|url\(|fetch\(|XMLHttpRequest|importScripts", text)
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S).group(1))  # type: ignore[union-attr]
-    assert data["labels"] == ["fcfs", "static"]
+    assert data["labels"] == ["static", "fcfs"]
     assert len(data["seats"][0]["id"]) == 40
     for words in ("engine.scheduling_policy", "Clients", "Output throughput", "client-1"):
         assert words in text

@@ -50,9 +50,9 @@ def size_of(path: Path) -> tuple[int, int]:
 
 
 def test_a_picture_for_the_readme(runs: list[Ran], tmp_path: Path) -> None:
-    """1200 x 800 pixels; the same runs give the same bytes."""
+    """1350 x 900 pixels; the same runs give the same bytes."""
     path = plot_compare(["static", "fcfs"], runs, tmp_path / "compare.png")
-    assert size_of(path) == (1200, 800)
+    assert size_of(path) == (1350, 900)
     first = path.read_bytes()
     assert plot_compare(["static", "fcfs"], runs, path).read_bytes() == first
     assert [p.name for p in tmp_path.iterdir()] == ["compare.png"]
@@ -69,9 +69,9 @@ def test_what_it_shows(runs: list[Ran]) -> None:
     ]
     assert [axes.get_xlabel() for axes in (throughput, latency, batch, queue)] == [
         "tokens/s",
-        "seconds since sent",
-        "seconds",
-        "seconds",
+        "time since sent (s)",
+        "time (s)",
+        "time (s)",
     ]
     ttft, e2el = (max(line.get_xdata()) for line in latency.lines[:2])
     log, sent = runs[0].logs[0], runs[0].sent
@@ -86,7 +86,7 @@ def test_what_it_shows(runs: list[Ran]) -> None:
 def test_one_to_eight_runs(runs: list[Ran], count: int, tmp_path: Path) -> None:
     """Each has a colour of its own."""
     path = plot_compare([f"run {i}" for i in range(count)], runs[:1] * count, tmp_path / "x.png")
-    assert size_of(path) == (1200, 800)
+    assert size_of(path) == (1350, 900)
 
 
 def test_nine_runs_are_refused(runs: list[Ran], tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_nine_runs_are_refused(runs: list[Ran], tmp_path: Path) -> None:
 def test_a_run_in_which_nothing_happened(tmp_path: Path) -> None:
     """No step and no request: an empty picture, no warning."""
     nothing = Ran(Log(10, 4), np.empty(0), workload())
-    assert size_of(plot_compare(["none"], [nothing], tmp_path / "x.png")) == (1200, 800)
+    assert size_of(plot_compare(["none"], [nothing], tmp_path / "x.png")) == (1350, 900)
 
 
 def test_means_in_bins() -> None:
@@ -137,4 +137,4 @@ def test_a_picture_of_many_runs(runs: list[Ran], tmp_path: Path) -> None:
         for line, word in zip(axes.lines, ("mean", "p99"), strict=True):
             expected = [s[f"{word}_{key}_ms"] * scale for s in summaries]
             assert line.get_xdata().tolist() == expected
-    assert size_of(plot_many(labels, runs * 10, tmp_path / "many.png")) == (1300, 750)
+    assert size_of(plot_many(labels, runs * 10, tmp_path / "many.png")) == (1350, 1125)

@@ -162,6 +162,7 @@ def test_large_runs_are_thinned(tmp_path: Path, monkeypatch, write) -> None:
     assert sorted({e["id"] for e in events if "id" in e}) == list(range(0, 40, 4))
     slices = [e for e in events if e["ph"] == "X"]
     assert len(slices) <= 20
+    assert max(sum(e["name"] == name for e in events) for name in ("running", "waiting")) <= 21
     for key in ("steps", "prefill_tokens", "decode_tokens"):
         one, other = (
             sum(e["args"][key] for e in some if e["ph"] == "X") for some in (whole, events)

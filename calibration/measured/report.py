@@ -5,13 +5,25 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from calibration.measured.predict import Compared, Outcome
+from simulator.figures.style import (
+    COLORS,
+    color,
+    encode,
+    grid,
+    legend_below,
+    log_scale,
+    marker,
+    sheet,
+)
 from simulator.files import write_atomic, write_together
-from simulator.plots import COLORS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SUMMARIZED = (
     "mean_ttft_ms",
@@ -121,79 +133,66 @@ def write_plots(folder: Path, outcomes: Sequence[Outcome]) -> list[Path]:
 
 
 def _plot_run(outcome: Outcome, file: BinaryIO) -> None:
-    from matplotlib.figure import Figure
-
     gauges = outcome.gauges
     shown = [] if gauges is None else [n for n in gauges[1].columns if n != "waiting"]
-    figure = Figure(figsize=(4.2 * (3 + len(shown)), 4), dpi=100, layout="constrained")
-    axes = figure.subplots(1, 3 + len(shown))
-    for ax, (name, (predicted, measured)) in zip(axes, outcome.samples.items(), strict=False):
-        for values, label, color in (
-            (measured, "measured", "black"),
-            (predicted, "predicted", COLORS[0]),
-        ):
-            ax.plot(np.sort(values), np.linspace(0, 100, len(values)), color=color, label=label)
-        if len(measured) and measured.min() > 0:
-            ax.set_xscale("log")
-            _plain_ticks(ax.xaxis)
-        ax.set_xlabel(f"{name.upper()} (ms)")
-    axes[0].set_ylabel("requests (%)")
-    axes[0].legend()
-    for ax, name in zip(axes[3:], shown, strict=True):
-        assert gauges is not None
-        for one, label, color in zip(
-            gauges[::-1], ("measured", "predicted"), ("black", COLORS[0]), strict=True
-        ):
-            ax.step(one.time, one.columns[name], where="post", color=color, label=label, lw=0.8)
-        ax.set_xlabel("time (s)")
-        ax.set_ylabel("KV cache in use (%)" if name == "kv_usage" else "requests running")
-    figure.suptitle(outcome.run.run_id, fontsize=10)
-    figure.savefig(file, format="png")
+    panels = 3 + len(shown)
+    with sheet(1, panels, 3.6, width=3.2 * panels) as figure:
+        axes = figure.axes
+        for ax, (name, (predicted, measured)) in zip(axes, outcome.samples.items(), strict=False):
+            for values, label, color in (
+                (measured, "measured", "black"),
+                (predicted, "predicted", COLORS[0]),
+            ):
+                ax.plot(np.sort(values), np.linspace(0, 100, len(values)), color=color, label=label)
+            if len(measured) and measured.min() > 0:
+                log_scale(ax, "x")
+            ax.set_xlabel(f"{name.upper()} (ms)")
+        axes[0].set_ylabel("requests (%)")
+        for ax, name in zip(axes[3:], shown, strict=True):
+            assert gauges is not None
+            for one, label, color in zip(
+                gauges[::-1], ("measured", "predicted"), ("black", COLORS[0]), strict=True
+            ):
+                ax.step(one.time, one.columns[name], where="post", color=color, label=label, lw=0.8)
+            ax.set_xlabel("time (s)")
+            ax.set_ylabel("KV cache in use (%)" if name == "kv_usage" else "requests running")
+        for ax in axes:
+            grid(ax)
+        legend_below(figure, axes[0])
+        figure.suptitle(outcome.run.run_id, fontsize=11)
+    encode(figure, file)
 
 
 def _plot_errors(outcomes: Sequence[Outcome], file: BinaryIO) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 4), dpi=100, layout="constrained")
     sources = list(dict.fromkeys(outcome.run.source for outcome in outcomes))
-    axes = figure.subplots(1, 3)
-    for ax, metric in zip(axes, ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms"), strict=True):
-        points = 0
-        for k, source in enumerate(sources):
-            rows = [
-                row
-                for one in outcomes
-                if one.run.source == source
-                for row in one.rows
-                if row.metric == metric and row.measured > 0
-            ]
-            points += len(rows)
-            _scatter(ax, rows, source, COLORS[k % len(COLORS)])
-        if points:
-            ax.set_xscale("log")
-            ax.set_yscale("log")
-            low, high = ax.get_xlim()
-            ax.plot([low, high], [low, high], color="black", lw=1)
-            _plain_ticks(ax.xaxis)
-            _plain_ticks(ax.yaxis)
-        ax.set_xlabel(f"measured {_label(metric)}")
-        ax.set_ylabel("predicted")
-    axes[1].legend(fontsize=7)
-    figure.savefig(file, format="png")
+    with sheet(1, 3, 3.8) as figure:
+        for ax, name in zip(figure.axes, ("ttft", "tpot", "e2el"), strict=True):
+            points = 0
+            for k, source in enumerate(sources):
+                rows = [
+                    row
+                    for one in outcomes
+                    if one.run.source == source
+                    for row in one.rows
+                    if row.metric == f"mean_{name}_ms" and row.measured > 0
+                ]
+                points += len(rows)
+                _scatter(ax, rows, source, k)
+            if points:
+                log_scale(ax, "x")
+                log_scale(ax, "y")
+                low, high = ax.get_xlim()
+                ax.plot([low, high], [low, high], color="black", lw=1)
+            ax.set_title(f"mean {name.upper()}")
+            ax.set_xlabel("measured (ms)")
+            grid(ax)
+        figure.axes[0].set_ylabel("predicted (ms)")
+        legend_below(figure, figure.axes[0])
+    encode(figure, file)
 
 
-def _plain_ticks(axis) -> None:  # type: ignore[no-untyped-def]
-    """Write 20 and 5,000 on a log axis, as many as there is room for."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    low, high = axis.get_view_interval()
-    wide = high / low
-    subs = (1.0,) if wide > 100 else (1.0, 2.0, 5.0) if wide > 5 else (1.0, 1.5, 2.0, 3.0, 4.0, 7.0)
-    axis.set_major_locator(LogLocator(subs=subs))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-    axis.set_minor_formatter(NullFormatter())
-
-
-def _scatter(ax, rows: Sequence[Compared], source: str, color: str) -> None:  # type: ignore[no-untyped-def]
+def _scatter(ax: "Axes", rows: Sequence[Compared], source: str, number: int) -> None:
     measured = [row.measured for row in rows]
-    ax.plot(measured, [row.predicted for row in rows], "o", ms=3, color=color, label=source)
+    predicted = [row.predicted for row in rows]
+    look: dict[str, Any] = {"color": color(number), "marker": marker(number), "markersize": 4}
+    ax.plot(measured, predicted, linestyle="none", label=source, **look)

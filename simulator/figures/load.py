@@ -115,17 +115,18 @@ def draw_chunk(rows: "pd.DataFrame") -> "Figure":
             for number, (label, curve) in enumerate(curves(rows, CHUNK)):
                 line = curve.sort_values(CHUNK)
                 style: dict[str, Any] = {"color": color(number), "marker": marker(number)}
-                axes.plot(line[CHUNK], line[f"p99_{name}_ms"], label=label or "P99", **style)
+                axes.plot(line[CHUNK], line[f"p99_{name}_ms"], label=label or "_", **style)
                 axes.plot(line[CHUNK], line[f"mean_{name}_ms"], "--", **style)
             axes.set_xscale("log", base=2)
             sizes = sorted(set(rows[CHUNK]))
             axes.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=30)
             axes.set_title(f"{name.upper()} over chunk size")
-            axes.set_xlabel("max_num_batched_tokens")
+            axes.set_xlabel("max_num_batched_tokens (tokens per step)")
             axes.set_ylabel(f"{name.upper()} (ms)")
             log_scale(axes, "y")
             grid(axes)
-        figure.axes[0].plot([], [], "--", color=GREY, label="mean (solid: P99)")
+        for dashes, name in (("-", "P99"), ("--", "mean")):
+            figure.axes[0].plot([], [], dashes, color=GREY, label=name)
         legend_below(figure, figure.axes[0], naming(rows, CHUNK))
     return figure
 

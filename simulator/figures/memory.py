@@ -60,6 +60,7 @@ def _draw_kept(axes: "Axes", runs: Sequence[Run]) -> None:
     axes.set_yticks(places, [run.label for run in runs])
     axes.invert_yaxis()
     axes.set_xlim(0, max(used.max(), 1e-9) * 1.6)
+    axes.set_xticks([tick for tick in axes.get_xticks() if tick <= 100])
     axes.set_title("Mean use, fragmentation")
     axes.set_xlabel("% of KV blocks (hatched: empty)")
     grid(axes, "x")

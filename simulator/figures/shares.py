@@ -26,17 +26,17 @@ def draw_fairness(runs: Sequence[Run]) -> "Figure":
             style: dict[str, Any] = {
                 "color": color(number),
                 "marker": marker(number),
-                "label": run.label,
+                "label": run.label if len(rows) else f"{run.label} (nobody competes)",
             }
             middle = (rows.start + rows.end) / 2
             jain.plot(middle, rows.jain_index, **style)
             difference.plot(rows.end, rows.service_difference, **style)
         jain.set_title("Jain's index per window")
         jain.set_ylabel("index (1: all alike)")
-        jain.set_ylim(min(0.9, jain.get_ylim()[0]), 1.005)
+        jain.set_ylim(min(0.9, jain.dataLim.y0 - 0.02), 1.01)
         difference.set_title("Most less least served")
         difference.set_ylabel("service (tokens in + 2 x out)")
-        difference.set_ylim(bottom=0)
+        difference.set_ylim(0, max(difference.dataLim.y1 * 1.08, 1.0))
         for axes in (jain, difference):
             axes.set_xlabel("time (s)")
             axes.set_xlim(0, max(run.end for run in runs) or 1.0)

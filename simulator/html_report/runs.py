@@ -48,11 +48,23 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     for folder in folders:
         if not folder.is_dir():
             raise HeadwayError(f"{folder}: no such folder; {WRITES}")
-        inside = sorted(path.parent for path in folder.glob("*/summary.json"))
+        inside = _compared(folder) or sorted(p.parent for p in folder.glob("*/summary.json"))
         if (folder / "summary.json").exists() or not inside:
             inside = [folder]
         found += inside
     return found
+
+
+def _compared(folder: Path) -> list[Path]:
+    """List the folders of a comparison's runs in its own order, if it says so."""
+    import pandas as pd
+
+    try:
+        names = pd.read_csv(folder / "comparison.csv", dtype=str, usecols=["run"]).run
+    except (OSError, ValueError):
+        return []
+    found = [folder / str(name) for name in names]
+    return found if all((path / "summary.json").exists() for path in found) else []
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
