@@ -92,9 +92,14 @@ def read_attention(
         notes.append(f"{kind} attention: a {kv_cache_dtype} cache was not timed; by its bytes")
         kv_cache_dtype = "bfloat16"
     table = table[table["kv_cache_dtype"] == kv_cache_dtype]
-    table = table[table["num_key_value_heads"] == kv_heads]
     if table.empty:
-        raise HeadwayError(f"{path}: no rows of {kv_heads} KV heads of size {size}")
+        raise HeadwayError(f"{path}: no rows of heads of size {size}")
+    timed = set(table["num_key_value_heads"])
+    kv_near = min(timed, key=lambda h: (abs(np.log(h / kv_heads)), h))
+    if kv_near != kv_heads:
+        notes.append(f"{kind} attention: of {kv_near} KV heads, for want of {kv_heads}")
+        share *= kv_heads / kv_near if kind == "generation" else 1.0
+    table = table[table["num_key_value_heads"] == kv_near]
     near = min(set(table["num_heads"]), key=lambda h: (abs(np.log(h / heads)), h))
     table = table[table["num_heads"] == near].sort_values(["batch_size", "step", "isl"])
     scale = 1.0

@@ -32,6 +32,7 @@ DISTRUSTED = {
     "512 tokens on, which servers contradict"
 }
 """Tables, by GPU and dtype, that are not what servers run."""
+BEYOND = np.array([1.5, 2.0, 3.0, 4.0, 6.0, 8.0])  # times the tokens of a table
 ROOFLINE_TOKENS = np.unique(np.floor(np.geomspace(1, 16384, 60)))
 
 
@@ -77,6 +78,7 @@ class Kernels:
     attention: Batches
     notes: list[str] = field(default_factory=list)  # what was not measured
     sources: frozenset[str] = frozenset()
+    timed: float = np.inf  # tokens up to which `dense` was
 
 
 class NotTimedError(HeadwayError):
@@ -92,8 +94,6 @@ def compose_kernels(data: Path, target: Target) -> Kernels:
         raise NotTimedError(f"{target.model.name} at TP {target.gpus} on {system.gpu.name}")
     if {target.dtype, target.kv_cache_dtype} != {"bfloat16"}:
         raise NotTimedError(f"other dtypes than bfloat16 on {system.gpu.name}")
-    if target.model.num_experts and target.gpus > 1:
-        raise NotTimedError(f"experts at TP {target.gpus} on {system.gpu.name}")
     return _layers(data, target)
 
 
@@ -101,16 +101,31 @@ def _layers(data: Path, target: Target) -> Kernels:
     """Compose the layers of a model that LLMServingSim timed as it is."""
     place = (data, target.system, target.model, target.gpus)
     tokens, dense = llmservingsim.read_dense(*place)
+    timed = tokens[-1]
+    tokens, dense = _extended(tokens, dense)
     attention = llmservingsim.read_attention(*place)
     notes: list[str] = []
     if target.model.num_experts:
         dense = dense + llmservingsim.read_experts(*place, tokens)
+        if target.gpus > 1:
+            notes.append(f"experts: timed on one GPU; each of {target.gpus} has its share")
     dense = dense + _reduce(data, target, tokens, notes)
     counts, head = llmservingsim.read_head(*place)
     sources = {"LLMServingSim"} | ({"AIConfigurator"} if target.gpus > 1 else set())
     head = head + _gather(data, target, counts)
     attention = attention.select(attention.sequences > 0)
-    return Kernels(tokens, dense, counts, head, attention, notes, frozenset(sources))
+    return Kernels(tokens, dense, counts, head, attention, notes, frozenset(sources), timed)
+
+
+def _extended(tokens: Floats, seconds: Floats) -> tuple[Floats, Floats]:
+    """Let products go on beyond their table with the mean slope of its upper half.
+
+    All-reduces come on top of that: they have tables of their own, which reach further.
+    """
+    most, half = tokens[-1], tokens[-1] / 2
+    slope = (seconds[-1] - float(np.interp(half, tokens, seconds))) / (most - half)
+    more = most * BEYOND
+    return np.append(tokens, more), np.append(seconds, seconds[-1] + slope * (more - most))
 
 
 def _grid(data: Path, target: Target) -> Kernels:

@@ -20,6 +20,7 @@ from calibration.tables import Floats
 from simulator.efficiency import FILE, Efficiency
 from simulator.errors import HeadwayError
 from simulator.files import write_atomic
+from simulator.hardware import GPUS, Gpu
 from simulator.model import load_model
 from simulator.roofline import products_seconds, roofline, small_kernels
 
@@ -27,16 +28,16 @@ MODELS = ("llama-3-8b", "qwen3-32b")
 ONLY = {"rtx-4090": MODELS[:1]}
 DEGREES = (2, 4, 8)
 FP8 = "H200"
-LINK, PCIE = ("link", "link_latency"), "RTX-PRO-6000"
+PCIE = "RTX-PRO-6000"
 LARGE = np.array([8.0, 16, 32, 64]) * (1 << 20)  # bytes of an all-reduce
 HEAD = f"""\
 # What share of its data sheet each GPU's kernels reach; simulator/efficiency.py explains the keys.
 # Written by `python -m calibration.efficiencies` from the tables of AIConfigurator (Apache-2.0) and
 # LLMServingSim (MIT), as fitted to {" and ".join(MODELS)} in 16 bits on one GPU. `error` is the
 # median relative error, and `error_p95` the 95th percentile, of a roofline with these shares on the
-# composed steps of those models. No all-reduce was timed on L40S and RTX 4090: their `link` is that
-# of the RTX PRO 6000; where no fp8 products were timed (or none that can be trusted, on B200),
-# `compute_fp8` is that of the H200.
+# composed steps of those models. No all-reduce was timed on L40S and RTX 4090: their `link` is the
+# share that has the bandwidth of the RTX PRO 6000's; where no fp8 products were timed (or none that
+# can be trusted, on B200), `compute_fp8` is that of the H200.
 gpus:
 """
 
@@ -116,6 +117,12 @@ def errors(data: Path, system: System) -> Floats:
     return np.concatenate(found)
 
 
+def _through_host(measured: dict[str, float], gpu: Gpu) -> dict[str, float]:
+    """Give the link's shares of a GPU on PCIe that have the bandwidth of the measured one."""
+    link = measured["link"] * GPUS[PCIE].link_bandwidth / gpu.link_bandwidth
+    return {"link": link, "link_latency": measured["link_latency"]}
+
+
 def text(measured: dict[str, dict[str, float]]) -> str:
     """Write the shares as YAML."""
     lines = [HEAD.rstrip()]
@@ -134,8 +141,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         found = {system.gpu.name: measure(options.data, system) for system in SYSTEMS}
-        for shares in found.values():  # those without a table are on PCIe, as this one is
-            shares |= {key: found[PCIE][key] for key in LINK if key not in shares}
+        for name, shares in found.items():
+            if "link" not in shares:
+                shares.update(_through_host(found[PCIE], GPUS[name]))
             shares.setdefault("compute_fp8", found[FP8]["compute_fp8"])
         write_atomic(FILE, lambda file: file.write(text(found).encode()))
         _measured.cache_clear()

@@ -83,7 +83,8 @@ def compose(kernels: Kernels) -> Samples:
     found = kernels.attention
     dense = np.interp(found.tokens, kernels.tokens, kernels.dense)
     head = np.interp(found.sequences, kernels.counts, kernels.head)
-    inside = (found.tokens <= kernels.tokens[-1]) & (found.sequences <= MAX_SEQUENCES)
+    most = min(kernels.timed, kernels.tokens[-1])
+    inside = (found.tokens <= most) & (found.sequences <= MAX_SEQUENCES)
     mixed = (found.chunks > 0) & (found.decodes > 0)
     return Samples(found, dense + head).select(inside & ~(mixed & (found.longest > LONGEST)))
 
@@ -224,6 +225,7 @@ def cross_validate(
     The outermost counts are always seen.
     """
     counts = np.unique(np.concatenate([kernels.tokens, samples.batches.tokens]))[1:-1]
+    counts = counts[counts < kernels.timed]
     logs, held_out = [], []
     for fold in range(FOLDS):
         hidden = counts[fold::FOLDS]
@@ -272,7 +274,7 @@ def calibrate(data: Path, target: Target) -> FitReport:
     fit = partial(fit_cost, mixed=mixed, target=target)
     cost = fit(kernels, samples)
     limits = {
-        "tokens": (1, int(kernels.tokens[-1])),
+        "tokens": (1, int(min(kernels.timed, kernels.tokens[-1]))),
         "sequences": (1, int(found.sequences.max())),
         "context": (1, int(found.context.max())),
         "pairs": (1, int(found.pairs.max())),

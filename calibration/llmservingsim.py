@@ -78,10 +78,15 @@ def read_head(data: Path, system: System, model: ModelSpec, gpus: int) -> tuple[
 
 
 def read_experts(data: Path, system: System, model: ModelSpec, gpus: int, tokens: Floats) -> Floats:
-    """Give the seconds of all layers' experts, as many activated as even routing reaches."""
-    path = path_of(system, model, gpus, "moe")
+    """Give the seconds of all layers' experts, as many activated as even routing reaches.
+
+    They were timed on one GPU. Each of several reads its share of the activated experts' weights,
+    and computes its share of the tokens' products, whether experts or their columns are shared out.
+    """
+    path = path_of(system, model, 1, "moe")
     table = read_table(data, path, SOURCE, ("tokens", "activated_experts", "time_us"))
-    met = np.array([model.experts_met(int(count)) for count in tokens])
+    met = np.array([model.experts_met(int(count)) for count in tokens]) / gpus
+    tokens = tokens / gpus
     sizes, found = np.unique(table["tokens"]).astype(float), []
     for size in sizes:
         rows = table[table["tokens"] == size].sort_values("activated_experts")

@@ -8,11 +8,16 @@ from simulator.memory import kv_budget
 from simulator.model import HALF, ModelSpec, bytes_of, load_model
 
 MODELS = {
-    "llama-3-8b": (1, 2),
+    "llama-3-8b": (1, 2, 4),
     "llama-2-7b": (1, 2),
+    "llama-2-13b": (1, 2),
+    "mistral-7b-v0.3": (1,),
+    "mixtral-8x7b": (1, 2, 4),
+    "qwen2.5-7b": (1, 2),
     "qwen3-8b": (1, 2),
-    "qwen3-14b": (1, 2),
+    "qwen3-14b": (1, 2, 4),
     "qwen3-32b": (1, 2, 4, 8),
+    "yi-34b": (1, 2, 4),
     "codellama-34b": (1, 2, 4),
     "llama-3-70b": (1, 2, 4, 8),
     "llama-2-70b": (2, 4, 8),
@@ -21,7 +26,7 @@ MODELS = {
 QUANTIZED = ("llama-3-8b", "qwen3-32b", "llama-3-70b")
 TIMED_IN_LAYERS: dict[str, dict[str, tuple[int, ...]]] = {
     "rtx-4090": {"llama-3-8b": (1,)},
-    "rtx-pro-6000": {"llama-3-8b": (1, 2), "qwen3-32b": (1, 2), "qwen3-30b-a3b": (1,)},
+    "rtx-pro-6000": {"llama-3-8b": (1, 2), "qwen3-32b": (1, 2), "qwen3-30b-a3b": (1, 2)},
 }
 ROOM = 16_000  # tokens that the cache must hold
 SHORT = {"bfloat16": "bf16"}

@@ -2,8 +2,11 @@
 
 The shares of the GPUs in `efficiencies.yaml` were fitted to kernel tables by
 `python -m calibration.efficiencies`. Cards with the chip, or of the family, of one of these take
-its shares; all others those of `USUAL`. Between GPUs without NVLink the shares of the link are
-those of a card on PCIe that was measured.
+its shares; all others those of `USUAL`. GPUs without NVLink pass their sums through the host, whose
+bandwidth does not depend on the card's bus: 12.5 GB/s on the server of RTX PRO 6000s that was
+measured, a fifth of what PCIe 5.0 carries, between 4 and 8 of them (18 between two). So they all
+reach so much, a greater share of a slower bus. NCCL reckons with as much: 10 GB/s between
+sockets, 24 within one on PCIe 4.0.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -12,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from simulator.hardware import NVLINK, Gpu
+from simulator.hardware import GPUS, NVLINK, Gpu
 
 FILE = Path(__file__).parent / "efficiencies.yaml"
 
@@ -72,4 +75,5 @@ def efficiency_of(gpu: Gpu) -> Efficiency:
     found = known.get(LIKE.get(gpu.name, ""), USUAL)
     if gpu.link_bandwidth > NVLINK or PCIE not in known:
         return found
-    return replace(found, link=known[PCIE].link, link_latency=known[PCIE].link_latency)
+    link = known[PCIE].link * GPUS[PCIE].link_bandwidth / gpu.link_bandwidth
+    return replace(found, link=link, link_latency=known[PCIE].link_latency)

@@ -9,7 +9,8 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
     with prompts  overhead + dense(T) + head(n) + prefill + max(work, r K)
                   where work = d P + f T_p + k K_p + g n_p + c' S + e' N
 
-- dense(T), the matrix products: a table, since GPUs work in tiles and waves; linear in between;
+- dense(T), the matrix products: a table, since GPUs work in tiles and waves; linear in between, and
+  beyond with the mean slope of the table's upper half, since that of a single stair says nothing;
 - head(n) = max(head, head_per_sequence n), the output projection, which reads its weights once;
 - decode attention reads the cache (c S), unless so little of it that each sequence's fixed work
   (e N) takes longer;
@@ -89,8 +90,8 @@ HOST_TERMS = ("host", "host_per_sequence", "host_per_prefill", "host_per_prefill
 class PiecewiseCost(Fitted):
     """The form at the head of this module; all coefficients in seconds, for all layers together.
 
-    Below its first row the dense table is constant, above its last it goes on as between the
-    last two.
+    Below its first row the dense table is constant, above its last it goes on with the mean slope
+    of its upper half, from half of its most tokens on.
     """
 
     dense: Table
@@ -120,6 +121,7 @@ class PiecewiseCost(Fitted):
     host_per_prefill_token: float = 0.0  # h_t
     overlapped: bool = False  # the host's work is hidden behind the kernels
     _hosted: bool = field(init=False, repr=False, compare=False)
+    _beyond: float = field(init=False, repr=False, compare=False)  # s per token
     _dense: list[float] = field(init=False, repr=False, compare=False)
     _decode: list[float] = field(init=False, repr=False, compare=False)
 
@@ -134,6 +136,10 @@ class PiecewiseCost(Fitted):
         object.__setattr__(self, "cudagraph_capture_sizes", (*self.cudagraph_capture_sizes,))
         object.__setattr__(self, "_hosted", any(getattr(self, name) for name in HOST_TERMS))
         tokens, seconds = np.array(self.dense, float).T
+        middle = max(tokens[-1] / 2, tokens[0])
+        rise = seconds[-1] - float(np.interp(middle, tokens, seconds))
+        beyond = rise / (tokens[-1] - middle) if len(tokens) > 1 else 0.0
+        object.__setattr__(self, "_beyond", max(0.0, float(beyond)))
         counts = np.arange(int(min(tokens[-1], LONGEST_TABLE)) + 1)
         dense = np.interp(counts, tokens, seconds)
         heads = np.maximum(self.head, self.head_per_sequence * counts)
@@ -158,9 +164,9 @@ class PiecewiseCost(Fitted):
         if tokens < len(table):
             return table[tokens]
         rows = self.dense
-        above = min(bisect_right(rows, tokens, key=itemgetter(0)), len(rows) - 1)
-        if not above:
-            return table[-1]
+        above = bisect_right(rows, tokens, key=itemgetter(0))
+        if above == len(rows):
+            return rows[-1][1] + self._beyond * (tokens - rows[-1][0])
         (t0, s0), (t1, s1) = rows[above - 1 : above + 1]
         return s0 + (s1 - s0) / (t1 - t0) * (tokens - t0)
 

@@ -10,6 +10,7 @@ import pytest
 
 from calibration.aiconfigurator import AllReduce, _read, read_attention
 from calibration.compose import Target, compose_kernels
+from calibration.llmservingsim import read_experts
 from calibration.profile_commands import build, list_, show
 from calibration.systems import find_system
 from simulator.cli import main
@@ -155,6 +156,27 @@ def test_the_nearest_heads_stand_in(tables: Path) -> None:
     np.testing.assert_allclose(found["seconds"], 1.25 * there["seconds"])
     assert notes == ["context attention: of 32 heads, for want of 40"]
     assert none == []
+    found, notes = read_attention(tables, H100, "context", (32, 6, 128), "bfloat16")
+    assert found["seconds"].tolist() == there["seconds"].tolist()
+    assert notes == ["context attention: of 8 KV heads, for want of 6"]
+    found, _ = read_attention(tables, H100, "generation", (32, 6, 128), "bfloat16")
+    assert found["N"].max() == pytest.approx(16 * 8 / 6)  # as many bytes of cache
+    with pytest.raises(HeadwayError, match="no rows of heads of size 64"):
+        read_attention(tables, H100, "context", (32, 8, 64), "bfloat16")
+
+
+def test_experts_are_shared_out(tmp_path: Path) -> None:
+    """Two GPUs read half of the activated experts each, for half of the tokens."""
+    model = load_model("qwen3-30b-a3b")
+    folder = tmp_path / "RTXPRO6000" / "Qwen" / "Qwen3-30B-A3B-Instruct-2507" / "tp1"
+    folder.mkdir(parents=True)
+    rows = [(t, e, 1000.0 * t + e) for t in (1, 64, 4096) for e in (8, 128)]
+    columns = ["tokens", "activated_experts", "time_us"]
+    pd.DataFrame(rows, columns=columns).to_csv(folder / "moe.csv", index=False)
+    for gpus in (1, 2):
+        (found,) = read_experts(tmp_path, PRO, model, gpus, np.array([2048.0]))
+        wanted = 48 * (1000 * 2048 / gpus + model.experts_met(2048) / gpus) / 1e6
+        assert found == pytest.approx(wanted)
 
 
 def test_build_list_and_show(
@@ -235,7 +257,8 @@ def test_layers_of_a_timed_model(tmp_path: Path) -> None:
     names = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"]
     pd.DataFrame(attention, columns=names).to_csv(folder / "attention.csv", index=False)
     kernels = compose_kernels(tmp_path, Target(load_model("llama-3.1-8b"), PRO))
-    assert kernels.dense.tolist() == pytest.approx([(20 + 32 * 30) * 1e-6] * 2)
+    assert kernels.dense.tolist() == pytest.approx([(20 + 32 * 30) * 1e-6] * len(kernels.tokens))
+    assert kernels.timed == kernels.tokens[1]  # beyond, they go on as in their upper half
     assert kernels.head.tolist() == pytest.approx([1e-5] * 2)
     found = kernels.attention
     assert found.seconds.tolist() == pytest.approx([224e-6, 96e-6, 64e-6])

@@ -94,7 +94,7 @@ def test_padding_and_ghosts_are_paid_for() -> None:
 
 
 def test_the_dense_table() -> None:
-    """Constant below its first row, straight between rows and beyond the last."""
+    """Constant below its first row, straight between rows, and beyond as in its upper half."""
     cost = replace(HAND, dense=[[5, 10.0], [10, 20.0], [20, 60.0]])
     assert [cost.dense_seconds(n) for n in (1, 5, 7, 10, 15, 20, 30)] == [
         10.0,
@@ -106,6 +106,10 @@ def test_the_dense_table() -> None:
         100.0,
     ]
     assert replace(HAND, dense=[[5, 10.0]]).dense_seconds(100) == 10.0
+    stairs = replace(HAND, dense=[[1, 1.0], [8, 8.0], [9, 16.0], [16, 15.0]])
+    assert stairs.dense_seconds(32) == 15.0 + 16 * (15.0 - 8.0) / 8
+    falling = replace(HAND, dense=[[1, 2.0], [2, 1.0]])
+    assert falling.dense_seconds(9) == 1.0
 
 
 def test_a_long_table_is_searched() -> None:
@@ -530,7 +534,8 @@ def test_a_roofline_says_whether_its_gpu_was_measured() -> None:
     assert roofline(LLAMA, GPUS["A10G"]).name == "roofline"
     pcie, nvlink = (efficiency_of(GPUS[name]) for name in ("A10G", "A100-40GB"))
     assert replace(pcie, link=USUAL.link, link_latency=USUAL.link_latency) == USUAL
-    assert pcie.link == efficiency_of(GPUS["RTX-PRO-6000"]).link < nvlink.link
+    through_host = efficiency_of(GPUS["RTX-PRO-6000"]).link * GPUS["RTX-PRO-6000"].link_bandwidth
+    assert pcie.link * GPUS["A10G"].link_bandwidth == pytest.approx(through_host)
     assert nvlink == efficiency_of(GPUS["A100-80GB"])
 
 

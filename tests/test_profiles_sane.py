@@ -1,0 +1,154 @@
+"""Every shipped profile against the data sheet, and against its neighbours.
+
+Kernels alone, without what the engine adds. A step moves its share of the weights and of the
+cache, and does its share of the FLOPs; it launches a dozen kernels a layer, and adds up twice a
+layer where GPUs share it.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from simulator.hardware import GPUS, NVLINK, Gpu
+from simulator.model import HALF, ModelSpec, load_model
+from simulator.piecewise import PiecewiseCost
+from simulator.profile import PROFILES, named_hardware, read_profile, shipped_profiles
+from simulator.request import Chunk, Request, Step
+
+NOBODY = Request(-1, 0.0, 1, 1)
+NAMES = [name for name in shipped_profiles() if ".cpu." not in name]
+LAUNCHES = 60e-6  # s a layer, at most: kernels and two all-reduces of few bytes
+WORST_LINK = 0.1  # of its bandwidth, in an all-reduce
+NEWER = ("a100", "h100", "h200", "b200")
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A profile and what its name says."""
+
+    cost: PiecewiseCost
+    model: ModelSpec
+    gpu: Gpu
+    gpus: int
+    dtype: str
+    cache: str
+
+    def decode(self, count: int, context: int = 1024) -> float:
+        """Give the seconds of a step of so many decodes."""
+        return float(self.cost.decode_seconds(np.array([count]), np.array([count * context]))[0])
+
+    def prompt(self, tokens: int) -> float:
+        """Give the seconds of a step of one prompt."""
+        return self.cost.execute(Step([Chunk(NOBODY, 0, tokens)]))
+
+    def moving(self, count: int, context: int = 1024) -> float:
+        """Give the seconds in which the memory delivers what such a step reads."""
+        model = self.model
+        weights = model.linear_parameters(model.experts_met(count))
+        size = weights * model.linear_bytes_per_parameter(self.dtype) + HALF * model.head_parameters
+        read = count * context * model.kv_bytes_per_token(self.cache) * model.kv_share(self.gpus)
+        return (size / self.gpus + read) / self.gpu.bandwidth
+
+    def computing(self, tokens: int) -> float:
+        """Give the seconds of a prompt's FLOPs at the data sheet's rate."""
+        model = self.model
+        flops = self.gpu.flops(self.dtype)
+        if self.dtype == "nvfp4":
+            flops = 2 * (self.gpu.fp8_flops or flops)
+        linear = 2 * model.linear_parameters(model.num_experts_per_tok) * tokens / flops
+        pairs = model.attention_flops_per_pair * tokens * (tokens + 1) / 2 / self.gpu.bf16_flops
+        return (linear + pairs) / self.gpus
+
+    def adding_up(self, tokens: int) -> float:
+        """Give the seconds of the all-reduces of so many tokens over a bad link."""
+        if self.gpus == 1:
+            return 0.0
+        size = 2 * (self.gpus - 1) / self.gpus * tokens * self.model.hidden_size * HALF
+        return 2 * self.model.num_hidden_layers * size / (WORST_LINK * self.gpu.link_bandwidth)
+
+
+@cache
+def shipped(name: str) -> Shipped:
+    profile, told = read_profile(PROFILES / f"{name}.yaml"), named_hardware(name)
+    assert isinstance(profile.cost, PiecewiseCost)
+    return Shipped(
+        profile.cost,
+        load_model(name.rsplit(".", 2)[0]),
+        GPUS[str(told["gpu"])],
+        int(str(told["tensor_parallel_size"])),
+        str(told["dtype"]),
+        str(told["kv_cache_dtype"]),
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_decode_reads_its_weights_and_its_cache(name: str) -> None:
+    one = shipped(name)
+    launches = LAUNCHES * one.model.num_hidden_layers
+    assert one.moving(1) < one.decode(1) < 2.5 * one.moving(1) + launches
+    assert one.moving(256) < one.decode(256)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_prompt_computes_its_products(name: str) -> None:
+    """At 25 to 95 % of the FLOP/s of the data sheet, all-reduces and launches aside."""
+    one = shipped(name)
+    beside = LAUNCHES * one.model.num_hidden_layers + one.adding_up(2048)
+    least = one.computing(2048)
+    assert least / 0.95 < one.prompt(2048) < least / 0.25 + beside + one.moving(2048, 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_more_work_takes_longer(name: str) -> None:
+    """Far beyond the tables, too; a stair's edge may go down a little, never the whole stair."""
+    one = shipped(name)
+    decodes = [one.decode(count) for count in (1, 8, 64, 256, 1024)]
+    assert all(b > 0.85 * a for a, b in pairwise(decodes))
+    assert decodes[-1] > 1.3 * decodes[0]
+    contexts = [one.decode(32, context) for context in (64, 512, 4096, 32768)]
+    assert contexts == sorted(contexts)
+    prompts = [one.prompt(2**k) for k in range(12, 18)]  # 4,096 to 131,072 tokens
+    assert all(1.5 * a < b < 4.1 * a for a, b in pairwise(prompts))
+    assert one.prompt(2048) < 0.8 * one.prompt(4096)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "-tp" in name])
+def test_more_gpus_are_faster_but_no_miracle(name: str) -> None:
+    """Half as many take less than twice as long and, with NVLink, no shorter."""
+    many = shipped(name)
+    half = name.replace(f"-tp{many.gpus}", f"-tp{many.gpus // 2}").replace("-tp1", "")
+    if half not in NAMES:
+        pytest.skip("half as many GPUs do not hold the model")
+    few = shipped(half)
+    for count in (16, 64, 256):
+        assert few.decode(count) < 2.05 * many.decode(count)
+    assert few.prompt(4096) < 2.05 * many.prompt(4096)
+    if many.gpu.link_bandwidth > NVLINK:
+        assert many.decode(64) < few.decode(64)
+        assert many.prompt(4096) < few.prompt(4096)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if named_hardware(name)["gpu"] == "H200"])
+def test_newer_gpus_are_faster(name: str) -> None:
+    """A100, H100, H200, B200; H100 and H200 differ by memory alone."""
+    there = [name.replace("h200", key) for key in NEWER if name.replace("h200", key) in NAMES]
+    decodes = [shipped(one).decode(8) for one in there]
+    prompts = [shipped(one).prompt(4096) for one in there]
+    assert all(b < 1.1 * a for a, b in pairwise(decodes))
+    assert all(b < 1.1 * a for a, b in pairwise(prompts))
+    h100 = name.replace("h200", "h100")
+    if h100 in NAMES:
+        assert shipped(h100).decode(8) < 4.8 / 3.35 * 1.05 * shipped(name).decode(8)
+        assert shipped(h100).prompt(4096) < 1.3 * shipped(name).prompt(4096)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.endswith(".fp8")])
+def test_fewer_bytes_are_faster(name: str) -> None:
+    wide = name.replace(".fp8", ".bf16")
+    if wide in NAMES:
+        for count in (1, 16, 64):
+            assert shipped(name).decode(count) < shipped(wide).decode(count)
+        assert shipped(name).prompt(4096) < 1.05 * shipped(wide).prompt(4096)
