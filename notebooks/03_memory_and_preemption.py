@@ -74,7 +74,7 @@ modes = [simulate(mode, TIGHT, f"engine.preemption_mode={mode}") for mode in ("r
 table(modes)
 
 # %% [markdown]
-# Where the time of a request goes, with every second accounted for (the parts add up to its E2EL):
+# Where the time of a preempted request goes, in seconds (the parts add up to its E2EL):
 
 # %%
 PARTS = [
@@ -111,4 +111,4 @@ table([simulate(name, TIGHT, *settings) for name, settings in rules.items()])
 # %% [markdown]
 # No preemption any more, and no more throughput either: what is kept free serves nobody. Preemptions
 # are a sign that memory is short, not the disease. They hurt the user whose answer stops in the
-# middle (look at the P99 of ITL), so a small `watermark` buys smoothness for a little throughput.
+# middle: a small `watermark` spares that (mean TPOT falls) for a little throughput and a longer queue.

@@ -106,6 +106,6 @@ for each in runs:
 pd.DataFrame(rows).T.round(2)
 
 # %% [markdown]
-# With a minute of patience the median chat waits half a second and not five, and the slowest batch jobs
-# wait nearly three times as long. The tokens per second hardly change: an order of the queue creates no
+# With a minute of patience the median chat waits 0.7 s and not 5.7, and the slowest batch jobs wait
+# nearly three times as long. The tokens per second hardly change: an order of the queue creates no
 # capacity, it only decides who waits.

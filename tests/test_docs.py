@@ -1,12 +1,14 @@
 """The documentation: links lead somewhere, and the Python of the API's page runs."""
 
 import re
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
+from cyclopts import CycloptsError
 
-from simulator.cli import main
+from simulator.cli import app, main
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), *ROOT.glob("notebooks/*.md")])
@@ -79,3 +81,26 @@ def test_python_runs(name: str, tmp_path, monkeypatch) -> None:
     assert ran
     for text in ran:
         exec(compile(text, name, "exec"), {"__name__": "page"})
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Give the words after `headway` of every command in a page's blocks, comments left out."""
+    text = "\n".join(
+        re.findall(r"^```(?:console|sh|bash)\n(.*?)^```$", page.read_text(), re.M | re.S)
+    )
+    lines = re.sub(r"\\\n", " ", text).splitlines()
+    found = [re.match(r"^(?:\$ )?headway ([^|>]+)", line) for line in lines]
+    return [shlex.split(match[1], comments=True) for match in found if match]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_can_be_given(page: Path) -> None:
+    """No page tells of a command or an option that is not there."""
+    for words in commands(page):
+        app.parse_args(words, exit_on_error=False, print_error=False)
+
+
+def test_commands_are_found() -> None:
+    assert ["run", "demo"] in commands(ROOT / "README.md")
+    with pytest.raises(CycloptsError):
+        app.parse_args(["run", "demo", "--no-such"], exit_on_error=False, print_error=False)
