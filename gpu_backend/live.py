@@ -131,6 +131,10 @@ def build_engine(scenario: Scenario, parts: Parts, device: str) -> Engine:
     wrong = []
     if wanted.tensor_parallel_size > 1:
         wrong.append("engine.tensor_parallel_size: the engine runs on one device")
+    if wanted.data_parallel_size > 1:
+        wrong.append("engine.data_parallel_size: the engine runs on one device")
+    elif scenario.cluster is not None:
+        wrong.append("cluster: the engine is one, without a router")
     if wanted.quantization:
         wrong.append("engine.quantization: the engine has no quantized weights")
     dtype = parts.model.resolve_dtype(wanted.dtype)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from simulator.async_scheduler import AsyncScheduler
-from simulator.cost import CostModel, load_cost, shipped_profile
+from simulator.balancer import SINCE
+from simulator.cost import CostModel, load_cost, shipped_profile, without_host
 from simulator.drafting import DraftedCost
 from simulator.dynamic import DynamicScheduler
 from simulator.engine_block import EngineBlock
@@ -19,6 +20,7 @@ from simulator.expert_cost import ExpertCost, Experts
 from simulator.hardware import Gpu, find_gpu
 from simulator.memory_parts import blocks_that_fit, make_blocks, swap_blocks, swap_prices, windowed
 from simulator.model import ModelSpec, load_model
+from simulator.overhead import read_version
 from simulator.policy_table import DYNAMIC, check_arguments, construct, find_policy, takes
 from simulator.scenario import Scenario
 from simulator.scheduler import Scheduler
@@ -64,7 +66,8 @@ def assemble(scenario: Scenario) -> Parts:
             HeadwayWarning,
             stacklevel=3,
         )
-    for message in _without_effect(engine, find_policy(scenario)[0], max_model_len):
+    without_effect = _without_effect(engine, find_policy(scenario)[0], max_model_len)
+    for message in (*without_effect, *_older_balancer(engine)):
         warnings.warn(message, HeadwayWarning, stacklevel=3)
     blocks = engine.num_gpu_blocks_override or blocks_that_fit(engine, model, gpu)
     return Parts(model, gpu, make_cost(scenario, model, gpu), blocks, max_model_len)
@@ -88,7 +91,19 @@ def make_cost(scenario: Scenario, model: ModelSpec, gpu: Gpu) -> CostModel:
         return cost
     sizes = engine.tensor_parallel_size, engine.data_parallel_size
     experts = Experts(model, gpu, engine.quantization or engine.dtype, *sizes)
-    return ExpertCost(cost, engine.data_parallel_size, experts if apart else None)
+    kernels = without_host(cost) if engine.async_scheduling else None
+    return ExpertCost(cost, engine.data_parallel_size, experts if apart else None, kernels)
+
+
+def _older_balancer(engine: EngineBlock) -> list[str]:
+    """Say where a version of vLLM spread requests over ranks by other rules than these."""
+    version = read_version(engine.version or "")
+    if engine.data_parallel_size == 1 or version is None or version >= SINCE:
+        return []
+    return [
+        f"engine.version {engine.version}: its load balancer filled data-parallel ranks less "
+        "evenly than vLLM 0.33's, which is simulated"
+    ]
 
 
 def _without_effect(engine: EngineBlock, found: type, max_model_len: int) -> list[str]:

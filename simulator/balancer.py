@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from math import inf
 from random import Random
 
+SINCE = (0, 27)
+"""vLLM's version from which on it balances so, to its month: August 2026."""
 INTERVAL = 0.1
 """s between two publications of the counts, while there are requests (vLLM's coordinator)."""
 

@@ -267,9 +267,6 @@ def _parts(scenario: Scenario) -> Generator[Contradiction, None, Parts | None]:
     model = yield from _try("model", "model", lambda: load_model(scenario.model, folder))
     if model is None:
         return None
-    if engine.data_parallel_size > 1 and model.num_experts and engine.async_scheduling:
-        what = f"ranks of {model.name}, which has experts, go in lock-step; set it to false"
-        yield "engine.async_scheduling", "model engine.data_parallel_size", what
     longest = engine.max_model_len or model.max_position_embeddings
     too_small = not engine.enable_chunked_prefill and engine.max_num_batched_tokens < longest
     if too_small:

@@ -231,8 +231,8 @@ def _fill(
                 target = fleet.add(name, make()[0], parts.cost, leap=leap)
             else:
                 balancer = _balancer(own, len(fleet.targets))
-                cost, shared = split(parts.cost)
-                target = fleet.add_server(name, make(), cost, balancer, leap=leap, shared=shared)
+                own_cost, joint = split(parts.cost)
+                target = fleet.add_server(name, make(), own_cost, balancer, leap=leap, joint=joint)
             makers.append(make)
             every += [parts] * ranks
             if number < group.replicas:

@@ -201,6 +201,15 @@ def with_overhead(
     return _put(_standard(gpu, engine), kernels, model, engine)
 
 
+def without_host(cost: CostModel) -> CostModel:
+    """Give what the kernels of a step take, and the waits that nothing hides."""
+    if not isinstance(cost, PiecewiseCost):
+        return cost
+    return replace(
+        cost, host=0.0, host_per_sequence=0.0, host_per_prefill=0.0, host_per_prefill_token=0.0
+    )
+
+
 def _standard(gpu: Gpu | None, engine: Precision | None) -> Overhead:
     """Give what the engine's version adds to its kernels."""
     version = engine.version if engine is not None else None

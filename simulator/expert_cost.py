@@ -8,7 +8,7 @@ each layer with experts the hidden states are gathered from all ranks and the ou
 and scattered again (vLLM's `allgather_reducescatter`): as many bytes as an all-reduce passes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from simulator.cost import CostModel
 from simulator.efficiency import efficiency_of
 from simulator.hardware import Gpu
+from simulator.joint import Joint
 from simulator.model import HALF, ModelSpec
 from simulator.request import Step
 
@@ -73,6 +74,7 @@ class ExpertCost:
     own: CostModel
     ranks: int
     experts: Experts | None
+    kernels: CostModel | None = None  # as `own`, without the host's work that kernels hide
 
     @property
     def name(self) -> str:
@@ -87,23 +89,28 @@ class ExpertCost:
         every = self.ranks * most if most <= PADDED else sum(max(count, 1) for count in tokens)
         return self.experts.seconds(every)
 
-    def _alike(self, tokens: int) -> float:
-        return self.shared([tokens] * self.ranks)
+    @property
+    def joint(self) -> Joint:
+        """How the steps of ranks make one of all."""
+        return Joint(self.shared, self.kernels)
 
     def execute(self, step: Step) -> float:
         """Give the seconds of a step."""
-        return self.own.execute(step) + self._alike(step.tokens)
+        return self.leap(step, 1)[0]
 
     def leap(self, step: Step, repeats: int) -> list[float]:
         """Give the seconds of each of so many successive decode steps."""
-        together = self._alike(step.tokens)
-        return [seconds + together for seconds in self.own.leap(step, repeats)]
+        return self.joint.seconds(self.own, [step], [step.tokens] * self.ranks, repeats)
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> npt.NDArray[np.float64]:
         """Give the seconds of pure decode steps of so many sequences that read so many tokens."""
         found, places = np.unique(counts, return_inverse=True)
-        together = np.array([self._alike(int(count)) for count in found])
-        return np.asarray(self.own.decode_seconds(counts, contexts) + together[places])
+        together = np.array([self.shared([int(count)] * self.ranks) for count in found])[places]
+        own = self.own.decode_seconds(counts, contexts)
+        if self.kernels is None:
+            return np.asarray(own + together)
+        kernels = self.kernels.decode_seconds(counts, contexts)
+        return np.asarray(np.maximum(kernels + together, own))
 
     def swap_seconds(self, step: Step) -> float:
         """Give the seconds of a step's copies of KV blocks to the host and back."""
@@ -125,15 +132,15 @@ class ExpertCost:
     def outside(self, steps: npt.NDArray[np.void]) -> list[str]:
         """Say what cannot be trusted: steps outside the fitted range, and the experts."""
         note = (
-            f"cost {self.name} is that of a rank alone: experts spread over {self.ranks} ranks, "
-            "and their exchange, are not in it"
+            f"cost {self.name or 'given'} is that of a rank alone: experts spread over "
+            f"{self.ranks} ranks, and their exchange, are not in it"
         )
         return [self.experts.note if self.experts else note, *self.own.outside(steps)]
 
 
-def split(cost: CostModel) -> tuple[CostModel, Callable[[Sequence[int]], float] | None]:
-    """Give what a rank does for itself, and what all do together; None: nothing, not even steps."""
-    return (cost.own, cost.shared) if isinstance(cost, ExpertCost) else (cost, None)
+def split(cost: CostModel) -> tuple[CostModel, Joint | None]:
+    """Give what a rank does for itself, and what makes one step of all; None: nothing does."""
+    return (cost.own, cost.joint) if isinstance(cost, ExpertCost) else (cost, None)
 
 
 def instead(cost: CostModel, given: CostModel) -> CostModel:

@@ -10,19 +10,24 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf, nextafter
+from typing import TypeVar
 
 import simpy
 
 from simulator.alarm import Alarm
+from simulator.async_lock_step import AsyncLockStep, AsyncRank
 from simulator.balancer import Balancer
 from simulator.executor import Executor
-from simulator.lock_step import LockStep, Rank, Shared
+from simulator.joint import Joint
+from simulator.lock_step import LockStep, Rank
 from simulator.log import Log
 from simulator.members import AsyncMember, Clock, Member
 from simulator.ranks import Ranks
 from simulator.request import Request
 from simulator.routers import Router, Target
 from simulator.scheduler import Scheduler
+
+M = TypeVar("M", bound=Member)
 
 
 class Fleet:
@@ -76,22 +81,32 @@ class Fleet:
         balancer: Balancer,
         *,
         leap: bool = True,
-        shared: Shared | None = None,
+        joint: Joint | None = None,
     ) -> Target:
         """Add a replica of several data-parallel ranks, which is not open yet.
 
-        With `shared`, the seconds of what they compute together, they go in lock-step.
+        With `joint` they go in lock-step.
         """
-        if shared is not None:
-            ranks = [Rank(self.env, one, executor, leap=leap) for one in schedulers]
-            group = LockStep(self.env, ranks, balancer, shared)
-            self._clock.add(group)
-            return self._target(name, group, ranks)
-        kind = AsyncMember if schedulers[0].overlaps else Member
-        members = [kind(self.env, one, executor, leap=leap) for one in schedulers]
-        for member in members:
-            self._clock.add(member)
-        return self._target(name, Ranks(self.env, members, balancer), members)
+        made = partial(self._ranks, schedulers, executor, leap)
+        overlaps = schedulers[0].overlaps
+        engine: Ranks
+        if joint is None:
+            members: Sequence[Member] = made(AsyncMember if overlaps else Member)
+            for member in members:
+                self._clock.add(member)
+            engine = Ranks(self.env, members, balancer)
+        elif overlaps:
+            engine = AsyncLockStep(self.env, made(AsyncRank), balancer, joint)
+            self._clock.add(engine)
+        else:
+            engine = LockStep(self.env, made(Rank), balancer, joint)
+            self._clock.add(engine)
+        return self._target(name, engine, engine.members)
+
+    def _ranks(
+        self, schedulers: Sequence[Scheduler], executor: Executor, leap: bool, kind: type[M]
+    ) -> list[M]:
+        return [kind(self.env, scheduler, executor, leap=leap) for scheduler in schedulers]
 
     def _target(self, group: str, engine: Member | Ranks, members: Sequence[Member]) -> Target:
         caches = [member.scheduler.blocks for member in members]

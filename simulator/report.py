@@ -218,13 +218,20 @@ def _cluster(cluster: Summary) -> list[str]:
     lines += [_line(label, cluster[key]) for key, label in CLUSTER if cluster.get(key) is not None]
     lines += [_line(label, cluster[key]) for key, label in TROUBLES if cluster.get(key)]
     groups = cluster["groups"]
-    for name, group in groups.items() if len(groups) > 1 else ():
-        busy, tokens = 100 * group["gpu_busy_fraction"], group["output_throughput"]
-        lines.append(
-            f"{name}: {group['replicas']} on {group['gpus']} {group['gpu']}, busy {busy:.0f} %, "
-            f"{group['completed']} requests, {tokens:.0f} tok/s"
-        )
-    return lines
+    if len(groups) > 1:
+        return lines + [_group(name, group) for name, group in groups.items()]
+    ranks = next(iter(groups.values()))["data_parallel_size"]
+    return [*lines, *([_line("Data-parallel ranks of a replica", ranks)] if ranks > 1 else [])]
+
+
+def _group(name: str, group: Summary) -> str:
+    """Give the figures of one group of a cluster in a line."""
+    ranks, busy = group["data_parallel_size"], 100 * group["gpu_busy_fraction"]
+    each = f" of {ranks} ranks" if ranks > 1 else ""
+    return (
+        f"{name}: {group['replicas']}{each} on {group['gpus']} {group['gpu']}, busy {busy:.0f} %, "
+        f"{group['completed']} requests, {group['output_throughput']:.0f} tok/s"
+    )
 
 
 def compare_table(labels: Sequence[str], summaries: Sequence[Summary]) -> str:

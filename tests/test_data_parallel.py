@@ -10,14 +10,14 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.async_scheduler import AsyncScheduler
 from simulator.balancer import Balancer
 from simulator.client import Client
 from simulator.cluster import sessions_of
 from simulator.cluster_block import FailuresBlock, OutageBlock
+from simulator.errors import HeadwayWarning
 from simulator.fleet import Fleet
+from simulator.joint import Joint
 from simulator.load import load_scenario
-from simulator.lock_step import Shared, nothing
 from simulator.plan_command import plan
 from simulator.predictor import Noisy
 from simulator.routers import Least, PowerOfTwo, RoundRobin
@@ -26,6 +26,7 @@ from simulator.serve_command import serve_command
 from simulator.simulation import Result, run
 from simulator.workload import Workload
 from tests.engines import Clock, fcfs, workload
+from tests.engines import play as play_alone
 from tests.scenarios import SMALL, errors
 from tests.test_fleet import N, common_queue
 from tests.test_fleet import play as play_fleet
@@ -46,13 +47,13 @@ def play(
     clock: Clock,
     fronts: int = 1,
     leap: bool = True,
-    shared: Shared | None = None,
+    joint: Joint | None = None,
 ) -> Fleet:
     """Run a workload to its end on one server whose ranks these are."""
     env = simpy.Environment()
     fleet = Fleet(env, RoundRobin(), sessions_of(load))
     spread = balancer(len(schedulers), fronts)
-    fleet.let_in(fleet.add_server("all", schedulers, clock, spread, leap=leap, shared=shared))
+    fleet.let_in(fleet.add_server("all", schedulers, clock, spread, leap=leap, joint=joint))
     client = Client(env, load, fleet.submit, Noisy(0.0).predictor(load, np.random.default_rng(0)))
     fleet.on_finish = client.finished
     env.run()
@@ -120,9 +121,8 @@ def test_counts_are_published_every_tenth_of_a_second() -> None:
 @given(workloads(), engines(), clocks, st.integers(2, 4), st.integers(1, 3), shares)
 @settings(max_examples=120, deadline=None)
 def test_leaping_and_stepwise_agree_and_nothing_is_lost(load, engine, clock, ranks, fronts, share):
-    shared = None if isinstance(engine(), AsyncScheduler) else share
     leapt, stepped = (
-        play(load, [engine() for _ in range(ranks)], clock, fronts, leap, shared)
+        play(load, [engine() for _ in range(ranks)], clock, fronts, leap, share)
         for leap in (True, False)
     )
     for one, other in zip(leapt.logs, stepped.logs, strict=True):
@@ -204,7 +204,7 @@ def test_a_step_takes_as_long_as_that_of_the_slowest_rank() -> None:
     step of rank 0, at 4.0, and its prompt of 5 tokens makes that one 1.5 s long.
     """
     load = workload((0.0, 8, 5), (0.0, 2, 2), (3.0, 5, 1))
-    fleet = play(load, [fcfs(), fcfs()], Clock(1.0, 0.1), shared=nothing)
+    fleet = play(load, [fcfs(), fcfs()], Clock(1.0, 0.1), joint=Joint())
     zero, one = (log.steps for log in fleet.logs)
     assert fleet.logs[0].requests["first_token"][0] == pytest.approx(1.8)
     assert fleet.logs[0].tick_ends.tolist() == pytest.approx([2.9, 4.0, 5.5, 6.6])
@@ -216,16 +216,32 @@ def test_a_step_takes_as_long_as_that_of_the_slowest_rank() -> None:
 def test_what_ranks_compute_together_comes_on_top_by_the_tokens_of_all() -> None:
     """8 and 2 prompt tokens: 1.8 s and 10 x 0.01; then 1 and 1: 1.1 s and 0.02; alone 0.01."""
     load = workload((0.0, 8, 3), (0.0, 2, 2))
-    fleet = play(load, [fcfs(), fcfs()], Clock(1.0, 0.1), shared=lambda tokens: 0.01 * sum(tokens))
+    fleet = play(
+        load, [fcfs(), fcfs()], Clock(1.0, 0.1), joint=Joint(lambda tokens: 0.01 * sum(tokens))
+    )
     assert fleet.logs[0].requests["first_token"][0] == pytest.approx(1.9)
     assert fleet.logs[0].tick_ends.tolist() == pytest.approx([3.02, 4.13])
+
+
+@given(workloads(), engines(), clocks, st.booleans())
+@settings(max_examples=120, deadline=None)
+def test_one_rank_in_lock_step_is_an_engine_alone(load, engine, clock, leap) -> None:
+    """Whatever it schedules by, also with two batches in flight."""
+    fleet = play(load, [engine()], clock, leap=leap, joint=Joint())
+    alone, _ = play_alone(load, engine(), clock, leap=leap)
+    assert fleet.logs[0].step_rows == alone.step_rows
+    assert fleet.logs[0].run_rows == alone.run_rows
+    assert fleet.logs[0].decided == alone.decided
+    assert np.sort(fleet.logs[0].requests, order="id").tobytes() == (
+        np.sort(alone.requests, order="id").tobytes()
+    )
 
 
 @given(workloads(), clocks, st.integers(2, 3))
 @settings(max_examples=60, deadline=None)
 def test_all_ranks_with_work_begin_and_end_together(load, clock, ranks) -> None:
     engines = [fcfs(max_model_len=64) for _ in range(ranks)]
-    fleet = play(load, engines, clock, leap=False, shared=nothing)
+    fleet = play(load, engines, clock, leap=False, joint=Joint())
     rows = np.concatenate([log.steps for log in fleet.logs])
     for start in np.unique(rows["start"]):
         assert len(set(rows["end"][rows["start"] == start])) == 1
@@ -257,6 +273,11 @@ def test_a_server_is_a_cluster_of_one_with_a_log_for_each_rank(tmp_path: Path) -
         assert ours[key] == pytest.approx(group[key])
     again = made(tmp_path, BOTH, "engine.data_parallel_size=2")
     assert json.dumps(again.summary()) == json.dumps(result.summary())
+
+
+def test_an_older_balancer_is_not_simulated_and_that_is_told(tmp_path: Path) -> None:
+    with pytest.warns(HeadwayWarning, match=r"0\.11: its load balancer filled data-parallel ranks"):
+        made(tmp_path, BOTH, "engine.data_parallel_size=2", "engine.version='0.11'")
 
 
 def test_a_router_sees_one_target_for_each_server(tmp_path: Path) -> None:

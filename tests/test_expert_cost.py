@@ -16,7 +16,6 @@ from simulator.piecewise import LinearCost
 from simulator.request import Chunk, Request, Step
 from simulator.roofline import roofline
 from simulator.simulation import Result, run
-from tests.scenarios import errors
 
 H100 = GPUS["H100-80GB"]
 QWEN = load_model("qwen3-30b-a3b")
@@ -122,8 +121,17 @@ def test_a_given_cost_is_that_of_a_rank_alone(tmp_path: Path, said: bool) -> Non
         assert rows["end"][here & first] == pytest.approx(start + seconds)
 
 
-def test_two_batches_in_flight_do_not_go_in_lock_step(tmp_path: Path) -> None:
-    path = tmp_path / "s.yaml"
-    path.write_text(MOE)
-    (told,) = errors(path, ["engine.async_scheduling=true"])
-    assert "engine.async_scheduling: ranks of qwen3-30b-a3b, which has experts" in told
+def test_what_the_host_does_hides_behind_the_experts_too(tmp_path: Path) -> None:
+    """Asynchronous scheduling: a step takes the longer of the host's 10 ms and all kernels."""
+    slow = "cost={kind: roofline, overhead: {host: 0.01}}"
+    result = made(tmp_path, slow, "engine.async_scheduling=true")
+    cost = result.parts.cost
+    assert isinstance(cost, ExpertCost)
+    step = Step([], 4, 4000)
+    assert cost.kernels is not None
+    kernels, least = cost.kernels.execute(step), cost.own.execute(step)
+    experts = cost.shared([4, 4])
+    assert kernels < 0.01 < least  # and the waits that nothing hides
+    assert cost.execute(step) == max(kernels + experts, least) < least + experts
+    assert cost.decode_seconds(np.array([4]), np.array([4000])) == [cost.execute(step)]
+    assert result.summary()["mean_tpot_ms"] < made(tmp_path, slow).summary()["mean_tpot_ms"]

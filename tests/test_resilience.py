@@ -23,9 +23,9 @@ from simulator.cluster_block import (
 from simulator.errors import HeadwayError
 from simulator.fleet import Fleet
 from simulator.gate import Bucket, Gate
+from simulator.joint import Joint
 from simulator.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.load import load_scenario
-from simulator.lock_step import nothing
 from simulator.log import REASONS
 from simulator.predictor import Noisy
 from simulator.routers import Least
@@ -57,7 +57,7 @@ class World:
             else:
                 balancer = Balancer(ranks, blocks["front_ends"], Random(0))
                 shared = blocks["shared"]
-                fleet.add_server("all", again(), clock, balancer, leap=leap, shared=shared)
+                fleet.add_server("all", again(), clock, balancer, leap=leap, joint=shared)
         self.life = Lifecycle(fleet, [again] * count, lambda: self.client.done == len(load))
         for target in fleet.targets[: blocks.get("first", count)]:
             self.life.order(target)
@@ -120,7 +120,13 @@ impatient = st.none() | st.builds(
 
 
 ranks = st.integers(1, 3)
-shares = st.sampled_from([None, nothing, lambda tokens: 0.013 * max(tokens) + 0.007 * sum(tokens)])
+JOINTS = [
+    None,
+    Joint(),
+    Joint(lambda tokens: 0.013 * max(tokens) + 0.007 * sum(tokens)),
+    Joint(lambda tokens: 0.031 * sum(tokens), Clock(0.05, 0.002, 0.0009)),
+]
+shares = st.sampled_from(JOINTS)
 """What the ranks of a server compute together; None: each goes its own way."""
 
 
@@ -130,8 +136,6 @@ def test_laws_hold_in_trouble(
     load, engine, clock, count, blocks, client, size, front_ends, shared
 ) -> None:
     """Stepwise is leaping to the last bit; each request ends once; nothing is left behind."""
-    if isinstance(engine(), AsyncScheduler):
-        shared = None  # refused in scenarios
     blocks |= {"ranks": size, "front_ends": front_ends, "shared": shared}
     if client is not None and not engine().cancels:
         client = client.model_copy(update={"timeout": None, "ttft_timeout": None})
