@@ -21,7 +21,14 @@ from simulator.hardware import Gpu, find_gpu
 from simulator.memory_parts import blocks_that_fit, make_blocks, swap_blocks, swap_prices, windowed
 from simulator.model import ModelSpec, load_model
 from simulator.overhead import read_version
-from simulator.policy_table import DYNAMIC, check_arguments, construct, find_policy, takes
+from simulator.policy_table import (
+    DYNAMIC,
+    called,
+    check_arguments,
+    construct,
+    find_policy,
+    takes,
+)
 from simulator.scenario import Scenario
 from simulator.scheduler import Scheduler
 from simulator.speculative import Speculative
@@ -113,17 +120,17 @@ def _without_effect(engine: EngineBlock, found: type, max_model_len: int) -> lis
     messages = []
     if engine.preemption_mode != "recompute" and not takes(found, "swap_blocks"):
         messages.append(
-            f"{found.__name__} computes a preempted request again: engine.preemption_mode has no "
+            f"{called(found)} computes a preempted request again: engine.preemption_mode has no "
             "effect"
         )
     for name in ("max_num_batched_tokens", *VLLM_OPTIONS):
         given = getattr(engine, name)
         if given != EngineBlock.model_fields[name].default and not takes(found, name):
-            messages.append(f"{found.__name__} knows no {name}: engine.{name} has no effect")
+            messages.append(f"{called(found)} knows no {name}: engine.{name} has no effect")
     tokens = engine.max_num_batched_tokens
     if issubclass(found, VllmV0 | Tgi) and tokens < max_model_len:
         messages.append(
-            f"{found.__name__} computes prompts whole: engine.max_num_batched_tokens {tokens:,} is "
+            f"{called(found)} computes prompts whole: engine.max_num_batched_tokens {tokens:,} is "
             f"taken as max_model_len, {max_model_len:,}"
         )
     return messages
@@ -148,7 +155,7 @@ def make_scheduler(
     caching = engine.enable_prefix_caching and mechanism.caches_prefixes
     if shares_prefixes and engine.enable_prefix_caching and not caching:
         warnings.warn(
-            f"{mechanism.__name__} has no prefix cache: engine.enable_prefix_caching has no effect",
+            f"{called(mechanism)} has no prefix cache: engine.enable_prefix_caching has no effect",
             HeadwayWarning,
             stacklevel=2,
         )
@@ -161,9 +168,9 @@ def make_scheduler(
     if mechanism is Speculative:
         options |= {"speculation": engine.speculative_config, "seed": scenario.seed}
     options = {name: value for name, value in options.items() if takes(mechanism, name)}
-    _refuse_own_rules(engine, mechanism.__name__, options)
+    _refuse_own_rules(engine, called(mechanism), options)
     if engine.kv_offloading_size and mechanism._board is not Scheduler._board:
-        raise ValueError(f"engine.kv_offloading_size: {mechanism.__name__} has no host tier")
+        raise ValueError(f"engine.kv_offloading_size: {called(mechanism)} has no host tier")
     check_arguments(found, arguments, taken=options)
     blocks = make_blocks(engine, parts, caching, shares_prefixes, named)
     if issubclass(found, Scheduler):  # fcfs needs no policy
@@ -182,7 +189,7 @@ def _policy(scenario: Scenario, found: type, arguments: dict[str, Any]) -> Any:
     policy = construct(found, **arguments)
     if getattr(policy, "needs_hint", False) and scenario.predictor is None:
         raise ValueError(
-            f"engine.scheduling_policy: {found.__name__} ranks by predicted lengths, and the "
+            f"engine.scheduling_policy: {called(found)} ranks by predicted lengths, and the "
             "scenario has no `predictor`; {kind: oracle} is the simplest"
         )
     return policy
@@ -261,7 +268,7 @@ def _mechanism(engine: EngineBlock, found: type, *, windowed: bool) -> type[Sche
         return mechanism
     if mechanism is not Scheduler:
         raise ValueError(
-            f"engine.async_scheduling: {found.__name__} schedules a step when the one before has "
+            f"engine.async_scheduling: {called(found)} schedules a step when the one before has "
             "ended; set it to false"
         )
     return AsyncScheduler
@@ -281,7 +288,7 @@ def _check_windowed(engine: EngineBlock, found: type, mechanism: type) -> None:
             raise ValueError(f"{key}: false goes with {name}: {word}")
     if mechanism is not Scheduler:
         raise ValueError(
-            f"{key}: must be true: {found.__name__} keeps all tokens; fcfs need not, nor policies "
+            f"{key}: must be true: {called(found)} keeps all tokens; fcfs need not, nor policies "
             "that only order the queue: priority, sjf, boost"
         )
 
@@ -294,7 +301,7 @@ def _speculative(engine: EngineBlock, found: type, mechanism: type) -> type[Sche
             raise ValueError(f"engine.speculative_config: goes with {key}: {word}")
     if mechanism is not Scheduler:
         raise ValueError(
-            f"engine.speculative_config: {found.__name__} verifies no drafts; fcfs does, and "
+            f"engine.speculative_config: {called(found)} verifies no drafts; fcfs does, and "
             "policies that only order the queue: priority, sjf, boost"
         )
     return Speculative

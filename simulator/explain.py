@@ -213,11 +213,10 @@ def _events(row: Row, scenario: Mapping[str, Any], around: Around | None) -> lis
         events.append((row["arrival"], "due"))
         return [_event(*event) for event in events]
     sent = row["arrival"] + held
-    engine = scenario.get("engine")
-    seats = engine.get("max_num_seqs") if isinstance(engine, Mapping) else None
     there = ""
     if around is not None:
-        there = f"; {around.running} of {seats} seats are taken, {around.waiting} requests wait"
+        taken = f"{around.running}{_of_seats(scenario)}"
+        there = f"; {taken} seats are taken, {around.waiting} requests wait"
     events.append((sent, f"sent to the engine{there}"))
     if row["queue_time"] is not None:
         events.append((sent + row["queue_time"], "scheduled for the first time"))
@@ -226,6 +225,16 @@ def _events(row: Row, scenario: Mapping[str, Any], around: Around | None) -> lis
     if row["e2el"] is not None:
         events.append((sent + row["e2el"], f"last token (E2EL {_seconds(row['e2el'])})"))
     return [_event(*event) for event in events]
+
+
+def _of_seats(scenario: Mapping[str, Any]) -> str:
+    """Say of how many seats; nothing where the replicas' groups have different ones."""
+    cluster = scenario.get("cluster")
+    groups = cluster.get("groups") if isinstance(cluster, Mapping) else None
+    kinds = [scenario, *(groups.values() if isinstance(groups, Mapping) else ())]
+    engines = [kind.get("engine") for kind in kinds if isinstance(kind, Mapping)]
+    seats = {engine.get("max_num_seqs") for engine in engines if isinstance(engine, Mapping)}
+    return f" of {seats.pop()}" if len(seats) == 1 else ""
 
 
 def _event(time: float, text: str) -> str:

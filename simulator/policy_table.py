@@ -98,6 +98,12 @@ def find_policy(scenario: Scenario) -> tuple[type, dict[str, Any]]:
     return found, arguments
 
 
+def called(found: type) -> str:
+    """Give a policy's name in scenarios; the class's, where it is the user's own."""
+    names = (name for name, kind in POLICIES.items() if kind is found)
+    return next(names, found.__name__)
+
+
 def construct(found: type, *parts: object, **arguments: Any) -> Any:
     """Make a policy or a scheduler; ValueError where its constructor fails."""
     try:
@@ -106,7 +112,7 @@ def construct(found: type, *parts: object, **arguments: Any) -> Any:
         raise  # it says which argument is wrong
     except Exception as error:
         raise ValueError(
-            f"engine.scheduling_policy: {found.__name__} raised {type(error).__name__}: "
+            f"engine.scheduling_policy: {called(found)} raised {type(error).__name__}: "
             f"{' '.join(str(error).split())}"
         ) from error
 
@@ -122,11 +128,11 @@ def check_arguments(found: type, arguments: dict[str, Any], taken: dict[str, Any
         if name in taken:
             wrong.append(f"{name}: give it as engine.{name}")
         elif name not in known and not free:
-            wrong.append(f"{name}: {found.__name__} takes no such argument")
+            wrong.append(f"{name}: {called(found)} takes no such argument")
         elif name in known and (what := _mistyped(name, known[name], value)):
             wrong.append(what)
     wrong += [
-        f"{name}: is missing; {found.__name__} needs it"
+        f"{name}: is missing; {called(found)} needs it"
         for name, parameter in known.items()
         if parameter.default is inspect.Parameter.empty
         and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)

@@ -100,7 +100,7 @@ def test_nobody_is_preempted_whose_answer_is_reserved(rows, reserve, blocks) -> 
             "allocation: contiguous, reserve_output_tokens: 5",
             "reserves max_model_len for",
         ),
-        ("scheduling_policy: static, min_decode_blocks: 2", "Static has no such rule"),
+        ("scheduling_policy: static, min_decode_blocks: 2", "static has no such rule"),
         ("min_decode_blocks: -1", "must be at least 0, not -1"),
         ("reserve_output_tokens: all", "max_tokens"),
     ],

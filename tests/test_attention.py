@@ -220,7 +220,7 @@ def test_a_scenario_may_keep_windows_alone(write) -> None:
         ("reserve_output_tokens=5", "false goes with reserve_output_tokens: null"),
         (
             "scheduling_policy=static",
-            "must be true: Static keeps all tokens; fcfs need not, nor policies that only order "
+            "must be true: static keeps all tokens; fcfs need not, nor policies that only order "
             "the queue: priority, sjf, boost",
         ),
     ],

@@ -85,7 +85,7 @@ def test_other_values_pass_untouched() -> None:
 
 def test_static_batching_is_not_scheduled_asynchronously() -> None:
     """Said by name, with the key to change."""
-    with pytest.raises(HeadwayError, match=r"engine.async_scheduling: Static schedules a step"):
+    with pytest.raises(HeadwayError, match=r"engine.async_scheduling: static schedules a step"):
         check(engine={"name": "vllm", "scheduling_policy": "static"})
 
 
@@ -167,13 +167,13 @@ def test_other_schedulers_are_not_scheduled_asynchronously(policy: str) -> None:
 @pytest.mark.parametrize(
     ("policy", "engine", "told"),
     [
-        ("orca", {"max_num_batched_tokens": 4096}, "Orca knows no max_num_batched_tokens: "),
-        ("sarathi", {"long_prefill_token_threshold": 5}, "Sarathi knows no long_prefill_token_"),
-        ("fastgen", {"watermark": 0.1}, "FastGen knows no watermark: engine.watermark has no"),
-        ("tgi", {"preemption_mode": "swap"}, "Tgi computes a preempted request again: engine."),
-        ("tgi", {}, "Tgi computes prompts whole: engine.max_num_batched_tokens 2,048 is taken as"),
-        ("fcfs-v0", {}, "VllmV0 computes prompts whole: engine.max_num_batched_tokens 2,048"),
-        ("static", {"watermark": 0.1}, "Static knows no watermark: engine.watermark has no effect"),
+        ("orca", {"max_num_batched_tokens": 4096}, "orca knows no max_num_batched_tokens: "),
+        ("sarathi", {"long_prefill_token_threshold": 5}, "sarathi knows no long_prefill_token_"),
+        ("fastgen", {"watermark": 0.1}, "fastgen knows no watermark: engine.watermark has no"),
+        ("tgi", {"preemption_mode": "swap"}, "tgi computes a preempted request again: engine."),
+        ("tgi", {}, "tgi computes prompts whole: engine.max_num_batched_tokens 2,048 is taken as"),
+        ("fcfs-v0", {}, "fcfs-v0 computes prompts whole: engine.max_num_batched_tokens 2,048"),
+        ("static", {"watermark": 0.1}, "static knows no watermark: engine.watermark has no effect"),
     ],
 )
 def test_keys_without_effect_are_told(
@@ -192,7 +192,7 @@ def test_keys_with_effect_are_not_told(recwarn: pytest.WarningsRecorder) -> None
     ("policy", "argument", "told"),
     [
         ("orca", {"max_new_tokens": 0}, "max_new_tokens: must be a whole number of at least 1"),
-        ("orca", {"watermark": 0.1}, "watermark: Orca takes no such argument"),
+        ("orca", {"watermark": 0.1}, "watermark: orca takes no such argument"),
         ("trtllm", {"capacity_scheduler_policy": "max"}, "capacity_scheduler_policy: must be GUAR"),
         ("sglang", {"order": "lof"}, "order: must be lpm, fcfs, random, not 'lof'"),
         ("sglang", {"max_prefill_tokens": 0}, "max_prefill_tokens: must be at least 1, not 0"),

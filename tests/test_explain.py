@@ -71,6 +71,15 @@ def test_held_by_the_client_and_rejected(write, tmp_path: Path) -> None:
     assert "5.000 s  last token (E2EL 1.000 s)" in third
 
 
+def test_replicas_with_different_seats(write, tmp_path: Path) -> None:
+    """How many seats there are is told where all groups have as many."""
+    for seats, told in ((2, "; 0 seats are taken"), (4, "; 0 of 4 seats are taken")):
+        groups = f"{{groups: {{a: {{}}, b: {{engine: {{max_num_seqs: {seats}}}}}}}}}"
+        result = run(load_scenario(write(PAIR), [f"cluster={groups}"]))
+        write_run(result, tmp_path / str(seats))
+        assert told in explain(tmp_path / str(seats), 0)
+
+
 def _replaced(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text

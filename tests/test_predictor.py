@@ -146,15 +146,15 @@ def test_sigma_can_be_varied(write) -> None:
         ("predictor: {kind: bucketed, classes: 1, confusion: 0.5}", "predictor.confusion: must be"),
         (
             "engine: {scheduling_policy: srpt}",
-            "engine.scheduling_policy: SRPT ranks by predicted lengths, and the scenario has no",
+            "engine.scheduling_policy: srpt ranks by predicted lengths, and the scenario has no",
         ),
         (
             "engine: {scheduling_policy: {policy: sjf, by: hint}}",
-            "engine.scheduling_policy: SJF ranks by predicted lengths, and the scenario has no",
+            "engine.scheduling_policy: sjf ranks by predicted lengths, and the scenario has no",
         ),
         (
             "engine: {scheduling_policy: hrrn, async_scheduling: true}",
-            "engine.async_scheduling: HRRN schedules a step when the one before has ended; set",
+            "engine.async_scheduling: hrrn schedules a step when the one before has ended; set",
         ),
     ],
 )

@@ -320,7 +320,7 @@ def test_drafting_costs_what_its_terms_say() -> None:
         ),
         (
             "{num_speculative_tokens: 3, acceptance: 0.5}, scheduling_policy: static",
-            "engine.speculative_config: Static verifies no drafts; fcfs does, and policies that "
+            "engine.speculative_config: static verifies no drafts; fcfs does, and policies that "
             "only order the queue: priority, sjf, boost",
         ),
         (
