@@ -6,9 +6,11 @@ take the place of running requests that the policy names (`displaces`): of one a
 until it fits; if it never would, all stay. Who is displaced is preempted, by recompute or by swap,
 and boards again from the next step on at the earliest. One request per step displaces others.
 
-So that leaping and stepwise runs agree, questions are put only where both put them: to a policy
-that is `steady` after an arrival, an admission, an end or a preemption, and then never again until
-the next; to any other at every step, and as long as somebody waits nothing is leapt over.
+So that leaping and stepwise runs agree, questions are put only where both put them. The queue is
+ranked after an arrival, an admission, an end, a preemption or a step with prompts (which may have
+left it no tokens to board with). A policy that is `steady` is asked whom it displaces after one of
+the first four, and then never again until the next; any other at every step, and as long as
+somebody waits nothing is leapt over.
 """
 
 from collections.abc import Iterator, Mapping
@@ -71,6 +73,7 @@ class DynamicScheduler(Scheduler):
         self._view = Running(self)
         self._joined = 0  # requests so far
         self._seen = (-1, -1, -1)  # what had happened when the policy was asked last
+        self._late = False  # the step before computed prompts: it was not leapt over
         self._open = False  # and whether it may answer otherwise though nothing has happened
 
     def add(self, request: Request) -> bool:
@@ -84,12 +87,13 @@ class DynamicScheduler(Scheduler):
         seats_free = len(self.running) < self.max_num_seqs
         if self.waiting and (seats_free or self.displacing):
             state = (self._seats, len(self.running), self._joined)
-            if self._queue is not None and (state != self._seen or not self._steady):
+            if self._queue is not None and (state != self._seen or self._late or not self._steady):
                 self._queue.refresh(now)
             if self.displacing and (state != self._seen or self._open or not self._steady):
                 displaced = self._displace(now)
             self._seen = state
         step = super().schedule(now)
+        self._late = bool(step.prefills)
         for request in displaced:
             self.waiting.put_back(request)
         self.preempted += len(displaced)

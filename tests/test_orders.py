@@ -83,6 +83,20 @@ def test_hrrn_ranks_anew_when_a_seat_is_free() -> None:
     assert order(workload((0, 4, 5), *late), HRRN()) == [0, 2, 1]
 
 
+@pytest.mark.parametrize("leap", [True, False])
+def test_hrrn_ranks_anew_when_the_tokens_of_a_step_are_free(leap: bool) -> None:
+    """10 tokens a step: request 0 takes all until 10 s. Then the ratios are 9.5 / 40 and 7.1 / 5.
+
+    As request 2 came, at 3 s, they were 2.5 / 40 and 0.1 / 5: it would board behind request 1.
+    """
+    load = workload((0, 100, 5), (0.5, 40, 1), (2.9, 5, 1))
+    options = {"max_num_seqs": 3, "max_num_batched_tokens": 10}
+    log, _ = play(load, DynamicScheduler(BlockCounter(99, 4), policy=HRRN(), **options), leap=leap)
+    ends = dict(zip(log.requests["id"].tolist(), log.requests["finish"].tolist(), strict=True))
+    # Request 0 says its tokens from 10 to 14 s; of 9 tokens a step 5 + 4, then 9, 9, 9 and 9.
+    assert ends == {0: 14, 1: 15, 2: 11}
+
+
 def test_boost_is_the_formula() -> None:
     """10 tokens are 1 s, boost 1.865 s; 2 tokens 0.2 s, boost 4.704 s; the difference is 2.839."""
     for later, first in ((2.83, 2), (2.85, 1)):
