@@ -17,7 +17,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 DECIMALS = 9  # of a float: a nanosecond, where the column is in seconds
-LARGEST = 9.0e9  # above it a float times 10**DECIMALS is no int64
+LARGEST = 9.0e18  # an int64 holds it
 _QUADS = np.frombuffer("".join(f"{i:04d}" for i in range(10_000)).encode(), np.uint32)
 _ZERO = np.frombuffer(f"{0:.{DECIMALS}f}".encode(), np.uint8)
 _POWERS = 10 ** np.arange(1, 19, dtype=np.int64)
@@ -41,6 +41,7 @@ Column = Ints | Floats | Words
 def encode_rows(columns: Sequence[Column]) -> bytes:
     """Give the rows of columns of one length as CSV text, floats with DECIMALS decimals.
 
+    A column with values above 9e9 has fewer: as many as its largest has digits of worth.
     Raises ValueError for a float that is negative, infinite or above LARGEST.
     """
     cells = [_cells(column) for column in columns]
@@ -91,12 +92,18 @@ def _decimals(values: Floats) -> Chars:
         return np.tile(_ZERO, (len(values), 1))
     empty = np.isnan(values)
     known = np.where(empty, 0.0, values)
-    if known.min(initial=0.0) < 0.0 or known.max(initial=0.0) > LARGEST:
-        raise ValueError(f"not every value lies in 0 to {LARGEST}")
-    scaled = np.rint(known * 10**DECIMALS).astype(np.int64)
-    whole = scaled // 10**DECIMALS
+    most = known.max(initial=0.0)
+    if known.min(initial=0.0) < 0.0 or most > LARGEST:
+        raise ValueError(f"not every value lies in 0 to {LARGEST:g}")
+    decimals = DECIMALS
+    while most * 10**decimals > LARGEST:
+        decimals -= 1
+    scaled = np.rint(known * 10**decimals).astype(np.int64)
+    whole = scaled // 10**decimals
     head = _integers(np.where(empty, -1, whole))
-    tail = _digits(scaled - whole * 10**DECIMALS, DECIMALS)
+    if not decimals:
+        return head
+    tail = _digits(scaled - whole * 10**decimals, decimals)
     tail[empty] = 0
     point = np.where(empty, 0, ord(".")).astype(np.uint8)[:, None]
     return np.hstack((head, point, tail))

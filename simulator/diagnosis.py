@@ -55,6 +55,11 @@ def _short(value: float | int | str) -> float | int | str:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
+def _figure(value: float) -> str:
+    """Write three digits of a number, and all before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def diagnosis_lines(findings: list[dict[str, Any]]) -> list[str]:
     """Give the lines that a report prints."""
     if not findings:
@@ -100,7 +105,7 @@ def waiting(facts: Facts) -> Finding | None:
     return Finding(
         "waiting",
         share,
-        f"Requests wait {facts.ms('mean_queue_time') / 1000:.3g} s in the queue on average, "
+        f"Requests wait {_figure(facts.ms('mean_queue_time') / 1000)} s in the queue on average, "
         f"{share:.0%} of their time, because {why} (GPU busy "
         f"{facts.gauges['gpu_busy_fraction']:.0%}).",
         _knob_of(facts, cause),
@@ -143,7 +148,7 @@ def preemption(facts: Facts) -> Finding | None:
     lost = sum(facts.time[name] for name in ("preempted_time", "recompute_time", "swap_time"))
     part = again / max(gauges["prefill_tokens"], 1)
     costs = [f"{again:,} tokens ({part:.0%} of prefill) computed again"] if again else []
-    costs += [f"{copied / 1e9:.3g} GB of KV cache copied"] if copied else []
+    costs += [f"{_figure(copied / 1e9)} GB of KV cache copied"] if copied else []
     return Finding(
         "preemption",
         max(lost / facts.whole, part),
@@ -192,13 +197,15 @@ def prefill_stalls(facts: Facts) -> Finding | None:
     budget = f"engine.max_num_batched_tokens ({facts.engine.max_num_batched_tokens} now)"
     own = facts.own_rules
     beside = (
-        f"where its decodes alone would take {less * 1e3:.3g} ms" if less else "without decodes"
+        f"where its decodes alone would take {_figure(less * 1e3)} ms"
+        if less
+        else "without decodes"
     )
     return Finding(
         "prefill_stalls",
         slowed / facts.whole,
         f"Prompts make up {share:.0%} of the time between tokens: a step with prompts takes "
-        f"{step * 1e3:.3g} ms {beside}; P99 ITL {facts.ms('p99_itl'):.3g} ms.",
+        f"{_figure(step * 1e3)} ms {beside}; P99 ITL {_figure(facts.ms('p99_itl'))} ms.",
         f"engine.scheduling_policy ({facts.policy} now)" if own else budget,
         {
             "share_of_decode_time": share,
@@ -273,8 +280,9 @@ def unfair(facts: Facts) -> Finding | None:
     return Finding(
         "unfair",
         float((wait[worst] - wait[best]) / mean),
-        f"Clients are served unequally: {clients[worst]} waits {wait[worst]:.3g} s on average, "
-        f"{clients[best]} {wait[best]:.3g} s (Jain's index of their tokens per second {jain:.2f}).",
+        f"Clients are served unequally: {clients[worst]} waits {_figure(wait[worst])} s on "
+        f"average, {clients[best]} {_figure(wait[best])} s (Jain's index of their tokens per "
+        f"second {jain:.2f}).",
         f"engine.scheduling_policy ({facts.policy} now)",
         {
             "worst_client": str(clients[worst]),

@@ -11,6 +11,8 @@ from simulator.request import Request
 if TYPE_CHECKING:
     from simulator.batch import Batch
 
+ROUNDING = 1e-15  # of a client's books, relative
+
 
 class Fair(ClientQueues):
     """Virtual Token Counter: the client that has received the least goes first.
@@ -155,7 +157,12 @@ class DRR(ClientQueues):
             self.round += max(1, min(map(self._rounds, self.active)))
 
     def _lacks(self, account: Account) -> float:
-        return self._cost(account.waiting[0]) - self.deficit(account)
+        """Give the weighted tokens that a client's next request costs more than it may spend.
+
+        What is less than the rounding of the books is nothing: no number of rounds would pay it.
+        """
+        lacks = self._cost(account.waiting[0]) - self.deficit(account)
+        return lacks if lacks > ROUNDING * abs(account.level) else 0.0
 
     def _rounds(self, account: Account) -> int:
         """Count the rounds until a client can pay for its next request."""

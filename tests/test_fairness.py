@@ -107,6 +107,15 @@ def test_debts_make_nobody_idle_and_pass_with_the_rounds() -> None:
     assert policy.round == 2 + 35
 
 
+def test_rounds_pass_though_a_quantum_is_lost_in_the_rounding_of_a_debt() -> None:
+    """Debts of 1e11 beside a quantum of 1e-6 tokens and prompts of 1e-5: nobody waits for ever."""
+    load = clients(*[("AB"[k % 2], 0, 7 + k, 3000 + k) for k in range(20)])
+    weights = {"A": 1e-6, "B": 1e-6}
+    policy = DRR(quantum=1, input_weight=1e-6, output_weight=1e6, weights=weights)
+    order = boards(load, policy, seats=2)
+    assert (order.count("A"), order.count("B")) == (10, 10)
+
+
 @pytest.mark.parametrize("make", [Fair, WFQ, DRR])
 def test_a_client_alone_is_served_first_come_first_served(make) -> None:
     """Also where requests are preempted: blocks for 6 x 4 tokens, and three that need 3 each."""

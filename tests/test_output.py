@@ -152,8 +152,8 @@ def test_parquet_has_the_columns_of_csv(ran: Ran, tmp_path: Path, replicas: int)
 
 
 def test_times_too_large_for_a_table_are_told(ran: Ran, tmp_path: Path) -> None:
-    """A cell has nanoseconds in 64 bits; nothing is written."""
-    ran.workload.arrival[4] = 1e10
+    """A cell has 64 bits; nothing is written."""
+    ran.workload.arrival[4] = 1e19
     with pytest.raises(HeadwayError, match=r"^requests.csv: not every value lies in 0 to 9"):
         write_run(ran, tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -251,11 +251,29 @@ def test_empty_cells() -> None:
     assert encode_header(["a", "b"]) == b"a,b\n"
 
 
-@pytest.mark.parametrize("value", [-1e-6, 1e10, np.inf])
+@pytest.mark.parametrize("value", [-1e-6, 1e19, np.inf])
 def test_a_time_that_cannot_be_written_is_refused(value: float) -> None:
     """Nothing is clamped in silence."""
     with pytest.raises(ValueError, match="not every value lies in"):
         encode_rows([np.array([0.0, value])])
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        (9e9, "9000000000.000000000"),
+        (9.1e9, "9100000000.00000000"),
+        (1e12, "1000000000000.000000"),
+        (1e18, "1000000000000000000"),
+    ],
+)
+def test_large_values_have_fewer_decimals(value: float, cell: str) -> None:
+    """Such as the service of a client with a small weight; a float has no more digits."""
+    text = encode_rows([np.array([value, np.nan, 0.5]), np.array([1, 2, 3])]).decode()
+    first, empty, half = text.splitlines()
+    assert (first, empty) == (f"{cell},1", ",2")
+    decimals = len(cell.partition(".")[2])
+    assert half == (f"{0.5:.{decimals}f},3")
 
 
 def test_a_column_of_zeros() -> None:
