@@ -29,6 +29,7 @@ from simulator.policy_table import (
     find_policy,
     takes,
 )
+from simulator.remote import Consumer, Producer
 from simulator.scenario import Scenario
 from simulator.scheduler import Scheduler
 from simulator.speculative import Speculative
@@ -137,21 +138,31 @@ def _without_effect(engine: EngineBlock, found: type, max_model_len: int) -> lis
 
 
 def make_scheduler(
-    scenario: Scenario, parts: Parts, shares_prefixes: bool, *, named: bool = False
+    scenario: Scenario,
+    parts: Parts,
+    shares_prefixes: bool,
+    *,
+    named: bool = False,
+    role: str | None = None,
 ) -> Scheduler:
     """Build the scheduler with its blocks.
 
     `shares_prefixes` says that the workload's prompts have contents to share; where they have
     none a prefix cache could only serve requests that come back after a preemption. `named` gives
     every block a number, also where counting them would do: a live engine reads block tables.
+    `role` is that of the replica's group, kv_producer or kv_consumer; None: it does both.
     """
     engine = scenario.engine
     found, arguments = find_policy(scenario)
+    if role is not None:
+        check_role(role, scenario)
     if engine.scheduler == "vllm":
         return _installed(scenario, parts)
     if named and engine.speculative_config is not None:
         raise ValueError("engine.speculative_config: a live engine verifies no drafts")
     mechanism = _mechanism(engine, found, windowed=windowed(engine, parts.model))
+    if role is not None:
+        mechanism = Producer if role == "kv_producer" else Consumer
     caching = engine.enable_prefix_caching and mechanism.caches_prefixes
     if shares_prefixes and engine.enable_prefix_caching and not caching:
         warnings.warn(
@@ -272,6 +283,31 @@ def _mechanism(engine: EngineBlock, found: type, *, windowed: bool) -> type[Sche
             "ended; set it to false"
         )
     return AsyncScheduler
+
+
+def check_role(role: str, scenario: Scenario) -> None:
+    """Refuse an engine that cannot have a role in a cluster that prefills and decodes apart."""
+    engine = scenario.engine
+    for key, plain in (
+        ("scheduler", "headway"),
+        ("data_parallel_size", 1),
+        ("async_scheduling", False),
+        ("speculative_config", None),
+        ("disable_hybrid_kv_cache_manager", True),
+        ("preemption_mode", "recompute"),
+        ("allocation", "paged"),
+        ("kv_offloading_size", None),
+        ("prefix_cache", "hash"),
+    ):
+        if getattr(engine, key) != plain:
+            word = "null" if plain is None else str(plain).lower()
+            raise ValueError(f"engine.{key}: a group with kv_role {role} wants {word}")
+    found, _ = find_policy(scenario)
+    if _mechanism(engine, found, windowed=False) is not Scheduler:
+        raise ValueError(
+            f"engine.scheduling_policy: {found.__name__} passes no KV caches on; in a group with "
+            f"kv_role {role} fcfs does, and policies that only order the queue: priority, sjf, fair"
+        )
 
 
 def _check_windowed(engine: EngineBlock, found: type, mechanism: type) -> None:

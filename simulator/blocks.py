@@ -83,6 +83,13 @@ class BlockCounter:
         self.free -= -(-tokens // self.block_size)
         request.computed = tokens
 
+    def hold(self, request: Request, hits: Sequence[int], tokens: int) -> None:
+        """Give blocks to a request whose KV comes from elsewhere; nobody finds them as yet."""
+        self.admit(request, hits, tokens)
+
+    def publish(self, request: Request) -> None:
+        """Let others find the full blocks of a request whose KV has come from elsewhere."""
+
     def extend(self, request: Request, tokens: int) -> None:
         """Let a running request's table hold `tokens` tokens in all."""
         size = self.block_size
@@ -183,6 +190,15 @@ class BlockManager(BlockCounter):
         request.blocks = list(hits)
         request.computed = len(hits) * self.block_size
         self.extend(request, tokens)
+
+    def hold(self, request: Request, hits: Sequence[int], tokens: int) -> None:
+        caching, self.prefix_caching = self.prefix_caching, False
+        self.admit(request, hits, tokens)
+        self.prefix_caching = caching
+
+    def publish(self, request: Request) -> None:
+        for index in range(request.computed // self.block_size if self.prefix_caching else 0):
+            self._register(request, index)
 
     def extend(self, request: Request, tokens: int) -> None:
         full = request.computed // self.block_size

@@ -79,6 +79,8 @@ def break_down(
     bounds = np.searchsorted(table.replica[done], np.arange(len(logs) + 1))
     for number, log in enumerate(logs):
         here = done[bounds[number] : bounds[number + 1]]
+        if not len(here):
+            continue
         values = _break_down(table, log, here, completed, costs[number])
         for name, seconds in zip(PARTS, values, strict=True):
             parts[name][here] = seconds

@@ -1,13 +1,11 @@
 """From the block `cluster` of a scenario to a fleet, and from its run to a result."""
 
-import importlib
-import inspect
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import simpy
@@ -16,7 +14,8 @@ from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.balancer import Balancer
 from simulator.client import Client
 from simulator.cost import CostModel
-from simulator.errors import HeadwayError, HeadwayWarning, meant
+from simulator.disaggregation import DisaggregatedFleet
+from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.expert_cost import instead, split
 from simulator.fleet import Fleet
 from simulator.gate import Gate
@@ -24,68 +23,16 @@ from simulator.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.log import PAUSE, RUN, Log
 from simulator.predictor import make_predictor
 from simulator.request import Request
-from simulator.routers import ROUTERS, Own, Router, Target
+from simulator.routers import Target
+from simulator.routing import block_bytes, make_fleet, make_router
 from simulator.scenario import Scenario
 from simulator.scheduler import Scheduler
 from simulator.shards import run_apart, tie
+from simulator.transfers import Transfers
 from simulator.workload import Workload
 
 if TYPE_CHECKING:
     from simulator.simulation import Result
-
-
-def make_router(scenario: Scenario) -> Router:
-    """Make the router; ValueError says what is wrong with `cluster.router`."""
-    assert scenario.cluster is not None
-    spec = scenario.cluster.router
-    arguments = {} if isinstance(spec, str) else {k: v for k, v in spec.items() if k != "router"}
-    name = spec if isinstance(spec, str) else spec["router"]
-    if name not in ROUTERS:
-        return _own(name, arguments, scenario)
-    found = ROUTERS[name]
-    known = inspect.signature(found).parameters
-    if "seed" in known:
-        arguments = {"seed": scenario.seed} | arguments
-    _check(name, known, arguments)
-    router: Router = found(**arguments)
-    return router
-
-
-def _check(name: str, known: Any, arguments: dict[str, Any]) -> None:
-    """Refuse arguments that a router does not know, or that are no numbers of its kind."""
-    for key, value in arguments.items():
-        if key not in known:
-            there = ", ".join(known) or "none"
-            raise ValueError(f"{key}: {name} takes no such argument; there is {there}")
-        kind = known[key].annotation
-        good = isinstance(value, int if kind is int else int | float)
-        if isinstance(value, bool) or not good:
-            words = "a whole number" if kind is int else "a number"
-            raise ValueError(f"{key}: must be {words}, not {value!r}")
-
-
-def _own(name: str, arguments: dict[str, Any], scenario: Scenario) -> Router:
-    """Load a function or class of the user's."""
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        known = ", ".join(ROUTERS)
-        raise ValueError(
-            f"no router {name!r}; there are {known}, or package.module:function"
-            f"{meant(name, ROUTERS)}"
-        )
-    folder = str(scenario.folder.resolve())
-    if folder not in sys.path:
-        sys.path.append(folder)
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-        choose = found(**arguments).choose if isinstance(found, type) else found
-    except Exception as error:  # whatever the module does
-        raise ValueError(f"cannot load {name}: {' '.join(str(error).split())}") from error
-    if arguments and not isinstance(found, type):
-        raise ValueError(f"{name} is a function and takes no arguments from here")
-    if not callable(choose):
-        raise ValueError(f"{name} is no function, and no class with choose(request, targets)")
-    return Own(attribute, choose)
 
 
 def sessions_of(workload: Workload) -> list[int] | None:
@@ -111,6 +58,11 @@ class Story:
     life: Lifecycle
     gate: Gate | None = None
     scaler: Autoscaler | None = None
+    transfers: Transfers | None = None  # where prefill and decode are apart
+
+    def engine_logs(self, result: "Result") -> list[Log]:
+        """Give what each engine wrote down; as clients see it, the result has it."""
+        return result.logs if self.transfers is None else self.transfers.engines
 
     @property
     def refused(self) -> Log | None:
@@ -134,13 +86,13 @@ def run_cluster(
     if tie(scenario, workload) is None:
         return _apart(scenario, workload, progress, cost=cost, leap=not stepwise)
     env = simpy.Environment()
-    fleet = Fleet(env, make_router(scenario), sessions_of(workload))
+    fleet = make_fleet(env, scenario, sessions_of(workload))
     story = _fill(fleet, scenario, workload, cost, leap=not stepwise)
     client = _connect(fleet, scenario, workload, story)
     try:
         interrupted = drive(env, client, progress)
     except RuntimeError:
-        if fleet.open:
+        if not fleet.stranded:
             raise
         raise HeadwayError(
             "cluster.failures: requests wait for a replica, and none comes back"
@@ -152,7 +104,11 @@ def run_cluster(
         if (tier := member.scheduler.blocks.tier) is not None:
             member.log.offloaded = tier.stored
     sent = np.frombuffer(client.sent)
-    result = Result(scenario, workload, sent, fleet.logs, story.parts[0], interrupted)
+    logs = fleet.logs
+    if isinstance(fleet, DisaggregatedFleet):
+        story.transfers = Transfers.of(fleet, block_bytes(scenario))
+        logs = story.transfers.seen()
+    result = Result(scenario, workload, sent, logs, story.parts[0], interrupted)
     result.cluster = story
     if client.hints is not None:
         result.hints = np.frombuffer(client.hints, np.int64)
@@ -220,12 +176,7 @@ def _fill(
         if cost is not None:
             parts = replace(parts, cost=instead(parts.cost, cost))
         ranks, shares = own.engine.data_parallel_size, workload.segments is not None
-
-        def make(
-            own: Scenario = own, parts: Parts = parts, ranks: int = ranks, shares: bool = shares
-        ) -> list[Scheduler]:
-            return [make_scheduler(own, parts, shares) for _ in range(ranks)]
-
+        make = partial(_engines, own, parts, ranks, shares, group.kv_role)
         for number in range(scenario.cluster.most(name)):
             if ranks == 1:
                 target = fleet.add(name, make()[0], parts.cost, leap=leap)
@@ -242,6 +193,13 @@ def _fill(
         life.order(target)
     owners = fleet.owners
     return Story([one.group for one in owners], every, [one.index for one in owners], life)
+
+
+def _engines(
+    scenario: Scenario, parts: Parts, ranks: int, shares: bool, role: str | None
+) -> list[Scheduler]:
+    """Make the scheduler of each rank of a replica."""
+    return [make_scheduler(scenario, parts, shares, role=role) for _ in range(ranks)]
 
 
 def _balancer(scenario: Scenario, number: int) -> Balancer:

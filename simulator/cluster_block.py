@@ -15,7 +15,7 @@ MOST_REPLICAS = 100_000
 
 
 def _router(value: object) -> object:
-    """Let through a name, or a mapping with the name as `router`."""
+    """Let through a name, a mapping with the name as `router`, or, where it may be, null."""
     if isinstance(value, dict):
         if not isinstance(value.get("router"), str):
             raise ValueError(": the mapping needs a key `router`: a name or module:function")
@@ -37,8 +37,31 @@ class GroupBlock(Block):
     cost: dict[str, Any] | None = Field(
         None, description="as `cost`; null: the scenario's, or by the group's own GPU"
     )
+    kv_role: Literal["kv_producer", "kv_consumer"] | None = Field(
+        None,
+        description="kv_producer: computes prompts, for kv_consumer to decode; every group has one "
+        "or none; null: both at once",
+    )
     dollars_per_hour: Annotated[float, Field(ge=0)] | None = Field(
         None, description="price of one replica; null: that of its GPUs in the table of hardware"
+    )
+
+
+class KvTransferBlock(Block):
+    """How KV caches go from the replicas that prefill to those that decode."""
+
+    bandwidth: Annotated[float, Field(gt=0, le=1_000_000)] = Field(
+        50.0,
+        description="GB/s (10^9 bytes) at which each GPU of a producer sends; 50 is a network card "
+        "of 400 Gb/s for each",
+    )
+    latency: Annotated[float, Field(ge=0, le=1_000_000)] = Field(
+        0.0, description="ms that a transfer takes beside its bytes"
+    )
+    router: Annotated[str | dict[str, Any] | None, BeforeValidator(_router)] = Field(
+        None,
+        description="to the consumers, as cluster.router, which is to the producers; null: "
+        "the same",
     )
 
 
@@ -150,6 +173,9 @@ class ClusterBlock(Block):
         {}, description="in place of replicas: groups of different ones, by names of your own"
     )
 
+    kv_transfer: KvTransferBlock | None = Field(
+        None, description="with groups that have a kv_role: the links between them"
+    )
     admission: AdmissionBlock | None = Field(None, description="null: everybody is let in")
     client: ClientBlock | None = Field(None, description="null: clients wait for ever")
     failures: FailuresBlock | None = Field(None, description="null: no replica fails")
@@ -161,12 +187,33 @@ class ClusterBlock(Block):
             raise ValueError("replicas: beside groups, each group gives its own replicas")
         if self.groups and not any(group.replicas for group in self.groups.values()):
             raise ValueError("groups: there is not one replica")
+        self._check_roles()
         scaling = self.autoscaling
         if scaling is not None and scaling.group is None and len(self.kinds) > 1:
             raise ValueError(f"autoscaling.group: name one of {', '.join(self.kinds)}")
         if scaling is not None and scaling.group not in (None, *self.kinds):
             raise ValueError(f"autoscaling.group: there is {', '.join(self.kinds)}")
         return self
+
+    def _check_roles(self) -> None:
+        """Refuse roles that do not make a whole."""
+        roles = {name: group.kv_role for name, group in self.groups.items()}
+        if not any(roles.values()):
+            if self.kv_transfer is not None:
+                raise ValueError(
+                    "kv_transfer: goes with groups of kv_role kv_producer and kv_consumer"
+                )
+            return
+        for name, role in roles.items():
+            if role is None:
+                raise ValueError(f"groups.{name}.kv_role: kv_producer or kv_consumer, as others")
+        for role in ("kv_producer", "kv_consumer"):
+            if not any(kind.replicas for kind in self.groups.values() if kind.kv_role == role):
+                raise ValueError(f"groups: there is no replica of kv_role {role}")
+        if self.kv_transfer is None:
+            raise ValueError(
+                "kv_transfer: groups with kv_role need it: {bandwidth: GB/s, latency: ms}"
+            )
 
     def most(self, name: str) -> int:
         """Count the replicas that a group may come to have."""

@@ -10,6 +10,7 @@ from simulator.gauges import StepSums, gauge, share
 from simulator.hardware import find_gpu
 from simulator.replica import SHED, TIMEOUT
 from simulator.tables import RequestTable, gather_requests, run_span
+from simulator.transfers import link_summary
 from simulator.utilization import Served, utilization
 
 if TYPE_CHECKING:
@@ -91,8 +92,9 @@ def cluster_summary(result: "Result") -> Values:
             "dollars_per_million_output_tokens": (
                 None if dollars is None else share(dollars * 1e6, tokens)
             ),
-            **_evenness(result),
+            **_evenness(result, story),
             **_troubles(story, table),
+            **_kv_transfer(story, span),
             "groups": groups,
         },
     }
@@ -130,7 +132,7 @@ def _group(
     """Give the figures of one group, and what it serves on."""
     scenario = result.scenario.of_group(name)
     engine, parts = scenario.engine, story.parts[numbers[0]]
-    logs = [result.logs[number] for number in numbers]
+    logs = [story.engine_logs(result)[number] for number in numbers]
     table = gather_requests(result.workload, result.sent, logs)
     sums = StepSums()
     for log in logs:
@@ -142,6 +144,11 @@ def _group(
     served = Served(parts.model, parts.gpu, *sizes)
     done = table.completed
     tokens = int(table.generated[done].sum())
+    role = result.scenario.cluster.kinds[name].kv_role if result.scenario.cluster else None
+    if role == "kv_producer":
+        tokens = 0  # the token of a prompt goes to nobody
+    elif role == "kv_consumer":  # it computes what comes after the prompt, and its last token
+        table.cached[done] = table.workload.prompt_tokens[done] - 1
     price = price_of_group(result.scenario, name)
     servers = {story.servers[number] for number in numbers}
     paid = sum(story.life.paid_seconds(server, *span) for server in sorted(servers))
@@ -159,6 +166,7 @@ def _group(
         "dollars_per_hour": None if price is None else price * len(servers),
         "dollars": None if price is None else price * paid / 3600.0,
         "profile": parts.cost.name,
+        **({} if role is None else {"kv_role": role}),
         "completed": int(done.sum()),
         "output_tokens": tokens,
         "output_throughput": share(tokens, span[1] - span[0]),
@@ -169,13 +177,34 @@ def _group(
     return values, served
 
 
-def _evenness(result: "Result") -> Values:
-    """Say how the requests were spread: the most that a replica ended, over the mean."""
-    ended = np.array([len(log.requests) for log in result.logs])
-    busy = np.array([float((log.steps["end"] - log.steps["start"]).sum()) for log in result.logs])
+def _kv_transfer(story: "Story", span: tuple[float, float]) -> Values:
+    """Say what went over the links, where prefill and decode are apart."""
+    if story.transfers is None:
+        return {}
+    producers = story.transfers.producers
+    paid = {number: story.life.paid_seconds(number, *span) for number in producers}
+    return {"kv_transfer": link_summary(story.transfers, paid)}
+
+
+def _evenness(result: "Result", story: "Story") -> Values:
+    """Say how the requests were spread: the most that a replica ended, over the mean.
+
+    Where prefill and decode are apart, the less even of the two halves counts.
+    """
+    logs = story.engine_logs(result)
+    ended = np.array([len(log.requests) for log in logs])
+    busy = np.array([float((log.steps["end"] - log.steps["start"]).sum()) for log in logs])
+    halves = [np.ones(len(logs), bool)]
+    if story.transfers is not None:
+        prompts = np.isin(np.arange(len(logs)), [*story.transfers.producers])
+        halves = [prompts, ~prompts]
     return {
         "requests_per_replica_min": int(ended.min()),
         "requests_per_replica_max": int(ended.max()),
-        "requests_imbalance": share(float(ended.max()), float(ended.mean())),
-        "busy_time_imbalance": share(float(busy.max()), float(busy.mean())),
+        **{
+            f"{name}_imbalance": max(
+                share(float(of[half].max()), float(of[half].mean())) for half in halves
+            )
+            for name, of in (("requests", ended), ("busy_time", busy))
+        },
     }

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from simulator.breakdown import PARTS
 from simulator.errors import HeadwayError
+from simulator.tables import TRANSFER_PARTS
 
 ENDINGS = {
     "stop": "It ended by itself.",
@@ -25,6 +26,8 @@ ENDINGS = {
 WORDS = {
     "queue_time": "waiting in the engine's queue",
     "prefill_time": "prefill",
+    "decode_queue_time": "waiting for blocks and a seat where it decodes",
+    "transfer_time": "transfer of its KV cache from the replica that prefilled it",
     "decode_alone_time": "decode, as if alone",
     "decode_slowed_time": "decode slowed by others' prompts",
     "preempted_time": "preempted, waiting to be admitted again",
@@ -36,6 +39,8 @@ COLUMNS = (
     *("queue_time", "ttft", "tpot", "e2el", *PARTS),
     *("preemptions", "cached_tokens", "replica", "finish_reason"),
 )
+APART = (*TRANSFER_PARTS, "prefill_replica")
+"""Columns that are there only where prefill and decode are on different replicas."""
 TEXTS = ("client", "finish_reason")
 
 Row = dict[str, Any]
@@ -143,7 +148,8 @@ def _find(folder: Path, request: int) -> Row:
         if not count and (missing := [name for name in COLUMNS if name not in cells]):
             raise HeadwayError(f"{place.partition(':')[0]}: has no column {', '.join(missing)}")
         if count == request:
-            row = {k: cells[k] if k in TEXTS else _number(place, k, cells[k]) for k in COLUMNS}
+            there = (*COLUMNS, *(name for name in APART if name in cells))
+            row = {k: cells[k] if k in TEXTS else _number(place, k, cells[k]) for k in there}
             if row["id"] != request or row["finish_reason"] not in ENDINGS:
                 raise HeadwayError(f"{place}: damaged: this is not the row of request {request}")
             return row
@@ -219,9 +225,14 @@ def _events(row: Row, scenario: Mapping[str, Any], around: Around | None) -> lis
         there = f"; {taken} seats are taken, {around.waiting} requests wait"
     events.append((sent, f"sent to the engine{there}"))
     if row["queue_time"] is not None:
-        events.append((sent + row["queue_time"], "scheduled for the first time"))
+        where = "" if row.get("prefill_replica") is None else f" by {_replica(row, 'prefill_')}"
+        events.append((sent + row["queue_time"], f"scheduled for the first time{where}"))
     if row["ttft"] is not None:
-        events.append((sent + row["ttft"], f"first token (TTFT {_seconds(row['ttft'])})"))
+        text = f"first token (TTFT {_seconds(row['ttft'])})"
+        if row.get("transfer_time") is not None:
+            took = _seconds(row["transfer_time"])
+            text += f" from {_replica(row)}, where its KV cache came in {took}"
+        events.append((sent + row["ttft"], text))
     if row["e2el"] is not None:
         events.append((sent + row["e2el"], f"last token (E2EL {_seconds(row['e2el'])})"))
     return [_event(*event) for event in events]
@@ -237,6 +248,10 @@ def _of_seats(scenario: Mapping[str, Any]) -> str:
     return f" of {seats.pop()}" if len(seats) == 1 else ""
 
 
+def _replica(row: Row, role: str = "") -> str:
+    return f"replica {int(row[f'{role}replica'])}"
+
+
 def _event(time: float, text: str) -> str:
     return f"{time:14,.3f} s  {text}"
 
@@ -246,7 +261,7 @@ def _parts(row: Row) -> list[str]:
     whole = row["e2el"]
     lines = [f"Where its {_seconds(whole)} went:"]
     for name, words in WORDS.items():
-        if row[name]:
+        if row.get(name):
             lines.append(f"{row[name]:14,.3f} s  {row[name] / whole:6.1%}  {words}")
     return lines
 
@@ -255,7 +270,7 @@ def _remarks(
     row: Row, summary: Mapping[str, Any], scenario: Mapping[str, Any], around: Around | None
 ) -> list[str]:
     """Say what is worth saying about it."""
-    most = max(WORDS, key=lambda name: row[name])
+    most = max(WORDS, key=lambda name: row.get(name) or 0.0)
     share = row[most] / row["e2el"] if row["e2el"] else 0.0
     remarks = [f"The largest part, {share:.0%}, is {WORDS[most]}."]
     if isinstance(median := summary.get("median_e2el_ms"), int | float) and median:

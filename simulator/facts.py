@@ -78,7 +78,8 @@ class Facts:
 
     @property
     def _waited(self) -> float:
-        return (self.time["queue_time"] + self.time["preempted_time"]) / self.whole
+        names = ("queue_time", "preempted_time", "decode_queue_time")
+        return sum(self.time.get(name, 0.0) for name in names) / self.whole
 
     @property
     def _area(self) -> float:

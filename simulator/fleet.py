@@ -134,8 +134,7 @@ class Fleet:
         """Send a replica nothing more; what it has it may end."""
         del self.open[target.index]
         self.router.close(target)
-        if not target.outstanding and self.on_idle is not None:
-            self.on_idle(target)
+        self._tell_idle(target)
 
     def submit(self, request: Request) -> None:
         """Send a request to the replica that the router chooses."""
@@ -161,21 +160,35 @@ class Fleet:
 
     def _submit(self, request: Request) -> None:
         if not self.open:
-            self._at[request.id] = request, None
-            self._held.append(request)
+            self._hold(request)
             return
+        self._stamp_arrival(request)
+        target = self.router.choose(request, self._session(request))
+        self._note(request, target)
+        self.engines[target.index].submit(request)
+
+    def _hold(self, request: Request) -> None:
+        """Keep a request until a replica opens."""
+        self._at[request.id] = request, None
+        self._held.append(request)
+
+    def _stamp_arrival(self, request: Request) -> None:
+        """See that no two requests come to the engines at the same time."""
         if request.arrival <= self._stamp:
             request.arrival = nextafter(self._stamp, inf)
         self._stamp = request.arrival
-        session = -1 if self._sessions is None else self._sessions[request.id]
-        target = self.router.choose(request, session)
+
+    def _session(self, request: Request) -> int:
+        return -1 if self._sessions is None else self._sessions[request.id]
+
+    def _note(self, request: Request, target: Target) -> None:
+        """Write down that a request goes to a replica."""
         self._at[request.id] = request, target
         target.outstanding += 1
         target.tokens += request.prompt_tokens
         target.used += -(-request.prompt_tokens // target.block_size)
         target.order = self._chosen = self._chosen + 1
         self.router.changed(target)
-        self.engines[target.index].submit(request)
 
     def cancel(self, id: int) -> Request:
         """Drop a request that has not ended, wherever it is; it leaves at the end of a step."""
@@ -230,9 +243,8 @@ class Fleet:
         for target in told.values():
             target.used = self.engines[target.index].used
             self.router.changed(target)
-        if self.on_finish is not None:
-            for _, request in ended:
-                self.on_finish(request)
+        for target, request in ended:
+            self._tell(target, request)
         for target in told.values():
             self._tell_idle(target)
 
@@ -253,8 +265,17 @@ class Fleet:
         del self._at[request.id]
         target.used -= -(-request.prompt_tokens // target.block_size)
         self.router.changed(target)
+        self._tell(target, request)
+
+    def _tell(self, target: Target, request: Request) -> None:
+        """Tell whoever sent a request that it has ended at a replica."""
         if self.on_finish is not None:
             self.on_finish(request)
+
+    @property
+    def stranded(self) -> bool:
+        """Whether no replica is open to a new request."""
+        return not self.open
 
     def abandon(self) -> list[Request]:
         """Write down the requests that are still here, when a run is stopped before its end.

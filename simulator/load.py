@@ -21,6 +21,7 @@ from simulator.cluster_block import (
     ClusterBlock,
     FailuresBlock,
     GroupBlock,
+    KvTransferBlock,
     OutageBlock,
 )
 from simulator.engine_block import EngineBlock
@@ -45,7 +46,7 @@ ABSENT = {
     "num_lookahead_slots": "no longer in vLLM: speculative_config.method decides",
     "enable_lora": "not simulated: there are no LoRA adapters",
     "cpu_offload_gb": "not simulated: weights stay on the GPU",
-    "kv_transfer_config": "not simulated: prompts and answers are computed by the same engine",
+    "kv_transfer_config": "give cluster.kv_transfer, and each group a kv_role",
     "pipeline_parallel_size": ONE_ENGINE,
     "enable_expert_parallel": "leave it out: experts chosen evenly cost the same shared out whole "
     "or in slices, see fleet.md",
@@ -261,6 +262,7 @@ def _known() -> dict[Key, list[str]]:
         ("workload", "trace"): [*TraceBlock.model_fields],
         ("plan",): [*PlanBlock.model_fields],
         ("cluster",): [*ClusterBlock.model_fields],
+        ("cluster", "kv_transfer"): [*KvTransferBlock.model_fields],
         ("cluster", "admission"): [*AdmissionBlock.model_fields],
         ("cluster", "client"): [*ClientBlock.model_fields],
         ("cluster", "failures"): [*FailuresBlock.model_fields],

@@ -78,6 +78,20 @@ DRAFT = np.dtype(
         ("accepted", "i8"),  # of these, also those beyond the end of their request
     ]
 )
+TRANSFER = np.dtype(
+    [
+        ("id", "i8"),
+        ("producer", "i4"),  # by number
+        ("consumer", "i4"),
+        ("ready", "f8"),  # s, when the prompt was computed
+        ("asked", "f8"),  # s, when the consumer had blocks for its KV cache
+        ("begin", "f8"),  # s, when the link turned to it
+        ("end", "f8"),  # s, when it was there
+        ("scheduled", "f8"),  # s, when the request had a seat at the consumer
+        ("blocks", "i4"),  # that were moved
+        ("found", "i4"),  # that the consumer's prefix cache had
+    ]
+)
 REASONS = ("stop", "length", "rejected", "unfinished", "shed", "timeout")
 """Ended by itself; cut at max_model_len; could never fit; still there when the run was stopped; of
 a cluster's clients: refused by its admission control, given up after a timeout."""
@@ -89,6 +103,7 @@ pack_pause = Struct("<ddqq").pack
 pack_swap = Struct("<dqqqqd").pack
 pack_load = Struct("<dqqq").pack
 pack_draft = Struct("<dqqq").pack
+pack_transfer = Struct("<qiidddddii").pack
 
 
 @dataclass(slots=True)

@@ -118,8 +118,18 @@ class Member(Replica):
             self.dropped.clear()
 
     def _record(self, request: Request, reason: int) -> None:
-        if request not in self.dropped:  # else it ended as it was about to leave: nobody cares
+        if request not in self.dropped:
             super()._record(request, reason)
+        else:  # it ended as it was about to leave: nobody cares
+            self.scheduler.forget(request)
+
+    def record(self, request: Request, reason: int) -> None:
+        """Write down that a request ended without having run here to its end."""
+        self._record(request, reason)
+
+    def wake(self) -> None:
+        """Decide anew at the end of the step in flight, or now."""
+        self._arrived(True)
 
     def cancel(self, request: Request) -> None:
         """Let a request go at the end of the step in flight."""

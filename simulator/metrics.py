@@ -127,6 +127,10 @@ def summarize_result(result: "Result", percentiles: Sequence[float] = PERCENTILE
             "cooldown_s": result.cooldown,
         },
     )
+    if result.transfers is not None:
+        from simulator.transfers import latencies
+
+        summary = latencies(result, window(result), percentiles) | summary
     own = summary["headway"]
     assert isinstance(own, dict)
     if result.cluster is not None:
@@ -218,19 +222,19 @@ def _latencies(
 ) -> Summary:
     """Give mean, median, std and percentiles of each latency, in ms under vLLM's names."""
     several = completed & (table.generated > 1)
-    out = _describe("ttft", table.ttft[completed], percentiles)
-    out |= _describe("tpot", table.tpot[several], percentiles)
+    out = describe("ttft", table.ttft[completed], percentiles)
+    out |= describe("tpot", table.tpot[several], percentiles)
     pool = GapPool(times)
     quantiles = pool.percentiles([50.0, *percentiles])
     out |= _named("itl", pool.mean, pool.std, quantiles, percentiles)
     e2el = table.e2el[completed]
-    out |= _describe("e2el", e2el, percentiles)
-    out |= _describe("queue_time", table.queue_time[completed], percentiles)
+    out |= describe("e2el", e2el, percentiles)
+    out |= describe("queue_time", table.queue_time[completed], percentiles)
     if table.workload.max_concurrency is not None:
         waited = table.client_queue_time[completed]
-        out |= _describe("client_queue_time", waited, percentiles)
+        out |= describe("client_queue_time", waited, percentiles)
         if table.workload.request_rate != inf:
-            out |= _describe("e2el_including_client_queue", e2el + waited, percentiles)
+            out |= describe("e2el_including_client_queue", e2el + waited, percentiles)
     return out
 
 
@@ -253,7 +257,7 @@ def _drafted(logs: Sequence[Log]) -> Summary:
     }
 
 
-def _describe(name: str, values: Floats, percentiles: Sequence[float]) -> Summary:
+def describe(name: str, values: Floats, percentiles: Sequence[float]) -> Summary:
     if not len(values):
         values = np.zeros(1)
     quantiles = np.percentile(values, [50.0, *percentiles]).tolist()

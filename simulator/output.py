@@ -74,6 +74,7 @@ def request_frame(result: "Result") -> "pd.DataFrame":
 
 
 def _request_columns(result: "Result") -> dict[str, Column]:
+    apart = result.transfers
     return request_columns(
         result.workload,
         result.sent,
@@ -81,6 +82,7 @@ def _request_columns(result: "Result") -> dict[str, Column]:
         result.time_parts(),
         result.hints,
         refused=result.refused,
+        prefilled=None if apart is None else apart.producer_of(len(result.workload)),
     )
 
 

@@ -148,7 +148,7 @@ class Replica:
             self._unlogged += self.scheduler.preempted
             self._napping = True
             self._sleep(now + self.nap)
-        elif self.scheduler.waiting:
+        elif self.scheduler.waiting and not self.scheduler.expects:
             raise RuntimeError(f"the scheduler does nothing though requests wait, at {now} s")
         else:
             self._due = -1.0

@@ -26,8 +26,10 @@ SECTIONS = (
         "Queue-inclusive End-to-end Latency",
     ),
     ("queue_time", "Queue Time", "Queueing in the Engine"),
+    ("transfer_time", "KV Transfer", "KV Cache Transfer"),
+    ("decode_queue_time", "Decode Queue Time", "Queueing to Decode"),
 )
-"""Key, name and title; all but the last as vLLM has them."""
+"""Key, name and title; all but the last three as vLLM has them."""
 RATIO = 10  # width of a ratio and its mark
 BESIDE = 3  # runs that a block of a comparison shows beside the first: 120 columns
 MANY = 9  # runs from which a comparison has a row for each, with the metrics that matter most
@@ -93,6 +95,9 @@ METRICS = (
     Gauge("mean_e2el_ms", "Mean E2EL (ms)", -1),
     Gauge("p99_e2el_ms", "P99 E2EL (ms)", -1),
     Gauge("mean_queue_time_ms", "Mean queue time (ms)", -1),
+    Gauge("mean_transfer_time_ms", "Mean KV transfer (ms)", -1),
+    Gauge("p99_transfer_time_ms", "P99 KV transfer (ms)", -1),
+    Gauge("mean_decode_queue_time_ms", "Mean decode queue time (ms)", -1),
 )
 """What a comparison shows of vLLM's keys; the gauges follow."""
 
@@ -217,6 +222,9 @@ def _cluster(cluster: Summary) -> list[str]:
     lines = [f"{'Cluster':-^{WIDTH}}", f"Router: {cluster['router']}"]
     lines += [_line(label, cluster[key]) for key, label in CLUSTER if cluster.get(key) is not None]
     lines += [_line(label, cluster[key]) for key, label in TROUBLES if cluster.get(key)]
+    if links := cluster.get("kv_transfer"):
+        lines += [_line("KV caches moved (GB)", links["bytes"] / 1e9)]
+        lines += [_line("Links of the producers busy (%)", 100 * links["link_utilization"])]
     groups = cluster["groups"]
     if len(groups) > 1:
         return lines + [_group(name, group) for name, group in groups.items()]
@@ -228,9 +236,12 @@ def _group(name: str, group: Summary) -> str:
     """Give the figures of one group of a cluster in a line."""
     ranks, busy = group["data_parallel_size"], 100 * group["gpu_busy_fraction"]
     each = f" of {ranks} ranks" if ranks > 1 else ""
+    what = f"requests, {group['output_throughput']:.0f} tok/s"
+    if group.get("kv_role") == "kv_producer":
+        what = "prompts"
     return (
         f"{name}: {group['replicas']}{each} on {group['gpus']} {group['gpu']}, busy {busy:.0f} %, "
-        f"{group['completed']} requests, {group['output_throughput']:.0f} tok/s"
+        f"{group['completed']} {what}"
     )
 
 

@@ -280,8 +280,8 @@ class Chooser(Protocol):
 class Own:
     """Asks a function of the user's; HeadwayError where it fails. The time it takes is theirs."""
 
-    def __init__(self, name: str, choose: Chooser) -> None:
-        self._name, self._choose = name, choose
+    def __init__(self, name: str, choose: Chooser, key: str = "cluster.router") -> None:
+        self._name, self._choose, self._key = name, choose, key
         self._targets: list[Target] = []
 
     def open(self, target: Target) -> None:
@@ -300,13 +300,13 @@ class Own:
         except Exception as error:
             place = extract_tb(error.__traceback__)[-1]
             raise HeadwayError(
-                f"cluster.router: {self._name}(request {request.id}) raised "
+                f"{self._key}: {self._name}(request {request.id}) raised "
                 f"{type(error).__name__}: {' '.join(str(error).split())} "
                 f"({Path(place.filename).name}:{place.lineno})"
             ) from error
         if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < len(self._targets):
             raise HeadwayError(
-                f"cluster.router: {self._name}(request {request.id}) gave {at!r}, which is none "
+                f"{self._key}: {self._name}(request {request.id}) gave {at!r}, which is none "
                 f"of the places 0 to {len(self._targets) - 1}"
             )
         return self._targets[at]

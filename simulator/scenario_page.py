@@ -18,6 +18,7 @@ from simulator.cluster_block import (
     ClusterBlock,
     FailuresBlock,
     GroupBlock,
+    KvTransferBlock,
     OutageBlock,
 )
 from simulator.engine_block import EngineBlock
@@ -194,6 +195,7 @@ def page() -> str:
         *(
             _table(f"cluster.{name}", _fields(block))
             for name, block in (
+                ("kv_transfer", KvTransferBlock),
                 ("admission", AdmissionBlock),
                 ("client", ClientBlock),
                 ("failures", FailuresBlock),

@@ -57,6 +57,8 @@ class Scheduler(Batch):
 
     displacing = False
     """A waiting request may take the place of one that runs."""
+    expects = False
+    """Something comes from outside that lets waiting requests go on."""
 
     def __init__(
         self,
@@ -355,6 +357,9 @@ class Scheduler(Batch):
         cadence = self._cadence
         while budget and waiting and len(running) < self.max_num_seqs:
             request = waiting.head()
+            if request.remote:
+                budget = self._pull(step, request, budget, now)
+                continue
             hits = blocks.match(request)
             tier = blocks.tier is not None and not request.swapped
             loads = blocks.loadable(request, hits) if tier else 0
@@ -378,9 +383,7 @@ class Scheduler(Batch):
             if request.preemptions == 0:
                 request.cached = start
             else:
-                self._resume(request, start)
-                if self.host.prices:
-                    self.host.came_back(request.known, len(hits) * blocks.block_size)
+                self._come_back(request, start, len(hits) * blocks.block_size)
             if request.swapped:
                 self.host.restore(step, request, len(hits))
                 if request.generated and tokens == 1 and not request.pending:
@@ -392,6 +395,19 @@ class Scheduler(Batch):
                 cadence.carries |= start < request.known - 1
                 request.mid_prefill = request.pending > 0
             budget -= tokens
+
+    def _come_back(self, request: Request, start: int, found: int) -> None:
+        """Write down that a preempted request is admitted again."""
+        self._resume(request, start)
+        if self.host.prices:
+            self.host.came_back(request.known, found)
+
+    def _pull(self, step: Step, request: Request, budget: int, now: float) -> int:
+        """Take in a head whose prompt was computed elsewhere; only in a fleet (`remote.py`).
+
+        Return the tokens left, 0 if it must wait.
+        """
+        raise NotImplementedError
 
     def _seat(self, request: Request, now: float) -> None:
         request.seat = self._seats
@@ -442,6 +458,9 @@ class Scheduler(Batch):
         if request.swapped:
             self.host.free += -(-request.swapped // self.blocks.block_size)
             request.swapped = 0
+
+    def forget(self, request: Request) -> None:
+        """Hear that nobody wants what a request that has just ended leaves behind."""
 
     def _detach(self, request: Request) -> None:
         """Take a running request from among those that compute."""

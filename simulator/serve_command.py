@@ -1,5 +1,6 @@
 """A scenario's engine as the `vllm serve` command line that starts the like."""
 
+import json
 import shlex
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,10 @@ def serve_command(scenario: "Scenario") -> str:
     if scenario.cluster is not None:
         groups = [f"{kind.replicas} {name}" for name, kind in scenario.cluster.kinds.items()]
         lines.append(f"# one replica as the scenario's engine; the cluster has {', '.join(groups)}")
+        for name, kind in scenario.cluster.kinds.items():
+            if kind.kv_role is not None:
+                config = json.dumps({"kv_connector": "NixlConnector", "kv_role": kind.kv_role})
+                lines.append(f"# and for {name} --kv-transfer-config {shlex.quote(config)}")
     if "/" not in scenario.model:
         lines.append(f"# {scenario.model}: put its name on Hugging Face here, or its folder")
     policy = engine.scheduling_policy

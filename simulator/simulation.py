@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from simulator.cluster import Story
+    from simulator.transfers import Transfers
 
 EVENTS_PER_LOOK = 4096  # events between two looks at the progress bar
 
@@ -77,6 +78,11 @@ class Result:
         """Rows of the requests that a cluster's clients gave up; None: there are none."""
         return None if self.cluster is None else self.cluster.refused
 
+    @property
+    def transfers(self) -> "Transfers | None":
+        """What became of KV caches, where a cluster prefills and decodes apart."""
+        return None if self.cluster is None else self.cluster.transfers
+
     def summary(self) -> dict[str, Any]:
         """Metrics under the names of `vllm bench serve`, and a block `headway` of our own."""
         from simulator.diagnosis import diagnose
@@ -93,6 +99,10 @@ class Result:
         from simulator.breakdown import break_down
         from simulator.tables import gather_requests
 
+        if self._time_parts is None and self.transfers is not None:
+            from simulator.transfers import time_parts
+
+            self._time_parts = time_parts(self, self.transfers)
         if self._time_parts is None:
             table = gather_requests(self.workload, self.sent, self.logs)
             self._time_parts = break_down(table, self.logs, self.costs)

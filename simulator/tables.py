@@ -19,6 +19,8 @@ Flags = npt.NDArray[np.bool_]
 COMPLETED = (REASONS.index("stop"), REASONS.index("length"))
 REJECTED = REASONS.index("rejected")
 UNFINISHED = REASONS.index("unfinished")
+TRANSFER_PARTS = ("decode_queue_time", "transfer_time")
+"""Columns of requests.csv that are parts of `e2el` only where prefill and decode are apart."""
 
 
 @dataclass(slots=True)
@@ -132,13 +134,16 @@ def request_columns(
     hints: Ints | None = None,
     *,
     refused: Log | None = None,
+    prefilled: Ints | None = None,
 ) -> dict[str, Column]:
     """Give the columns of requests.csv, a row for each request of the workload, by id.
 
     `parts` are those of its time (`breakdown.py`). With `hints`, the predicted output tokens,
-    there is a column for them. `refused` has rows of requests that no replica ended.
+    there is a column for them; so with `prefilled`, the replicas that computed the
+    prompts. `refused` has rows of requests that no replica ended.
     """
     table = gather_requests(workload, sent, logs, refused)
+    apart: dict[str, Column] = {} if prefilled is None else {"prefill_replica": prefilled}
     predicted: dict[str, Column] = {} if hints is None else {"predicted_output_tokens": hints}
     return {
         "id": np.arange(len(workload)),
@@ -156,6 +161,7 @@ def request_columns(
         "preemptions": table.preemptions,
         "cached_tokens": table.cached,
         "replica": table.replica,
+        **apart,
         "finish_reason": Words(table.reason, REASONS),
     }
 

@@ -6,7 +6,7 @@ runs are thinned out to LIMIT step slices and REQUESTS requests; the metadata sa
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -93,6 +93,7 @@ def _events(result: "Result", every: int, merged: int) -> tuple[list[dict[str, A
     names: list[dict[str, Any]] = []
     events: list[Event] = []
     table = gather_requests(result.workload, result.sent, result.logs)
+    moves = {} if result.transfers is None else result.transfers.moves()
     shown = np.zeros(len(result.workload), bool)
     shown[::every] = True
     for number, log in enumerate(result.logs):
@@ -107,7 +108,7 @@ def _events(result: "Result", every: int, merged: int) -> tuple[list[dict[str, A
         most = max(LIMIT // len(result.logs), 1)
         counted = _counters(log, arrivals(log), merged, most)
         events += [(time, {**e, "pid": engine, "tid": 1}) for time, e in counted]
-        told = _requests(table, log, shown & (table.replica == number))
+        told = _requests(table, log, shown & (table.replica == number), moves)
         events += [(time, {**e, "pid": requests, "tid": 1}) for time, e in told]
     return names, events
 
@@ -175,8 +176,13 @@ def _counters(log: Log, queue: Floats, merged: int, most: int) -> Iterator[Event
         yield time, {"ph": "C", "name": "KV cache usage", "args": {"percent": percent}}
 
 
-def _requests(table: RequestTable, log: Log, shown: npt.NDArray[np.bool_]) -> Iterator[Event]:
-    """Yield the nested phases of each request on a track of its own."""
+def _requests(
+    table: RequestTable, log: Log, shown: npt.NDArray[np.bool_], moves: Mapping[int, list[Span]]
+) -> Iterator[Event]:
+    """Yield the nested phases of each request on a track of its own.
+
+    `moves` has, by id, what a request did from the end of its prefill to its seat elsewhere.
+    """
     pauses = find_pauses(log, shown)
     bounds = np.searchsorted(pauses.id, np.arange(len(shown) + 1))
     end = float(log.steps["end"][-1]) if len(log.steps) else 0.0
@@ -189,7 +195,7 @@ def _requests(table: RequestTable, log: Log, shown: npt.NDArray[np.bool_]) -> It
             yield time, {"ph": "i", "s": "p", "name": f"{label} rejected"}
             continue
         mine = slice(int(bounds[number]), int(bounds[number + 1]))
-        spans = list(phases(table, number, _listed(pauses, mine, swapped), end))
+        spans = list(phases(table, number, _listed(pauses, mine, swapped), end, moves.get(number)))
         if (held := float(arrival[number])) < table.sent[number]:
             spans.insert(0, ("held by client", held, float(table.sent[number])))
         yield from _nested(number, label, spans, _about(table, number))
@@ -205,7 +211,11 @@ def _listed(pauses: Pauses, mine: slice, swapped: bool) -> list[tuple[str, float
 
 
 def phases(
-    table: RequestTable, number: int, pauses: list[tuple[str, float, float, float]], end: float
+    table: RequestTable,
+    number: int,
+    pauses: list[tuple[str, float, float, float]],
+    end: float,
+    moves: list[Span] | None = None,
 ) -> Iterator[Span]:
     """Yield what a request does from being sent to its finish, or to the `end` of the run."""
     sent, scheduled, first, finish = (
@@ -219,6 +229,10 @@ def phases(
     )
     yield "queued", sent, scheduled
     now = scheduled
+    if moves:
+        yield "prefill", now, moves[0][1]
+        yield from moves
+        now = moves[-1][2]
     for name, start, resumed, until in [*pauses, ("", finish, finish, finish)]:
         yield "prefill", now, min(start, first)
         yield "decode", max(now, first), start

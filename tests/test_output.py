@@ -55,6 +55,7 @@ class Ran:
     note: dict = field(default_factory=lambda: {"completed": 2})
     hints: np.ndarray | None = None
     refused: Log | None = None
+    transfers: None = None
 
     @property
     def scenario(self) -> SimpleNamespace:

@@ -127,3 +127,44 @@ def test_autoscaling_pays_for_fewer_replica_hours_at_the_same_goodput() -> None:
     assert dollars[1] < 0.93 * dollars[0]
     assert scaled["headway"]["cluster"]["scalings"] > 2
     assert scaled["request_goodput"] > 0.98 * fixed["request_goodput"]
+
+
+APART = "workload.num_prompts=1000"
+SHARED = "cluster={replicas: 4, router: least_outstanding}"
+
+
+def test_prefill_and_decode_apart_spare_decodes_the_prompts_and_cost_time_to_first_token() -> None:
+    """Long prompts: more meet the SLO apart, with a fifth of the P99 ITL."""
+    apart, shared = (summary("disaggregation", APART, *more) for more in ([], [SHARED]))
+    assert apart["p99_itl_ms"] < 0.3 * shared["p99_itl_ms"]
+    assert apart["request_goodput"] > 1.05 * shared["request_goodput"]
+    assert apart["mean_ttft_ms"] > 2 * shared["mean_ttft_ms"]
+
+
+def test_for_long_answers_one_replica_is_enough_to_prefill() -> None:
+    load = (
+        *("workload.input_len.median=300", "workload.output_len.median=400"),
+        *("workload.request_rate=50", "workload.num_prompts=600"),
+    )
+    other = ("cluster.groups.prefill.replicas=1", "cluster.groups.decode.replicas=3")
+    even, split, shared = (
+        summary("disaggregation", *load, *more) for more in ([], other, [SHARED])
+    )
+    assert even["mean_tpot_ms"] > 1.2 * shared["mean_tpot_ms"]
+    assert split["mean_tpot_ms"] < 1.05 * shared["mean_tpot_ms"]
+    assert split["p99_itl_ms"] < 0.7 * shared["p99_itl_ms"]
+    busy = even["headway"]["cluster"]["groups"]
+    assert busy["prefill"]["gpu_busy_fraction"] < 0.3 * busy["decode"]["gpu_busy_fraction"]
+
+
+def test_a_slow_network_is_felt_before_the_first_token() -> None:
+    slow, fast = (
+        summary(
+            "disaggregation", "workload.num_prompts=400", f"cluster.kv_transfer.bandwidth={rate}"
+        )
+        for rate in (1, 50)
+    )
+    assert slow["mean_ttft_ms"] > 20 * fast["mean_ttft_ms"]
+    assert slow["mean_transfer_time_ms"] > 0.9 * slow["mean_ttft_ms"]
+    assert slow["headway"]["cluster"]["kv_transfer"]["link_utilization"] > 0.9
+    assert slow["headway"]["diagnosis"][0]["rule"] == "kv_transfer"

@@ -93,11 +93,13 @@ def over_time(run: Run, edges: Floats) -> dict[str, Numbers]:
 def _replicas(run: Run) -> Iterator[tuple["pd.DataFrame", Floats]]:
     """Yield each replica's steps and the times at which requests joined its queue."""
     requests = run.requests[run.requests["finish_reason"].astype(object) != "rejected"]
+    # Where prefill and decode are apart, no column tells when a request came to where it decodes.
+    column = "prefill_replica" if "prefill_replica" in requests else "replica"
     parts = [(0, run.steps)]
     if "replica" in run.steps.columns:
         parts = list(run.steps.groupby("replica"))
     for number, steps in parts:
-        sent = _sent(requests[requests["replica"] == number]).dropna()
+        sent = _sent(requests[requests[column] == number]).dropna()
         if len(steps):
             yield steps, np.sort(sent.to_numpy(float))
 

@@ -7,6 +7,7 @@ from math import isnan
 from simulator.breakdown import PARTS
 from simulator.html_report.runs import Run
 from simulator.report import GAUGES, METRICS, MOVED, Gauge
+from simulator.tables import TRANSFER_PARTS
 
 CARDS = (
     ("output_throughput", "Output throughput", "tok/s"),
@@ -26,10 +27,12 @@ LATENCIES = (
     ("queue_time", "Queue time"),
 )
 POINTS = ("mean", "median", "p90", "p95", "p99")
-TIMES = ("queue_time", *PARTS)
+TIMES = ("queue_time", PARTS[0], *TRANSFER_PARTS, *PARTS[1:])
 WORDS = {
     "queue_time": "queue",
     "prefill_time": "prefill",
+    "decode_queue_time": "waiting to decode",
+    "transfer_time": "KV transfer",
     "decode_alone_time": "decode",
     "decode_slowed_time": "decode slowed by prompts",
     "preempted_time": "preempted",
@@ -150,11 +153,12 @@ def time_parts(runs: Sequence[Run]) -> str:
             ("mean of all", done),
             (f"slowest {len(slow):,} of {len(done):,}", slow),
         ):
-            means = {name: float(part[name].mean()) for name in TIMES}
+            means = {name: float(part[name].mean()) for name in TIMES if name in part}
             whole = sum(means.values())
             title = f"{run_name(run, k)} &ndash; " if len(runs) > 1 else ""
             bars.append(f"<p class=bar-title>{title}{what}: {number(whole)} s</p>{_bar(means)}")
-    keys = "".join(f'<span><i class="{name}"></i>{WORDS[name]}</span>' for name in TIMES)
+    there = [name for name in TIMES if any(name in run.requests for run in runs)]
+    keys = "".join(f'<span><i class="{name}"></i>{WORDS[name]}</span>' for name in there)
     return f"<div class=keys>{keys}</div>{''.join(bars)}"
 
 

@@ -1,0 +1,295 @@
+"""A fleet whose prompts are computed by some replicas and whose answers come from others.
+
+A request goes to a producer, as a job of one token; when that has ended, the second router gives
+the request itself to a consumer, which pulls the KV cache over the producer's link (`remote.py`,
+`links.py`). So does the proxy beside vLLM's NixlConnector (toy_proxy_server.py): the client gets
+its first token from the consumer.
+
+A try that is cancelled before its KV moves frees the producer's blocks at once; a transfer that is
+under way runs to its end, as in vLLM, and frees the blocks at both ends then. A producer that fails
+takes with it what it computes and what has not been copied; a consumer that fails, what it has and
+what is on the way to it: these requests begin anew. (vLLM's producer keeps the blocks of a consumer
+that is gone until a time-out; here it hears of it.)
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import simpy
+
+from simulator.executor import Executor
+from simulator.fleet import Fleet
+from simulator.links import Handoff, Link
+from simulator.log import pack_transfer
+from simulator.remote import Consumer, Producer
+from simulator.replica import REJECTED, UNFINISHED
+from simulator.request import Request
+from simulator.routers import Router, Target
+from simulator.scheduler import Scheduler
+
+
+class Halves:
+    """The routers to producers and to consumers, as one for all who open and close replicas."""
+
+    def __init__(self, to_producers: Router, to_consumers: Router) -> None:
+        self.to_producers, self.to_consumers = to_producers, to_consumers
+        self.consumers: set[int] = set()  # the replicas that are consumers
+        self.open_producers = self.open_consumers = 0
+
+    def _of(self, target: Target) -> Router:
+        return self.to_consumers if target.index in self.consumers else self.to_producers
+
+    def _count(self, target: Target, by: int) -> None:
+        if target.index in self.consumers:
+            self.open_consumers += by
+        else:
+            self.open_producers += by
+
+    def open(self, target: Target) -> None:
+        self._count(target, 1)
+        self._of(target).open(target)
+
+    def close(self, target: Target) -> None:
+        self._count(target, -1)
+        self._of(target).close(target)
+
+    def changed(self, target: Target) -> None:
+        self._of(target).changed(target)
+
+    def choose(self, request: Request, session: int) -> Target:
+        return self.to_producers.choose(request, session)
+
+
+class DisaggregatedFleet(Fleet):
+    """Producers and consumers behind a router each.
+
+    `block_seconds` says, for each group of producers, how long its link is busy with a KV block;
+    `latency` is the s that its last byte then takes. `transfers` has a row of log.TRANSFER for each
+    request that was given a seat with the KV that it pulled.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        router: Router,
+        sessions: Sequence[int] | None,
+        *,
+        to_consumers: Router,
+        block_seconds: Mapping[str, float],
+        latency: float = 0.0,
+    ) -> None:
+        self.halves = Halves(router, to_consumers)
+        super().__init__(env, self.halves, sessions)
+        self.links: dict[int, Link] = {}  # by the producer's number
+        self.transfers = bytearray()
+        self._block_seconds, self._latency = block_seconds, latency
+        self._kinds: dict[str, int] = {}  # a consumer of each group
+        self._wanted: dict[int, Request] = {}  # what goes to a consumer, by id
+        self._handoffs: dict[int, Handoff] = {}  # by id, until the request has a seat
+        self._homeless: deque[Handoff] = deque()  # while no consumer is open
+        self._placed: list[Handoff] = []  # since the last steps began
+        self._asking: list[tuple[int, Handoff]] = []  # likewise, with the consumer's number
+
+    def add(
+        self, group: str, scheduler: Scheduler, executor: Executor, *, leap: bool = True
+    ) -> Target:
+        target = super().add(group, scheduler, executor, leap=leap)
+        if isinstance(scheduler, Producer):
+            seconds = self._block_seconds[group]
+            self.links[target.index] = Link(self.env, seconds, self._latency, self._moved)
+        else:
+            self.halves.consumers.add(target.index)
+            self._kinds.setdefault(group, target.index)
+        self._connect(target, scheduler)
+        return target
+
+    def _connect(self, target: Target, scheduler: Scheduler) -> None:
+        if isinstance(scheduler, Consumer):
+            scheduler.on_ask = partial(self._asked, target.index)
+            scheduler.on_board = self._boarded
+
+    def _producer(self, target: Target) -> Producer:
+        scheduler = self.members[target.index].scheduler
+        assert isinstance(scheduler, Producer)
+        return scheduler
+
+    def _consumer(self, target: Target) -> Consumer:
+        scheduler = self.members[target.index].scheduler
+        assert isinstance(scheduler, Consumer)
+        return scheduler
+
+    @property
+    def stranded(self) -> bool:
+        return not self.halves.open_producers or not self.halves.open_consumers
+
+    def let_in(self, target: Target) -> None:
+        super().let_in(target)
+        homeless, self._homeless = self._homeless, deque()
+        for handoff in homeless:
+            if self._handoffs.get(handoff.request.id) is handoff:
+                self._place(handoff)
+
+    def _submit(self, request: Request) -> None:
+        """Send a prompt to a producer; refuse a request that a consumer could never hold."""
+        if not self.halves.open_producers:
+            self._hold(request)
+            return
+        self._stamp_arrival(request)
+        job = Request(
+            *(request.id, request.arrival, request.prompt_tokens, 1),
+            *(request.client, request.priority, request.segments, request.hint),
+        )
+        target = self.halves.choose(job, self._session(job))
+        self._wanted[request.id] = request
+        self._note(job, target)
+        member = self.members[target.index]
+        if member.scheduler.fits(job) and self._fits(request):
+            member.submit(job)
+        else:
+            member.record(job, REJECTED)
+
+    def _fits(self, request: Request) -> bool:
+        kinds = self._kinds.values()
+        return all(self.members[index].scheduler.fits(request) for index in kinds)
+
+    def _tell(self, target: Target, request: Request) -> None:
+        """Pass a prompt that is computed on to a consumer; all else goes to the client."""
+        wanted = self._wanted[request.id]
+        if request is not wanted and request.finish >= 0:
+            handoff = Handoff(wanted, request, target, self.env.now)
+            self._handoffs[request.id] = handoff
+            self._place(handoff)
+        else:
+            del self._wanted[request.id]
+            super()._tell(target, wanted)
+
+    def _place(self, handoff: Handoff) -> None:
+        """Send a request whose prompt is computed to a consumer."""
+        request = handoff.request
+        if not self.halves.open_consumers:
+            self._at[request.id] = request, None
+            self._homeless.append(handoff)
+            return
+        request.arrival = handoff.placed = self.env.now
+        self._stamp_arrival(request)
+        target = self.halves.to_consumers.choose(request, self._session(request))
+        handoff.consumer = target
+        self._note(request, target)
+        self._placed.append(handoff)
+        self.members[target.index].submit(request)
+
+    def _asked(self, number: int, request: Request, found: int) -> None:
+        """Take note that a consumer has blocks for a request."""
+        handoff = self._handoffs[request.id]
+        size = self.targets[number].block_size
+        handoff.found, handoff.asked = found, self.env.now
+        handoff.blocks = -(-request.prompt_tokens // size) - found
+        self._asking.append((number, handoff))
+
+    def _ring(self, now: float) -> None:
+        super()._ring(now)
+        # Which consumer's step began first at this instant may depend on leaps, its number not.
+        self._asking.sort(key=lambda entry: entry[0])
+        for _, handoff in self._asking:
+            self.links[handoff.producer.index].put(handoff)
+        self._asking.clear()
+        for handoff in self._placed:
+            if handoff.asked == handoff.placed and handoff.consumer is not None:
+                self.members[handoff.consumer.index].log.joined.pop()  # it has not waited
+        self._placed.clear()
+
+    def _moved(self, handoff: Handoff) -> None:
+        """Free a producer's blocks: the KV is at the consumer, be it wanted there or not."""
+        assert handoff.consumer is not None
+        self._release(handoff)
+        if self._consumer(handoff.consumer).arrived(handoff.request):
+            self.members[handoff.consumer.index].wake()
+
+    def _release(self, handoff: Handoff) -> None:
+        target = handoff.producer
+        scheduler = self._producer(target)
+        scheduler.sent(handoff.job)
+        if scheduler.waiting:
+            self.members[target.index].wake()
+        self._tell_idle(target)
+
+    def _tell_idle(self, target: Target) -> None:
+        if target.index not in self.links or not self._producer(target).sending:
+            super()._tell_idle(target)
+
+    def _boarded(self, request: Request, now: float) -> None:
+        """Write down how a request came to its seat."""
+        handoff = self._handoffs.pop(request.id)
+        assert handoff.consumer is not None
+        numbers = handoff.producer.index, handoff.consumer.index
+        times = handoff.ready, handoff.asked, handoff.begin, handoff.end, now
+        self.transfers += pack_transfer(request.id, *numbers, *times, handoff.blocks, handoff.found)
+
+    def cancel(self, id: int) -> Request:
+        request = super().cancel(id)
+        handoff = self._handoffs.pop(id, None)
+        if handoff is not None and handoff.state == "waiting":
+            self._release(handoff)
+        return self._wanted.pop(id, request)
+
+    def crash(self, target: Target, *schedulers: Scheduler) -> int:
+        if target.index in self.open:
+            del self.open[target.index]
+            self.router.close(target)
+        lost = [id for id, (_, at) in self._at.items() if at is target]
+        self._connect(target, schedulers[0])
+        if target.index in self.links:
+            lost += self._lose_producer(target)
+        else:
+            self._lose_consumer(target, lost)
+        self.members[target.index].crash(*schedulers)
+        target.outstanding = target.tokens = target.used = 0
+        for id in lost:
+            del self._at[id]
+            self.submit_again(self._wanted.pop(id))
+        return len(lost)
+
+    def _lose_producer(self, target: Target) -> list[int]:
+        """Break its transfers off; give the requests whose KV was there and nowhere else."""
+        moving = self.links[target.index].drop(lambda _: True)
+        for handoff in moving:
+            assert handoff.consumer is not None
+            self._consumer(handoff.consumer).failed(handoff.request)
+            self.members[handoff.consumer.index].wake()
+        lost = []
+        for id, handoff in list(self._handoffs.items()):
+            if handoff.producer is not target or handoff.state == "here":
+                continue
+            del self._handoffs[id]
+            lost.append(id)
+            if handoff.consumer is not None:
+                self._withdraw(handoff, handoff.consumer)
+        return lost
+
+    def _withdraw(self, handoff: Handoff, consumer: Target) -> None:
+        """Take a request whose KV is lost from the consumer where it waits."""
+        request = handoff.request
+        self._forget(consumer, request)
+        consumer.used = max(consumer.used - -(-request.prompt_tokens // consumer.block_size), 0)
+        self.router.changed(consumer)
+        if handoff.state == "waiting":
+            self.members[consumer.index].cancel(request)
+        self._tell_idle(consumer)
+
+    def _lose_consumer(self, target: Target, lost: list[int]) -> None:
+        """Break off the transfers to it, and free what was kept for it."""
+        for link in self.links.values():
+            for handoff in link.drop(lambda handoff: handoff.consumer is target):
+                self._release(handoff)
+        for id in lost:
+            if id in self._handoffs and (handoff := self._handoffs.pop(id)).state == "waiting":
+                self._release(handoff)
+
+    def abandon(self) -> list[Request]:
+        left = super().abandon()
+        for member in self.members:
+            if isinstance(member.scheduler, Consumer):
+                for request in member.scheduler.wanted():
+                    member.record(request, UNFINISHED)
+        return left

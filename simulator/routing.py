@@ -1,0 +1,119 @@
+"""From the block `cluster` of a scenario to its routers, and to a fleet without replicas as yet."""
+
+import importlib
+import inspect
+import sys
+from typing import Any
+
+import simpy
+
+from simulator.cost import kv_block_bytes
+from simulator.disaggregation import DisaggregatedFleet
+from simulator.errors import meant
+from simulator.fleet import Fleet
+from simulator.model import load_model
+from simulator.routers import ROUTERS, Own, Router
+from simulator.scenario import Scenario
+
+
+def make_router(
+    scenario: Scenario,
+    spec: str | dict[str, Any] | None = None,
+    key: str = "cluster.router",
+    stream: int = 0,
+) -> Router:
+    """Make the router that `spec` says, null: `cluster.router`; ValueError says what is wrong.
+
+    `stream` tells the random numbers of several routers apart.
+    """
+    assert scenario.cluster is not None
+    spec = spec or scenario.cluster.router
+    arguments = {} if isinstance(spec, str) else {k: v for k, v in spec.items() if k != "router"}
+    name = spec if isinstance(spec, str) else spec["router"]
+    if name not in ROUTERS:
+        return _own(name, arguments, scenario, key)
+    found = ROUTERS[name]
+    known = inspect.signature(found).parameters
+    if "seed" in known:
+        arguments = {"seed": scenario.seed + stream} | arguments
+    _check(name, known, arguments)
+    router: Router = found(**arguments)
+    return router
+
+
+def _check(name: str, known: Any, arguments: dict[str, Any]) -> None:
+    """Refuse arguments that a router does not know, or that are no numbers of its kind."""
+    for key, value in arguments.items():
+        if key not in known:
+            there = ", ".join(known) or "none"
+            raise ValueError(f"{key}: {name} takes no such argument; there is {there}")
+        kind = known[key].annotation
+        good = isinstance(value, int if kind is int else int | float)
+        if isinstance(value, bool) or not good:
+            words = "a whole number" if kind is int else "a number"
+            raise ValueError(f"{key}: must be {words}, not {value!r}")
+
+
+def _own(name: str, arguments: dict[str, Any], scenario: Scenario, key: str) -> Router:
+    """Load a function or class of the user's."""
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        known = ", ".join(ROUTERS)
+        raise ValueError(
+            f"no router {name!r}; there are {known}, or package.module:function"
+            f"{meant(name, ROUTERS)}"
+        )
+    folder = str(scenario.folder.resolve())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+        choose = found(**arguments).choose if isinstance(found, type) else found
+    except Exception as error:  # whatever the module does
+        raise ValueError(f"cannot load {name}: {' '.join(str(error).split())}") from error
+    if arguments and not isinstance(found, type):
+        raise ValueError(f"{name} is a function and takes no arguments from here")
+    if not callable(choose):
+        raise ValueError(f"{name} is no function, and no class with choose(request, targets)")
+    return Own(attribute, choose, key)
+
+
+def make_decode_router(scenario: Scenario) -> Router:
+    """Make the router to the consumers; ValueError says what is wrong with its key."""
+    assert scenario.cluster is not None
+    assert scenario.cluster.kv_transfer is not None
+    spec = scenario.cluster.kv_transfer.router
+    return make_router(scenario, spec, "cluster.kv_transfer.router", stream=1)
+
+
+def make_fleet(env: simpy.Environment, scenario: Scenario, sessions: list[int] | None) -> Fleet:
+    """Make the fleet, one that prefills and decodes apart if its groups have roles."""
+    assert scenario.cluster is not None
+    kv = scenario.cluster.kv_transfer
+    if kv is None:
+        return Fleet(env, make_router(scenario), sessions)
+    rate = kv.bandwidth * 1e9  # of each GPU
+    links = {
+        name: size / scenario.of_group(name).engine.tensor_parallel_size / rate
+        for name, size in block_bytes(scenario).items()
+    }
+    return DisaggregatedFleet(
+        env,
+        make_router(scenario),
+        sessions,
+        to_consumers=make_decode_router(scenario),
+        block_seconds=links,
+        latency=kv.latency * 1e-3,
+    )
+
+
+def block_bytes(scenario: Scenario) -> dict[str, float]:
+    """Give the bytes of a KV block, on all GPUs of a replica, for each group of producers."""
+    assert scenario.cluster is not None
+    model = load_model(scenario.model, scenario.folder)
+    sizes = {}
+    for name, group in scenario.cluster.kinds.items():
+        if group.kv_role == "kv_producer":
+            engine = scenario.of_group(name).engine
+            sizes[name] = kv_block_bytes(model, engine) * engine.tensor_parallel_size
+    return sizes

@@ -1,0 +1,196 @@
+"""What a run says of prefill and decode on different replicas, from the facts of the logs.
+
+The engines' logs each tell of their own: a producer has a row for each prompt that it computed, a
+consumer for each answer. What the client saw is put together here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.breakdown import PARTS, break_down
+from simulator.disaggregation import DisaggregatedFleet
+from simulator.gauges import share
+from simulator.log import TRANSFER, Log
+from simulator.replica import REJECTED, UNFINISHED
+from simulator.tables import TRANSFER_PARTS, Flags, Floats, Ints, gather_requests
+
+if TYPE_CHECKING:
+    from simulator.simulation import Result
+    from simulator.steady import Window
+
+Rows = npt.NDArray[np.void]
+
+
+@dataclass(slots=True)
+class Transfers:
+    """The KV caches that went from replica to replica, and what each engine wrote down."""
+
+    rows: Rows  # of dtype TRANSFER, ascending by id: those of the last tries
+    engines: list[Log]  # as the engines wrote them
+    producers: dict[int, tuple[int, float, float]]
+    """By number: transfers, bytes that they moved, seconds that they took of its link."""
+
+    @classmethod
+    def of(cls, fleet: DisaggregatedFleet, block_bytes: Mapping[str, float]) -> "Transfers":
+        """Take the facts of a fleet that has run; `block_bytes` is of each group of producers."""
+        rows = np.frombuffer(bytes(fleet.transfers), TRANSFER)
+        _, last = np.unique(rows["id"][::-1], return_index=True)
+        producers = {
+            number: (
+                link.transfers,
+                link.blocks * block_bytes[fleet.targets[number].group],
+                link.busy,
+            )
+            for number, link in fleet.links.items()
+        }
+        return cls(rows[::-1][last], fleet.logs, producers)
+
+    def is_producer(self, number: int) -> bool:
+        """Say whether a replica computes prompts for others."""
+        return number in self.producers
+
+    @property
+    def prompts(self) -> list[Log]:
+        """Give each producer's log with the prompts that others went on with; others are empty."""
+        return [
+            _with(log, log.requests[self._counted(number, log.requests)])
+            if self.is_producer(number)
+            else Log(log.num_blocks, log.block_size)
+            for number, log in enumerate(self.engines)
+        ]
+
+    def _counted(self, number: int, prompts: Rows) -> Flags:
+        """Tell which rows of a producer have counted: of several tries the last that was taken."""
+        if not len(self.rows):
+            return np.zeros(len(prompts), bool)
+        place = np.searchsorted(self.rows["id"], prompts["id"])
+        taken = self.rows[np.minimum(place, len(self.rows) - 1)]
+        same = (taken["id"] == prompts["id"]) & (taken["producer"] == number)
+        counted: Flags = same & (taken["ready"] == prompts["finish"])
+        return counted
+
+    @property
+    def answers(self) -> list[Log]:
+        """Give each consumer's log, and those of the producers with what ended there for good."""
+        return [
+            _with(log, _given_up(log.requests), run_rows=bytearray())
+            if self.is_producer(number)
+            else log
+            for number, log in enumerate(self.engines)
+        ]
+
+    def seen(self) -> list[Log]:
+        """Give the logs as clients see it: a request begins where its prompt was computed."""
+        begun = np.concatenate([log.requests for log in self.prompts])
+        begun = begun[np.argsort(begun["id"])]
+        logs = self.answers
+        for number, log in enumerate(logs):
+            rows = log.requests.copy()
+            if self.is_producer(number) or not len(begun):
+                continue
+            place = np.minimum(np.searchsorted(begun["id"], rows["id"]), len(begun) - 1)
+            known = begun["id"][place] == rows["id"]
+            for name in ("first_scheduled", "cached"):
+                rows[name][known] = begun[name][place][known]
+            rows["preemptions"][known] += begun["preemptions"][place][known]
+            logs[number] = _with(log, rows)
+        return logs
+
+    def moves(self) -> dict[int, list[tuple[str, float, float]]]:
+        """Give by id what a request did from the end of its prefill until it had a seat again."""
+        names = ("ready", "asked", "end", "scheduled")
+        columns = (self.rows[name].tolist() for name in ("id", *names))
+        return {
+            id: [
+                ("waits to decode", ready, asked),
+                ("KV transfer", asked, end),
+                ("waits to decode", end, scheduled),
+            ]
+            for id, ready, asked, end, scheduled in zip(*columns, strict=True)
+        }
+
+    def producer_of(self, size: int) -> Ints:
+        """Give the replica that computed the prompt of each of `size` requests; -1: none."""
+        numbers = np.full(size, -1)
+        numbers[self.rows["id"]] = self.rows["producer"]
+        return numbers
+
+
+def _given_up(requests: Rows) -> Rows:
+    """Give the rows of those that no other replica went on with."""
+    return requests[np.isin(requests["reason"], (REJECTED, UNFINISHED))]
+
+
+def _with(log: Log, requests: Rows, **others: bytearray) -> Log:
+    """Give a log with other rows of requests."""
+    return replace(log, request_rows=bytearray(requests.tobytes()), **others)  # type: ignore[arg-type]
+
+
+def time_parts(result: "Result", transfers: Transfers) -> dict[str, Floats]:
+    """Give the parts of each completed request's e2el in seconds, by id, in order of time.
+
+    The first step at the consumer, which computes the last prompt token again, is prefill.
+    """
+    rows, size = transfers.rows, len(result.workload)
+    halves = []
+    for logs in (transfers.prompts, transfers.answers):
+        table = gather_requests(result.workload, result.sent, logs)
+        halves.append(break_down(table, logs, result.costs))
+    prompts, answers = halves
+    parts = {name: answers[name] + np.nan_to_num(prompts[name]) for name in PARTS}
+    waits = {
+        "decode_queue_time": rows["asked"] - rows["ready"] + rows["scheduled"] - rows["end"],
+        "transfer_time": rows["end"] - rows["asked"],
+    }
+    done = ~np.isnan(parts["prefill_time"])
+    for name, seconds in waits.items():
+        whole = np.full(size, np.nan)
+        whole[rows["id"]] = seconds
+        parts[name] = np.where(done, whole, np.nan)
+    first, *others = PARTS
+    return {name: parts[name] for name in (first, *TRANSFER_PARTS, *others)}
+
+
+def latencies(
+    result: "Result", within: "Window | None", percentiles: Sequence[float]
+) -> dict[str, object]:
+    """Give mean, median, std and percentiles (ms) of TRANSFER_PARTS, as of other latencies.
+
+    They are those of the completed requests, sent `within` so many s if that is given.
+    """
+    from simulator.metrics import describe
+
+    found: dict[str, object] = {}
+    parts = result.time_parts()
+    for name in TRANSFER_PARTS:
+        known = ~np.isnan(parts[name])
+        if within is not None:
+            known &= (result.sent >= within[0]) & (result.sent <= within[1])
+        found |= describe(name, parts[name][known], percentiles)
+    return found
+
+
+def link_summary(transfers: Transfers, paid: Mapping[int, float]) -> dict[str, object]:
+    """Give the figures of the links; `paid` has the seconds that each producer is paid for.
+
+    A transfer's time counts from when the consumer had blocks for it, `mean_link_wait_ms` of it
+    until the link turned to it. `blocks_found_rate` is the share of the blocks that need not move.
+    """
+    rows = transfers.rows
+    moved, waited = (1e3 * (rows[name] - rows["asked"]) for name in ("end", "begin"))
+    counts, sizes, busy = (sum(each) for each in zip(*transfers.producers.values(), strict=True))
+    found, blocks = int(rows["found"].sum()), int(rows["blocks"].sum())
+    some = len(rows) > 0
+    return {
+        "transfers": counts,
+        "bytes": sizes,
+        "mean_transfer_time_ms": float(moved.mean()) if some else 0.0,
+        "p99_transfer_time_ms": float(np.percentile(moved, 99)) if some else 0.0,
+        "mean_link_wait_ms": float(waited.mean()) if some else 0.0,
+        "link_utilization": share(busy, sum(paid.values())),
+        "blocks_found_rate": share(found, found + blocks),
+    }
