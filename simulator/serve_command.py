@@ -30,10 +30,11 @@ def serve_command(scenario: "Scenario") -> str:
     """Write the command (vLLM 0.33's options); what vLLM cannot do stands before it as comments."""
     engine = scenario.engine
     lines = []
-    if scenario.cluster is not None:
-        groups = [f"{kind.replicas} {name}" for name, kind in scenario.cluster.kinds.items()]
+    kinds = {} if scenario.cluster is None else scenario.cluster.kinds
+    if sum(kind.replicas for kind in kinds.values()) > 1:
+        groups = [f"{kind.replicas} {name}" for name, kind in kinds.items()]
         lines.append(f"# one replica as the scenario's engine; the cluster has {', '.join(groups)}")
-        for name, kind in scenario.cluster.kinds.items():
+        for name, kind in kinds.items():
             if kind.kv_role is not None:
                 config = json.dumps({"kv_connector": "NixlConnector", "kv_role": kind.kv_role})
                 lines.append(f"# and for {name} --kv-transfer-config {shlex.quote(config)}")

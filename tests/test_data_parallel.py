@@ -102,6 +102,45 @@ def test_front_ends_know_of_each_other_by_the_published_counts_alone() -> None:
     assert two.choose(2) == 0  # 1, 1, max(2, 1), 9; its look begins at rank 0 again
 
 
+looks = st.tuples(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.floats(0, 1)), min_size=4)
+    | st.none(),
+    st.integers(-3, 3),
+)
+
+
+@given(st.integers(2, 4), st.integers(1, 3), st.lists(looks, max_size=40))
+def test_the_rank_chosen_is_the_first_with_the_least_score(ranks, fronts, events) -> None:
+    """The rule as docs/fleet.md has it, spelled out for one of the front ends at a time."""
+    spread = balancer(ranks, fronts)
+    flying = [[0] * ranks for _ in range(fronts)]
+    since = [[0] * ranks for _ in range(fronts)]
+    told = [(0, 0, 0.0)] * ranks
+    turn = [ranks * k // fronts for k in range(fronts)]
+    for counts, front in events:
+        if counts is not None:
+            told, since = counts[:ranks], [[0] * ranks for _ in range(fronts)]
+            spread.publish(told)
+        elif front >= 0:
+            here = front % fronts
+            scores = []
+            for (waiting, running, usage), more, own in zip(
+                told, since[here], flying[here], strict=True
+            ):
+                score = max(fronts * own, waiting + more + running)
+                scores.append(score + 6 * (waiting + more) * max(0.0, usage - 0.5))
+            order = [(turn[here] + k) % ranks for k in range(ranks)]
+            best = min(order, key=scores.__getitem__)
+            assert spread._fronts[here].choose(fronts) == best
+            flying[here][best] += 1
+            since[here][best] += fronts
+            turn[here] = (turn[here] + 1) % ranks
+        else:
+            here = -front % fronts
+            for rank in range(ranks):
+                flying[here][rank] = spread._fronts[here].inflight[rank] = 0
+
+
 def test_counts_are_published_every_tenth_of_a_second() -> None:
     """Rank 0 gets a long job and rank 1 short ones, which have ended by the next publication.
 
@@ -332,7 +371,9 @@ def test_the_command_line_and_a_plan_know_the_key(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(SMALL + BOTH)
     options = ["engine.data_parallel_size=2"]
-    assert "--data-parallel-size 2" in serve_command(load_scenario(path, options))
+    command = serve_command(load_scenario(path, options))
+    assert "--data-parallel-size 2" in command
+    assert "the cluster has" not in command
     seats = "max_num_seqs: 1, tensor_parallel_size: 2"
     path.write_text((SMALL + BOTH).replace("max_num_seqs: 8", seats))
     axes = {"engine.tensor_parallel_size": [1, 2], "engine.data_parallel_size": [1, 2]}
