@@ -13,7 +13,7 @@ from simulator.tables import (
     RequestTable,
     arrivals,
     block_growth,
-    decisions,
+    queue_levels,
 )
 
 SLICE = 1 << 17  # rows looked at together: bounds the temporaries
@@ -88,8 +88,8 @@ def queue_depth(log: Log, end: float) -> tuple[float, int]:
     A row tells how many waited as it was decided; each request that comes before the next row is
     decided adds to it. Only levels that last count for the maximum.
     """
-    starts = np.append(decisions(log), end)
-    waiting = log.steps["waiting"].astype(np.int64)
+    starts, waiting = queue_levels(log)
+    starts = np.append(starts, end)
     queue = arrivals(log)
     queue = queue[queue <= end]
     after = np.searchsorted(starts, queue, side="left")  # the row that begins next

@@ -126,6 +126,8 @@ class Log:
     """When requests joined the queue (s), those that could never fit left out."""
     decided: "array[float]" = field(default_factory=lambda: array("d"))
     """When each row's first step was decided (s), where that is before its start: async."""
+    emptied: "array[float]" = field(default_factory=lambda: array("d"))
+    """When the engine failed (s), and all who waited went elsewhere."""
 
     @property
     def steps(self) -> npt.NDArray[np.void]:

@@ -154,6 +154,7 @@ class Member(Replica):
         self._set, self._due = False, -1.0
         self.scheduler = scheduler
         log = self.log
+        log.emptied.append(self.env.now)
         scheduler.runs, scheduler.pauses = log.run_rows, log.pause_rows
         scheduler.drafts = log.draft_rows
         scheduler.decodes.tick = len(log.tick_ends)

@@ -9,7 +9,7 @@ import numpy as np
 from simulator.bins import depth_in_bins, mean_in_bins
 from simulator.figures.style import COLORS, grid, log_scale, save, sheet
 from simulator.log import Log
-from simulator.tables import Floats, arrivals, decisions, gather_requests
+from simulator.tables import Floats, arrivals, gather_requests, queue_levels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -163,4 +163,4 @@ def _edges(results: Sequence["Result"]) -> Floats:
 
 
 def _depth_in_bins(log: Log, edges: Floats) -> Floats:
-    return depth_in_bins(decisions(log), log.steps["waiting"], arrivals(log), edges)
+    return depth_in_bins(*queue_levels(log), arrivals(log), edges)

@@ -235,6 +235,15 @@ def decisions(log: Log) -> Floats:
     return decided
 
 
+def queue_levels(log: Log) -> tuple[Floats, Ints]:
+    """Give the times at which the length of the queue is known, and the length then."""
+    times, waiting = decisions(log), log.steps["waiting"].astype(np.int64)
+    if not log.emptied:
+        return times, waiting
+    at = np.searchsorted(times, log.emptied, side="left")
+    return np.insert(times, at, log.emptied), np.insert(waiting, at, 0)
+
+
 def block_growth(log: Log, rows: npt.NDArray[np.void]) -> Floats:
     """Estimate the blocks that each step of a leapt row takes after the first, with paging.
 

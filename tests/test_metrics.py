@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter
+from simulator.gauges import queue_depth
 from simulator.log import Log
 from simulator.metrics import summarize
 from simulator.scheduler import Scheduler
@@ -188,6 +189,16 @@ def test_queue_depth() -> None:
     assert gauges["max_waiting"] == 4
     assert gauges["gpu_busy_fraction"] == pytest.approx(3 / 6)
     assert (gauges["rejected"], gauges["unfinished"]) == (1, 0)
+
+
+def test_who_waits_at_an_engine_that_fails_waits_there_no_longer() -> None:
+    """2 wait from 1 to 4, when it fails, and another from 3.5 on; the next step begins at 5."""
+    log = Log(10, 4)
+    add_step(log, 1.0, 3.0, waiting=2)
+    log.emptied.append(4.0)
+    add_step(log, 5.0, 6.0, waiting=0)
+    log.joined.append(3.5)
+    assert queue_depth(log, 6.0) == (2 * 3 + 0.5, 3)
 
 
 def test_prefix_cache_rate_is_in_tokens() -> None:
