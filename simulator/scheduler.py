@@ -441,7 +441,7 @@ class Scheduler(Batch):
         request.padding = 0
         request.preemptions += 1
         if not request.swapped:
-            self._circles.preempted(self.decodes)
+            self._circles.preempted(self.now, self.decodes)
 
     def cancel(self, request: Request) -> None:
         """Let a request go for good, between two steps: nobody wants its answer any more."""

@@ -371,7 +371,16 @@ def test_policies_by_which_all_throw_one_another_out_are_named() -> None:
         with pytest.raises(HeadwayError) as caught:
             play(load, scheduler)
         (told,) = caught.value.messages
-        assert told.startswith(f"engine.scheduling_policy: {name} goes round in circles: 10,000 pr")
+        assert told.startswith(f"engine.scheduling_policy: {name} goes round in circles: 10,000 st")
+
+
+def test_many_preemptions_by_one_step_are_no_circle() -> None:
+    """20,000 requests of a block want their second at once: half of them leave."""
+    requests, options = 20_002, {"max_num_seqs": 20_002, "max_num_batched_tokens": 100_000}
+    scheduler = Scheduler(BlockCounter(1 + requests, 4), **options)
+    log, _ = play(workload(*[(0, 4, 2)] * requests), scheduler)
+    assert log.requests["preemptions"].sum() == requests / 2
+    assert log.requests["generated"].tolist() == [2] * requests
 
 
 @pytest.mark.parametrize("leap", [True, False])
