@@ -6,7 +6,9 @@ that kills its worker even when it runs by itself is given up.
 
 import logging
 import os
+import signal
 import socket
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -80,7 +82,26 @@ def _batch(
     parallel = Parallel(
         n_jobs=_jobs(jobs), batch_size=1, pre_dispatch="2 * n_jobs", return_as="generator_unordered"
     )
-    yield from parallel(delayed(_numbered)(function, index, items[index]) for index in chosen)
+    with _deaf_to_interrupts():
+        outcomes = parallel(delayed(_numbered)(function, index, items[index]) for index in chosen)
+    yield from outcomes
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Let processes started here leave Ctrl-C, which a terminal sends them too, to their parent.
+
+    They inherit that it is ignored, so that they hear nothing even while they import; a traceback
+    of each would drown what the parent says. It ends them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _numbered(function: Callable[[T], R], index: int, item: T) -> tuple[int, R]:

@@ -51,6 +51,18 @@ def test_an_item_that_always_kills_its_worker_is_given_up_and_no_other():
     assert results == {k: k * k for k in range(9) if k != 1}
 
 
+def test_workers_leave_an_interrupt_to_their_parent():
+    """A terminal sends Ctrl-C to all of them; only the parent is to tell it."""
+
+    def heard(_: int) -> bool:
+        return signal.getsignal(signal.SIGINT) != signal.SIG_IGN
+
+    before = signal.getsignal(signal.SIGINT)
+    with use_backend("loky", 2):
+        assert dict(each(heard, range(4), 2)) == dict.fromkeys(range(4), False)
+    assert signal.getsignal(signal.SIGINT) == before != signal.SIG_IGN
+
+
 def test_the_users_own_parallel_config_is_obeyed():
     with joblib.parallel_config(backend="threading", n_jobs=2), use_backend(None, None):
         pids = {pid for _, pid in each(lambda _: os.getpid(), range(4))}
