@@ -98,6 +98,27 @@ def test_wrong_input_is_told_in_a_line(folder, monkeypatch, capsys, words, told:
     assert sorted(folder.rglob("*")) == before
 
 
+def test_damaged_tables_are_told(folder, tmp_path, capsys) -> None:
+    """A column that is missing, one that holds words: a line each."""
+    shutil.copytree(folder / "cmp" / "fcfs", tmp_path / "bad")
+    steps = pd.read_csv(tmp_path / "bad" / "steps.csv")
+    for table, told in (
+        (steps.drop(columns="preempted"), "steps: has no column preempted"),
+        (steps.assign(start="soon"), "steps: damaged: start holds what is no number"),
+    ):
+        table.to_csv(tmp_path / "bad" / "steps.csv")
+        assert main(["plot", "kv", str(tmp_path / "bad")]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line == f"headway: error: {tmp_path / 'bad'}/{told}"
+
+
+def test_runs_called_the_same_are_told_apart(folder, tmp_path) -> None:
+    """By the folder above."""
+    shutil.copytree(folder / "cmp" / "fcfs", tmp_path / "fcfs")
+    labels = [run.label for run in read_runs([folder / "cmp", tmp_path / "fcfs"])]
+    assert labels == ["cmp/static", "cmp/fcfs", f"{tmp_path.name}/fcfs"]
+
+
 def test_tables_that_lack_something(folder, tmp_path, capsys) -> None:
     """A sweep without load, a broken summary, a run of one client."""
     rows = pd.read_csv(folder / "swp" / "results.csv")
@@ -121,7 +142,7 @@ def test_tables_that_lack_something(folder, tmp_path, capsys) -> None:
 def test_a_run_from_memory_is_the_run_from_its_files(folder) -> None:
     """The same figures from Result and from the folder."""
     scenario = load_scenario(folder / "small.yaml", ["engine.scheduling_policy=fcfs"])
-    memory, file = Run.of("fcfs", run(scenario)), Run.read(folder / "cmp" / "fcfs")
+    memory, file = Run.of("fcfs", run(scenario)), Run.read(folder / "cmp" / "fcfs", "fcfs")
     assert memory.summary == file.summary
     assert memory.end == pytest.approx(file.end)
     assert list(memory.fairness.columns) == list(file.fairness.columns)

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 BINS = 300  # points of a line over time
+REQUESTS = (
+    *("id", "arrival", "client_queue_time", "queue_time", "e2el", "preemptions"),
+    *("ttft", "tpot"),
+)
+STEPS = (
+    *("start", "duration", "steps", "running", "decode_tokens", "kv_blocks_used"),
+    *("kv_blocks_free", "preempted"),
+)
 
 
 @dataclass(slots=True)
@@ -47,8 +55,8 @@ class Run:
         return cls(label, result.summary(), scenario, result.requests, result.steps, fairness)
 
     @classmethod
-    def read(cls, folder: Path) -> "Run":
-        """Read the folder that `headway run` wrote; its name is the label."""
+    def read(cls, folder: Path, label: str) -> "Run":
+        """Read the folder that `headway run` wrote; HeadwayError for what is missing or damaged."""
         import yaml
 
         summary = folder / "summary.json"
@@ -61,8 +69,10 @@ class Run:
         except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
             raise HeadwayError(f"{folder}: cannot read the run: {error}") from None
         fairness = table(folder, "fairness") if has_table(folder, "fairness") else None
-        tables = table(folder, "requests"), table(folder, "steps")
-        return cls(folder.resolve().name, told, scenario, *tables, fairness)
+        requests, steps = table(folder, "requests"), table(folder, "steps")
+        need_numbers(requests, REQUESTS, folder / "requests")
+        need_numbers(steps, STEPS, folder / "steps")
+        return cls(label, told, scenario, requests, steps, fairness)
 
     @property
     def end(self) -> float:
@@ -89,15 +99,24 @@ def replicas(steps: "pd.DataFrame") -> Iterable[npt.NDArray[np.bool_]]:
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
     """Read runs; a folder of `headway compare` stands for its runs."""
-    runs = []
+    found: list[Path] = []
     for folder in folders:
         if not folder.is_dir():
             raise HeadwayError(f"{folder}: no such folder")
         inner = [folder]
         if (folder / "comparison.csv").is_file():
             inner = [folder / str(name) for name in table(folder, "comparison").run]
-        runs += [Run.read(path) for path in inner]
-    return runs
+        found += inner
+    return [Run.read(path, label) for path, label in zip(found, labels(found), strict=True)]
+
+
+def labels(folders: Sequence[Path]) -> list[str]:
+    """Name each run by its folder, with the folders above where two are called the same."""
+    for depth in range(1, 20):
+        names = ["/".join(folder.resolve().parts[-depth:]) for folder in folders]
+        if len(set(names)) == len(names):
+            return names
+    raise HeadwayError(f"{folders[0]}: is given twice")
 
 
 def has_table(folder: Path, name: str) -> bool:
@@ -119,6 +138,16 @@ def table(folder: Path, name: str) -> "pd.DataFrame":
         raise HeadwayError(f"{folder}: has no {name}.csv") from None
     except (OSError, ValueError, ImportError) as error:
         raise HeadwayError(f"{path}: cannot read: {' '.join(str(error).split())}") from None
+
+
+def need_numbers(frame: "pd.DataFrame", columns: Sequence[str], where: object) -> None:
+    """Raise HeadwayError unless the table has these columns, and numbers in them."""
+    import pandas as pd
+
+    need(frame, columns, where)
+    for name in columns if len(frame) else ():  # without rows there is no telling
+        if not pd.api.types.is_numeric_dtype(frame[name]):
+            raise HeadwayError(f"{where}: damaged: {name} holds what is no number")
 
 
 def need(frame: "pd.DataFrame", columns: Sequence[str], where: object) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulator.breakdown import PARTS
 from simulator.errors import HeadwayError
+from simulator.figures.data import labels
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,16 +71,7 @@ def _compared(folder: Path) -> list[Path]:
 def read_runs(folders: Sequence[Path]) -> list[Run]:
     """Read the runs in these folders; raise HeadwayError for what is missing or damaged."""
     found = find_runs(folders)
-    return [read_run(folder, label) for folder, label in zip(found, _labels(found), strict=True)]
-
-
-def _labels(folders: Sequence[Path]) -> list[str]:
-    """Name each run by its folder, with the folders above where two are called the same."""
-    for depth in range(1, 20):
-        labels = ["/".join(folder.resolve().parts[-depth:]) for folder in folders]
-        if len(set(labels)) == len(labels):
-            return labels
-    raise HeadwayError(f"{folders[0]}: is given twice")
+    return [read_run(folder, label) for folder, label in zip(found, labels(found), strict=True)]
 
 
 def read_run(folder: Path, label: str) -> Run:
