@@ -98,7 +98,7 @@ def test_the_report_survives_what_is_missing_or_damaged(tmp_path: Path) -> None:
 def test_rehearsal_of_the_whole(tmp_path: Path) -> None:
     """Every part runs on a CPU with the tiny model; without triton its two parts say so."""
     out = tmp_path / "out"
-    words = ["--device", "cpu", "--budget-s", "200", "--out", str(out)]
+    words = ["--device", "cpu", "--budget-s", "500", "--out", str(out)]
     done = subprocess.run(
         [PYTHON, "-m", "gpu_backend.campaign", *words],
         cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=False,
