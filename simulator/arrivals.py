@@ -1,5 +1,6 @@
 """When generated requests come: the arrival processes of `vllm bench serve`."""
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, pi
 from typing import TYPE_CHECKING
@@ -28,15 +29,15 @@ class Diurnal:
             (not 0 <= self.amplitude <= 1, f"amplitude: {self.amplitude} is not from 0 to 1"),
         )
 
-    def warp(self, times: Floats) -> Floats:
-        """Move times of a steady load so that they come by the swinging one.
+    def warp(self, times: Floats, last: float) -> Floats:
+        """Move times of a steady load, none after `last`, so that they come by the swinging one.
 
         The integral of the rate has no inverse in closed form: it is tabulated.
         """
         if not len(times) or not self.amplitude:
             return times
         turn = 2 * pi / self.period
-        grid = np.linspace(0.0, times[-1] + self.period, WARP * (2 + int(times[-1] / self.period)))
+        grid = np.linspace(0.0, last + self.period, WARP * (2 + int(last / self.period)))
         integral = grid - self.amplitude / turn * np.sin(turn * grid)
         warped: Floats = np.interp(times, integral, grid)
         return warped
@@ -74,25 +75,67 @@ def arrival_times(spec: "Generator", count: int, rng: np.random.Generator) -> Fl
     ramp all times are then stretched so that the last is count / request_rate. A diurnal load
     comes by the same gaps, longer at night and shorter by day.
     """
-    rate = _rates(spec, count)
-    if spec.burstiness == inf:
-        gaps = 1 / rate
-    else:
-        gaps = rng.standard_gamma(spec.burstiness, count) / (rate * spec.burstiness)
-    times = np.cumsum(gaps)
-    if spec.rescale and spec.ramp_up_strategy is None and times[-1] > 0:
-        times *= count / spec.request_rate / times[-1]
-    if spec.diurnal is not None and spec.request_rate < inf:
-        times = build(Diurnal, spec.diurnal).warp(times)
-    return times
+    return next(arrival_parts(spec, count, lambda: rng, [count]))
 
 
-def _rates(spec: "Generator", count: int) -> Floats:
-    """Give the rate at which each request comes."""
+def arrival_parts(
+    spec: "Generator",
+    count: int,
+    make_rng: Callable[[], np.random.Generator],
+    sizes: Sequence[int],
+) -> Iterator[Floats]:
+    """Yield the same times in parts of these sizes, which add up to `count`.
+
+    In several parts the gaps are drawn twice, to know their sum beforehand.
+    """
+    gaps = list(_gaps(spec, count, make_rng(), sizes)) if len(sizes) == 1 else None
+    stretch, last = 1.0, 0.0
+    stretches = spec.rescale and spec.ramp_up_strategy is None
+    swings = spec.diurnal is not None and spec.request_rate < inf
+    if stretches or swings:
+        for times in _add_up(gaps or _gaps(spec, count, make_rng(), sizes)):
+            last = float(times[-1]) if len(times) else last
+    if stretches and last > 0:
+        stretch = count / spec.request_rate / last
+    for times in _add_up(gaps or _gaps(spec, count, make_rng(), sizes)):
+        stretched = times * stretch
+        if swings and spec.diurnal is not None:
+            stretched = build(Diurnal, spec.diurnal).warp(stretched, last * stretch)
+        yield stretched
+
+
+def _gaps(
+    spec: "Generator", count: int, rng: np.random.Generator, sizes: Sequence[int]
+) -> Iterator[Floats]:
+    """Draw the gaps before successive requests."""
+    first = 0
+    for size in sizes:
+        rate = _rates(spec, count, first, size)
+        first += size
+        if spec.burstiness == inf:
+            yield 1 / rate
+        else:
+            yield rng.standard_gamma(spec.burstiness, size) / (rate * spec.burstiness)
+
+
+def _add_up(parts: Iterable[Floats]) -> Iterator[Floats]:
+    """Turn gaps into times: one sum over all parts, in the same order as over one."""
+    last = 0.0
+    for gaps in parts:
+        times = gaps.copy()
+        if len(times):
+            times[0] += last
+            np.cumsum(times, out=times)
+            last = float(times[-1])
+        yield times
+
+
+def _rates(spec: "Generator", count: int, first: int, size: int) -> Floats:
+    """Give the rate at which each of `size` requests comes, from number `first` on."""
     start, end = spec.ramp_up_start_rps, spec.ramp_up_end_rps
     if start is None or end is None:
-        return np.full(count, float(spec.request_rate))
-    progress = np.arange(count) / max(count - 1, 1)
+        return np.full(size, float(spec.request_rate))
+    progress = np.arange(first, first + size) / max(count - 1, 1)
     if spec.ramp_up_strategy == "linear":
         return start + (end - start) * progress
     return start * (end / start) ** progress

@@ -23,6 +23,7 @@ from simulator.console import (
 )
 from simulator.errors import HeadwayError
 from simulator.files import WRITTEN
+from simulator.run_options import Address, Backend, Jobs, NoTables, workers_asked_for
 
 if TYPE_CHECKING:
     from simulator.scenario import Scenario
@@ -109,14 +110,6 @@ Warmup = Annotated[
 Cooldown = Annotated[
     float, Parameter(show_default=False, help="seconds before the last request to leave out")
 ]
-Jobs = Annotated[
-    int | None,
-    Parameter(help="run a cluster's replicas on so many workers; its router must look at none"),
-]
-Backend = Annotated[Literal["loky", "dask", "ray"] | None, Parameter(help="who runs these workers")]
-Address = Annotated[
-    str | None, Parameter(help="of a Dask scheduler or Ray cluster, host:port", show_default=False)
-]
 
 
 @app.command
@@ -144,6 +137,7 @@ def run(
     jobs: Jobs = None,
     backend: Backend = None,
     address: Address = None,
+    no_tables: NoTables = False,
 ) -> int:
     """Simulate a scenario; print its report, write its files."""
     from simulator.exports import check_exports, write_exports
@@ -155,7 +149,14 @@ def run(
     folder = check_folder(out or Path("out") / loaded.name, format)
     check_exports(timeline, prometheus)
     trim = _trim(warmup, cooldown)
-    spread = _spread(jobs, backend, address)
+    spread = workers_asked_for(jobs, backend, address)
+    if no_tables:
+        from simulator.stream_command import run_without_tables
+
+        given: dict[str, object] = {"replications": replications, "jobs": spread}
+        given |= {"timeline": timeline, "prometheus": prometheus, "format": format != "csv"}
+        given |= {"warmup": warmup, "cooldown": cooldown}
+        return run_without_tables(loaded, folder, given, stepwise, quiet)
     if replications is not None:
         if timeline or prometheus or spread:
             raise HeadwayError("--replications: goes without --timeline, --prometheus and --jobs")
@@ -361,15 +362,6 @@ def _trim(warmup: float, cooldown: float) -> tuple[float, float]:
     ]:
         raise HeadwayError(wrong)
     return warmup, cooldown
-
-
-def _spread(jobs: int | None, backend: str | None, address: str | None) -> dict[str, Any]:
-    """Give what `use_backend` needs; nothing where no workers are asked for."""
-    if jobs is not None and jobs < 1:
-        raise HeadwayError(f"--jobs {jobs}: must be at least 1")
-    if jobs is None and backend is None and address is None:
-        return {}
-    return {"name": backend or "loky", "jobs": jobs, "address": address}
 
 
 def _simulate(

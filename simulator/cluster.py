@@ -2,10 +2,10 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import simpy
@@ -16,7 +16,7 @@ from simulator.client import Client
 from simulator.cost import CostModel
 from simulator.disaggregation import DisaggregatedFleet
 from simulator.errors import HeadwayError, HeadwayWarning
-from simulator.expert_cost import instead, split
+from simulator.expert_cost import split
 from simulator.fleet import Fleet
 from simulator.gate import Gate
 from simulator.lifecycle import Autoscaler, Failures, Lifecycle
@@ -27,12 +27,18 @@ from simulator.routers import Target
 from simulator.routing import block_bytes, make_fleet, make_router
 from simulator.scenario import Scenario
 from simulator.scheduler import Scheduler
-from simulator.shards import run_apart, tie
+from simulator.shards import run_apart, tie, with_cost
+from simulator.stream_client import StreamClient
 from simulator.transfers import Transfers
 from simulator.workload import Workload
 
 if TYPE_CHECKING:
     from simulator.simulation import Result
+
+
+NONE_COMES_BACK = "cluster.failures: requests wait for a replica, and none comes back"
+
+AnyClient = TypeVar("AnyClient", Client, StreamClient)
 
 
 def sessions_of(workload: Workload) -> list[int] | None:
@@ -87,16 +93,17 @@ def run_cluster(
         return _apart(scenario, workload, progress, cost=cost, leap=not stepwise)
     env = simpy.Environment()
     fleet = make_fleet(env, scenario, sessions_of(workload))
-    story = _fill(fleet, scenario, workload, cost, leap=not stepwise)
-    client = _connect(fleet, scenario, workload, story)
+    story = fill(fleet, scenario, workload.segments is not None, cost, leap=not stepwise)
+    predictor = make_predictor(scenario.predictor, workload, scenario.seed)
+    client = connect(
+        *(fleet, scenario, story), lambda submit: Client(env, workload, submit, predictor)
+    )
     try:
         interrupted = drive(env, client, progress)
     except RuntimeError:
         if not fleet.stranded:
             raise
-        raise HeadwayError(
-            "cluster.failures: requests wait for a replica, and none comes back"
-        ) from None
+        raise HeadwayError(NONE_COMES_BACK) from None
     if interrupted:
         fleet.abandon()
     tidy(fleet)
@@ -162,20 +169,26 @@ def _apart(
     return result
 
 
-def _fill(
-    fleet: Fleet, scenario: Scenario, workload: Workload, cost: CostModel | None, *, leap: bool
+def fill(
+    fleet: Fleet,
+    scenario: Scenario,
+    shares: bool,
+    cost: CostModel | None = None,
+    *,
+    leap: bool,
 ) -> Story:
-    """Add all replicas that there may ever be, and start those that there are at first."""
+    """Add all replicas that there may ever be, and start those that there are at first.
+
+    `shares` says that prompts have contents, `cost` takes the place of the scenario's.
+    """
     assert scenario.cluster is not None
     makers: list[Callable[[], list[Scheduler]]] = []
     every: list[Parts] = []
     first: list[Target] = []
     for name, group in scenario.cluster.kinds.items():
         own = scenario.of_group(name)
-        parts = assemble(own)
-        if cost is not None:
-            parts = replace(parts, cost=instead(parts.cost, cost))
-        ranks, shares = own.engine.data_parallel_size, workload.segments is not None
+        parts = with_cost(assemble(own), cost)
+        ranks = own.engine.data_parallel_size
         make = partial(_engines, own, parts, ranks, shares, group.kv_role)
         for number in range(scenario.cluster.most(name)):
             if ranks == 1:
@@ -210,16 +223,23 @@ def _balancer(scenario: Scenario, number: int) -> Balancer:
     return Balancer(engine.data_parallel_size, front_ends, random)
 
 
-def _connect(fleet: Fleet, scenario: Scenario, workload: Workload, story: Story) -> Client:
-    """Put the client before the fleet, and what happens to replicas beside it."""
+def connect(
+    fleet: Fleet,
+    scenario: Scenario,
+    story: Story,
+    make: Callable[[Callable[[Request], None]], AnyClient],
+) -> AnyClient:
+    """Put a client before the fleet, and what happens to replicas beside it.
+
+    `make(submit)` gives the client that sends through `submit`.
+    """
     cluster, env, life = scenario.cluster, fleet.env, story.life
     assert cluster is not None
     door: Fleet | Gate = fleet
     if cluster.admission is not None or cluster.client is not None:
         door = story.gate = Gate(env, fleet, cluster.admission, cluster.client, scenario.seed)
-    predictor = make_predictor(scenario.predictor, workload, scenario.seed)
-    client = Client(env, workload, door.submit, predictor)
-    life.done = lambda: client.done == len(workload)
+    client = make(door.submit)
+    life.done = lambda: client.done == len(client.sent)
     door.on_finish = client.finished
     if cluster.failures is not None:
         Failures(life, cluster.failures, scenario.seed)

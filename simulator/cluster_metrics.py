@@ -1,19 +1,23 @@
 """What the summary says of a cluster: by group, how evenly the work fell, and what it cost."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from simulator.cluster import replicas_in
 from simulator.gate import Counts
 from simulator.gauges import StepSums, gauge, share
 from simulator.hardware import find_gpu
 from simulator.replica import SHED, TIMEOUT
-from simulator.tables import RequestTable, gather_requests, run_span
+from simulator.tables import gather_requests, run_span
 from simulator.transfers import link_summary
 from simulator.utilization import Served, utilization
 
 if TYPE_CHECKING:
+    from simulator.assemble import Parts
     from simulator.cluster import Story
     from simulator.scenario import Scenario
     from simulator.simulation import Result
@@ -64,12 +68,36 @@ def cluster_summary(result: "Result") -> Values:
     assert story is not None
     table = gather_requests(result.workload, result.sent, result.logs, result.refused)
     span = run_span(table, result.logs)
+    found = {
+        name: _figures(result, name, numbers, span)
+        for name, numbers in replicas_in(story.groups).items()
+    }
+    logs = story.engine_logs(result)
+    ended = np.array([len(log.requests) for log in logs])
+    busy = np.array([float((log.steps["end"] - log.steps["start"]).sum()) for log in logs])
+    return tell(
+        *(result.scenario, story, span, found),
+        given_up=(int((table.reason == SHED).sum()), int((table.reason == TIMEOUT).sum())),
+        even=evenness(story, ended, busy),
+    )
+
+
+def tell(
+    scenario: "Scenario",
+    story: "Story",
+    span: tuple[float, float],
+    found: Mapping[str, "Figures"],
+    *,
+    given_up: tuple[int, int],
+    even: Values,
+) -> Values:
+    """Put together the figures of the groups; `given_up` are requests shed and timed out."""
     groups: dict[str, Values] = {}
     used = {"mfu": 0.0, "bandwidth_utilization": 0.0}
     peaks = dict.fromkeys(used, 0.0)
     for name, numbers in replicas_in(story.groups).items():
-        groups[name], served = _group(result, story, name, numbers, span)
-        gpus = result.scenario.of_group(name).engine.gpus
+        groups[name], served = _group(scenario, story, name, numbers, span, found=found[name])
+        gpus = scenario.of_group(name).engine.gpus
         count = gpus * float(groups[name]["replica_hours"])  # type: ignore[arg-type]
         flops = served.gpu.flops(served.model.resolve_dtype(served.dtype))
         weights = {"mfu": flops, "bandwidth_utilization": served.gpu.bandwidth}
@@ -84,7 +112,7 @@ def cluster_summary(result: "Result") -> Values:
     return {
         **{key: share(used[key], peaks[key]) for key in used},
         "cluster": {
-            "router": _router(result.scenario),
+            "router": _router(scenario),
             "gpus": sum(int(group["gpus"]) for group in groups.values()),  # type: ignore[call-overload]
             "dollars_per_hour": price,
             "replica_hours": hours,
@@ -92,8 +120,8 @@ def cluster_summary(result: "Result") -> Values:
             "dollars_per_million_output_tokens": (
                 None if dollars is None else share(dollars * 1e6, tokens)
             ),
-            **_evenness(result, story),
-            **_troubles(story, table),
+            **even,
+            **_troubles(story, given_up),
             **_kv_transfer(story, span),
             "groups": groups,
         },
@@ -105,12 +133,12 @@ def _total(values: list[object]) -> float | None:
     return None if None in values else float(sum(values))  # type: ignore[arg-type]
 
 
-def _troubles(story: "Story", table: RequestTable) -> Values:
+def _troubles(story: "Story", given_up: tuple[int, int]) -> Values:
     """Count what came to nothing, and what was done about it."""
     counts = Counts() if story.gate is None else story.gate.counts
     return {
-        "shed": int((table.reason == SHED).sum()),
-        "timed_out": int((table.reason == TIMEOUT).sum()),
+        "shed": given_up[0],
+        "timed_out": given_up[1],
         "refused_tries": counts.refused,
         "timed_out_tries": counts.timeouts,
         "retries": counts.retries,
@@ -126,40 +154,73 @@ def _router(scenario: "Scenario") -> str:
     return spec if isinstance(spec, str) else str(spec["router"])
 
 
-def _group(
-    result: "Result", story: "Story", name: str, numbers: list[int], span: tuple[float, float]
-) -> tuple[Values, Served]:
-    """Give the figures of one group, and what it serves on."""
-    scenario = result.scenario.of_group(name)
-    engine, parts = scenario.engine, story.parts[numbers[0]]
+@dataclass(slots=True)
+class Figures:
+    """What is measured of a group: gauges and utilizations, its requests and their tokens."""
+
+    gauges: Values
+    completed: int
+    tokens: int
+
+
+def served_by(scenario: "Scenario", parts: "Parts") -> Served:
+    """Say what an engine serves on."""
+    engine = scenario.engine
+    cache = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
+    sizes = engine.tensor_parallel_size, engine.quantization or engine.dtype, cache
+    return Served(parts.model, parts.gpu, *sizes, engine.data_parallel_size)
+
+
+def _role(scenario: "Scenario", name: str) -> str | None:
+    return scenario.cluster.kinds[name].kv_role if scenario.cluster else None
+
+
+def _figures(result: "Result", name: str, numbers: list[int], span: tuple[float, float]) -> Figures:
+    """Measure one group."""
+    scenario, story = result.scenario.of_group(name), result.cluster
+    assert story is not None
+    engine = scenario.engine
     logs = [story.engine_logs(result)[number] for number in numbers]
     table = gather_requests(result.workload, result.sent, logs)
     sums = StepSums()
     for log in logs:
         sums.add(log, engine.reserves)
+    served = served_by(scenario, story.parts[numbers[0]])
     gauges = gauge(table, logs, sums, span, engine.max_num_seqs)
-    cache = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
-    dtype = engine.quantization or engine.dtype
-    sizes = engine.tensor_parallel_size, dtype, cache, engine.data_parallel_size
-    served = Served(parts.model, parts.gpu, *sizes)
     done = table.completed
     tokens = int(table.generated[done].sum())
-    role = result.scenario.cluster.kinds[name].kv_role if result.scenario.cluster else None
+    role = _role(result.scenario, name)
     if role == "kv_producer":
         tokens = 0  # the token of a prompt goes to nobody
     elif role == "kv_consumer":  # it computes what comes after the prompt, and its last token
         table.cached[done] = table.workload.prompt_tokens[done] - 1
-    price = price_of_group(result.scenario, name)
+    gauges |= utilization(served, table, logs, sums, span[1] - span[0])
+    return Figures(gauges, int(done.sum()), tokens)
+
+
+def _group(
+    whole: "Scenario",
+    story: "Story",
+    name: str,
+    numbers: list[int],
+    span: tuple[float, float],
+    *,
+    found: Figures,
+) -> tuple[Values, Served]:
+    """Give the keys of one group, and what it serves on."""
+    scenario, parts = whole.of_group(name), story.parts[numbers[0]]
+    served, role = served_by(scenario, parts), _role(whole, name)
+    price = price_of_group(whole, name)
     servers = {story.servers[number] for number in numbers}
     paid = sum(story.life.paid_seconds(server, *span) for server in sorted(servers))
     # A replica that is off at times is idle only while it is paid for.
-    shares = gauges | utilization(served, table, logs, sums, span[1] - span[0])
+    shares = {**found.gauges}
     for key in ("gpu_busy_fraction", "mfu", "bandwidth_utilization"):
         values_per_paid = float(shares[key]) * (span[1] - span[0]) * len(servers)  # type: ignore[arg-type]
         shares[key] = share(values_per_paid, paid)
     values: Values = {
         "replicas": len(servers),
-        "data_parallel_size": engine.data_parallel_size,
+        "data_parallel_size": scenario.engine.data_parallel_size,
         "replica_hours": paid / 3600.0,
         "gpu": parts.gpu.name,
         "gpus": scenario.gpu.count * len(servers),
@@ -167,9 +228,9 @@ def _group(
         "dollars": None if price is None else price * paid / 3600.0,
         "profile": parts.cost.name,
         **({} if role is None else {"kv_role": role}),
-        "completed": int(done.sum()),
-        "output_tokens": tokens,
-        "output_throughput": share(tokens, span[1] - span[0]),
+        "completed": found.completed,
+        "output_tokens": found.tokens,
+        "output_throughput": share(found.tokens, span[1] - span[0]),
         **{key: shares[key] for key in GAUGES},
         "mfu": shares["mfu"],
         "bandwidth_utilization": shares["bandwidth_utilization"],
@@ -186,17 +247,15 @@ def _kv_transfer(story: "Story", span: tuple[float, float]) -> Values:
     return {"kv_transfer": link_summary(story.transfers, paid)}
 
 
-def _evenness(result: "Result", story: "Story") -> Values:
-    """Say how the requests were spread: the most that a replica ended, over the mean.
+def evenness(story: "Story", ended: npt.NDArray[np.int64], busy: npt.NDArray[np.float64]) -> Values:
+    """Say how evenly the work fell, by the requests and the busy s of each replica.
 
-    Where prefill and decode are apart, the less even of the two halves counts.
+    Of the requests, the most that a replica ended, over the mean. Where prefill and decode are
+    apart, the less even of the two halves counts.
     """
-    logs = story.engine_logs(result)
-    ended = np.array([len(log.requests) for log in logs])
-    busy = np.array([float((log.steps["end"] - log.steps["start"]).sum()) for log in logs])
-    halves = [np.ones(len(logs), bool)]
+    halves = [np.ones(len(ended), bool)]
     if story.transfers is not None:
-        prompts = np.isin(np.arange(len(logs)), [*story.transfers.producers])
+        prompts = np.isin(np.arange(len(ended)), [*story.transfers.producers])
         halves = [prompts, ~prompts]
     return {
         "requests_per_replica_min": int(ended.min()),

@@ -64,6 +64,13 @@ class StepSums:
             self.stored_time += float((stored * time).sum())
             self.max_used = max(self.max_used, min(share(most.max(), log.num_blocks), 1.0))
 
+    def merge(self, other: "StepSums") -> None:
+        """Add the sums of other steps."""
+        for name in self.__slots__:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            most = name in ("max_running", "max_used")
+            setattr(self, name, max(mine, theirs) if most else mine + theirs)
+
     def _add_tokens(self, rows: Rows, steps: npt.NDArray[np.int64]) -> None:
         seats = rows["decodes"] + rows["wasted"]  # of a leapt row, which has no prefills
         self.prefill_tokens += int((rows["prefill_tokens"] * steps).sum())
@@ -108,20 +115,40 @@ def gauge(
     max_num_seqs: int | None,
 ) -> dict[str, object]:
     """Give the gauges; means are over time and over replicas, `span` is the run's (s)."""
-    start, end = span
-    depths = [queue_depth(log, end) for log in logs]
-    whole = (end - start) * len(logs)
+    depths = [queue_depth(log, span[1]) for log in logs]
+    waited = sum(area for area, _ in depths), max((most for _, most in depths), default=0)
+    requests = RequestSums()
+    requests.add(table, logs)
+    return gauges(
+        *(sums, requests, waited),
+        replicas=len(logs),
+        duration=span[1] - span[0],
+        max_num_seqs=max_num_seqs,
+    )
+
+
+def gauges(
+    sums: StepSums,
+    requests: "RequestSums",
+    waited: tuple[float, int],
+    *,
+    replicas: int,
+    duration: float,
+    max_num_seqs: int | None,
+) -> dict[str, object]:
+    """Give the gauges by sums; `waited` are waiting requests over time, and their maximum."""
+    whole = duration * replicas
     mean_running = share(sums.running_time, sums.busy_time)
     efficiency = share(sums.stored_time, sums.reserved_time)
     return {
-        "replicas": len(logs),
+        "replicas": replicas,
         "steps": sums.steps,
         "gpu_busy_fraction": share(sums.busy_time, whole),
         "mean_running": mean_running,
         "max_running": sums.max_running,
         "batch_occupancy": mean_running / max_num_seqs if max_num_seqs else None,
-        "mean_waiting": share(sum(area for area, _ in depths), whole),
-        "max_waiting": max((most for _, most in depths), default=0),
+        "mean_waiting": share(waited[0], whole),
+        "max_waiting": waited[1],
         "kv_cache_usage_mean": share(sums.used_time, sums.busy_time),
         "kv_cache_usage_max": sums.max_used,
         "memory_efficiency": efficiency,
@@ -130,7 +157,8 @@ def gauge(
         "decode_tokens": sums.decode_tokens,
         "wasted_tokens": sums.wasted_tokens,
         "wasted_share": share(sums.wasted_tokens, sums.slots),
-    } | _request_gauges(table, logs)
+        **requests.gauges(),
+    }
 
 
 def copied(
@@ -170,22 +198,43 @@ def host_tier(
     }
 
 
-def _request_gauges(table: RequestTable, logs: Sequence[Log]) -> dict[str, object]:
-    accepted = (table.replica >= 0) & (table.reason != REJECTED)
-    scheduled = ~np.isnan(table.first_scheduled)
-    preemptions = int(table.preemptions.sum())
-    queries = int(table.workload.prompt_tokens[scheduled].sum())
-    loaded = sum(
-        log.block_size * int(log.loads["blocks"][log.loads["fresh"] == 1].sum()) for log in logs
-    )
-    hits = int(table.cached.sum()) - loaded
-    return {
-        "preemptions": preemptions,
-        "preemption_rate": share(preemptions, int(accepted.sum())),
-        "prefix_cache_queries": queries,
-        "prefix_cache_hits": hits,
-        "prefix_cache_hit_rate": share(hits, queries),
-        "rejected": int((table.reason == REJECTED).sum()),
-        "unfinished": int((table.reason == UNFINISHED).sum()),
-        "never_sent": int((table.reason < 0).sum()),
-    }
+@dataclass(slots=True)
+class RequestSums:
+    """Counts over requests; those of tokens are of prompts."""
+
+    accepted: int = 0
+    preemptions: int = 0
+    queries: int = 0
+    cached: int = 0
+    loaded: int = 0  # from the host tier, at first admissions
+    rejected: int = 0
+    unfinished: int = 0
+    never_sent: int = 0
+
+    def add(self, table: RequestTable, logs: Sequence[Log]) -> None:
+        """Add a table, and what the logs of its requests say."""
+        scheduled = ~np.isnan(table.first_scheduled)
+        self.accepted += int(((table.replica >= 0) & (table.reason != REJECTED)).sum())
+        self.preemptions += int(table.preemptions.sum())
+        self.queries += int(table.workload.prompt_tokens[scheduled].sum())
+        self.cached += int(table.cached.sum())
+        self.loaded += sum(
+            log.block_size * int(log.loads["blocks"][log.loads["fresh"] == 1].sum()) for log in logs
+        )
+        self.rejected += int((table.reason == REJECTED).sum())
+        self.unfinished += int((table.reason == UNFINISHED).sum())
+        self.never_sent += int((table.reason < 0).sum())
+
+    def gauges(self) -> dict[str, object]:
+        """Give the gauges that follow from these alone."""
+        hits = self.cached - self.loaded
+        return {
+            "preemptions": self.preemptions,
+            "preemption_rate": share(self.preemptions, self.accepted),
+            "prefix_cache_queries": self.queries,
+            "prefix_cache_hits": hits,
+            "prefix_cache_hit_rate": share(hits, self.queries),
+            "rejected": self.rejected,
+            "unfinished": self.unfinished,
+            "never_sent": self.never_sent,
+        }

@@ -28,7 +28,7 @@ from simulator.lengths import (
     tokens,
 )
 from simulator.request import Segments
-from simulator.workload import MOST_REQUESTS, Floats, Ints, Workload
+from simulator.workload import MOST_KEPT, MOST_REQUESTS, Floats, Ints, Workload
 
 STREAMS = ("arrivals", "input", "output", "prefixes", "sessions", "clients")
 INPUT_LEN, OUTPUT_LEN = 1024, 128  # tokens, vLLM's defaults
@@ -114,7 +114,7 @@ class Generator:
         refuse(
             *check_rates(self),
             *self._check_lengths(),
-            *_count("num_prompts", self.num_prompts),
+            *_count("num_prompts", self.num_prompts, MOST_REQUESTS),
             (self.prefix_len < 0, f"prefix_len: {self.prefix_len} is less than 0"),
             (self.prefix_len >= MOST, f"prefix_len: {self.prefix_len} is {MOST:,} or more"),
             (
@@ -158,10 +158,10 @@ class Generator:
         ]
 
 
-def _count(name: str, value: int) -> Checks:
+def _count(name: str, value: int, most: int = MOST_KEPT) -> Checks:
     return [
         (value < 1, f"{name}: {value} is less than 1"),
-        (value > MOST_REQUESTS, f"{name}: {value} is more than {MOST_REQUESTS:,}"),
+        (value > most, f"{name}: {value} is more than {most:,}"),
     ]
 
 
@@ -240,9 +240,11 @@ def generate(
     """
     if isinstance(spec, Mapping):
         spec = build(Generator, spec)
-    spawned = np.random.SeedSequence(seed).spawn(len(STREAMS))
-    rng = {name: np.random.default_rng(s) for name, s in zip(STREAMS, spawned, strict=True)}
-    new, output = _draw_lengths(spec, rng, load)
+    many = f"num_prompts: {spec.num_prompts} requests do not fit into memory together, "
+    many += f"{MOST_KEPT:,} may; headway run --no-tables generates them as they come"
+    refuse((spec.num_prompts > MOST_KEPT, many))
+    rng = streams(seed)
+    new, output = draw_lengths(spec, rng, load)
     starts, delay = _draw_sessions(spec, rng["sessions"])
     session = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(new)))
     heads, group = _draw_prefixes(spec, len(starts), rng["prefixes"])
@@ -274,7 +276,13 @@ def generate(
     return work
 
 
-def _draw_lengths(
+def streams(seed: int) -> dict[str, np.random.Generator]:
+    """Make the random streams of a workload, by name."""
+    spawned = np.random.SeedSequence(seed).spawn(len(STREAMS))
+    return {name: np.random.default_rng(s) for name, s in zip(STREAMS, spawned, strict=True)}
+
+
+def draw_lengths(
     spec: Generator, rng: dict[str, np.random.Generator], load: Load | None
 ) -> tuple[Ints, Ints]:
     """Draw each request's new prompt tokens and its output tokens."""

@@ -14,6 +14,7 @@ from simulator.fleet import Fleet
 from simulator.request import Request
 from simulator.routers import Target
 from simulator.scheduler import Scheduler
+from simulator.stream_client import Sent
 
 State = Literal["off", "starting", "up", "draining", "down"]
 TOLERANCE = 0.1  # of the quotient of metric and target, as Kubernetes' HorizontalPodAutoscaler
@@ -163,7 +164,7 @@ class Autoscaler:
         block: AutoscalingBlock,
         targets: Sequence[Target],
         *,
-        sent: Sequence[float] = (),
+        sent: Sequence[float] | Sent = (),
         bounds: Mapping[str, float] | None = None,
     ) -> None:
         self.life, self.block, self.targets = life, block, targets

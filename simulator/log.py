@@ -122,6 +122,7 @@ class Log:
     draft_rows: bytearray = field(default_factory=bytearray)
     offloaded: int = 0  # blocks that went to the host tier
     tick_ends: "array[float]" = field(default_factory=lambda: array("d"))
+    ticks_before: int = 0  # that have been taken out of `tick_ends`, where a run is streamed
     joined: "array[float]" = field(default_factory=lambda: array("d"))
     """When requests joined the queue (s), those that could never fit left out."""
     decided: "array[float]" = field(default_factory=lambda: array("d"))

@@ -157,7 +157,7 @@ class Member(Replica):
         log.emptied.append(self.env.now)
         scheduler.runs, scheduler.pauses = log.run_rows, log.pause_rows
         scheduler.drafts = log.draft_rows
-        scheduler.decodes.tick = len(log.tick_ends)
+        scheduler.decodes.tick = log.ticks_before + len(log.tick_ends)
         return lost
 
     def _land_before(self, now: float) -> None:

@@ -77,7 +77,7 @@ def summarize(
         completed, duration = completed & _inside(sent, within), within[1] - within[0]
         times = [TokenTimes(log, completed) for log in logs]
     return (
-        _head(workload, served)
+        head(workload, served)
         | _throughput(table, ended, int(failed.sum()), duration, goodput)
         | peaks
         | _latencies(table, completed, times, percentiles)
@@ -143,7 +143,7 @@ def summarize_result(result: "Result", percentiles: Sequence[float] = PERCENTILE
     return summary
 
 
-def _head(workload: Workload, served: Served | None) -> Summary:
+def head(workload: Workload, served: Served | None) -> Summary:
     """Say what was run. `date` is null: the same seed gives the same bytes."""
     return {
         "date": None,
@@ -182,13 +182,13 @@ def _throughput(
         "total_input_tokens": total_input,
         "total_output_tokens": total_output,
         "request_throughput": share(done, duration),
-        "request_goodput": share(_good(table, completed, goodput), duration) if goodput else None,
+        "request_goodput": share(good(table, completed, goodput), duration) if goodput else None,
         "output_throughput": share(total_output, duration),
         "total_token_throughput": share(total_input + total_output, duration),
     }
 
 
-def _good(table: RequestTable, completed: Flags, goodput: Mapping[str, float]) -> int:
+def good(table: RequestTable, completed: Flags, goodput: Mapping[str, float]) -> int:
     """Count the completed requests that keep every bound (ms, inclusive)."""
     good = completed.copy()
     for name, bound in goodput.items():
@@ -226,7 +226,7 @@ def _latencies(
     out |= describe("tpot", table.tpot[several], percentiles)
     pool = GapPool(times)
     quantiles = pool.percentiles([50.0, *percentiles])
-    out |= _named("itl", pool.mean, pool.std, quantiles, percentiles)
+    out |= named("itl", pool.mean, pool.std, quantiles, percentiles)
     e2el = table.e2el[completed]
     out |= describe("e2el", e2el, percentiles)
     out |= describe("queue_time", table.queue_time[completed], percentiles)
@@ -239,15 +239,20 @@ def _latencies(
 
 
 def _drafted(logs: Sequence[Log]) -> Summary:
-    """Give what speculative decoding brought, under vLLM's names; nothing where there was none.
+    """Give what speculative decoding brought."""
+    return acceptance({name: sum(int(log.drafts[name].sum()) for log in logs) for name in DRAFTED})
 
-    The rate is in per cent; the length counts the token that comes out beside the drafts. As in
-    vLLM, drafts are counted as accepted though they lie beyond the end of their request.
+
+def acceptance(sums: Mapping[str, int]) -> Summary:
+    """Give the same by the sums of the columns of log.DRAFT, under vLLM's names.
+
+    Nothing where there were no steps with decodes. The rate is in per cent; the length counts the
+    token that comes out beside the drafts. As in vLLM, drafts are counted as accepted though they
+    lie beyond the end of their request.
     """
-    if not any(log.draft_rows for log in logs):
+    decodes, drafts, accepted = (sums[name] for name in DRAFTED)
+    if not decodes:
         return {}
-    sums = {name: sum(int(log.drafts[name].sum()) for log in logs) for name in DRAFTED}
-    decodes, drafts, accepted = sums["decodes"], sums["drafts"], sums["accepted"]
     return {
         "spec_decode_acceptance_rate": 100.0 * share(accepted, drafts),
         "spec_decode_acceptance_length": 1.0 + share(accepted, decodes),
@@ -261,10 +266,10 @@ def describe(name: str, values: Floats, percentiles: Sequence[float]) -> Summary
     if not len(values):
         values = np.zeros(1)
     quantiles = np.percentile(values, [50.0, *percentiles]).tolist()
-    return _named(name, float(values.mean()), float(values.std()), quantiles, percentiles)
+    return named(name, float(values.mean()), float(values.std()), quantiles, percentiles)
 
 
-def _named(
+def named(
     name: str, mean: float, std: float, quantiles: Sequence[float], percentiles: Sequence[float]
 ) -> Summary:
     """Name statistics given in seconds as vLLM does: p99_ttft_ms, p99.9_ttft_ms.

@@ -19,6 +19,7 @@ from simulator.tables import Floats, expand_steps, request_columns, run_span, st
 if TYPE_CHECKING:
     import pandas as pd
 
+    from simulator.scenario import Scenario
     from simulator.simulation import Result
 
 SLICE = 1 << 15  # rows encoded together: bounds the memory
@@ -64,7 +65,7 @@ def write_run(result: "Result", out: Path, format: str = "csv") -> list[Path]:
                 if format == "csv"
                 else partial(_write_parquet, _frame(columns))
             )
-    writers["scenario.yaml"] = partial(_write_scenario, result)
+    writers["scenario.yaml"] = partial(write_scenario, result.scenario)
     return write_together(out, writers)
 
 
@@ -197,10 +198,11 @@ def _slices(rows: int) -> Iterator[slice]:
         yield slice(at, at + SLICE)
 
 
-def _write_scenario(result: "Result", file: BinaryIO) -> None:
+def write_scenario(scenario: "Scenario", file: BinaryIO) -> None:
+    """Write a scenario with every default filled in."""
     import yaml
 
-    text = yaml.safe_dump(result.scenario.resolved(), sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(scenario.resolved(), sort_keys=False, allow_unicode=True)
     file.write(text.encode())
 
 

@@ -136,7 +136,7 @@ def run_table(run: "Result | Summary") -> str:
         if f"mean_{key}_ms" in summary:
             lines += [f"{title:-^{WIDTH}}", *_latency(summary, key, name)]
     lines += [f"{'Engine':-^{WIDTH}}", *_engine(summary["headway"])]
-    if "diagnosis" in summary["headway"]:
+    if summary["headway"].get("diagnosis") is not None:
         lines += [f"{'Diagnosis':-^{WIDTH}}", *diagnosis_lines(summary["headway"]["diagnosis"])]
     lines.append("=" * WIDTH)
     return "\n".join(lines + notes)

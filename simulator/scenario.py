@@ -23,7 +23,8 @@ from simulator.yamlpos import Places, faults
 
 if TYPE_CHECKING:
     from simulator.generate import Generator
-    from simulator.workload import Workload
+    from simulator.lengths import Load
+    from simulator.workload import Frontend, Workload
 
 READING = {"time_unit", "hash_block_size", "session_turns", "chars_per_token"}
 """Keys of a trace that say how to read it; the others say which part to take."""
@@ -227,23 +228,33 @@ class Scenario(Block):
 
     def make_workload(self) -> "Workload":
         """Read the trace or generate the requests; HeadwayError names what is wrong."""
-        from simulator.workload import Frontend
-
         workload = self._requests()
-        if self.workload.frontend is not None:
-            workload.frontend = self.workload.frontend.make()
-        elif self.workload.client_latency:
-            workload.frontend = Frontend(latency=self.workload.client_latency)
+        workload.frontend = self.frontend()
         return workload
 
-    def _requests(self) -> "Workload":
-        from simulator.generate import generate
-        from simulator.traces import read_trace, select
+    def frontend(self) -> "Frontend | None":
+        """Give what requests pass before the scheduler."""
+        from simulator.workload import Frontend
+
+        if self.workload.frontend is not None:
+            return self.workload.frontend.make()
+        latency = self.workload.client_latency
+        return Frontend(latency=latency) if latency else None
+
+    def reader(self) -> "Load":
+        """Give what reads the traces that the workload names."""
+        from simulator.traces import read_trace
 
         def load(path: str, form: str | None, **options: Any) -> "Workload":
             return read_trace(resolve(path, self.folder), form, **options)
 
-        trace = self.workload.trace
+        return load
+
+    def _requests(self) -> "Workload":
+        from simulator.generate import generate
+        from simulator.traces import select
+
+        load, trace = self.reader(), self.workload.trace
         if trace is None:
             try:
                 return generate(self.workload.generator, self.seed, load)

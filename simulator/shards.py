@@ -17,6 +17,7 @@ import simpy
 from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.cost import CostModel
 from simulator.errors import HeadwayError
+from simulator.expert_cost import instead
 from simulator.fleet import Fleet
 from simulator.lane import Lane, Mail, reach
 from simulator.lifecycle import Lifecycle
@@ -91,10 +92,10 @@ class Shard:
         for name, mail in zip(self.groups, self.mail, strict=True):
             if name not in kinds:
                 own = self.scenario.of_group(name)
-                kinds[name] = own, assemble(own)
+                kinds[name] = own, with_cost(assemble(own), self.cost)
             own, parts = kinds[name]
             scheduler = make_scheduler(own, parts, self.shares)
-            lanes.append(Lane(scheduler, self.cost or parts.cost, mail, leap=self.leap))
+            lanes.append(Lane(scheduler, parts.cost, mail, leap=self.leap))
         return lanes
 
 
@@ -160,13 +161,17 @@ def _replicas(
     every: list[Parts] = []
     for name, group in scenario.cluster.kinds.items():
         own = scenario.of_group(name)
-        parts = assemble(own)
-        parts = parts if cost is None else replace(parts, cost=cost)
+        parts = with_cost(assemble(own), cost)
         if group.replicas:
             make_scheduler(own, parts, workload.segments is not None)
         groups += [name] * group.replicas
         every += [parts] * group.replicas
     return groups, every
+
+
+def with_cost(parts: Parts, cost: CostModel | None) -> Parts:
+    """Put a given cost, if there is one, in place of the scenario's."""
+    return parts if cost is None else replace(parts, cost=instead(parts.cost, cost))
 
 
 def _always_on(router: Router, count: int) -> Lifecycle:

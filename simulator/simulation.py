@@ -27,6 +27,7 @@ from simulator.policy_table import find_policy
 from simulator.predictor import make_predictor
 from simulator.replica import REJECTED, Replica
 from simulator.scenario import Scenario
+from simulator.stream_client import StreamClient
 from simulator.workload import Workload
 
 if TYPE_CHECKING:
@@ -197,7 +198,9 @@ def play(
 
 
 def drive(
-    env: simpy.Environment, client: Client, progress: Callable[[float, int, int], None] | None
+    env: simpy.Environment,
+    client: Client | StreamClient,
+    progress: Callable[[float, int, int], None] | None,
 ) -> bool:
     """Let the clock run until all is done; say whether the user broke it off."""
     with no_garbage_collection():
@@ -223,7 +226,9 @@ def _all_rejected(result: Result, replica: Replica) -> list[str]:
 
 
 def _loop(
-    env: simpy.Environment, client: Client, progress: Callable[[float, int, int], None] | None
+    env: simpy.Environment,
+    client: Client | StreamClient,
+    progress: Callable[[float, int, int], None] | None,
 ) -> bool:
     """Run until nothing is left to happen; say whether the user broke it off."""
     step = env.step

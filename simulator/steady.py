@@ -57,14 +57,22 @@ def steady_state(table: RequestTable, within: Window | None) -> dict[str, object
     if within is not None:
         kept = (times >= within[0]) & (times <= within[1])
         times, level = times[kept], level[kept]
-    found: dict[str, object] = {"stationary": None, "trend_per_s": None, "trend_p_value": None}
+    found: dict[str, object] = dict.fromkeys(("stationary", "trend_per_s", "trend_p_value"))
     if len(level) >= FEWEST and times[-1] > times[0]:
-        slope, p = trend(level)
-        change = slope / max(float(level.mean()), 1.0)
-        found["stationary"] = not (p < LEVEL and abs(change) > MATERIAL)
-        found["trend_per_s"] = slope / float(times[-1] - times[0])
-        found["trend_p_value"] = p
+        means = np.array([part.mean() for part in np.array_split(level, BATCHES)])
+        found = judged(means, float(level.mean()), float(times[-1] - times[0]))
     return found | {"suggested_warmup_s": warmup}
+
+
+def judged(means: Floats, mean: float, seconds: float) -> dict[str, object]:
+    """Judge a series by its batch means, its mean and its length, s."""
+    slope, p = line(means)
+    change = slope / max(mean, 1.0)
+    return {
+        "stationary": not (p < LEVEL and abs(change) > MATERIAL),
+        "trend_per_s": slope / seconds,
+        "trend_p_value": p,
+    }
 
 
 def in_system(table: RequestTable) -> tuple[Floats, Floats]:
@@ -87,7 +95,11 @@ def trend(values: Floats) -> tuple[float, float]:
     The line goes through 20 batch means. Its slope's variance is widened by first-order
     correlation of what is left, and the degrees of freedom fewer by as much.
     """
-    means = np.array([part.mean() for part in np.array_split(values, BATCHES)])
+    return line(np.array([part.mean() for part in np.array_split(values, BATCHES)]))
+
+
+def line(means: Floats) -> tuple[float, float]:
+    """Give the same by the batch means."""
     at = np.arange(BATCHES) - (BATCHES - 1) / 2
     slope = float(at @ means / (at @ at))
     rest = means - means.mean() - slope * at

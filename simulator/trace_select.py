@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.request import Segments
-from simulator.workload import MOST_REQUESTS, Floats, Ints, Workload
+from simulator.workload import MOST_KEPT, Floats, Ints, Workload
 
 
 def starts(workload: Workload) -> Floats:
@@ -153,9 +153,9 @@ def _repeat(workload: Workload, times: int, limit: int | None) -> Workload:
         times = min(times, ceil(limit / n))
     if times == 1 or not n:
         return workload
-    if times * n > MOST_REQUESTS:
+    if times * n > MOST_KEPT:
         raise HeadwayError(
-            f"repeat: {times} times {n:,} requests are more than {MOST_REQUESTS:,}; give a limit"
+            f"repeat: {times} times {n:,} requests are more than {MOST_KEPT:,}; give a limit"
         )
     known = workload.arrival[~np.isnan(workload.arrival)]
     gaps = max(len(known) - 1, 1)

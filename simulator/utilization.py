@@ -31,13 +31,19 @@ def utilization(
     served: Served, table: RequestTable, logs: Sequence[Log], sums: StepSums, duration: float
 ) -> dict[str, object]:
     """Give `mfu` and `bandwidth_utilization`, shares of the peaks over the whole run."""
-    gpus = served.tensor_parallel_size * len(logs)
+    flops, read = needed_flops(served.model, table), read_bytes(served, logs, sums)
+    return shares_of_peaks(served, flops, read, len(logs), duration)
+
+
+def shares_of_peaks(
+    served: Served, flops: float, read: float, replicas: int, duration: float
+) -> dict[str, object]:
+    """Give the same of the FLOPs needed and the bytes read by so many replicas."""
+    gpus = served.tensor_parallel_size * replicas
     peak = served.gpu.flops(served.model.resolve_dtype(served.dtype))
     return {
-        "mfu": share(needed_flops(served.model, table), peak * gpus * duration),
-        "bandwidth_utilization": share(
-            read_bytes(served, logs, sums), served.gpu.bandwidth * gpus * duration
-        ),
+        "mfu": share(flops, peak * gpus * duration),
+        "bandwidth_utilization": share(read, served.gpu.bandwidth * gpus * duration),
     }
 
 

@@ -167,7 +167,7 @@ BAD = [
     ),
     (
         "workload: {num_prompts: 99999999999}\n",
-        "s.yaml:1: workload.num_prompts: 99999999999 is more than 10,000,000",
+        "s.yaml:1: workload.num_prompts: 99999999999 is more than 1,000,000,000",
     ),
     (
         "workload: {clients: 10000001}\n",

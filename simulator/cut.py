@@ -1,0 +1,73 @@
+"""Takes out of a replica's log what is known of requests that have ended, and forgets it."""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.log import REQUEST, RUN, STEP, Log
+
+Rows = npt.NDArray[np.void]
+
+
+def cut(log: Log, ids: range, before: float, lost: Mapping[int, float], *, last: bool) -> Log:
+    """Take out the requests `ids` and every row of steps but the newest; with `last` that, too.
+
+    In what is returned ids begin with 0. No other request has a token before the time `before`, s.
+    `lost` has the time at which a request was sent once more: what it said before is dropped.
+    """
+    part = Log(log.num_blocks, log.block_size, log.reserves)
+    part.request_rows += _move(log.request_rows, REQUEST, ids).tobytes()
+    runs = _move(log.run_rows, RUN, ids)
+    if lost:
+        since = [lost.get(id, -1.0) for id in (runs["id"] + ids.start).tolist()]
+        runs = runs[runs["start"] >= np.array(since)]
+    runs["first_tick"] -= log.ticks_before
+    part.run_rows += runs.tobytes()
+    _cut_steps(log, part, last)
+    part.tick_ends = array("d", log.tick_ends)
+    over = int(np.searchsorted(np.array(log.tick_ends), before))
+    del log.tick_ends[:over]
+    log.ticks_before += over
+    for name in ("swap_rows", "load_rows", "draft_rows"):
+        rows: bytearray = getattr(log, name)
+        setattr(part, name, bytearray(rows))
+        rows.clear()
+    log.pause_rows.clear()
+    if last:
+        part.offloaded = log.offloaded
+    return part
+
+
+def _move(rows: bytearray, kind: np.dtype[np.void], ids: range) -> Rows:
+    """Take the rows of some requests out, and number their ids from 0 on."""
+    found = np.frombuffer(bytes(rows), kind)
+    there = (found["id"] >= ids.start) & (found["id"] < ids.stop)
+    rows[:] = found[~there].tobytes()
+    moved: Rows = found[there].copy()
+    moved["id"] -= ids.start
+    return moved
+
+
+def _cut_steps(log: Log, part: Log, last: bool) -> None:
+    """Take out rows of steps, and what comes before the row after them is decided."""
+    count = len(log.step_rows) // STEP.itemsize
+    size = count if last else max(count - 1, 0)
+    part.step_rows += log.step_rows[: size * STEP.itemsize]
+    part.decided = log.decided[:size]
+    del log.step_rows[: size * STEP.itemsize]
+    del log.decided[:size]
+    for name in ("joined", "emptied"):
+        times: array[float] = getattr(log, name)
+        over = len(times) if last else bisect_right(times, next_decision(log))
+        setattr(part, name, times[:over])
+        del times[:over]
+
+
+def next_decision(log: Log) -> float:
+    """Give the time at which the first row that is left was decided, s; 0 if there is none."""
+    if not log.step_rows:
+        return 0.0
+    return log.decided[0] if log.decided else float(np.frombuffer(bytes(log.step_rows[:8]))[0])

@@ -1,0 +1,101 @@
+"""Statistics of values that come by in parts and are not kept."""
+
+from collections.abc import Sequence
+from math import ceil, inf, log, sqrt
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+ERROR = 0.0025
+"""Relative error of a percentile, at most."""
+LOWEST, HIGHEST = 1e-9, 1e9  # s; between them the error holds
+GROWTH = log((1 + ERROR) / (1 - ERROR))
+FIRST = ceil(log(LOWEST) / GROWTH)
+BINS = ceil(log(HIGHEST) / GROWTH) - FIRST + 1
+
+
+class Sketch:
+    """Count, mean and standard deviation of values of 0 and more, and their percentiles.
+
+    Percentiles are off by ERROR of themselves at most: values are counted in bins whose bounds
+    grow by one factor (DDSketch: Masson et al., VLDB 2019). The mean and the standard deviation
+    are exact but for rounding (Chan et al., 1979).
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = 0.0
+        self._squares = 0.0  # of the differences from the mean
+        self._low, self._high = inf, 0.0
+        self._nothing = 0  # values below LOWEST
+        self._bins = np.zeros(BINS, np.int64)
+
+    def add(self, values: Floats, weights: npt.NDArray[np.integer] | None = None) -> None:
+        """Take in values, each as often as its weight says."""
+        if not len(values):
+            return
+        weights = np.ones(len(values), np.int64) if weights is None else weights.astype(np.int64)
+        count = int(weights.sum())
+        if not count:
+            return
+        mean = float((values * weights).sum()) / count
+        away, whole = mean - self.mean, self.count + count
+        self._squares += float(((values - mean) ** 2 * weights).sum())
+        self._squares += away * away * self.count * count / whole
+        self.mean += away * count / whole
+        self.count = whole
+        self._low = min(self._low, float(values.min()))
+        self._high = max(self._high, float(values.max()))
+        some = values > LOWEST
+        self._nothing += int(weights[~some].sum())
+        bins = np.ceil(np.log(values[some]) / GROWTH).astype(np.int64) - FIRST
+        counts = np.bincount(np.clip(bins, 0, BINS - 1), weights[some], BINS)
+        self._bins += counts.astype(np.int64)
+
+    @property
+    def std(self) -> float:
+        """Give the population's standard deviation."""
+        return sqrt(self._squares / self.count) if self.count else 0.0
+
+    def percentiles(self, wanted: Sequence[float]) -> list[float]:
+        """Give percentiles as numpy does, between two ranks in a line; 0 if there is no value."""
+        if not self.count:
+            return [0.0] * len(wanted)
+        upto = np.cumsum(self._bins) + self._nothing
+        found = []
+        for percent in wanted:
+            place = (self.count - 1) * (percent / 100.0)
+            below = int(place)
+            low, high = (self._ranked(rank, upto) for rank in (below, below + 1))
+            found.append(low + (high - low) * (place - below))
+        return found
+
+    def _ranked(self, rank: int, upto: npt.NDArray[np.int64]) -> float:
+        if rank < self._nothing:
+            return max(self._low, 0.0)
+        at = int(np.searchsorted(upto, min(rank, self.count - 1), "right"))
+        middle = float(np.exp((at + FIRST) * GROWTH) * (1 - ERROR))
+        return min(max(middle, self._low), self._high)
+
+
+class Crowd:
+    """How many are there, as each one comes: those who come in later parts come later."""
+
+    def __init__(self) -> None:
+        self.came = 0
+        self._gone = 0
+        self._ends = np.empty(0)  # after the last of those who came
+
+    def add(self, times: Floats, ends: Floats) -> npt.NDArray[np.int64]:
+        """Take in when some came (ascending) and left; give how many were there, each included."""
+        ends = np.sort(np.concatenate((self._ends, ends)))
+        left = np.searchsorted(ends, times, side="right")
+        here = self.came + np.arange(1, len(times) + 1) - (self._gone + left)
+        self.came += len(times)
+        if len(times):
+            self._gone += int(left[-1])
+            ends = ends[left[-1] :]
+        self._ends = ends
+        return here

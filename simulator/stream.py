@@ -1,0 +1,217 @@
+"""Runs of any length in bounded memory: requests come and go, and only sums of them stay."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import simpy
+
+from simulator import __version__
+from simulator.assemble import Parts, assemble, make_scheduler
+from simulator.async_replica import make_replica
+from simulator.chunks import chunks
+from simulator.cluster_metrics import evenness, tell
+from simulator.cut import cut, next_decision
+from simulator.errors import HeadwayError, HeadwayWarning
+from simulator.metrics import SCHEMA, head
+from simulator.replica import Replica
+from simulator.scenario import Scenario
+from simulator.sketch import ERROR
+from simulator.stream_client import Chunk, StreamClient
+from simulator.stream_metrics import Engines, Part, Tally
+
+if TYPE_CHECKING:
+    from simulator.cluster import Story
+    from simulator.fleet import Fleet
+
+CHUNK = 65536  # requests that are measured together
+PER_REPLICA = 64  # of them, at least, for each replica
+
+Progress = Callable[[float, int, int], None]
+
+
+@dataclass
+class Stream:
+    """A run that is going on: the engines, who sends to them, and what is known so far."""
+
+    env: simpy.Environment
+    client: StreamClient
+    engines: Sequence[Replica]
+    parts: Sequence[Parts]  # of each engine
+    tally: Tally
+    fleet: "Fleet | None" = None
+    story: "Story | None" = None
+
+    def __post_init__(self) -> None:
+        self.warned: dict[str, str] = {}
+        self.swap_time = 0.0
+        self.logs = [engine.log for engine in self.engines]
+
+    def harvest(self, *, last: bool = False) -> None:
+        """Measure the chunks whose requests have all ended, and forget them."""
+        for chunk in self.client.ended():
+            self._measure(chunk)
+        if last:
+            self._measure(self.client.nothing(), last=True)
+
+    def _measure(self, chunk: Chunk, *, last: bool = False) -> None:
+        ids = range(chunk.first, chunk.first + len(chunk.work))
+        lost = {} if self.fleet is None else self.fleet.sent_again
+        before = self.client.unsettled()
+        logs = [cut(log, ids, before, lost, last=last) for log in self.logs]
+        gate = None if self.story is None else self.story.gate
+        refused = None if gate is None else cut(gate.log, ids, before, {}, last=last)
+        for id in [id for id in lost if id in ids]:
+            del lost[id]
+        sent = np.array(chunk.sent)
+        end = max((float(log.steps["end"][-1]) for log in logs if log.step_rows), default=0.0)
+        upto = [max(end, self.tally.end) if last else next_decision(log) for log in self.logs]
+        self.tally.add(Part(chunk.work, sent, logs, upto, refused))
+        for log, parts in zip(logs, self.parts, strict=True):
+            self.swap_time += float(parts.cost.logged_swap_seconds(log.swaps).sum())
+            if len(log.steps):
+                for text in parts.cost.outside(log.steps):
+                    self.warned.setdefault(text.partition(" of ")[0], f"in part of the run, {text}")
+
+
+def run_streamed(
+    scenario: Scenario, *, stepwise: bool = False, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Simulate a scenario of any number of requests; return its summary.
+
+    Names, means, counts and rates are those of `Result.summary()`; percentiles are off by ERROR of
+    themselves at most, and `diagnosis` and `suggested_warmup_s`, which need every request, are
+    null. An interrupt ends the run without a result. Raises HeadwayError for what needs to keep
+    all requests.
+    """
+    from simulator.cluster import NONE_COMES_BACK
+    from simulator.simulation import drive
+
+    _refuse(scenario)
+    stream = _set_up(scenario, leap=not stepwise)
+
+    def look(now: float, done: int, total: int) -> None:
+        stream.harvest()
+        if progress is not None:
+            progress(now, done, total)
+
+    try:
+        interrupted = drive(stream.env, stream.client, look)
+    except RuntimeError:
+        if stream.fleet is None or not stream.fleet.stranded:
+            raise
+        raise HeadwayError(NONE_COMES_BACK) from None
+    if interrupted:
+        raise KeyboardInterrupt("a run without tables tells nothing before its end")
+    for engine in stream.engines:
+        if (tier := engine.scheduler.blocks.tier) is not None:
+            engine.log.offloaded = tier.stored
+    stream.harvest(last=True)
+    return _summary(scenario, stream)
+
+
+def _summary(scenario: Scenario, stream: Stream) -> dict[str, Any]:
+    """Put together what is known at the end, and warn of what cannot be trusted."""
+    tally, parts = stream.tally, stream.parts[0]
+    told = list(stream.warned.values())
+    if tally.whole.requests.rejected == tally.total:
+        told.append(f"all {tally.total:,} requests were rejected: no replica could ever hold them")
+    for message in told:
+        warnings.warn(message, HeadwayWarning, stacklevel=3)
+    info: dict[str, Any] = {
+        "schema": SCHEMA,
+        "version": __version__,
+        "seed": scenario.seed,
+        "scenario": scenario.name,
+        "profile": parts.cost.name,
+        "interrupted": False,
+        "warnings": told,
+        "warmup_s": 0.0,
+        "cooldown_s": 0.0,
+        "percentile_error": ERROR,
+    }
+    begin = head(stream.client.nothing().work, tally.whole.served) | {"num_prompts": tally.total}
+    summary = tally.summary(begin, info, stream.swap_time)
+    if stream.story is not None:
+        span = tally.start, tally.end
+        found = {name: group.figures(span[1] - span[0]) for name, group in tally.groups.items()}
+        even = evenness(stream.story, tally.ended, tally.busy)
+        summary["headway"] |= tell(
+            *(scenario, stream.story, span, found), given_up=tally.given_up, even=even
+        )
+    summary["headway"]["diagnosis"] = None
+    return summary
+
+
+def _refuse(scenario: Scenario) -> None:
+    """Refuse what a run cannot have that forgets its requests."""
+    load = scenario.workload.generator
+    several = load.clients is not None and load.clients != 1
+    if wrong := [
+        f"--no-tables: {why}"
+        for why, holds in {
+            "workload.sessions: a turn waits for the end of another request": load.sessions,
+            "workload.clients: how evenly clients are served needs all requests": several,
+            "predictor: its errors are drawn for all requests together": scenario.predictor,
+            "cluster.groups: with kv_role a request is at two replicas": (
+                scenario.cluster is not None
+                and any(group.kv_role for group in scenario.cluster.kinds.values())
+            ),
+            "engine.data_parallel_size: must be 1": any(
+                own.engine.data_parallel_size > 1
+                for own in (
+                    [scenario]
+                    if scenario.cluster is None
+                    else [scenario.of_group(name) for name in scenario.cluster.kinds]
+                )
+            ),
+        }.items()
+        if holds
+    ]:
+        raise HeadwayError(wrong)
+
+
+def _set_up(scenario: Scenario, *, leap: bool) -> Stream:
+    """Build engines and client."""
+    cluster = scenario.cluster
+    replicas = 1 if cluster is None else sum(cluster.most(name) for name in cluster.kinds)
+    size = max(CHUNK, PER_REPLICA * replicas)
+    total, parts = chunks(scenario, size)
+    first = next(parts, None)
+    if first is None:
+        raise HeadwayError("--no-tables: there is not one request")
+    if first.after is not None or len(set(first.client or ())) > 1:
+        raise HeadwayError("--no-tables: workload: requests of sessions or of several clients")
+
+    parts = chain([first], parts)
+    env = simpy.Environment()
+    shares = first.segments is not None
+    if cluster is None:
+        made = assemble(scenario)
+        replica = make_replica(env, make_scheduler(scenario, made, shares), made.cost, leap=leap)
+        client = StreamClient(env, total, size, parts, replica.submit)
+        replica.on_finish = client.finished
+        whole = Engines(scenario, made, [0])
+        tally = Tally(scenario, total, {}, whole)
+        return Stream(env, client, [replica], [made], tally)
+    from simulator.cluster import connect, fill, replicas_in
+    from simulator.routing import make_fleet
+
+    fleet = make_fleet(env, scenario, None)
+    story = fill(fleet, scenario, shares, leap=leap)
+    client = connect(
+        *(fleet, scenario, story),
+        lambda submit: StreamClient(env, total, size, parts, submit),
+    )
+    whole = Engines(scenario, story.parts[0], range(len(fleet.logs)))
+    groups = {
+        name: Engines(scenario.of_group(name), story.parts[numbers[0]], numbers)
+        for name, numbers in replicas_in(story.groups).items()
+    }
+    if not cluster.groups:
+        groups = dict.fromkeys(groups, whole)
+    tally = Tally(scenario, total, groups, whole)
+    return Stream(env, client, fleet.members, story.parts, tally, fleet, story)
