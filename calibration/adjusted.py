@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from calibration.from_requests import TERMS, Cost, LogFit, fit_log, read_log
-from simulator.errors import HeadwayError
 from simulator.files import write_together
 from simulator.profile import RESERVED
-from simulator.split_decode import SplitCost
 
 if TYPE_CHECKING:
     from simulator.scenario import Scenario
@@ -85,11 +83,6 @@ def profile_yaml(
     from simulator.profile import FORMS, settings_of
 
     parts = assemble(scenario)
-    if isinstance(cost, SplitCost):
-        raise HeadwayError(
-            "engine.version: no profile can hold the wait for the longest sequence that B200 has "
-            'from vLLM 0.14 on; give "0.13"'
-        )
     kind = next(kind for kind, form in FORMS.items() if form is type(cost))
     values: dict[str, Any] = {"kind": kind}
     for field in fields(cost):

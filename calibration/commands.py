@@ -237,9 +237,16 @@ def _validate_measured(
 ) -> None:
     from calibration.measured.report import report, write_json, write_plots
     from calibration.measured.validate import validate_measured
+    from simulator.output import check_folder
 
+    if folder.is_file():
+        raise HeadwayError(f"--measured {folder}: must be a folder, the one with {folder.name}")
     if json is not None and not json.parent.is_dir():
         raise HeadwayError(f"--json {json}: cannot write: no folder {json.parent}")
+    if json is not None and json.is_dir():
+        raise HeadwayError(f"--json {json}: cannot write: is a folder")
+    if out is not None:
+        check_folder(out)
     outcomes = validate_measured(folder, wanted)
     if not quiet:
         print(report(outcomes))

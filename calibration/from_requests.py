@@ -13,7 +13,7 @@ independent data: confidence intervals come from the spread between blocks of ti
 estimator, clustered), and every other block is held out from the fit that errors are reported of.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -29,6 +29,7 @@ from calibration.measured.workload import read_config, replay
 from simulator.errors import HeadwayError
 from simulator.piecewise import LinearCost, PiecewiseCost
 from simulator.split_decode import SplitCost
+from simulator.workers import Died, each
 
 if TYPE_CHECKING:
     from simulator.scenario import Scenario
@@ -40,6 +41,7 @@ Cost = LinearCost | PiecewiseCost
 
 BLOCKS = 20  # of time
 FEWEST = 3 * BLOCKS  # requests
+LARGE = 1000  # requests: below, starting workers takes longer than they save
 SCALE = 0.1  # of the robust loss: a relative error beyond which a request counts less
 TERMS = ("step", "per_sequence", "client")
 UNITS = np.array([1e-3, 1e-5, 1e-3])  # s: a change of one matters
@@ -75,11 +77,23 @@ class Log:
 
         What lies before the scheduler delays all alike, and needs no other simulation.
         """
-        key = np.ascontiguousarray(terms[:2]).tobytes()
+        key = _key(terms)
         if key not in self.known:
             self.known[key] = self._simulate(terms)
         known = self.known[key]
         return known | {name: known[name] + terms[2] for name in ("ttft", "e2el")}
+
+    def prepare(self, every: Sequence[Floats]) -> None:
+        """Simulate many terms at once, a large log on all cores."""
+        known = [_key(terms) for terms in every]
+        new = {key: terms for key, terms in zip(known, every, strict=True) if key not in self.known}
+        if len(self.requests) < LARGE:
+            return
+        alone = replace(self, known={})  # sent to the workers
+        keys = list(new)
+        for index, found in each(alone._simulate, list(new.values())):
+            if not isinstance(found, Died):  # else it is simulated here
+                self.known[keys[index]] = found
 
     def _simulate(self, terms: Floats) -> dict[str, Floats]:
         from simulator.simulation import run
@@ -107,6 +121,11 @@ class Log:
         z = (self.residuals(terms) / SCALE) ** 2
         each = np.nan_to_num(np.sqrt(1 + z) - 1, nan=0.0).sum(axis=0)
         return np.asarray(np.bincount(self.block, each, BLOCKS), np.float64)
+
+
+def _key(terms: Floats) -> bytes:
+    """Give what tells simulations apart."""
+    return np.ascontiguousarray(terms[:2]).tobytes()
 
 
 @dataclass(frozen=True)
@@ -173,8 +192,10 @@ def fit_log(log: Log) -> LogFit:
     """Fit to every other block of time, judge by the others; then fit to all."""
     before = terms_of(log.cost, log.scenario.workload.client_latency)
     seen = log.block % 2 == 0
-    half, _ = _fit(log, before, np.arange(BLOCKS) % 2 == 0, 1.0)
-    found, intervals = _fit(log, half, np.ones(BLOCKS, bool), 0.5)
+    every, even = np.ones(BLOCKS, bool), np.arange(BLOCKS) % 2 == 0
+    surface = Surface.around(log, _search(log, before, every))
+    half, _ = _fit(surface, before, even)
+    found, intervals = _fit(surface, before, every)
     terms = [Term(*row) for row in zip(TERMS, before, found, intervals, strict=True)]
     measured = log.measured()
     told = [log.simulate(before), log.simulate(half)]
@@ -196,16 +217,15 @@ def fit_log(log: Log) -> LogFit:
 Intervals = list[tuple[float, float] | None]
 
 
-def _fit(log: Log, start: Floats, blocks: Flags, size: float) -> tuple[Floats, Intervals]:
-    """Fit to some blocks of time: search, then a quadratic around what was found."""
-    surface = Surface.around(log, _search(log, start, blocks, size))
+def _fit(surface: "Surface", start: Floats, blocks: Flags) -> tuple[Floats, Intervals]:
+    """Fit to some blocks of time; what the log does not tell of stays as it was."""
     found = surface.least(blocks)
     intervals = surface.intervals(found, blocks)
     told = np.array([interval is not None for interval in intervals])
     return np.where(told, found, start), intervals
 
 
-def _search(log: Log, start: Floats, blocks: Flags, size: float) -> Floats:
+def _search(log: Log, start: Floats, blocks: Flags) -> Floats:
     """Search the first two terms; the third is found for each by itself."""
     from scipy.optimize import minimize, minimize_scalar
 
@@ -232,7 +252,7 @@ def _search(log: Log, start: Floats, blocks: Flags, size: float) -> Floats:
         method="Nelder-Mead",
         bounds=[(0.0, most / unit) for most, unit in zip(MOST[:2], UNITS[:2], strict=True)],
         options={
-            "initial_simplex": [first + size * np.array(corner) for corner in FIRST],
+            "initial_simplex": [first + np.array(corner) for corner in FIRST],
             "maxfev": SEARCH,
             "xatol": 0.01,
             "fatol": 1e-3,
@@ -255,7 +275,9 @@ class Surface:
         """Simulate a grid and fit; no term goes below 0."""
         center = np.maximum(terms, GRID * UNITS)
         at = np.array([*product(AT, AT, (-1.0, 0.0, 1.0))])
-        losses = np.stack([log.losses(center + point * GRID * UNITS) for point in at])
+        places = center + at * GRID * UNITS
+        log.prepare(places)
+        losses = np.stack([log.losses(place) for place in places])
         first, second = np.triu_indices(3)
         table = np.column_stack([np.ones(len(at)), at, at[:, first] * at[:, second]])
         found = np.linalg.lstsq(table, losses, rcond=None)[0]
@@ -289,7 +311,7 @@ class Surface:
         count = len(scores)
         free = np.diag(curved) > TOLD * count
         bread = np.linalg.pinv(curved[np.ix_(free, free)])
-        meat = scores[:, free].T @ scores[:, free] * count / (count - 1)
+        meat = scores[:, free].T @ scores[:, free] * count / (count - int(free.sum()))
         spread = np.sqrt(np.diag(bread @ meat @ bread)) * (GRID * UNITS)[free]
         factor = float(t.ppf((1 + CONFIDENCE) / 2, count - int(free.sum())))
         found: Intervals = [None] * len(terms)

@@ -139,7 +139,7 @@ def _load(
         known = ", ".join((*FORMS, "roofline"))
         given = f", not {spec['kind']!r}" if "kind" in spec else ""
         raise ValueError(f"kind: must be {known}{given}; or give `profile`: a name or a path")
-    if spec["kind"] == "piecewise":
+    if spec["kind"] != "linear":
         spec = {"overlapped": _overlapped(engine), **spec}
     return make_form(spec, str(spec["kind"]))
 

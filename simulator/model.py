@@ -209,6 +209,8 @@ class ModelSpec:
         """Raise ValueError where the heads cannot be shared out evenly, as vLLM does."""
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         size = tensor_parallel_size
+        if size < 1:
+            raise ValueError(f"engine.tensor_parallel_size: must be at least 1, not {size}")
         if heads % size:
             raise ValueError(
                 f"engine.tensor_parallel_size: {size} does not divide the {heads} attention heads "

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from simulator.cluster_metrics import price_of_cluster
 from simulator.errors import HeadwayError
 from simulator.hardware import find_gpu
+from simulator.intervals import Estimate, Numbers
 from simulator.load import load_scenario
-from simulator.search import Answer, Interval, Numbers, Rules, Search, Trial, Wish, interval
+from simulator.search import Answer, Rules, Search, Trial, Wish, interval
 from simulator.slo import Slo
 from simulator.workers import Died, each
 
@@ -54,7 +55,7 @@ class Candidate:
         assert self.scenario is not None
         return price_of(self.scenario)
 
-    def read(self, metric: str, confidence: float = 0.95) -> Interval:
+    def read(self, metric: str, confidence: float = 0.95) -> Estimate:
         """Give a metric where the configuration just holds."""
         assert self.answer.best is not None
         return interval(self.answer.best.runs, metric, confidence)

@@ -14,6 +14,7 @@ from simulator.model import HALF, ModelSpec, bytes_of, load_model, shipped_model
 from simulator.noise import check_residuals
 from simulator.overhead import unknown_overhead
 from simulator.piecewise import QUANTITIES, Limits, LinearCost, PiecewiseCost
+from simulator.split_decode import SplitCost
 from simulator.yamlpos import Fault, Places, faults, parse, read_text
 
 PROFILES = Path(__file__).parent / "profiles"
@@ -33,6 +34,7 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 FORMS: dict[str, type[LinearCost] | type[PiecewiseCost]] = {
     "linear": LinearCost,
     "piecewise": PiecewiseCost,
+    "piecewise-split": SplitCost,
 }
 KEYS = (
     "model",

@@ -158,6 +158,9 @@ COSTS = {
     "piecewise": "The form of the shipped profiles, explained in `simulator/piecewise.py`; `dense` "
     "is a list of [tokens, seconds], `cudagraph_capture_sizes` one of the batches that have a CUDA "
     "graph: a step that only decodes costs what the next of them costs.",
+    "piecewise-split": "Beside the terms of `piecewise`: every step that decodes waits `per_key` "
+    "for each key of its longest sequence, explained in `simulator/split_decode.py`: B200 from "
+    "vLLM 0.14 on.",
     "roofline": "From the sizes of the model and the data sheet of the GPU, at the efficiency that "
     "kernels were measured to reach there, or reach elsewhere.",
 }
@@ -311,6 +314,8 @@ def _costs() -> Iterator[str]:
     given = {field.name for field in dataclasses.fields(Fitted)}
     for name, meaning in COSTS.items():
         keys = _keys(FORMS[name], given) if name in FORMS else "no terms"
+        if name == "piecewise":  # the next one has these, too
+            given |= {field.name for field in dataclasses.fields(FORMS[name])}
         yield f"- `{name}`: {keys}. {meaning}"
 
 

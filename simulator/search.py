@@ -4,26 +4,17 @@ A search only says which runs it wants next and is sent their numbers: so many s
 workers, and none knows how its runs are made.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite, sqrt
 
+from simulator.intervals import CONFIDENCE, Estimate, Numbers, estimate
 from simulator.slo import Slo
 
-Numbers = Mapping[str, float]
 Wish = tuple[float, int]  # where to run (a rate, a number of replicas), which replication
 Search = Generator[list[Wish], list[Numbers], "Answer"]
 
 DOUBLINGS = 10  # of the first rate, or halvings, before a search gives up
-
-
-@dataclass(slots=True)
-class Interval:
-    """A mean over replications and half the width of its confidence interval."""
-
-    mean: float
-    half: float  # 0 where all replications agree; inf for a single one
-    count: int
 
 
 @dataclass(slots=True)
@@ -70,25 +61,16 @@ class Rules:
     slos: Sequence[Slo]
     replications: int = 3  # first, at every place
     most_replications: int = 12
-    confidence: float = 0.95
+    confidence: float = CONFIDENCE
     tolerance: float = 0.02  # of a rate, relative
 
 
-def interval(runs: Sequence[Numbers], metric: str, confidence: float = 0.95) -> Interval:
-    """Give the mean of a metric and Student's confidence interval over independent runs."""
+def interval(runs: Sequence[Numbers], metric: str, confidence: float = CONFIDENCE) -> Estimate:
+    """Estimate a metric over independent runs; of a single one the interval is infinite."""
     values = [float(run[metric]) for run in runs]
-    count = len(values)
-    mean = sum(values) / count
-    if count == 1:
-        return Interval(mean, inf, 1)
-    variance = sum((value - mean) ** 2 for value in values) / (count - 1)
-    if not variance:
-        return Interval(mean, 0.0, count)
-    from scipy.stats import t
-
-    return Interval(
-        mean, float(t.ppf((1 + confidence) / 2, count - 1)) * sqrt(variance / count), count
-    )
+    if len(values) == 1:
+        return Estimate(values[0], 0.0, 1, inf, inf)
+    return estimate(values, confidence)
 
 
 def verdict(runs: Sequence[Numbers], rules: Rules) -> bool | None:
@@ -96,9 +78,9 @@ def verdict(runs: Sequence[Numbers], rules: Rules) -> bool | None:
     unsure = False
     for slo in rules.slos:
         found = interval(runs, slo.metric, rules.confidence)
+        low, high = found.interval
         if not isfinite(found.half):
-            found.half = 0.0  # a single run has no interval: its value decides
-        low, high = found.mean - found.half, found.mean + found.half
+            low = high = found.mean  # a single run has no interval: its value decides
         best, worst = (low, high) if slo.at_most else (high, low)
         if not slo.met(best):
             return False

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from simulator.linear import Counts
+from simulator.fields import refuse
+from simulator.linear import Counts, check_terms
 from simulator.piecewise import PiecewiseCost
 from simulator.request import Step
 
@@ -30,6 +31,12 @@ class SplitCost(PiecewiseCost):
     multiprocessors: int = 1
 
     reads_longest = True
+
+    def __post_init__(self) -> None:
+        PiecewiseCost.__post_init__(self)
+        wrong = (self.kv_heads < 1, "kv_heads: must be at least 1")
+        few = (self.multiprocessors < 1, "multiprocessors: must be at least 1")
+        refuse(*check_terms(self, ("per_key",)), wrong, few)
 
     def _mixed_seconds(self, step: Step) -> float:
         seconds = super()._mixed_seconds(step)

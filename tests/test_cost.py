@@ -221,8 +221,14 @@ def test_inline_costs() -> None:
 @pytest.mark.parametrize(
     ("spec", "messages"),
     [
-        ({}, ["cost.kind: must be linear, piecewise, roofline; or give `profile`"]),
-        ({"kind": "cubic"}, ["cost.kind: must be linear, piecewise, roofline, not 'cubic'"]),
+        (
+            {},
+            ["cost.kind: must be linear, piecewise, piecewise-split, roofline; or give `profile`"],
+        ),
+        (
+            {"kind": "cubic"},
+            ["cost.kind: must be linear, piecewise, piecewise-split, roofline, not 'cubic'"],
+        ),
         (
             {"kind": "linear", "base": "x", "per_token": 1.0, "per_contest": 1.0},
             [

@@ -124,6 +124,28 @@ def test_an_unknown_run_is_told_with_those_there_are(folder, capsys):
     assert "did you mean one" in error
 
 
+def test_where_nothing_can_be_written_nothing_is_simulated(folder, capsys, monkeypatch):
+    monkeypatch.setattr("calibration.measured.validate.validate_measured", None)
+    measured = ["validate", "--measured", str(folder)]
+    table = str(folder / "runs.csv")
+    for command, message in (
+        ([*measured, "--json", str(folder)], "cannot write: is a folder"),
+        ([*measured, "--json", f"{folder}/no/a.json"], "cannot write: no folder"),
+        ([*measured, "--out", table], "is not a folder"),
+        (["validate", "--measured", table], "must be a folder, the one with runs.csv"),
+    ):
+        assert main(command) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_damaged_polls_are_a_note(folder):
+    (folder / "one__server.csv.gz").write_bytes(b"\x1f\x8bnothing")
+    one = validate_measured(folder)[0]
+    assert one.rows
+    assert one.gauges is None
+    assert "one__server.csv.gz: left out:" in " ".join(one.notes)
+
+
 def test_live_and_measured_exclude_each_other(folder, capsys):
     assert main(["validate"]) == 2
     assert "give LIVE_DIR or --measured DIR" in capsys.readouterr().err

@@ -51,6 +51,13 @@ def test_decodes_wait_for_the_longest(count: int, kv_heads: int, keys: int, shar
     assert split(kv_heads=kv_heads).execute(mixed) == 1.0 + waits[0]
 
 
+def test_wrong_terms_of_the_wait_are_told() -> None:
+    with pytest.raises(ValueError, match="kv_heads: must be at least 1"):
+        split(kv_heads=0)
+    with pytest.raises(ValueError, match="per_key: "):
+        SplitCost(dense=[[1, 1.0]], per_key=-1.0)
+
+
 def test_who_does_not_tell_the_longest_has_the_mean() -> None:
     cost = split(kv_heads=4)
     assert cost.execute(Step([], 2, 48)) == 1.0 + 0.125 * 24

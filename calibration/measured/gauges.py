@@ -1,8 +1,5 @@
 """What a server showed over time, requests running and KV cache in use, and the simulation's."""
 
-import csv
-import gzip
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+from calibration.measured.requests import read_rows_of
 
 if TYPE_CHECKING:
     from simulator.simulation import Result
@@ -39,10 +38,11 @@ class Gauges:
 
 
 def measured_gauges(path: Path) -> Gauges | None:
-    """Read a server's polls; None where they tell nothing. A column of zeros was not recorded."""
-    raw = path.read_bytes()
-    text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode()
-    rows = list(csv.DictReader(io.StringIO(text)))
+    """Read a server's polls; None where they tell nothing. A column of zeros was not recorded.
+
+    HeadwayError where the file is damaged, ValueError where a cell holds no number.
+    """
+    rows = read_rows_of(path)
     known = list(rows[0]) if rows else []
     time = next((word for word in TIME if word in known), None)
     found = {

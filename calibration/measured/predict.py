@@ -73,6 +73,8 @@ def predict(run: Run, folder: Path, terms: tuple[float, float] | None = None) ->
         outcome.notes += list(dict.fromkeys(str(warning.message) for warning in caught))
     except (HeadwayError, ValueError) as error:
         outcome.reason = "; ".join(str(error).split("\n"))
+    except Exception as error:  # one run must not take the others with it
+        outcome.reason = f"{type(error).__name__}: {error}"
     return outcome
 
 
@@ -99,13 +101,25 @@ def _predict(outcome: Outcome, folder: Path, terms: tuple[float, float] | None) 
     if len(result.logs) > 1:
         return  # polls of several engines are not told apart
     polls = companion(path, "server.csv.gz") or companion(path, "timeseries.csv.gz")
-    if polls is not None and (measured := measured_gauges(polls)) is not None:
-        outcome.gauges = predicted_gauges(result), measured
-        outcome.rows += [
-            Compared(f"mean_{name}", theirs[0], theirs[1])
-            for name in measured.columns
-            if (theirs := _means(outcome.gauges, name))[1] >= LEAST_GAUGE
-        ]
+    if polls is not None:
+        _compare_gauges(outcome, result, polls)
+
+
+def _compare_gauges(outcome: Outcome, result: "Result", polls: Path) -> None:
+    """Put a server's polls beside the simulation's; what is wrong with them is a note."""
+    try:
+        measured = measured_gauges(polls)
+    except (HeadwayError, ValueError) as error:
+        outcome.notes.append(f"{polls.name}: left out: {error}")
+        return
+    if measured is None:
+        return
+    outcome.gauges = predicted_gauges(result), measured
+    outcome.rows += [
+        Compared(f"mean_{name}", theirs[0], theirs[1])
+        for name in measured.columns
+        if (theirs := _means(outcome.gauges, name))[1] >= LEAST_GAUGE
+    ]
 
 
 def _play(scenario: "Scenario", parts: "Parts", workload: "Workload") -> "Result":

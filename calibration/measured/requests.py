@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import warnings
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -169,14 +170,17 @@ def read_rows_of(path: Path) -> list[dict[str, str]]:
         text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
     except OSError as error:
         raise HeadwayError(f"{path}: cannot read: {error.strerror or error}") from None
-    except (EOFError, UnicodeDecodeError) as error:
+    except (EOFError, UnicodeDecodeError, zlib.error) as error:
         raise HeadwayError(f"{path}: damaged: {error}") from None
     if text.lstrip()[:1] in {"{", "["}:
         return read_json(path, text)
-    return [
-        {key.strip(): value or "" for key, value in row.items() if key}
-        for row in csv.DictReader(io.StringIO(text))
-    ]
+    try:
+        return [
+            {key.strip(): value or "" for key, value in row.items() if key}
+            for row in csv.DictReader(io.StringIO(text))
+        ]
+    except csv.Error as error:
+        raise HeadwayError(f"{path}: no CSV: {error}") from None
 
 
 def _answered(rows: list[dict[str, str]]) -> Rows:

@@ -1,13 +1,12 @@
 """Validate against measured runs: every run of a folder, in parallel."""
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from calibration.measured.predict import Outcome, predict
 from calibration.measured.runs import choose, read_runs
+from simulator.workers import Died, each
 
 
 def validate_measured(folder: Path, wanted: Sequence[str] = ()) -> list[Outcome]:
@@ -17,9 +16,13 @@ def validate_measured(folder: Path, wanted: Sequence[str] = ()) -> list[Outcome]
     alone is told in its `reason`.
     """
     runs = choose(read_runs(folder), list(wanted), folder)
-    workers = min(len(runs), os.cpu_count() or 1)
     one = partial(predict, folder=folder)
-    if workers == 1:
-        return list(map(one, runs))
-    with ProcessPoolExecutor(workers) as pool:
-        return list(pool.map(one, runs, chunksize=1))
+    if len(runs) == 1:
+        return [one(runs[0])]
+    found = [Outcome(run) for run in runs]
+    for index, outcome in each(one, runs):
+        if isinstance(outcome, Died):
+            found[index].reason = outcome.reason
+        else:
+            found[index] = outcome
+    return found
