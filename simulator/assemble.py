@@ -305,7 +305,7 @@ def check_role(role: str, scenario: Scenario) -> None:
     found, _ = find_policy(scenario)
     if _mechanism(engine, found, windowed=False) is not Scheduler:
         raise ValueError(
-            f"engine.scheduling_policy: {found.__name__} passes no KV caches on; in a group with "
+            f"engine.scheduling_policy: {called(found)} passes no KV caches on; in a group with "
             f"kv_role {role} fcfs does, and policies that only order the queue: priority, sjf, fair"
         )
 

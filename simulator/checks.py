@@ -68,7 +68,7 @@ def _groups(scenario: Scenario) -> Iterator[Contradiction]:
     yield from _try("cluster.router", "", lambda: make_router(scenario))
     if scenario.cluster.kv_transfer is not None:
         yield from _try("cluster.kv_transfer.router", "", lambda: make_decode_router(scenario))
-        yield from apart(scenario, scenario.cluster)
+    yield from apart(scenario, scenario.cluster)
     yield from _cluster(scenario, scenario.cluster)
     for name in scenario.cluster.groups:  # what the scenario itself gets wrong is told already
         for blamed, others, what in _find(scenario.of_group(name)):

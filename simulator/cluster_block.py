@@ -187,33 +187,12 @@ class ClusterBlock(Block):
             raise ValueError("replicas: beside groups, each group gives its own replicas")
         if self.groups and not any(group.replicas for group in self.groups.values()):
             raise ValueError("groups: there is not one replica")
-        self._check_roles()
         scaling = self.autoscaling
         if scaling is not None and scaling.group is None and len(self.kinds) > 1:
             raise ValueError(f"autoscaling.group: name one of {', '.join(self.kinds)}")
         if scaling is not None and scaling.group not in (None, *self.kinds):
             raise ValueError(f"autoscaling.group: there is {', '.join(self.kinds)}")
         return self
-
-    def _check_roles(self) -> None:
-        """Refuse roles that do not make a whole."""
-        roles = {name: group.kv_role for name, group in self.groups.items()}
-        if not any(roles.values()):
-            if self.kv_transfer is not None:
-                raise ValueError(
-                    "kv_transfer: goes with groups of kv_role kv_producer and kv_consumer"
-                )
-            return
-        for name, role in roles.items():
-            if role is None:
-                raise ValueError(f"groups.{name}.kv_role: kv_producer or kv_consumer, as others")
-        for role in ("kv_producer", "kv_consumer"):
-            if not any(kind.replicas for kind in self.groups.values() if kind.kv_role == role):
-                raise ValueError(f"groups: there is no replica of kv_role {role}")
-        if self.kv_transfer is None:
-            raise ValueError(
-                "kv_transfer: groups with kv_role need it: {bandwidth: GB/s, latency: ms}"
-            )
 
     def most(self, name: str) -> int:
         """Count the replicas that a group may come to have."""

@@ -78,8 +78,8 @@ def memory(facts: Facts) -> Finding | None:
         "memory",
         share,
         f"KV memory limits the batch: for {facts.memory_time:.0%} of the busy time requests wait "
-        f"for blocks, {running:.1f} of {engine.max_num_seqs} seats taken on average; that wait is "
-        f"{share:.0%} of the requests' time.",
+        f"for blocks, {running:.1f} of {facts.limit('max_num_seqs')} seats taken on average; that "
+        f"wait is {share:.0%} of the requests' time.",
         _knob_of(facts, BLOCKS),
         {
             "share_of_e2el": share,
@@ -97,10 +97,10 @@ def waiting(facts: Facts) -> Finding | None:
     share = facts.waits[cause]
     if share < WAITING:
         return None
-    engine = facts.engine
     why = {
-        SEATS: f"all max_num_seqs={engine.max_num_seqs} seats are taken",
-        BUDGET: f"a step computes max_num_batched_tokens={engine.max_num_batched_tokens} at most",
+        SEATS: f"all max_num_seqs={facts.limit('max_num_seqs')} seats are taken",
+        BUDGET: f"a step computes max_num_batched_tokens={facts.limit('max_num_batched_tokens')} "
+        "at most",
         POLICY: f"{facts.policy} admits nobody then",
     }[cause]
     return Finding(

@@ -13,6 +13,7 @@ SPARE = 0.25
 """Of the blocks: more than any head of a queue should need."""
 
 if TYPE_CHECKING:
+    from simulator.engine_block import EngineBlock
     from simulator.simulation import Result
 
 
@@ -42,6 +43,21 @@ class Facts:
         self.whole = float(self.table.e2el[done].sum()) or 1.0
         policy = self.engine.scheduling_policy
         self.policy = policy if isinstance(policy, str) else str(policy["policy"])
+
+    @cached_property
+    def engines(self) -> "list[EngineBlock]":
+        """Give the engine of each replica: those of a cluster's groups may differ."""
+        story, scenario = self.result.cluster, self.result.scenario
+        if story is None:
+            return [self.engine] * len(self.result.logs)
+        kinds = {name: scenario.of_group(name).engine for name in set(story.groups)}
+        return [kinds[name] for name in story.groups]
+
+    def limit(self, key: str) -> str:
+        """Give a number of the engines in words: one, or from the least to the most."""
+        values = [getattr(engine, key) for engine in self.engines]
+        least, most = min(values), max(values)
+        return f"{least}" if least == most else f"{least} to {most}"
 
     @cached_property
     def own_rules(self) -> bool:
@@ -88,8 +104,8 @@ class Facts:
     @cached_property
     def _blocked(self) -> tuple[dict[str, float], float]:
         areas, held = dict.fromkeys(CAUSES, 0.0), 0.0
-        for log in self.result.logs:
-            more, time = blocked_time(log, self.engine, self.spare)
+        for log, engine in zip(self.result.logs, self.engines, strict=True):
+            more, time = blocked_time(log, engine, self.spare)
             areas = {cause: areas[cause] + more[cause] for cause in CAUSES}
             held += time
         return areas, held

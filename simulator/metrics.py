@@ -130,7 +130,8 @@ def summarize_result(result: "Result", percentiles: Sequence[float] = PERCENTILE
     if result.transfers is not None:
         from simulator.transfers import latencies
 
-        summary = latencies(result, window(result), percentiles) | summary
+        last = {"headway": summary.pop("headway")}
+        summary |= latencies(result, window(result), percentiles) | last
     own = summary["headway"]
     assert isinstance(own, dict)
     if result.cluster is not None:

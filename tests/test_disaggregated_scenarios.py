@@ -132,7 +132,7 @@ def test_what_is_said_of_a_request(tmp_path: Path) -> None:
         ),
         (
             "{kv_transfer: {}, groups: {a: {kv_role: kv_producer}, b: {}}}",
-            "s.yaml:6: cluster.groups.b.kv_role: kv_producer or kv_consumer, as others",
+            "s.yaml:6: cluster.groups.b.kv_role: kv_producer or kv_consumer, as other groups",
         ),
         (
             "{kv_transfer: {}, groups: {a: {kv_role: kv_both}}}",
@@ -152,7 +152,8 @@ def test_what_is_wrong_is_told_by_line_and_key(tmp_path: Path, more: str, messag
     path = tmp_path / "s.yaml"
     path.write_text(SMALL + f"cluster: {more}\n")
     told = errors(path)
-    assert any(line.startswith(message) for line in told), told
+    assert len(told) == 1, told
+    assert told[0].startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -160,10 +161,13 @@ def test_what_is_wrong_is_told_by_line_and_key(tmp_path: Path, more: str, messag
     [
         ("kv_transfer.router=best", "kv_transfer.router: no router 'best'; there are round_robin"),
         ("groups.decode.engine.block_size=32", "block_size: must be that of prefill (16), not 32"),
-        ("groups.decode.engine.kv_cache_dtype=fp8", "kv_cache_dtype: must be that of prefill"),
+        (
+            "groups.decode.engine.kv_cache_dtype=fp8",
+            "kv_cache_dtype: must be that of prefill (bfloat16)",
+        ),
         ("groups.decode.engine.async_scheduling=true", "async_scheduling: a group with kv_role"),
         ("groups.prefill.engine.preemption_mode=swap", "preemption_mode: a group with kv_role"),
-        ("groups.decode.engine.scheduling_policy=static", "scheduling_policy: Static passes no KV"),
+        ("groups.decode.engine.scheduling_policy=static", "scheduling_policy: static passes no KV"),
         ("groups.decode.model=x", "groups.decode.model: unknown key"),
     ],
 )

@@ -20,6 +20,7 @@ from simulator.cluster_block import (
     OutageBlock,
 )
 from simulator.disaggregation import DisaggregatedFleet
+from simulator.fairness import DRR, Fair
 from simulator.gate import Gate
 from simulator.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.log import REASONS, TRANSFER
@@ -37,7 +38,10 @@ Make = Callable[[type[Scheduler]], Scheduler]
 
 
 class World:
-    """Producers and consumers with all that may befall them, run to its end."""
+    """Producers and consumers with all that may befall them, run to its end.
+
+    `blocks["turned"]` puts the consumers first; the last group scales.
+    """
 
     def __init__(
         self,
@@ -62,9 +66,8 @@ class World:
             latency=link[1],
         )
         makers = []
-        for group, kind, count in zip(
-            ("prefill", "decode"), (Producer, Consumer), counts, strict=True
-        ):
+        halves = [("prefill", Producer, counts[0]), ("decode", Consumer, counts[1])]
+        for group, kind, count in reversed(halves) if blocks.get("turned") else halves:
             for _ in range(count):
                 makers.append(lambda kind=kind: [make(kind)])
                 fleet.add(group, makers[-1]()[0], clock, leap=leap)
@@ -79,8 +82,8 @@ class World:
         if blocks.get("failures"):
             Failures(self.life, blocks["failures"], 0)
         if blocks.get("scaling"):
-            group = [target for target in fleet.targets if target.group == "decode"]
-            Autoscaler(self.life, blocks["scaling"], group)
+            same = [target for target in fleet.targets if target.group == group]
+            Autoscaler(self.life, blocks["scaling"], same)
         env.run()
         tidy(fleet)
 
@@ -102,7 +105,7 @@ def engines(draw: st.DrawFn) -> Make:
     size = draw(st.sampled_from([1, 2, 4, 16]))
     count = draw(st.integers(30, 130)) // size + 2
     caching = draw(st.sampled_from([None, False, True, True]))
-    policy = draw(st.sampled_from([None, None, SJF, Priority]))
+    policy = draw(st.sampled_from([None, None, SJF, Priority, Fair, DRR]))
 
     def make(kind: type[Scheduler]) -> Scheduler:
         blocks = (
@@ -122,6 +125,7 @@ routers = st.tuples(
 
 troubles = st.fixed_dictionaries(
     {
+        "turned": st.booleans(),
         "admission": st.sampled_from([None, None, AdmissionBlock(max_outstanding=2)]),
         "failures": st.none()
         | st.builds(
@@ -159,8 +163,9 @@ troubles = st.fixed_dictionaries(
 @settings(max_examples=60, deadline=None)
 def test_laws_hold(load, make, clock, first, second, link, routers, blocks, client) -> None:
     """Stepwise is leaping to the last bit; each request ends once; nothing is left behind."""
-    second = max(second, 3) if blocks["scaling"] else second
-    blocks |= {"client": client, "spare": second - 1 if blocks["scaling"] else 0}
+    if blocks["scaling"]:
+        first, second = (3, second) if blocks["turned"] else (first, 3)
+    blocks |= {"client": client, "spare": 2 if blocks["scaling"] else 0}
     leapt, stepped = (
         World(load, make, clock, (first, second), blocks, link=link, routers=routers, leap=leap)
         for leap in (True, False)
