@@ -7,11 +7,13 @@ with a hash to its tail, so that cached blocks are reused least recently freed f
 a request from its end backwards.
 """
 
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from simulator.decodes import DecodeSet
-from simulator.request import Request, Segments
+from simulator.hashes import known_hashes
+from simulator.request import Request
 from simulator.tier import HostTier
 
 
@@ -139,54 +141,57 @@ class BlockManager(BlockCounter):
         self.tier = tier
         # The free list in two parts: its head is the end of `_blank`, its tail that of `_idle`.
         self._blank = list(range(num_blocks - 1, 0, -1))
-        self._idle: OrderedDict[int, None] = OrderedDict()
-        self._refs = [0] * num_blocks
-        self._hash_of: list[int | None] = [None] * num_blocks
-        self._blocks_of: dict[int, dict[int, None]] = {}  # by hash, in order of registering
+        self._idle: OrderedDict[int, int] = OrderedDict()  # with their hashes
+        self._hashed: dict[Request, int] = {}  # of those who run, the first blocks have hashes
+        self._sharers: dict[int, int] = {}  # by block the tables that it is in beyond the first
+        # By hash the block registered first, and those registered later, where there are any.
+        self._block_of: dict[int, int] = {}
+        self._others_of: dict[int, list[int]] = {}
 
     @property
     def hashed(self) -> int:
-        return len(self._blocks_of)
+        return len(self._block_of)
 
     def match(self, request: Request) -> Sequence[int]:
         """Return the cached blocks of the longest known prefix, never with its last token."""
         if not self.prefix_caching:
             return ()
         limit = (request.known - 1) // self.block_size
-        hits = []
-        for key in self._hashes(request, limit)[:limit]:
-            same = self._blocks_of.get(key)
-            if same is None:
-                break
-            hits.append(next(iter(same)))
-        return hits
+        known = self._block_of
+        hashes = known_hashes(request, limit, self.block_size)
+        if not limit or hashes[0] not in known:
+            return ()
+        # Blocks are evicted after those that follow them: what is cached has no gaps.
+        count = bisect_left(range(limit), True, key=lambda index: hashes[index] not in known)
+        return list(map(known.__getitem__, hashes[:count]))
 
     def loadable(self, request: Request, hits: Sequence[int]) -> int:
         if self.tier is None:
             return 0
         limit = (request.known - 1) // self.block_size
-        keys = self._hashes(request, limit)[len(hits) : limit]
+        keys = known_hashes(request, limit, self.block_size)[len(hits) : limit]
         return self.tier.run(keys)
 
     def load(self, request: Request, hits: Sequence[int], count: int) -> None:
         assert self.tier is not None
-        self.tier.use(self._hashes(request, 0)[len(hits) : len(hits) + count])
+        keys = known_hashes(request, 0, self.block_size)
+        self.tier.use(keys[len(hits) : len(hits) + count])
 
     def missing(self, tokens: int, hits: Sequence[int]) -> int:
         """Count the blocks beyond the hits, and the hits that must leave the free list."""
-        refs = self._refs
-        idle = sum(1 for block in hits if not refs[block])
+        idle = list(map(self._idle.__contains__, hits)).count(True)
         return -(-tokens // self.block_size) - len(hits) + idle
 
     def admit(self, request: Request, hits: Sequence[int], tokens: int) -> None:
         """Give a new request the blocks it hit and those for `tokens` tokens in all."""
         for block in hits:
-            if self._refs[block]:
-                self.shared += 1
-            else:
+            if block in self._idle:
                 del self._idle[block]
                 self.free -= 1
-            self._refs[block] += 1
+            else:
+                self._sharers[block] = self._sharers.get(block, 0) + 1
+                self.shared += 1
+        self._hashed[request] = len(hits)
         request.blocks = list(hits)
         request.computed = len(hits) * self.block_size
         self.extend(request, tokens)
@@ -201,14 +206,12 @@ class BlockManager(BlockCounter):
             self._register(request, index)
 
     def extend(self, request: Request, tokens: int) -> None:
-        full = request.computed // self.block_size
-        for _ in range(-(-tokens // self.block_size) - -(-request.computed // self.block_size)):
-            self._take(request)
+        size = self.block_size
+        self._take(request, -(-tokens // size) - -(-request.computed // size))
         request.computed = tokens
         if self.prefix_caching:
             known = min(tokens, request.known - request.unknown)
-            for index in range(max(full - self.delay, 0), known // self.block_size):
-                self._register(request, index)
+            self._register(request, known // size)
 
     def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
         """Take and register as stepwise: tick by tick, in the order of the running list."""
@@ -216,125 +219,106 @@ class BlockManager(BlockCounter):
         assert decodes.members is not None
         first = decodes.tick + skip
         for tick in range(first, first + ticks):
-            for request in sorted(decodes.members[tick % size], key=_seat):
-                self._take(request)
+            for request in _by_seat(decodes.members[tick % size]):
+                self._take(request, 1)
             if self.prefix_caching:
                 full = tick + 1 - self.delay
-                for request in sorted(decodes.members[full % size], key=_seat):
-                    tokens = request.computed + full - request.joined
-                    self._register(request, tokens // size - 1)
+                for request in _by_seat(decodes.members[full % size]):
+                    self._register(request, (request.computed + full - request.joined) // size)
 
     def owned(self, request: Request, tokens: int) -> int:
-        refs = self._refs
-        return sum(1 for block in request.blocks or () if refs[block] == 1)
+        sharers = self._sharers
+        return sum(1 for block in request.blocks or () if block not in sharers)
 
     def learn(self, request: Request) -> None:
-        full = request.computed // self.block_size
-        if self.prefix_caching and full:
-            self._register(request, full - 1)
+        if self.prefix_caching:
+            self._register(request, request.computed // self.block_size)
 
     def release(self, request: Request) -> None:
         """Unhashed blocks to the head of the free list, hashed ones to its tail, last first."""
         if self._promises:
             self.promised -= self._promises.pop(request, 0)
-        blank = []
-        for block in reversed(request.blocks or ()):
-            self._refs[block] -= 1
-            if self._refs[block]:
-                self.shared -= 1
-                continue
-            self.free += 1
-            if self._hash_of[block] is None:
-                blank.append(block)
-            else:
-                self._idle[block] = None
-        self._blank.extend(reversed(blank))
+        blocks, hashed = request.blocks or [], self._hashed.pop(request, 0)
+        cached = list(zip(blocks[:hashed], request.hashes or (), strict=False))
+        shared = self._sharers.keys() & set(blocks) if self._sharers else None
+        if shared:
+            self._unshare(shared)
+            cached = [pair for pair in cached if pair[0] not in shared]
+        self._idle.update(reversed(cached))
+        self._blank += blocks[hashed:]
+        self.free += len(cached) + len(blocks) - hashed
         request.blocks = None
         request.computed = 0
 
-    def _take(self, request: Request) -> None:
-        """Take the head of the free list; a cached block loses its hash."""
-        if self._blank:
-            block = self._blank.pop()
-        else:
-            block, _ = self._idle.popitem(last=False)
-            key = self._hash_of[block]
-            assert key is not None
-            same = self._blocks_of[key]
-            del same[block]
-            if not same:
-                del self._blocks_of[key]
+    def _unshare(self, blocks: set[int]) -> None:
+        """Take blocks out of one of the tables that they are in."""
+        self.shared -= len(blocks)
+        for block in blocks:
+            self._sharers[block] -= 1
+            if not self._sharers[block]:
+                del self._sharers[block]
+
+    def _take(self, request: Request, count: int) -> None:
+        """Take the head of the free list."""
+        if not count:
+            return
+        assert request.blocks is not None
+        blank = self._blank
+        taken = blank[-count:]
+        taken.reverse()
+        del blank[-count:]
+        if len(taken) < count:
+            taken += self._evict(count - len(taken))
+        request.blocks += taken
+        self.free -= count
+
+    def _evict(self, count: int) -> list[int]:
+        """Take cached blocks from the free list; they lose their hashes."""
+        evicted = []
+        pop, known = self._idle.popitem, self._block_of
+        for _ in range(count):
+            block, key = pop(last=False)
+            evicted.append(block)
+            if key in self._others_of:
+                self._forget(key, block)
+            else:
+                del known[key]
                 if self.tier is not None:
                     self.tier.store(key)
-            self._hash_of[block] = None
-        self.free -= 1
-        self._refs[block] = 1
+        return evicted
+
+    def _forget(self, key: int, block: int) -> None:
+        """Strike out one of several blocks with a hash."""
+        others = self._others_of[key]
+        if self._block_of[key] == block:
+            self._block_of[key] = others.pop(0)
+        else:
+            others.remove(block)
+        if not others:
+            del self._others_of[key]
+
+    def _register(self, request: Request, end: int) -> None:
+        """Let the prefix cache know of a request's first `end` blocks."""
+        first = self._hashed[request]
+        if end <= first:
+            return
+        self._hashed[request] = end
+        known = self._block_of
+        hashes = known_hashes(request, end, self.block_size)[first:end]
         assert request.blocks is not None
-        request.blocks.append(block)
+        new = zip(hashes, request.blocks[first:end], strict=True)
+        if known.keys().isdisjoint(hashes):
+            known.update(new)
+            return
+        for key, block in new:
+            if known.setdefault(key, block) != block:
+                self._others_of.setdefault(key, []).append(block)
 
-    def _register(self, request: Request, index: int) -> None:
-        assert request.blocks is not None
-        block = request.blocks[index]
-        if self._hash_of[block] is None:
-            key = self._hash_of[block] = self._hashes(request, index + 1)[index]
-            self._blocks_of.setdefault(key, {})[block] = None
 
-    def _hashes(self, request: Request, blocks: int) -> list[int]:
-        """Return the hashes of at least the first `blocks` blocks.
-
-        A hash covers the block's tokens and the hash before it, so it names the whole prefix. It
-        is Python's 64-bit hash: among a million blocks two collide with probability 3e-8.
-        """
-        size = self.block_size
-        hashes = request.hashes
-        if hashes is None:
-            hashes = request.hashes = list(prompt_hashes(request, size))
-        while len(hashes) < blocks:
-            hashes.append(hash((hashes[-1] if hashes else 0, _tail(request, len(hashes), size))))
-        return hashes
+def _by_seat(members: dict[Request, None]) -> Iterable[Request]:
+    """Give requests in the order of the running list."""
+    return sorted(members, key=_seat) if len(members) > 1 else members
 
 
 def _seat(request: Request) -> int:
     return request.seat
-
-
-def _segments(request: Request) -> Segments:
-    return request.segments or ((("in", request.id), request.prompt_tokens),)
-
-
-def prompt_hashes(request: Request, size: int) -> Iterator[int]:
-    """Yield the hashes of the full blocks of a prompt.
-
-    A block's tokens are named by pieces (name, first, count); pieces are never split otherwise
-    than at the ends of segments and blocks, so equal tokens have equal pieces.
-    """
-    key = 0
-    pieces: list[tuple[Hashable, int, int]] = []
-    room = size
-    for name, count in _segments(request):
-        first = 0
-        while count - first >= room:
-            pieces.append((name, first, room))
-            key = hash((key, tuple(pieces)))
-            yield key
-            first += room
-            pieces, room = [], size
-        if first < count:
-            pieces.append((name, first, count - first))
-            room -= count - first
-
-
-def _tail(request: Request, index: int, size: int) -> tuple[tuple[Hashable, int, int], ...]:
-    """Return the pieces of a block that ends among the generated tokens."""
-    start = index * size
-    out = start - request.prompt_tokens
-    if out >= 0:
-        return ((("out", request.id), out, size),)
-    pieces: list[tuple[Hashable, int, int]] = []
-    end = 0
-    for name, count in _segments(request):
-        first = max(0, start - end)
-        end += count
-        if first < count:
-            pieces.append((name, first, count - first))
-    return (*pieces, (("out", request.id), 0, size + out))

@@ -14,9 +14,9 @@ from random import Random
 from traceback import extract_tb
 from typing import Protocol
 
-from simulator.blocks import prompt_hashes
 from simulator.errors import HeadwayError
 from simulator.fields import refuse
+from simulator.hashes import prompt_hashes
 from simulator.request import Request
 
 SPARE = 64  # entries beyond two a replica that a heap may hold before it is made anew
@@ -244,7 +244,7 @@ class PrefixAware(Least):
         self._seen: OrderedDict[int, Target] = OrderedDict()
 
     def choose(self, request: Request, session: int) -> Target:
-        hashes = list(prompt_hashes(request, self._chunk)) if request.segments else []
+        hashes = prompt_hashes(request, self._chunk) if request.segments else []
         target = self._known(hashes, request.prompt_tokens)
         least = self.least()
         if target is None or self._busier(target.outstanding, least.outstanding):

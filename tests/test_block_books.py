@@ -122,10 +122,17 @@ class Books(RuleBasedStateMachine):
 
     @invariant()
     def the_prefix_cache_knows_the_blocks_it_lists(self) -> None:
-        listed = {b: key for key, same in self.blocks._blocks_of.items() for b in same}
-        known = {b: key for b, key in enumerate(self.blocks._hash_of) if key is not None}
+        first, others = self.blocks._block_of, self.blocks._others_of
+        listed = {block: key for key, block in first.items()}
+        listed |= {block: key for key, more in others.items() for block in more}
+        known = dict(self.blocks._idle)
+        for request in self.running:
+            count = self.blocks._hashed[request]
+            known |= zip(request.blocks[:count], request.hashes or (), strict=False)
         assert listed == known
-        assert all(self.blocks._blocks_of.values())
+        assert len(listed) == len(first) + sum(len(more) for more in others.values())
+        assert all(others.values())
+        assert others.keys() <= first.keys()
         assert not set(self.blocks._blank) & known.keys()
         assert set(self.blocks._idle) <= known.keys()
 

@@ -215,7 +215,7 @@ class Twins(RuleBasedStateMachine):
         for place in own._idle:
             for first, end in reversed(place.parts):
                 listed += [(place.owner.id, i) for i in reversed(range(first, end))]
-        assert [of.get(named._hash_of[block]) for block in named._idle] == [
+        assert [of.get(key) for key in named._idle.values()] == [
             (number, i) if number in alive else None for number, i in listed
         ]
 

@@ -1,0 +1,83 @@
+"""Names for the full blocks of a request: a block's hash says its tokens and all before them.
+
+A run of blocks within one segment has successive numbers from a 64-bit hash on, so that a prompt is
+named at the cost of its segments. Among a million runs of a thousand blocks, two overlap with
+probability 5e-5.
+"""
+
+from collections.abc import Hashable
+
+from simulator.request import Request, Segments
+
+Piece = tuple[Hashable, int, int]
+"""Tokens of one segment: its name, the number of the first, how many."""
+
+
+def known_hashes(request: Request, blocks: int, size: int) -> list[int]:
+    """Return the hashes of at least the first `blocks` full blocks, prompt and answer.
+
+    The list is the request's own and grows with what is asked for.
+    """
+    hashes = request.hashes
+    if hashes is None:
+        hashes = request.hashes = prompt_hashes(request, size)
+    while len(hashes) < blocks:
+        before = hashes[-1] if hashes else 0
+        said = len(hashes) * size - request.prompt_tokens  # tokens of the answer before the block
+        if said >= size:
+            hashes.append(before + 1)
+        elif said >= 0:
+            hashes.append(hash((before, ("out", request.id), said)))
+        else:
+            hashes.append(hash((before, _across(request, said, size))))
+    return hashes
+
+
+def prompt_hashes(request: Request, size: int) -> list[int]:
+    """Return the hashes of the full blocks of a prompt.
+
+    A block's tokens are named by pieces, which are never split otherwise than at the ends of
+    segments and blocks, so equal tokens have equal names.
+    """
+    hashes: list[int] = []
+    key = 0
+    pieces: list[Piece] = []  # of a block that is not full yet
+    room = size
+    for name, count in _segments(request):
+        first = 0
+        if pieces and count:
+            first = min(room, count)
+            pieces.append((name, 0, first))
+            room -= first
+            if room:
+                continue
+            key = hash((key, tuple(pieces)))
+            hashes.append(key)
+            pieces, room = [], size
+        full = (count - first) // size
+        if full:
+            key = hash((key, name, first))
+            hashes.extend(range(key, key + full))
+            key += full - 1
+            first += full * size
+        if first < count:
+            pieces = [(name, first, count - first)]
+            room = size - (count - first)
+    return hashes
+
+
+def _segments(request: Request) -> Segments:
+    return request.segments or ((("in", request.id), request.prompt_tokens),)
+
+
+def _across(request: Request, said: int, size: int) -> tuple[Piece, ...]:
+    """Return the pieces of the block in which a prompt ends, `said` tokens after its beginning."""
+    pieces: list[Piece] = []
+    start = request.prompt_tokens + said
+    end = 0
+    for name, count in _segments(request):
+        first = max(0, start - end)
+        end += count
+        if first < count:
+            pieces.append((name, first, count - first))
+    return (*pieces, (("out", request.id), 0, size + said))
