@@ -120,7 +120,7 @@ def _find(scenario: Scenario) -> Iterator[Contradiction]:
     yield from _trace(scenario)
     parts = yield from _parts(scenario)
     if parts and not numbers:
-        yield from _try(POLICY, "engine", lambda: _schedule(scenario, parts))
+        yield from _try(POLICY, "engine predictor", lambda: _schedule(scenario, parts))
 
 
 def _try(

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from simulator.block import Block
 
@@ -31,6 +31,16 @@ class DraftBlock(Block):
     )
 
 
+def _acceptance(value: object) -> object:
+    """Let through a probability, or a list of them."""
+    each = value if isinstance(value, list) else [value]
+    for one in each:
+        good = isinstance(one, int | float) and not isinstance(one, bool) and 0 <= one <= 1
+        if not good:
+            raise ValueError(f": must be from 0 to 1, or a list of such numbers, not {value!r}")
+    return value
+
+
 class SpeculativeBlock(Block):
     """Speculative decoding, with vLLM's names for what vLLM has."""
 
@@ -42,7 +52,7 @@ class SpeculativeBlock(Block):
     num_speculative_tokens: Annotated[int, Field(ge=1, le=MOST_DRAFTS)] = Field(
         description="draft tokens that a step verifies for each sequence that decodes"
     )
-    acceptance: Share | list[Share] = Field(
+    acceptance: Annotated[Share | list[Share], BeforeValidator(_acceptance)] = Field(
         description="probability that a draft token is accepted, given that those before it were: "
         "one for all, or a list with one for each position"
     )

@@ -164,3 +164,10 @@ def test_what_is_wrong_is_told(tmp_path: Path, text: str, message: str) -> None:
     path.write_text(f"name: s\n{text}\n")
     (told,) = errors(path)
     assert told.startswith(f"s.yaml:2: {message}")
+
+
+def test_a_wrong_predictor_is_told_alone(tmp_path: Path) -> None:
+    """Not that the policy lacks one as well."""
+    path = tmp_path / "s.yaml"
+    path.write_text("predictor: {kind: noisy, sigma: -1}\nengine: {scheduling_policy: srpt}\n")
+    assert errors(path) == ["s.yaml:1: predictor.sigma: must be from 0 to 10, not -1"]

@@ -313,6 +313,14 @@ def test_drafting_costs_what_its_terms_say() -> None:
             "engine.speculative_config.acceptance: must be one probability for each of the "
             "num_speculative_tokens (3), not 2 of them",
         ),
+        *(
+            (
+                f"{{num_speculative_tokens: 2, acceptance: {value}}}",
+                "engine.speculative_config.acceptance: must be from 0 to 1, or a list of such "
+                f"numbers, not {told}",
+            )
+            for value, told in (("1.5", "1.5"), ("[0.5, x]", "[0.5, 'x']"), (".nan", "nan"))
+        ),
         (
             "{num_speculative_tokens: 3, acceptance: 0.5, method: eagle}",
             "engine.speculative_config.draft: is missing: what does a draft step of eagle take? "
