@@ -112,6 +112,19 @@ def test_damaged_tables_are_told(folder, tmp_path, capsys) -> None:
         assert line == f"headway: error: {tmp_path / 'bad'}/{told}"
 
 
+def test_damaged_sweeps_are_told(folder, tmp_path, capsys) -> None:
+    """Words where numbers should be."""
+    rows = pd.read_csv(folder / "swp" / "results.csv")
+    for key, kind in (
+        ("output_throughput", "pareto"),
+        ("p99_ttft_ms", "latency"),
+        ("engine.max_num_batched_tokens", "chunk"),
+    ):
+        rows.assign(**{key: "x"}).to_csv(tmp_path / "results.csv")
+        assert main(["plot", kind, str(tmp_path)]) == 2
+        assert f"damaged: {key} holds what is no number" in capsys.readouterr().err
+
+
 def test_runs_called_the_same_are_told_apart(folder, tmp_path) -> None:
     """By the folder above."""
     shutil.copytree(folder / "cmp" / "fcfs", tmp_path / "fcfs")

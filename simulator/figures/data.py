@@ -23,6 +23,7 @@ REQUESTS = (
     *("id", "arrival", "client_queue_time", "queue_time", "e2el", "preemptions"),
     *("ttft", "tpot"),
 )
+EVERYWHERE = ("id", "prompt_tokens", "output_tokens")  # columns without an empty cell
 STEPS = (
     *("start", "duration", "steps", "running", "decode_tokens", "kv_blocks_used"),
     *("kv_blocks_free", "preempted"),
@@ -146,7 +147,8 @@ def need_numbers(frame: "pd.DataFrame", columns: Sequence[str], where: object) -
 
     need(frame, columns, where)
     for name in columns if len(frame) else ():  # without rows there is no telling
-        if not pd.api.types.is_numeric_dtype(frame[name]):
+        lacking = name in EVERYWHERE and frame[name].isna().any()
+        if lacking or not pd.api.types.is_numeric_dtype(frame[name]):
             raise HeadwayError(f"{where}: damaged: {name} holds what is no number")
 
 

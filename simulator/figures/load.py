@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simulator.errors import HeadwayError
-from simulator.figures.data import Floats, need
+from simulator.figures.data import Floats, need, need_numbers
 from simulator.figures.style import GREY, color, grid, known, legend_below, log_scale, marker, sheet
 from simulator.planning import front
 
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 RATES = ("workload.request_rate", "workload.max_concurrency", "workload.rate_scale")
 CHUNK = "engine.max_num_batched_tokens"
+METRICS = (
+    *("output_throughput", "mean_tpot_ms", "mean_e2el_ms"),
+    *("mean_ttft_ms", "p99_ttft_ms", "mean_itl_ms", "p99_itl_ms"),
+)
 
 
 def draw_latency(rows: "pd.DataFrame") -> "Figure":
@@ -78,6 +82,7 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
     """
     per_gpu = "tokens_per_s_per_gpu" in rows
     if per_gpu:
+        need_numbers(rows, ["tokens_per_s_per_gpu", "tokens_per_s_per_user"], "the plan's table")
         rows = rows[rows.tokens_per_s_per_gpu.notna()]
         user, speed = rows.tokens_per_s_per_user, rows.tokens_per_s_per_gpu
     else:
@@ -137,6 +142,9 @@ def whole(rows: "pd.DataFrame") -> "pd.DataFrame":
     rows = rows[rows.error.isna()]
     if not len(rows):
         raise HeadwayError("every point of the sweep failed")
+    need_numbers(
+        rows, [name for name in (*METRICS, *RATES, CHUNK) if name in rows], "the sweep's table"
+    )
     return rows
 
 

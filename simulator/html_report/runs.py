@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulator.breakdown import PARTS
 from simulator.errors import HeadwayError
-from simulator.figures.data import labels
+from simulator.figures.data import labels, need, need_numbers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,6 +84,7 @@ def read_run(folder: Path, label: str) -> Run:
     if not isinstance(scenario.get("engine"), Mapping):
         raise HeadwayError(f"{folder / 'scenario.yaml'}: has no key engine")
     requests = _table(folder, "requests", REQUESTS)
+    need(requests, ["finish_reason"], folder / "requests")
     return Run(folder, label, summary, scenario, requests, _table(folder, "steps", STEPS))
 
 
@@ -111,7 +112,6 @@ def _mapping(path: Path, parse: Callable[[str], object]) -> Mapping[str, Any]:
 
 def _table(folder: Path, name: str, columns: Sequence[str]) -> "pd.DataFrame":
     """Read a table, CSV or Parquet, whose `columns` must be there and hold numbers."""
-    import pandas as pd
 
     path = folder / f"{name}.csv"
     if not path.exists() and (other := folder / f"{name}.parquet").exists():
@@ -123,11 +123,7 @@ def _table(folder: Path, name: str, columns: Sequence[str]) -> "pd.DataFrame":
     except (OSError, ValueError) as error:  # pandas' ParserError is a ValueError
         told = " ".join(str(error).split())
         raise HeadwayError(f"{path}: damaged: {told}") from None
-    if missing := [column for column in columns if column not in frame.columns]:
-        raise HeadwayError(f"{path}: has no column {', '.join(missing)}")
-    for column in columns if len(frame) else ():  # without rows there is no telling
-        if not pd.api.types.is_numeric_dtype(frame[column]):
-            raise HeadwayError(f"{path}: damaged: {column} holds what is no number")
+    need_numbers(frame, columns, path)
     return frame if len(frame) else frame.astype(dict.fromkeys(columns, float))
 
 
