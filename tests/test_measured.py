@@ -338,3 +338,14 @@ def test_a_source_left_out_is_predicted_with_the_terms_of_the_others(folder):
     assert (a[0], a[1], a[3]) == ("asynchronous, from 0.14", "a", (0.5e-3, 0.0))
     assert (b[1], b[3]) == ("b", (1.0e-3, 10e-6))
     assert 0.0 < b[4] < 0.2
+
+
+def test_ranks_that_share_experts_are_predicted_together(folder):
+    row = CLOSED.replace("Qwen/Qwen3-32B,fp8", "Qwen/Qwen3-30B-A3B,bf16").replace("0.12.0", "0.19")
+    row = row.replace(",4,,,1024", ",8,,40,1024").replace("h200_sxm,2,", "h200_sxm,1,2,")
+    (folder / "runs.csv").write_text(HEAD.replace("gpu,tp,", "gpu,tp,dp,") + row)
+    (outcome,) = validate_measured(folder)
+    told = " ".join(outcome.notes)
+    assert "experts of qwen3-30b-a3b over 2 GPUs: by roofline" in told
+    assert "of a rank alone" not in told
+    assert {row.metric for row in outcome.rows} == {"mean_ttft_ms", "mean_tpot_ms"}

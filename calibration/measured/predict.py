@@ -90,7 +90,8 @@ def _predict(outcome: Outcome, folder: Path, terms: tuple[float, float] | None) 
         workload = replay(run, requests, read_config(companion(path, "config.json")))
     workload.check()
     scenario, parts = assemble_run(run, folder)
-    parts = with_tables(parts, scenario.engine)
+    if not _in_lock_step(scenario, parts):
+        parts = with_tables(parts, scenario.engine)
     if terms is not None:
         parts = with_terms(parts, *terms)
     workload.frontend = frontend(run)
@@ -132,9 +133,15 @@ def _play(scenario: "Scenario", parts: "Parts", workload: "Workload") -> "Result
     from simulator.simulation import play
 
     if scenario.cluster is not None:
-        return run_cluster(scenario, workload=workload, cost=parts.cost)
+        cost = None if _in_lock_step(scenario, parts) else parts.cost
+        return run_cluster(scenario, workload=workload, cost=cost)
     scheduler = make_scheduler(scenario, parts, workload.segments is not None)
     return play(scenario, parts, workload, make_replica(simpy.Environment(), scheduler, parts.cost))
+
+
+def _in_lock_step(scenario: "Scenario", parts: "Parts") -> bool:
+    """Tell whether ranks share experts: what that costs is put together with the ranks alone."""
+    return scenario.engine.data_parallel_size > 1 and parts.model.num_experts > 0
 
 
 def assemble_run(run: Run, folder: Path = Path()) -> "tuple[Scenario, Parts]":
