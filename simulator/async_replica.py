@@ -115,7 +115,9 @@ class AsyncReplica(Replica):
     def _launch(self, step: Step, now: float) -> Flight:
         """Put a batch behind the one in flight."""
         start = self._flights[-1].ends[-1] if self._flights else now
-        row = self._with_unlogged(self.scheduler.account(step))
+        row = self.scheduler.account(step)
+        if self._unlogged:
+            row = self._with_unlogged(row)
         repeats = 1 if self.leaper is None else self.scheduler.horizon(step)
         if self.leaper is not None and repeats > 1:
             ends = list(accumulate(self.leaper.leap(step, repeats), initial=start))

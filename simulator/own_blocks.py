@@ -36,7 +36,7 @@ class OwnBlocks(BlockCounter):
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
-        # The free list: at its head so many blocks without a hash, then these.
+        # The free list: at its head so many blocks that nobody will find, then these.
         self._blank = self.usable
         self._idle: OrderedDict[Given, None] = OrderedDict()
         self._of: dict[Request, list[Given]] = {}  # the same, of those who may come back
@@ -112,20 +112,24 @@ class OwnBlocks(BlockCounter):
     def _take(self, count: int) -> None:
         """Take blocks from the head of the free list."""
         self.free -= count
-        if count <= self._blank:
-            self._blank -= count
-            return
-        count -= self._blank
-        self._blank = 0
-        while count:
-            given = next(iter(self._idle))
+        while count > self._blank:
+            self._forget(count - self._blank)
+        self._blank -= count
+
+    def _forget(self, count: int) -> None:
+        """Let the first in the free list lose hashes: so many, or all if nobody comes for them."""
+        given = next(iter(self._idle))
+        if given.owner in self._of:
             first, end = given.parts.pop()
-            if end - first > count:
-                given.parts.append((first, end - count))
-                return
-            count -= end - first
+            kept = max(first, end - count)
+            if first < kept:
+                given.parts.append((first, kept))
+            self._blank += end - kept
             if not given.parts:
                 self._remove(given)
+        else:
+            del self._idle[given]
+            self._blank += sum(end - first for first, end in given.parts)
 
     def _remove(self, given: Given) -> None:
         """Strike out a place in the free list where nothing is left."""

@@ -236,7 +236,7 @@ class Scheduler(Batch):
                         return None
                     tokens = left
                 if tokens:
-                    if blocks.ordered and self._decodes_behind(request):
+                    if blocks.names_blocks and self._decodes_behind(request):
                         return None  # blocks are handed out in the order of the running list
                     chunks.append((request, tokens))
                     left -= tokens

@@ -18,6 +18,7 @@ from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockManager
 from simulator.decodes import DecodeSet
 from simulator.dynamic import DynamicScheduler
+from simulator.log import Log
 from simulator.own_blocks import OwnBlocks
 from simulator.policies import SJF, Priority
 from simulator.preempting import Deadline, Preemptive
@@ -28,7 +29,17 @@ from simulator.trtllm import MAX_UTILIZATION, TrtLlm
 from tests.engines import play
 from tests.test_laws import PRICES, clocks, workloads
 
-ROWS = ("step_rows", "request_rows", "run_rows", "pause_rows", "swap_rows", "tick_ends")
+ROWS = ("step_rows", "request_rows", "pause_rows", "swap_rows")
+
+
+def tokens(log: Log) -> dict[int, list[float]]:
+    """Give by request when its tokens came out."""
+    times: dict[int, list[float]] = {}
+    for run in log.runs:
+        first, ticks = int(run["first_tick"]), int(run["ticks"])
+        ends = log.tick_ends[first : first + ticks]
+        times.setdefault(int(run["id"]), []).extend([float(run["start"]), *ends])
+    return times
 
 
 def ask(tokens: int) -> Request:
@@ -202,20 +213,20 @@ class Twins(RuleBasedStateMachine):
 
     @invariant()
     def the_free_lists_are_alike(self) -> None:
-        """Their heads without hashes, and then whose block it is, and which."""
+        """Whose block is next, and which, where somebody may come back for it."""
         named, own = self.blocks
         assert named.free == own.free
         assert named.shared == own.shared == 0
-        assert len(named._blank) == own._blank
         of = {}
         for request, _ in (*self.running, *self.waiting):
             of.update({key: (request.id, i) for i, key in enumerate(request.hashes or ())})
         alive = {number for number, _ in of.values()}
-        listed = []
+        listed = [(-1, 0)] * own._blank
         for place in own._idle:
             for first, end in reversed(place.parts):
                 listed += [(place.owner.id, i) for i in reversed(range(first, end))]
-        assert [of.get(key) for key in named._idle.values()] == [
+        found = [of.get(key) for key in named._idle.values()]
+        assert [None] * len(named._blank) + found == [
             (number, i) if number in alive else None for number, i in listed
         ]
 
@@ -269,3 +280,4 @@ def test_runs_are_the_same_to_the_last_bit(load, make, clock, leap) -> None:
     named, own = (play(load, make(named), clock, leap=leap)[0] for named in (True, False))
     for rows in ROWS:
         assert getattr(named, rows) == getattr(own, rows), rows
+    assert tokens(named) == tokens(own)
