@@ -125,6 +125,12 @@ def test_damaged_sweeps_are_told(folder, tmp_path, capsys) -> None:
         assert f"damaged: {key} holds what is no number" in capsys.readouterr().err
 
 
+def test_damaged_live_steps_are_told(tmp_path, capsys) -> None:
+    (tmp_path / "steps_measured.csv").write_text(LIVE.replace("0.020", "soon"), "utf-8")
+    assert main(["plot", "steps", str(tmp_path)]) == 2
+    assert "damaged: seconds holds what is no number" in capsys.readouterr().err
+
+
 def test_runs_called_the_same_are_told_apart(folder, tmp_path) -> None:
     """By the folder above."""
     shutil.copytree(folder / "cmp" / "fcfs", tmp_path / "fcfs")

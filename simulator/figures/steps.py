@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.errors import HeadwayError
-from simulator.figures.data import need
+from simulator.figures.data import need, need_numbers
 from simulator.figures.style import GREY, color, grid, log_scale, sheet
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ def draw_steps(steps: "pd.DataFrame") -> "Figure":
 
     `steps` has the columns of a live run's steps_measured.csv: `seconds`, `predicted_s`, `chunks`.
     """
-    need(steps, ["seconds", "predicted_s", "chunks"], "steps_measured.csv")
+    need(steps, ["chunks"], "steps_measured.csv")
+    need_numbers(steps, ["seconds", "predicted_s"], "steps_measured.csv")
     steps = steps[(steps.seconds > 0) & (steps.predicted_s > 0)]
     if not len(steps):
         raise HeadwayError("steps_measured.csv: has no step with both times")
