@@ -1,11 +1,12 @@
 """Time fleets: whether a request costs the same in any of them; a million on 64 replicas.
 
-    python benchmarks/fleet.py [--big] [--router least_outstanding]
+    python benchmarks/fleet.py [--big] [--routers round_robin,least_outstanding] [--rounds 3]
 
-Without `--big` 200,000 requests on fleets of 1 to 1,000 replicas, 4 requests/s for each of them,
-in one process for each fleet: user CPU per request of the simulation alone (no files), best of
-three, and as a ratio to that of 8 replicas. Trust the ratios: machines differ. `--big` adds the
-whole command `headway run` for a million requests on 64 replicas, files and all.
+Without `--big` fleets of 1 to 1,000 replicas, 4 requests/s for each of them: user CPU of the
+simulation alone (no files), best of the rounds. `all` is that of 200,000 requests, set-up included,
+by request; `more` is what 100,000 requests more cost, which set-up is no part of. Each is one
+process. Trust the ratios, which are to 8 replicas: machines differ. `--big` adds the whole command
+`headway run` for a million requests on 64 replicas, files and all, and with `--no-tables`.
 """
 
 import argparse
@@ -32,16 +33,19 @@ def options(replicas: int, requests: int, router: str) -> list[str]:
     ]
 
 
-def measure(replicas: int, router: str) -> float:
-    """Simulate in this process; return the user CPU per request, in microseconds."""
+def measure(replicas: int, router: str) -> tuple[float, float]:
+    """Simulate in this process; return user CPU per request, of all and of more, in us."""
     from simulator.load import load_scenario
     from simulator.simulation import run
 
     warnings.simplefilter("ignore")
-    scenario = load_scenario(DEMO, options(replicas, REQUESTS, router))
-    before = os.times().user
-    run(scenario)
-    return (os.times().user - before) / REQUESTS * 1e6
+    seconds = []
+    for requests in (REQUESTS // 2, REQUESTS):
+        before = os.times().user
+        run(load_scenario(DEMO, options(replicas, requests, router)))
+        seconds.append(os.times().user - before)
+    half, whole = (value / REQUESTS * 1e6 for value in seconds)
+    return whole, 2 * (whole - half)
 
 
 def child(arguments: list[str]) -> tuple[str, float, float]:
@@ -61,28 +65,43 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--big", action="store_true")
-    parser.add_argument("--router", default="least_outstanding")
+    parser.add_argument("--routers", default="round_robin,least_outstanding")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     if args.one:
-        print(measure(args.one, args.router))
+        print(*measure(args.one, args.routers))
         return
-    costs = {size: [] for size in SIZES}
-    for _ in range(args.rounds):  # in turn, so that what disturbs one disturbs all
-        for size in SIZES:
-            text, _, _ = child([__file__, "--one", str(size), "--router", args.router])
-            costs[size].append(float(text))
-    base = min(costs[8])
-    print(f"{'replicas':>8}  {'us/request':>10}  {'ratio':>6}")
-    for size in SIZES:
-        print(f"{size:>8}  {min(costs[size]):>10.1f}  {min(costs[size]) / base:>6.2f}")
+    for router in args.routers.split(","):
+        show(router, args.rounds)
     if args.big:
-        with tempfile.TemporaryDirectory() as out:
-            words = [w for o in options(64, 1_000_000, args.router) for w in ("--set", o)]
-            command = ["-m", "simulator", "run", str(DEMO), *words, "--quiet", "--out", out + "/o"]
-            _, user, memory = child(command)
-        print(f"1,000,000 requests on 64 replicas: {user:.1f} s user CPU, {memory:,.0f} MB")
+        for more in ([], ["--no-tables"]):
+            with tempfile.TemporaryDirectory() as out:
+                words = [
+                    w for o in options(64, 1_000_000, "least_outstanding") for w in ("--set", o)
+                ]
+                command = ["-m", "simulator", "run", str(DEMO), *words, *more, "--quiet"]
+                _, user, memory = child([*command, "--out", out + "/o"])
+            what = " ".join(["1,000,000 requests on 64 replicas", *more])
+            print(f"{what}: {user:.1f} s user CPU, {memory:,.0f} MB")
+
+
+def show(router: str, rounds: int) -> None:
+    """Measure and print one router."""
+    costs: dict[int, list[tuple[float, float]]] = {size: [] for size in SIZES}
+    for _ in range(rounds):  # in turn, so that what disturbs one disturbs all
+        for size in SIZES:
+            text, _, _ = child([__file__, "--one", str(size), "--routers", router])
+            whole, more = map(float, text.split())
+            costs[size].append((whole, more))
+    best = {size: [min(column) for column in zip(*costs[size], strict=True)] for size in SIZES}
+    print(f"{router}\n{'replicas':>8}  {'us, all':>8}  {'ratio':>5}  {'us, more':>8}  {'ratio':>5}")
+    for size in SIZES:
+        (whole, more), (all8, more8) = best[size], best[8]
+        print(
+            f"{size:>8}  {whole:>8.1f}  {whole / all8:>5.2f}  {more:>8.1f}  {more / more8:>5.2f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
