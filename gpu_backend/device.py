@@ -37,6 +37,10 @@ def check_supported(spec: ModelSpec) -> None:
     if spec.latent is not None or spec.sliding_window:
         what = "latent attention" if spec.latent is not None else "a sliding window"
         raise HeadwayError(f"model: {spec.name} has {what}; the engine has full attention alone")
+    if spec.norms_per_layer != 2:
+        raise HeadwayError(
+            f"model: {spec.name} has {spec.norms_per_layer} norms in a layer; the engine has 2"
+        )
     scaling = spec.rope_scaling
     if scaling is not None and scaling.rope_type not in {"llama3", "linear"}:
         raise HeadwayError(

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+FULL_EVERY = {"gemma2": 2, "gemma3_text": 6}
+"""Families whose layers have a window but for each second or sixth, by model_type."""
 LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -63,7 +65,8 @@ def read_window(raw: Mapping[str, object], layers: int, longest: int) -> tuple[i
     """Give the tokens of a config.json's sliding window, and the layers that have it; else 0, 0.
 
     `layer_types` names each layer's kind (gpt-oss and new files of other families); without it all
-    layers have the window (Mistral-7B-v0.1), in Qwen's families those from `max_window_layers` on.
+    layers have the window (Mistral-7B-v0.1), in Qwen's families those from `max_window_layers` on,
+    in Gemma's all but each `sliding_window_pattern`-th.
     A window as long as the model's longest request is none. ValueError where a key is wrong.
     """
     if raw.get("sliding_window") is None or not raw.get("use_sliding_window", True):
@@ -76,6 +79,10 @@ def read_window(raw: Mapping[str, object], layers: int, longest: int) -> tuple[i
         windowed = kinds.count("sliding_attention")
     elif "use_sliding_window" in raw and raw.get("max_window_layers") is not None:
         windowed = max(layers - _size(raw, "max_window_layers"), 0)
+    elif (kind := raw.get("model_type")) in FULL_EVERY:
+        given = raw.get("sliding_window_pattern") is not None
+        every = _size(raw, "sliding_window_pattern") if given else FULL_EVERY[str(kind)]
+        windowed = layers - layers // every
     else:
         windowed = layers
     return (window, windowed) if windowed and window < longest else (0, 0)

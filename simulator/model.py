@@ -1,8 +1,9 @@
 """What a model weighs and computes, from its Hugging Face config.json alone.
 
-Decoder-only transformers with gated MLPs: the Llama, Mistral, Qwen, DeepSeek and gpt-oss families,
-dense or with a mixture of experts. One token needs 2 FLOPs per weight it meets; every (query, key)
-pair of the attention needs 4 more per head dimension, head and layer.
+Decoder-only transformers with gated MLPs: the Llama, Mistral, Qwen, DeepSeek, GLM, Gemma, Phi and
+gpt-oss families, dense or with a mixture of experts. One token needs 2 FLOPs per weight it meets;
+every (query, key) pair of the attention needs 4 more per head dimension, head and layer. What works
+on a token's numbers one by one is not counted: which function gates the MLP, Gemma-2's soft caps.
 """
 
 import json
@@ -29,9 +30,17 @@ FAMILIES = (
     "qwen3_moe",
     "deepseek_v2",
     "deepseek_v3",
+    "gemma2",
+    "gemma3_text",
+    "glm",
+    "glm4",
+    "glm4_moe",
     "gpt_oss",
 )
 """Values of config.json's `model_type` whose architecture is the one counted here."""
+NORMED_TWICE = {"gemma2", "gemma3_text", "glm4"}  # before attention and MLP, and behind each
+NORMED_QK = {"qwen3", "qwen3_moe", "gemma3_text"}
+TIED = {"gemma2", "gemma3_text"}  # their files leave tie_word_embeddings out
 
 REQUIRED = (
     "num_hidden_layers",
@@ -96,6 +105,7 @@ class ModelSpec:
     latent: Latent | None = None
     sliding_window: int = 0  # tokens; 0: none
     windowed_layers: int = 0
+    norms_per_layer: int = 2  # of the hidden size
     max_position_embeddings: int = 4096
     dtype: str = "bfloat16"  # of the published weights
     rms_norm_eps: float = 1e-6
@@ -153,7 +163,7 @@ class ModelSpec:
     @cached_property
     def _half_precision_parameters(self) -> int:
         """What quantization leaves alone: embedding, lm_head and norms."""
-        norms = 2 * self.hidden_size + 2 * self.head_dim * self.qk_norm
+        norms = self.norms_per_layer * self.hidden_size + 2 * self.head_dim * self.qk_norm
         if self.latent is not None:
             norms += self.latent.kv_lora_rank + self.latent.q_lora_rank
         tables = 1 if self.tie_word_embeddings else 2
@@ -358,7 +368,7 @@ def _spec(name: str, raw: Mapping[str, object]) -> ModelSpec:
         **sizes,
         num_key_value_heads=_count(raw, "num_key_value_heads") or heads,
         head_dim=_count(raw, "head_dim") or sizes["hidden_size"] // max(heads, 1),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", kind in TIED)),
         attention_bias=bool(raw.get("attention_bias", kind == "qwen2")),
         num_shared_experts=(_count(raw, "n_shared_experts") or 0) if experts else 0,
         dense_layers=dense,
@@ -366,7 +376,8 @@ def _spec(name: str, raw: Mapping[str, object]) -> ModelSpec:
         latent=read_latent(raw),
         sliding_window=window,
         windowed_layers=windowed,
-        qk_norm=kind in {"qwen3", "qwen3_moe"},
+        norms_per_layer=4 if kind in NORMED_TWICE else 2,
+        qk_norm=bool(raw.get("use_qk_norm", kind in NORMED_QK)),
         num_experts=experts,
         num_experts_per_tok=_count(raw, "num_experts_per_tok") or 0 if experts else 0,
         dtype=_dtype(raw),

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
+LLAMAS = ("hermes-4", "llama-3.1-tulu-3")
 SAME_SHAPE = {
     "llama-7b": "llama-2-7b",
     "llama-13b": "llama-2-13b",
@@ -15,6 +16,14 @@ SAME_SHAPE = {
     "distill-llama-70b": "llama-3.3-70b",
     "qwq-32b": "qwen2.5-32b",
     "qwen3-coder-30b-a3b": "qwen3-30b-a3b",
+    "deepseek-r1": "deepseek-v3",
+    "deepseek-coder-v2-lite": "deepseek-v2-lite",
+    "phi-3.5-mini": "phi-3-mini-128k",
+    "glm-4.6": "glm-4.5",
+    "hermes-4-14b": "qwen3-14b",
+    "zephyr-7b": "mistral-7b-v0.1",
+    **{f"glm-z1-{size}": f"glm-4-{size}" for size in ("9b", "32b")},
+    **{f"{name}-{size}": f"llama-3.1-{size}" for name in LLAMAS for size in ("8b", "70b", "405b")},
     **{f"distill-qwen-{size}": f"qwen2.5-{size}" for size in ("1.5b", "7b", "14b", "32b")},
     **{f"qwen2-{size}": f"qwen2.5-{size}" for size in ("0.5b", "1.5b", "7b", "72b")},
     **{
@@ -26,7 +35,17 @@ SAME_SHAPE = {
 }
 """Models whose shape is that of a shipped one of another name."""
 
-OTHERS = r"mini|vl|vision|omni|audio|embed|rerank|reward|eagle|draft|next|a\d+b"
+ANOTHER_SHAPE = (
+    "deepseek-v3.2",  # sparse attention
+    "deepseek-r1-distill",  # of a model not named here
+    "glm-4-9b-chat-1m",  # 4 KV heads
+    "glm-4.5v",
+    "glm-4.6v",
+    "phi-4-mini-flash",
+)
+"""Models whose names begin like a shipped one's."""
+
+OTHERS = r"mini|vl|vision|omni|multimodal|audio|embed|rerank|reward|eagle|draft|next|a\d+b"
 """What a name holds beside that of a shipped model where it means another one."""
 
 
@@ -34,20 +53,28 @@ def shipped_shape(name: str, shipped: Sequence[str]) -> str | None:
     """Give the one of `shipped` that has the shape of a Hugging Face name; None where none has.
 
     The owner, case, punctuation and what is before and behind a model's name do not matter:
-    `RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8` is `llama-3.1-8b`.
+    `RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8` is `llama-3.1-8b`. Of two models named, that with a
+    size counts: `DeepSeek-R1-0528-Qwen3-8B` is `qwen3-8b`.
     """
     word = _squeeze(name.rstrip("/").rsplit("/", 1)[-1])
-    found = max((plain for plain in _known(tuple(shipped)) if plain in word), key=len, default="")
+    known = _known(tuple(shipped))
+    found = max((plain for plain in known if plain in word), key=_weight, default="")
     if not found or re.search(OTHERS, word.replace(found, " ", 1)):
         return None
-    return _known(tuple(shipped))[found]
+    return known[found]
+
+
+def _weight(plain: str) -> tuple[bool, int]:
+    """Give a name's weight among those that a name holds: with a size, and long, is the best."""
+    return re.search(r"\db", plain) is not None, len(plain)
 
 
 @lru_cache(maxsize=4)
-def _known(shipped: tuple[str, ...]) -> dict[str, str]:
-    """Give the models by their names without punctuation."""
+def _known(shipped: tuple[str, ...]) -> dict[str, str | None]:
+    """Give the models by their names without punctuation; None for those of another shape."""
+    others: dict[str, str | None] = {_squeeze(name): None for name in ANOTHER_SHAPE}
     same = {_squeeze(name): shape for name, shape in SAME_SHAPE.items() if shape in shipped}
-    return same | {_squeeze(name): name for name in shipped}
+    return others | same | {_squeeze(name): name for name in shipped}
 
 
 def _squeeze(name: str) -> str:

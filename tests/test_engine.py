@@ -445,6 +445,8 @@ def test_a_device_that_is_not_there_is_refused(device: str, told: str) -> None:
 def test_models_that_the_engine_does_not_run_are_refused() -> None:
     with pytest.raises(HeadwayError, match="mixture of experts"):
         Engine(load_model("mixtral-8x7b"), 10)
+    with pytest.raises(HeadwayError, match="glm-4-9b has 4 norms in a layer; the engine has 2"):
+        Engine(load_model("glm-4-9b"), 10)
     yarn = replace(QWEN, rope_scaling=RopeScaling("yarn", 4.0))
     with pytest.raises(HeadwayError, match="yarn"):
         Engine(yarn, 10)

@@ -249,6 +249,29 @@ def test_a_quantized_model_in_16_bits_is_told():
         ("openai/gpt-oss-120b", "gpt-oss-120b"),
         ("QWEN3_32B", "qwen3-32b"),
         ("codellama/CodeLlama-7b-hf", "codellama-7b"),
+        ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
+        ("nvidia/DeepSeek-R1-0528-FP4", "deepseek-v3"),
+        ("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", "qwen3-8b"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "llama-3.1-8b"),
+        ("deepseek-ai/DeepSeek-Coder-V2-Lite-Instruct", "deepseek-v2-lite"),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3-30b-a3b"),
+        ("Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8", "qwen3-coder-480b-a35b"),
+        ("Qwen/Qwen3-235B-A22B-Thinking-2507", "qwen3-235b-a22b"),
+        ("google/gemma-2-2b-it", "gemma-2-2b"),
+        ("google/gemma-2-27b-it", "gemma-2-27b"),
+        ("google/gemma-3-12b-it", "gemma-3-12b"),
+        ("google/gemma-3-1b-pt", "gemma-3-1b"),
+        ("THUDM/GLM-4-9B-0414", "glm-4-9b"),
+        ("zai-org/GLM-4.5-Air-FP8", "glm-4.5-air"),
+        ("zai-org/GLM-4.6", "glm-4.5"),
+        ("microsoft/Phi-3-mini-4k-instruct", "phi-3-mini-4k"),
+        ("microsoft/Phi-3.5-mini-instruct", "phi-3-mini-128k"),
+        ("microsoft/Phi-4-mini-instruct", "phi-4-mini"),
+        ("microsoft/Phi-4-reasoning-plus", "phi-4"),
+        ("NousResearch/Hermes-3-Llama-3.1-8B", "llama-3.1-8b"),
+        ("NousResearch/Hermes-4-14B", "qwen3-14b"),
+        ("allenai/Llama-3.1-Tulu-3-70B", "llama-3.1-70b"),
+        ("HuggingFaceH4/zephyr-7b-beta", "mistral-7b-v0.1"),
     ],
 )
 def test_model_names(given, known):
@@ -270,7 +293,20 @@ def test_versions_decide_what_is_not_recorded():
 
 @pytest.mark.parametrize(
     "name",
-    ["microsoft/Phi-4-mini-instruct", "Qwen/Qwen2-57B-A14B", "Qwen/Qwen3-VL-8B", "acme/Secret-9B"],
+    [
+        "microsoft/Phi-4-multimodal-instruct",
+        "microsoft/Phi-4-mini-flash-reasoning",
+        "microsoft/Phi-3-vision-128k-instruct",
+        "deepseek-ai/DeepSeek-V3.2-Exp",
+        "deepseek-ai/DeepSeek-R1-Distill-Other-9B",
+        "THUDM/glm-4-9b-chat-1m",
+        "zai-org/GLM-4.5V",
+        "google/gemma-3n-E4B-it",
+        "google/gemma-3-270m",
+        "Qwen/Qwen2-57B-A14B",
+        "Qwen/Qwen3-VL-8B",
+        "acme/Secret-9B",
+    ],
 )
 def test_another_model_of_a_similar_name_is_none(name):
     with pytest.raises(ValueError, match="no shipped model has the shape of"):

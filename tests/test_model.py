@@ -9,7 +9,10 @@ from simulator.errors import HeadwayError
 from simulator.hardware import GIB, GPUS, find_gpu
 from simulator.model import MODELS, ModelSpec, load_model, shipped_models
 
-PUBLISHED = {  # parameters on the models' cards, in 1e9
+# Parameters on the models' cards, in 1e9; without what a text request does not pass: the image
+# encoders of Gemma-3 from 4B on (0.42), the layer that drafts of DeepSeek-V3, GLM-4.5 (5.54) and
+# GLM-4.5-Air (3.62).
+PUBLISHED = {
     "codellama-34b": 33.74,
     "llama-2-13b": 13.02,
     "llama-2-70b": 68.98,
@@ -53,6 +56,24 @@ PUBLISHED = {  # parameters on the models' cards, in 1e9
     "mistral-large": 122.61,
     "phi-4": 14.66,
     "gpt-oss-120b": 116.79,
+    "deepseek-v3": 671.03,
+    "gemma-2-2b": 2.61,
+    "gemma-2-9b": 9.24,
+    "gemma-2-27b": 27.23,
+    "gemma-3-1b": 1.00,
+    "gemma-3-4b": 3.88,
+    "gemma-3-12b": 11.77,
+    "gemma-3-27b": 27.01,
+    "glm-4-9b": 9.40,
+    "glm-4-32b": 32.57,
+    "glm-4.5": 352.80,
+    "glm-4.5-air": 106.85,
+    "phi-3-mini-4k": 3.82,
+    "phi-3-mini-128k": 3.82,
+    "phi-3-medium-4k": 13.96,
+    "phi-3-medium-128k": 13.96,
+    "phi-4-mini": 3.84,
+    "qwen3-coder-480b-a35b": 480.15,
 }
 TINY = {
     "num_hidden_layers": 2,
@@ -229,12 +250,56 @@ def test_what_is_not_json(tmp_path: Path) -> None:
         ({"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 1}, (16, 1)),
         ({"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}, (16, 1)),
         ({"sliding_window": 16, "layer_types": ["full_attention", "full_attention"]}, (0, 0)),
+        ({"sliding_window": 16, "model_type": "gemma2"}, (16, 1)),
+        ({"sliding_window": 16, "model_type": "gemma3_text"}, (16, 2)),
+        (
+            {"sliding_window": 16, "model_type": "gemma3_text", "sliding_window_pattern": 2},
+            (16, 1),
+        ),
     ],
 )
 def test_which_layers_have_a_window(tmp_path: Path, keys: dict, window: tuple[int, int]) -> None:
     """By families' habits, or layer by layer."""
     model = load_model(write(tmp_path, **keys))
     assert (model.sliding_window, model.windowed_layers) == window
+
+
+def test_gemma_and_glm_to_the_last_weight() -> None:
+    """The published checkpoints: tied embeddings, four norms per layer, Gemma-3's on q and k too.
+
+    DeepSeek-V3 and GLM-4.5 have a bias for each expert more, 256 in 58 layers and 160 in 89.
+    """
+    names = ("gemma-2-9b", "gemma-3-1b", "glm-4-9b", "deepseek-v3", "glm-4.5")
+    counts = [load_model(name).parameters for name in names]
+    assert counts[:3] == [9_241_705_984, 999_885_952, 9_400_094_720]
+    assert counts[3] + 58 * 256 == 671_026_419_200
+    assert counts[4] + 89 * 160 == 352_797_829_024
+
+
+def test_what_the_files_of_a_family_leave_out(tmp_path: Path) -> None:
+    """Gemma ties its embeddings unsaid; GLM-4 has norms behind attention and MLP, its elder not."""
+    plain, gemma, elder, glm, air = (
+        load_model(write(tmp_path, model_type=kind, **more))
+        for kind, more in (
+            ("llama", {}),
+            ("gemma2", {}),
+            ("glm", {}),
+            ("glm4", {}),
+            ("glm4_moe", {"use_qk_norm": True}),
+        )
+    )
+    assert gemma.parameters == plain.parameters - 100 * 8 + 2 * 2 * 8
+    assert elder.parameters == plain.parameters
+    assert glm.parameters == plain.parameters + 2 * 2 * 8
+    assert air.parameters == plain.parameters + 2 * 2 * 2
+
+
+def test_gemma_3_reads_its_window_in_five_of_six_layers() -> None:
+    """27B: 10 layers see all, 52 the last 1,024 tokens; each token takes 62 * 2 * 16 * 128 * 2."""
+    model = load_model("gemma-3-27b")
+    assert (model.sliding_window, model.windowed_layers) == (1024, 52)
+    assert model.kv_bytes_per_token() == 507_904
+    assert model.attention_flops_per_pair == 62 * 32 * 4 * 128
 
 
 def test_shape_leaves_out_names_and_limits() -> None:
@@ -253,7 +318,7 @@ def test_shipped_files_are_plain_configs() -> None:
     """Each folder holds a config.json that names its architecture."""
     for name in shipped_models():
         raw = json.loads((MODELS / name / "config.json").read_text())
-        kind = raw["model_type"].replace("_", "")
+        kind = raw["model_type"].removesuffix("_text").replace("_", "")
         assert kind in raw["architectures"][0].lower()
 
 
