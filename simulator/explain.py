@@ -1,10 +1,8 @@
 """One request's story in words, from the files that a run wrote."""
 
-import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isnan, nan
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +10,14 @@ from cyclopts import Parameter
 
 from simulator.breakdown import PARTS
 from simulator.errors import HeadwayError
+from simulator.run_files import (
+    COUNTS,
+    load_mapping,
+    need_numbers,
+    read_cell,
+    read_rows,
+    read_yaml,
+)
 from simulator.tables import TRANSFER_PARTS
 
 ENDINGS = {
@@ -41,7 +47,11 @@ COLUMNS = (
 )
 APART = (*TRANSFER_PARTS, "prefill_replica")
 """Columns that are there only where prefill and decode are on different replicas."""
+TIMES = ("ttft", "tpot", "e2el")
 TEXTS = ("client", "finish_reason")
+MEDIAN = "median_e2el_ms"
+COMPLETED = ("stop", "length")
+STEPS = ("start", "duration", "steps", "prefill_tokens", "running", "waiting")
 
 Row = dict[str, Any]
 """A request's cells: numbers, None where one is empty, and the words of TEXTS."""
@@ -77,8 +87,10 @@ def explain(folder: Path, request: int) -> str:
     if not folder.is_dir():
         raise HeadwayError(f"{folder}: no such folder; `headway run` writes one")
     row = _find(folder, request)
-    summary = _load(folder / "summary.json", json.loads)
-    scenario = _load(folder / "scenario.yaml", _yaml)
+    summary = load_mapping(folder / "summary.json", json.loads)
+    scenario = load_mapping(folder / "scenario.yaml", read_yaml)
+    need_numbers(folder / "summary.json", {MEDIAN: summary.get(MEDIAN)})
+    need_numbers(folder / "scenario.yaml", _goodput(scenario))
     around = None if row["queue_time"] is None else _look_around(folder, row)
     lines = [_head(row), "", *_events(row, scenario, around)]
     if row["e2el"] is not None:
@@ -86,84 +98,37 @@ def explain(folder: Path, request: int) -> str:
     return "\n".join(lines)
 
 
-def _yaml(text: str) -> object:
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError("it is no YAML") from error
-
-
-def _load(path: Path, parse: Any) -> Mapping[str, Any]:
-    """Read a file that holds one mapping."""
-    try:
-        found = parse(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise HeadwayError(f"{path}: no such file; is this a folder of `headway run`?") from None
-    except ValueError as error:
-        raise HeadwayError(f"{path}: damaged: {error}") from None
-    if not isinstance(found, Mapping):
-        raise HeadwayError(f"{path}: damaged: it holds no keys")
-    return found
-
-
-def _rows(folder: Path, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a table, CSV or Parquet, and the place of each."""
-    path = folder / f"{name}.csv"
-    if not path.exists() and (other := folder / f"{name}.parquet").exists():
-        yield from _parquet_rows(other)
-        return
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            for row in reader:
-                if None in row or None in row.values():
-                    raise ValueError(f"line {reader.line_num} has not as many cells as the first")
-                yield f"{path}:{reader.line_num}", row
-    except FileNotFoundError:
-        raise HeadwayError(f"{path}: no such file; is this a folder of `headway run`?") from None
-    except (ValueError, csv.Error) as error:
-        raise HeadwayError(f"{path}: damaged: {error}") from None
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise HeadwayError(f"{path}: needs pyarrow; pip install headway[parquet]") from None
-    try:
-        batches = pyarrow.parquet.ParquetFile(path).iter_batches()
-        for batch in batches:
-            for number, row in enumerate(batch.to_pylist()):
-                yield f"{path}: row {number}", {k: "" if v is None else v for k, v in row.items()}
-    except (OSError, ValueError) as error:
-        raise HeadwayError(f"{path}: damaged: {error}") from None
-
-
 def _find(folder: Path, request: int) -> Row:
     """Find a request among the rows, which come by id."""
     count = 0
-    for place, cells in _rows(folder, "requests"):
+    for place, cells in read_rows(folder, "requests"):
         if not count and (missing := [name for name in COLUMNS if name not in cells]):
             raise HeadwayError(f"{place.partition(':')[0]}: has no column {', '.join(missing)}")
         if count == request:
             there = (*COLUMNS, *(name for name in APART if name in cells))
-            row = {k: cells[k] if k in TEXTS else _number(place, k, cells[k]) for k in there}
+            row = {k: cells[k] if k in TEXTS else read_cell(place, k, cells[k]) for k in there}
             if row["id"] != request or row["finish_reason"] not in ENDINGS:
                 raise HeadwayError(f"{place}: damaged: this is not the row of request {request}")
+            _check(place, row)
             return row
         count += 1
     raise HeadwayError(f"{folder}: no request {request}; there are {count:,}, from 0 on")
 
 
-def _number(place: str, column: str, value: Any) -> float | None:
-    """Read a cell; an empty one, or NaN, is None."""
-    try:
-        number = float(value) if value != "" else nan
-    except ValueError:
-        raise HeadwayError(f"{place}: {column}: {value!r} is no number") from None
-    return None if isnan(number) else number
+def _check(place: str, row: Row) -> None:
+    """Raise HeadwayError where a cell is empty that cannot be so in such a row."""
+    needed = [*COUNTS]
+    if row["finish_reason"] in COMPLETED or row["e2el"] is not None:
+        needed += ["arrival", "client_queue_time", "queue_time", "ttft", "e2el", *PARTS]
+        needed += ["tpot"] if (row["output_tokens"] or 0) > 1 else []
+        needed += [] if "prefill_replica" in row else ["replica"]
+    elif row["queue_time"] is not None or row["ttft"] is not None:
+        needed += ["arrival", "client_queue_time"]
+    if row.get("transfer_time") is not None:
+        needed.append("replica")
+    for name in needed:
+        if row[name] is None:
+            raise HeadwayError(f"{place}: {name}: is empty")
 
 
 def _look_around(folder: Path, row: Row) -> Around:
@@ -171,15 +136,11 @@ def _look_around(folder: Path, row: Row) -> Around:
     around = Around()
     begin = row["arrival"] + row["client_queue_time"]
     end = begin + (float("inf") if row["e2el"] is None else row["e2el"])
-    for place, cells in _rows(folder, "steps"):
-        if "replica" in cells and _number(place, "replica", cells["replica"]) != row["replica"]:
+    for place, cells in read_rows(folder, "steps"):
+        if "replica" in cells and read_cell(place, "replica", cells["replica"]) != row["replica"]:
             continue
-        try:
-            start, time = float(cells["start"]), float(cells["duration"])
-            steps, prompts = int(cells["steps"]), int(cells["prefill_tokens"])
-            running, waiting = int(cells["running"]), int(cells["waiting"])
-        except (KeyError, ValueError) as error:
-            raise HeadwayError(f"{place}: damaged: {error}") from None
+        start, time, *counts = _step(place, cells)
+        steps, prompts, running, waiting = map(int, counts)
         if start >= end:
             continue
         if start < begin:
@@ -191,6 +152,18 @@ def _look_around(folder: Path, row: Row) -> Around:
         around.batch_time += running * time
         around.time += time
     return around
+
+
+def _step(place: str, cells: Mapping[str, Any]) -> list[float]:
+    """Read a row of steps."""
+    numbers = []
+    for name in STEPS:
+        number = read_cell(place, name, cells.get(name, ""))
+        if number is None:
+            what = "is empty" if name in cells else "there is no such column"
+            raise HeadwayError(f"{place}: {name}: {what}")
+        numbers.append(number)
+    return numbers
 
 
 def _seconds(value: float) -> str:
@@ -244,7 +217,7 @@ def _of_seats(scenario: Mapping[str, Any]) -> str:
     groups = cluster.get("groups") if isinstance(cluster, Mapping) else None
     kinds = [scenario, *(groups.values() if isinstance(groups, Mapping) else ())]
     engines = [kind.get("engine") for kind in kinds if isinstance(kind, Mapping)]
-    seats = {engine.get("max_num_seqs") for engine in engines if isinstance(engine, Mapping)}
+    seats = {str(engine.get("max_num_seqs")) for engine in engines if isinstance(engine, Mapping)}
     return f" of {seats.pop()}" if len(seats) == 1 else ""
 
 
@@ -262,7 +235,8 @@ def _parts(row: Row) -> list[str]:
     lines = [f"Where its {_seconds(whole)} went:"]
     for name, words in WORDS.items():
         if row.get(name):
-            lines.append(f"{row[name]:14,.3f} s  {row[name] / whole:6.1%}  {words}")
+            share = row[name] / whole if whole else 0.0
+            lines.append(f"{row[name]:14,.3f} s  {share:6.1%}  {words}")
     return lines
 
 
@@ -273,12 +247,12 @@ def _remarks(
     most = max(WORDS, key=lambda name: row.get(name) or 0.0)
     share = row[most] / row["e2el"] if row["e2el"] else 0.0
     remarks = [f"The largest part, {share:.0%}, is {WORDS[most]}."]
-    if isinstance(median := summary.get("median_e2el_ms"), int | float) and median:
+    if median := summary.get(MEDIAN):
         remarks.append(
             f"The run's median E2EL is {_seconds(median / 1e3)}; "
             f"this request took {row['e2el'] * 1e3 / median:.2f} times that."
         )
-    if row["tpot"] is not None:
+    if row["tpot"] is not None and row["output_tokens"] > 1:
         tokens = row["output_tokens"] - 1
         less = row["decode_alone_time"] / tokens
         remarks.append(
@@ -291,7 +265,7 @@ def _remarks(
             f"It was preempted {times}: {_seconds(row['preempted_time'])} until it was admitted "
             f"again, {_seconds(row['recompute_time'])} to compute again what was lost."
         )
-    if around is not None and around.time:
+    if around is not None and around.steps and around.time:
         remarks.append(
             f"From being sent to its end the engine took {around.steps:,} steps, "
             f"{around.with_prompts / around.steps:.0%} of them with prompts, "
@@ -302,11 +276,18 @@ def _remarks(
 
 def _bounds(row: Row, scenario: Mapping[str, Any]) -> list[str]:
     """Say which bounds of the goodput it meets; a single token meets any TPOT."""
-    bounds = scenario.get("goodput")
     lines = []
-    for name, bound in (bounds if isinstance(bounds, Mapping) else {}).items():
-        if bound is None or row.get(name) is None:
+    for key, bound in _goodput(scenario).items():
+        time = row[key.partition(".")[2]]
+        if bound is None or time is None:
             continue
-        meets = "meets" if row[name] * 1e3 <= bound else "misses"
-        lines.append(f"It {meets} goodput.{name} ({bound:g} ms): {row[name] * 1e3:,.1f} ms.")
+        meets = "meets" if time * 1e3 <= bound else "misses"
+        lines.append(f"It {meets} {key} ({bound:g} ms): {time * 1e3:,.1f} ms.")
     return lines
+
+
+def _goodput(scenario: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the bounds on a request's times, by the scenario's keys."""
+    bounds = scenario.get("goodput")
+    items = bounds.items() if isinstance(bounds, Mapping) else ()
+    return {f"goodput.{name}": bound for name, bound in items if name in TIMES}

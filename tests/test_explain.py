@@ -112,7 +112,21 @@ def _replaced(path: Path, old: str, new: str) -> None:
         ),
         (
             lambda out: _replaced(out / "steps.csv", "duration", "other"),
-            "steps.csv:2: damaged: 'duration'",
+            "steps.csv:2: duration: there is no such column",
+        ),
+        (
+            lambda out: _replaced(out / "requests.csv", "1,,", ",,"),
+            "requests.csv:3: damaged: this is not the row of request 1",
+        ),
+        (
+            lambda out: _replaced(
+                out / "summary.json", '"median_e2el_ms": 5000.0', '"median_e2el_ms": []'
+            ),
+            "summary.json: median_e2el_ms: [] is not a number",
+        ),
+        (
+            lambda out: _replaced(out / "scenario.yaml", "ttft: 500.0", "ttft: soon"),
+            "scenario.yaml: goodput.ttft: 'soon' is not a number",
         ),
     ],
 )
@@ -131,3 +145,27 @@ def test_no_such_folder_or_request(folder: Path, capsys) -> None:
     assert capsys.readouterr().err.startswith(f"headway: error: {folder}/no: no such folder")
     assert main(["explain", str(folder), "2"]) == 2
     assert "no request 2; there are 2, from 0 on" in capsys.readouterr().err
+
+
+CELLS = ("id", "prompt_tokens", "arrival", "queue_time", "e2el", "preempted_time", "tpot")
+
+
+@pytest.mark.parametrize("name", ["requests", "steps"])
+@pytest.mark.parametrize("value", ["", "six", "inf", "nan", "0", "-1", "2.5", "1e400"])
+def test_any_cell_may_be_spoilt(folder: Path, name: str, value: str) -> None:
+    """Each in turn: either there is a story, or the line and the column are told."""
+    path = folder / f"{name}.csv"
+    head, *lines = [line.split(",") for line in path.read_text().splitlines()]
+    at = 1 if name == "requests" else 0
+    told = {}
+    for column in range(len(head)):
+        spoilt = [list(cells) for cells in lines]
+        spoilt[at][column] = value
+        path.write_text("\n".join(map(",".join, [head, *spoilt])) + "\n")
+        try:
+            assert explain(folder, 1).startswith("Request 1")
+        except HeadwayError as error:
+            told[head[column]] = str(error)
+    assert all(message.startswith(f"{path}:{at + 2}: ") for message in told.values())
+    if value in ("", "six"):
+        assert told.keys() >= ({*CELLS} if name == "requests" else {"start", "steps", "waiting"})
