@@ -28,7 +28,6 @@ from simulator.run_options import Address, Backend, Jobs, NoTables, workers_aske
 if TYPE_CHECKING:
     from simulator.scenario import Scenario
     from simulator.simulation import Result
-    from simulator.workload import Workload
 
 
 # Nothing here multiplies matrices, and numpy's BLAS spends 0.1 s of CPU on starting its threads.
@@ -42,8 +41,21 @@ app = App(
     result_action="return_value",
     suppress_keyboard_interrupt=False,
 )
-trace_app = App(name="trace", help="Describe a workload, or write it as Mooncake JSONL.")
-app.command(trace_app)
+app.command(
+    "simulator.trace_commands:app",
+    name="trace",
+    help="Describe a workload, or write it as Mooncake JSONL.",
+)
+app.command(
+    "simulator.memory_command:memory",
+    name="memory",
+    help="Tell how many tokens and requests fit on a GPU.",
+)
+app.command(
+    "simulator.conform_command:conform",
+    name="conform",
+    help="Compare every decision with a schedule recorded from vLLM; exit code 1 on a difference.",
+)
 app.command("simulator.html_report.page:report", name="report", help="Write an HTML page of runs.")
 app.command("simulator.explain:command", name="explain", help="Tell one request's story in words.")
 # These need torch, or what it has measured: they are imported when they are called.
@@ -223,65 +235,6 @@ def compare(
 
 
 @app.command
-def memory(
-    *,
-    model: Annotated[str, Parameter(help="shipped model, or the path of a config.json")],
-    gpu: Annotated[str, Parameter(help="GPU, for example A100-80GB")],
-    tensor_parallel_size: Annotated[int, Parameter(help="GPUs that share each layer")] = 1,
-    gpu_memory_utilization: Annotated[float, Parameter(help="share, 0 to 1")] = 0.92,
-    dtype: Annotated[str, Parameter(help="of the weights; auto: the model's")] = "auto",
-    quantization: Annotated[str | None, Parameter(help="of the weights: fp8, int8, int4")] = None,
-    kv_cache_dtype: Annotated[str, Parameter(help="of the KV cache; auto: as dtype")] = "auto",
-    block_size: Annotated[int, Parameter(help="tokens in a block of the KV cache")] = 16,
-    max_model_len: Annotated[int | None, Parameter(help="tokens [default: the model's]")] = None,
-    max_num_seqs: Annotated[int, Parameter(help="requests at once, at most")] = 256,
-    max_num_batched_tokens: Annotated[int, Parameter(help="tokens of a step, at most")] = 2048,
-) -> int:
-    """Tell how many tokens and requests fit on a GPU."""
-    engine = {
-        "tensor_parallel_size": tensor_parallel_size,
-        "gpu_memory_utilization": gpu_memory_utilization,
-        "dtype": dtype,
-        "quantization": quantization,
-        "kv_cache_dtype": kv_cache_dtype,
-        "block_size": block_size,
-        "max_model_len": max_model_len,
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-    }
-    print(_budget(model, gpu, engine))
-    return 0
-
-
-@app.command
-def conform(
-    case: Annotated[Path, Parameter(name="CASE", help="case file: .json, or .jsonl of many")],
-    /,
-    *,
-    golden: Annotated[
-        Path | None,
-        Parameter(
-            help="recorded schedule [default: ../golden/NAME.jsonl.gz beside the case's folder]",
-            show_default=False,
-        ),
-    ] = None,
-    write: Annotated[
-        Path | None, Parameter(help="write Headway's own schedule, packed if it ends in .gz")
-    ] = None,
-    leap: Annotated[
-        bool, Parameter(negative="", show_default=False, help="equal steps at once, as in a run")
-    ] = False,
-) -> int:
-    """Compare every decision with a schedule recorded from vLLM; exit code 1 on a difference."""
-    from simulator.conform import conform as compare_all
-    from simulator.conform import report
-
-    outcomes = compare_all(case, golden, leap=leap, write=write)
-    print(report(outcomes))
-    return int(any(outcome.difference is not None for outcome in outcomes))
-
-
-@app.command
 def schema() -> int:
     """Print the scenario's JSON Schema, for completion and checks in an editor."""
     import json
@@ -289,45 +242,6 @@ def schema() -> int:
     from simulator.json_schema import json_schema
 
     print(json.dumps(json_schema(), indent=1))
-    return 0
-
-
-@trace_app.command
-def describe(
-    file: Annotated[Path, Parameter(name="FILE", help="trace, or scenario (.yaml)")],
-    /,
-    *,
-    format: Annotated[
-        str | None, Parameter(help="of the trace [default: as its first line tells]")
-    ] = None,
-) -> int:
-    """Tell how many requests, how fast, how bursty, how long."""
-    from simulator.traces import describe_text, detect_format
-
-    workload = _read(file, format)
-    scenario = file.suffix in {".yaml", ".yml"}
-    print(describe_text(workload, format or ("scenario" if scenario else detect_format(file))))
-    return 0
-
-
-@trace_app.command
-def convert(
-    source: Annotated[Path, Parameter(name="IN", help="trace, or scenario (.yaml)")],
-    target: Annotated[Path, Parameter(name="OUT", help="Mooncake JSONL, packed if it ends in .gz")],
-    /,
-    *,
-    format: Annotated[
-        str | None, Parameter(help="of the trace [default: as its first line tells]")
-    ] = None,
-) -> int:
-    """Write a workload as Mooncake JSONL, which other tools read too; the folder must be there."""
-    from simulator.files import check_target
-    from simulator.traces import write_mooncake
-
-    check_target(source, target)
-    workload = _read(source, format)
-    write_mooncake(workload, target)
-    print(f"written to {target}: {len(workload):,} requests")
     return 0
 
 
@@ -392,40 +306,3 @@ def _simulate(
             bar.close()
     result.warmup, result.cooldown = trim
     return result
-
-
-def _budget(model: str, gpu: str, engine: dict[str, Any]) -> str:
-    """Make the memory table; what is wrong is told by its option."""
-    from simulator.checks import SIZES
-    from simulator.hardware import find_gpu
-    from simulator.load import check_scenario
-    from simulator.memory import kv_budget, memory_table
-    from simulator.model import load_model
-    from simulator.yamlpos import Places
-
-    places = Places("headway memory", {})
-    places.override(("model",), f"--model {model}")
-    places.override(("gpu",), f"--gpu {gpu}")
-    for name, value in engine.items():
-        places.override(("engine", name), f"--{name.replace('_', '-')} {value}")
-    raw = {
-        "model": model,
-        "gpu": {"name": gpu, "count": engine["tensor_parallel_size"]},
-        "engine": engine,
-        "cost": {"kind": "roofline"},
-    }
-    checked = check_scenario(raw, places).engine
-    sizes = checked.model_dump(include=SIZES)
-    budget = kv_budget(load_model(model), find_gpu(gpu), **sizes)
-    return memory_table(budget, max_model_len=checked.max_model_len)
-
-
-def _read(path: Path, format: str | None) -> "Workload":
-    """Read a trace, or make the workload of a scenario."""
-    if path.suffix in {".yaml", ".yml"}:
-        from simulator.load import load_scenario
-
-        return load_scenario(path).make_workload()
-    from simulator.traces import read_trace
-
-    return read_trace(path, format)

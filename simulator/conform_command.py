@@ -1,0 +1,33 @@
+"""The verb `headway conform`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+
+def conform(
+    case: Annotated[Path, Parameter(name="CASE", help="case file: .json, or .jsonl of many")],
+    /,
+    *,
+    golden: Annotated[
+        Path | None,
+        Parameter(
+            help="recorded schedule [default: ../golden/NAME.jsonl.gz beside the case's folder]",
+            show_default=False,
+        ),
+    ] = None,
+    write: Annotated[
+        Path | None, Parameter(help="write Headway's own schedule, packed if it ends in .gz")
+    ] = None,
+    leap: Annotated[
+        bool, Parameter(negative="", show_default=False, help="equal steps at once, as in a run")
+    ] = False,
+) -> int:
+    """Compare every decision with a schedule recorded from vLLM; exit code 1 on a difference."""
+    from simulator.conform import conform as compare_all
+    from simulator.conform import report
+
+    outcomes = compare_all(case, golden, leap=leap, write=write)
+    print(report(outcomes))
+    return int(any(outcome.difference is not None for outcome in outcomes))

@@ -1,0 +1,61 @@
+"""The verb `headway memory`."""
+
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+
+def memory(
+    *,
+    model: Annotated[str, Parameter(help="shipped model, or the path of a config.json")],
+    gpu: Annotated[str, Parameter(help="GPU, for example A100-80GB")],
+    tensor_parallel_size: Annotated[int, Parameter(help="GPUs that share each layer")] = 1,
+    gpu_memory_utilization: Annotated[float, Parameter(help="share, 0 to 1")] = 0.92,
+    dtype: Annotated[str, Parameter(help="of the weights; auto: the model's")] = "auto",
+    quantization: Annotated[str | None, Parameter(help="of the weights: fp8, int8, int4")] = None,
+    kv_cache_dtype: Annotated[str, Parameter(help="of the KV cache; auto: as dtype")] = "auto",
+    block_size: Annotated[int, Parameter(help="tokens in a block of the KV cache")] = 16,
+    max_model_len: Annotated[int | None, Parameter(help="tokens [default: the model's]")] = None,
+    max_num_seqs: Annotated[int, Parameter(help="requests at once, at most")] = 256,
+    max_num_batched_tokens: Annotated[int, Parameter(help="tokens of a step, at most")] = 2048,
+) -> int:
+    """Tell how many tokens and requests fit on a GPU."""
+    engine = {
+        "tensor_parallel_size": tensor_parallel_size,
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "dtype": dtype,
+        "quantization": quantization,
+        "kv_cache_dtype": kv_cache_dtype,
+        "block_size": block_size,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+    }
+    print(_budget(model, gpu, engine))
+    return 0
+
+
+def _budget(model: str, gpu: str, engine: dict[str, Any]) -> str:
+    """Make the memory table; what is wrong is told by its option."""
+    from simulator.checks import SIZES
+    from simulator.hardware import find_gpu
+    from simulator.load import check_scenario
+    from simulator.memory import kv_budget, memory_table
+    from simulator.model import load_model
+    from simulator.yamlpos import Places
+
+    places = Places("headway memory", {})
+    places.override(("model",), f"--model {model}")
+    places.override(("gpu",), f"--gpu {gpu}")
+    for name, value in engine.items():
+        places.override(("engine", name), f"--{name.replace('_', '-')} {value}")
+    raw = {
+        "model": model,
+        "gpu": {"name": gpu, "count": engine["tensor_parallel_size"]},
+        "engine": engine,
+        "cost": {"kind": "roofline"},
+    }
+    checked = check_scenario(raw, places).engine
+    sizes = checked.model_dump(include=SIZES)
+    budget = kv_budget(load_model(model), find_gpu(gpu), **sizes)
+    return memory_table(budget, max_model_len=checked.max_model_len)

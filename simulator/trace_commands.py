@@ -1,0 +1,61 @@
+"""headway trace: describe a workload, or write it as Mooncake JSONL."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+if TYPE_CHECKING:
+    from simulator.workload import Workload
+
+app = App(name="trace", help="Describe a workload, or write it as Mooncake JSONL.")
+
+
+@app.command
+def describe(
+    file: Annotated[Path, Parameter(name="FILE", help="trace, or scenario (.yaml)")],
+    /,
+    *,
+    format: Annotated[
+        str | None, Parameter(help="of the trace [default: as its first line tells]")
+    ] = None,
+) -> int:
+    """Tell how many requests, how fast, how bursty, how long."""
+    from simulator.traces import describe_text, detect_format
+
+    workload = _read(file, format)
+    scenario = file.suffix in {".yaml", ".yml"}
+    print(describe_text(workload, format or ("scenario" if scenario else detect_format(file))))
+    return 0
+
+
+@app.command
+def convert(
+    source: Annotated[Path, Parameter(name="IN", help="trace, or scenario (.yaml)")],
+    target: Annotated[Path, Parameter(name="OUT", help="Mooncake JSONL, packed if it ends in .gz")],
+    /,
+    *,
+    format: Annotated[
+        str | None, Parameter(help="of the trace [default: as its first line tells]")
+    ] = None,
+) -> int:
+    """Write a workload as Mooncake JSONL, which other tools read too; the folder must be there."""
+    from simulator.files import check_target
+    from simulator.traces import write_mooncake
+
+    check_target(source, target)
+    workload = _read(source, format)
+    write_mooncake(workload, target)
+    print(f"written to {target}: {len(workload):,} requests")
+    return 0
+
+
+def _read(path: Path, format: str | None) -> "Workload":
+    """Read a trace, or make the workload of a scenario."""
+    if path.suffix in {".yaml", ".yml"}:
+        from simulator.load import load_scenario
+
+        return load_scenario(path).make_workload()
+    from simulator.traces import read_trace
+
+    return read_trace(path, format)
