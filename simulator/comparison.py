@@ -15,7 +15,7 @@ def write_comparison(
     from simulator.compare import encode_comparison
     from simulator.files import write_atomic
     from simulator.output import write_run
-    from simulator.report import compare_table
+    from simulator.side_by_side import compare_table
 
     for point, result in zip(points, results, strict=True):
         write_run(result, folder / point.folder, format)

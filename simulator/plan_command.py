@@ -200,12 +200,14 @@ def find(
     progress: Callable[[int], None] | None,
 ) -> "tuple[list[Candidate], Candidate]":
     """Search; return the candidates with their answers, and the best."""
-    from simulator.planning import answer, answer_by_optuna, best_of, climb, find_candidates
+    from simulator.planning import answer, best_of, climb, find_candidates
 
     if optuna is None:
         candidates = find_candidates(question.path, axes, question.overrides, question.seed)
         answer(question, candidates, jobs, progress)
     else:
+        from simulator.plan_optuna import answer_by_optuna
+
         candidates = answer_by_optuna(question, axes, optuna, jobs, progress)
     rate = bool(question.key) and not question.high
     best = best_of(candidates, question.rules.slos, fixed_load=not rate)

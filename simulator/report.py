@@ -1,7 +1,6 @@
-"""A run's summary as text: the block that `vllm bench serve` prints, then what the engine did;
-and several runs side by side."""
+"""A run's summary as text: the block that `vllm bench serve` prints, then what the engine did."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +29,6 @@ SECTIONS = (
     ("decode_queue_time", "Decode Queue Time", "Queueing to Decode"),
 )
 """Key, name and title; all but the last three as vLLM has them."""
-RATIO = 10  # width of a ratio and its mark
-BESIDE = 3  # runs that a block of a comparison shows beside the first: 120 columns
-MANY = 9  # runs from which a comparison has a row for each, with the metrics that matter most
 PRINTED = ("mean", "median", "p99")  # vLLM's default; the summary has more
 
 
@@ -100,23 +96,6 @@ METRICS = (
     Gauge("mean_decode_queue_time_ms", "Mean decode queue time (ms)", -1),
 )
 """What a comparison shows of vLLM's keys; the gauges follow."""
-
-
-COLUMNS = (
-    Gauge("output_throughput", "output/tok per s", 1),
-    Gauge("request_goodput", "goodput/req per s", 1),
-    Gauge("mean_ttft_ms", "TTFT/mean, s", -1, 0.001),
-    Gauge("p99_ttft_ms", "TTFT/P99, s", -1, 0.001),
-    Gauge("mean_tpot_ms", "TPOT/mean, ms", -1),
-    Gauge("p99_itl_ms", "ITL/P99, ms", -1),
-    Gauge("mean_e2el_ms", "E2EL/mean, s", -1, 0.001),
-    Gauge("p99_e2el_ms", "E2EL/P99, s", -1, 0.001),
-    Gauge("mean_running", "batch/mean", 0),
-    Gauge("kv_cache_usage_mean", "KV used/%", 0, 100.0),
-    Gauge("preemptions", "pre-/empted", -1),
-    Gauge("jain_index", "Jain's/index", 1),
-)
-"""What many runs are compared by: their labels fill two lines of a head."""
 
 
 def run_table(run: "Result | Summary") -> str:
@@ -243,112 +222,3 @@ def _group(name: str, group: Summary) -> str:
         f"{name}: {group['replicas']}{each} on {group['gpus']} {group['gpu']}, busy {busy:.0f} %, "
         f"{group['completed']} {what}"
     )
-
-
-def compare_table(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
-    """Put runs side by side, each value with its ratio to the first run's.
-
-    `+` marks a value that is better than the first run's, `-` one that is worse, `.` what a run
-    does not have; a metric that none of them has is left out. Several blocks of runs come with the
-    first in each; of MANY runs or more each is one row.
-    """
-    if len(labels) >= MANY:
-        return _many_table(labels, summaries)
-    metrics = _compared(summaries)
-    blocks = []
-    for at in range(1, max(len(labels), 2), BESIDE):
-        shown = [0, *range(at, min(at + BESIDE, len(labels)))]
-        rows = [("", *(labels[run] for run in shown))]
-        rows += [(metric.label, *_cells(metric, values, shown)) for metric, values in metrics]
-        blocks.append(_align(rows))
-    if len(labels) > 1:
-        blocks.append(f"Ratios are to {labels[0]}; + better, - worse.")
-    return "\n\n".join(blocks)
-
-
-def _many_table(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
-    """Give a row for each run; `*` marks the best of a column, `.` what a run does not have."""
-    columns = [("", "", *labels)]
-    for column in COLUMNS:
-        values = [_value(s, {**s["headway"], **s}, column) for s in summaries]
-        known = [value for value in values if value is not None]
-        if not any(known) or (column.better == 0 and len(set(known)) < 2):
-            continue
-        best = max(known, key=lambda value: value * column.better) if column.better else None
-        cells = [
-            "." if value is None else _short(value * column.scale) + " *"[value == best]
-            for value in values
-        ]
-        columns.append((*(word + " " for word in column.label.rsplit("/", 1)), *cells))
-    widths = [max(map(len, column)) for column in columns]
-    rows = [
-        "  ".join(
-            cell.rjust(width) if place else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in zip(*columns, strict=True)
-    ]
-    rows.insert(2, "-" * max(map(len, rows)))
-    rows += ["", "* best of its column. All metrics of all runs are in comparison.csv."]
-    return "\n".join(rows)
-
-
-def _short(value: float) -> str:
-    """Write a number with about three digits that tell."""
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" if value < 1 else f"{value:.4g}"
-
-
-def _cells(metric: Gauge, values: Sequence[float | None], shown: Sequence[int]) -> Iterator[str]:
-    """Yield the first run's value, then those of others with their ratios."""
-    first = values[0]
-    for run in shown:
-        value = values[run]
-        scaled = None if value is None else value * metric.scale
-        text = "." if scaled is None else f"{scaled:.2f}" if type(scaled) is float else str(scaled)
-        ratio = " " * RATIO
-        if value is not None and first is not None:
-            ratio = _ratio(value, first, metric.better)
-        yield f"{text}  {ratio}" if run else text
-
-
-def _align(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for name, *cells in rows:
-        padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-        lines.append("  ".join([name.ljust(widths[0]), *padded]).rstrip())
-    lines.insert(1, "-" * (sum(widths) + 2 * len(widths) - 2))
-    return "\n".join(lines)
-
-
-def _compared(summaries: Sequence[Summary]) -> list[tuple[Gauge, list[float | None]]]:
-    """Find the metrics that any run has."""
-    rows: list[tuple[Gauge, list[Any]]] = []
-    rows += [(metric, [_value(s, s, metric) for s in summaries]) for metric in METRICS]
-    rows += [(gauge, [s["headway"].get(gauge.key) for s in summaries]) for gauge in GAUGES]
-    moved = [(gauge, [s["headway"].get(gauge.key) for s in summaries]) for gauge in MOVED]
-    rows += [(gauge, values) for gauge, values in moved if any(values)]
-    return [(metric, values) for metric, values in rows if values.count(None) < len(values)]
-
-
-def _value(summary: Summary, numbers: Summary, metric: Gauge) -> Any:
-    """Give a run's value of a metric; None where it has none.
-
-    Who has completed nobody has no latencies, though vLLM's summary calls them 0.
-    """
-    none = metric.key.endswith("_ms") and not summary["completed"]
-    return None if none else numbers.get(metric.key)
-
-
-def _ratio(value: float, first: float, better: int) -> str:
-    """Give the ratio and its mark, always of the same width."""
-    sign = better * ((value > first) - (value < first))
-    mark = {1: "+", 0: " ", -1: "-"}[sign]
-    text = ""
-    if first or value == first:
-        ratio = value / first if first else 1.0
-        digits = ".2g" if ratio < 0.1 else ".2f" if ratio < 100 else ".0f"
-        text = f"{ratio:{digits}}x"
-    return f"{text:>{RATIO - 2}} {mark}"

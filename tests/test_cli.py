@@ -254,7 +254,7 @@ def test_an_interrupt_outside_the_loop_is_told_too(folder, capsys, monkeypatch):
         (["run"], "report.run_table", "4 files are written"),
         (["run", "--timeline", "t/t.json"], "timeline.write_timeline", "4 files are written"),
         (["compare", "--vary", "seed=0,1"], "plots.plot_compare", "9 files are written"),
-        (["compare", "--vary", "seed=0,1"], "report.compare_table", "10 files are written"),
+        (["compare", "--vary", "seed=0,1"], "side_by_side.compare_table", "10 files are written"),
     ],
 )
 def test_an_interrupt_says_where_the_files_are(folder, capsys, monkeypatch, command, stopped, told):

@@ -7,7 +7,8 @@ import pytest
 
 from simulator.log import Log
 from simulator.metrics import Summary, summarize
-from simulator.report import compare_table, run_table
+from simulator.report import run_table
+from simulator.side_by_side import compare_table
 from tests.handmade import Seen, add_request, add_run, add_step, make_workload
 
 TABLE = """\
