@@ -14,7 +14,7 @@ import numpy as np
 from calibration.systems import System
 from calibration.tables import Floats, has_table, read_table
 from simulator.errors import HeadwayError
-from simulator.model import bytes_of
+from simulator.model_spec import bytes_of
 
 if TYPE_CHECKING:
     import pandas as pd

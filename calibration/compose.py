@@ -20,7 +20,7 @@ from calibration.systems import System
 from calibration.tables import Floats
 from simulator.efficiency import efficiency_of
 from simulator.errors import HeadwayError
-from simulator.model import HALF, ModelSpec
+from simulator.model_spec import HALF, ModelSpec
 from simulator.roofline import all_reduce, products_seconds, small_kernels
 
 MAX_SEQUENCES = 1024

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from calibration.compose import Target
 from calibration.systems import SYSTEMS, System
 from simulator.memory import kv_budget
-from simulator.model import HALF, ModelSpec, bytes_of, load_model
+from simulator.model import load_model
+from simulator.model_spec import HALF, ModelSpec, bytes_of
 
 MODELS = {
     "llama-3-8b": (1, 2, 4),

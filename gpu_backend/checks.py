@@ -22,7 +22,7 @@ from gpu_backend.cuda_backend import CudaBackend
 from gpu_backend.engine import Engine
 from gpu_backend.graphs import Graphs
 from gpu_backend.model import TorchBackend, rope_table
-from simulator.model import ModelSpec
+from simulator.model_spec import ModelSpec
 from simulator.request import Chunk, Request
 
 Row = dict[str, object]

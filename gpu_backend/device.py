@@ -6,7 +6,7 @@ import torch
 
 from simulator.errors import HeadwayError
 from simulator.hardware import GIB
-from simulator.model import ModelSpec
+from simulator.model_spec import ModelSpec
 
 SPARE = GIB // 2
 """Bytes that must be left on a GPU beside weights and cache: activations, graphs, libraries."""

@@ -23,7 +23,7 @@ from gpu_backend.model import Backend, TorchBackend, Transformer, rope_table
 from gpu_backend.rows import Rows
 from gpu_backend.weights import random_weights, read_weights
 from simulator.hardware import GIB
-from simulator.model import ModelSpec
+from simulator.model_spec import ModelSpec
 from simulator.request import Chunk, Request
 
 PINNED = 8 * GIB

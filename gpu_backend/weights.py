@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpu_backend.safetensors import Checkpoint
 from simulator.errors import HeadwayError
-from simulator.model import ModelSpec
+from simulator.model_spec import ModelSpec
 
 
 @dataclass(slots=True)

@@ -19,7 +19,8 @@ from simulator.errors import HeadwayWarning
 from simulator.expert_cost import ExpertCost, Experts
 from simulator.hardware import Gpu, find_gpu
 from simulator.memory_parts import blocks_that_fit, make_blocks, swap_blocks, swap_prices, windowed
-from simulator.model import ModelSpec, load_model
+from simulator.model import load_model
+from simulator.model_spec import ModelSpec
 from simulator.overhead import read_version
 from simulator.policy_table import (
     DYNAMIC,

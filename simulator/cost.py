@@ -16,7 +16,7 @@ from simulator.errors import HeadwayWarning
 from simulator.executor import CanLeap
 from simulator.fields import inside
 from simulator.hardware import HOST_SHARE, Gpu
-from simulator.model import ModelSpec
+from simulator.model_spec import ModelSpec
 from simulator.noise import check_residuals
 from simulator.overhead import VLLM, Overhead, choose_overhead, find_overhead
 from simulator.piecewise import LinearCost, PiecewiseCost

@@ -18,7 +18,7 @@ from simulator.cost import CostModel
 from simulator.efficiency import efficiency_of
 from simulator.hardware import Gpu
 from simulator.joint import Joint
-from simulator.model import HALF, ModelSpec
+from simulator.model_spec import HALF, ModelSpec
 from simulator.request import Step
 
 Counts = npt.NDArray[np.int64]

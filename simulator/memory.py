@@ -22,7 +22,7 @@ from typing import Literal
 
 from simulator.attention import layer_groups, window_blocks
 from simulator.hardware import GIB, NVLINK, Gpu
-from simulator.model import HALF, ModelSpec
+from simulator.model_spec import HALF, ModelSpec
 
 LOGIT_BYTES = 40
 """Peak bytes per logit in vLLM's sampler: float32 copies, 64-bit sort indices, probabilities.

@@ -12,7 +12,7 @@ from simulator.engines import fraction_of
 from simulator.hardware import GIB, Gpu
 from simulator.host import Prices
 from simulator.memory import kv_budget
-from simulator.model import ModelSpec
+from simulator.model_spec import ModelSpec
 from simulator.own_blocks import OwnBlocks
 from simulator.radix import RadixCache
 from simulator.request import Chunk, Request, Step, Swap

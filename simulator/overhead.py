@@ -25,7 +25,7 @@ import yaml
 from simulator.fields import build, inside, refuse
 from simulator.hardware import Gpu
 from simulator.linear import check_terms
-from simulator.model import ModelSpec
+from simulator.model_spec import ModelSpec
 from simulator.piecewise import HOST_TERMS, LONGEST_TABLE, PiecewiseCost
 from simulator.split_decode import SplitCost
 

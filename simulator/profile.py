@@ -10,7 +10,8 @@ from typing import Protocol
 from simulator.errors import HeadwayError
 from simulator.fields import build
 from simulator.hardware import Gpu
-from simulator.model import HALF, ModelSpec, bytes_of, load_model, shipped_models
+from simulator.model import load_model, shipped_models
+from simulator.model_spec import HALF, ModelSpec, bytes_of
 from simulator.noise import check_residuals
 from simulator.overhead import unknown_overhead
 from simulator.piecewise import QUANTITIES, Limits, LinearCost, PiecewiseCost

@@ -21,7 +21,7 @@ from simulator.cost import CostModel
 from simulator.errors import HeadwayWarning
 from simulator.hardware import Gpu
 from simulator.log import Log
-from simulator.model import ModelSpec
+from simulator.model_spec import ModelSpec
 from simulator.noise import Noise
 from simulator.policy_table import find_policy
 from simulator.predictor import make_predictor

@@ -12,7 +12,7 @@ from simulator.tables import Floats, RequestTable
 
 if TYPE_CHECKING:
     from simulator.hardware import Gpu
-    from simulator.model import ModelSpec
+    from simulator.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from simulator.hardware import GPUS, NVLINK, Gpu
-from simulator.model import HALF, ModelSpec, load_model
+from simulator.model import load_model
+from simulator.model_spec import HALF, ModelSpec
 from simulator.piecewise import PiecewiseCost
 from simulator.profile import PROFILES, named_hardware, read_profile, shipped_profiles
 from simulator.request import Chunk, Request, Step

@@ -8,7 +8,7 @@ import pytest
 from simulator.hardware import find_gpu
 from simulator.log import Log
 from simulator.metrics import summarize
-from simulator.model import ModelSpec
+from simulator.model_spec import ModelSpec
 from simulator.utilization import Served
 from tests.handmade import Seen, add_request, add_step, make_workload
 

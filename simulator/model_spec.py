@@ -1,0 +1,222 @@
+"""What a model weighs and computes, from its Hugging Face config.json alone.
+
+Decoder-only transformers with gated MLPs: the Llama, Mistral, Qwen, DeepSeek, GLM, Gemma, Phi and
+gpt-oss families, dense or with a mixture of experts. One token needs 2 FLOPs per weight it meets;
+every (query, key) pair of the attention needs 4 more per head dimension, head and layer. What works
+on a token's numbers one by one is not counted: which function gates the MLP, Gemma-2's soft caps.
+"""
+
+from dataclasses import astuple, dataclass
+from functools import cached_property
+
+from simulator.attention import Latent
+from simulator.rope import RopeScaling
+
+REQUIRED = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
+HALF = 2.0  # bytes of fp16 and bf16
+BYTES = {
+    "float32": 4.0,
+    "float": 4.0,
+    "fp32": 4.0,
+    "float16": HALF,
+    "fp16": HALF,
+    "half": HALF,
+    "bfloat16": HALF,
+    "bf16": HALF,
+    "fp8": 1.0,
+    "fp8_e4m3": 1.0,
+    "fp8_e5m2": 1.0,
+    "int8": 1.0,
+    "int4": 0.5,
+    "nvfp4": 0.5625,  # with a scale of 8 bits for every 16 numbers
+}
+"""Bytes of one number, by vLLM's words and the short ones."""
+
+
+def bytes_of(dtype: str) -> float:
+    """Give the bytes of one number of a dtype; ValueError for a word that is none."""
+    if dtype not in BYTES:
+        raise ValueError(f"dtype: {dtype!r} is none of auto, {', '.join(BYTES)}")
+    return BYTES[dtype]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The sizes of a decoder-only transformer, under their names in config.json."""
+
+    name: str
+    num_hidden_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int  # of the MLP, or of one expert
+    vocab_size: int
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False  # on the query, key and value projections
+    qk_norm: bool = False
+    num_experts: int = 0  # 0: a dense model
+    num_experts_per_tok: int = 0
+    num_shared_experts: int = 0  # that every token meets, beside the chosen ones
+    dense_layers: int = 0  # layers without experts
+    dense_intermediate_size: int = 0  # of their MLP
+    latent: Latent | None = None
+    sliding_window: int = 0  # tokens; 0: none
+    windowed_layers: int = 0
+    norms_per_layer: int = 2  # of the hidden size
+    max_position_embeddings: int = 4096
+    dtype: str = "bfloat16"  # of the published weights
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+
+    def __post_init__(self) -> None:
+        sizes = {
+            name: getattr(self, name) for name in (*REQUIRED, "head_dim", "num_key_value_heads")
+        }
+        wrong = [
+            f"{name}: must be positive, not {size}" for name, size in sizes.items() if size < 1
+        ]
+        if not wrong and self.num_attention_heads % self.num_key_value_heads:
+            wrong.append("num_key_value_heads: must divide num_attention_heads")
+        if self.num_experts and not 1 <= self.num_experts_per_tok <= self.num_experts:
+            wrong.append(f"num_experts_per_tok: must be from 1 to num_experts ({self.num_experts})")
+        if wrong:
+            raise ValueError("\n".join(wrong))
+        bytes_of(self.dtype)
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What decides the time of a step: everything but name, length limit, dtype and angles."""
+        return astuple(self)[1:-5]
+
+    @cached_property
+    def attention_parameters(self) -> int:
+        """Weights of the projections of one layer's attention."""
+        if self.latent is not None:
+            return self.latent.parameters(self.hidden_size, self.num_attention_heads)
+        query = self.num_attention_heads * self.head_dim
+        key = self.num_key_value_heads * self.head_dim
+        return self.hidden_size * (2 * query + 2 * key) + self.attention_bias * (query + 2 * key)
+
+    @cached_property
+    def expert_parameters(self) -> int:
+        """Weights of one expert of one layer, or of its whole MLP in a dense model."""
+        return 3 * self.hidden_size * self.intermediate_size
+
+    def linear_parameters(self, experts: float) -> float:
+        """Weights in the matrices of all layers when `experts` of each layer's are counted."""
+        layers, dense = self.num_hidden_layers, self.dense_layers
+        router = self.hidden_size * self.num_experts
+        met = experts + self.num_shared_experts if self.num_experts else 1
+        mlp = (layers - dense) * (router + met * self.expert_parameters)
+        mlp += dense * 3 * self.hidden_size * self.dense_intermediate_size
+        return layers * self.attention_parameters + mlp
+
+    @cached_property
+    def head_parameters(self) -> int:
+        """Weights of the output projection (lm_head), also where it is the embedding's."""
+        return self.vocab_size * self.hidden_size
+
+    @cached_property
+    def _half_precision_parameters(self) -> int:
+        """What quantization leaves alone: embedding, lm_head and norms."""
+        norms = self.norms_per_layer * self.hidden_size + 2 * self.head_dim * self.qk_norm
+        if self.latent is not None:
+            norms += self.latent.kv_lora_rank + self.latent.q_lora_rank
+        tables = 1 if self.tie_word_embeddings else 2
+        return tables * self.head_parameters + self.num_hidden_layers * norms + self.hidden_size
+
+    @cached_property
+    def parameters(self) -> int:
+        """All weights."""
+        return self._half_precision_parameters + int(self.linear_parameters(self.num_experts))
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Weights that one token meets: with experts, those of the chosen ones."""
+        return self._half_precision_parameters + int(
+            self.linear_parameters(self.num_experts_per_tok)
+        )
+
+    def resolve_dtype(self, dtype: str = "auto") -> str:
+        """Give the dtype that vLLM's `auto` stands for: the published one, float32 as float16."""
+        if dtype != "auto":
+            return dtype
+        return "float16" if bytes_of(self.dtype) > HALF else self.dtype
+
+    def linear_bytes_per_parameter(self, dtype: str = "auto") -> float:
+        """Bytes of one weight in the layers' matrices."""
+        return bytes_of(self.resolve_dtype(dtype))
+
+    def weight_bytes(self, dtype: str = "auto") -> int:
+        """Bytes of all weights.
+
+        fp8, int8 and int4 are those of the layers' matrices; embedding, lm_head and norms stay
+        at 2 bytes, as in vLLM. The scales of quantized weights (1 to 4 % more) are left out.
+        """
+        width = self.linear_bytes_per_parameter(dtype)
+        rest = max(width, HALF) * self._half_precision_parameters
+        return int(rest + width * self.linear_parameters(self.num_experts))
+
+    def kv_bytes_per_token(self, dtype: str = "auto") -> float:
+        """Bytes that the keys and values of one token take in the cache, all layers together."""
+        numbers = 2 * self.num_key_value_heads * self.head_dim
+        if self.latent is not None:
+            numbers = self.latent.cached
+        return self.num_hidden_layers * numbers * bytes_of(self.resolve_dtype(dtype))
+
+    def kv_share(self, tensor_parallel_size: int) -> float:
+        """Share of the KV cache that each GPU holds; heads fewer than GPUs are copied."""
+        if self.latent is not None:
+            return 1.0
+        held = max(1, self.num_key_value_heads // tensor_parallel_size)
+        return held / self.num_key_value_heads
+
+    def check_parallel(self, tensor_parallel_size: int) -> None:
+        """Raise ValueError where the heads cannot be shared out evenly, as vLLM does."""
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        size = tensor_parallel_size
+        if size < 1:
+            raise ValueError(f"engine.tensor_parallel_size: must be at least 1, not {size}")
+        if heads % size:
+            raise ValueError(
+                f"engine.tensor_parallel_size: {size} does not divide the {heads} attention heads "
+                f"of {self.name}"
+            )
+        if kv_heads % size and size % kv_heads:
+            raise ValueError(
+                f"engine.tensor_parallel_size: {size} fits the {kv_heads} KV heads of {self.name} "
+                "neither way"
+            )
+
+    @cached_property
+    def flops_per_token(self) -> int:
+        """FLOPs that a token needs in the layers' matrices and lm_head; attention comes on top."""
+        linear = int(self.linear_parameters(self.num_experts_per_tok))
+        return 2 * (linear + self.head_parameters)
+
+    @cached_property
+    def attention_flops_per_pair(self) -> int:
+        """FLOPs of each (query, key) pair of tokens: scores and weighted sum, all layers."""
+        each = 4 * self.head_dim if self.latent is None else self.latent.prompt_flops
+        return self.num_hidden_layers * self.num_attention_heads * each
+
+    @property
+    def windowed(self) -> float:
+        """Share of the layers that see no further than the sliding window."""
+        return self.windowed_layers / self.num_hidden_layers
+
+    def experts_met(self, tokens: int) -> float:
+        """Experts of a layer that a step of so many tokens needs, if it chooses them evenly."""
+        if not self.num_experts:
+            return 0.0
+        missed = 1.0 - self.num_experts_per_tok / self.num_experts
+        return float(self.num_experts * (1.0 - missed**tokens))
