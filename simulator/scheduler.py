@@ -472,9 +472,12 @@ class Scheduler(Batch):
     def _may_fit(self) -> bool:
         """Say whether somebody who waits may fit after a step in which nothing but decodes happens.
 
-        Blocks registered meanwhile may let the head of the queue fit, or another may be the head.
+        Blocks registered meanwhile, which have names, may let the head of the queue fit, or another
+        may be the head. Unnamed blocks only get fewer. Of its own the head finds no more as time
+        goes by, and no block less than the decodes have taken: what it lacks does not shrink.
         """
-        return self.blocks.ordered or (self.waiting.moves and len(self.running) < self.max_num_seqs)
+        moves = self.waiting.moves and len(self.running) < self.max_num_seqs
+        return self.blocks.names_blocks or moves
 
     def horizon(self, step: Step) -> int:
         """Count how often `step`, just scheduled, is sure to repeat if nobody arrives."""

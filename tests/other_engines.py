@@ -10,6 +10,7 @@ from simulator.blocks import BlockCounter, BlockManager
 from simulator.fastgen import FastGen
 from simulator.hf import HfStatic
 from simulator.mixed import Orca, Sarathi
+from simulator.own_blocks import OwnBlocks
 from simulator.radix import RadixCache
 from simulator.reserve import Reserving
 from simulator.scheduler import Scheduler
@@ -70,11 +71,11 @@ def other_engines(
     named = draw(st.booleans())
     caching = draw(st.booleans()) and kind.caches_prefixes
 
-    radix = caching and draw(st.booleans())
+    cache = draw(st.sampled_from([RadixCache, OwnBlocks, None])) if caching else None
 
     def make() -> Scheduler:
-        if radix:
-            return kind(RadixCache(num_blocks, size), **options)
+        if cache is not None:
+            return kind(cache(num_blocks, size), **options)
         blocks = (
             BlockManager(num_blocks, size, caching)
             if named or caching

@@ -16,6 +16,7 @@ from simulator.fairness import DRR, WFQ, Fair
 from simulator.host import Prices
 from simulator.log import REASONS, Log
 from simulator.orders import HRRN, MLFQ, SRPT, Boost
+from simulator.own_blocks import OwnBlocks
 from simulator.policies import SJF, Priority
 from simulator.preempting import Deadline, Preemptive
 from simulator.radix import RadixCache
@@ -151,7 +152,7 @@ def engines(draw: st.DrawFn) -> Callable[[], Scheduler]:
         )
     if kind == "contiguous":
         return lambda: Scheduler(BlockCounter(max(2, num_blocks // 20), 64), **limits)
-    named = draw(st.booleans())
+    memory = draw(st.sampled_from(["counted", "named", "own"]))
     caching = draw(st.booleans())
     options = {
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 3, 7])),
@@ -175,16 +176,29 @@ def engines(draw: st.DrawFn) -> Callable[[], Scheduler]:
         options["swap_prices"] = draw(st.sampled_from([None, PRICES]))
 
     def make() -> Scheduler:
-        blocks = (
-            BlockManager(num_blocks, size, caching, tier and HostTier(tier))
-            if named
-            else BlockCounter(num_blocks, size)
-        )
         if tree:
             blocks = RadixCache(num_blocks, size)
+        elif memory == "named":
+            blocks = BlockManager(num_blocks, size, caching, tier and HostTier(tier))
+        else:
+            blocks = (OwnBlocks if memory == "own" else BlockCounter)(num_blocks, size)
         return mechanism(blocks, policy=policy(), **limits, **options)
 
     return make
+
+
+def assert_same_steps(leapt: Log, stepped: Log) -> None:
+    """Each row of a run that leaps stands for steps of one that does not."""
+    assert _unroll(leapt) == _unroll(stepped)
+    rows, steps = leapt.steps, stepped.steps
+    firsts = np.concatenate([[0], np.cumsum(rows["steps"])])
+    assert firsts[-1] == len(steps)
+    same = steps[firsts[:-1]]
+    for name in ("start", "kv_tokens", "running", "blocks_used", "preempted"):
+        assert (rows[name] == same[name]).all(), name
+    assert (rows["end"] == steps["end"][firsts[1:] - 1]).all()
+    assert (np.repeat(rows["running"], rows["steps"]) == steps["running"]).all()
+    assert rows["preempted"].sum() == steps["preempted"].sum()
 
 
 def _unroll(log: Log) -> list[tuple[float, ...]]:
@@ -207,14 +221,7 @@ def test_leaping_and_stepwise_runs_agree_to_the_last_bit(load, engine, clock) ->
     assert leapt.request_rows == stepped.request_rows
     assert leapt.run_rows == stepped.run_rows
     assert leapt.tick_ends == stepped.tick_ends
-    assert _unroll(leapt) == _unroll(stepped)
-    rows = leapt.steps
-    firsts = np.concatenate([[0], np.cumsum(rows["steps"])])
-    assert firsts[-1] == len(stepped.steps)
-    same = stepped.steps[firsts[:-1]]
-    for name in ("start", "kv_tokens", "running", "blocks_used", "preempted"):
-        assert (rows[name] == same[name]).all(), name
-    assert (rows["end"] == stepped.steps["end"][firsts[1:] - 1]).all()
+    assert_same_steps(leapt, stepped)
 
 
 @given(workloads(), engines(), clocks)

@@ -1,13 +1,18 @@
 """How far a step is sure to repeat itself."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockManager
+from simulator.own_blocks import OwnBlocks
 from simulator.request import Request, Step
 from simulator.scheduler import LONGEST_LEAP, Scheduler
+from simulator.trtllm import POLICIES, TrtLlm
 from simulator.workload import Workload
 from tests.engines import fcfs, play, workload
+from tests.test_laws import assert_same_steps
 
 
 def started(scheduler: Scheduler, *requests: tuple[int, int]) -> Step:
@@ -75,6 +80,43 @@ def test_a_queue_stops_the_leap_only_where_blocks_are_shared() -> None:
     assert counted.horizon(started(counted, (4, 9), (12, 9))) == 8
     named = Scheduler(BlockManager(4, 4, prefix_caching=True), max_num_seqs=2)
     assert named.horizon(started(named, (4, 9), (12, 9))) == 1
+    own = Scheduler(OwnBlocks(4, 4), max_num_seqs=2)
+    assert own.horizon(started(own, (4, 9), (12, 9))) == 8
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_full_cache_of_own_blocks_does_not_stop_the_leap(policy: str) -> None:
+    """Of 7 blocks of 4 one request takes 2, which become 4; the other needs 6 for its prompt."""
+    scheduler = TrtLlm(
+        OwnBlocks(8, 4),
+        capacity_scheduler_policy=policy,
+        max_new_tokens="exact",
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        max_model_len=64,
+    )
+    step = started(scheduler, (8, 9), (21, 5))
+    assert (step.decodes, len(scheduler.waiting)) == (1, 1)
+    assert scheduler.horizon(step) == 8
+
+
+@pytest.mark.parametrize("kind", [Scheduler, AsyncScheduler])
+@pytest.mark.parametrize("whole", [True, False])
+def test_who_waits_for_room_with_blocks_of_its_own_in_the_cache(kind, whole: bool) -> None:
+    """6 blocks of 2 and two requests of 4 tokens: one goes for the other's fourth block.
+
+    It could find the three blocks that it leaves again, but the other takes them one by one. Until
+    that has ended nothing but decodes happens.
+    """
+    load, logs = workload((0, 4, 9), (0, 4, 9)), []
+    for leap in (True, False):
+        options = {"max_num_seqs": 2, "scheduler_reserve_full_isl": whole}
+        logs.append(play(load, kind(OwnBlocks(7, 2), **options), leap=leap)[0])
+    leapt, stepped = logs
+    assert leapt.requests.tolist() == stepped.requests.tolist()
+    assert_same_steps(leapt, stepped)
+    waits = leapt.steps[leapt.steps["waiting"] > 0]
+    assert waits["steps"].max() > 1
 
 
 def test_an_answer_in_progress_may_let_the_head_of_the_queue_fit() -> None:
