@@ -3,7 +3,6 @@
 Every function names the scenario's field in its errors: `ValueError("field: what is wrong")`.
 """
 
-import sys
 import warnings
 from collections.abc import Container
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from simulator.memory_parts import blocks_that_fit, make_blocks, swap_blocks, sw
 from simulator.model import load_model
 from simulator.model_spec import ModelSpec
 from simulator.overhead import read_version
+from simulator.own_code import search_in
 from simulator.policy_table import (
     DYNAMIC,
     called,
@@ -233,9 +233,7 @@ def _installed(scenario: Scenario, parts: Parts) -> Scheduler:
     if engine.preemption_mode != "recompute":
         raise ValueError("engine.preemption_mode: vLLM's scheduler knows recompute alone")
     _refuse_own_rules(engine, "vLLM's scheduler")
-    folder = str(scenario.folder.resolve())
-    if folder not in sys.path:
-        sys.path.append(folder)
+    search_in(scenario.folder)
     return InstalledScheduler(
         InstalledBlocks(parts.num_gpu_blocks, engine.block_size),
         enable_prefix_caching=engine.enable_prefix_caching,

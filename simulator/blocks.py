@@ -62,7 +62,7 @@ class BlockCounter:
 
     @property
     def hashed(self) -> int:
-        """Distinct hashes in the prefix cache."""
+        """Distinct hashes in the prefix cache, if it names its blocks; else 0."""
         return 0
 
     def match(self, request: Request) -> Sequence[int]:

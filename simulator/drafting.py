@@ -44,8 +44,7 @@ class DraftedCost:
 
     def leap(self, step: Step, repeats: int) -> list[float]:
         """Give the seconds of successive decode steps; there are none alike, so one at most."""
-        if repeats > 1:
-            raise NotImplementedError("steps that verify drafts do not repeat")
+        assert repeats == 1, "steps that verify drafts do not repeat"
         return [self.execute(step)]
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> npt.NDArray[np.float64]:

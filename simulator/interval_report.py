@@ -9,6 +9,7 @@ from simulator.compare import Point
 from simulator.intervals import Difference, Estimate, Numbers, columns, estimate, holm, paired
 from simulator.replications import encode_csv
 from simulator.report import METRICS, Gauge
+from simulator.side_by_side import align
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -166,17 +167,6 @@ def draw_intervals(labels: Sequence[str], runs: Sequence[Sequence[Numbers]]) -> 
             axes.set_visible(False)
         figure.supxlabel("blue: mean and its 95 % interval; grey: 95 % of single runs", fontsize=11)
     return figure
-
-
-def align(rows: Sequence[Sequence[str]]) -> str:
-    """Put cells under each other, a line below the first row."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for name, *cells in rows:
-        padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-        lines.append("  ".join([name.ljust(widths[0]), *padded]).rstrip())
-    lines.insert(1, "-" * (sum(widths) + 2 * len(widths) - 2))
-    return "\n".join(lines)
 
 
 def _number(value: float) -> str:

@@ -44,10 +44,6 @@ class OwnBlocks(BlockCounter):
         self._found: dict[Request, list[Given]] = {}  # blocks that they got back, by age
         self._ages = 0
 
-    @property
-    def hashed(self) -> int:
-        raise NotImplementedError("nobody counts hashes here")
-
     def match(self, request: Request) -> Sequence[int]:
         """Return as many numbers as blocks are left of those that the request had, from the first.
 

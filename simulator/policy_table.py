@@ -1,8 +1,6 @@
 """The policies by name, and those that a scenario names by module and class."""
 
-import importlib
 import inspect
-import sys
 from typing import Any
 
 from simulator.errors import meant
@@ -12,6 +10,7 @@ from simulator.fields import PLAIN, check
 from simulator.hf import HfStatic
 from simulator.mixed import Orca, Sarathi
 from simulator.orders import HRRN, MLFQ, SRPT, Boost
+from simulator.own_code import load_own
 from simulator.policies import SJF, Priority
 from simulator.preempting import Deadline, Preemptive
 from simulator.scenario import Scenario
@@ -70,21 +69,17 @@ def find_policy(scenario: Scenario) -> tuple[type, dict[str, Any]]:
         return name, arguments
     if name in POLICIES:
         return POLICIES[name], arguments
-    module, colon, attribute = name.partition(":")
     field = "engine.scheduling_policy"
-    if not colon:
+    if ":" not in name:
         known = ", ".join(POLICIES)
         raise ValueError(
             f"{field}: no policy {name!r}; there are {known}, or package.module:Class"
             f"{meant(name, POLICIES)}"
         )
-    folder = str(scenario.folder.resolve())
-    if folder not in sys.path:
-        sys.path.append(folder)
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # whatever the module does
-        raise ValueError(f"{field}: cannot load {name}: {' '.join(str(error).split())}") from error
+        found = load_own(name, scenario.folder)
+    except ValueError as error:
+        raise ValueError(f"{field}: {error}") from error
     if not isinstance(found, type) or not (
         issubclass(found, Scheduler)
         or callable(getattr(found, "key", None))

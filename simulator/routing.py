@@ -1,8 +1,6 @@
 """From the block `cluster` of a scenario to its routers, and to a fleet without replicas as yet."""
 
-import importlib
 import inspect
-import sys
 from typing import Any
 
 import simpy
@@ -12,6 +10,7 @@ from simulator.disaggregation import DisaggregatedFleet
 from simulator.errors import meant
 from simulator.fleet import Fleet
 from simulator.model import load_model
+from simulator.own_code import load_own
 from simulator.routers import ROUTERS, Own, Router
 from simulator.scenario import Scenario
 
@@ -56,26 +55,22 @@ def _check(name: str, known: Any, arguments: dict[str, Any]) -> None:
 
 def _own(name: str, arguments: dict[str, Any], scenario: Scenario, key: str) -> Router:
     """Load a function or class of the user's."""
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    if ":" not in name:
         known = ", ".join(ROUTERS)
         raise ValueError(
             f"no router {name!r}; there are {known}, or package.module:function"
             f"{meant(name, ROUTERS)}"
         )
-    folder = str(scenario.folder.resolve())
-    if folder not in sys.path:
-        sys.path.append(folder)
+    found = load_own(name, scenario.folder)
     try:
-        found = getattr(importlib.import_module(module), attribute)
         choose = found(**arguments).choose if isinstance(found, type) else found
-    except Exception as error:  # whatever the module does
-        raise ValueError(f"cannot load {name}: {' '.join(str(error).split())}") from error
+    except Exception as error:  # whatever the class does
+        raise ValueError(f"cannot make {name}: {' '.join(str(error).split())}") from error
     if arguments and not isinstance(found, type):
         raise ValueError(f"{name} is a function and takes no arguments from here")
     if not callable(choose):
         raise ValueError(f"{name} is no function, and no class with choose(request, targets)")
-    return Own(attribute, choose, key)
+    return Own(name.partition(":")[2], choose, key)
 
 
 def make_decode_router(scenario: Scenario) -> Router:

@@ -1,7 +1,7 @@
 """The files that a run wrote, read one value at a time: what is wrong is told by its place."""
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import isinf, isnan, nan
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from simulator.errors import HeadwayError
 from simulator.fields import check
 
+WRITES = "`headway run` and `headway compare` write such folders"
 COUNTS = ("id", "prompt_tokens", "output_tokens", "preemptions", "cached_tokens")
 """Columns without an empty cell: whole numbers."""
 
@@ -23,12 +24,12 @@ def read_yaml(text: str) -> object:
         raise ValueError("it is no YAML") from error
 
 
-def load_mapping(path: Path, parse: Any) -> Mapping[str, Any]:
+def load_mapping(path: Path, parse: Callable[[str], object]) -> Mapping[str, Any]:
     """Read a file that holds one mapping; raise HeadwayError where it is none, or missing."""
     try:
         found = parse(path.read_text("utf-8"))
     except FileNotFoundError:
-        raise HeadwayError(f"{path}: no such file; is this a folder of `headway run`?") from None
+        raise HeadwayError(f"{path}: no such file; {WRITES}") from None
     except ValueError as error:
         raise HeadwayError(f"{path}: damaged: {error}") from None
     if not isinstance(found, Mapping):
@@ -61,7 +62,7 @@ def read_rows(folder: Path, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
                     raise ValueError(f"line {reader.line_num} has not as many cells as the first")
                 yield f"{path}:{reader.line_num}", row
     except FileNotFoundError:
-        raise HeadwayError(f"{path}: no such file; is this a folder of `headway run`?") from None
+        raise HeadwayError(f"{path}: no such file; {WRITES}") from None
     except (ValueError, csv.Error) as error:
         raise HeadwayError(f"{path}: damaged: {error}") from None
 

@@ -41,7 +41,7 @@ def compare_table(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
         shown = [0, *range(at, min(at + BESIDE, len(labels)))]
         rows = [("", *(labels[run] for run in shown))]
         rows += [(metric.label, *_cells(metric, values, shown)) for metric, values in metrics]
-        blocks.append(_align(rows))
+        blocks.append(align(rows))
     if len(labels) > 1:
         blocks.append(f"Ratios are to {labels[0]}; + better, - worse.")
     return "\n\n".join(blocks)
@@ -94,7 +94,8 @@ def _cells(metric: Gauge, values: Sequence[float | None], shown: Sequence[int]) 
         yield f"{text}  {ratio}" if run else text
 
 
-def _align(rows: Sequence[Sequence[str]]) -> str:
+def align(rows: Sequence[Sequence[str]]) -> str:
+    """Put cells under each other, a line below the first row."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for name, *cells in rows:

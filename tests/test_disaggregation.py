@@ -14,7 +14,6 @@ from simulator.client import Client
 from simulator.cluster import sessions_of, tidy
 from simulator.cluster_block import (
     AdmissionBlock,
-    AutoscalingBlock,
     ClientBlock,
     FailuresBlock,
     OutageBlock,
@@ -33,6 +32,7 @@ from simulator.workload import Workload
 from tests.engines import Clock, workload
 from tests.test_laws import _unroll, clocks, workloads
 from tests.test_resilience import impatient
+from tests.troubles import failing, scaling
 
 Make = Callable[[type[Scheduler]], Scheduler]
 
@@ -127,31 +127,8 @@ troubles = st.fixed_dictionaries(
     {
         "turned": st.booleans(),
         "admission": st.sampled_from([None, None, AdmissionBlock(max_outstanding=2)]),
-        "failures": st.none()
-        | st.builds(
-            FailuresBlock,
-            mtbf=st.sampled_from([None, None, 40.0]),
-            mttr=st.just(2.0),
-            outages=st.lists(
-                st.builds(
-                    OutageBlock,
-                    replica=st.integers(0, 1),
-                    start=st.sampled_from([0.5, 0.75, 1.0, 1.5, 2.5]),
-                    duration=st.sampled_from([0.5, 1.3]),
-                ),
-                max_size=3,
-            ),
-        ),
-        "scaling": st.none()
-        | st.builds(
-            AutoscalingBlock,
-            metric=st.sampled_from(["queue_depth", "kv_usage"]),
-            target=st.just(0.3),
-            max_replicas=st.just(3),
-            interval=st.just(0.7),
-            cooldown=st.sampled_from([0.0, 2.0]),
-            startup_delay=st.sampled_from([0.0, 0.9]),
-        ),
+        "failures": st.none() | failing(st.integers(0, 1), [None, None, 40.0]),
+        "scaling": st.none() | scaling,
     }
 )
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -111,11 +110,6 @@ def test_of_two_equal_blocks_the_elder_is_found() -> None:
     assert blocks.free == 7
     board(blocks, ask(6))
     assert not blocks.match(other)
-
-
-def test_hashes_are_not_counted() -> None:
-    with pytest.raises(NotImplementedError, match="nobody counts"):
-        OwnBlocks(2, 1).hashed  # noqa: B018
 
 
 class Twins(RuleBasedStateMachine):

@@ -36,6 +36,7 @@ from simulator.workload import Workload
 from tests.engines import Clock, fcfs, workload
 from tests.scenarios import SMALL, errors
 from tests.test_laws import _unroll, clocks, engines, workloads
+from tests.troubles import failing, scaling
 
 
 class World:
@@ -82,31 +83,8 @@ troubles = st.fixed_dictionaries(
         "admission": st.sampled_from(
             [None, AdmissionBlock(max_outstanding=2), AdmissionBlock(rate=0.5, burst=2.0)]
         ),
-        "failures": st.none()
-        | st.builds(
-            FailuresBlock,
-            mtbf=st.sampled_from([None, 8.0, 20.0]),
-            mttr=st.just(2.0),
-            outages=st.lists(
-                st.builds(
-                    OutageBlock,
-                    replica=st.just(0),
-                    start=st.sampled_from([0.0, 0.5, 1.0, 2.5]),
-                    duration=st.sampled_from([0.5, 1.3]),
-                ),
-                max_size=3,
-            ),
-        ),
-        "scaling": st.none()
-        | st.builds(
-            AutoscalingBlock,
-            metric=st.sampled_from(["queue_depth", "kv_usage"]),
-            target=st.just(0.3),
-            max_replicas=st.just(3),
-            interval=st.just(0.7),
-            cooldown=st.sampled_from([0.0, 2.0]),
-            startup_delay=st.sampled_from([0.0, 0.9]),
-        ),
+        "failures": st.none() | failing(st.just(0), [None, 8.0, 20.0]),
+        "scaling": st.none() | scaling,
     }
 )
 impatient = st.none() | st.builds(

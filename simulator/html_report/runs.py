@@ -1,7 +1,7 @@
 """Runs as `headway run` wrote them, read back from their folders."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from simulator.breakdown import PARTS
 from simulator.errors import HeadwayError
 from simulator.figures.data import labels, need, need_numbers
+from simulator.run_files import WRITES, load_mapping, read_yaml
 
 if TYPE_CHECKING:
     import pandas as pd
 
-WRITES = "`headway run` and `headway compare` write such folders"
 REQUESTS = (
     *("id", "arrival", "client_queue_time", "prompt_tokens", "output_tokens"),
     *("queue_time", "ttft", "tpot", "e2el", *PARTS, "preemptions", "replica"),
@@ -76,38 +76,16 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 def read_run(folder: Path, label: str) -> Run:
     """Read one run's folder; raise HeadwayError for what is missing or damaged."""
-    summary = _mapping(folder / "summary.json", json.loads)
+    summary = load_mapping(folder / "summary.json", json.loads)
     for key in ("headway", "completed", "duration"):
         if key not in summary:
             raise HeadwayError(f"{folder / 'summary.json'}: has no key {key}")
-    scenario = _mapping(folder / "scenario.yaml", _yaml)
+    scenario = load_mapping(folder / "scenario.yaml", read_yaml)
     if not isinstance(scenario.get("engine"), Mapping):
         raise HeadwayError(f"{folder / 'scenario.yaml'}: has no key engine")
     requests = _table(folder, "requests", REQUESTS)
     need(requests, ["finish_reason"], folder / "requests")
     return Run(folder, label, summary, scenario, requests, _table(folder, "steps", STEPS))
-
-
-def _yaml(text: str) -> object:
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError("it is no YAML") from error
-
-
-def _mapping(path: Path, parse: Callable[[str], object]) -> Mapping[str, Any]:
-    """Read a file that holds one mapping."""
-    try:
-        found = parse(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise HeadwayError(f"{path}: no such file; {WRITES}") from None
-    except ValueError as error:
-        raise HeadwayError(f"{path}: damaged: {error}") from None
-    if not isinstance(found, Mapping):
-        raise HeadwayError(f"{path}: damaged: it holds no keys")
-    return found
 
 
 def _table(folder: Path, name: str, columns: Sequence[str]) -> "pd.DataFrame":
