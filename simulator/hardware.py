@@ -55,12 +55,8 @@ class Gpu:
         return self.bf16_flops
 
 
-PRICE = (
-    "AWS EC2 on-demand list price, Linux, us-east-1, after the cuts of June 2025, per GPU of the "
-    "smallest instance that has it"
-)
-
-
+# Prices are AWS EC2's on-demand list prices, Linux, us-east-1, after the cuts of June 2025, per GPU
+# of the smallest instance that has it.
 _TABLE: tuple[tuple[str, float, float, float, float, float, float, float], ...] = (
     # GPU, GiB, TB/s, TFLOP/s in bf16, in fp8, GB/s to its peers, compute capability, $/h; 0: none
     ("A100-40GB", 39.4, 1.555, 312, 0, 300, 8.0, 2.74),
