@@ -188,8 +188,12 @@ def _check_weights(weights: object, input_weight: float, output_weight: float) -
             (not 0 <= value <= MOST, f"{name}: must be from 0 to {MOST:g}, not {value}"),
         )
     refuse((not input_weight + output_weight, "output_weight: both weights are 0"))
-    if weights is None:
-        return
+    if weights is not None:
+        check_shares(weights)
+
+
+def check_shares(weights: object) -> None:
+    """Raise ValueError unless these are shares by client."""
     if not isinstance(weights, Mapping):
         raise ValueError(f"weights: {weights!r} is no mapping by client")
     for name, value in weights.items():

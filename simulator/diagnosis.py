@@ -12,6 +12,7 @@ import numpy as np
 
 from simulator.breakdown import prompt_rows, prompt_stalls
 from simulator.facts import Facts, Finding
+from simulator.service import client_weights, most_unequal
 from simulator.tables import Floats
 from simulator.waits import BLOCKS, BUDGET, CAUSES, POLICY, SEATS
 
@@ -283,7 +284,7 @@ def unused_seats(facts: Facts) -> Finding | None:
 
 
 def unfair(facts: Facts) -> Finding | None:
-    """Some clients wait much longer than others."""
+    """Some clients wait much longer than others of no more weight."""
     names = facts.result.workload.client
     if names is None:
         return None
@@ -295,10 +296,12 @@ def unfair(facts: Facts) -> Finding | None:
     large = np.flatnonzero(count >= FEWEST)
     if len(large) < 2:
         return None
-    worst, best = large[wait[large].argmax()], large[wait[large].argmin()]
     mean = facts.whole / len(done)
-    if wait[worst] < 2 * wait[best] or wait[worst] - wait[best] < UNFAIR * mean:
+    weights = client_weights(facts.engine.scheduling_policy, clients[large])
+    pair = most_unequal(wait[large], weights, UNFAIR * mean)
+    if pair is None:
         return None
+    worst, best = large[pair[0]], large[pair[1]]
     speeds = speed[large]
     jain = float(speeds.sum() ** 2 / (len(speeds) * (speeds**2).sum()))
     return Finding(

@@ -6,12 +6,13 @@ and `OUTPUT_WEIGHT` for each token of an answer, when it comes out: the measure 
 service counts divided by its weight. All of it is exact, from the log.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simulator.client_queues import check_shares
 from simulator.csvtext import Column, Words
 from simulator.log import Log
 from simulator.tables import REJECTED, Floats, Ints, RequestTable, client_words, gather_requests
@@ -31,6 +32,35 @@ def several_clients(workload: Workload) -> bool:
     return clients is not None and any(name != clients[0] for name in clients)
 
 
+def client_weights(policy: object, names: Iterable[str]) -> Floats:
+    """Give the weights that a scenario's `scheduling_policy` gives to clients; 1 if none.
+
+    A policy of the user's own may mean something else by `weights`: then all are 1.
+    """
+    given = policy.get("weights", {}) if isinstance(policy, Mapping) else {}
+    try:
+        check_shares(given)
+    except ValueError:
+        given = {}
+    return np.array([float(given.get(name, 1.0)) for name in names])
+
+
+def most_unequal(wait: Floats, weights: Floats, least: float) -> tuple[int, int] | None:
+    """Find the client that waits the most longer than one of no more weight, and that one.
+
+    Twice as long, and `least` seconds. A client of less weight is meant to wait longer; how much
+    longer depends on what all ask for, so such two are not compared.
+    """
+    order = np.lexsort((wait, weights))
+    ordered = wait[order]
+    shortest = np.minimum.accumulate(ordered)  # of those of no more weight
+    gaps = np.where(ordered < 2 * shortest, 0.0, ordered - shortest)
+    at = int(gaps.argmax())
+    if gaps[at] < least:
+        return None
+    return int(order[at]), int(order[ordered[: at + 1].argmin()])
+
+
 @dataclass(slots=True)
 class Clients:
     """The clients of a run; codes are indexes into `names`."""
@@ -45,11 +75,7 @@ class Clients:
         """Take the clients of a run, and the weights that its policy gives them."""
         table = gather_requests(result.workload, result.sent, result.logs)
         words = client_words(result.workload)
-        policy = result.scenario.engine.scheduling_policy
-        given = policy.get("weights") if isinstance(policy, Mapping) else None
-        if not isinstance(given, Mapping):
-            given = {}
-        weights = np.array([float(given.get(name, 1.0)) for name in words.names])
+        weights = client_weights(result.scenario.engine.scheduling_policy, words.names)
         return cls(table, result.logs, words, weights)
 
     @property

@@ -1,14 +1,19 @@
 """Each rule of the diagnosis: a scenario that triggers it, and one that does not."""
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simulator import load_scenario, run
 from simulator.cli import main
 from simulator.diagnosis import SHOWN, diagnosis_lines
+from simulator.service import most_unequal
 
 CALM = """name: calm
 engine: {max_num_seqs: 16, max_num_batched_tokens: 512, enable_prefix_caching: false}
@@ -23,6 +28,9 @@ cost: {kind: linear, base: 1, swap_out_per_block: 0.25, swap_in_per_block: 0.5}
 workload: {num_prompts: 2, request_rate: inf, input_len: 7, output_len: 4}
 """
 LOUDEST = """class Loudest:
+    def __init__(self, weights=None):
+        pass
+
     def key(self, request):
         return request.client != "client-0", request.arrival
 """
@@ -178,6 +186,59 @@ def test_unfair(diagnose, tmp_path: Path, monkeypatch) -> None:
     assert found["figures"]["best_client"] == "client-0"
     assert found["figures"]["jain_index"] < 0.95
     assert "unfair" not in diagnose(*clients)
+
+
+def test_unfair_by_weights(diagnose, tmp_path: Path, monkeypatch) -> None:
+    """Who has more weight may go first; where the lighter one does, that stands out."""
+    (tmp_path / "loud.py").write_text(LOUDEST)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def found(weights: str, policy: str = "'loud:Loudest'") -> set[str]:
+        key = f"engine.scheduling_policy={{policy: {policy}, weights: {weights}}}"
+        return set(diagnose(key, "workload.clients=2", NARROW))
+
+    assert "unfair" in found("{client-0: 4, client-1: 4}")
+    assert "unfair" in found("{client-1: 4}")
+    assert "unfair" not in found("{client-0: 4}")
+    assert "unfair" not in found("{client-0: 4}", "wfq")
+
+
+@pytest.mark.parametrize(
+    ("wait", "weights", "least", "pair"),
+    [
+        ([1, 5, 9], [1, 1, 1], 1, (2, 0)),
+        ([1, 5, 9], [4, 1, 1], 1, None),  # 9 is not twice 5, and 1 has more weight
+        ([1, 5, 9], [2, 2, 1], 1, (1, 0)),
+        ([1, 5, 9], [2, 2, 1], 5, None),  # 4 s are less than 5
+        ([6, 5, 9, 4], [3, 1, 1, 3], 1, None),  # one and a half times
+        ([0, 0], [1, 1], 1, None),
+        ([8, 4], [1, 1], 4, (0, 1)),  # both bounds reached
+        ([7], [1], 1, None),
+    ],
+)
+def test_pairs_of_clients(wait, weights, least, pair) -> None:
+    assert most_unequal(np.array(wait, float), np.array(weights, float), least) == pair
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3)), min_size=1, max_size=8),
+    st.integers(1, 4),
+)
+def test_pairs_of_clients_by_looking_at_all(clients, least) -> None:
+    """The largest gap of all pairs that may be compared."""
+    wait, weights = np.array(clients, float).T
+    gaps = [
+        a - b
+        for (a, heavy), (b, light) in product(zip(wait, weights, strict=True), repeat=2)
+        if heavy >= light and a >= 2 * b and a - b >= least
+    ]
+    pair = most_unequal(wait, weights, least)
+    assert (pair is not None) == bool(gaps)
+    if pair is not None:
+        worst, best = pair
+        assert wait[worst] - wait[best] == max(gaps)
+        assert wait[worst] >= 2 * wait[best]
+        assert weights[worst] >= weights[best]
 
 
 def test_low_load(diagnose) -> None:

@@ -14,6 +14,7 @@ from simulator.output import write_run
 from simulator.service import (
     Clients,
     client_columns,
+    client_weights,
     measure_shares,
     several_clients,
     share_columns,
@@ -163,6 +164,18 @@ def test_a_client_has_the_statistics_of_its_requests() -> None:
         assert columns["mean_ttft"][code] == pytest.approx(ttft.mean())
         assert columns["p99_ttft"][code] == pytest.approx(np.percentile(ttft, 99))
     assert np.isnan(columns["p99_tpot"][2])
+
+
+@pytest.mark.parametrize(
+    "given", [None, 3, {"client-0": "high"}, {"client-0": 0}, {"client-0": [1, 2]}, {1: 2.0}, {}]
+)
+def test_weights_that_are_no_shares(given) -> None:
+    """A policy of one's own may mean anything by the word: clients are then alike."""
+    policy = {"policy": "own:Policy", "weights": given}
+    assert client_weights(policy, ["client-0", "client-1"]).tolist() == [1, 1]
+    assert client_weights({"policy": "own:Policy"}, ["client-0"]).tolist() == [1]
+    assert client_weights("fcfs", ["client-0"]).tolist() == [1]
+    assert client_weights({"weights": {"client-0": 0.5}}, ["client-0", "a"]).tolist() == [0.5, 1]
 
 
 def test_files_and_keys_come_with_several_clients_alone(write, tmp_path) -> None:
