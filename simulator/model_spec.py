@@ -139,13 +139,6 @@ class ModelSpec:
         """All weights."""
         return self._half_precision_parameters + int(self.linear_parameters(self.num_experts))
 
-    @cached_property
-    def active_parameters(self) -> int:
-        """Weights that one token meets: with experts, those of the chosen ones."""
-        return self._half_precision_parameters + int(
-            self.linear_parameters(self.num_experts_per_tok)
-        )
-
     def resolve_dtype(self, dtype: str = "auto") -> str:
         """Give the dtype that vLLM's `auto` stands for: the published one, float32 as float16."""
         if dtype != "auto":
