@@ -14,6 +14,7 @@ from simulator.workload import Workload
 from tests.engines import workload
 from tests.scenarios import SMALL, errors
 
+DEMO = Path(__file__).parent.parent / "scenarios" / "demo.yaml"
 LENGTHS = [5, 10, 200, 3000, 40_000, 77]
 
 
@@ -131,6 +132,22 @@ def test_sigma_can_be_varied(write) -> None:
     means = [run(point.scenario).summary()["mean_e2el_ms"] for point in points]
     assert means == sorted(means)
     assert means[2] > 1.2 * means[0]
+
+
+def test_what_a_better_prediction_costs() -> None:
+    """The figures of docs/schedulers.md: srpt under an oracle displaces, and computes again."""
+    sets = ["engine.max_num_seqs=32", "engine.scheduling_policy=srpt"]
+    varied = ["predictor=oracle,percentile", "engine.preemption_mode=recompute,swap"]
+    seen = [run(point.scenario).summary() for point in expand(DEMO, varied, sets)]
+    means = [round(summary["mean_e2el_ms"] / 1000, 1) for summary in seen]
+    assert means == [31.6, 14.6, 18.7, 15.6]
+    oracle, swapped, blind, _ = (summary["headway"] for summary in seen)
+    assert (oracle["preemptions"], blind["preemptions"]) == (719, 73)
+    assert round(oracle["prefill_tokens"] / swapped["prefill_tokens"], 2) == 1.41
+    assert swapped["prefill_tokens"] == seen[1]["total_input_tokens"]  # each of them once
+    plain = ["engine.max_num_seqs=32", "predictor=oracle"]
+    sjf = load_scenario(DEMO, [*plain, "engine.scheduling_policy={policy: sjf, by: hint}"])
+    assert round(run(sjf).summary()["mean_e2el_ms"] / 1000, 1) == 10.8
 
 
 @pytest.mark.parametrize(
