@@ -48,11 +48,10 @@ class Point:
         return sum(self.contexts) + len(self.contexts) + sum(map(sum, self.chunks))
 
 
-def make_grid(limits: Limits, rng: np.random.Generator, *, fine: bool = True) -> list[Point]:
-    """List the points that fit the limits; `fine` adds skewed and random ones to the grid."""
+def make_grid(limits: Limits, rng: np.random.Generator) -> list[Point]:
+    """List the points that fit the limits: a grid, skewed batches, prompts of all sizes."""
     drafts: list[Draft] = [*_decodes(limits), *_prompts(limits), *_mixtures(limits, rng)]
-    if fine:
-        drafts += [*_skewed(limits, rng), *_dense(limits)]
+    drafts += [*_skewed(limits, rng), *_dense(limits)]
     points: list[Point] = []
     for kind, contexts, chunks, coarse in drafts:
         point = Point(len(points), kind, tuple(contexts), tuple(chunks), coarse)

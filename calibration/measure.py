@@ -106,7 +106,6 @@ def measure_grid(
     rng: np.random.Generator,
     budget_s: float,
     *,
-    run: str = "grid",
     sensors: Sensors | None = None,
 ) -> int:
     """Measure the points in passes until the time is over; return the number of whole passes.
@@ -117,7 +116,7 @@ def measure_grid(
     until = monotonic() + budget_s
     probe = _probe(points)
     for turn in range(MOST_PASSES):
-        visits = _Visits(engine, sink, rng, run, turn, sensors)
+        visits = _Visits(engine, sink, rng, turn, sensors)
         order = rng.permutation(len(points)).tolist()
         if turn == 0:
             order.sort(key=lambda k: not points[k].coarse)
@@ -144,7 +143,6 @@ class _Visits:
     engine: Engine
     sink: Sink
     rng: np.random.Generator
-    run: str
     turn: int
     sensors: Sensors | None
 
@@ -157,10 +155,10 @@ class _Visits:
         for _ in range(TAKES):
             measured = engine.execute(chunks, keep=False)
             sensed = self.sensors.latest if self.sensors is not None else NOTHING
-            self.sink(point_row(point, measured, self.run, self.turn, sensed))
+            self.sink(point_row(point, measured, "grid", self.turn, sensed))
 
 
-def measure_swaps(engine: Engine, sink: Sink, rng: np.random.Generator, run: str = "swap") -> None:
+def measure_swaps(engine: Engine, sink: Sink, rng: np.random.Generator) -> None:
     """Time copies of 1 to 256 blocks to the host and back."""
     engine.reset()
     sizes = [size for size in SWAP_BLOCKS if size < engine.num_blocks]
@@ -172,13 +170,13 @@ def measure_swaps(engine: Engine, sink: Sink, rng: np.random.Generator, run: str
             out = engine.swap_out(request, blocks)
             back = engine.swap_in(request, blocks)
             if turn:  # the first copies are cold
-                sink(_swap_row("swap_out", size, out, run, turn))
-                sink(_swap_row("swap_in", size, back, run, turn))
+                sink(_swap_row("swap_out", size, out, turn))
+                sink(_swap_row("swap_in", size, back, turn))
 
 
-def _swap_row(kind: str, blocks: int, seconds: float, run: str, turn: int) -> Row:
+def _swap_row(kind: str, blocks: int, seconds: float, turn: int) -> Row:
     out, back = ((blocks,), ()) if kind == "swap_out" else ((), (blocks,))
-    return Row(run, kind, -1, turn, "eager", 0, 0, 0, 0, (), out, back, seconds, 0.0, seconds)
+    return Row("swap", kind, -1, turn, "eager", 0, 0, 0, 0, (), out, back, seconds, 0.0, seconds)
 
 
 def live_rows(live: LiveRun, run: str, sensed: Sensed = NOTHING) -> list[Row]:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from simulator.simulation import Result
 
 Floats = npt.NDArray[np.float64]
-Summary = Mapping[str, float]
 
 METRICS = (
     ("request_throughput", "Request throughput"),

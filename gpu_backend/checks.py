@@ -195,8 +195,9 @@ def reference_engine(spec: ModelSpec, device: str, dtype: torch.dtype) -> Engine
     return engine
 
 
-def triton_engine(spec: ModelSpec, device: str, dtype: torch.dtype, most: int = 8) -> Engine:
+def triton_engine(spec: ModelSpec, device: str, dtype: torch.dtype) -> Engine:
     """Make an engine on the Triton kernels and graphs, also on CPU (in the interpreter)."""
+    most = 8  # sequences of a graph
     engine = Engine(spec, 64, PAGE, device, dtype, graphs=False)
     table = rope_table(spec, spec.max_position_embeddings, engine.device)
     engine.model.backend = CudaBackend(spec, engine.cache, table, most)

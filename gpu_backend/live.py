@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic, thread_time
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol
 
 import simpy
 from simpy.rt import RealtimeEnvironment
@@ -25,7 +25,6 @@ from simulator.simulation import Result, play
 from simulator.workload import Workload
 
 Clock = Literal["exec", "wall", "model"]
-CLOCKS: tuple[Clock, ...] = get_args(Clock)
 Progress = Callable[[float, int, int], None]
 Pace = Callable[[float, float, float, Measured], float]
 """Seconds by which the clock advances, from its time, and what was predicted, taken, measured."""

@@ -19,8 +19,8 @@ from simulator.decodes import DecodeSet
 from simulator.request import Request
 
 Ints = npt.NDArray[np.int64]
-QUERIES, READS, BLOCKS, TAKEN, TOKENS, ACCEPTED, STORED = range(7)
-"""Rows of the sums: tokens verified; KV entries read, those included; blocks taken less those that
+ROWS = 7
+"""Of the sums: tokens verified; KV entries read, those included; blocks taken less those that
 left a window; blocks taken; tokens that come out; drafts accepted, those beyond their request's end
 included; tokens stored after the step, in all groups of layers."""
 
@@ -121,13 +121,13 @@ class DraftedSet(DecodeSet):
         self.drafts = drafts
         self.accepted = accepted
         self.paths: dict[Request, Path] = {}
-        self._sums: Ints = np.zeros((STORED + 1, 256), np.int64)
+        self._sums: Ints = np.zeros((ROWS, 256), np.int64)
         self._first = 0  # the tick of the first column
 
     def now(self) -> list[int]:
         """Give the sums of the next tick, row by row."""
         at = self.tick - self._first
-        found: list[int] = self._sums[:, at].tolist() if self.count else [0] * (STORED + 1)
+        found: list[int] = self._sums[:, at].tolist() if self.count else [0] * (ROWS)
         return found
 
     def join(self, request: Request, ticks: int) -> None:
@@ -192,7 +192,7 @@ class DraftedSet(DecodeSet):
         at = self.tick - self._first
         if at + ticks >= self._sums.shape[1]:
             rest = self._sums[:, at:]
-            self._sums = np.zeros((STORED + 1, 2 * (rest.shape[1] + ticks)), np.int64)
+            self._sums = np.zeros((ROWS, 2 * (rest.shape[1] + ticks)), np.int64)
             self._sums[:, : rest.shape[1]] = rest
             self._first, at = self.tick, 0
         return self._sums[:, at : at + ticks]

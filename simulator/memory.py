@@ -16,7 +16,6 @@ of inference-sim, Apache-2.0); the estimates are 0.1 % and 1.5 % above. CUDA gra
 `gpu_memory_utilization` leaves free.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -215,9 +214,7 @@ def _gib(size: float) -> str:
     return f"{size / GIB:.2f} GiB"
 
 
-def memory_table(
-    budget: MemoryBudget, *, max_model_len: int | None = None, lengths: Sequence[int] = LENGTHS
-) -> str:
+def memory_table(budget: MemoryBudget, *, max_model_len: int | None = None) -> str:
     """Write the budget and the requests that fit as text.
 
     The requests are given by their tokens (prompt and answer so far), with paging and with
@@ -240,18 +237,18 @@ def memory_table(
     width = max(len(label) for label, _ in rows)
     title = f"{model.name} on {gpus} x {budget.gpu.name}"
     lines = [title, ""] + [f"{label:<{width}}  {value:>12}" for label, value in rows]
-    lines += _requests(budget, longest, lengths)
+    lines += _requests(budget, longest)
     return "\n".join(lines)
 
 
-def _requests(budget: MemoryBudget, longest: int, lengths: Sequence[int]) -> list[str]:
+def _requests(budget: MemoryBudget, longest: int) -> list[str]:
     """Say how many requests fit, by their tokens."""
     model = budget.model
     window = model.sliding_window
     head = f"{'tokens each':>12}{'paged':>12}" + (f"{'windowed':>12}" if window else "")
     lines = ["", "requests that fit at once", head + f"{'contiguous':>12}"]
     slots = budget.concurrent(longest)
-    for tokens in sorted({*(n for n in lengths if n < longest), longest}):
+    for tokens in sorted({*(n for n in LENGTHS if n < longest), longest}):
         paged = f"{tokens:>12,}{budget.concurrent(tokens):>12,}"
         paged += f"{budget.concurrent_windowed(tokens):>12,}" if window else ""
         lines.append(f"{paged}{slots:>12,}")

@@ -59,8 +59,7 @@ def steady_state(table: RequestTable, within: Window | None) -> dict[str, object
         times, level = times[kept], level[kept]
     found: dict[str, object] = dict.fromkeys(("stationary", "trend_per_s", "trend_p_value"))
     if len(level) >= FEWEST and times[-1] > times[0]:
-        means = np.array([part.mean() for part in np.array_split(level, BATCHES)])
-        found = judged(means, float(level.mean()), float(times[-1] - times[0]))
+        found = judged(batch_means(level), float(level.mean()), float(times[-1] - times[0]))
     return found | {"suggested_warmup_s": warmup}
 
 
@@ -89,17 +88,17 @@ def in_system(table: RequestTable) -> tuple[Floats, Floats]:
     return times, here.astype(np.float64)
 
 
-def trend(values: Floats) -> tuple[float, float]:
-    """Give the change over the whole series by a straight line, and the two-sided p value.
-
-    The line goes through 20 batch means. Its slope's variance is widened by first-order
-    correlation of what is left, and the degrees of freedom fewer by as much.
-    """
-    return line(np.array([part.mean() for part in np.array_split(values, BATCHES)]))
+def batch_means(values: Floats) -> Floats:
+    """Give the means of 20 successive parts of a series."""
+    return np.array([part.mean() for part in np.array_split(values, BATCHES)])
 
 
 def line(means: Floats) -> tuple[float, float]:
-    """Give the same by the batch means."""
+    """Give the change over the whole series by a straight line, and the two-sided p value.
+
+    The line goes through the batch means. Its slope's variance is widened by first-order
+    correlation of what is left, and the degrees of freedom fewer by as much.
+    """
     at = np.arange(BATCHES) - (BATCHES - 1) / 2
     slope = float(at @ means / (at @ at))
     rest = means - means.mean() - slope * at

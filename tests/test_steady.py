@@ -11,7 +11,7 @@ from simulator.errors import HeadwayError
 from simulator.load import load_scenario
 from simulator.report import run_table
 from simulator.simulation import run
-from simulator.steady import mser5, told, trend, two_sided
+from simulator.steady import batch_means, line, mser5, told, two_sided
 from tests.scenarios import SMALL
 
 LOADED = SMALL.replace("num_prompts: 40", "num_prompts: 800")
@@ -60,15 +60,15 @@ def test_seldom_a_false_alarm():
         for k, kick in enumerate(noise):
             level = 0.97 * level + kick
             values[k] = level
-        alarms += trend(values)[1] < 0.01
+        alarms += line(batch_means(values))[1] < 0.01
     assert alarms <= 9
 
 
 def test_trend_by_hand():
     """A line from 0 to 99 is one; noise that alternates around a level is none."""
-    assert trend(np.arange(100.0)) == (pytest.approx(100.0), 0.0)
-    assert trend(np.ones(100)) == (0.0, 1.0)
-    change, p = trend(np.tile([1.0, 3.0], 10))
+    assert line(batch_means(np.arange(100.0))) == (pytest.approx(100.0), 0.0)
+    assert line(batch_means(np.ones(100))) == (0.0, 1.0)
+    change, p = line(batch_means(np.tile([1.0, 3.0], 10)))
     # Slope 10 / 665 a batch; the squares left, 20 - 100 / 665, over 18 and 665.
     assert change == pytest.approx(20 * 10 / 665)
     assert p == pytest.approx(t.sf(change / 20 / sqrt((20 - 100 / 665) / 18 / 665), 18) * 2)

@@ -25,6 +25,7 @@ COLORS = (
 WIDTH = 9.0  # inches: at a README's 830 pixels, letters of 11 points stay 14 pixels high
 DPI = 150  # of a PNG: sharp on a screen of twice the pixels
 LETTERS = 100  # that fit into the width
+NAMED = 8  # labels that a message lists
 GREY, PALE = "0.35", "0.85"
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
 SETTINGS: dict[Any, Any] = {
@@ -115,7 +116,7 @@ def encode(figure: "Figure", file: BinaryIO, kind: str = "png") -> None:
         figure.savefig(file, format=kind, dpi=DPI, metadata=metadata)
 
 
-def known(labels: Sequence[str], shown: int = 8) -> str:
+def known(labels: Sequence[str]) -> str:
     """List some names for a message."""
-    more = f" and {len(labels) - shown} more" if len(labels) > shown else ""
-    return ", ".join(labels[:shown]) + more
+    more = f" and {len(labels) - NAMED} more" if len(labels) > NAMED else ""
+    return ", ".join(labels[:NAMED]) + more
