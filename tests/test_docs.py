@@ -45,6 +45,27 @@ def test_every_page_is_in_the_index() -> None:
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= linked
 
 
+MODULE = r"`((?:simulator|calibration|gpu_backend|tests)/[\w/]+\.py)`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_modules_are_where_pages_say(page: Path) -> None:
+    """A file that is named is there, and so is what `NAME` in `FILE` says of it."""
+    text = page.read_text("utf-8")
+    assert not [file for file in re.findall(MODULE, text) if not (ROOT / file).exists()]
+    for name, file in re.findall(rf"`(\w+)` in\s+{MODULE}", text):
+        source = (ROOT / file).read_text("utf-8")
+        assert re.search(rf"^(?:def |class )?{name}\b", source, re.M), f"{name} in {file}"
+
+
+def test_the_changelog_says_all_once() -> None:
+    """Merged line by line, it may get an entry twice, or lines that belong to none."""
+    lines = (ROOT / "CHANGELOG.md").read_text("utf-8").splitlines()
+    entries = [line for line in lines if line and not line.startswith(("#", "  "))]
+    assert all(re.match(r"- \[(NEW|FIX)\] \S", entry) for entry in entries)
+    assert len({*lines} - {""}) == len([line for line in lines if line])
+
+
 def blocks(page: Path, kind: str) -> list[str]:
     """Give a page's code blocks of one language."""
     return re.findall(rf"^```{kind}\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S)
