@@ -98,11 +98,16 @@ def load_scenario(
         raise HeadwayError(f"{path}:1: must be a mapping of keys, not {_said(raw)}")
     _open_engine(raw)
     messages = []
+    groups = _groups(raw)
     for override in overrides:
         name, equals, value = override.partition("=")
-        messages += _override(raw, places, f"--set {override}", name, value if equals else None)
+        place = f"--set {override}"
+        messages += _misspelt(groups, place, name)
+        messages += _override(raw, places, place, name, value if equals else None)
     for key, value in vary:
-        messages += _override(raw, places, f"--vary {key}={value}", key, value)
+        place = f"--vary {key}={value}"
+        messages += _misspelt(groups, place, key)
+        messages += _override(raw, places, place, key, value)
     if seed is not None:
         messages += _override(raw, places, f"--seed {seed}", "seed", str(seed))
     raw.setdefault("name", _name(path))
@@ -133,6 +138,22 @@ def check_scenario(raw: dict[str, Any], places: Places, folder: Path = Path()) -
         wrong.sort(key=lambda fault: places.line(fault[0]))
         raise HeadwayError(dict.fromkeys([*map(places.tell, wrong), *others]))
     return scenario
+
+
+def _groups(raw: dict[str, Any]) -> list[str]:
+    """List the groups of a cluster that a file names."""
+    cluster = raw.get("cluster")
+    groups = cluster.get("groups") if isinstance(cluster, dict) else None
+    return [*groups] if isinstance(groups, dict) else []
+
+
+def _misspelt(groups: list[str], place: str, name: str) -> list[str]:
+    """Refuse to set a key of a group that the file does not name: it would be one more group."""
+    key = name.strip().split(".")
+    if not groups or key[:2] != ["cluster", "groups"] or len(key) < 4 or key[2] in groups:
+        return []
+    there = f"there is no group {key[2]!r}; there is {', '.join(groups)}"
+    return [f"{place}: {'.'.join(key[:3])}: {there}"]
 
 
 def _override(
