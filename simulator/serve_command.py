@@ -1,10 +1,13 @@
-"""A scenario's engine as the `vllm serve` command line that starts the like."""
+"""A scenario's engines as the `vllm serve` command lines that start the like."""
 
 import json
 import shlex
 from typing import TYPE_CHECKING
 
+from simulator.block import Block
+
 if TYPE_CHECKING:
+    from simulator.engine_block import EngineBlock
     from simulator.scenario import Scenario
 
 PLAIN = (
@@ -24,25 +27,45 @@ PLAIN = (
 )
 SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")
 VLLM_POLICIES = ("fcfs", "priority")
+SAID = (
+    *(*PLAIN, *SWITCHES, "name", "version", "scheduling_policy", "allocation", "preemption_mode"),
+    "disable_hybrid_kv_cache_manager",  # vLLM's default is as good
+)
+"""Keys that the command has, or a comment of its own; others are told to be missing."""
 
 
 def serve_command(scenario: "Scenario") -> str:
-    """Write the command (vLLM 0.33's options); what vLLM cannot do stands before it as comments."""
-    engine = scenario.engine
+    """Write the command (vLLM 0.33's options), in a cluster one for the replicas of each group.
+
+    What vLLM cannot do stands before it as comments.
+    """
     lines = []
-    kinds = {} if scenario.cluster is None else scenario.cluster.kinds
-    if sum(kind.replicas for kind in kinds.values()) > 1:
-        groups = [f"{kind.replicas} {name}" for name, kind in kinds.items()]
-        lines.append(f"# one replica as the scenario's engine; the cluster has {', '.join(groups)}")
-        for name, kind in kinds.items():
-            if kind.kv_role is not None:
-                config = json.dumps({"kv_connector": "NixlConnector", "kv_role": kind.kv_role})
-                lines.append(f"# and for {name} --kv-transfer-config {shlex.quote(config)}")
     if "/" not in scenario.model:
         lines.append(f"# {scenario.model}: put its name on Hugging Face here, or its folder")
+    cluster = scenario.cluster
+    if cluster is None:
+        return "\n".join([*lines, *_command(scenario.model, scenario.engine), ""])
+    for name, kind in cluster.kinds.items():
+        own, most = scenario.of_group(name), cluster.most(name)
+        if not most:
+            continue
+        if most > 1 or len(cluster.kinds) > 1:
+            count = f"{kind.replicas}" if most == kind.replicas else f"up to {most}"
+            lines.append(f"# {name}: {count}, each on {own.gpu.count} {own.gpu.name}")
+        more = []
+        if kind.kv_role is not None:
+            config = {"kv_connector": "NixlConnector", "kv_role": kind.kv_role}
+            more = ["--kv-transfer-config", json.dumps(config)]
+        lines += _command(scenario.model, own.engine, *more)
+    return "\n".join([*lines, ""])
+
+
+def _command(model: str, engine: "EngineBlock", *more: str) -> list[str]:
+    """Write the command of one engine after what is to be said of it."""
+    lines = []
     policy = engine.scheduling_policy
     name = policy if isinstance(policy, str) else policy["policy"]
-    words = ["vllm", "serve", scenario.model]
+    words = ["vllm", "serve", model]
     if name in VLLM_POLICIES:
         words += ["--scheduling-policy", name]
     else:
@@ -51,6 +74,10 @@ def serve_command(scenario: "Scenario") -> str:
         lines.append(f"# vLLM pages its KV cache: there is no {engine.allocation} allocation")
     if engine.preemption_mode != "recompute":
         lines.append(f"# vLLM V1 preempts by recomputation, not by {engine.preemption_mode}")
+    for key, field in type(engine).model_fields.items():
+        if key not in SAID and (value := getattr(engine, key)) != field.default:
+            told = value.model_dump(exclude_defaults=True) if isinstance(value, Block) else value
+            lines.append(f"# not in this command: {key} {told}")
     for key in PLAIN:
         value = getattr(engine, key)
         default = type(engine).model_fields[key].default
@@ -58,4 +85,4 @@ def serve_command(scenario: "Scenario") -> str:
             words += [f"--{key.replace('_', '-')}", f"{value}"]
     for key in SWITCHES:
         words.append(f"--{'' if getattr(engine, key) else 'no-'}{key.replace('_', '-')}")
-    return "\n".join([*lines, shlex.join(words), ""])
+    return [*lines, shlex.join([*words, *more])]
