@@ -95,10 +95,12 @@ def tell(
     groups: dict[str, Values] = {}
     used = {"mfu": 0.0, "bandwidth_utilization": 0.0}
     peaks = dict.fromkeys(used, 0.0)
+    gpu_hours = 0.0
     for name, numbers in replicas_in(story.groups).items():
         groups[name], served = _group(scenario, story, name, numbers, span, found=found[name])
         gpus = scenario.of_group(name).engine.gpus
         count = gpus * float(groups[name]["replica_hours"])  # type: ignore[arg-type]
+        gpu_hours += count
         flops = served.gpu.flops(served.model.resolve_dtype(served.dtype))
         weights = {"mfu": flops, "bandwidth_utilization": served.gpu.bandwidth}
         for key, peak in weights.items():
@@ -116,9 +118,10 @@ def tell(
             "gpus": sum(int(group["gpus"]) for group in groups.values()),  # type: ignore[call-overload]
             "dollars_per_hour": price,
             "replica_hours": hours,
+            "gpu_hours": gpu_hours,
             "dollars": dollars,
             "dollars_per_million_output_tokens": (
-                None if dollars is None else share(dollars * 1e6, tokens)
+                None if dollars is None or not tokens else dollars * 1e6 / tokens
             ),
             **even,
             **_troubles(story, given_up),

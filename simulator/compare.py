@@ -59,16 +59,23 @@ def expand(
     return points
 
 
-def hidden(keys: Sequence[str], overrides: Iterable[str], seed: int | None) -> list[str]:
-    """Name the options that would be lost, since a later --vary sets their key again."""
+def hidden(
+    keys: Sequence[str], overrides: Iterable[str], seed: int | None, searched: str = ""
+) -> list[str]:
+    """Name the options that would be lost, since a later --vary sets their key again.
+
+    So does a plan that searches a key, last of all.
+    """
     earlier = [("--set " + item, item.partition("=")[0]) for item in overrides]
     if seed is not None:
         earlier.append((f"--seed {seed}", "seed"))
     messages = []
-    for key in keys:
+    setters = [(f"--vary {key}", key) for key in keys]
+    setters += [(f"the plan searches {searched} itself", searched)] if searched else []
+    for name, key in setters:
         path = _path(key)
         messages += [
-            f"--vary {key}: {option} would have no effect"
+            f"{name}: {option} would have no effect"
             for option, other in earlier
             if _path(other)[: len(path)] == path
         ]
@@ -139,8 +146,11 @@ def _folder(label: str, others: Iterable[Point]) -> str:
 
 
 def numbers(summary: Mapping[str, Any]) -> dict[str, int | float]:
-    """Give the single numbers of a summary: those of vLLM's words, then our own."""
-    values = {**summary, **summary["headway"]}
+    """Give the single numbers of a summary: vLLM's words, our own, a cluster's as a whole."""
+    own = summary["headway"]
+    cluster = own.get("cluster", {})
+    links = {f"kv_transfer_{key}": value for key, value in cluster.get("kv_transfer", {}).items()}
+    values = {**summary, **own, **cluster, **links}
     return {key: value for key, value in values.items() if isinstance(value, int | float)}
 
 

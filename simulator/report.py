@@ -70,6 +70,25 @@ MOVED = (
     Gauge("offloading_bytes", "KV bytes to and from the host tier (GB)", 0, 1e-9),
 )
 """What goes between GPU and host; where nothing did, nothing is said."""
+CLUSTER = (
+    Gauge("gpus", "GPUs"),
+    Gauge("dollars_per_hour", "Price ($/h)", -1),
+    Gauge("replica_hours", "Replica-hours", -1),
+    Gauge("dollars", "Cost of the run ($)", -1),
+    Gauge("dollars_per_million_output_tokens", "Cost of 1M output tokens ($)", -1),
+    Gauge("requests_imbalance", "Most requests of a replica / mean", -1),
+    Gauge("busy_time_imbalance", "Most busy time of a replica / mean", -1),
+)
+"""Figures of a cluster."""
+TROUBLES = (
+    Gauge("shed", "Requests shed", -1),
+    Gauge("timed_out", "Requests timed out", -1),
+    Gauge("retries", "Retries", -1),
+    Gauge("failures", "Replicas failed"),
+    Gauge("tries_lost_in_failures", "Requests sent again after a failure", -1),
+    Gauge("scalings", "Scaling decisions"),
+)
+"""Counts of a cluster; where they are 0, nothing is said."""
 COUNTS = (
     ("rejected", "Requests rejected (could never fit)"),
     ("unfinished", "Requests unfinished when stopped"),
@@ -98,6 +117,12 @@ METRICS = (
 """What a comparison shows of vLLM's keys; the gauges follow."""
 
 
+def known(summary: Summary) -> Summary:
+    """Give a run's figures by name: our own, a cluster's and, before both, vLLM's."""
+    own = summary["headway"]
+    return {**own.get("cluster", {}), **own, **summary}
+
+
 def run_table(run: "Result | Summary") -> str:
     """Give the report of one run: vLLM bench's labels and number formats, then the gauges.
 
@@ -124,27 +149,6 @@ def run_table(run: "Result | Summary") -> str:
 def _line(label: str, value: object) -> str:
     text = f"{value:.2f}" if isinstance(value, float) else str(value)
     return f"{label + ':':<40} {text:<10}".rstrip()
-
-
-CLUSTER = (
-    ("gpus", "GPUs"),
-    ("dollars_per_hour", "Price ($/h)"),
-    ("replica_hours", "Replica-hours"),
-    ("dollars", "Cost of the run ($)"),
-    ("dollars_per_million_output_tokens", "Cost of 1M output tokens ($)"),
-    ("requests_imbalance", "Most requests of a replica / mean"),
-    ("busy_time_imbalance", "Most busy time of a replica / mean"),
-)
-"""Figures of a cluster that are printed."""
-TROUBLES = (
-    ("shed", "Requests shed"),
-    ("timed_out", "Requests timed out"),
-    ("retries", "Retries"),
-    ("failures", "Replicas failed"),
-    ("tries_lost_in_failures", "Requests sent again after a failure"),
-    ("scalings", "Scaling decisions"),
-)
-"""Counts of a cluster that are printed where they are not 0."""
 
 
 def _head(summary: Summary) -> list[str]:
@@ -199,8 +203,9 @@ def _engine(gauges: Summary) -> list[str]:
 def _cluster(cluster: Summary) -> list[str]:
     """Give the figures of a cluster, then a line for each group where there are several."""
     lines = [f"{'Cluster':-^{WIDTH}}", f"Router: {cluster['router']}"]
-    lines += [_line(label, cluster[key]) for key, label in CLUSTER if cluster.get(key) is not None]
-    lines += [_line(label, cluster[key]) for key, label in TROUBLES if cluster.get(key)]
+    there = [gauge for gauge in CLUSTER if cluster.get(gauge.key) is not None]
+    lines += [_line(gauge.label, cluster[gauge.key]) for gauge in there]
+    lines += [_line(one.label, cluster[one.key]) for one in TROUBLES if cluster.get(one.key)]
     if links := cluster.get("kv_transfer"):
         lines += [_line("KV caches moved (GB)", links["bytes"] / 1e9)]
         lines += [_line("Links of the producers busy (%)", 100 * links["link_utilization"])]

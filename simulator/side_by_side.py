@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from simulator.report import GAUGES, METRICS, MOVED, Gauge, Summary
+from simulator.report import CLUSTER, GAUGES, METRICS, MOVED, TROUBLES, Gauge, Summary, known
 
 RATIO = 10  # width of a ratio and its mark
 BESIDE = 3  # runs that a block of a comparison shows beside the first: 120 columns
@@ -22,6 +22,7 @@ COLUMNS = (
     Gauge("kv_cache_usage_mean", "KV used/%", 0, 100.0),
     Gauge("preemptions", "pre-/empted", -1),
     Gauge("jain_index", "Jain's/index", 1),
+    Gauge("dollars_per_million_output_tokens", "$ per/M tokens", -1),
 )
 """What many runs are compared by: their labels fill two lines of a head."""
 
@@ -51,11 +52,11 @@ def _many_table(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
     """Give a row for each run; `*` marks the best of a column, `.` what a run does not have."""
     columns = [("", "", *labels)]
     for column in COLUMNS:
-        values = [_value(s, {**s["headway"], **s}, column) for s in summaries]
-        known = [value for value in values if value is not None]
-        if not any(known) or (column.better == 0 and len(set(known)) < 2):
+        values = [_value(s, column) for s in summaries]
+        told = [value for value in values if value is not None]
+        if not any(told) or (column.better == 0 and len(set(told)) < 2):
             continue
-        best = max(known, key=lambda value: value * column.better) if column.better else None
+        best = max(told, key=lambda value: value * column.better) if column.better else None
         cells = [
             "." if value is None else _short(value * column.scale) + " *"[value == best]
             for value in values
@@ -108,20 +109,20 @@ def align(rows: Sequence[Sequence[str]]) -> str:
 def _compared(summaries: Sequence[Summary]) -> list[tuple[Gauge, list[float | None]]]:
     """Find the metrics that any run has."""
     rows: list[tuple[Gauge, list[Any]]] = []
-    rows += [(metric, [_value(s, s, metric) for s in summaries]) for metric in METRICS]
-    rows += [(gauge, [s["headway"].get(gauge.key) for s in summaries]) for gauge in GAUGES]
-    moved = [(gauge, [s["headway"].get(gauge.key) for s in summaries]) for gauge in MOVED]
-    rows += [(gauge, values) for gauge, values in moved if any(values)]
+    for gauge in (*METRICS, *GAUGES, *MOVED, *CLUSTER, *TROUBLES):
+        values = [_value(summary, gauge) for summary in summaries]
+        if any(values) or gauge not in (*MOVED, *TROUBLES):
+            rows.append((gauge, values))
     return [(metric, values) for metric, values in rows if values.count(None) < len(values)]
 
 
-def _value(summary: Summary, numbers: Summary, metric: Gauge) -> Any:
+def _value(summary: Summary, metric: Gauge) -> Any:
     """Give a run's value of a metric; None where it has none.
 
     Who has completed nobody has no latencies, though vLLM's summary calls them 0.
     """
     none = metric.key.endswith("_ms") and not summary["completed"]
-    return None if none else numbers.get(metric.key)
+    return None if none else known(summary).get(metric.key)
 
 
 def _ratio(value: float, first: float, better: int) -> str:

@@ -6,7 +6,7 @@ from math import isnan
 
 from simulator.breakdown import PARTS
 from simulator.html_report.runs import Run
-from simulator.report import GAUGES, METRICS, MOVED, Gauge
+from simulator.report import CLUSTER, GAUGES, METRICS, MOVED, TROUBLES, Gauge, known
 from simulator.tables import TRANSFER_PARTS
 
 CARDS = (
@@ -91,11 +91,11 @@ def headline(runs: Sequence[Run]) -> str:
 def _measured(runs: Sequence[Run]) -> list[tuple[Gauge, list[float]]]:
     """Find the metrics that every run has; of what is moved, those that are not all 0."""
     found = []
-    for gauge in (*METRICS, *GAUGES, *MOVED):
-        values = [{**run.summary["headway"], **run.summary}.get(gauge.key) for run in runs]
-        known = [value for value in values if isinstance(value, int | float)]
-        if len(known) == len(runs) and (gauge not in MOVED or any(known)):
-            found.append((gauge, known))
+    for gauge in (*METRICS, *GAUGES, *MOVED, *CLUSTER, *TROUBLES):
+        values = [known(run.summary).get(gauge.key) for run in runs]
+        told = [value for value in values if isinstance(value, int | float)]
+        if len(told) == len(runs) and (gauge not in (*MOVED, *TROUBLES) or any(told)):
+            found.append((gauge, told))
     return found
 
 
