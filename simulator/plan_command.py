@@ -143,8 +143,6 @@ def ask(
         axes = [split_values(item) for item in given.vary]
     else:
         axes = [(key, [as_yaml(v) for v in values]) for key, values in block.vary.items()]
-    if messages := hidden([key for key, _ in axes], overrides, seed):
-        raise HeadwayError(messages)
     texts = given.slo if given.slo is not None else block.slo
     if not texts and not any(base.goodput.model_dump().values()):
         raise HeadwayError(f"{path}: no service level; give --slo 'p99_ttft_ms<=1000'")
@@ -174,7 +172,7 @@ def ask(
         key, low, high = _range(asked)
     elif not (given.cheapest or block.cheapest):
         key = rate_key(base)[0]
-    if key and (messages := hidden([*(k for k, _ in axes), key], overrides, seed)):
+    if messages := hidden([k for k, _ in axes], overrides, seed, searched=key):
         raise HeadwayError(messages)
     return Question(path, overrides, base.seed, rules, key, low, high), axes, base.name
 
@@ -187,8 +185,10 @@ def _range(text: str) -> tuple[str, int, int]:
         numbers = int(low), int(high)
     except ValueError:
         numbers = 0, 0
-    if not key or not dots or not 1 <= numbers[0] <= numbers[1]:
-        raise HeadwayError(f"--fewest {text}: must be dotted.key=LOW..HIGH with 1 <= LOW <= HIGH")
+    if not key or not dots or not 0 <= numbers[0] <= numbers[1] or not numbers[1]:
+        raise HeadwayError(
+            f"--fewest {text}: must be dotted.key=LOW..HIGH with 0 <= LOW <= HIGH and HIGH >= 1"
+        )
     return key.strip(), *numbers
 
 
@@ -210,7 +210,7 @@ def find(
 
         candidates = answer_by_optuna(question, axes, optuna, jobs, progress)
     rate = bool(question.key) and not question.high
-    best = best_of(candidates, question.rules.slos, fixed_load=not rate)
+    best = best_of(question, candidates)
     if rate:
         climb(question, candidates, jobs)
     return candidates, best
@@ -222,13 +222,13 @@ def told(question: "Question", candidates: "Sequence[Candidate]", best: "Candida
 
     bounds = question.rules.slos
     metrics = [*dict.fromkeys(slo.metric for slo in bounds if slo.metric != "completion")]
-    searched = {"workload.request_rate": "req/s"}.get(question.key, question.key or "load")
+    searched = {"workload.request_rate": "req/s"}.get(question.key, question.key or "holds")
     place = [searched, "surely"] if question.key else [searched]
     lines = [["candidate", *place, *metrics, *MONEY.values()]]
     for candidate in candidates:
         row = row_of(question, candidate)
         name = ("* " if candidate is best else "  ") + candidate.label
-        cells = _cells(row, [*metrics, *MONEY], surely=bool(question.key))
+        cells = _cells(row, [*metrics, *MONEY], searched=bool(question.key))
         lines.append(
             [name, *cells] if row["holds"] else [name, "cannot run" if candidate.error else "never"]
         )
@@ -247,10 +247,10 @@ MONEY = {
 }
 
 
-def _cells(row: Mapping[str, Any], names: Sequence[str], surely: bool) -> Iterator[str]:
+def _cells(row: Mapping[str, Any], names: Sequence[str], searched: bool) -> Iterator[str]:
     """Write the cells of a candidate that holds."""
-    yield f"{row['at']:.4g}"
-    if surely:
+    yield f"{row['at']:.4g}" if searched else "yes"
+    if searched:
         ends = [row["surely_holds"], row["surely_fails"]]
         if row["surely_fails"] is not None and row["surely_fails"] < row["at"]:
             ends.reverse()

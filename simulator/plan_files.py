@@ -16,9 +16,9 @@ from simulator.serve_command import serve_command
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Row = dict[str, Any]
+GREY = "0.6"
 
 
 def write_plan(
@@ -38,7 +38,7 @@ def write_plan(
         "plan.json": _text(json.dumps(report, indent=2) + "\n"),
         "plan.csv": _text(_table(rows)),
         "runs.csv": _text(_table([*_runs(question, candidates)])),
-        "plan.png": partial(_draw, question, candidates),
+        "plan.png": partial(_draw, question, candidates, best),
         "best.yaml": _text(_yaml(chosen.resolved())),
         "vllm_serve.sh": _text(serve_command(chosen)),
     }
@@ -103,53 +103,52 @@ def _table(rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def _draw(question: Question, candidates: Sequence[Candidate], file: BinaryIO) -> None:
-    """Draw how close every run came to the bounds, and speed against throughput."""
-    from simulator.figures.style import encode, grid, sheet
+Shades = Sequence[tuple[Candidate, str]]
+"""Candidates and their colours."""
 
-    with sheet(1, 2, 3.9) as figure:
-        left, right = figure.axes
-        _draw_bounds(left, question, candidates)
-        _draw_front(right, candidates)
-        _legend(figure, left, candidates)
-        grid(left)
-        grid(right)
+
+def _draw(
+    question: Question, candidates: Sequence[Candidate], best: Candidate, file: BinaryIO
+) -> None:
+    """Draw how close every run came to the bounds, and speed against throughput."""
+    from simulator.figures.style import COLORS, encode, grid, legend_below, sheet
+
+    ran = [candidate for candidate in candidates if candidate.answer.trials]
+    several = len(ran) > len(COLORS)  # then only the best has a colour, and stands above the others
+    ran.sort(key=lambda candidate: several and candidate is best)
+    colors = [GREY] * (len(ran) - 1) + [COLORS[0]] if several else COLORS
+    shades = [*zip(ran, colors, strict=False)]
+    speed = sum(1 for candidate in ran for _ in speeds(candidate)) > 1
+    height = 3.9 if several else 3.7 + 0.15 * len(ran)
+    with sheet(1, 2 if speed else 1, height) as figure:
+        _draw_bounds(figure.axes[0], question, shades, best)
+        if speed:
+            _draw_front(figure.axes[1], shades)
+        if several:
+            figure.legend(loc="outside lower center", frameon=False)
+        else:
+            legend_below(figure, figure.axes[0])
+        for axes in figure.axes:
+            grid(axes)
     encode(figure, file)
 
 
-def _legend(figure: "Figure", axes: "Axes", candidates: Sequence[Candidate]) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    if 1 < len(candidates) <= len(_colors()):
-        figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
-
-
-def _colors() -> Sequence[str]:
-    from simulator.figures.style import COLORS
-
-    return COLORS
-
-
-def _color(number: int) -> str:
-    colors = _colors()
-    return colors[number] if number < len(colors) else "0.6"
-
-
-def _draw_bounds(axes: "Axes", question: Question, candidates: Sequence[Candidate]) -> None:
+def _draw_bounds(axes: "Axes", question: Question, shades: Shades, best: Candidate) -> None:
     """Draw the metric that is worst beside its bound: above 1 it is broken."""
     from simulator.figures.style import log_scale
 
+    where = _searched(question, [candidate for candidate, _ in shades])
     seen = [1.0]
-    for number, candidate in enumerate(candidates):
-        trials = sorted([*candidate.answer.trials, *candidate.ladder], key=lambda t: t.at)
-        strains = [_strain(trial, question) for trial in trials]
-        seen += strains
-        axes.plot(
-            [trial.at for trial in trials],
-            strains,
-            color=_color(number),
-            marker="o",
-            label=candidate.label,
-        )
+    for candidate, color in shades:
+        places = [
+            (where[1](candidate, trial), _strain(trial, question))
+            for trial in (*candidate.answer.trials, *candidate.ladder)
+        ]
+        places.sort()
+        seen += [strain for _, strain in places]
+        mark = "the best: " if candidate is best else "_" if color == GREY else ""  # _: unnamed
+        label = mark + candidate.label
+        axes.plot(*zip(*places, strict=True), color=color, marker="o", label=label)
     axes.axhline(1.0, color="0.3", linestyle="--", linewidth=1)
     if max(seen) > 3 * min(seen):
         log_scale(axes, "y")
@@ -159,13 +158,21 @@ def _draw_bounds(axes: "Axes", question: Question, candidates: Sequence[Candidat
     )
     if len(bounds) > 1:
         axes.text(0.02, 0.98, "\n".join(bounds), transform=axes.transAxes, va="top", fontsize=10)
-    axes.set_xlabel(_searched(question))
+    axes.set_xlabel(where[0])
     axes.set_ylabel("worst metric / its bound")
 
 
-def _searched(question: Question) -> str:
-    rate = question.key == "workload.request_rate"
-    return "requests/s" if rate else question.key or "load relative to the scenario's"
+def _searched(
+    question: Question, candidates: Sequence[Candidate]
+) -> tuple[str, Callable[[Candidate, Trial], float]]:
+    """Say what trials are drawn over: what was searched, else what they cost."""
+    if question.key:
+        rate = question.key == "workload.request_rate"
+        return "requests/s" if rate else question.key, lambda _, trial: trial.at
+    prices = [c.dollars_at(trial) for c in candidates for trial in c.answer.trials]
+    if None in prices:
+        return "GPUs", Candidate.gpus_at
+    return "$/h", lambda candidate, trial: candidate.dollars_at(trial) or 0.0
 
 
 def _strain(trial: Trial, question: Question) -> float:
@@ -179,14 +186,14 @@ def _strain(trial: Trial, question: Question) -> float:
     return max(shares, default=1.0)
 
 
-def _draw_front(axes: "Axes", candidates: Sequence[Candidate]) -> None:
+def _draw_front(axes: "Axes", shades: Shades) -> None:
     """Draw what users get against what a GPU gives, and the front that nothing beats."""
     points = []
-    for number, candidate in enumerate(candidates):
+    for candidate, color in shades:
         for trial, user, gpu in speeds(candidate):
             points.append((user, gpu))
-            face = _color(number) if trial.ok or trial in candidate.ladder else "none"
-            axes.plot(user, gpu, "o", color=_color(number), markerfacecolor=face, markersize=5)
+            face = color if trial.ok or trial in candidate.ladder else "none"
+            axes.plot(user, gpu, "o", color=color, markerfacecolor=face, markersize=5)
     best = [points[k] for k in front(points)]
     if best:
         axes.step(*zip(*best, strict=True), where="pre", color="0.4", linewidth=1)

@@ -17,7 +17,6 @@ from simulator.hardware import find_gpu
 from simulator.intervals import Estimate, Numbers
 from simulator.load import load_scenario
 from simulator.search import Answer, Rules, Search, Trial, Wish, interval
-from simulator.slo import Slo
 from simulator.workers import Died, each
 
 if TYPE_CHECKING:
@@ -43,16 +42,33 @@ class Candidate:
         return " ".join(f"{k}={v}" for k, v in self.varied.items()) or "the scenario"
 
     @property
-    def gpus(self) -> int:
-        """GPUs that it takes."""
+    def scales(self) -> bool:
+        """Whether its replicas come and go, so that what it takes is known by its runs alone."""
+        cluster = None if self.scenario is None else self.scenario.cluster
+        return cluster is not None and cluster.autoscaling is not None
+
+    def gpus_at(self, trial: Trial) -> float:
+        """Count the GPUs that it takes; where it scales, on average over its runs there."""
         assert self.scenario is not None
-        return gpus_of(self.scenario)
+        return _in_an_hour(trial, "gpu_hours") if self.scales else gpus_of(self.scenario)
+
+    @property
+    def gpus(self) -> float:
+        """GPUs that it takes where it just holds."""
+        assert self.answer.best is not None
+        return self.gpus_at(self.answer.best)
+
+    def dollars_at(self, trial: Trial) -> float | None:
+        """Give its price per hour, of one that scales what its runs there paid; None: unknown."""
+        assert self.scenario is not None
+        price = price_of(self.scenario)
+        return _in_an_hour(trial, "dollars") if self.scales and price is not None else price
 
     @property
     def dollars_per_hour(self) -> float | None:
-        """Give the price of its GPUs, None where one has none."""
-        assert self.scenario is not None
-        return price_of(self.scenario)
+        """Give its price where it just holds, None where a GPU has none."""
+        assert self.answer.best is not None
+        return self.dollars_at(self.answer.best)
 
     def read(self, metric: str, confidence: float = 0.95) -> Estimate:
         """Give a metric where the configuration just holds."""
@@ -89,6 +105,11 @@ class Question:
         if self.key:
             keys.append((self.key, str(int(at)) if self.high else repr(at)))
         return keys
+
+
+def _in_an_hour(trial: Trial, paid: str) -> float:
+    """Give what a place's runs paid for in an hour, on average."""
+    return sum(3600.0 * run[paid] / run["duration"] for run in trial.runs) / len(trial.runs)
 
 
 def rate_key(scenario: "Scenario") -> tuple[str, float]:
@@ -247,7 +268,7 @@ def _run(task: tuple[Path, Sequence[str], list[tuple[str, str]], Rules]) -> Numb
             return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def best_of(candidates: Sequence[Candidate], slos: Sequence[Slo], fixed_load: bool) -> Candidate:
+def best_of(question: Question, candidates: Sequence[Candidate]) -> Candidate:
     """Choose: at a fixed load the cheapest; else the most requests per dollar.
 
     Where a price is unknown, GPUs count in place of dollars. Raises HeadwayError, which names the
@@ -255,28 +276,30 @@ def best_of(candidates: Sequence[Candidate], slos: Sequence[Slo], fixed_load: bo
     """
     holding = [candidate for candidate in candidates if candidate.answer.best is not None]
     if not holding:
-        raise HeadwayError(_nobody(candidates, slos))
+        raise HeadwayError(_nobody(question, candidates))
     prices = [candidate.dollars_per_hour for candidate in holding]
     weights = [float(c.gpus) for c in holding] if None in prices else [p or 0.0 for p in prices]
 
     def rank(k: int) -> tuple[float, float]:
         candidate = holding[k]
         rate = candidate.read("request_throughput").mean
-        if fixed_load:
+        if question.high or not question.key:
             return weights[k], -rate
         return -rate / weights[k] if weights[k] else -rate, weights[k]
 
     return holding[min(range(len(holding)), key=rank)]
 
 
-def _nobody(candidates: Sequence[Candidate], slos: Sequence[Slo]) -> str:
+def _nobody(question: Question, candidates: Sequence[Candidate]) -> str:
+    slos = question.rules.slos
     tried = [(c, trial) for c in candidates for trial in c.answer.trials if trial.runs]
     if not tried:
         return next(c.error for c in candidates if c.error)
     closest, trial = min(tried, key=lambda pair: (pair[1].miss(slos), pair[1].at))
     got = ", ".join(f"{slo.metric} {interval(trial.runs, slo.metric).mean:.4g}" for slo in slos)
     wanted = " and ".join(slo.text for slo in slos)
-    return f"no configuration meets {wanted}; the closest is {closest.label} at {trial.at:g}: {got}"
+    place = f" at {question.key}={trial.at:g}" if question.key else ""
+    return f"no configuration meets {wanted}; the closest is {closest.label}{place}: {got}"
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -303,4 +326,4 @@ def speeds(candidate: Candidate) -> Iterator[tuple[Trial, float, float]]:
         tpot = interval(trial.runs, "mean_tpot_ms").mean
         if tpot:
             tokens = interval(trial.runs, "output_throughput").mean
-            yield trial, 1000.0 / tpot, tokens / candidate.gpus
+            yield trial, 1000.0 / tpot, tokens / candidate.gpus_at(trial)

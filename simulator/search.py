@@ -153,7 +153,7 @@ def fewest(low: int, high: int, rules: Rules) -> Search:
         elif at == high:
             return Answer(None, trials)
         else:
-            bad, at = at, min(2 * at, high)
+            bad, at = at, min(max(2 * at, 1), high)
     while best.at - bad > 1:
         at = (bad + int(best.at)) // 2
         trial = yield from look(at, rules, trials)

@@ -9,7 +9,9 @@ from simulator.errors import HeadwayError
 from simulator.load import load_scenario
 from simulator.output import write_run
 from simulator.plan_command import plan
+from simulator.side_by_side import compare_table
 from simulator.simulation import Result, run
+from simulator.sweeps import sweep
 from tests.scenarios import SMALL, errors
 
 
@@ -95,6 +97,31 @@ def test_gpus_dollars_and_the_shares_of_the_groups_add_up(tmp_path: Path) -> Non
     assert sum(g["output_throughput"] for g in block["groups"].values()) == pytest.approx(whole)
 
 
+def test_what_a_cluster_costs_is_in_a_sweep_and_in_a_comparison(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SMALL + "cluster: {admission: {max_outstanding: 1}}")
+    rows = sweep(path, {"cluster.replicas": [1, 2]}, out=tmp_path / "out", jobs=1)
+    runs = [run(load_scenario(path, [f"cluster.replicas={n}"])) for n in (1, 2)]
+    names = ["gpus", "dollars", "dollars_per_million_output_tokens", "replica_hours", "shed"]
+    for row, result in zip(rows.to_dict("records"), runs, strict=True):
+        assert [row[name] for name in names] == [cluster(result)[name] for name in names]
+    told = compare_table(["one", "two"], [result.summary() for result in runs]).splitlines()
+    found = {line.split("  ")[0]: line.split("  ", 1)[1].split() for line in told if "  " in line}
+    assert found["GPUs"] == ["1", "2", "2.00x"]
+    assert found["Requests shed"][:2] == [str(cluster(result)["shed"]) for result in runs]
+    assert found["Cost of 1M output tokens ($)"][0] == (
+        f"{cluster(runs[0])['dollars_per_million_output_tokens']:.2f}"
+    )
+    assert "Replicas failed" not in found
+
+
+def test_without_tokens_a_token_has_no_price(tmp_path: Path) -> None:
+    more = "cluster: {client: {timeout: 0.001}}"
+    found = cluster(made(tmp_path, more))
+    assert found["timed_out"] == 40
+    assert found["dollars_per_million_output_tokens"] is None
+
+
 def test_a_homogeneous_cluster_uses_its_gpus_as_its_only_group_does(tmp_path: Path) -> None:
     result = made(tmp_path, "cluster: {replicas: 4}")
     ours = result.summary()["headway"]
@@ -107,6 +134,19 @@ def test_more_replicas_are_set_by_a_dotted_key(tmp_path: Path) -> None:
     more = "cluster: {groups: {a: {replicas: 1}, b: {replicas: 1}}}"
     result = made(tmp_path, more, "cluster.groups.b.replicas=4")
     assert result.cluster.groups.count("b") == 4
+
+
+def test_a_group_that_the_file_does_not_name_is_no_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SMALL + "cluster: {groups: {a: {}, b: {}}}")
+    told = (
+        "--set cluster.groups.c.replicas=4: cluster.groups.c: there is no group 'c'; there is a, b"
+    )
+    assert errors(path, ["cluster.groups.c.replicas=4"]) == [told]
+    assert [*load_scenario(path, ["cluster.groups.c={replicas: 4}"]).cluster.groups] == [*"abc"]
+    path.write_text(SMALL)
+    made_up = [f"cluster.groups.{name}.replicas=2" for name in "ab"]
+    assert [*load_scenario(path, made_up).cluster.groups] == [*"ab"]
 
 
 def test_a_router_of_ones_own_is_asked(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from simulator.search import (
     not_monotone,
     verdict,
 )
+from simulator.serve_command import serve_command
 from simulator.slo import parse_slo, read_numbers
 
 SLO = parse_slo("p99_ttft_ms<=100")
@@ -229,6 +231,11 @@ def test_a_candidate_that_cannot_run_is_told_and_the_others_are_searched(
         (["--slo", "goodput>=0.9"], "needs bounds in the scenario's `goodput`"),
         (["--slo", "completion>=2"], "a share is from 0 to 1"),
         (["--slo", "p99_ttft_ms<=9", "--fewest", "seed=4..1"], "must be dotted.key=LOW..HIGH"),
+        (["--slo", "p99_ttft_ms<=9", "--fewest", "seed=0..0"], "0 <= LOW <= HIGH and HIGH >= 1"),
+        (
+            ["--slo", "p99_ttft_ms<=9", "--vary", "workload.request_rate=1,2"],
+            "the plan searches workload.request_rate itself: --vary workload.request_rate",
+        ),
         (["--slo", "p99_ttft_ms<=9", "--jobs", "0"], "--jobs 0: must be at least 1"),
         (["--slo", "p99_ttft_ms<=9", "--tolerance", "0"], "--tolerance 0.0: must be more than 0"),
         (
@@ -248,7 +255,7 @@ def test_a_wrong_question_is_one_clear_error_and_no_file(
 
 
 def test_the_closest_is_named(scenario: Path):
-    with pytest.raises(HeadwayError, match=r"the closest is engine.max_num_seqs=2 at 1: "):
+    with pytest.raises(HeadwayError, match=r"the closest is engine.max_num_seqs=2: p99"):
         plan(
             scenario,
             ["p99_ttft_ms<=150"],
@@ -256,6 +263,74 @@ def test_the_closest_is_named(scenario: Path):
             cheapest=True,
             jobs=1,
         )
+
+
+def test_where_the_closest_is_is_told_by_the_key_that_was_searched(scenario: Path):
+    with pytest.raises(HeadwayError, match=r"the scenario at workload.request_rate=0\.\d+: p99"):
+        plan(scenario, ["p99_ttft_ms<=50"], jobs=1)  # less than a step takes
+
+
+def test_a_fleet_that_scales_is_priced_by_what_its_runs_paid(tmp_path: Path):
+    """At least 1 or 4 of at most 4: not the 2 that it begins with, for the price of an A100."""
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        ONE_A_SECOND.replace("num_prompts: 200", "num_prompts: 100")
+        + "cluster: {replicas: 2, autoscaling: {target: 5, max_replicas: 4, interval: 1, "
+        "startup_delay: 0, cooldown: 0}}\n"
+    )
+    axes = {"cluster.autoscaling.min_replicas": [1, 4]}
+    frame = plan(path, ["p99_ttft_ms<=60000"], axes, cheapest=True, jobs=1)
+    assert frame["cluster.autoscaling.min_replicas"].tolist() == ["1", "4"]
+    for row in frame.to_dict("records"):
+        paid = []
+        for seed in (3, 4, 5):
+            chosen = [f"{k}={v}" for k, v in row.items() if k in axes] + [f"seed={seed}"]
+            summary = run(load_scenario(path, chosen)).summary()
+            cluster = summary["headway"]["cluster"]
+            assert cluster["gpu_hours"] == pytest.approx(cluster["dollars"] / 3.43)
+            paid.append(cluster["gpu_hours"] * 3600 / summary["duration"])
+        assert row["gpus"] == pytest.approx(sum(paid) / 3)
+        assert row["dollars_per_hour"] == pytest.approx(3.43 * row["gpus"])
+    assert 1 <= frame["gpus"].iloc[0] < 1.5
+    assert 3.9 < frame["gpus"].iloc[1] <= 4
+
+
+def test_none_may_be_the_fewest(tmp_path: Path):
+    """How many must be bought beside the one that is there: at 0.2 requests/s none, at 1.6 one."""
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        ONE_A_SECOND.replace("num_prompts: 200", "num_prompts: 60")
+        + "cluster: {groups: {old: {}, new: {replicas: 1}}}\n"
+    )
+    found = []
+    for rate in (0.2, 1.6):
+        path.write_text(re.sub(r"request_rate: [\d.]+", f"request_rate: {rate}", path.read_text()))
+        more = "cluster.groups.new.replicas=0..8"
+        found.append(int(plan(path, ["p99_ttft_ms<=20000"], fewest=more, jobs=1)["at"].iloc[0]))
+    assert found == [0, 1]
+
+
+def test_each_group_gets_the_command_of_its_own_engine(tmp_path: Path):
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        ONE_A_SECOND
+        + """cluster:
+  groups:
+    small: {replicas: 3}
+    big: {gpu: {name: H100-80GB, count: 2}, engine: {tensor_parallel_size: 2, watermark: 0.1}}
+    none: {replicas: 0}
+"""
+    )
+    lines = serve_command(load_scenario(path)).splitlines()
+    assert [line for line in lines if not line.startswith("vllm")] == [
+        "# tiny-test: put its name on Hugging Face here, or its folder",
+        "# small: 3, each on 1 A100-80GB",
+        "# big: 1, each on 2 H100-80GB",
+        "# not in this command: watermark 0.1",
+    ]
+    small, big = (line for line in lines if line.startswith("vllm serve tiny-test "))
+    assert "--tensor-parallel-size" not in small
+    assert "--tensor-parallel-size 2 " in big
 
 
 def test_the_block_of_the_scenario_asks_the_question(scenario: Path):
