@@ -185,7 +185,7 @@ class Engine:
         self.cache.reserve(min(blocks, PINNED // self.cache.block_bytes))
 
     def tokens(self, request_id: int) -> list[int]:
-        """Give a request's text, prompt and answer so far, until it is retired or forgotten."""
+        """Give a request's text, prompt and answer so far, until it is retired."""
         return [int(token) for token in self.rows.tokens(request_id)]
 
     def answer(self, request_id: int) -> list[int] | None:
@@ -196,11 +196,6 @@ class Engine:
     def retire(self, request_id: int) -> None:
         """Forget a request but its answer, which the prompt of a later turn may contain."""
         self.rows.retire(request_id)
-
-    def forget(self, request_id: int) -> None:
-        """Forget a request."""
-        self.rows.forget(request_id)
-        self.cache.give_back(self._swapped.pop(request_id, []))
 
     def reset(self) -> None:
         """Forget all requests; the cache keeps its numbers, which nobody owns any more."""

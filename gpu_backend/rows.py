@@ -20,7 +20,7 @@ GRAIN = 16  # the width of the page table is a multiple of this
 
 
 class Rows:
-    """Page tables and texts of the requests that have been seen and not been forgotten."""
+    """Page tables and texts of the requests that have been seen and not been retired."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -148,11 +148,6 @@ class Rows:
         row = self._row_of.pop(request_id, None)
         if row is not None:
             self._clear(row)
-
-    def forget(self, request_id: int) -> None:
-        """Drop all that is known of a request."""
-        self.retire(request_id)
-        self._answers.pop(request_id, None)
 
     def _clear(self, row: int) -> None:
         self._requests[row] = None

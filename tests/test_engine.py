@@ -303,7 +303,7 @@ def test_rows_of_requests_that_are_over_are_given_up(engine: Engine) -> None:
     live(engine, load, Scheduler(manager(200), **OPTIONS))
     assert len(engine.rows.length) <= 128
     assert engine.answer(0) is not None
-    engine.forget(0)
+    engine.reset()
     assert engine.answer(0) is None
 
 
