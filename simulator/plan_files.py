@@ -13,12 +13,14 @@ from simulator.load import load_scenario
 from simulator.planning import Candidate, Question, front, speeds
 from simulator.search import Trial, interval
 from simulator.serve_command import serve_command
+from simulator.slo import SHARES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Row = dict[str, Any]
 GREY = "0.6"
+LEAST = 1e-3  # of a share that is missed: a plot over logarithms has no 0
 
 
 def write_plan(
@@ -159,6 +161,8 @@ def _draw_bounds(axes: "Axes", question: Question, shades: Shades, best: Candida
     if len(bounds) > 1:
         axes.text(0.02, 0.98, "\n".join(bounds), transform=axes.transAxes, va="top", fontsize=10)
     axes.set_xlabel(where[0])
+    if question.high:
+        axes.locator_params(axis="x", integer=True)
     axes.set_ylabel("worst metric / its bound")
 
 
@@ -176,18 +180,27 @@ def _searched(
 
 
 def _strain(trial: Trial, question: Question) -> float:
+    """Divide the metric that is worst by its bound.
+
+    Of a share it is what is missed by what may be: 2 where goodput is 0.98 and 0.99 is wanted.
+    """
     shares = []
     for slo in question.rules.slos:
         value = interval(trial.runs, slo.metric).mean
         if slo.metric == "completion" and slo.met(value):
             continue  # as a rule all are served, and the others tell more
-        pair = (value, slo.bound) if slo.at_most else (slo.bound, value)
-        shares.append(max(pair[0], 1e-9) / max(pair[1], 1e-9))
+        if slo.metric in SHARES:
+            shares.append(max(1.0 - value, LEAST) / max(1.0 - slo.bound, LEAST))
+        else:
+            pair = (value, slo.bound) if slo.at_most else (slo.bound, value)
+            shares.append(max(pair[0], 1e-9) / max(pair[1], 1e-9))
     return max(shares, default=1.0)
 
 
 def _draw_front(axes: "Axes", shades: Shades) -> None:
     """Draw what users get against what a GPU gives, and the front that nothing beats."""
+    from simulator.figures.style import from_zero
+
     points = []
     for candidate, color in shades:
         for trial, user, gpu in speeds(candidate):
@@ -200,5 +213,4 @@ def _draw_front(axes: "Axes", shades: Shades) -> None:
     axes.set_title("Speed against throughput")
     axes.set_xlabel("tokens/s per user (hollow: breaks a bound)")
     axes.set_ylabel("tokens/s per GPU")
-    axes.set_ylim(bottom=0)
-    axes.set_xlim(left=0)
+    from_zero(axes)

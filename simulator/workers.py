@@ -172,7 +172,9 @@ def _dask(jobs: int | None, address: str | None) -> Iterator[None]:
         _knock(address)
     with config.set({"distributed.logging.distributed": "error"}):
         try:
-            client = Client(timeout=PATIENCE, **where)  # type: ignore[no-untyped-call, unused-ignore]
+            with warnings.catch_warnings():  # another sweep may show its dashboard
+                warnings.filterwarnings("ignore", "(?s).*Port .* is already in use")
+                client = Client(timeout=PATIENCE, **where)  # type: ignore[no-untyped-call, unused-ignore]
         except Exception as error:
             raise _unreachable("dask", address, error) from error
         with client, parallel_config(backend="dask"):

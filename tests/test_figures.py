@@ -15,6 +15,7 @@ from simulator.figures import Run, draw_chunk, draw_kv, draw_latency, draw_occup
 from simulator.figures.data import read_runs
 from simulator.figures.load import knee
 from simulator.figures.occupancy import _batches, _lowest_free
+from tests.scenarios import AZURE, SMALL
 
 SCENARIO = """
 name: small
@@ -96,6 +97,18 @@ def test_wrong_input_is_told_in_a_line(folder, monkeypatch, capsys, words, told:
     assert told in error
     assert len(error.splitlines()) == 1
     assert sorted(folder.rglob("*")) == before
+
+
+def test_latency_is_drawn_over_the_scale_of_a_trace(folder, tmp_path) -> None:
+    """By the key that a sweep of a trace varies."""
+    (tmp_path / "t.csv").write_text(AZURE)
+    (tmp_path / "s.yaml").write_text(SMALL)
+    options = ["workload={trace: {path: t.csv}}", "workload.trace.rate_scale=2"]
+    assert load_scenario(tmp_path / "s.yaml", options).workload.trace.rate_scale == 2
+    rows = pd.read_csv(folder / "swp" / "results.csv")
+    scaled = rows.rename(columns={"workload.request_rate": "workload.trace.rate_scale"})
+    lines = [len(draw_latency(table).axes[0].lines) for table in (rows, scaled)]
+    assert lines[0] == lines[1] > 0
 
 
 def test_damaged_tables_are_told(folder, tmp_path, capsys) -> None:
@@ -224,3 +237,22 @@ def test_the_front_is_drawn_over_the_points_that_nothing_beats() -> None:
     assert list(front.get_xdata()) == [20.0, 50.0, 100.0]
     assert list(front.get_ydata()) == [400.0, 300.0, 100.0]
     assert len(axes.lines) == 5
+    assert axes.get_xlim() == (0.0, 105.0)  # the marks at the ends are whole
+    assert axes.get_ylim() == (0.0, 420.0)
+
+
+def test_a_sweep_of_clusters_is_drawn_per_gpu() -> None:
+    """9,000 tokens on 2 GPUs for half a minute, and on 4: 150 and 75 tokens/s of each."""
+    rows = pd.DataFrame(
+        {
+            "mean_tpot_ms": [20.0, 10.0],
+            "output_throughput": [300.0, 300.0],
+            "total_output_tokens": [9000, 9000],
+            "gpu_hours": [1 / 60, 2 / 60],
+            "cluster.replicas": [2, 4],
+            "error": None,
+        }
+    )
+    (axes,) = draw_pareto(rows).axes
+    assert axes.lines[-1].get_ydata() == pytest.approx([150.0, 75.0])
+    assert axes.get_ylabel() == "output tokens/s per GPU"

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from simulator import load_scenario, plan, run
 from simulator.cli import main
 from simulator.errors import HeadwayError
-from simulator.planning import front
+from simulator.plan_files import _strain
+from simulator.planning import Question, front
 from simulator.search import (
     Answer,
     Rules,
@@ -347,6 +348,13 @@ plan:
     frame = plan(scenario, jobs=1)
     assert frame["engine.max_num_seqs"].tolist() == ["2", "1"]
     assert (frame["goodput"] >= 0.9).all()
+
+
+def test_a_share_is_as_near_to_its_bound_as_what_is_missed_to_what_may_be():
+    question = Question(Path(), (), 0, Rules([parse_slo("goodput>=0.99"), SLO]), "seed")
+    for goodput, ttft, strain in ((0.0, 90.0, 100.0), (0.98, 0.0, 2.0), (1.0, 90.0, 0.9)):
+        trial = Trial(1.0, [{"goodput": goodput, "p99_ttft_ms": ttft}])
+        assert _strain(trial, question) == pytest.approx(strain)
 
 
 def test_any_percentile_can_be_bounded(scenario: Path):

@@ -7,7 +7,17 @@ import numpy as np
 
 from simulator.errors import HeadwayError
 from simulator.figures.data import Floats, need, need_numbers
-from simulator.figures.style import GREY, color, grid, known, legend_below, log_scale, marker, sheet
+from simulator.figures.style import (
+    GREY,
+    color,
+    from_zero,
+    grid,
+    known,
+    legend_below,
+    log_scale,
+    marker,
+    sheet,
+)
 from simulator.planning import front
 
 if TYPE_CHECKING:
@@ -15,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-RATES = ("workload.request_rate", "workload.max_concurrency", "workload.rate_scale")
+RATES = ("workload.request_rate", "workload.max_concurrency", "workload.trace.rate_scale")
 CHUNK = "engine.max_num_batched_tokens"
 METRICS = (
     *("output_throughput", "mean_tpot_ms", "mean_e2el_ms"),
@@ -78,16 +88,20 @@ def knee(load: Floats, felt: Floats) -> int | None:
 def draw_pareto(rows: "pd.DataFrame") -> "Figure":
     """Draw what a user gets against what the hardware gives, and the front that nothing beats.
 
-    `rows` is the table of a sweep, or of a plan, which knows the GPUs and so counts per GPU.
+    `rows` is the table of a sweep, or of a plan. What knows its GPUs counts per GPU: a plan, and a
+    sweep of clusters by the hours that were paid for.
     """
-    per_gpu = "tokens_per_s_per_gpu" in rows
-    if per_gpu:
+    per_gpu = True
+    if "tokens_per_s_per_gpu" in rows:
         need_numbers(rows, ["tokens_per_s_per_gpu", "tokens_per_s_per_user"], "the plan's table")
         rows = rows[rows.tokens_per_s_per_gpu.notna()]
         user, speed = rows.tokens_per_s_per_user, rows.tokens_per_s_per_gpu
     else:
         rows = whole(rows)
         user, speed = 1e3 / rows.mean_tpot_ms, rows.output_throughput
+        per_gpu = "gpu_hours" in rows and bool((rows.gpu_hours > 0).all())
+        if per_gpu:
+            speed = rows.total_output_tokens / (3600.0 * rows.gpu_hours)
     if not len(rows):
         raise HeadwayError("the table has no point to draw")
     with sheet(1, 1, 4.4) as figure:
@@ -103,8 +117,7 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
         axes.set_title("Speed for a user against throughput")
         axes.set_xlabel("tokens/s per user (1 / mean TPOT)")
         axes.set_ylabel("output tokens/s per GPU" if per_gpu else "output tokens/s of the server")
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
+        from_zero(axes)
         grid(axes)
         legend_below(figure, axes, naming(rows, key))
     return figure

@@ -61,6 +61,12 @@ def grid(axes: "Axes", axis: str = "both") -> None:
     axes.grid(color="0.9", linewidth=0.8, axis=axis)  # type: ignore[arg-type]
 
 
+def from_zero(axes: "Axes") -> None:
+    """Let both axes begin at 0, with room for the marks at the far ends."""
+    for limits, top in ((axes.set_xlim, axes.dataLim.x1), (axes.set_ylim, axes.dataLim.y1)):
+        limits(0, 1.05 * top or 1.0)
+
+
 def color(number: int) -> str:
     """Give the colour of the n-th series; after eight they come again."""
     return COLORS[number % len(COLORS)]
