@@ -29,6 +29,7 @@ from simulator.scenario import Scenario
 from simulator.scheduler import Scheduler
 from simulator.shards import run_apart, tie, with_cost
 from simulator.stream_client import StreamClient
+from simulator.tables import Tries
 from simulator.transfers import Transfers
 from simulator.workload import Workload
 
@@ -71,9 +72,9 @@ class Story:
         return result.logs if self.transfers is None else self.transfers.engines
 
     @property
-    def refused(self) -> Log | None:
-        """A row for each request that was given up by its client."""
-        return None if self.gate is None else self.gate.log
+    def tries(self) -> Tries:
+        """What clients sent again, and what they gave up."""
+        return Tries(self.life.fleet.sent_again, None if self.gate is None else self.gate.log)
 
 
 def run_cluster(

@@ -194,6 +194,12 @@ class ClusterBlock(Block):
             raise ValueError(f"autoscaling.group: there is {', '.join(self.kinds)}")
         return self
 
+    @property
+    def tries_again(self) -> bool:
+        """Whether a request may be sent to replicas more than once."""
+        patient = self.client is not None and self.client.max_retries > 0
+        return patient or self.failures is not None
+
     def most(self, name: str) -> int:
         """Count the replicas that a group may come to have."""
         if self.autoscaling is not None and self.autoscaling.group in (None, name):

@@ -66,7 +66,7 @@ def cluster_summary(result: "Result") -> Values:
     """Give the block `cluster` of the summary, and the utilizations of all groups together."""
     story = result.cluster
     assert story is not None
-    table = gather_requests(result.workload, result.sent, result.logs, result.refused)
+    table = gather_requests(result.workload, result.sent, result.logs, result.tries)
     span = run_span(table, result.logs)
     found = {
         name: _figures(result, name, numbers, span)
@@ -93,16 +93,17 @@ def tell(
 ) -> Values:
     """Put together the figures of the groups; `given_up` are requests shed and timed out."""
     groups: dict[str, Values] = {}
-    used = {"mfu": 0.0, "bandwidth_utilization": 0.0}
+    used = {"mfu": 0.0, "bandwidth_utilization": 0.0, "gpu_busy_fraction": 0.0}
     peaks = dict.fromkeys(used, 0.0)
     gpu_hours = 0.0
     for name, numbers in replicas_in(story.groups).items():
         groups[name], served = _group(scenario, story, name, numbers, span, found=found[name])
-        gpus = scenario.of_group(name).engine.gpus
-        count = gpus * float(groups[name]["replica_hours"])  # type: ignore[arg-type]
+        engine = scenario.of_group(name).engine
+        count = engine.gpus * float(groups[name]["replica_hours"])  # type: ignore[arg-type]
         gpu_hours += count
         flops = served.gpu.flops(served.model.resolve_dtype(served.dtype))
         weights = {"mfu": flops, "bandwidth_utilization": served.gpu.bandwidth}
+        weights["gpu_busy_fraction"] = 1.0 / engine.tensor_parallel_size  # by engine core
         for key, peak in weights.items():
             used[key] += float(groups[name][key]) * peak * count  # type: ignore[arg-type]
             peaks[key] += peak * count

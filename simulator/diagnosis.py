@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simulator.breakdown import prompt_rows, prompt_stalls
+from simulator.cluster_findings import kv_transfer, tries
 from simulator.facts import Facts, Finding
 from simulator.service import client_weights, most_unequal
 from simulator.tables import Floats
@@ -24,7 +25,6 @@ SHOWN = 4  # findings that a report prints
 WAITING = 0.05  # share of the requests' time that one cause of waiting must take
 PREEMPTED = 0.01  # preemptions per request
 MISSED = 0.01  # share of the requests that wait longer than the SLO allows
-MOVED = 0.05  # share of the requests' time that KV caches must be on their way
 STALLED = 0.2  # share of the decoding time that prompts add
 WASTED = 0.1  # share of the token slots that nobody needs
 SEATS_USED = 0.25  # share of the seats that were ever taken
@@ -189,29 +189,6 @@ def slo(facts: Facts) -> Finding | None:
     )
 
 
-def kv_transfer(facts: Facts) -> Finding | None:
-    """KV caches are long on their way from the replicas that prefill."""
-    share = facts.time.get("transfer_time", 0.0) / facts.whole
-    if share < MOVED:
-        return None
-    links = facts.gauges["cluster"]["kv_transfer"]
-    behind = links["mean_link_wait_ms"] / links["mean_transfer_time_ms"]
-    return Finding(
-        "kv_transfer",
-        share,
-        f"KV caches are {links['mean_transfer_time_ms'] / 1e3:.3g} s on their way to the replicas "
-        f"that decode, {share:.0%} of the requests' time; {behind:.0%} of that behind others "
-        f"(busy {links['link_utilization']:.0%}).",
-        "cluster.kv_transfer.bandwidth, or more replicas that prefill",
-        {
-            "share_of_e2el": share,
-            "mean_transfer_time_ms": links["mean_transfer_time_ms"],
-            "mean_link_wait_ms": links["mean_link_wait_ms"],
-            "link_utilization": links["link_utilization"],
-        },
-    )
-
-
 def prefill_stalls(facts: Facts) -> Finding | None:
     """Prompts in the same steps make decodes wait."""
     slowed, alone = facts.time["decode_slowed_time"], facts.time["decode_alone_time"]
@@ -337,6 +314,6 @@ def low_load(facts: Facts) -> Finding | None:
 
 
 RULES = (
-    *(memory, waiting, preemption, slo, kv_transfer, prefill_stalls),
+    *(tries, memory, waiting, preemption, slo, kv_transfer, prefill_stalls),
     *(unused_seats, unfair, low_load),
 )

@@ -18,7 +18,7 @@ from simulator.run_files import (
     read_rows,
     read_yaml,
 )
-from simulator.tables import TRANSFER_PARTS
+from simulator.tables import RETRY, TRANSFER_PARTS
 
 ENDINGS = {
     "stop": "It ended by itself.",
@@ -30,6 +30,7 @@ ENDINGS = {
     "": "It was never sent: the run was interrupted before.",
 }
 WORDS = {
+    RETRY: "tries that were refused, given up or lost with a replica",
     "queue_time": "waiting in the engine's queue",
     "prefill_time": "prefill",
     "decode_queue_time": "waiting for blocks and a seat where it decodes",
@@ -45,8 +46,8 @@ COLUMNS = (
     *("queue_time", "ttft", "tpot", "e2el", *PARTS),
     *("preemptions", "cached_tokens", "replica", "finish_reason"),
 )
-APART = (*TRANSFER_PARTS, "prefill_replica")
-"""Columns that are there only where prefill and decode are on different replicas."""
+APART = (RETRY, *TRANSFER_PARTS, "prefill_replica")
+"""Columns that are there only in clusters that try again, or prefill and decode apart."""
 TIMES = ("ttft", "tpot", "e2el")
 TEXTS = ("client", "finish_reason")
 MEDIAN = "median_e2el_ms"
@@ -134,8 +135,10 @@ def _check(place: str, row: Row) -> None:
 def _look_around(folder: Path, row: Row) -> Around:
     """Sum up the steps from when a request was sent until it ended."""
     around = Around()
-    begin = row["arrival"] + row["client_queue_time"]
-    end = begin + (float("inf") if row["e2el"] is None else row["e2el"])
+    begin = row["arrival"] + row["client_queue_time"] + (row.get(RETRY) or 0.0)
+    end = float("inf")
+    if row["e2el"] is not None:
+        end = begin - (row.get(RETRY) or 0.0) + row["e2el"]
     for place, cells in read_rows(folder, "steps"):
         if "replica" in cells and read_cell(place, "replica", cells["replica"]) != row["replica"]:
             continue
@@ -196,10 +199,13 @@ def _events(row: Row, scenario: Mapping[str, Any], around: Around | None) -> lis
     if around is not None:
         taken = f"{around.running}{_of_seats(scenario)}"
         there = f"; {taken} seats are taken, {around.waiting} requests wait"
-    events.append((sent, f"sent to the engine{there}"))
+    if again := row.get(RETRY):
+        events.append((sent, "sent for the first time"))
+    last = sent + (again or 0.0)
+    events.append((last, f"sent to the engine{there}"))
     if row["queue_time"] is not None:
         where = "" if row.get("prefill_replica") is None else f" by {_replica(row, 'prefill_')}"
-        events.append((sent + row["queue_time"], f"scheduled for the first time{where}"))
+        events.append((last + row["queue_time"], f"scheduled for the first time{where}"))
     if row["ttft"] is not None:
         text = f"first token (TTFT {_seconds(row['ttft'])})"
         if row.get("transfer_time") is not None:

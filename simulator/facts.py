@@ -36,7 +36,9 @@ class Facts:
         self.engine = result.scenario.engine
         self.summary = summary
         self.gauges: Mapping[str, Any] = summary["headway"]
-        self.table: RequestTable = gather_requests(result.workload, result.sent, result.logs)
+        self.table: RequestTable = gather_requests(
+            result.workload, result.sent, result.logs, result.tries
+        )
         done = self.done = self.table.completed
         self.time = {name: float(part[done].sum()) for name, part in result.time_parts().items()}
         self.time["queue_time"] = float(self.table.queue_time[done].sum())

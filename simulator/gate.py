@@ -170,7 +170,8 @@ class Gate:
             Alarm(self.env, partial(self._try, request, number + 1)).set(self.env.now + wait)
             return
         # What was computed is lost with the try: the row says only that and when it was given up.
-        self.log.request_rows += pack_request(-1.0, -1.0, -1.0, request.id, 0, 0, 0, reason)
+        now = self.env.now
+        self.log.request_rows += pack_request(-1.0, -1.0, now, request.id, 0, 0, 0, reason)
         if self.on_finish is not None:
             self.on_finish(request)
 

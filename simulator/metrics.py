@@ -17,7 +17,16 @@ from simulator.itl import GapPool, TokenTimes
 from simulator.log import Log
 from simulator.service import Clients, several_clients, summarize_clients
 from simulator.steady import Window, steady_state, window
-from simulator.tables import Flags, Floats, RequestTable, gather_requests, run_span
+from simulator.tables import (
+    RETRY,
+    TRANSFER_PARTS,
+    Flags,
+    Floats,
+    RequestTable,
+    Tries,
+    gather_requests,
+    run_span,
+)
 from simulator.utilization import Served, utilization
 from simulator.workload import Workload
 
@@ -27,6 +36,7 @@ if TYPE_CHECKING:
 PERCENTILES = (90.0, 95.0, 99.0, 99.9)
 SCHEMA = 1  # of the summary's `headway` block; grows when a key changes its meaning
 
+FURTHER = (RETRY, *TRANSFER_PARTS)  # parts of the requests' time that some clusters have
 DRAFTED = ("decodes", "drafts", "accepted")  # columns of log.DRAFT
 
 Summary = dict[str, object]
@@ -46,7 +56,7 @@ def summarize(
     percentiles: Sequence[float] = PERCENTILES,
     info: Mapping[str, object] | None = None,
     within: Window | None = None,
-    refused: Log | None = None,
+    tries: Tries | None = None,
 ) -> Summary:
     """Give the keys of vLLM bench's result file and our own under `headway`.
 
@@ -55,12 +65,12 @@ def summarize(
     for the utilizations, `max_num_seqs` for the occupancy; without them these are null.
     `contiguous` says that blocks were set aside on admission; `kv_block_bytes` is the size of one
     on all GPUs together, `swap_time` the s that copies of them took. `info` (version, seed,
-    scenario, ...) opens our block; `refused` has rows of requests that no replica ended.
+    scenario, ...) opens our block; `tries` says what a cluster's clients did.
     `within` (s) bounds what is measured: latencies of the requests sent in it, throughput of those
     that ended in it; the gauges stay those of the whole run. Latencies are those of completed
     requests; where there is none they are 0, as in vLLM.
     """
-    table = gather_requests(workload, sent, logs, refused)
+    table = gather_requests(workload, sent, logs, tries)
     completed = table.completed
     sums = StepSums()
     for log in logs:
@@ -115,7 +125,7 @@ def summarize_result(result: "Result", percentiles: Sequence[float] = PERCENTILE
         kv_block_bytes=kv_block_bytes(result.model, engine) * engine.tensor_parallel_size,
         percentiles=percentiles,
         within=window(result),
-        refused=result.refused,
+        tries=result.tries,
         info={
             "version": __version__,
             "seed": scenario.seed,
@@ -127,12 +137,8 @@ def summarize_result(result: "Result", percentiles: Sequence[float] = PERCENTILE
             "cooldown_s": result.cooldown,
         },
     )
-    if result.transfers is not None:
-        from simulator.transfers import latencies
-
-        last = {"headway": summary.pop("headway")}
-        summary |= latencies(result, window(result), percentiles) | last
-    own = summary["headway"]
+    own = summary.pop("headway")
+    summary |= _further(result, percentiles) | {"headway": own}
     assert isinstance(own, dict)
     if result.cluster is not None:
         from simulator.cluster_metrics import cluster_summary
@@ -142,6 +148,21 @@ def summarize_result(result: "Result", percentiles: Sequence[float] = PERCENTILE
         clients = Clients.of(result)
         own |= summarize_clients(clients, run_span(clients.table, result.logs))
     return summary
+
+
+def _further(result: "Result", percentiles: Sequence[float]) -> Summary:
+    """Describe the parts of the completed requests' time that only some clusters have."""
+    cluster = result.scenario.cluster
+    if cluster is None or (result.transfers is None and not cluster.tries_again):
+        return {}
+    within, found, parts = window(result), Summary(), result.time_parts()
+    for name in FURTHER:
+        if name in parts:
+            known = ~np.isnan(parts[name])
+            if within is not None:
+                known &= _inside(result.sent, within)
+            found |= describe(name, parts[name][known], percentiles)
+    return found
 
 
 def head(workload: Workload, served: Served | None) -> Summary:

@@ -82,7 +82,7 @@ def _request_columns(result: "Result") -> dict[str, Column]:
         result.logs,
         result.time_parts(),
         result.hints,
-        refused=result.refused,
+        tries=result.tries,
         prefilled=None if apart is None else apart.producer_of(len(result.workload)),
     )
 

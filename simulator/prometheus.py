@@ -44,7 +44,7 @@ def write_prometheus(result: "Result", path: Path) -> None:
 
 def metrics_text(result: "Result") -> str:
     """Give the metrics of a run in Prometheus' text exposition format, `engine` per replica."""
-    table = gather_requests(result.workload, result.sent, result.logs)
+    table = gather_requests(result.workload, result.sent, result.logs, result.tries)
     pages = [_Page(table, log, number) for number, log in enumerate(result.logs)]
     labels = [f'model_name="{_escaped(result.model.name)}",engine="{p.number}"' for p in pages]
     lines: list[str] = []

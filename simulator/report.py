@@ -25,10 +25,11 @@ SECTIONS = (
         "Queue-inclusive End-to-end Latency",
     ),
     ("queue_time", "Queue Time", "Queueing in the Engine"),
+    ("retry_time", "Retry Time", "Tries before the Last"),
     ("transfer_time", "KV Transfer", "KV Cache Transfer"),
     ("decode_queue_time", "Decode Queue Time", "Queueing to Decode"),
 )
-"""Key, name and title; all but the last three as vLLM has them."""
+"""Key, name and title; all but the last four as vLLM has them."""
 PRINTED = ("mean", "median", "p99")  # vLLM's default; the summary has more
 
 
@@ -110,6 +111,7 @@ METRICS = (
     Gauge("mean_e2el_ms", "Mean E2EL (ms)", -1),
     Gauge("p99_e2el_ms", "P99 E2EL (ms)", -1),
     Gauge("mean_queue_time_ms", "Mean queue time (ms)", -1),
+    Gauge("mean_retry_time_ms", "Mean time of earlier tries (ms)", -1),
     Gauge("mean_transfer_time_ms", "Mean KV transfer (ms)", -1),
     Gauge("p99_transfer_time_ms", "P99 KV transfer (ms)", -1),
     Gauge("mean_decode_queue_time_ms", "Mean decode queue time (ms)", -1),

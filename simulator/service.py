@@ -73,7 +73,7 @@ class Clients:
     @classmethod
     def of(cls, result: "Result") -> "Clients":
         """Take the clients of a run, and the weights that its policy gives them."""
-        table = gather_requests(result.workload, result.sent, result.logs)
+        table = gather_requests(result.workload, result.sent, result.logs, result.tries)
         words = client_words(result.workload)
         weights = client_weights(result.scenario.engine.scheduling_policy, words.names)
         return cls(table, result.logs, words, weights)
@@ -137,11 +137,11 @@ def _spread(window: Ints, values: Floats, count: int) -> Floats:
 def _backlogged(clients: Clients, edges: Floats) -> tuple[Ints, Ints]:
     """List the pairs of a client and a window in all of which it has a request waiting.
 
-    A request waits from when it is sent until its first admission.
+    A request waits from when it is sent (of several tries the last) until its first admission.
     """
     table = clients.table
     here = np.flatnonzero((table.replica >= 0) & (table.reason != REJECTED))
-    begin = table.sent[here]
+    begin = table.entered[here]
     stop = np.where(np.isnan(table.first_scheduled[here]), edges[-1], table.first_scheduled[here])
     # Times as ranks: clients are told apart in whole numbers, nothing is rounded.
     times, ranks = np.unique(np.concatenate([begin, stop, edges]), return_inverse=True)

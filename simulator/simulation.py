@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from simulator.cluster import Story
+    from simulator.tables import Tries
     from simulator.transfers import Transfers
 
 EVENTS_PER_LOOK = 4096  # events between two looks at the progress bar
@@ -75,9 +76,9 @@ class Result:
         return [parts.cost for parts in self.cluster.parts]
 
     @property
-    def refused(self) -> Log | None:
-        """Rows of the requests that a cluster's clients gave up; None: there are none."""
-        return None if self.cluster is None else self.cluster.refused
+    def tries(self) -> "Tries | None":
+        """What a cluster's clients sent again, and what they gave up."""
+        return None if self.cluster is None else self.cluster.tries
 
     @property
     def transfers(self) -> "Transfers | None":
@@ -98,7 +99,7 @@ class Result:
     def time_parts(self) -> dict[str, npt.NDArray[np.float64]]:
         """Give the parts of each completed request's e2el in seconds, by id."""
         from simulator.breakdown import break_down
-        from simulator.tables import gather_requests
+        from simulator.tables import RETRY, gather_requests
 
         if self._time_parts is None and self.transfers is not None:
             from simulator.transfers import time_parts
@@ -107,6 +108,10 @@ class Result:
         if self._time_parts is None:
             table = gather_requests(self.workload, self.sent, self.logs)
             self._time_parts = break_down(table, self.logs, self.costs)
+        cluster = self.scenario.cluster
+        if RETRY not in self._time_parts and cluster is not None and cluster.tries_again:
+            table = gather_requests(self.workload, self.sent, self.logs, self.tries)
+            self._time_parts = {RETRY: table.retry_time} | self._time_parts
         return self._time_parts
 
     @property

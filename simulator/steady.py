@@ -83,7 +83,8 @@ def in_system(table: RequestTable) -> tuple[Floats, Floats]:
     sent = ~np.isnan(table.sent)
     due = table.arrival if isfinite(table.workload.request_rate) else table.sent
     times = np.sort(due[sent])
-    ends = np.sort(table.finish[sent & ~np.isnan(table.finish)])
+    left = table.left[sent]
+    ends = np.sort(left[~np.isnan(left)])
     here = np.arange(1, len(times) + 1) - np.searchsorted(ends, times, side="right")
     return times, here.astype(np.float64)
 

@@ -22,6 +22,7 @@ from simulator.scenario import Scenario
 from simulator.sketch import ERROR
 from simulator.stream_client import Chunk, StreamClient
 from simulator.stream_metrics import Engines, Part, Tally
+from simulator.tables import Tries
 
 if TYPE_CHECKING:
     from simulator.cluster import Story
@@ -64,12 +65,11 @@ class Stream:
         logs = [cut(log, ids, before, lost, last=last) for log in self.logs]
         gate = None if self.story is None else self.story.gate
         refused = None if gate is None else cut(gate.log, ids, before, {}, last=last)
-        for id in [id for id in lost if id in ids]:
-            del lost[id]
+        again = {id - ids.start: lost.pop(id) for id in [id for id in lost if id in ids]}
         sent = np.array(chunk.sent)
         end = max((float(log.steps["end"][-1]) for log in logs if log.step_rows), default=0.0)
         upto = [max(end, self.tally.end) if last else next_decision(log) for log in self.logs]
-        self.tally.add(Part(chunk.work, sent, logs, upto, refused))
+        self.tally.add(Part(chunk.work, sent, logs, upto, Tries(again, refused)))
         for log, parts in zip(logs, self.parts, strict=True):
             self.swap_time += float(parts.cost.logged_swap_seconds(log.swaps).sum())
             if len(log.steps):

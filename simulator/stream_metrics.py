@@ -20,7 +20,7 @@ from simulator.metrics import DRAFTED, PERCENTILES, acceptance, good, named
 from simulator.replica import SHED, TIMEOUT
 from simulator.sketch import Crowd, Sketch
 from simulator.steady import BATCHES, FEWEST, judged
-from simulator.tables import Floats, RequestTable, gather_requests, run_span
+from simulator.tables import RETRY, Floats, RequestTable, Tries, gather_requests, run_span
 from simulator.utilization import needed_flops, read_bytes, shares_of_peaks
 from simulator.workload import Workload
 
@@ -42,7 +42,7 @@ class Part:
     sent: Floats
     logs: Sequence[Log]
     upto: Sequence[float]  # s, to which the queue of each replica is known
-    refused: Log | None = None
+    tries: Tries | None = None
 
 
 class Engines:
@@ -156,10 +156,12 @@ class Tally:
         count = len(self.whole.numbers)
         self.ended, self.busy = np.zeros(count, np.int64), np.zeros(count)
         self.latencies = {name: Sketch() for name in (*LATENCIES, *CLIENT_SIDE)}
+        if self.scenario.cluster is not None and self.scenario.cluster.tries_again:
+            self.latencies[RETRY] = Sketch()
 
     def add(self, part: Part) -> None:
         """Take in a part of the run."""
-        table = gather_requests(part.work, part.sent, part.logs, part.refused)
+        table = gather_requests(part.work, part.sent, part.logs, part.tries)
         done = table.completed
         if len(part.work):
             begin, end = run_span(table, part.logs)
@@ -204,6 +206,8 @@ class Tally:
         for name in ("ttft", "e2el", "queue_time"):
             sketches[name].add(getattr(table, name)[done])
         sketches["tpot"].add(table.tpot[several])
+        if RETRY in sketches:
+            sketches[RETRY].add(table.retry_time[done])
         if table.workload.max_concurrency is not None:
             waited = table.client_queue_time[done]
             sketches["client_queue_time"].add(waited)
@@ -216,7 +220,7 @@ class Tally:
     def _add_levels(self, table: RequestTable) -> None:
         """Add up the requests in the system by the batch that each falls in."""
         times = table.arrival if isfinite(table.workload.request_rate) else table.sent
-        level = self.system.add(times, table.finish[~np.isnan(table.finish)])
+        level = self.system.add(times, table.left[~np.isnan(table.left)])
         if len(times):
             self.first, self.latest = min(self.first, float(times[0])), float(times[-1])
         size, more = divmod(self.total, BATCHES)
@@ -271,6 +275,8 @@ class Tally:
 
     def _described(self, head: Mapping[str, Any]) -> Values:
         names = [*LATENCIES]
+        if RETRY in self.latencies:
+            names.append(RETRY)
         if head["max_concurrency"] is not None:
             names += CLIENT_SIDE if head["request_rate"] != "inf" else CLIENT_SIDE[:1]
         out: Values = {}

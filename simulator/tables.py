@@ -23,12 +23,26 @@ TRANSFER_PARTS = ("decode_queue_time", "transfer_time")
 """Columns of requests.csv that are parts of `e2el` only where prefill and decode are apart."""
 
 
+RETRY = "retry_time"
+"""A further part of `e2el`, where a cluster's clients try again or its replicas fail."""
+
+
+@dataclass(slots=True, frozen=True)
+class Tries:
+    """What clients of a cluster have to do with a request beside sending it once."""
+
+    again: Mapping[int, float]  # s, when a request was last sent once more, by id
+    given_up: Log | None = None  # a row for each request that no replica ended
+
+
 @dataclass(slots=True)
 class RequestTable:
     """Every request of the workload, indexed by id; times in seconds, NaN: it never happened."""
 
     workload: Workload
     sent: Floats
+    entered: Floats  # when its last try was sent
+    given_up: Floats  # when its client let go of it
     first_scheduled: Floats
     first_token: Floats
     finish: Floats
@@ -50,9 +64,14 @@ class RequestTable:
         if after is None:
             return arrival
         delay = self.workload.delay
-        ended = np.where(self.reason == REJECTED, self.sent, self.finish)
-        due = ended[after] + (0.0 if delay is None else delay)
+        due = self.left[after] + (0.0 if delay is None else delay)
         return np.where(np.isnan(arrival), due, arrival)
+
+    @property
+    def left(self) -> Floats:
+        """Give the time each was over for its client, whether or not it was served."""
+        ended = np.where(self.reason == REJECTED, self.sent, self.finish)
+        return np.where(np.isnan(self.given_up), ended, self.given_up)
 
     @property
     def client_queue_time(self) -> Floats:
@@ -63,8 +82,13 @@ class RequestTable:
 
     @property
     def queue_time(self) -> Floats:
-        """Give the seconds from sent to first scheduled."""
-        return self.first_scheduled - self.sent
+        """Give the seconds from sent, of several tries the last, to first scheduled."""
+        return self.first_scheduled - self.entered
+
+    @property
+    def retry_time(self) -> Floats:
+        """Give the seconds from sent to sent for the last time; NaN: it was not completed."""
+        return np.where(self.completed, self.entered - self.sent, np.nan)
 
     @property
     def ttft(self) -> Floats:
@@ -84,16 +108,18 @@ class RequestTable:
 
 
 def gather_requests(
-    workload: Workload, sent: Floats, logs: Sequence[Log], refused: Log | None = None
+    workload: Workload, sent: Floats, logs: Sequence[Log], tries: Tries | None = None
 ) -> RequestTable:
-    """Collect the request rows of all replicas by id; `refused` has those that no replica ended."""
+    """Collect the request rows of all replicas by id, and what a cluster's clients did."""
     size = len(workload)
-    first_scheduled, first_token, finish = (np.full(size, np.nan) for _ in range(3))
+    first_scheduled, first_token, finish, given_up = (np.full(size, np.nan) for _ in range(4))
     generated, preemptions, cached = (np.zeros(size, np.int64) for _ in range(3))
     reason, replica = np.full(size, -1), np.full(size, -1)
     table = RequestTable(
         workload,
         sent,
+        sent,
+        given_up,
         first_scheduled,
         first_token,
         finish,
@@ -111,9 +137,13 @@ def gather_requests(
         for name in ("generated", "preemptions", "cached", "reason"):
             getattr(table, name)[ids] = rows[name]
         replica[ids] = number
-    if refused is not None:
-        rows = refused.requests
+    if tries is not None and tries.again:
+        table.entered = sent.copy()
+        table.entered[[*tries.again]] = [*tries.again.values()]
+    if tries is not None and tries.given_up is not None:
+        rows = tries.given_up.requests
         reason[rows["id"]] = rows["reason"]
+        given_up[rows["id"]] = rows["finish"]
     return table
 
 
@@ -133,16 +163,16 @@ def request_columns(
     parts: Mapping[str, Floats],
     hints: Ints | None = None,
     *,
-    refused: Log | None = None,
+    tries: Tries | None = None,
     prefilled: Ints | None = None,
 ) -> dict[str, Column]:
     """Give the columns of requests.csv, a row for each request of the workload, by id.
 
     `parts` are those of its time (`breakdown.py`). With `hints`, the predicted output tokens,
     there is a column for them; so with `prefilled`, the replicas that computed the
-    prompts. `refused` has rows of requests that no replica ended.
+    prompts. `tries` says what a cluster's clients did.
     """
-    table = gather_requests(workload, sent, logs, refused)
+    table = gather_requests(workload, sent, logs, tries)
     apart: dict[str, Column] = {} if prefilled is None else {"prefill_replica": prefilled}
     predicted: dict[str, Column] = {} if hints is None else {"predicted_output_tokens": hints}
     return {

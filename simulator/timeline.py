@@ -92,7 +92,7 @@ def _events(result: "Result", every: int, merged: int) -> tuple[list[dict[str, A
     """Name the tracks, and list what happens on them; engines are processes 1, 3, ..."""
     names: list[dict[str, Any]] = []
     events: list[Event] = []
-    table = gather_requests(result.workload, result.sent, result.logs)
+    table = gather_requests(result.workload, result.sent, result.logs, result.tries)
     moves = {} if result.transfers is None else result.transfers.moves()
     shown = np.zeros(len(result.workload), bool)
     shown[::every] = True
@@ -218,16 +218,18 @@ def phases(
     moves: list[Span] | None = None,
 ) -> Iterator[Span]:
     """Yield what a request does from being sent to its finish, or to the `end` of the run."""
-    sent, scheduled, first, finish = (
+    sent, entered, scheduled, first, finish = (
         end if np.isnan(time) else float(time)
         for time in (
             table.sent[number],
+            table.entered[number],
             table.first_scheduled[number],
             table.first_token[number],
             table.finish[number],
         )
     )
-    yield "queued", sent, scheduled
+    yield "earlier tries", sent, entered
+    yield "queued", entered, scheduled
     now = scheduled
     if moves:
         yield "prefill", now, moves[0][1]

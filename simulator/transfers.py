@@ -4,7 +4,7 @@ The engines' logs each tell of their own: a producer has a row for each prompt t
 consumer for each answer. What the client saw is put together here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ from simulator.tables import TRANSFER_PARTS, Flags, Floats, Ints, gather_request
 
 if TYPE_CHECKING:
     from simulator.simulation import Result
-    from simulator.steady import Window
 
 Rows = npt.NDArray[np.void]
 
@@ -153,25 +152,6 @@ def time_parts(result: "Result", transfers: Transfers) -> dict[str, Floats]:
         parts[name] = np.where(done, whole, np.nan)
     first, *others = PARTS
     return {name: parts[name] for name in (first, *TRANSFER_PARTS, *others)}
-
-
-def latencies(
-    result: "Result", within: "Window | None", percentiles: Sequence[float]
-) -> dict[str, object]:
-    """Give mean, median, std and percentiles (ms) of TRANSFER_PARTS, as of other latencies.
-
-    They are those of the completed requests, sent `within` so many s if that is given.
-    """
-    from simulator.metrics import describe
-
-    found: dict[str, object] = {}
-    parts = result.time_parts()
-    for name in TRANSFER_PARTS:
-        known = ~np.isnan(parts[name])
-        if within is not None:
-            known &= (result.sent >= within[0]) & (result.sent <= within[1])
-        found |= describe(name, parts[name][known], percentiles)
-    return found
 
 
 def link_summary(transfers: Transfers, paid: Mapping[int, float]) -> dict[str, object]:

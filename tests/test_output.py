@@ -54,7 +54,7 @@ class Ran:
     logs: list[Log]
     note: dict = field(default_factory=lambda: {"completed": 2})
     hints: np.ndarray | None = None
-    refused: Log | None = None
+    tries: None = None
     transfers: None = None
 
     @property

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from simulator.async_scheduler import AsyncScheduler
 from simulator.balancer import Balancer
+from simulator.cli import main
 from simulator.client import Client
 from simulator.cluster import sessions_of, tidy
 from simulator.cluster_block import (
@@ -27,11 +28,13 @@ from simulator.joint import Joint
 from simulator.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.load import load_scenario
 from simulator.log import REASONS
+from simulator.output import write_run
 from simulator.predictor import Noisy
 from simulator.routers import Least
 from simulator.scheduler import Scheduler
 from simulator.simulation import Result, run
-from simulator.tables import gather_requests
+from simulator.tables import Tries, gather_requests
+from simulator.timeline import phases
 from simulator.workload import Workload
 from tests.engines import Clock, fcfs, workload
 from tests.scenarios import SMALL, errors
@@ -72,7 +75,8 @@ class World:
             self.scaler = Autoscaler(self.life, blocks["scaling"], fleet.targets)
         env.run()
         tidy(fleet)
-        self.table = gather_requests(load, np.asarray(self.client.sent), fleet.logs, self.gate.log)
+        tries = Tries(fleet.sent_again, self.gate.log)
+        self.table = gather_requests(load, np.asarray(self.client.sent), fleet.logs, tries)
 
     def reasons(self) -> list[str]:
         return [REASONS[code] for code in self.table.reason]
@@ -187,6 +191,10 @@ def test_a_retry_comes_after_its_back_off_and_begins_anew() -> None:
     # Given up at 2.5, tried at 3.5; at 5.5, tried at 7.5: admitted at 8 as the first one ends.
     assert seen.table.first_scheduled[1] == 8.0
     assert seen.table.ttft[1] == 8.5
+    assert seen.table.retry_time.tolist() == [0.0, 7.0]
+    assert seen.table.queue_time.tolist() == [0.0, 0.5]
+    first, second, *_ = phases(seen.table, 1, [], 10.0)
+    assert (first, second) == (("earlier tries", 0.5, 7.5), ("queued", 7.5, 8.0))
     assert seen.gate.counts.retries == 2
 
 
@@ -272,6 +280,69 @@ def test_the_summary_counts_what_went_wrong_and_what_it_cost(tmp_path: Path) -> 
     words = result.requests["finish_reason"].astype(str)
     assert (words == "shed").sum() == block["shed"]
     assert set(result.requests["replica"][words == "shed"]) == {-1}
+
+
+def test_what_earlier_tries_take_is_no_queue(tmp_path: Path, capsys) -> None:
+    """A replica fails with all that it has; those who come meanwhile are refused at the door."""
+    more = """cluster:
+  admission: {max_outstanding: 8}
+  client: {max_retries: 9, backoff: 0.25, backoff_factor: 1}
+  failures: {outages: [{replica: 0, start: 0.5, duration: 0.5}]}
+"""
+    result = made(tmp_path, more)
+    frame, parts = result.requests, result.time_parts()
+    assert (frame["finish_reason"] == "stop").all()
+    whole = frame["queue_time"] + sum(parts.values())
+    assert np.allclose(whole, frame["e2el"], rtol=0, atol=1e-9)
+    again = frame["retry_time"] > 0
+    early = frame["arrival"] < 0.3  # the prompt and 8 tokens take some 0.1 s: gone before
+    assert not again[early].any()
+    lost = again & (frame["arrival"] < 0.5)
+    assert lost.sum() == result.cluster.life.lost > 0
+    assert np.allclose((frame["arrival"] + frame["retry_time"])[lost], 0.5)
+    refused = again & ~lost  # they come again every 0.25 s
+    assert refused.any()
+    times = frame["retry_time"][refused] / 0.25
+    assert np.allclose(times, np.rint(times))
+    summary = result.summary()
+    assert summary["mean_retry_time_ms"] == pytest.approx(1e3 * frame["retry_time"].mean())
+    finding = next(f for f in summary["headway"]["diagnosis"] if f["rule"] == "tries")
+    counts = summary["headway"]["cluster"]
+    assert f"{counts['refused_tries']} refused at the door" in finding["text"]
+    assert f"{counts['tries_lost_in_failures']} lost with a replica" in finding["text"]
+    assert "given up" not in finding["text"]
+    write_run(result, tmp_path / "out")
+    first = int(frame["id"][lost].iloc[0])
+    assert main(["explain", str(tmp_path / "out"), str(first)]) == 0
+    told = capsys.readouterr().out
+    assert "sent for the first time" in told
+    assert "0.500 s  sent to the engine" in told
+    assert "tries that were refused, given up or lost with a replica" in told
+
+
+def test_who_is_turned_away_is_no_backlog_and_the_next_turn_is_due(tmp_path: Path) -> None:
+    """Three of four are refused, at once: the requests in the system do not grow."""
+    more = "cluster: {admission: {max_outstanding: 1}}"
+    load = ["workload.num_prompts=2000", "workload.request_rate=30"]
+    summary = made(tmp_path, more, *load).summary()
+    assert summary["failed"] > 1000
+    assert summary["headway"]["stationary"] is True
+    turns = "workload.sessions={turns: 4, think_time: 1}"
+    frame = made(tmp_path, more, turns, "workload.request_rate=20").requests
+    assert (frame["finish_reason"] == "shed").any()
+    assert frame["arrival"].notna().all()
+    before = frame[frame["finish_reason"] == "shed"].iloc[0]
+    after = frame.iloc[int(before["id"]) + 1]
+    assert after["arrival"] == before["arrival"] + 1.0
+
+
+def test_a_replica_that_is_off_is_not_idle(tmp_path: Path) -> None:
+    """One works all the time, and three of which none is ever ordered do not dilute that."""
+    more = "cluster: {autoscaling: {target: 1000, max_replicas: 4}}\n"
+    own = made(tmp_path, more).summary()["headway"]
+    alone = made(tmp_path, "").summary()["headway"]
+    assert own["cluster"]["scalings"] == 0
+    assert own["gpu_busy_fraction"] == pytest.approx(alone["gpu_busy_fraction"])
 
 
 def test_replica_hours_follow_the_load(tmp_path: Path) -> None:

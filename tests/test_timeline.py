@@ -30,6 +30,7 @@ def result_of(load, sent: np.ndarray, logs: list[Log]) -> SimpleNamespace:
         sent=sent,
         logs=logs,
         scenario=SimpleNamespace(name="tiny", seed=0),
+        tries=None,
         transfers=None,
         model=SimpleNamespace(name='a "b"'),
         parts=SimpleNamespace(max_model_len=40),

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from simulator.errors import HeadwayError
 from simulator.figures.data import Floats, Run
 from simulator.figures.style import PALE, color, sheet
+from simulator.tables import RETRY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +55,7 @@ def _seats(run: Run, begin: float, end: float) -> Span:
     """Seat the requests that are in the batch between two moments."""
     requests = run.requests
     sent = requests.arrival + requests.client_queue_time.fillna(0.0)
-    boards = (sent + requests.queue_time).to_numpy()
+    boards = (sent + requests.get(RETRY, 0.0) + requests.queue_time).to_numpy()
     done = (sent + requests.e2el).to_numpy()
     leaves = done.copy()
     if is_static(run):

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from simulator.bins import depth_in_bins, mean_in_bins
 from simulator.html_report.runs import Run
+from simulator.tables import RETRY
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -163,7 +164,7 @@ def seats(run: Run, begin: float, end: float) -> dict[str, list[Any]]:
     keeps its seat here: the tables do not say when it was out.
     """
     frame = run.requests[run.requests["e2el"].notna()].assign(sent=_sent)
-    frame = frame.assign(board=frame["sent"] + frame["queue_time"])
+    frame = frame.assign(board=frame["sent"] + frame.get(RETRY, 0.0) + frame["queue_time"])
     frame = frame.assign(leave=frame["sent"] + frame["e2el"])
     frame = frame.sort_values(["replica", "board"], kind="stable")
     given: list[int] = []

@@ -7,7 +7,7 @@ from math import isnan
 from simulator.breakdown import PARTS
 from simulator.html_report.runs import Run
 from simulator.report import CLUSTER, GAUGES, METRICS, MOVED, TROUBLES, Gauge, known
-from simulator.tables import TRANSFER_PARTS
+from simulator.tables import RETRY, TRANSFER_PARTS
 
 CARDS = (
     ("output_throughput", "Output throughput", "tok/s"),
@@ -27,8 +27,9 @@ LATENCIES = (
     ("queue_time", "Queue time"),
 )
 POINTS = ("mean", "median", "p90", "p95", "p99")
-TIMES = ("queue_time", PARTS[0], *TRANSFER_PARTS, *PARTS[1:])
+TIMES = (RETRY, "queue_time", PARTS[0], *TRANSFER_PARTS, *PARTS[1:])
 WORDS = {
+    RETRY: "earlier tries",
     "queue_time": "queue",
     "prefill_time": "prefill",
     "decode_queue_time": "waiting to decode",
