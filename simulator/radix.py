@@ -43,6 +43,7 @@ class RadixCache(BlockCounter):
     """
 
     prefix_caching = True
+    evicts_runs = True
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)

@@ -260,10 +260,12 @@ class Scheduler(Running):
 
         Blocks registered meanwhile, which have names, may let the head of the queue fit, or another
         may be the head. Unnamed blocks only get fewer. Of its own the head finds no more as time
-        goes by, and no block less than the decodes have taken: what it lacks does not shrink.
+        goes by, and no block less than the decodes have taken: what it lacks does not shrink. Where
+        it loses more at once, its first chunk ends earlier, for which fewer blocks may be enough.
         """
         moves = self.waiting.moves and len(self.running) < self.max_num_seqs
-        return self.blocks.names_blocks or moves
+        shrinks = self.blocks.evicts_runs and not self.admission.whole_prompt
+        return self.blocks.names_blocks or moves or shrinks
 
     def horizon(self, step: Step) -> int:
         """Count how often `step`, just scheduled, is sure to repeat if nobody arrives."""

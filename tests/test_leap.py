@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockManager
 from simulator.own_blocks import OwnBlocks
+from simulator.radix import RadixCache
 from simulator.request import Request, Step
 from simulator.scheduler import LONGEST_LEAP, Scheduler
 from simulator.trtllm import POLICIES, TrtLlm
@@ -117,6 +118,41 @@ def test_who_waits_for_room_with_blocks_of_its_own_in_the_cache(kind, whole: boo
     assert_same_steps(leapt, stepped)
     waits = leapt.steps[leapt.steps["waiting"] > 0]
     assert waits["steps"].max() > 1
+
+
+def test_a_leaf_that_goes_as_a_whole_may_let_the_head_of_the_queue_fit() -> None:
+    """10 blocks of 1. At 4 s the head, of 7 known tokens, finds 4 in the tree: a chunk of the other
+    3 makes 7 blocks, and 5 are free. For the next block of who runs the leaf of 4 goes as a whole:
+    at 5 s the first chunk is the 4 tokens that the budget leaves, and 4 blocks are free.
+    """
+    load = workload((0, 1, 7), (0, 5, 3), (0, 1, 2))
+    limits = {"max_num_seqs": 3, "max_num_batched_tokens": 5, "max_model_len": 64}
+    leapt, stepped = (
+        play(
+            load,
+            Scheduler(RadixCache(11, 1), scheduler_reserve_full_isl=False, **limits),
+            leap=leap,
+        )[0]
+        for leap in (True, False)
+    )
+    assert leapt.requests.tolist() == stepped.requests.tolist()
+    assert_same_steps(leapt, stepped)
+    (boards,) = leapt.steps[leapt.steps["start"] == 5]
+    assert (boards["prefill_tokens"], boards["decodes"], boards["blocks_used"]) == (4, 1, 10)
+
+
+def test_a_tree_does_not_stop_the_leap_where_whole_prompts_must_fit() -> None:
+    """What is not locked is free, found or not: the head lacks no less when it has gone."""
+    whole = Scheduler(RadixCache(4, 4), max_num_seqs=2)
+    assert whole.horizon(started(whole, (4, 9), (12, 9))) == 8
+    chunks = Scheduler(
+        RadixCache(4, 4),
+        max_num_seqs=2,
+        max_num_batched_tokens=16,
+        max_model_len=64,
+        scheduler_reserve_full_isl=False,
+    )
+    assert chunks.horizon(started(chunks, (4, 9), (12, 9))) == 1
 
 
 def test_an_answer_in_progress_may_let_the_head_of_the_queue_fit() -> None:
