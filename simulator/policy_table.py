@@ -1,6 +1,7 @@
 """The policies by name, and those that a scenario names by module and class."""
 
 import inspect
+from functools import lru_cache
 from typing import Any
 
 from simulator.errors import meant
@@ -50,9 +51,15 @@ DYNAMIC = ("rank", "displaces", "promote")
 """What makes a policy need the DynamicScheduler, see `policies.Policy`."""
 
 
+@lru_cache
+def signature(found: type) -> inspect.Signature:
+    """Read a constructor's arguments; once, though each replica of a fleet asks for them."""
+    return inspect.signature(found)
+
+
 def takes(found: type, name: str) -> bool:
     """Say whether a scheduler's constructor knows an argument."""
-    known = inspect.signature(found).parameters
+    known = signature(found).parameters
     return name in known or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
 
 
@@ -115,7 +122,7 @@ def construct(found: type, *parts: object, **arguments: Any) -> Any:
 def check_arguments(found: type, arguments: dict[str, Any], taken: dict[str, Any]) -> None:
     """Refuse arguments that the policy does not know, that the engine's keys already give, or
     whose annotations are plain types that they are not, and name those that are missing."""
-    known = inspect.signature(found).parameters
+    known = signature(found).parameters
     given = {*taken, "blocks"} if issubclass(found, Scheduler) else set()
     free = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
     wrong = []
