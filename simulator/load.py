@@ -64,6 +64,8 @@ WORDS = {
     "string_type": "must be text, not {input}",
     "dict_type": "must be a mapping of keys, not {input}",
     "model_type": "must be a mapping of keys, not {input}",
+    "list_type": "must be a list, not {input}",
+    "too_short": "must not be empty",
     "finite_number": "must be finite, not {input}",
     "greater_than": "must be more than {gt}, not {input}",
     "greater_than_equal": "must be at least {ge}, not {input}",
@@ -90,6 +92,36 @@ def load_scenario(
     everything that is wrong.
     """
     path = find_scenario(Path(path))
+    raw, places, messages = _read(path, overrides, seed, vary)
+    try:
+        scenario = check_scenario(raw, places, path.parent)
+    except HeadwayError as error:
+        messages += error.messages
+    if messages:
+        raise HeadwayError(messages)
+    return scenario
+
+
+def load_sweep(
+    path: str | Path, overrides: Iterable[str] = (), seed: int | None = None
+) -> tuple[SweepBlock | None, int]:
+    """Read the block `sweep` of a scenario file, and the seed, whatever is wrong with the rest.
+
+    What is varied may put that right. Raises HeadwayError for what is wrong with these two.
+    """
+    path = find_scenario(Path(path))
+    raw, places, messages = _read(path, overrides, seed, ())
+    if messages:
+        raise HeadwayError(messages)
+    alone: dict[str, Any] = {key: raw[key] for key in ("sweep", "seed") if key in raw}
+    scenario = check_scenario(alone, places, path.parent)
+    return scenario.sweep, scenario.seed
+
+
+def _read(
+    path: Path, overrides: Iterable[str], seed: int | None, vary: Iterable[tuple[str, str]]
+) -> tuple[dict[str, Any], Places, list[str]]:
+    """Read a file and put the overrides over it; give what is wrong with them, too."""
     raw, lines = parse(read_text(path), str(path))
     places = Places(str(path), lines)
     if raw is None:
@@ -111,13 +143,7 @@ def load_scenario(
     if seed is not None:
         messages += _override(raw, places, f"--seed {seed}", "seed", str(seed))
     raw.setdefault("name", _name(path))
-    try:
-        scenario = check_scenario(raw, places, path.parent)
-    except HeadwayError as error:
-        messages += error.messages
-    if messages:
-        raise HeadwayError(messages)
-    return scenario
+    return raw, places, messages
 
 
 def _name(path: Path) -> str:
@@ -200,8 +226,9 @@ def _validate(raw: dict[str, Any]) -> tuple[Scenario | None, list[Fault]]:
             return Scenario.model_validate(rest), wrong
         except ValidationError as error:
             found = [fault for one in error.errors(include_url=False) for fault in _told(one)]
-        known = {key for key, _ in wrong}
-        wrong += [fault for fault in found if fault[0] not in known]
+        # What is wrong now with a block around may be that a wrong key of it was taken out.
+        around = {key[:depth] for key, _ in wrong for depth in range(len(key) + 1)}
+        wrong += [fault for fault in found if fault[0] not in around]
         for key, _ in found:
             _remove(rest, key)
     return None, wrong

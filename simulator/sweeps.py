@@ -24,7 +24,7 @@ from simulator import __version__
 from simulator.compare import numbers
 from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.files import write_atomic
-from simulator.load import load_scenario
+from simulator.load import load_scenario, load_sweep
 from simulator.workers import Died, each, use_backend
 
 if TYPE_CHECKING:
@@ -70,17 +70,18 @@ def plan_points(
     contradicts itself is kept, with its error; if all do, or there is nothing to vary,
     HeadwayError says it.
     """
-    base = _load_base(path, overrides, seed)
-    axes = [_axis(key, values) for key, values in vary]
-    if base is not None and base.sweep is not None:
-        axes = [*_axes(base.sweep, base.seed), *axes]
+    block, drawn = load_sweep(path, overrides, seed)
+    axes = [] if block is None else _axes(block, drawn)
+    axes += [_axis(key, values) for key, values in vary]
     if not axes:
+        load_scenario(path, overrides, seed)  # whatever is wrong with it comes first
         raise HeadwayError(f"{path}: nothing to vary; give --vary key=a,b,c or a block `sweep`")
     points = []
     for parts in product(*axes):
+        keys = [key for part in parts for key in part]
+        if twice := [key for key in dict.fromkeys(keys) if keys.count(key) > 1]:
+            raise HeadwayError(f"{path}: sweep: a key is varied twice: {', '.join(twice)}")
         varied = {key: value for part in parts for key, value in part.items()}
-        if len(varied) < sum(map(len, parts)):
-            raise HeadwayError(f"{path}: sweep: a key is varied twice: {', '.join(varied)}")
         try:
             points.append(Point(varied, load_scenario(path, overrides, seed, vary=varied.items())))
         except HeadwayError as error:
@@ -88,16 +89,6 @@ def plan_points(
     if all(point.scenario is None for point in points):
         raise HeadwayError(dict.fromkeys(point.error for point in points))
     return points
-
-
-def _load_base(path: Path, overrides: Sequence[str], seed: int | None) -> "Scenario | None":
-    """Load the scenario as it is, for its `sweep`; None where only varied values make it right."""
-    try:
-        return load_scenario(path, overrides, seed)
-    except HeadwayError as error:
-        if any(": sweep" in message for message in error.messages):
-            raise
-        return None
 
 
 def _axis(key: str, values: Sequence[str]) -> list[dict[str, str]]:

@@ -230,7 +230,8 @@ def test_a_wrong_command_is_one_clear_error(
 @pytest.mark.parametrize(
     ("block", "message"),
     [
-        ("{grid: {seed: []}}", "sweep.grid.seed"),
+        ("{grid: {seed: []}}", "small.yaml:7: sweep.grid.seed: must not be empty"),
+        ("{grid: {seed: 1}}", "sweep.grid.seed: must be a list, not 1"),
         ("{gird: {seed: [1]}}", "sweep.gird: unknown key; did you mean grid?"),
         (
             "{random: {samples: 2, keys: {seed: {low: 3, high: 1}}}}",
@@ -240,13 +241,30 @@ def test_a_wrong_command_is_one_clear_error(
             "{random: {samples: 2, keys: {seed: {low: 0, high: 1, log: true}}}}",
             "sweep.random.keys.seed.low: must be more than 0 for log, not 0",
         ),
-        ("{grid: {seed: [1]}, points: [{seed: 2}]}", "a key is varied twice: seed"),
+        (
+            "{grid: {seed: [1], engine.max_num_seqs: [1]}, points: [{seed: 2}]}",
+            "a key is varied twice: seed$",
+        ),
     ],
 )
 def test_a_wrong_block_names_its_key(small: Path, block: str, message: str):
     small.write_text(SMALL + f"sweep: {block}\n")
-    with pytest.raises(HeadwayError, match=message.replace("?", r"\?")):
+    with pytest.raises(HeadwayError, match=message.replace("?", r"\?")) as told:
         plan_points(small)
+    assert len(told.value.messages) == 1
+
+
+def test_points_may_put_a_scenario_right_and_without_any_it_says_what_is_wrong(small: Path):
+    """Two GPUs want an engine of two; the first point has one, and says so."""
+    text = SMALL.replace("A100-80GB}", "A100-80GB, count: 2}")
+    small.write_text(text)
+    with pytest.raises(HeadwayError, match=r"gpu.count: must equal engine.tensor_parallel_size"):
+        plan_points(small)
+    small.write_text(text + "sweep: {grid: {engine.tensor_parallel_size: [1, 2]}}\n")
+    for more in ((), [("seed", ["3"])]):
+        wrong, right = plan_points(small, more)
+        assert "gpu.count: must equal engine.tensor_parallel_size (1), not 2" in wrong.error
+        assert right.scenario.engine.tensor_parallel_size == 2
 
 
 def test_a_damaged_journal_is_told_by_its_line(small: Path):
