@@ -53,9 +53,12 @@ def draw_compare(labels: Sequence[str], results: Sequence["Result"]) -> "Figure"
 
 
 def _title(result: "Result") -> str:
+    gpus = [result.gpu.name]
+    if result.cluster is not None:
+        gpus = [parts.gpu.name for parts in result.cluster.parts]
     return (
         f"{result.scenario.name}: {len(result.workload):,} requests, "
-        f"{result.model.name} on {result.gpu.name}"
+        f"{result.model.name} on {', '.join(dict.fromkeys(gpus))}"
     )
 
 

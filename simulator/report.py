@@ -183,7 +183,7 @@ def _latency(summary: Summary, key: str, name: str) -> list[str]:
 
 def _engine(gauges: Summary) -> list[str]:
     """Give our own block; what is unknown (null) is left out."""
-    lines = [f"Cost: {gauges['profile']}"] if gauges.get("profile") else []
+    lines = [f"Cost: {profiles_of(gauges)}"] if gauges.get("profile") else []
     lines.append(_line("Steps", gauges["steps"]))
     for gauge in GAUGES:
         value = gauges.get(gauge.key)
@@ -200,6 +200,15 @@ def _engine(gauges: Summary) -> list[str]:
     if "cluster" in gauges:
         lines += _cluster(gauges["cluster"])
     return lines
+
+
+def profiles_of(gauges: Summary) -> str:
+    """Name the cost profiles, of which the groups of a cluster may have several."""
+    cluster = gauges.get("cluster")
+    groups = cluster.get("groups") if isinstance(cluster, Mapping) else None
+    found = groups.values() if isinstance(groups, Mapping) else [gauges]
+    names = [str(one.get("profile")) for one in found if isinstance(one, Mapping)]
+    return ", ".join(dict.fromkeys(names))
 
 
 def _cluster(cluster: Summary) -> list[str]:

@@ -52,6 +52,28 @@ def tiny(requests: list[dict], steps: list[dict], **engine: object) -> Run:
     return Run(Path(), "<b>&", summary, {"engine": {"block_size": 2} | engine}, *frames)
 
 
+def test_the_groups_of_a_cluster_are_named_and_compared(tmp_path: Path) -> None:
+    big = "big: {gpu: {name: H100-80GB, count: 2}, engine: {tensor_parallel_size: 2}}"
+    path, out = tmp_path / "s.yaml", tmp_path / "out"
+    path.write_text(SMALL + f"cluster: {{groups: {{small: {{replicas: 3}}, {big}}}}}\n")
+    assert main(["run", str(path), "--out", str(out), "--quiet"]) == 0
+    (run,) = read_runs([out])
+    text = page([run])
+    assert "small 3 A100-80GB, big 2 H100-80GB" in text
+    rows = re.findall(r"<tr><th>(small|big)</th><td>(\d)</td><td>(\d)</td><td>(\S+?)</td>", text)
+    assert rows == [("small", "3", "3", "A100-80GB"), ("big", "1", "2", "H100-80GB")]
+    run.summary["headway"]["cluster"]["groups"]["big"] = "?"
+    assert "H100-80GB</td>" not in page([run])  # damaged: what is left is one group
+
+
+def test_servers_are_counted_and_not_their_ranks(tmp_path: Path) -> None:
+    path, out = tmp_path / "s.yaml", tmp_path / "out"
+    path.write_text(SMALL + "gpu: {count: 2}\ncluster: {replicas: 3}\n")
+    ranks = ["--set", "engine.data_parallel_size=2"]
+    assert main(["run", str(path), *ranks, "--out", str(out), "--quiet"]) == 0
+    assert "3 replicas of 2 x A100-80GB" in page(read_runs([out]))
+
+
 def test_over_time_by_hand() -> None:
     """A prefill of 1 s, then 4 decode steps of 2 requests in 2 s with a block each step.
 

@@ -26,7 +26,7 @@ class Ran:
 
     def __init__(self, log: Log, sent: np.ndarray, load: Workload = LOAD) -> None:
         self.workload, self.sent, self.logs = load, sent, [log]
-        self.scenario = SimpleNamespace(name="tiny")
+        self.scenario, self.cluster = SimpleNamespace(name="tiny"), None
         self.model, self.gpu = SimpleNamespace(name="model"), SimpleNamespace(name="GPU")
 
     def summary(self) -> dict:

@@ -17,11 +17,13 @@ from simulator.html_report.series import charts
 from simulator.html_report.tables import (
     clients,
     diagnosis,
+    groups,
     headline,
     percentiles,
     run_name,
     time_parts,
 )
+from simulator.report import profiles_of
 
 ASSETS = Path(__file__).parent.parent / "assets"
 MOST = 8  # runs: colours that people can tell apart
@@ -98,6 +100,7 @@ def _body(runs: Sequence[Run], name: str) -> str:
         ("Over time", _over_time()),
         ("Latency", _latency(runs)),
         ("Where the time of a request went", time_parts(runs)),
+        ("Groups of the cluster", groups(runs)),
         ("Clients", clients(runs)),
         ("Scenario", scenarios(runs)),
         ("Cost model", profiles(runs)),
@@ -118,7 +121,7 @@ def _subtitle(runs: Sequence[Run]) -> str:
         [str(run.scenario.get("model")) for run in runs],
         [_gpu(run) for run in runs],
         [_policy(run) for run in runs],
-        [f"profile {run.summary['headway'].get('profile')}" for run in runs],
+        [f"profile {profiles_of(run.summary['headway'])}" for run in runs],
         [f"seed {run.summary['headway'].get('seed')}" for run in runs],
     )
     return escape(" · ".join(values[0] for values in facts if len(set(values)) == 1))
@@ -128,7 +131,14 @@ def _gpu(run: Run) -> str:
     gpu = run.scenario.get("gpu")
     if not isinstance(gpu, dict):
         return str(gpu)
+    if len(run.groups) > 1:
+        told = (
+            f"{name} {group.get('gpus')} {group.get('gpu')}" for name, group in run.groups.items()
+        )
+        return ", ".join(told)
     replicas = run.summary["headway"].get("replicas", 1)
+    for group in run.groups.values():  # of one: servers, not their ranks
+        replicas = group.get("replicas")
     several = f"{replicas} replicas of " if replicas != 1 else ""
     return f"{several}{gpu.get('count')} x {gpu.get('name')}"
 

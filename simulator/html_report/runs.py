@@ -37,6 +37,15 @@ class Run:
     steps: "pd.DataFrame"
 
     @property
+    def groups(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the summary says of each group of a cluster; empty where there is none."""
+        cluster = self.summary["headway"].get("cluster")
+        found = cluster.get("groups") if isinstance(cluster, Mapping) else None
+        if not isinstance(found, Mapping):
+            return {}
+        return {name: group for name, group in found.items() if isinstance(group, Mapping)}
+
+    @property
     def engine(self) -> Mapping[str, Any]:
         """The scenario's engine."""
         engine: Mapping[str, Any] = self.scenario["engine"]

@@ -40,6 +40,16 @@ WORDS = {
     "recompute_time": "recompute",
     "swap_time": "swap copies",
 }
+GROUP = {
+    "busy, %": ("gpu_busy_fraction", 100.0),
+    "batch": ("mean_running", 1),
+    "KV used, %": ("kv_cache_usage_mean", 100.0),
+    "requests": ("completed", 1),
+    "output tok/s": ("output_throughput", 1),
+    "replica-hours": ("replica_hours", 1),
+    "$": ("dollars", 1),
+}
+"""Columns of a cluster's groups: the key of the summary, and what it is multiplied by."""
 CLIENTS = 12  # shown of each run
 
 
@@ -172,6 +182,31 @@ def _bar(means: Mapping[str, float]) -> str:
         if value > 0
     )
     return f"<div class=bar>{pieces}</div>"
+
+
+def groups(runs: Sequence[Run]) -> str:
+    """Compare the groups of each cluster; empty where there are not several."""
+    parts = []
+    for k, run in enumerate(runs):
+        if len(run.groups) < 2:
+            continue
+        rows = [
+            [
+                escape(name),
+                number(group.get("replicas")),
+                number(group.get("gpus")),
+                escape(str(group.get("gpu"))),
+                *(number(_times(group.get(key), scale)) for key, scale in GROUP.values()),
+            ]
+            for name, group in run.groups.items()
+        ]
+        title = f"<h3>{run_name(run, k)}</h3>" if len(runs) > 1 else ""
+        parts.append(title + table(["", "replicas", "GPUs", "", *GROUP], rows, "numbers"))
+    return "".join(parts)
+
+
+def _times(value: object, scale: float) -> object:
+    return value * scale if isinstance(value, int | float) else value or "-"
 
 
 def clients(runs: Sequence[Run]) -> str:
