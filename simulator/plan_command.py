@@ -151,16 +151,13 @@ def ask(
         raise HeadwayError(f"{path}: --slo goodput: needs bounds in the scenario's `goodput`")
     if all(s.metric != "completion" for s in slos):
         slos.append(parse_slo("completion>=1"))
-    random = base.workload.trace is None
-    count = (
-        (block.replications if given.replications is None else given.replications) if random else 1
-    )
+    count = block.replications if given.replications is None else given.replications
     if count < 1:
         raise HeadwayError(f"--replications {count}: must be at least 1")
     rules = Rules(
         slos,
         count,
-        max(block.most_replications, count) if random else 1,
+        max(block.most_replications, count),
         block.confidence,
         block.tolerance if given.tolerance is None else given.tolerance,
     )

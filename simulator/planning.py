@@ -5,7 +5,7 @@ numbers: the same arrivals and lengths), and told by the confidence interval ove
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import inf
 from pathlib import Path
@@ -88,15 +88,18 @@ class Question:
     low: int = 0  # for a whole number: from here ...
     high: int = 0  # ... to here; 0: a rate
 
-    def search(self, start: float) -> Search:
+    def search(self, scenario: "Scenario") -> Search:
         """Begin the search for one candidate."""
         from simulator.search import fewest, holds, largest_rate
 
+        rules = self.rules
+        if not has_chance(scenario):
+            rules = replace(rules, replications=1, most_replications=1)
         if not self.key:
-            return holds(self.rules)
+            return holds(rules)
         if self.high:
-            return fewest(self.low, self.high, self.rules)
-        return largest_rate(start, self.rules)
+            return fewest(self.low, self.high, rules)
+        return largest_rate(rate_key(scenario)[1], rules)
 
     def settings(self, varied: Mapping[str, str], wish: Wish) -> list[tuple[str, str]]:
         """Give the keys to set for one run."""
@@ -128,6 +131,22 @@ def rate_key(scenario: "Scenario") -> tuple[str, float]:
         )
     return "workload.request_rate", (
         generator.request_rate if generator.request_rate != inf else 1.0
+    )
+
+
+def has_chance(scenario: "Scenario") -> bool:
+    """Say whether another seed gives another run: a trace alone is replayed as recorded."""
+    engine, cluster = scenario.engine, scenario.cluster
+    if scenario.workload.trace is None or scenario.predictor or engine.speculative_config:
+        return True
+    if cluster is None:
+        return False
+    router = cluster.router if isinstance(cluster.router, str) else cluster.router["router"]
+    return (
+        router in ("random", "power_of_two")
+        or (cluster.failures is not None and cluster.failures.mtbf is not None)
+        or (cluster.client is not None and cluster.client.jitter > 0)
+        or any(scenario.of_group(k).engine.data_parallel_size > 1 for k in cluster.kinds)
     )
 
 
@@ -185,8 +204,7 @@ def answer(
     for candidate in candidates:
         if candidate.scenario is None:
             continue
-        start = 1.0 if question.high or not question.key else rate_key(candidate.scenario)[1]
-        search = question.search(start)
+        search = question.search(candidate.scenario)
         active.append((candidate, search, next(search)))
     while active:
         work = [(c, wish) for c, _, wishes in active for wish in wishes]

@@ -14,7 +14,7 @@ from simulator import load_scenario, plan, run
 from simulator.cli import main
 from simulator.errors import HeadwayError
 from simulator.plan_files import _strain
-from simulator.planning import Question, front
+from simulator.planning import Question, front, has_chance
 from simulator.search import (
     Answer,
     Rules,
@@ -28,6 +28,7 @@ from simulator.search import (
 )
 from simulator.serve_command import serve_command
 from simulator.slo import parse_slo, read_numbers
+from tests.scenarios import AZURE
 
 SLO = parse_slo("p99_ttft_ms<=100")
 
@@ -294,6 +295,28 @@ def test_a_fleet_that_scales_is_priced_by_what_its_runs_paid(tmp_path: Path):
         assert row["dollars_per_hour"] == pytest.approx(3.43 * row["gpus"])
     assert 1 <= frame["gpus"].iloc[0] < 1.5
     assert 3.9 < frame["gpus"].iloc[1] <= 4
+
+
+def test_a_trace_is_run_once_unless_a_seed_makes_a_difference(tmp_path: Path):
+    (tmp_path / "t.csv").write_text(AZURE)
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        re.sub("workload: {.*}", "workload: {trace: {path: t.csv}}", ONE_A_SECOND)
+        + "cluster: {replicas: 2}\n"
+    )
+    axes = {"cluster.router": ["round_robin", "random", "least_outstanding"]}
+    frame = plan(path, ["p99_ttft_ms<=60000"], axes, cheapest=True, jobs=1)
+    runs = frame.set_index("cluster.router")["replications"]
+    assert runs.to_dict() == {"round_robin": 1, "random": 3, "least_outstanding": 1}
+    for more in (
+        "cluster.failures={mtbf: 1000}",
+        "cluster.client={timeout: 9, max_retries: 1, jitter: 0.5}",
+        "predictor={kind: noisy, sigma: 1}",
+        "engine.speculative_config={num_speculative_tokens: 1, acceptance: 0.5}",
+    ):
+        assert has_chance(load_scenario(path, [more]))
+    assert not has_chance(load_scenario(path, ["cluster.failures={outages: []}"]))
+    assert not has_chance(load_scenario(path, ["cluster=null"]))
 
 
 def test_none_may_be_the_fewest(tmp_path: Path):
