@@ -33,6 +33,16 @@ SIZES = {
 
 POLICY = "engine.scheduling_policy"
 
+TOGETHER = (
+    ("admission", "shed_from", "max_outstanding"),
+    ("admission", "burst", "rate"),
+    ("client", "backoff", "max_retries"),
+    ("client", "backoff_factor", "max_retries"),
+    ("client", "jitter", "max_retries"),
+    ("failures", "mttr", "mtbf"),
+)
+"""Blocks of a cluster, keys of them, and the other key without which these have no effect."""
+
 Contradiction = tuple[str, str, str]
 """The key to blame ("" where the message names its own place), others that have a part in it,
 and what is wrong."""
@@ -80,6 +90,7 @@ def _groups(scenario: Scenario) -> Iterator[Contradiction]:
 
 def _cluster(scenario: Scenario, cluster: ClusterBlock) -> Iterator[Contradiction]:
     """See what the keys of a cluster ask of others."""
+    yield from _alone(cluster)
     scaling, failures, client = cluster.autoscaling, cluster.failures, cluster.client
     bounds = scenario.goodput.model_dump(exclude_none=True)
     if scaling is not None and scaling.metric == "slo_attainment" and not bounds:
@@ -105,6 +116,25 @@ def _cluster(scenario: Scenario, cluster: ClusterBlock) -> Iterator[Contradictio
                 what += "; set engine.async_scheduling to false"
             yield "cluster.client", "engine", f"timeouts: {what}"
             return
+
+
+def _alone(cluster: ClusterBlock) -> Iterator[Contradiction]:
+    """Find keys that were given without the one that they say more about."""
+    for block, key, other in TOGETHER:
+        values = getattr(cluster, block)
+        if values is None or getattr(values, other):
+            continue
+        if getattr(values, key) != type(values).model_fields[key].default:
+            what = f"goes with {other}; {key} alone has no effect"
+            yield f"cluster.{block}.{key}", f"cluster.{block}.{other}", what
+    client, door = cluster.client, cluster.admission
+    if client is None or not client.max_retries:
+        return
+    patience = client.timeout or client.ttft_timeout
+    refusals = door is not None and (door.max_outstanding or door.rate)
+    if not patience and not refusals:
+        what = "goes with timeout, ttft_timeout or admission: else no try comes to nothing"
+        yield "cluster.client.max_retries", "cluster.client cluster.admission", what
 
 
 def _touches(mine: Key, bad: Key) -> bool:
@@ -179,8 +209,8 @@ def _numbers(scenario: Scenario) -> Iterator[Contradiction]:
     if engine.preemption_mode == "recompute" and not (
         engine.swap_overlap and engine.kv_offloading_size
     ):
-        for key in ("swap_bandwidth", "swap_overlap"):
-            if getattr(engine, key):
+        for key in ("swap_bandwidth", "swap_space", "swap_overlap"):
+            if getattr(engine, key) != EngineBlock.model_fields[key].default:
                 yield (
                     f"engine.{key}",
                     "engine.preemption_mode",

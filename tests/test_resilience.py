@@ -381,6 +381,34 @@ def test_a_fleet_that_is_gone_for_good_is_told(tmp_path: Path) -> None:
             "{autoscaling: {group: x}, groups: {a: {}, b: {}}}",
             "s.yaml:6: cluster.autoscaling.group: there is a, b",
         ),
+        (
+            "{admission: {rate: 5, shed_from: 0.5}}",
+            "s.yaml:6: cluster.admission.shed_from: goes with max_outstanding; shed_from alone has",
+        ),
+        (
+            "{admission: {max_outstanding: 9, burst: 20}}",
+            "s.yaml:6: cluster.admission.burst: goes with rate; burst alone has no effect",
+        ),
+        (
+            "{client: {timeout: 9, backoff: 0, jitter: 0.5}}",
+            "s.yaml:6: cluster.client.backoff: goes with max_retries; backoff alone has no effect",
+        ),
+        (
+            "{client: {timeout: 9, backoff: 0, jitter: 0.5}}",
+            "s.yaml:6: cluster.client.jitter: goes with max_retries; jitter alone has no effect",
+        ),
+        (
+            "{client: {backoff_factor: 3}}",
+            "s.yaml:6: cluster.client.backoff_factor: goes with max_retries",
+        ),
+        (
+            "{client: {max_retries: 2, backoff: 0}, admission: {}}",
+            "s.yaml:6: cluster.client.max_retries: goes with timeout, ttft_timeout or admission:",
+        ),
+        (
+            "{failures: {mttr: 60, outages: [{replica: 0, start: 1}]}}",
+            "s.yaml:6: cluster.failures.mttr: goes with mtbf; mttr alone has no effect",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_by_line_and_key(tmp_path: Path, more: str, message: str) -> None:
@@ -388,6 +416,34 @@ def test_what_is_wrong_is_told_by_line_and_key(tmp_path: Path, more: str, messag
     path.write_text(SMALL + f"cluster: {more}\n")
     told = errors(path)
     assert any(line.startswith(message) for line in told), told
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "{client: {max_retries: x, timeout: 9, backoff: 0}}",
+        "{admission: {max_outstanding: 0, shed_from: 0.5}}",
+        "{client: {max_retries: 2}, admission: {rate: x}}",
+    ],
+)
+def test_what_a_wrong_key_should_have_gone_with_is_not_wrong_too(tmp_path: Path, more: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SMALL + f"cluster: {more}\n")
+    assert len(errors(path)) == 1
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "{client: {max_retries: 2, backoff: 0, jitter: 1}, admission: {rate: 2, burst: 3}}",
+        "{client: {max_retries: 2, ttft_timeout: 9}, failures: {mtbf: 9, mttr: 1}}",
+        "{admission: {max_outstanding: 9, shed_from: 0.5, burst: 10.0}}",  # as without it
+    ],
+)
+def test_keys_that_go_together_are_taken(tmp_path: Path, more: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SMALL + f"cluster: {more}\n")
+    load_scenario(path)
 
 
 def test_a_scheduler_that_lets_nobody_go_takes_no_timeouts(tmp_path: Path) -> None:
