@@ -20,7 +20,7 @@ from simulator.expert_cost import split
 from simulator.fleet import Fleet
 from simulator.gate import Gate
 from simulator.lifecycle import Autoscaler, Failures, Lifecycle
-from simulator.log import PAUSE, RUN, Log
+from simulator.log import PAUSE, RUN, STEP, Log
 from simulator.predictor import make_predictor
 from simulator.request import Request
 from simulator.routers import Target
@@ -285,7 +285,7 @@ def _warn(result: "Result") -> None:
     story = result.cluster
     assert story is not None
     for numbers in replicas_in(story.groups).values():
-        rows = np.concatenate([result.logs[number].steps for number in numbers])
+        rows = np.frombuffer(b"".join(result.logs[k].step_rows for k in numbers), STEP)
         parts = story.parts[numbers[0]]
         told |= dict.fromkeys(parts.cost.outside(rows))
     if (count := _rejected(result)) and count == len(result.workload):

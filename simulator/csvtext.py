@@ -34,8 +34,10 @@ class Words:
         return Words(self.codes[rows], self.names)
 
 
-Column = Ints | Floats | Words
-"""A column: integers (negative: an empty cell), floats >= 0 (NaN: an empty cell), or words."""
+Numbers = Ints | Floats
+"""A column of integers (negative: an empty cell) or of floats >= 0 (NaN: an empty cell)."""
+Column = Numbers | Words
+"""A column of numbers or of words."""
 
 
 def encode_rows(columns: Sequence[Column]) -> bytes:

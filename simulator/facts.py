@@ -107,6 +107,8 @@ class Facts:
     def _blocked(self) -> tuple[dict[str, float], float]:
         areas, held = dict.fromkeys(CAUSES, 0.0), 0.0
         for log, engine in zip(self.result.logs, self.engines, strict=True):
+            if not log.step_rows:
+                continue
             more, time = blocked_time(log, engine, self.spare)
             areas = {cause: areas[cause] + more[cause] for cause in CAUSES}
             held += time

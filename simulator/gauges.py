@@ -95,6 +95,8 @@ def queue_depth(log: Log, end: float) -> tuple[float, int]:
     A row tells how many waited as it was decided; each request that comes before the next row is
     decided adds to it. Only levels that last count for the maximum.
     """
+    if not (log.step_rows or log.joined):  # of a large fleet perhaps most
+        return 0.0, 0
     starts, waiting = queue_levels(log)
     starts = np.append(starts, end)
     queue = arrivals(log)
@@ -165,6 +167,7 @@ def copied(
     logs: Sequence[Log], block_bytes: float | None, seconds: float | None
 ) -> dict[str, object]:
     """Give what swap moved between GPU and host; bytes are those of all GPUs, None: not known."""
+    logs = [log for log in logs if log.swap_rows]
     out, back = (
         sum(int(log.swaps[name].sum()) for log in logs) for name in ("blocks_out", "blocks_in")
     )
@@ -184,17 +187,19 @@ def host_tier(
     Its queries are the tokens that the GPU's prefix cache did not have.
     """
     size = logs[0].block_size if logs else 0
-    hits = size * sum(int(log.loads["blocks"][log.loads["fresh"] == 1].sum()) for log in logs)
+    loads = [log.loads for log in logs if log.load_rows]
+    hits = size * sum(int(rows["blocks"][rows["fresh"] == 1].sum()) for rows in loads)
+    loaded = sum(int(rows["blocks"].sum()) for rows in loads)
+    offloaded = sum(log.offloaded for log in logs)
     scheduled = ~np.isnan(table.first_scheduled)
     prompts = int(table.workload.prompt_tokens[scheduled].sum())
     queries = prompts - int(table.cached.sum()) + hits
-    moved = sum(log.offloaded + int(log.loads["blocks"].sum()) for log in logs)
     return {
         "external_prefix_cache_hits": hits,
         "external_prefix_cache_hit_rate": share(hits, queries),
-        "offloaded_blocks": sum(log.offloaded for log in logs),
-        "loaded_blocks": sum(int(log.loads["blocks"].sum()) for log in logs),
-        "offloading_bytes": None if block_bytes is None else moved * block_bytes,
+        "offloaded_blocks": offloaded,
+        "loaded_blocks": loaded,
+        "offloading_bytes": None if block_bytes is None else (offloaded + loaded) * block_bytes,
     }
 
 
@@ -219,7 +224,9 @@ class RequestSums:
         self.queries += int(table.workload.prompt_tokens[scheduled].sum())
         self.cached += int(table.cached.sum())
         self.loaded += sum(
-            log.block_size * int(log.loads["blocks"][log.loads["fresh"] == 1].sum()) for log in logs
+            log.block_size * int(log.loads["blocks"][log.loads["fresh"] == 1].sum())
+            for log in logs
+            if log.load_rows
         )
         self.rejected += int((table.reason == REJECTED).sum())
         self.unfinished += int((table.reason == UNFINISHED).sum())

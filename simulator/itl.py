@@ -29,8 +29,9 @@ class TokenTimes:
     def __init__(self, log: Log, completed: Flags) -> None:
         """Count, at each tick, the completed requests (a flag by id) that take part in it."""
         runs = log.runs
-        if not completed.all():
-            runs = runs[completed[runs["id"]]]
+        wanted = completed[runs["id"]]
+        if not wanted.all():
+            runs = runs[wanted]
         self.starts: Floats = runs["start"]
         self.ends: Floats = np.asarray(log.tick_ends, np.float64)
         self.tokens: Counts = np.zeros(len(self.ends) + 1, np.int32)  # the last stays 0
@@ -98,7 +99,20 @@ class GapPool:
     def _slices(self) -> Iterator[tuple[Floats, Counts]]:
         for times in self._times:
             yield from times.gap_slices()
-            yield times.own_gaps, np.ones(len(times.own_gaps), np.int32)
+            if len(times.own_gaps):
+                yield times.own_gaps, np.ones(len(times.own_gaps), np.int32)
+
+    def _pieces(self) -> Iterator[tuple[Floats, Counts]]:
+        """Yield the same, of many replicas together where each has few gaps."""
+        held, size = list[tuple[Floats, Counts]](), 0
+        for one in self._slices():
+            if held and size + len(one[0]) > SLICE:
+                yield _joined(held)
+                held, size = [], 0
+            held.append(one)
+            size += len(one[0])
+        if held:
+            yield _joined(held)
 
     def _bin(self, values: Floats) -> Ints:
         """Number the bin of each value; bins ascend with the values.
@@ -124,7 +138,7 @@ class GapPool:
         position = (self.count - 1) * (np.asarray(wanted, np.float64) / 100.0)
         below = np.floor(position).astype(np.int64)
         above = np.minimum(below + 1, self.count - 1)
-        low, high = self._ranked(below), self._ranked(above)
+        low, high = np.split(self._ranked(np.concatenate((below, above))), 2)
         part = position - below
         step = high - low  # written as numpy does it, for the same last bit
         values = np.where(part >= 0.5, high - step * (1.0 - part), low + step * part)
@@ -133,12 +147,12 @@ class GapPool:
     def _ranked(self, ranks: Ints) -> Floats:
         """Give the gaps of these ranks, smallest 0: count by bins, then sort the bins met."""
         counts = np.zeros(BINS)
-        for values, weights in self._slices():
+        for values, weights in self._pieces():
             counts += np.bincount(self._bin(values), weights, BINS)
         wanted = np.zeros(BINS, bool)
         bins = np.searchsorted(np.cumsum(counts), ranks, side="right")
         wanted[bins] = True
-        kept = [(v[m], w[m]) for v, w in self._slices() for m in (wanted[self._bin(v)],)]
+        kept = [(v[m], w[m]) for v, w in self._pieces() for m in (wanted[self._bin(v)],)]
         values = np.concatenate([v for v, _ in kept])
         weights = np.concatenate([w for _, w in kept])
         order = np.argsort(values)
@@ -146,3 +160,7 @@ class GapPool:
         skipped = np.cumsum(np.where(wanted, 0.0, counts)).astype(np.int64)
         ranked: Floats = values[order][np.searchsorted(upto, ranks - skipped[bins], side="right")]
         return ranked
+
+
+def _joined(slices: Sequence[tuple[Floats, Counts]]) -> tuple[Floats, Counts]:
+    return np.concatenate([v for v, _ in slices]), np.concatenate([w for _, w in slices])

@@ -76,7 +76,7 @@ def summarize(
     for log in logs:
         sums.add(log, contiguous)
     start, end = run_span(table, logs)
-    times = [TokenTimes(log, completed) for log in logs]
+    times = [TokenTimes(log, completed) for log in logs if log.run_rows]
     peaks = _peaks(table, completed, times)
     use: Summary = {"mfu": None, "bandwidth_utilization": None}
     if served is not None:
@@ -85,7 +85,7 @@ def summarize(
     if within is not None:
         ended, failed = completed & _inside(table.finish, within), failed & _inside(sent, within)
         completed, duration = completed & _inside(sent, within), within[1] - within[0]
-        times = [TokenTimes(log, completed) for log in logs]
+        times = [TokenTimes(log, completed) for log in logs if log.run_rows]
     return (
         head(workload, served)
         | _throughput(table, ended, int(failed.sum()), duration, goodput)
@@ -119,8 +119,12 @@ def summarize_result(result: "Result", percentiles: Sequence[float] = PERCENTILE
         max_num_seqs=engine.max_num_seqs,
         contiguous=engine.reserves,
         swap_time=sum(
-            float(cost.logged_swap_seconds(log.swaps).sum())
-            for log, cost in zip(result.logs, result.costs, strict=True)
+            (
+                float(cost.logged_swap_seconds(log.swaps).sum())
+                for log, cost in zip(result.logs, result.costs, strict=True)
+                if log.swap_rows
+            ),
+            0.0,
         ),
         kv_block_bytes=kv_block_bytes(result.model, engine) * engine.tensor_parallel_size,
         percentiles=percentiles,
@@ -228,7 +232,9 @@ def _peaks(table: RequestTable, completed: Flags, times: Sequence[TokenTimes]) -
     sent = np.sort(table.sent[completed])
     finish = np.sort(table.finish[completed])
     seconds = ceil(finish[-1] - sent[0]) + 1
-    tokens = sum(time.per_second(float(sent[0]), seconds) for time in times)
+    tokens = np.zeros(seconds, np.int64)
+    for time in times:
+        tokens += time.per_second(float(sent[0]), seconds)
     here = np.arange(1, len(sent) + 1) - np.searchsorted(finish, sent, side="right")
     return {
         "max_output_tokens_per_s": float(np.max(tokens)),
@@ -262,6 +268,7 @@ def _latencies(
 
 def _drafted(logs: Sequence[Log]) -> Summary:
     """Give what speculative decoding brought."""
+    logs = [log for log in logs if log.draft_rows]
     return acceptance({name: sum(int(log.drafts[name].sum()) for log in logs) for name in DRAFTED})
 
 

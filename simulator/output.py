@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from simulator.csvtext import Column, Words, encode_header, encode_rows
+from simulator.csvtext import Column, Numbers, Words, encode_header, encode_rows
 from simulator.errors import HeadwayError
 from simulator.files import Writer, write_together
+from simulator.log import Log
 from simulator.service import Clients, client_columns, several_clients, share_columns
 from simulator.tables import Floats, expand_steps, request_columns, run_span, step_columns
 
@@ -95,26 +96,24 @@ def step_frame(result: "Result", *, expanded: bool = False) -> "pd.DataFrame":
     import pandas as pd
 
     frames = []
-    for number, log in enumerate(result.logs):
-        columns = step_columns(log, copy_seconds=_copy_seconds(result, number))
+    for number, (log, seconds) in enumerate(_with_copy_seconds(result)):
+        columns = step_columns(log, copy_seconds=seconds)
         if expanded:
             contiguous = result.scenario.engine.reserves
-            columns = expand_steps(
-                log,
-                contiguous=contiguous,
-                copy_seconds=_copy_seconds(result, number),
-            )
+            columns = expand_steps(log, contiguous=contiguous, copy_seconds=seconds)
         if len(result.logs) > 1:
             columns = {"replica": np.full(_rows(columns), number), **columns}
         frames.append(_frame(columns))
     return pd.concat(frames, ignore_index=True)
 
 
-def _copy_seconds(result: "Result", number: int) -> Floats | None:
-    """Give the time of each of a replica's swaps, if there are any, be it at another replica."""
+def _with_copy_seconds(result: "Result") -> Iterator[tuple[Log, Floats | None]]:
+    """Give each log with the time of each of its swaps, if there are any, be it in another."""
     if not any(log.swap_rows for log in result.logs):
-        return None
-    return result.costs[number].logged_swap_seconds(result.logs[number].swaps)
+        yield from ((log, None) for log in result.logs)
+        return
+    for log, cost in zip(result.logs, result.costs, strict=True):
+        yield log, cost.logged_swap_seconds(log.swaps)
 
 
 def client_tables(result: "Result") -> dict[str, dict[str, Column]]:
@@ -171,18 +170,31 @@ def _write_table(name: str, columns: Mapping[str, Column], file: BinaryIO) -> No
 
 
 def _write_steps(result: "Result", file: BinaryIO) -> None:
-    """Write one row per logged row, of one replica after the other."""
+    """Write one row per logged row, of one replica after the other; short logs many at once."""
     several = len(result.logs) > 1
-    for number, log in enumerate(result.logs):
-        seconds = _copy_seconds(result, number)
-        if number == 0:
-            names = list(step_columns(log, slice(0), seconds))
-            file.write(encode_header(["replica", *names] if several else names))
+    log, seconds = next(_with_copy_seconds(result))
+    names = list(step_columns(log, slice(0), seconds))
+    file.write(encode_header(["replica", *names] if several else names))
+    held: list[list[Numbers]] = []
+    rows = 0
+    for number, (log, seconds) in enumerate(_with_copy_seconds(result)):
         for part in _slices(len(log.steps)):
             columns = list(step_columns(log, part, seconds).values())
             if several:
-                columns.insert(0, np.full(len(log.steps[part]), number))
-            file.write(_encode("steps.csv", columns))
+                columns.insert(0, np.full(len(columns[0]), number))
+            if rows and rows + len(columns[0]) > SLICE:
+                file.write(_joined(held))
+                held, rows = [], 0
+            held.append(columns)
+            rows += len(columns[0])
+    if held:
+        file.write(_joined(held))
+
+
+def _joined(parts: Sequence[Sequence[Numbers]]) -> bytes:
+    """Encode rows of steps.csv that come in parts."""
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    return _encode("steps.csv", columns)
 
 
 def _encode(name: str, columns: Sequence[Column]) -> bytes:

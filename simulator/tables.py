@@ -8,8 +8,8 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from simulator.csvtext import Column, Words
-from simulator.log import REASONS, Log
+from simulator.csvtext import Column, Numbers, Words
+from simulator.log import REASONS, REQUEST, Log
 from simulator.workload import Workload
 
 Floats = npt.NDArray[np.float64]
@@ -129,14 +129,14 @@ def gather_requests(
         reason,
         replica,
     )
-    for number, log in enumerate(logs):
-        rows = log.requests
-        ids = rows["id"]
-        for name in ("first_scheduled", "first_token", "finish"):
-            getattr(table, name)[ids] = np.where(rows[name] >= 0.0, rows[name], np.nan)
-        for name in ("generated", "preemptions", "cached", "reason"):
-            getattr(table, name)[ids] = rows[name]
-        replica[ids] = number
+    rows = np.frombuffer(b"".join(log.request_rows for log in logs), REQUEST)
+    ids = rows["id"]
+    for name in ("first_scheduled", "first_token", "finish"):
+        getattr(table, name)[ids] = np.where(rows[name] >= 0.0, rows[name], np.nan)
+    for name in ("generated", "preemptions", "cached", "reason"):
+        getattr(table, name)[ids] = rows[name]
+    counts = [len(log.request_rows) // REQUEST.itemsize for log in logs]
+    replica[ids] = np.repeat(np.arange(len(logs)), counts)
     if tries is not None and tries.again:
         table.entered = sent.copy()
         table.entered[[*tries.again]] = [*tries.again.values()]
@@ -207,7 +207,7 @@ def client_words(workload: Workload) -> Words:
 
 def step_columns(
     log: Log, rows: slice = slice(None), copy_seconds: Floats | None = None
-) -> dict[str, Column]:
+) -> dict[str, Numbers]:
     """Give the columns of steps.csv but `replica`: a row for each logged row, in order of time.
 
     A row stands for `steps` successive steps; `duration` is that of all of them, the token
@@ -232,7 +232,7 @@ def step_columns(
     } | copy_columns(log, part["start"], copy_seconds)
 
 
-def copy_columns(log: Log, starts: Floats, seconds: Floats | None) -> dict[str, Column]:
+def copy_columns(log: Log, starts: Floats, seconds: Floats | None) -> dict[str, Numbers]:
     """Give the blocks that went to the host and back in steps that start then, and their time.
 
     `seconds` is the time of each of `log.swaps`. Without any in the whole run it is None, and there
@@ -241,11 +241,11 @@ def copy_columns(log: Log, starts: Floats, seconds: Floats | None) -> dict[str, 
     swaps = log.swaps
     if not len(swaps):
         none = np.zeros(len(starts), np.int64)
-        zeros: dict[str, Column] = {"swapped_out_blocks": none, "swapped_in_blocks": none}
+        zeros: dict[str, Numbers] = {"swapped_out_blocks": none, "swapped_in_blocks": none}
         return {} if seconds is None else zeros | {"swap_time": np.zeros(len(starts))}
     at = np.minimum(np.searchsorted(swaps["start"], starts), len(swaps) - 1)
     moved = swaps["start"][at] == starts
-    columns: dict[str, Column] = {
+    columns: dict[str, Numbers] = {
         "swapped_out_blocks": np.where(moved, swaps["blocks_out"][at], 0),
         "swapped_in_blocks": np.where(moved, swaps["blocks_in"][at], 0),
     }
@@ -288,7 +288,7 @@ def block_growth(log: Log, rows: npt.NDArray[np.void]) -> Floats:
 
 def expand_steps(
     log: Log, *, contiguous: bool = False, copy_seconds: Floats | None = None
-) -> dict[str, Column]:
+) -> dict[str, Numbers]:
     """Unroll the leaps: the columns of steps.csv with one row per step, in order of time.
 
     `waiting` is what the row began with and the requests that have come since.

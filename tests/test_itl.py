@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.itl import GapPool, TokenTimes
+from simulator.itl import SLICE, GapPool, TokenTimes
 from simulator.log import Log
 from tests.handmade import TICK, Story, add_run, stories
 
@@ -20,9 +20,19 @@ def listed(story: Story) -> np.ndarray:
     return np.concatenate(gaps) if gaps else np.empty(0)
 
 
+@pytest.mark.parametrize("slice_", [1, 3, SLICE])
 @given(stories())
-def test_the_pool_is_the_list(story: Story) -> None:
-    """Count, mean, deviation and every percentile equal numpy's on the listed gaps."""
+def test_the_pool_is_the_list(slice_: int, story: Story) -> None:
+    """Count, mean, deviation and every percentile equal numpy's on the listed gaps.
+
+    So they do however many gaps are looked at together.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("simulator.itl.SLICE", slice_)
+        _check_pool(story)
+
+
+def _check_pool(story: Story) -> None:
     pool, gaps = pool_of(story), listed(story)
     wanted = [0.0, 12.5, 50.0, 90.0, 99.9, 100.0]
     assert pool.count == len(gaps)

@@ -126,6 +126,23 @@ def test_several_replicas(ran: Ran, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("slice_", [1, 2, 3, 100])
+def test_short_logs_are_encoded_together(
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slice_: int
+) -> None:
+    """However many rows go at once, each replica's come after those of the one before."""
+    monkeypatch.setattr("simulator.output.SLICE", slice_)
+    for start in (0.25, 7.0):
+        log = Log(num_blocks=10, block_size=4)
+        add_step(log, start, start + 1.0, blocks_used=3)
+        ran.logs += [Log(num_blocks=10, block_size=4), log]
+    write_run(ran, tmp_path)
+    header, *first = STEPS.splitlines()
+    later = [f"{at},1.000000000,1,0,0,0,0,0,0,3,7,0" for at in ("0.250000000", "7.000000000")]
+    rows = [*(f"0,{row}" for row in first), f"2,{later[0]}", f"4,{later[1]}"]
+    assert (tmp_path / "steps.csv").read_text().splitlines() == [f"replica,{header}", *rows]
+
+
 def test_frames(ran: Ran) -> None:
     """The tables as DataFrames have the columns of the files; leaps unroll on request."""
     requests, steps = request_frame(ran), step_frame(ran)
