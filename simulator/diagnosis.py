@@ -13,8 +13,9 @@ import numpy as np
 from simulator.breakdown import prompt_rows, prompt_stalls
 from simulator.cluster_findings import kv_transfer, tries
 from simulator.facts import Facts, Finding
-from simulator.service import client_weights, most_unequal
-from simulator.tables import Floats
+from simulator.service import Clients, several_clients
+from simulator.tables import Floats, run_span
+from simulator.unfair import most_slighted
 from simulator.waits import BLOCKS, BUDGET, CAUSES, POLICY, SEATS
 
 if TYPE_CHECKING:
@@ -29,8 +30,7 @@ STALLED = 0.2  # share of the decoding time that prompts add
 WASTED = 0.1  # share of the token slots that nobody needs
 SEATS_USED = 0.25  # share of the seats that were ever taken
 FULL = 0.95  # share of the KV blocks in use
-UNFAIR = 0.1  # difference of two clients' mean waits, as a share of the mean e2el
-FEWEST = 5  # requests that a client must have to be compared
+UNFAIR = 0.25  # share of a client's waiting in which another gets more than a fair policy gives
 LOW_LOAD = 2.0  # requests that run at once
 
 
@@ -261,39 +261,29 @@ def unused_seats(facts: Facts) -> Finding | None:
 
 
 def unfair(facts: Facts) -> Finding | None:
-    """Some clients wait much longer than others of no more weight."""
-    names = facts.result.workload.client
-    if names is None:
+    """A client waits while another gets clearly more service than it."""
+    if not several_clients(facts.result.workload):
         return None
-    done = np.flatnonzero(facts.done)
-    clients, owner = np.unique(np.array(names)[done], return_inverse=True)
-    count = np.bincount(owner)
-    wait = np.bincount(owner, facts.table.queue_time[done]) / count
-    speed = np.bincount(owner, facts.table.generated[done] / facts.table.e2el[done]) / count
-    large = np.flatnonzero(count >= FEWEST)
-    if len(large) < 2:
+    clients = Clients.of(facts.result)
+    names = clients.words.names
+    found = most_slighted(clients, run_span(clients.table, clients.logs)[1])
+    if found is None or found.share < UNFAIR:
         return None
-    mean = facts.whole / len(done)
-    weights = client_weights(facts.engine.scheduling_policy, clients[large])
-    pair = most_unequal(wait[large], weights, UNFAIR * mean)
-    if pair is None:
-        return None
-    worst, best = large[pair[0]], large[pair[1]]
-    speeds = speed[large]
-    jain = float(speeds.sum() ** 2 / (len(speeds) * (speeds**2).sum()))
+    worst, best = names[found.worst], names[found.best]
     return Finding(
         "unfair",
-        float((wait[worst] - wait[best]) / mean),
-        f"Clients are served unequally: {clients[worst]} waits {_figure(wait[worst])} s on "
-        f"average, {clients[best]} {_figure(wait[best])} s (Jain's index of their tokens per "
-        f"second {jain:.2f}).",
+        found.share,
+        f"Clients are served unequally: for {found.share:.0%} of the time that {worst} waits, it "
+        f"gets {_figure(found.got)} tokens and {best} {_figure(found.best_got)} (answers count "
+        "twice), more than a fair policy would give.",
         f"engine.scheduling_policy ({facts.policy} now)",
         {
-            "worst_client": str(clients[worst]),
-            "worst_mean_queue_time": float(wait[worst]),
-            "best_client": str(clients[best]),
-            "best_mean_queue_time": float(wait[best]),
-            "jain_index": jain,
+            "worst_client": worst,
+            "worst_service": found.got,
+            "best_client": best,
+            "best_service": found.best_got,
+            "share_of_waiting_time": found.share,
+            "time": found.time,
         },
     )
 

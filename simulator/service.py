@@ -45,22 +45,6 @@ def client_weights(policy: object, names: Iterable[str]) -> Floats:
     return np.array([float(given.get(name, 1.0)) for name in names])
 
 
-def most_unequal(wait: Floats, weights: Floats, least: float) -> tuple[int, int] | None:
-    """Find the client that waits the most longer than one of no more weight, and that one.
-
-    Twice as long, and `least` seconds. A client of less weight is meant to wait longer; how much
-    longer depends on what all ask for, so such two are not compared.
-    """
-    order = np.lexsort((wait, weights))
-    ordered = wait[order]
-    shortest = np.minimum.accumulate(ordered)  # of those of no more weight
-    gaps = np.where(ordered < 2 * shortest, 0.0, ordered - shortest)
-    at = int(gaps.argmax())
-    if gaps[at] < least:
-        return None
-    return int(order[at]), int(order[ordered[: at + 1].argmin()])
-
-
 @dataclass(slots=True)
 class Clients:
     """The clients of a run; codes are indexes into `names`."""
@@ -134,20 +118,20 @@ def _spread(window: Ints, values: Floats, count: int) -> Floats:
     return spread
 
 
-def _backlogged(clients: Clients, edges: Floats) -> tuple[Ints, Ints]:
-    """List the pairs of a client and a window in all of which it has a request waiting.
+def backlogs(clients: Clients, end: float) -> tuple[Ints, Floats, Floats]:
+    """List the stretches of time (s) in all of which a client has a request waiting: who, from, to.
 
     A request waits from when it is sent (of several tries the last) until its first admission.
     """
     table = clients.table
     here = np.flatnonzero((table.replica >= 0) & (table.reason != REJECTED))
     begin = table.entered[here]
-    stop = np.where(np.isnan(table.first_scheduled[here]), edges[-1], table.first_scheduled[here])
+    stop = np.where(np.isnan(table.first_scheduled[here]), end, table.first_scheduled[here])
     # Times as ranks: clients are told apart in whole numbers, nothing is rounded.
-    times, ranks = np.unique(np.concatenate([begin, stop, edges]), return_inverse=True)
+    times, ranks = np.unique(np.concatenate([begin, stop]), return_inverse=True)
     size = len(times)
     base = clients.codes[here] * size
-    begins, stops = base + ranks[: len(here)], base + ranks[len(here) : 2 * len(here)]
+    begins, stops = base + ranks[: len(here)], base + ranks[len(here) :]
     order = np.argsort(begins, kind="stable")
     begins, upto = begins[order], np.maximum.accumulate(stops[order])
     new = np.ones(len(begins), bool)
@@ -155,13 +139,19 @@ def _backlogged(clients: Clients, edges: Floats) -> tuple[Ints, Ints]:
     first = np.flatnonzero(new)
     last = np.append(first[1:], len(begins)) - 1
     begins, stops = begins[first], upto[last[: len(first)]]
-    marks = ranks[2 * len(here) :]
-    opens = np.searchsorted(marks, begins % size, "left")
-    closes = np.searchsorted(marks, stops % size, "right") - 1
-    return _spans(begins // size, opens, closes)
+    size = max(size, 1)
+    return begins // size, times[begins % size], times[stops % size]
 
 
-def _spans(labels: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints]:
+def _backlogged(clients: Clients, edges: Floats) -> tuple[Ints, Ints]:
+    """List the pairs of a client and a window in all of which it has a request waiting."""
+    codes, begin, stop = backlogs(clients, float(edges[-1]))
+    opens = np.searchsorted(edges, begin, "left")
+    closes = np.searchsorted(edges, stop, "right") - 1
+    return spans(codes, opens, closes)
+
+
+def spans(labels: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints]:
     """Spell out ranges from `first` to before `last`, each with its label."""
     lengths = np.maximum(last - first, 0)
     ends = np.cumsum(lengths)
@@ -188,7 +178,7 @@ def _events(clients: Clients, edges: Floats) -> tuple[Ints, Ints, Ints]:
         begin, stop = runs["first_tick"], runs["first_tick"] + runs["ticks"]
         opens = np.searchsorted(marks, begin, "right") - 1
         closes = np.where(runs["ticks"] > 0, np.searchsorted(marks, stop, "left"), opens)
-        row, window = _spans(np.arange(len(runs)), opens, closes)
+        row, window = spans(np.arange(len(runs)), opens, closes)
         ticks = np.minimum(stop[row], marks[window + 1]) - np.maximum(begin[row], marks[window])
         codes.append(owners[row])
         windows.append(window)
