@@ -254,16 +254,18 @@ def _kv_transfer(story: "Story", span: tuple[float, float]) -> Values:
 def evenness(story: "Story", ended: npt.NDArray[np.int64], busy: npt.NDArray[np.float64]) -> Values:
     """Say how evenly the work fell, by the requests and the busy s of each replica.
 
-    Of the requests, the most that a replica ended, over the mean. Where prefill and decode are
-    apart, the less even of the two halves counts.
+    Of the requests, the most that a replica ended, over the mean. Replicas that never were on, as
+    an autoscaler may leave some, do not count. Where prefill and decode are apart, the less even of
+    the two halves counts.
     """
-    halves = [np.ones(len(ended), bool)]
+    on = np.array([bool(story.life.paid[server]) for server in story.servers])
+    halves = [on]
     if story.transfers is not None:
         prompts = np.isin(np.arange(len(ended)), [*story.transfers.producers])
-        halves = [prompts, ~prompts]
+        halves = [on & prompts, on & ~prompts]
     return {
-        "requests_per_replica_min": int(ended.min()),
-        "requests_per_replica_max": int(ended.max()),
+        "requests_per_replica_min": int(ended[on].min()),
+        "requests_per_replica_max": int(ended[on].max()),
         **{
             f"{name}_imbalance": max(
                 share(float(of[half].max()), float(of[half].mean())) for half in halves

@@ -66,6 +66,32 @@ def test_the_groups_of_a_cluster_are_named_and_compared(tmp_path: Path) -> None:
     assert "H100-80GB</td>" not in page([run])  # damaged: what is left is one group
 
 
+def test_each_groups_cost_model_is_shown_once(tmp_path: Path) -> None:
+    path, out = tmp_path / "s.yaml", tmp_path / "out"
+    toy = "toy: {cost: {kind: linear, base: 0.25, per_token: 0, per_context: 0}}"
+    groups = f"a: {{}}, new: {{gpu: {{name: H100-80GB}}}}, {toy}, b: {{}}"
+    path.write_text(f"workload: {{num_prompts: 4}}\ncluster: {{groups: {{{groups}}}}}\n")
+    assert main(["run", str(path), "--out", str(out), "--quiet"]) == 0
+    (run,) = read_runs([out])
+    text = page([run]).partition("<h2>Cost model</h2>")[2]
+    assert re.findall(r"<h3>(.*?)</h3>", text) == [
+        "llama-3-8b.a100.bf16 <small>a, b</small>",
+        "llama-3-8b.h100.bf16 <small>new</small>",
+        "linear <small>toy</small>",
+    ]
+    assert re.findall(r"gpu (\S+), tensor parallel", text) == ["A100-80GB", "H100-80GB"]
+    assert "<p>kind linear, base 0.25, per token 0, per context 0</p>" in text
+    path.write_text("workload: {num_prompts: 4}\n")
+    assert main(["run", str(path), "--out", str(tmp_path / "one"), "--quiet"]) == 0
+    one = read_runs([tmp_path / "one"])
+    assert "<h3>llama-3-8b.a100.bf16</h3><div" in page(one)
+    text = page([*one, run]).partition("<h2>Cost model</h2>")[2]
+    assert re.findall(r"<h3>\S+ <small>(.*?)</small>", text)[0] == (
+        '<span class="dot run-0"></span>one, <span class="dot run-1"></span>out: a, '
+        '<span class="dot run-1"></span>out: b'
+    )
+
+
 def test_servers_are_counted_and_not_their_ranks(tmp_path: Path) -> None:
     path, out = tmp_path / "s.yaml", tmp_path / "out"
     path.write_text(SMALL + "gpu: {count: 2}\ncluster: {replicas: 3}\n")

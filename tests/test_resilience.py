@@ -343,6 +343,9 @@ def test_a_replica_that_is_off_is_not_idle(tmp_path: Path) -> None:
     alone = made(tmp_path, "").summary()["headway"]
     assert own["cluster"]["scalings"] == 0
     assert own["gpu_busy_fraction"] == pytest.approx(alone["gpu_busy_fraction"])
+    even = {key: own["cluster"][key] for key in ("requests_imbalance", "busy_time_imbalance")}
+    assert even == {"requests_imbalance": 1.0, "busy_time_imbalance": 1.0}
+    assert own["cluster"]["requests_per_replica_min"] == 40
 
 
 def test_replica_hours_follow_the_load(tmp_path: Path) -> None:

@@ -41,29 +41,51 @@ def _flat(values: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, obj
 
 
 def profiles(runs: Sequence[Run]) -> str:
-    """Show the cost model of the runs: what it was fitted to, how well, and from where."""
+    """Show the cost models of the runs: what each was fitted to, how well, and from where.
+
+    The groups of a cluster may have one each; it is named after those that have it where not all do.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for k, run in enumerate(runs):
+        for group, name, cost in _costs(run):
+            where = ([run_name(run, k)] if len(runs) > 1 else []) + ([group] if group else [])
+            found.setdefault((name, _cost(cost, name)), []).append(": ".join(where))
     parts = []
-    for name in dict.fromkeys(str(run.summary["headway"].get("profile")) for run in runs):
-        cost = next(
-            run.scenario.get("cost")
-            for run in runs
-            if str(run.summary["headway"].get("profile")) == name
-        )
-        text = _profile_text(cost)
-        if text is None:
-            given = escape(_pairs(cost))
-            parts.append(f"<h3>{escape(name)}</h3><p>{given}</p>")
-            continue
-        parts.append(f"<h3>{escape(name)}</h3>{_fit(text)}")
-        parts.append(f"<details><summary>Profile</summary><pre>{escape(text)}</pre></details>")
+    for (name, text), users in found.items():
+        told = f" <small>{', '.join(users)}</small>" if len(found) > 1 else ""
+        parts.append(f"<h3>{escape(name)}{told}</h3>{text}")
     return "".join(parts)
 
 
-def _profile_text(cost: object) -> str | None:
-    """Read the profile that a scenario names, where it can still be found."""
-    from simulator.profile import find_profile
+def _cost(cost: object, name: str) -> str:
+    text = _profile_text(cost, name)
+    if text is None:
+        return f"<p>{escape(_pairs(cost))}</p>"
+    return f"{_fit(text)}<details><summary>Profile</summary><pre>{escape(text)}</pre></details>"
+
+
+def _costs(run: Run) -> Iterable[tuple[str, str, object]]:
+    """Give the group, the name of its cost model and its `cost`; of all replicas without groups."""
+    whole = run.scenario.get("cost")
+    cluster = run.scenario.get("cluster")
+    kinds = cluster.get("groups") if isinstance(cluster, Mapping) else None
+    if not isinstance(kinds, Mapping) or not run.groups:
+        yield "", str(run.summary["headway"].get("profile")), whole
+        return
+    for name, group in run.groups.items():
+        own = kinds.get(name)
+        own = own if isinstance(own, Mapping) else {}
+        cost = own.get("cost") or (None if own.get("gpu") else whole)
+        yield escape(name) if kinds else "", str(group.get("profile")), cost
+
+
+def _profile_text(cost: object, name: str) -> str | None:
+    """Read the profile that a scenario names, or had for want of one, where it can be found."""
+    from simulator.profile import find_profile, shipped_profiles
 
     named = cost.get("profile") if isinstance(cost, Mapping) else None
+    if cost is None and name in shipped_profiles():
+        named = name
     try:
         return find_profile(str(named)).read_text("utf-8") if named else None
     except (OSError, ValueError):
