@@ -15,6 +15,7 @@ from simulator.figures import Run, draw_chunk, draw_kv, draw_latency, draw_occup
 from simulator.figures.data import read_runs
 from simulator.figures.load import knee
 from simulator.figures.occupancy import _batches, _lowest_free
+from simulator.figures.style import COLORS, MARKERS
 from tests.scenarios import AZURE, SMALL
 
 SCENARIO = """
@@ -239,6 +240,30 @@ def test_the_front_is_drawn_over_the_points_that_nothing_beats() -> None:
     assert len(axes.lines) == 5
     assert axes.get_xlim() == (0.0, 105.0)  # the marks at the ends are whole
     assert axes.get_ylim() == (0.0, 420.0)
+
+
+def test_of_more_points_than_colours_those_on_the_front_have_one() -> None:
+    """Forty candidates of a plan, of which the first nine make the front and eight get a colour."""
+    place = np.arange(40)
+    rows = pd.DataFrame(
+        {
+            "engine.max_num_seqs": place + 1,
+            "tokens_per_s_per_user": np.where(place < 9, 10.0 + place, 5.0),
+            "tokens_per_s_per_gpu": np.where(place < 9, 100.0 - place, 40.0 + place),
+        }
+    )
+    (axes,) = (figure := draw_pareto(rows)).axes
+    grey = [line for line in axes.lines if line.get_color() == "0.65"]
+    marks = [line for line in axes.lines if line not in grey][:-1]  # the last is the front
+    assert (len(grey), len(marks)) == (32, 8)
+    assert {(line.get_color(), line.get_marker()) for line in marks} == set(
+        zip(COLORS, MARKERS, strict=True)
+    )
+    ends = [*range(10, 14), *range(15, 19)]  # both of them, and what lies evenly between
+    assert [line.get_xdata()[0] for line in marks] == ends
+    (legend,) = figure.legends
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert texts == ["others", "1", "2", "3", "4", "6", "7", "8", "9", "front"]
 
 
 def test_a_sweep_of_clusters_is_drawn_per_gpu() -> None:

@@ -8,6 +8,8 @@ import numpy as np
 from simulator.errors import HeadwayError
 from simulator.figures.data import Floats, need, need_numbers
 from simulator.figures.style import (
+    COLORS,
+    FAINT,
     GREY,
     color,
     from_zero,
@@ -107,12 +109,11 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
     with sheet(1, 1, 4.4) as figure:
         axes = figure.axes[0]
         key = next((k for k in (*RATES, "at") if k in rows), "")
-        for number, (label, part) in enumerate(curves(rows, key)):
-            places = user[part.index], speed[part.index]
-            axes.plot(*places, marker(number), color=color(number), label=label, markersize=7)
         points = list(zip(user, speed, strict=True))
-        best = [points[k] for k in front(points)]
-        ends = zip(*best, strict=True)
+        best = front(points)
+        for label, part, style in _marks(rows, key, [*rows.index[best]]):
+            axes.plot(user[part.index], speed[part.index], label=label, **style)
+        ends = zip(*(points[k] for k in best), strict=True)
         axes.step(*ends, where="pre", color=GREY, linewidth=1.2, zorder=1, label="front")
         axes.set_title("Speed for a user against throughput")
         axes.set_xlabel("tokens/s per user (1 / mean TPOT)")
@@ -121,6 +122,39 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
         grid(axes)
         legend_below(figure, axes, naming(rows, key))
     return figure
+
+
+def _marks(
+    rows: "pd.DataFrame", key: str, best: Sequence[Any]
+) -> "Iterator[tuple[str, pd.DataFrame, dict[str, Any]]]":
+    """Split the points by what was varied; give label and look of each part.
+
+    `best` are the rows on the front. Parts without a colour come first, below the others.
+    """
+    parts = list(split(rows, key))
+    named = _named([part for _, part in parts], best)
+    faint = {"linestyle": "none", "marker": "o", "markersize": 5, "color": FAINT}
+    for number, place in enumerate(sorted({*range(len(parts))} - {*named})):
+        yield "_" if number else "others", parts[place][1], faint
+    for number, place in enumerate(named):
+        look = {"linestyle": "none", "marker": marker(number), "markersize": 7}
+        yield *parts[place], look | {"color": color(number)}
+
+
+def _named(parts: "Sequence[pd.DataFrame]", best: Sequence[Any]) -> Sequence[int]:
+    """Number the parts that get a colour: all; of more than there are, those on the front.
+
+    Of these, if they are too many, some from one end to the other.
+    """
+    if len(parts) <= len(COLORS):
+        return range(len(parts))
+    owner = {row: number for number, part in enumerate(parts) for row in part.index}
+    found = list(dict.fromkeys(owner[row] for row in best))
+    if len(found) <= len(COLORS):
+        return found
+    return [
+        found[place] for place in np.linspace(0, len(found) - 1, len(COLORS)).round().astype(int)
+    ]
 
 
 def draw_chunk(rows: "pd.DataFrame") -> "Figure":
@@ -163,14 +197,20 @@ def whole(rows: "pd.DataFrame") -> "pd.DataFrame":
 
 def curves(rows: "pd.DataFrame", along: str) -> "Iterator[tuple[str, pd.DataFrame]]":
     """Split the points by the varied keys other than `along`; label them by what differs."""
+    parts = list(split(rows, along))
+    if len(parts) > 12:
+        keys = known(others(rows, along))
+        raise HeadwayError(f"{len(parts)} curves are too many to tell apart: {keys}")
+    yield from parts
+
+
+def split(rows: "pd.DataFrame", along: str) -> "Iterator[tuple[str, pd.DataFrame]]":
+    """Split the points likewise, however many parts there are."""
     keys = others(rows, along)
     if not keys:
         yield "", rows
         return
-    parts = list(rows.groupby(keys, sort=False))
-    if len(parts) > 12:
-        raise HeadwayError(f"{len(parts)} curves are too many to tell apart: {known(keys)}")
-    for values, part in parts:
+    for values, part in rows.groupby(keys, sort=False):
         yield ", ".join(map(str, values)), part
 
 

@@ -26,7 +26,7 @@ WIDTH = 9.0  # inches: at a README's 830 pixels, letters of 11 points stay 14 pi
 DPI = 150  # of a PNG: sharp on a screen of twice the pixels
 LETTERS = 100  # that fit into the width
 NAMED = 8  # labels that a message lists
-GREY, PALE = "0.35", "0.85"
+GREY, FAINT, PALE = "0.35", "0.65", "0.85"
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
 SETTINGS: dict[Any, Any] = {
     "font.size": 11,
@@ -102,7 +102,7 @@ def legend_below(figure: "Figure", axes: "Axes", title: str = "") -> None:
     """Name the series under the picture, if there are several."""
     handles, labels = axes.get_legend_handles_labels()
     if len(handles) > 1:
-        columns = max(1, min(len(labels), LETTERS // (max(map(len, labels)) + 6)))
+        columns = max(1, min(len(labels), LETTERS // (max(map(len, labels)) + 8)))
         place: Any = "outside lower center"
         figure.legend(handles, labels, loc=place, ncols=columns, title=title, frameon=False)
 

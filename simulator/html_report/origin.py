@@ -43,7 +43,7 @@ def _flat(values: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, obj
 def profiles(runs: Sequence[Run]) -> str:
     """Show the cost models of the runs: what each was fitted to, how well, and from where.
 
-    The groups of a cluster may have one each; it is named after those that have it where not all do.
+    The groups of a cluster may have one each: then those that have it stand beside its name.
     """
     found: dict[tuple[str, str], list[str]] = {}
     for k, run in enumerate(runs):
