@@ -29,5 +29,5 @@ def conform(
     from simulator.conform import report
 
     outcomes = compare_all(case, golden, leap=leap, write=write)
-    print(report(outcomes))
+    print(report(outcomes) if outcomes else f"written to {write}; no recording to compare it with")
     return int(any(outcome.difference is not None for outcome in outcomes))

@@ -57,8 +57,6 @@ WORKLOAD = {
     "lowest at the start; period 86400 and amplitude 0.5 if left out",
     "num_prompts": "requests; with sessions, their turns",
     "max_concurrency": "requests sent and unfinished, at most; null: no limit; also beside trace",
-    "client_latency": "s between a client and the scheduler, the way back included; also beside "
-    "trace",
     "input_len": "tokens of a prompt: a number or a distribution; null: 1024",
     "output_len": "tokens of an answer: a number or a distribution; null: 128",
     "range_ratio": "r makes a length n uniform from n (1 - r) to n (1 + r); a number, or "
@@ -136,7 +134,8 @@ GENERATED = """Without `trace` the requests are generated, with the words and me
 """
 FRONTEND = """What a request passes before the scheduler, with or without `trace`; by default (null)
 nothing. `frontend: client` is what vLLM's clients see, `frontend: server` what the server's own
-clock does ([accuracy.md](accuracy.md)).
+clock does ([accuracy.md](accuracy.md)). `client_latency`, in seconds, in place of `frontend` is its
+`latency` alone.
 """
 CLUSTER = """Several replicas of the engine, see [fleet.md](fleet.md).
 """
