@@ -84,7 +84,13 @@ def _batch(
     )
     with _deaf_to_interrupts():
         outcomes = parallel(delayed(_numbered)(function, index, items[index]) for index in chosen)
-    yield from outcomes
+    try:
+        for outcome in outcomes:  # noqa: UP028  # `yield from` would close them with a warning
+            yield outcome
+    finally:
+        with warnings.catch_warnings():  # of the tasks that are given up after an interrupt
+            warnings.filterwarnings("ignore", r"\d+ tasks ", UserWarning)
+            outcomes.close()
 
 
 @contextmanager

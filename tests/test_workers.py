@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 
 import joblib
@@ -61,6 +62,20 @@ def test_workers_leave_an_interrupt_to_their_parent():
     with use_backend("loky", 2):
         assert dict(each(heard, range(4), 2)) == dict.fromkeys(range(4), False)
     assert signal.getsignal(signal.SIGINT) == before != signal.SIG_IGN
+
+
+@pytest.mark.filterwarnings("always")
+def test_who_stops_early_is_told_nothing(recwarn: pytest.WarningsRecorder):
+    """As Ctrl-C does between two results; joblib would tell of the tasks that it gives up."""
+    with use_backend("loky", 2):
+        results = each(slowly, range(40), 2)
+        assert next(results)[1] is None
+        results.close()
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+def slowly(_: int) -> None:
+    time.sleep(0.05)
 
 
 def test_the_users_own_parallel_config_is_obeyed():
