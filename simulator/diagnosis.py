@@ -270,12 +270,13 @@ def unfair(facts: Facts) -> Finding | None:
     if found is None or found.share < UNFAIR:
         return None
     worst, best = names[found.worst], names[found.best]
+    weighed = ", by weight" if (clients.weights != 1).any() else ""
     return Finding(
         "unfair",
         found.share,
         f"Clients are served unequally: for {found.share:.0%} of the time that {worst} waits, it "
         f"gets {_figure(found.got)} tokens and {best} {_figure(found.best_got)} (answers count "
-        "twice), more than a fair policy would give.",
+        f"twice{weighed}), more than a fair policy would give.",
         f"engine.scheduling_policy ({facts.policy} now)",
         {
             "worst_client": worst,
