@@ -9,15 +9,12 @@ from simulator.errors import HeadwayError
 from simulator.model import load_model
 
 if TYPE_CHECKING:
+    from simulator.checks import Contradiction
     from simulator.cluster_block import ClusterBlock
     from simulator.scenario import Scenario
 
 
-Contradiction = tuple[str, str, str]
-"""The key to blame, others that have a part in it, and what is wrong; see `checks.py`."""
-
-
-def apart(scenario: "Scenario", cluster: "ClusterBlock") -> Iterator[Contradiction]:
+def apart(scenario: "Scenario", cluster: "ClusterBlock") -> "Iterator[Contradiction]":
     """Yield what is wrong with the roles of groups, then with the engines that have them."""
     if found := next(_roles(cluster), None):
         yield found
@@ -25,7 +22,7 @@ def apart(scenario: "Scenario", cluster: "ClusterBlock") -> Iterator[Contradicti
         yield from _engines(scenario, cluster)
 
 
-def _roles(cluster: "ClusterBlock") -> Iterator[Contradiction]:
+def _roles(cluster: "ClusterBlock") -> "Iterator[Contradiction]":
     """Find roles that do not make a whole."""
     groups = cluster.groups
     if not any(group.kv_role for group in groups.values()):
@@ -45,7 +42,7 @@ def _roles(cluster: "ClusterBlock") -> Iterator[Contradiction]:
         yield "cluster.kv_transfer", "cluster.groups", what
 
 
-def _engines(scenario: "Scenario", cluster: "ClusterBlock") -> Iterator[Contradiction]:
+def _engines(scenario: "Scenario", cluster: "ClusterBlock") -> "Iterator[Contradiction]":
     first = next(iter(cluster.groups))
     one = scenario.of_group(first)
     for name, group in cluster.groups.items():
