@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator import Result, load_scenario, run
-from simulator.errors import HeadwayWarning
 from simulator.figures.style import COLORS, grid, legend_below, log_scale, save, sheet
 from simulator.hardware import GIB, find_gpu
 from simulator.memory import kv_budget
 from simulator.model import load_model
+from simulator.util.errors import HeadwayWarning
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from calibration.from_requests import TERMS, Cost, LogFit, fit_log, read_log
-from simulator.files import write_together
 from simulator.profile import RESERVED
+from simulator.util.files import write_together
 
 if TYPE_CHECKING:
     from simulator.scenario import Scenario

@@ -13,8 +13,8 @@ import numpy as np
 
 from calibration.systems import System
 from calibration.tables import Floats, has_table, read_table
-from simulator.errors import HeadwayError
 from simulator.model_spec import bytes_of
+from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     import pandas as pd

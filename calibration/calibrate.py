@@ -20,11 +20,11 @@ from calibration.meta import Meta, capture_sizes, describe_engine, now, read_met
 from calibration.plots import plot_fit
 from calibration.rows import Row, RowFile, pack_rows, read_rows
 from calibration.steps_profile import profile_name, steps_profile
-from simulator.errors import HeadwayError, HeadwayWarning
-from simulator.files import write_atomic, write_together
 from simulator.hardware import GPUS, find_gpu
 from simulator.piecewise import PiecewiseCost
 from simulator.profile import RESERVED
+from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.files import write_atomic, write_together
 
 if TYPE_CHECKING:
     from gpu_backend.engine import Engine
@@ -192,7 +192,7 @@ def _scenario(
 ) -> "Scenario":
     """Write the scenario of a run."""
     from simulator.load import check_scenario
-    from simulator.yamlpos import Places
+    from simulator.util.yaml_lines import Places
 
     longest = min(setup.max_model_len, engine.spec.max_position_embeddings)
     raw: dict[str, Any] = {

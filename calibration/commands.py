@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from simulator.errors import HeadwayError
+from simulator.util.errors import HeadwayError
 
 Device = Annotated[str, Parameter(help="cpu or cuda")]
 Quiet = Annotated[

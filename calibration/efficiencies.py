@@ -18,11 +18,11 @@ from calibration.fit_tables import calibrate, compose, relative_errors
 from calibration.systems import SYSTEMS, System
 from calibration.tables import Floats
 from simulator.efficiency import FILE, Efficiency
-from simulator.errors import HeadwayError
-from simulator.files import write_atomic
 from simulator.hardware import GPUS, Gpu
 from simulator.model import load_model
 from simulator.roofline import products_seconds, roofline, small_kernels
+from simulator.util.errors import HeadwayError
+from simulator.util.files import write_atomic
 
 MODELS = ("llama-3-8b", "qwen3-32b")
 ONLY = {"rtx-4090": MODELS[:1]}

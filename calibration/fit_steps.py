@@ -19,8 +19,8 @@ import numpy.typing as npt
 from calibration.grid import DENSE
 from calibration.residuals import residuals
 from calibration.rows import Row
-from simulator.errors import HeadwayError
 from simulator.piecewise import Limits, PiecewiseCost
+from simulator.util.errors import HeadwayError
 
 Floats = npt.NDArray[np.float64]
 Pieces = list[tuple[int, int]]

@@ -32,11 +32,11 @@ from calibration.mixed_steps import BLOCK, LONGEST, START, MixedFactors, fa2_fac
 from calibration.residuals import residuals
 from calibration.tables import Floats
 from simulator.efficiency import efficiency_of
-from simulator.errors import HeadwayError
-from simulator.files import write_atomic
 from simulator.noise import REGIMES
 from simulator.piecewise import TERMS, Limits, PiecewiseCost
 from simulator.roofline import TILE, roofline
+from simulator.util.errors import HeadwayError
+from simulator.util.files import write_atomic
 
 FOLDS = 5
 LOSS_SCALE = 0.05  # relative error beyond which a sample counts less

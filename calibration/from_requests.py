@@ -26,10 +26,10 @@ from calibration.measured.predict import companion
 from calibration.measured.requests import Requests, read_requests
 from calibration.measured.runs import Run
 from calibration.measured.workload import read_config, replay
-from simulator.errors import HeadwayError
 from simulator.piecewise import LinearCost, PiecewiseCost
 from simulator.split_decode import SplitCost
-from simulator.workers import Died, each
+from simulator.util.errors import HeadwayError
+from simulator.util.workers import Died, each
 
 if TYPE_CHECKING:
     from simulator.scenario import Scenario

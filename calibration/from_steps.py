@@ -12,8 +12,8 @@ from calibration.adjusted import profile_yaml, put
 from calibration.fit_steps import HOLD, StepFit, fit_rows, named
 from calibration.measured.requests import UNITS, read_rows_of
 from calibration.rows import Row, read_chunks
-from simulator.errors import HeadwayError
-from simulator.files import write_together
+from simulator.util.errors import HeadwayError
+from simulator.util.files import write_together
 
 if TYPE_CHECKING:
     from simulator.scenario import Scenario

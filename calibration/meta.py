@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from simulator.errors import HeadwayError
-from simulator.files import write_atomic
 from simulator.hardware import find_gpu
+from simulator.util.errors import HeadwayError
+from simulator.util.files import write_atomic
 
 if TYPE_CHECKING:
     from gpu_backend.engine import Engine

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from simulator.errors import HeadwayError
+from simulator.util.errors import HeadwayError
 
 app = App(name="profile", help="Build cost profiles from kernel tables; list and show those here.")
 HALVES = ("auto", "bfloat16", "float16", "bf16", "fp16")
@@ -89,7 +89,7 @@ def _data(given: Path | None) -> Path:
 def list_() -> int:
     """List the profiles that come with the package, with their fit errors."""
     from simulator.profile import PROFILES, named_hardware, shipped_profiles
-    from simulator.yamlpos import parse, read_text
+    from simulator.util.yaml_lines import parse, read_text
 
     head = f"{'profile':<40}{'GPU':<14}{'TP':>3}  {'weights':<10}{'cache':<10}"
     print(f"{head}{'median':>8}{'P95':>8}")

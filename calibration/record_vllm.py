@@ -13,9 +13,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from simulator.cases import Case, read_cases
-from simulator.errors import HeadwayError
-from simulator.files import write_atomic
 from simulator.replay import Replay
+from simulator.util.errors import HeadwayError
+from simulator.util.files import write_atomic
 
 
 def record(case: Case) -> list[str]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeAlias
 
-from simulator.errors import HeadwayError
 from simulator.request import Chunk, Request, Step, Swap
+from simulator.util.errors import HeadwayError
 
 Chunks: TypeAlias = tuple[tuple[int, int], ...]
 """Pieces of prompts: (tokens in the cache before, tokens computed)."""

@@ -6,8 +6,8 @@ MIT) those of whole models in vLLM's worker, attention in mixed batches among th
 
 from dataclasses import dataclass
 
-from simulator.errors import HeadwayError
 from simulator.hardware import GPUS, NVLINK, Gpu, find_gpu
+from simulator.util.errors import HeadwayError
 
 
 @dataclass(frozen=True)

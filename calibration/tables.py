@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from simulator.errors import HeadwayError
+from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     import pandas as pd

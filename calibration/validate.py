@@ -20,9 +20,9 @@ import numpy.typing as npt
 from calibration.fit_steps import Errors
 from calibration.live_files import MeasuredStep, read_about, read_measured, read_requests
 from calibration.plots import scatter, spread
-from simulator.errors import HeadwayError, HeadwayWarning
-from simulator.files import write_together
 from simulator.profile import shipped_profiles
+from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.files import write_together
 
 if TYPE_CHECKING:
     from simulator.cost import CostModel

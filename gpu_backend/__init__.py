@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from simulator.errors import HeadwayError
+from simulator.util.errors import HeadwayError
 
 if find_spec("torch") is None:
     raise HeadwayError("torch is not installed: pip install 'headway[gpu]' brings it")

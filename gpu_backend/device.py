@@ -4,9 +4,9 @@ import os
 
 import torch
 
-from simulator.errors import HeadwayError
 from simulator.hardware import GIB
 from simulator.model_spec import ModelSpec
+from simulator.util.errors import HeadwayError
 
 SPARE = GIB // 2
 """Bytes that must be left on a GPU beside weights and cache: activations, graphs, libraries."""

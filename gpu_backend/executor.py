@@ -4,9 +4,9 @@ import time
 from dataclasses import replace
 
 from gpu_backend.engine import Engine, Measured
-from simulator.errors import HeadwayError
 from simulator.request import Request, Step
 from simulator.scheduler import Scheduler
+from simulator.util.errors import HeadwayError
 
 SLACK = 64  # rows that may belong to requests that are over
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simulator.errors import HeadwayError
+from simulator.util.errors import HeadwayError
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from gpu_backend.safetensors import Checkpoint
-from simulator.errors import HeadwayError
 from simulator.model_spec import ModelSpec
+from simulator.util.errors import HeadwayError
 
 
 @dataclass(slots=True)

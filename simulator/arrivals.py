@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.fields import build, refuse
+from simulator.util.from_mapping import build, refuse
 from simulator.workload import Floats
 
 if TYPE_CHECKING:

@@ -14,14 +14,12 @@ from simulator.cost import CostModel, load_cost, shipped_profile, without_host
 from simulator.drafting import DraftedCost
 from simulator.dynamic import DynamicScheduler
 from simulator.engine_block import EngineBlock
-from simulator.errors import HeadwayWarning
 from simulator.expert_cost import ExpertCost, Experts
 from simulator.hardware import Gpu, find_gpu
 from simulator.memory_parts import blocks_that_fit, make_blocks, swap_blocks, swap_prices, windowed
 from simulator.model import load_model
 from simulator.model_spec import ModelSpec
 from simulator.overhead import read_version
-from simulator.own_code import search_in
 from simulator.policy_table import (
     DYNAMIC,
     called,
@@ -35,6 +33,8 @@ from simulator.scenario import Scenario
 from simulator.scheduler import Scheduler
 from simulator.speculative import Speculative
 from simulator.tgi import Tgi
+from simulator.util.errors import HeadwayWarning
+from simulator.util.user_code import search_in
 from simulator.vllm_v0 import VllmV0
 
 VLLM_OPTIONS = (

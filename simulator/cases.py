@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulator.errors import HeadwayError
 from simulator.request import Segments
-from simulator.yamlpos import Key, parse
+from simulator.util.errors import HeadwayError
+from simulator.util.yaml_lines import Key, parse
 
 Fault = tuple[Key, str]
 

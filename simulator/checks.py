@@ -7,14 +7,14 @@ from simulator.assemble import Parts, cancels, make_cost, make_scheduler
 from simulator.cluster_block import ClusterBlock
 from simulator.engine_block import EngineBlock
 from simulator.engines import fraction_of
-from simulator.errors import HeadwayError
 from simulator.hardware import find_gpu
 from simulator.memory import kv_budget
 from simulator.model import load_model
 from simulator.policy_table import find_policy
 from simulator.scenario import Scenario, resolve
 from simulator.scheduler import Scheduler
-from simulator.yamlpos import Fault, Key
+from simulator.util.errors import HeadwayError
+from simulator.util.yaml_lines import Fault, Key
 
 T = TypeVar("T")
 

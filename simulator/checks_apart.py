@@ -5,8 +5,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from simulator.assemble import check_role
-from simulator.errors import HeadwayError
 from simulator.model import load_model
+from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     from simulator.checks import Contradiction

@@ -1,7 +1,7 @@
 """Preemptions that undo one another for ever."""
 
 from simulator.decodes import DecodeSet
-from simulator.errors import HeadwayError
+from simulator.util.errors import HeadwayError
 
 BARREN = 10_000  # steps in a row that lose what was computed, and not one token or arrival
 

@@ -21,9 +21,9 @@ from simulator.console import (
     tell_os_error,
     told_warnings,
 )
-from simulator.errors import HeadwayError
-from simulator.files import WRITTEN
 from simulator.run_options import Address, Backend, Jobs, NoTables, workers_asked_for
+from simulator.util.errors import HeadwayError
+from simulator.util.files import WRITTEN
 
 if TYPE_CHECKING:
     from simulator.scenario import Scenario
@@ -293,7 +293,7 @@ def _simulate(
     try:
         if spread:
             from simulator.cluster import spread_cluster
-            from simulator.workers import use_backend
+            from simulator.util.workers import use_backend
 
             with use_backend(**spread):
                 result = spread_cluster(

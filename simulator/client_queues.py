@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from simulator.decodes import DecodeSet
-from simulator.fields import check, refuse
 from simulator.request import Request
+from simulator.util.from_mapping import check, refuse
 
 if TYPE_CHECKING:
     from simulator.batch import Batch

@@ -15,7 +15,6 @@ from simulator.balancer import Balancer
 from simulator.client import Client
 from simulator.cost import CostModel
 from simulator.disaggregation import DisaggregatedFleet
-from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.expert_cost import split
 from simulator.fleet import Fleet
 from simulator.gate import Gate
@@ -31,6 +30,7 @@ from simulator.shards import run_apart, tie, with_cost
 from simulator.stream_client import StreamClient
 from simulator.tables import Tries
 from simulator.transfers import Transfers
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload import Workload
 
 if TYPE_CHECKING:

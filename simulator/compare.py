@@ -9,8 +9,8 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulator.errors import HeadwayError
 from simulator.load import load_scenario
+from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     from simulator.scenario import Scenario

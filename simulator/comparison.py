@@ -13,9 +13,9 @@ def write_comparison(
 ) -> None:
     """Write every run, the table and the plot; print the table."""
     from simulator.compare import encode_comparison
-    from simulator.files import write_atomic
     from simulator.output import write_run
     from simulator.side_by_side import compare_table
+    from simulator.util.files import write_atomic
 
     for point, result in zip(points, results, strict=True):
         write_run(result, folder / point.folder, format)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from simulator.cases import CONFIG, STEP_TIME, Case, parse_line, read_cases, read_lines
-from simulator.errors import HeadwayError
-from simulator.files import write_atomic
 from simulator.replay import Replay
+from simulator.util.errors import HeadwayError
+from simulator.util.files import write_atomic
 
 Row = dict[str, Any]
 _TYPE = re.compile(r'\s*\{\s*"type"\s*:\s*"(\w+)"')

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from simulator.errors import HeadwayWarning
-from simulator.files import WRITTEN
+from simulator.util.errors import HeadwayWarning
+from simulator.util.files import WRITTEN
 
 if TYPE_CHECKING:
     from simulator.simulation import Result

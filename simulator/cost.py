@@ -12,9 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from simulator.errors import HeadwayWarning
 from simulator.executor import CanLeap
-from simulator.fields import inside
 from simulator.hardware import HOST_SHARE, Gpu
 from simulator.model_spec import ModelSpec
 from simulator.noise import check_residuals
@@ -30,6 +28,8 @@ from simulator.profile import (
 )
 from simulator.request import Step
 from simulator.roofline import roofline
+from simulator.util.errors import HeadwayWarning
+from simulator.util.from_mapping import inside
 
 __all__ = [
     "CostModel",

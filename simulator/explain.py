@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from simulator.breakdown import PARTS
-from simulator.errors import HeadwayError
 from simulator.run_files import (
     COUNTS,
     load_mapping,
@@ -19,6 +18,7 @@ from simulator.run_files import (
     read_yaml,
 )
 from simulator.tables import RETRY, TRANSFER_PARTS
+from simulator.util.errors import HeadwayError
 
 ENDINGS = {
     "stop": "It ended by itself.",

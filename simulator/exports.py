@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simulator.errors import HeadwayError
-from simulator.files import check_file
+from simulator.util.errors import HeadwayError
+from simulator.util.files import check_file
 
 if TYPE_CHECKING:
     from simulator.simulation import Result

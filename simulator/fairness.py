@@ -5,8 +5,8 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from simulator.client_queues import MOST, Account, ClientQueues
-from simulator.fields import refuse
 from simulator.request import Request
+from simulator.util.from_mapping import refuse
 
 if TYPE_CHECKING:
     from simulator.batch import Batch

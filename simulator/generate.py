@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.arrivals import Diurnal, arrival_times, check_rates
-from simulator.fields import build, fault, inside, number, refuse
 from simulator.lengths import (
     MOST,
     Distribution,
@@ -28,6 +27,7 @@ from simulator.lengths import (
     tokens,
 )
 from simulator.request import Segments
+from simulator.util.from_mapping import build, fault, inside, number, refuse
 from simulator.workload import MOST_KEPT, MOST_REQUESTS, Floats, Ints, Workload
 
 STREAMS = ("arrivals", "input", "output", "prefixes", "sessions", "clients")

@@ -14,8 +14,8 @@ from typing import Protocol, get_args
 
 import numpy as np
 
-from simulator.errors import meant
-from simulator.fields import build, check, fault, number, refuse
+from simulator.util.errors import meant
+from simulator.util.from_mapping import build, check, fault, number, refuse
 from simulator.workload import Floats, Ints, Workload
 
 Load = Callable[[str, str | None], Workload]

@@ -10,8 +10,8 @@ from numbers import Real
 import numpy as np
 import numpy.typing as npt
 
-from simulator.fields import refuse
 from simulator.request import Step
+from simulator.util.from_mapping import refuse
 
 QUANTITIES = ("tokens", "sequences", "context", "pairs")
 """What a fitted range can bound: T, n, S and P."""

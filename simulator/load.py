@@ -25,12 +25,12 @@ from simulator.cluster_block import (
     OutageBlock,
 )
 from simulator.engine_block import EngineBlock
-from simulator.errors import HeadwayError, meant
 from simulator.plan_block import PlanBlock
 from simulator.scenario import GoodputBlock, GpuBlock, Scenario, TraceBlock
 from simulator.shipped import find_scenario
 from simulator.sweep_block import RandomBlock, SpreadBlock, SweepBlock
-from simulator.yamlpos import Fault, Key, Places, faults, parse, read_text
+from simulator.util.errors import HeadwayError, meant
+from simulator.util.yaml_lines import Fault, Key, Places, faults, parse, read_text
 
 SHORT = 60  # characters of a wrong value that a message quotes
 ROUNDS = 5  # of looking for errors that others hide

@@ -42,7 +42,7 @@ def _budget(model: str, gpu: str, engine: dict[str, Any]) -> str:
     from simulator.load import check_scenario
     from simulator.memory import kv_budget, memory_table
     from simulator.model import load_model
-    from simulator.yamlpos import Places
+    from simulator.util.yaml_lines import Places
 
     places = Places("headway memory", {})
     places.override(("model",), f"--model {model}")

@@ -9,11 +9,11 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from simulator.attention import read_latent, read_window
-from simulator.errors import HeadwayError
 from simulator.model_spec import BYTES, REQUIRED, ModelSpec
 from simulator.rope import read_number, read_rope
 from simulator.shapes import shipped_shape
-from simulator.yamlpos import read_text
+from simulator.util.errors import HeadwayError
+from simulator.util.yaml_lines import read_text
 
 MODELS = Path(__file__).parent / "models"
 FAMILIES = (

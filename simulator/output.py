@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from simulator.csvtext import Column, Numbers, Words, encode_header, encode_rows
-from simulator.errors import HeadwayError
-from simulator.files import Writer, write_together
 from simulator.log import Log
 from simulator.service import Clients, client_columns, several_clients, share_columns
 from simulator.tables import Floats, expand_steps, request_columns, run_span, step_columns
+from simulator.util.csv_text import Column, Numbers, Words, encode_header, encode_rows
+from simulator.util.errors import HeadwayError
+from simulator.util.files import Writer, write_together
 
 if TYPE_CHECKING:
     import pandas as pd

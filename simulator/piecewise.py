@@ -45,7 +45,6 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.attention import window_pairs
-from simulator.fields import refuse
 from simulator.linear import (
     LONGEST_TERM,
     QUANTITIES,
@@ -57,6 +56,7 @@ from simulator.linear import (
     check_terms,
 )
 from simulator.request import Step
+from simulator.util.from_mapping import refuse
 
 __all__ = ["QUANTITIES", "TERMS", "Fitted", "Limits", "LinearCost", "PiecewiseCost", "Table"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from simulator.errors import HeadwayError
+from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,7 +66,7 @@ def plan_command(
     """
     from simulator.output import check_folder
     from simulator.plan_files import write_plan
-    from simulator.workers import use_backend
+    from simulator.util.workers import use_backend
 
     if jobs is not None and jobs < 1:
         raise HeadwayError(f"--jobs {jobs}: must be at least 1")

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from simulator.files import Writer, write_together
 from simulator.load import load_scenario
 from simulator.planning import Candidate, Question, front, speeds
 from simulator.search import Trial, interval
 from simulator.serve_command import serve_command
 from simulator.slo import SHARES
+from simulator.util.files import Writer, write_together
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from simulator.errors import HeadwayError
 from simulator.planning import Candidate, Question, answer, load_candidate
+from simulator.util.errors import HeadwayError
 
 BATCH = 4  # candidates that Optuna names at a time
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simulator.cluster_metrics import price_of_cluster
-from simulator.errors import HeadwayError
 from simulator.hardware import find_gpu
 from simulator.intervals import Estimate, Numbers
 from simulator.load import load_scenario
 from simulator.search import Answer, Rules, Search, Trial, Wish, interval
-from simulator.workers import Died, each
+from simulator.util.errors import HeadwayError
+from simulator.util.workers import Died, each
 
 if TYPE_CHECKING:
     from simulator.scenario import Scenario
@@ -270,9 +270,9 @@ def _run(task: tuple[Path, Sequence[str], list[tuple[str, str]], Rules]) -> Numb
     """Make one run, in a worker."""
     import warnings
 
-    from simulator.errors import HeadwayWarning
     from simulator.simulation import run
     from simulator.slo import read_numbers
+    from simulator.util.errors import HeadwayWarning
 
     path, overrides, settings, rules = task
     with warnings.catch_warnings():

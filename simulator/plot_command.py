@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from simulator.errors import HeadwayError
+from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,7 +49,7 @@ def plot(
 ) -> int:
     """Draw a picture of what run, compare, sweep, plan or live wrote."""
     from simulator.figures.style import save
-    from simulator.files import check_file
+    from simulator.util.files import check_file
 
     if not folders:
         raise HeadwayError("headway plot: give at least one OUT_DIR")

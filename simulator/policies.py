@@ -14,9 +14,9 @@ from operator import lt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from simulator.errors import HeadwayError
-from simulator.fields import refuse
 from simulator.request import Request
+from simulator.util.errors import HeadwayError
+from simulator.util.from_mapping import refuse
 
 if TYPE_CHECKING:
     from simulator.batch import Batch

@@ -4,14 +4,11 @@ import inspect
 from functools import lru_cache
 from typing import Any
 
-from simulator.errors import meant
 from simulator.fairness import DRR, WFQ, Fair
 from simulator.fastgen import FastGen
-from simulator.fields import PLAIN, check
 from simulator.hf import HfStatic
 from simulator.mixed import Orca, Sarathi
 from simulator.orders import HRRN, MLFQ, SRPT, Boost
-from simulator.own_code import load_own
 from simulator.policies import SJF, Priority
 from simulator.preempting import Deadline, Preemptive
 from simulator.scenario import Scenario
@@ -20,6 +17,9 @@ from simulator.sglang import SgLang
 from simulator.static import Static
 from simulator.tgi import Tgi
 from simulator.trtllm import TrtLlm
+from simulator.util.errors import meant
+from simulator.util.from_mapping import PLAIN, check
+from simulator.util.user_code import load_own
 from simulator.vllm_v0 import VllmV0
 
 POLICIES: dict[str, type] = {

@@ -14,9 +14,9 @@ from typing import Protocol
 
 import numpy as np
 
-from simulator.errors import meant
-from simulator.fields import build, refuse
 from simulator.request import Request
+from simulator.util.errors import meant
+from simulator.util.from_mapping import build, refuse
 from simulator.workload import Ints, Workload
 
 STREAM = 1  # beside the seed; the generator of workloads has streams of its own

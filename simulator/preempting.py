@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from math import inf
 from typing import TYPE_CHECKING
 
-from simulator.fields import refuse
 from simulator.request import Request
+from simulator.util.from_mapping import refuse
 
 if TYPE_CHECKING:
     from simulator.dynamic import Running

@@ -7,8 +7,6 @@ from numbers import Real
 from pathlib import Path
 from typing import Protocol
 
-from simulator.errors import HeadwayError
-from simulator.fields import build
 from simulator.hardware import Gpu
 from simulator.model import load_model, shipped_models
 from simulator.model_spec import HALF, ModelSpec, bytes_of
@@ -16,7 +14,9 @@ from simulator.noise import check_residuals
 from simulator.overhead import unknown_overhead
 from simulator.piecewise import QUANTITIES, Limits, LinearCost, PiecewiseCost
 from simulator.split_decode import SplitCost
-from simulator.yamlpos import Fault, Places, faults, parse, read_text
+from simulator.util.errors import HeadwayError
+from simulator.util.from_mapping import build
+from simulator.util.yaml_lines import Fault, Places, faults, parse, read_text
 
 PROFILES = Path(__file__).parent / "profiles"
 GPU_KEYS = {

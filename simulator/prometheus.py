@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.files import write_atomic
 from simulator.itl import TokenTimes
 from simulator.log import REASONS, Log
 from simulator.tables import Flags, Floats, RequestTable, gather_requests
+from simulator.util.files import write_atomic
 
 if TYPE_CHECKING:
     from simulator.simulation import Result

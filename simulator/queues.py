@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from simulator.errors import HeadwayError
 from simulator.policies import Policy, Ranked, failed
 from simulator.request import Request
+from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     from simulator.batch import Batch

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from simulator.compare import Point
-from simulator.errors import HeadwayWarning
-from simulator.files import write_together
 from simulator.intervals import Estimate
 from simulator.replications import check_count, encode_runs, replicate
+from simulator.util.errors import HeadwayWarning
+from simulator.util.files import write_together
 
 if TYPE_CHECKING:
     from simulator.scenario import Scenario

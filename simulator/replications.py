@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.compare import Point, numbers
-from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.intervals import Numbers
 from simulator.noise import Noise
-from simulator.workers import Died, each, use_backend
+from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.workers import Died, each, use_backend
 
 if TYPE_CHECKING:
     from simulator.scenario import Scenario

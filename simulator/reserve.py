@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from simulator.batching import Batching
 from simulator.blocks import BlockCounter
-from simulator.fields import refuse
 from simulator.request import Request
+from simulator.util.from_mapping import refuse
 
 Asked = int | Literal["exact"] | None
 

@@ -14,10 +14,10 @@ from random import Random
 from traceback import extract_tb
 from typing import Protocol
 
-from simulator.errors import HeadwayError
-from simulator.fields import refuse
 from simulator.hashes import prompt_hashes
 from simulator.request import Request
+from simulator.util.errors import HeadwayError
+from simulator.util.from_mapping import refuse
 
 SPARE = 64  # entries beyond two a replica that a heap may hold before it is made anew
 

@@ -7,12 +7,12 @@ import simpy
 
 from simulator.cost import kv_block_bytes
 from simulator.disaggregation import DisaggregatedFleet
-from simulator.errors import meant
 from simulator.fleet import Fleet
 from simulator.model import load_model
-from simulator.own_code import load_own
 from simulator.routers import ROUTERS, Own, Router
 from simulator.scenario import Scenario
+from simulator.util.errors import meant
+from simulator.util.user_code import load_own
 
 
 def make_router(

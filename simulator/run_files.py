@@ -6,8 +6,8 @@ from math import isinf, isnan, nan
 from pathlib import Path
 from typing import Any
 
-from simulator.errors import HeadwayError
-from simulator.fields import check
+from simulator.util.errors import HeadwayError
+from simulator.util.from_mapping import check
 
 WRITES = "`headway run` and `headway compare` write such folders"
 COUNTS = ("id", "prompt_tokens", "output_tokens", "preemptions", "cached_tokens")

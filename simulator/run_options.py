@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from simulator.errors import HeadwayError
+from simulator.util.errors import HeadwayError
 
 Jobs = Annotated[
     int | None,

@@ -15,11 +15,11 @@ from simulator.block import Block
 from simulator.cluster_block import ClusterBlock, GroupBlock, fill_in
 from simulator.engine_block import INT32, Count, EngineBlock
 from simulator.engines import named
-from simulator.errors import HeadwayError
 from simulator.frontend_block import FrontendBlock
 from simulator.plan_block import PlanBlock
 from simulator.sweep_block import SweepBlock
-from simulator.yamlpos import Places, faults
+from simulator.util.errors import HeadwayError
+from simulator.util.yaml_lines import Places, faults
 
 if TYPE_CHECKING:
     from simulator.generate import Generator
@@ -149,8 +149,8 @@ class WorkloadBlock(Block):
     @property
     def generator(self) -> "Generator":
         """Give the generator that the keys describe."""
-        from simulator.fields import build
         from simulator.generate import Generator
+        from simulator.util.from_mapping import build
 
         return build(
             Generator, (self.model_extra or {}) | {"max_concurrency": self.max_concurrency}

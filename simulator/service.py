@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.client_queues import check_shares
-from simulator.csvtext import Column, Words
 from simulator.log import Log
 from simulator.tables import REJECTED, Floats, Ints, RequestTable, client_words, gather_requests
+from simulator.util.csv_text import Column, Words
 from simulator.workload import Workload
 
 if TYPE_CHECKING:

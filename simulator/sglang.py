@@ -5,12 +5,12 @@ from collections.abc import Hashable, Sequence
 from random import Random
 
 from simulator.blocks import BlockCounter
-from simulator.fields import refuse
 from simulator.policies import Fifo
 from simulator.radix import pieces_of
 from simulator.request import Request, Step
 from simulator.reserve import Asked, Asking
 from simulator.unsaid import Unsaid
+from simulator.util.from_mapping import refuse
 
 INIT_RATIO, MIN_FACTOR, DECAY_STEPS = 0.7, 0.14, 600
 """`default_init_new_token_ratio` and the like in SGLang's `global_config.py`."""

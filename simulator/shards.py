@@ -16,7 +16,6 @@ import simpy
 
 from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.cost import CostModel
-from simulator.errors import HeadwayError
 from simulator.expert_cost import instead
 from simulator.fleet import Fleet
 from simulator.lane import Lane, Mail, reach
@@ -26,7 +25,8 @@ from simulator.predictor import Known, make_predictor
 from simulator.request import Request
 from simulator.routers import Router, Target
 from simulator.scenario import Scenario
-from simulator.workers import Died, each, workers
+from simulator.util.errors import HeadwayError
+from simulator.util.workers import Died, each, workers
 from simulator.workload import Floats, Ints, Workload
 
 BLIND = ("round_robin", "random")

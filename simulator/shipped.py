@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from simulator.errors import HeadwayError, meant
+from simulator.util.errors import HeadwayError, meant
 
 PACKAGE = Path(__file__).parent
 FOLDERS = (PACKAGE / "scenarios", PACKAGE.parent / "scenarios")

@@ -15,10 +15,8 @@ from simpy.core import EmptySchedule
 
 from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.async_replica import make_replica
-from simulator.blame import blamed
 from simulator.client import Client
 from simulator.cost import CostModel
-from simulator.errors import HeadwayWarning
 from simulator.hardware import Gpu
 from simulator.log import Log
 from simulator.model_spec import ModelSpec
@@ -28,6 +26,8 @@ from simulator.predictor import make_predictor
 from simulator.replica import REJECTED, Replica
 from simulator.scenario import Scenario
 from simulator.stream_client import StreamClient
+from simulator.util.errors import HeadwayWarning
+from simulator.util.user_errors import blamed
 from simulator.workload import Workload
 
 if TYPE_CHECKING:

@@ -2,10 +2,10 @@
 only then the next one boards."""
 
 from simulator.blocks import BlockCounter, BlockManager
-from simulator.fields import refuse
 from simulator.log import pack_run
 from simulator.request import Chunk, Request, Step
 from simulator.scheduler import Scheduler
+from simulator.util.from_mapping import refuse
 
 NEVER = 1 << 60  # ticks
 LONGEST_TIMEOUT = 1_000_000  # s

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.errors import HeadwayError
 from simulator.tables import Floats, RequestTable
+from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     from simulator.simulation import Result

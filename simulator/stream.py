@@ -15,14 +15,14 @@ from simulator.async_replica import make_replica
 from simulator.chunks import chunks
 from simulator.cluster_metrics import evenness, tell
 from simulator.cut import cut, next_decision
-from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.metrics import SCHEMA, head
 from simulator.replica import Replica
 from simulator.scenario import Scenario
-from simulator.sketch import ERROR
 from simulator.stream_client import Chunk, StreamClient
 from simulator.stream_metrics import Engines, Part, Tally
 from simulator.tables import Tries
+from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.quantile_sketch import ERROR
 
 if TYPE_CHECKING:
     from simulator.cluster import Story

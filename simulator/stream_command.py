@@ -7,14 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from simulator.errors import HeadwayError
-from simulator.files import Writer, write_together
 from simulator.output import write_scenario
 from simulator.progress import Bar
 from simulator.report import run_table
 from simulator.scenario import Scenario
-from simulator.sketch import ERROR
 from simulator.stream import run_streamed
+from simulator.util.errors import HeadwayError
+from simulator.util.files import Writer, write_together
+from simulator.util.quantile_sketch import ERROR
 
 
 def run_without_tables(

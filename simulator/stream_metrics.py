@@ -18,9 +18,9 @@ from simulator.itl import TokenTimes
 from simulator.log import Log
 from simulator.metrics import DRAFTED, PERCENTILES, acceptance, good, named
 from simulator.replica import SHED, TIMEOUT
-from simulator.sketch import Crowd, Sketch
 from simulator.steady import BATCHES, FEWEST, judged
 from simulator.tables import RETRY, Floats, RequestTable, Tries, gather_requests, run_span
+from simulator.util.quantile_sketch import Crowd, Sketch
 from simulator.utilization import needed_flops, read_bytes, shares_of_peaks
 from simulator.workload import Workload
 

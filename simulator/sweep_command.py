@@ -51,9 +51,9 @@ def sweep(
     on where an earlier one was stopped. Exit code 1 if a point failed.
     """
     from simulator.compare import hidden, split_values
-    from simulator.errors import HeadwayError
     from simulator.output import check_folder
     from simulator.sweeps import TABLE, plan_points, sweep_points
+    from simulator.util.errors import HeadwayError
 
     if jobs is not None and jobs < 1:
         raise HeadwayError(f"--jobs {jobs}: must be at least 1")

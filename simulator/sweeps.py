@@ -22,10 +22,10 @@ import yaml
 
 from simulator import __version__
 from simulator.compare import numbers
-from simulator.errors import HeadwayError, HeadwayWarning
-from simulator.files import write_atomic
 from simulator.load import load_scenario, load_sweep
-from simulator.workers import Died, each, use_backend
+from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.files import write_atomic
+from simulator.util.workers import Died, each, use_backend
 
 if TYPE_CHECKING:
     import pandas as pd

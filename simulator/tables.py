@@ -8,8 +8,8 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from simulator.csvtext import Column, Numbers, Words
 from simulator.log import REASONS, REQUEST, Log
+from simulator.util.csv_text import Column, Numbers, Words
 from simulator.workload import Workload
 
 Floats = npt.NDArray[np.float64]

@@ -24,7 +24,6 @@ from simpy.core import EmptySchedule
 from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.async_replica import make_replica
 from simulator.client import Client
-from simulator.errors import HeadwayWarning
 from simulator.load import check_scenario
 from simulator.log import REASONS, Log
 from simulator.policy_table import find_policy
@@ -44,7 +43,8 @@ from simulator.trials import (
     make_workload,
     smaller,
 )
-from simulator.yamlpos import Places
+from simulator.util.errors import HeadwayWarning
+from simulator.util.yaml_lines import Places
 
 CASES = 120
 TRIES = 10  # equal runs, before a difference is laid to something else than chance

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from simulator.batching import whole
 from simulator.blocks import BlockCounter
-from simulator.fields import refuse
 from simulator.policies import Fifo
 from simulator.request import Request, Step
 from simulator.reserve import WITH_ANSWER, Asked, Reserving
+from simulator.util.from_mapping import refuse
 
 
 class Tgi(Reserving):

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from simulator import __version__
 from simulator.breakdown import Pauses, find_pauses
-from simulator.files import write_atomic
 from simulator.log import REASONS, Log
 from simulator.tables import REJECTED, Floats, RequestTable, arrivals, gather_requests
+from simulator.util.files import write_atomic
 
 if TYPE_CHECKING:
     from simulator.simulation import Result

@@ -40,8 +40,8 @@ def convert(
     ] = None,
 ) -> int:
     """Write a workload as Mooncake JSONL, which other tools read too; the folder must be there."""
-    from simulator.files import check_target
     from simulator.traces import write_mooncake
+    from simulator.util.files import check_target
 
     check_target(source, target)
     workload = _read(source, format)

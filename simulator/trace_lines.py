@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from simulator.errors import HeadwayError
 from simulator.request import Segments
+from simulator.util.errors import HeadwayError
 from simulator.workload import Floats, Ints
 
 GZIP = b"\x1f\x8b"

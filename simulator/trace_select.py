@@ -13,8 +13,8 @@ from typing import TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.request import Segments
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload import MOST_KEPT, Floats, Ints, Workload
 
 

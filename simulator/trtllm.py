@@ -1,9 +1,9 @@
 """TensorRT-LLM's in-flight batching."""
 
 from simulator.blocks import BlockCounter
-from simulator.fields import refuse
 from simulator.request import Step
 from simulator.reserve import Asked, Reserving
+from simulator.util.from_mapping import refuse
 
 GUARANTEED_NO_EVICT, MAX_UTILIZATION, STATIC_BATCH = POLICIES = (
     "GUARANTEED_NO_EVICT",

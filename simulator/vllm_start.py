@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.blocks import BlockCounter
-from simulator.errors import HeadwayError
+from simulator.util.errors import HeadwayError
 
 _MODEL = {
     "architectures": ["LlamaForCausalLM"],

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from simulator.batching import Batching, whole
 from simulator.blocks import BlockCounter
-from simulator.fields import refuse
 from simulator.host import HostMemory
 from simulator.policies import Fifo
 from simulator.request import Request, Step
+from simulator.util.from_mapping import refuse
 
 
 class SwappedByArrival(Fifo):

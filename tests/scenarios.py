@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from simulator.errors import HeadwayError
 from simulator.load import load_scenario
+from simulator.util.errors import HeadwayError
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:00:0{k}.0000000,{100 + k},{10 + k}\n" for k in range(5)

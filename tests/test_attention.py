@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from simulator.attention import Groups, Latent, layer_groups, window_blocks, window_pairs
 from simulator.drafts import SlotCounter
-from simulator.errors import HeadwayError
 from simulator.hardware import find_gpu
 from simulator.load import load_scenario
 from simulator.log import REASONS
@@ -20,6 +19,7 @@ from simulator.request import Chunk, Request, Step
 from simulator.roofline import roofline
 from simulator.simulation import run
 from simulator.speculative import Speculative
+from simulator.util.errors import HeadwayError
 from tests.engines import play, workload
 from tests.scenarios import errors
 

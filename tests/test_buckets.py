@@ -16,12 +16,12 @@ from calibration.meta import read_meta
 from calibration.rows import Row, make_step, pack_rows, read_rows
 from calibration.steps_profile import steps_profile
 from simulator.cost import load_cost
-from simulator.errors import HeadwayError
 from simulator.load import load_scenario
 from simulator.piecewise import LONGEST_TABLE, PiecewiseCost
 from simulator.profile import read_profile
 from simulator.request import Chunk, Request, Step
 from simulator.simulation import run
+from simulator.util.errors import HeadwayError
 
 HAND = PiecewiseCost(
     dense=[[1, 10.0], [11, 20.0]],

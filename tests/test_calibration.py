@@ -25,12 +25,12 @@ from calibration.profile_text import profile_text
 from calibration.shipped import shipped_targets, target_name
 from calibration.systems import SYSTEMS, System
 from calibration.tables import find_table, read_table
-from simulator.errors import HeadwayError
 from simulator.model import load_model
 from simulator.piecewise import TERMS, PiecewiseCost
 from simulator.profile import PROFILES, read_profile, shipped_profiles
 from simulator.request import Step
-from simulator.yamlpos import parse
+from simulator.util.errors import HeadwayError
+from simulator.util.yaml_lines import parse
 
 MODEL = "llama-3-8b"
 LLAMA = load_model(MODEL)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from simulator.compare import expand, split_values
-from simulator.errors import HeadwayError
+from simulator.util.errors import HeadwayError
 from tests.scenarios import SMALL
 
 

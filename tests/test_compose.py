@@ -14,11 +14,11 @@ from calibration.llmservingsim import read_experts
 from calibration.profile_commands import build, list_, show
 from calibration.systems import find_system
 from simulator.cli import main
-from simulator.errors import HeadwayError
 from simulator.model import load_model
 from simulator.profile import read_profile
 from simulator.request import Chunk, Request, Step
 from simulator.roofline import roofline
+from simulator.util.errors import HeadwayError
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'headway[parquet]'")
 

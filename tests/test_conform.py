@@ -11,10 +11,10 @@ from simulator.blocks import BlockManager
 from simulator.cases import read_cases
 from simulator.cli import main
 from simulator.conform import conform, default_golden, report
-from simulator.errors import HeadwayError
 from simulator.replay import Replay
 from simulator.request import Request
 from simulator.scheduler import Scheduler
+from simulator.util.errors import HeadwayError
 
 STEP = {"base_ns": 100, "per_token_ns": 10, "per_context_token_ns": 1, "empty_ns": 50}
 SMALL = {"max_num_seqs": 4, "max_num_batched_tokens": 8, "max_model_len": 64, "block_size": 4}

@@ -13,7 +13,6 @@ from simulator.assemble import assemble
 from simulator.cost import LinearCost, PiecewiseCost, load_cost, roofline, shipped_profile
 from simulator.efficiency import USUAL, efficiency_of
 from simulator.engine_block import EngineBlock
-from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.executor import CanLeap
 from simulator.hardware import GPUS, Gpu
 from simulator.load import load_scenario
@@ -23,6 +22,7 @@ from simulator.overhead import Overhead, find_overhead
 from simulator.piecewise import LONGEST_TABLE
 from simulator.profile import PROFILES, named_hardware, read_profile, shipped_profiles
 from simulator.request import Chunk, Request, Step
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from tests.scenarios import errors
 
 LLAMA = load_model("llama-3-8b")

@@ -14,7 +14,6 @@ from simulator.balancer import Balancer
 from simulator.client import Client
 from simulator.cluster import sessions_of
 from simulator.cluster_block import FailuresBlock, OutageBlock
-from simulator.errors import HeadwayWarning
 from simulator.fleet import Fleet
 from simulator.joint import Joint
 from simulator.load import load_scenario
@@ -24,6 +23,7 @@ from simulator.routers import Least, PowerOfTwo, RoundRobin
 from simulator.scheduler import Scheduler
 from simulator.serve_command import serve_command
 from simulator.simulation import Result, run
+from simulator.util.errors import HeadwayWarning
 from simulator.workload import Workload
 from tests.engines import Clock, fcfs, workload
 from tests.engines import play as play_alone

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.errors import HeadwayError
 from simulator.explain import explain
 from simulator.html_report.page import page
 from simulator.html_report.runs import read_run
@@ -14,6 +13,7 @@ from simulator.load import load_scenario
 from simulator.output import write_run
 from simulator.simulation import Result, run
 from simulator.timeline import write_timeline
+from simulator.util.errors import HeadwayError
 from tests.scenarios import SMALL, errors
 
 APART = """cluster:

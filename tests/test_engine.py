@@ -21,7 +21,6 @@ from gpu_backend.executor import TorchExecutor  # noqa: E402
 from gpu_backend.tokens import prompt_ids, token_ids  # noqa: E402
 from simulator.async_scheduler import AsyncScheduler  # noqa: E402
 from simulator.blocks import BlockCounter, BlockManager  # noqa: E402
-from simulator.errors import HeadwayError  # noqa: E402
 from simulator.model import load_model  # noqa: E402
 from simulator.model_spec import ModelSpec  # noqa: E402
 from simulator.policies import Priority  # noqa: E402
@@ -29,6 +28,7 @@ from simulator.request import Chunk, Request, Step  # noqa: E402
 from simulator.rope import RopeScaling  # noqa: E402
 from simulator.scheduler import Scheduler  # noqa: E402
 from simulator.static import Static  # noqa: E402
+from simulator.util.errors import HeadwayError  # noqa: E402
 from simulator.workload import Workload  # noqa: E402
 from tests.engines import play, workload  # noqa: E402
 
@@ -479,7 +479,7 @@ def test_without_torch_the_extra_is_named() -> None:
         "import sys; sys.modules['torch'] = None\n"
         "import importlib.util as util; found = util.find_spec\n"
         "util.find_spec = lambda name, *more: None if name == 'torch' else found(name, *more)\n"
-        "from simulator.errors import HeadwayError\n"
+        "from simulator.util.errors import HeadwayError\n"
         "try:\n    import gpu_backend.engine\n"
         "except HeadwayError as error:\n    print(error)"
     )

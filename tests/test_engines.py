@@ -7,7 +7,6 @@ import pytest
 
 from simulator.cli import main
 from simulator.engines import ENGINES, fraction_of, named
-from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.hardware import GIB, find_gpu
 from simulator.load import check_scenario, load_scenario
 from simulator.memory import kv_budget
@@ -16,7 +15,8 @@ from simulator.policy_table import POLICIES
 from simulator.scenario import Scenario
 from simulator.scheduler import Scheduler
 from simulator.simulation import run
-from simulator.yamlpos import Places
+from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.yaml_lines import Places
 
 
 def check(**blocks: object) -> Scenario:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from simulator import load_scenario, run
-from simulator.errors import HeadwayError
+from simulator.util.errors import HeadwayError
 
 LOAD = """
 model: llama-3-8b

@@ -8,11 +8,11 @@ import pytest
 
 from simulator.cases import read_cases
 from simulator.conform import conform
-from simulator.errors import HeadwayError
 from simulator.load import check_scenario
 from simulator.replay import Replay
 from simulator.simulation import run
-from simulator.yamlpos import Places
+from simulator.util.errors import HeadwayError
+from simulator.util.yaml_lines import Places
 from tests.test_conform import make
 
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")

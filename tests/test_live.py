@@ -13,11 +13,11 @@ import pytest
 from calibration.live_files import MEASURED, read_measured
 from calibration.validate import table, validate
 from simulator.cli import main
-from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.load import load_scenario
 from simulator.profile import PROFILES
 from simulator.scenario import Scenario
 from simulator.simulation import run
+from simulator.util.errors import HeadwayError, HeadwayWarning
 
 ROOT = Path(__file__).parents[1]
 SCENARIO = ROOT / "scenarios/live-tiny-cpu.yaml"
@@ -270,7 +270,7 @@ def test_an_interrupt_of_a_rerun_says_what_is_written(
         ),
     ],
 )
-@pytest.mark.filterwarnings("ignore::simulator.errors.HeadwayWarning")
+@pytest.mark.filterwarnings("ignore::simulator.util.errors.HeadwayWarning")
 def test_what_the_engine_cannot_do_is_refused(
     setting: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from simulator.errors import HeadwayError
 from simulator.load import ABSENT, load_scenario
 from simulator.policy_table import POLICIES
+from simulator.util.errors import HeadwayError
 from tests.scenarios import AZURE, errors
 
 

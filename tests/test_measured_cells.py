@@ -16,8 +16,8 @@ from calibration.measured.engine import (
 )
 from calibration.measured.requests import read_requests
 from calibration.measured.workload import make
-from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.overhead import NEWEST
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from tests.measured_runs import run_of
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from simulator.errors import HeadwayError
 from simulator.hardware import GIB, GPUS, find_gpu
 from simulator.model import MODELS, load_model, shipped_models
 from simulator.model_spec import ModelSpec
+from simulator.util.errors import HeadwayError
 
 # Parameters on the models' cards, in 1e9; without what a text request does not pass: the image
 # encoders of Gemma-3 from 4B on (0.42), the layer that drafts of DeepSeek-V3, GLM-4.5 (5.54) and

@@ -7,12 +7,12 @@ import pytest
 
 from simulator.blocks import BlockCounter
 from simulator.dynamic import DynamicScheduler
-from simulator.errors import HeadwayError
 from simulator.orders import HRRN, MLFQ, SRPT, Boost
 from simulator.policies import SJF
 from simulator.preempting import Deadline, Preemptive
 from simulator.request import Request
 from simulator.scheduler import Scheduler
+from simulator.util.errors import HeadwayError
 from simulator.workload import Workload
 from tests.engines import play, workload
 from tests.test_scheduler import steps

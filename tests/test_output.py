@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.breakdown import break_down
-from simulator.csvtext import Words, encode_header, encode_rows
-from simulator.errors import HeadwayError
-from simulator.files import write_atomic, write_together
 from simulator.log import Log
 from simulator.output import request_frame, step_frame, write_run
 from simulator.piecewise import LinearCost
 from simulator.tables import gather_requests
+from simulator.util.csv_text import Words, encode_header, encode_rows
+from simulator.util.errors import HeadwayError
+from simulator.util.files import write_atomic, write_together
 from simulator.workload import Workload
 from tests.handmade import Seen, add_request, add_run, add_step, make_workload
 

@@ -19,8 +19,8 @@ from simulator.piecewise import PiecewiseCost
 from simulator.request import Chunk, Request, Step
 from simulator.scheduler import Scheduler
 from simulator.split_decode import SplitCost
+from simulator.util.yaml_lines import Places
 from simulator.workload import Workload
-from simulator.yamlpos import Places
 from tests.engines import play, workload
 
 KERNELS = PiecewiseCost(dense=[[1, 1.0]])

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator.errors import HeadwayError
 from simulator.load import load_scenario
 from simulator.shipped import find_scenario, shipped_scenarios
+from simulator.util.errors import HeadwayError
 
 ROOT = Path(__file__).parent.parent
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from simulator import load_scenario, plan, run
 from simulator.cli import main
-from simulator.errors import HeadwayError
 from simulator.plan_files import _strain
 from simulator.planning import Question, front, has_chance
 from simulator.search import (
@@ -28,6 +27,7 @@ from simulator.search import (
 )
 from simulator.serve_command import serve_command
 from simulator.slo import parse_slo, read_numbers
+from simulator.util.errors import HeadwayError
 from tests.scenarios import AZURE
 
 SLO = parse_slo("p99_ttft_ms<=100")

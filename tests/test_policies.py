@@ -6,10 +6,10 @@ import pytest
 
 from simulator.blocks import BlockCounter
 from simulator.cli import main
-from simulator.errors import HeadwayError
 from simulator.policies import Ranked, victim_of
 from simulator.request import Request
 from simulator.scheduler import Scheduler
+from simulator.util.errors import HeadwayError
 from tests.engines import play, workload
 from tests.scenarios import errors
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator.errors import HeadwayError
 from simulator.model import load_model, read_config
 from simulator.rope import RopeScaling, read_rope
+from simulator.util.errors import HeadwayError
 from tests.test_model import write
 
 

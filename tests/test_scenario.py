@@ -10,10 +10,10 @@ import yaml
 
 from simulator import traces
 from simulator.engine_block import EngineBlock
-from simulator.errors import HeadwayError
 from simulator.load import load_scenario
 from simulator.scenario import READING, Scenario, TraceBlock, resolve
 from simulator.scenario_page import page
+from simulator.util.errors import HeadwayError
 from tests.scenarios import AZURE, errors
 
 ROOT = Path(__file__).parent.parent

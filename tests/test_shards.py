@@ -8,12 +8,12 @@ import pytest
 from simulator import cluster
 from simulator.cli import main
 from simulator.cluster import spread_cluster
-from simulator.errors import HeadwayError
 from simulator.load import load_scenario
 from simulator.output import write_run
 from simulator.scenario import Scenario
 from simulator.simulation import Result, run
-from simulator.workers import use_backend
+from simulator.util.errors import HeadwayError
+from simulator.util.workers import use_backend
 from tests.scenarios import SMALL
 
 CLUSTER = """

@@ -2,9 +2,9 @@
 
 import pytest
 
-from simulator.errors import HeadwayWarning
 from simulator.load import load_scenario
 from simulator.simulation import run
+from simulator.util.errors import HeadwayWarning
 from tests.scenarios import SMALL
 
 

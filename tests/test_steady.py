@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from simulator.errors import HeadwayError
 from simulator.load import load_scenario
 from simulator.report import run_table
 from simulator.simulation import run
 from simulator.steady import batch_means, line, mser5, told, two_sided
+from simulator.util.errors import HeadwayError
 from tests.scenarios import SMALL
 
 LOADED = SMALL.replace("num_prompts: 40", "num_prompts: 800")

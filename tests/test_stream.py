@@ -10,12 +10,12 @@ import pytest
 from simulator import simulation, stream
 from simulator.chunks import chunks
 from simulator.cli import main
-from simulator.errors import HeadwayError
 from simulator.load import load_scenario
 from simulator.scenario import Scenario
 from simulator.simulation import run
-from simulator.sketch import ERROR, Crowd, Sketch
 from simulator.stream import run_streamed
+from simulator.util.errors import HeadwayError
+from simulator.util.quantile_sketch import ERROR, Crowd, Sketch
 from tests.scenarios import SMALL
 
 PERCENTILES = ("median_", "p90_", "p95_", "p99_", "p99.9_")

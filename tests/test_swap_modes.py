@@ -11,7 +11,6 @@ from simulator import load_scenario, run
 from simulator.assemble import assemble
 from simulator.blocks import BlockCounter
 from simulator.dynamic import DynamicScheduler
-from simulator.errors import HeadwayError
 from simulator.host import HostMemory, Prices, SwappedFirst
 from simulator.memory_parts import swap_prices
 from simulator.orders import HRRN
@@ -20,6 +19,7 @@ from simulator.piecewise import LinearCost
 from simulator.policies import SJF, Ranked
 from simulator.request import Request, Step, Swap
 from simulator.scenario import Scenario
+from simulator.util.errors import HeadwayError
 from tests.engines import fcfs, play, workload
 
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from simulator import load_scenario, run
 from simulator.blocks import BlockManager
-from simulator.errors import HeadwayError
 from simulator.piecewise import LinearCost
 from simulator.request import Load, Request, Step
 from simulator.scheduler import Scheduler
 from simulator.tier import HostTier
+from simulator.util.errors import HeadwayError
 from tests.engines import play, workload
 
 

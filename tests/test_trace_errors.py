@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.errors import HeadwayError
 from simulator.trace_json import Blocks
 from simulator.trace_lines import Problems
 from simulator.traces import FORMATS, read_trace
+from simulator.util.errors import HeadwayError
 
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
@@ -205,7 +205,7 @@ def test_a_first_line_that_is_no_text(put, line):
 FORMED = st.sampled_from([AZURE.encode(), MOONCAKE.encode(), b'{"prompt_len": 4, "output_len": 3}'])
 
 
-@pytest.mark.filterwarnings("ignore::simulator.errors.HeadwayWarning")  # of their order
+@pytest.mark.filterwarnings("ignore::simulator.util.errors.HeadwayWarning")  # of their order
 @given(FORMED, st.binary(max_size=40), st.integers(0, 200), st.sampled_from([None, *FORMATS]))
 def test_any_bytes_are_read_or_refused(tmp_path_factory, text, noise, at, name):
     """Never anything but a workload or a HeadwayError."""

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.request import Segments
 from simulator.trace_stats import shared_prefix_tokens
 from simulator.traces import describe, describe_text, read_trace, select, write_mooncake
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload import Workload
 
 
@@ -31,7 +31,7 @@ def written(workload: Workload, path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-@pytest.mark.filterwarnings("ignore::simulator.errors.HeadwayWarning")  # 88 tokens are lost
+@pytest.mark.filterwarnings("ignore::simulator.util.errors.HeadwayWarning")  # 88 tokens are lost
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])
 def test_equal_ids_are_equal_prefixes(tmp_path, name):
     """Blocks of 512 across runs, chained to what is before them; unique prompts get fresh ids."""
@@ -133,7 +133,7 @@ def test_unwritable(tmp_path):
 RUNS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 1200)), min_size=1, max_size=4)
 
 
-@pytest.mark.filterwarnings("ignore::simulator.errors.HeadwayWarning")  # much is lost here
+@pytest.mark.filterwarnings("ignore::simulator.util.errors.HeadwayWarning")  # much is lost here
 @given(st.lists(st.none() | RUNS, min_size=1, max_size=8), st.integers(0, 10**9))
 def test_writing_and_reading_keeps_lengths_times_and_shared_blocks(tmp_path_factory, runs, seed):
     """Two prompts share a block after reading if they agreed up to its end before writing."""

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.traces import select
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload import Workload
 
 NAN = math.nan

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.trace_csv import FORMS, _read_fast, _read_slow
 from simulator.traces import detect_format, read_trace
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload import Workload
 
 AZURE = (

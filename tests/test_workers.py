@@ -9,8 +9,8 @@ from pathlib import Path
 import joblib
 import pytest
 
-from simulator.errors import HeadwayError
-from simulator.workers import Died, each, use_backend
+from simulator.util.errors import HeadwayError
+from simulator.util.workers import Died, each, use_backend
 
 BACKENDS = ["loky", "dask", "ray"]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from simulator.errors import HeadwayError
-from simulator.yamlpos import Places, faults, parse, read_text
+from simulator.util.errors import HeadwayError
+from simulator.util.yaml_lines import Places, faults, parse, read_text
 
 
 def test_every_key_and_item_has_its_line():

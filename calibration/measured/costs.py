@@ -11,8 +11,8 @@ from calibration.systems import find_system
 from simulator.assemble import Parts
 from simulator.cost import with_overhead
 from simulator.engine_block import EngineBlock
-from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.piecewise import PiecewiseCost
+from simulator.util.errors import HeadwayError, HeadwayWarning
 
 
 def with_tables(parts: Parts, engine: EngineBlock) -> Parts:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from simulator.errors import HeadwayError
+from simulator.util.errors import HeadwayError
 
 BENCH = {
     "input_lens": "input_tokens",

@@ -4,10 +4,10 @@ import re
 import warnings
 from pathlib import Path
 
-from simulator.errors import HeadwayWarning
 from simulator.hardware import GPUS, find_gpu
 from simulator.model import shipped_models
 from simulator.shapes import shipped_shape
+from simulator.util.errors import HeadwayWarning
 
 GPU_WORDS = (
     (r"rtx.?pro.?6000", "RTX-PRO-6000"),

@@ -16,7 +16,7 @@ from calibration.measured.gauges import Gauges, measured_gauges, predicted_gauge
 from calibration.measured.requests import Requests, read_requests
 from calibration.measured.runs import Run
 from calibration.measured.workload import frontend, make, read_config, replay
-from simulator.errors import HeadwayError
+from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     from simulator.assemble import Parts
@@ -148,7 +148,7 @@ def assemble_run(run: Run, folder: Path = Path()) -> "tuple[Scenario, Parts]":
     """Give the scenario and its parts for a run's model, GPU and engine."""
     from simulator.assemble import assemble
     from simulator.load import check_scenario
-    from simulator.yamlpos import Places
+    from simulator.util.yaml_lines import Places
 
     gpu = names.gpu_name(run.word("gpu"))
     engine = engine_block(run, gpu)

@@ -20,7 +20,7 @@ from simulator.figures.style import (
     marker,
     sheet,
 )
-from simulator.files import write_atomic, write_together
+from simulator.util.files import write_atomic, write_together
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.measured.json_rows import read_json
-from simulator.errors import HeadwayError, HeadwayWarning
+from simulator.util.errors import HeadwayError, HeadwayWarning
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
 
-from simulator.errors import HeadwayError
+from simulator.util.errors import HeadwayError
 
 RUNS = "runs.csv"
 REQUIRED = ("run_id", "gpu", "model")

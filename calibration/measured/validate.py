@@ -6,7 +6,7 @@ from pathlib import Path
 
 from calibration.measured.predict import Outcome, predict
 from calibration.measured.runs import choose, read_runs
-from simulator.workers import Died, each
+from simulator.util.workers import Died, each
 
 
 def validate_measured(folder: Path, wanted: Sequence[str] = ()) -> list[Outcome]:

@@ -11,8 +11,8 @@ import numpy as np
 
 from calibration.measured.requests import Floats, Ints, Requests
 from calibration.measured.runs import Run
-from simulator.errors import HeadwayError, HeadwayWarning
 from simulator.request import Segments
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload import FRONTENDS, Frontend, Workload
 
 SOON = 0.25  # s after an answer at which the next request still counts as waiting for it

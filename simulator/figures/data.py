@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.bins import mean_in_bins
-from simulator.errors import HeadwayError
+from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     import pandas as pd

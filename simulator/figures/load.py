@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.errors import HeadwayError
 from simulator.figures.data import Floats, need, need_numbers
 from simulator.figures.style import (
     COLORS,
@@ -21,6 +20,7 @@ from simulator.figures.style import (
     sheet,
 )
 from simulator.planning import front
+from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from simulator.errors import HeadwayError
 from simulator.figures.data import Floats, Run
 from simulator.figures.style import PALE, color, sheet
 from simulator.tables import RETRY
+from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

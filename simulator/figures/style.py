@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
-from simulator.files import write_atomic
+from simulator.util.files import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,8 +9,6 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from simulator import __version__
-from simulator.errors import HeadwayError
-from simulator.files import check_file, write_atomic
 from simulator.html_report.origin import profiles, scenarios
 from simulator.html_report.runs import Run, read_runs
 from simulator.html_report.series import charts
@@ -24,6 +22,8 @@ from simulator.html_report.tables import (
     time_parts,
 )
 from simulator.report import profiles_of
+from simulator.util.errors import HeadwayError
+from simulator.util.files import check_file, write_atomic
 
 ASSETS = Path(__file__).parent.parent / "assets"
 MOST = 8  # runs: colours that people can tell apart

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator.breakdown import PARTS
-from simulator.errors import HeadwayError
 from simulator.figures.data import labels, need, need_numbers
 from simulator.run_files import WRITES, load_mapping, read_yaml
+from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     import pandas as pd

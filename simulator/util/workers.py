@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from simulator.errors import HeadwayError
+from simulator.util.errors import HeadwayError
 
 BACKENDS = ("loky", "dask", "ray")
 PATIENCE = 5.0  # s to wait for a cluster's address to answer

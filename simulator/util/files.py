@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from simulator.errors import HeadwayError
+from simulator.util.errors import HeadwayError
 
 Writer = Callable[[BinaryIO], object]
 """Writes a file's contents to an open binary file."""

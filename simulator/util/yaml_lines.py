@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from simulator.errors import HeadwayError
+from simulator.util.errors import HeadwayError
 
 Key = tuple[str, ...]
 """Where a value stands: the keys that lead to it; an item of a list has its index as a key."""

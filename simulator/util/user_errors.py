@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from traceback import extract_tb
 
-from simulator.errors import HeadwayError
+from simulator.util.errors import HeadwayError
 
 
 def blamed(found: type, error: Exception) -> HeadwayError | None:
