@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.tables import Floats
-from simulator.request import Chunk, Request, Step
+from simulator.core.request import Chunk, Request, Step
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from calibration.rows import Row
 from gpu_backend.engine import Engine, Measured
 from gpu_backend.live import LiveRun
 from gpu_backend.sensors import NOTHING, Sensed, Sensors
-from simulator.request import Chunk, Request
+from simulator.core.request import Chunk, Request
 
 Sink = Callable[[Row], None]
 

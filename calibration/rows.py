@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeAlias
 
-from simulator.request import Chunk, Request, Step, Swap
+from simulator.core.request import Chunk, Request, Step, Swap
 from simulator.util.errors import HeadwayError
 
 Chunks: TypeAlias = tuple[tuple[int, int], ...]

@@ -15,7 +15,7 @@ import torch
 
 from gpu_backend.batch import Batch, HostBatch, Ints
 from gpu_backend.rows import GRAIN, Rows, Rows_
-from simulator.request import Chunk
+from simulator.core.request import Chunk
 
 Bounds = dict[str, tuple[slice, tuple[int, ...]]]
 """Where in the block each part lies, and its shape."""

@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 
 from gpu_backend.engine import Engine, Measured
-from simulator.request import Request, Step
+from simulator.core.request import Request, Step
 from simulator.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpu_backend.tokens import Ids, prompt_ids, token_ids
-from simulator.request import Chunk, Request
+from simulator.core.request import Chunk, Request
 
 Rows_ = npt.NDArray[np.intp]
 T = TypeVar("T", bound=np.generic)

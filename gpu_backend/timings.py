@@ -33,8 +33,8 @@ from gpu_backend.bench import (
     prefills,
 )
 from gpu_backend.engine import Engine
+from simulator.core.request import Chunk, Request
 from simulator.model import MODELS, read_config
-from simulator.request import Chunk, Request
 
 COLUMNS = (
     "kernel", "rows", "context", "tokens", "variant", "us", "gb_s", "tflop_s", "host_us",

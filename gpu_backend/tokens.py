@@ -10,7 +10,7 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from simulator.request import Request
+from simulator.core.request import Request
 
 Ids = npt.NDArray[np.int32]
 

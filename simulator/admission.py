@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from simulator.blocks import BlockCounter
-from simulator.request import Request
+from simulator.core.request import Request
 
 Reservation = int | Literal["max_tokens", "max_model_len"]
 """Tokens of an answer that admission reserves blocks for: a number, or all that may come."""

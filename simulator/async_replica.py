@@ -13,10 +13,10 @@ from itertools import accumulate
 
 import simpy
 
-from simulator.executor import Executor
-from simulator.log import pack_step
+from simulator.core.executor import Executor
+from simulator.core.log import pack_step
+from simulator.core.request import Request, Step
 from simulator.replica import NAP, Replica
-from simulator.request import Request, Step
 from simulator.scheduler import Scheduler
 
 

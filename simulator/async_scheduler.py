@@ -15,8 +15,8 @@ from typing import Any
 
 from simulator.batch import by_seat
 from simulator.blocks import BlockCounter
-from simulator.log import pack_run
-from simulator.request import Request, Step
+from simulator.core.log import pack_run
+from simulator.core.request import Request, Step
 from simulator.scheduler import LONGEST_LEAP, Scheduler
 
 

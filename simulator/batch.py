@@ -1,15 +1,15 @@
 """Who runs and how far: the state of an engine, and what the outcome of a step changes in it.
 
-The requests that decode are kept as sums (`decodes.py`), all others one by one in `partial`.
+The requests that decode are kept as sums (`decode_set.py`), all others one by one in `partial`.
 """
 
 from collections.abc import Sequence
 
 from simulator.blocks import BlockCounter
-from simulator.decodes import DecodeSet
-from simulator.log import pack_pause, pack_run
+from simulator.core.decode_set import DecodeSet
+from simulator.core.log import pack_pause, pack_run
+from simulator.core.request import Chunk, Request, Step
 from simulator.policies import Waiting
-from simulator.request import Chunk, Request, Step
 
 
 class Batch:

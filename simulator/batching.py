@@ -7,7 +7,7 @@ admitted is preempted, to be computed again, when the decodes lack a block.
 
 from collections.abc import Sequence
 
-from simulator.request import Chunk, Request, Step
+from simulator.core.request import Chunk, Request, Step
 from simulator.scheduler import Scheduler
 
 

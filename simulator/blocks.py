@@ -11,9 +11,9 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from simulator.decodes import DecodeSet
+from simulator.core.decode_set import DecodeSet
+from simulator.core.request import Request
 from simulator.hashes import known_hashes
-from simulator.request import Request
 from simulator.tier import HostTier
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from simulator.log import Log
-from simulator.request import Step
+from simulator.core.log import Log
+from simulator.core.request import Step
 from simulator.tables import Flags, Floats, Ints, RequestTable
 
 if TYPE_CHECKING:

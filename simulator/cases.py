@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulator.request import Segments
+from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError
 from simulator.util.yaml_lines import Key, parse
 

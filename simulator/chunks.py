@@ -6,9 +6,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from simulator.arrivals import arrival_parts
+from simulator.core.request import Segments
 from simulator.generate import Generator, draw_lengths, streams
 from simulator.lengths import Load
-from simulator.request import Segments
 from simulator.workload import Workload
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Preemptions that undo one another for ever."""
 
-from simulator.decodes import DecodeSet
+from simulator.core.decode_set import DecodeSet
 from simulator.util.errors import HeadwayError
 
 BARREN = 10_000  # steps in a row that lose what was computed, and not one token or arrival

@@ -9,9 +9,9 @@ from math import inf, nan, nextafter
 import numpy as np
 import simpy
 
-from simulator.alarm import Alarm
+from simulator.core.alarm import Alarm
+from simulator.core.request import Request
 from simulator.predictor import Predictor
-from simulator.request import Request
 from simulator.workload import Workload
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from simulator.decodes import DecodeSet
-from simulator.request import Request
+from simulator.core.decode_set import DecodeSet
+from simulator.core.request import Request
 from simulator.util.from_mapping import check, refuse
 
 if TYPE_CHECKING:

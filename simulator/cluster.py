@@ -13,15 +13,15 @@ import simpy
 from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.balancer import Balancer
 from simulator.client import Client
+from simulator.core.log import PAUSE, RUN, STEP, Log
+from simulator.core.request import Request
 from simulator.cost import CostModel
 from simulator.disaggregation import DisaggregatedFleet
 from simulator.expert_cost import split
 from simulator.fleet import Fleet
 from simulator.gate import Gate
 from simulator.lifecycle import Autoscaler, Failures, Lifecycle
-from simulator.log import PAUSE, RUN, STEP, Log
 from simulator.predictor import make_predictor
-from simulator.request import Request
 from simulator.routers import Target
 from simulator.routing import block_bytes, make_fleet, make_router
 from simulator.scenario import Scenario

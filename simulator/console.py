@@ -35,7 +35,7 @@ def left_behind() -> str:
 
 def tell_interrupted(result: "Result") -> int:
     """Say how far an interrupted run came, and what there is of those before it."""
-    from simulator.log import REASONS
+    from simulator.core.log import REASONS
 
     unfinished = REASONS.index("unfinished")
     done = sum(int((log.requests["reason"] != unfinished).sum()) for log in result.logs)

@@ -12,7 +12,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from simulator.executor import CanLeap
+from simulator.core.executor import CanLeap
+from simulator.core.request import Step
 from simulator.hardware import HOST_SHARE, Gpu
 from simulator.model_spec import ModelSpec
 from simulator.noise import check_residuals
@@ -26,7 +27,6 @@ from simulator.profile import (
     read_profile,
     shipped_profile,
 )
-from simulator.request import Step
 from simulator.roofline import roofline
 from simulator.util.errors import HeadwayWarning
 from simulator.util.from_mapping import inside

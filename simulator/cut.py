@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from simulator.log import REQUEST, RUN, STEP, Log
+from simulator.core.log import REQUEST, RUN, STEP, Log
 
 Rows = npt.NDArray[np.void]
 

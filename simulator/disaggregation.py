@@ -18,13 +18,13 @@ from functools import partial
 
 import simpy
 
-from simulator.executor import Executor
+from simulator.core.executor import Executor
+from simulator.core.log import pack_transfer
+from simulator.core.request import Request
 from simulator.fleet import Fleet
 from simulator.links import Handoff, Link
-from simulator.log import pack_transfer
 from simulator.remote import Consumer, Producer
 from simulator.replica import REJECTED, UNFINISHED
-from simulator.request import Request
 from simulator.routers import Router, Target
 from simulator.scheduler import Scheduler
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from simulator.core.request import Step
 from simulator.cost import CostModel
-from simulator.request import Step
 from simulator.speculative_block import DraftBlock
 
 Counts = npt.NDArray[np.int64]

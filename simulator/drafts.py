@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from simulator.attention import Groups
 from simulator.blocks import BlockCounter
-from simulator.decodes import DecodeSet
-from simulator.request import Request
+from simulator.core.decode_set import DecodeSet
+from simulator.core.request import Request
 
 Ints = npt.NDArray[np.int64]
 ROWS = 7

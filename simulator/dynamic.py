@@ -17,10 +17,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from simulator.blocks import BlockCounter
+from simulator.core.request import Request, Step
 from simulator.host import SwappedFirst
 from simulator.policies import failed, short
 from simulator.queues import queue_for
-from simulator.request import Request, Step
 from simulator.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 

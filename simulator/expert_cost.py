@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from simulator.core.request import Step
 from simulator.cost import CostModel
 from simulator.efficiency import efficiency_of
 from simulator.hardware import Gpu
 from simulator.joint import Joint
 from simulator.model_spec import HALF, ModelSpec
-from simulator.request import Step
 
 Counts = npt.NDArray[np.int64]
 

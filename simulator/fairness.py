@@ -5,7 +5,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from simulator.client_queues import MOST, Account, ClientQueues
-from simulator.request import Request
+from simulator.core.request import Request
 from simulator.util.from_mapping import refuse
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from simulator.batching import Batching
 from simulator.blocks import BlockCounter
-from simulator.request import Request, Step
+from simulator.core.request import Request, Step
 
 
 class FastGen(Batching):

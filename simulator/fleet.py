@@ -14,16 +14,16 @@ from typing import TypeVar
 
 import simpy
 
-from simulator.alarm import Alarm
 from simulator.async_lock_step import AsyncLockStep, AsyncRank
 from simulator.balancer import Balancer
-from simulator.executor import Executor
+from simulator.core.alarm import Alarm
+from simulator.core.executor import Executor
+from simulator.core.log import Log
+from simulator.core.request import Request
 from simulator.joint import Joint
 from simulator.lock_step import LockStep, Rank
-from simulator.log import Log
 from simulator.members import AsyncMember, Clock, Member
 from simulator.ranks import Ranks
-from simulator.request import Request
 from simulator.routers import Router, Target
 from simulator.scheduler import Scheduler
 

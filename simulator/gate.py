@@ -11,12 +11,12 @@ from random import Random
 
 import simpy
 
-from simulator.alarm import Alarm
 from simulator.cluster_block import AdmissionBlock, ClientBlock
+from simulator.core.alarm import Alarm
+from simulator.core.log import Log, pack_request
+from simulator.core.request import Request
 from simulator.fleet import Fleet
-from simulator.log import Log, pack_request
 from simulator.replica import SHED, TIMEOUT
-from simulator.request import Request
 
 
 @dataclass(slots=True)

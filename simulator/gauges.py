@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from simulator.log import Log
+from simulator.core.log import Log
 from simulator.tables import (
     REJECTED,
     UNFINISHED,

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.arrivals import Diurnal, arrival_times, check_rates
+from simulator.core.request import Segments
 from simulator.lengths import (
     MOST,
     Distribution,
@@ -26,7 +27,6 @@ from simulator.lengths import (
     seconds,
     tokens,
 )
-from simulator.request import Segments
 from simulator.util.from_mapping import build, fault, inside, number, refuse
 from simulator.workload import MOST_KEPT, MOST_REQUESTS, Floats, Ints, Workload
 

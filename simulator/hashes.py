@@ -7,7 +7,7 @@ probability 5e-5.
 
 from collections.abc import Hashable
 
-from simulator.request import Request, Segments
+from simulator.core.request import Request, Segments
 
 Piece = tuple[Hashable, int, int]
 """Tokens of one segment: its name, the number of the first, how many."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from simulator.request import Request, Step, Swap
+from simulator.core.request import Request, Step, Swap
 
 if TYPE_CHECKING:
     from simulator.policies import Waiting

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from simulator.blocks import BlockCounter
-from simulator.log import pack_run
-from simulator.request import Chunk, Request, Step
+from simulator.core.log import pack_run
+from simulator.core.request import Chunk, Request, Step
 from simulator.scheduler import Scheduler
 from simulator.vllm_start import start_vllm
 

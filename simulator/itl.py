@@ -11,7 +11,7 @@ from math import fsum, sqrt
 import numpy as np
 import numpy.typing as npt
 
-from simulator.log import Log
+from simulator.core.log import Log
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

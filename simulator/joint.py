@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from simulator.executor import CanLeap, Executor
-from simulator.request import Step
+from simulator.core.executor import CanLeap, Executor
+from simulator.core.request import Step
 
 Shared = Callable[[Sequence[int]], float]
 """Seconds of what all ranks compute together, by the tokens of each; 0: a dummy batch."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import simpy
 
-from simulator.alarm import Alarm
 from simulator.async_replica import make_replica
 from simulator.client import Writer
-from simulator.executor import Executor
-from simulator.log import REQUEST
+from simulator.core.alarm import Alarm
+from simulator.core.executor import Executor
+from simulator.core.log import REQUEST
 from simulator.scheduler import Scheduler
 from simulator.workload import Floats, Ints, Workload
 

@@ -8,10 +8,10 @@ from typing import Literal
 
 import simpy
 
-from simulator.alarm import Alarm
 from simulator.cluster_block import AutoscalingBlock, FailuresBlock
+from simulator.core.alarm import Alarm
+from simulator.core.request import Request
 from simulator.fleet import Fleet
-from simulator.request import Request
 from simulator.routers import Target
 from simulator.scheduler import Scheduler
 from simulator.stream_client import Sent

@@ -10,7 +10,7 @@ from numbers import Real
 import numpy as np
 import numpy.typing as npt
 
-from simulator.request import Step
+from simulator.core.request import Step
 from simulator.util.from_mapping import refuse
 
 QUANTITIES = ("tokens", "sequences", "context", "pairs")

@@ -7,8 +7,8 @@ from typing import Literal
 
 import simpy
 
-from simulator.alarm import Alarm
-from simulator.request import Request
+from simulator.core.alarm import Alarm
+from simulator.core.request import Request
 from simulator.routers import Target
 
 

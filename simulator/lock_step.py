@@ -15,11 +15,11 @@ from typing import Generic, TypeVar
 import simpy
 
 from simulator.balancer import Balancer
+from simulator.core.request import Request, Step
 from simulator.joint import Joint
 from simulator.members import Clock, Member
 from simulator.ranks import Ranks
 from simulator.replica import NAP
-from simulator.request import Request, Step
 from simulator.scheduler import LONGEST_LEAP, Scheduler
 
 

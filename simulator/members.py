@@ -8,10 +8,10 @@ from typing import Protocol
 
 import simpy
 
-from simulator.alarm import LATE, Alarm
 from simulator.async_replica import AsyncReplica
+from simulator.core.alarm import LATE, Alarm
+from simulator.core.request import Request
 from simulator.replica import Replica
-from simulator.request import Request
 from simulator.scheduler import Scheduler
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from simulator.attention import Groups, layer_groups
 from simulator.blocks import BlockCounter, BlockManager
+from simulator.core.request import Chunk, Request, Step, Swap
 from simulator.cost import CostModel, kv_block_bytes
 from simulator.drafts import SlotCounter
 from simulator.engine_block import EngineBlock
@@ -15,7 +16,6 @@ from simulator.memory import kv_budget
 from simulator.model_spec import ModelSpec
 from simulator.own_blocks import OwnBlocks
 from simulator.radix import RadixCache
-from simulator.request import Chunk, Request, Step, Swap
 from simulator.tier import HostTier
 
 if TYPE_CHECKING:

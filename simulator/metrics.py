@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator import __version__
+from simulator.core.log import Log
 from simulator.cost import kv_block_bytes
 from simulator.gauges import StepSums, copied, gauge, host_tier, share
 from simulator.itl import GapPool, TokenTimes
-from simulator.log import Log
 from simulator.service import Clients, several_clients, summarize_clients
 from simulator.steady import Window, steady_state, window
 from simulator.tables import (

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from simulator.request import Step
+from simulator.core.request import Step
 
 if TYPE_CHECKING:
     from simulator.cost import CostModel

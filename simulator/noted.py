@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from simulator.async_replica import AsyncReplica, Flight
 from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter, BlockManager
-from simulator.decodes import DecodeSet
+from simulator.core.decode_set import DecodeSet
+from simulator.core.request import Request, Step
 from simulator.installed import InstalledScheduler
 from simulator.replica import Replica
-from simulator.request import Request, Step
 from simulator.scheduler import Scheduler
 
 if TYPE_CHECKING:

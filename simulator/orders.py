@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from math import exp, expm1, inf, log, log1p
 from typing import TYPE_CHECKING, Any
 
+from simulator.core.request import Request
 from simulator.policies import check_by, hint_of, size_of
-from simulator.request import Request
 from simulator.util.from_mapping import refuse
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from simulator.log import Log
+from simulator.core.log import Log
 from simulator.service import Clients, client_columns, several_clients, share_columns
 from simulator.tables import Floats, expand_steps, request_columns, run_span, step_columns
 from simulator.util.csv_text import Column, Numbers, Words, encode_header, encode_rows

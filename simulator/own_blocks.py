@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.blocks import BlockCounter
-from simulator.decodes import DecodeSet
-from simulator.request import Request
+from simulator.core.decode_set import DecodeSet
+from simulator.core.request import Request
 
 Part = tuple[int, int]
 """Successive blocks of a table: the number of the first, and the one after the last."""

@@ -45,6 +45,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.attention import window_pairs
+from simulator.core.request import Step
 from simulator.linear import (
     LONGEST_TERM,
     QUANTITIES,
@@ -55,7 +56,6 @@ from simulator.linear import (
     LinearCost,
     check_terms,
 )
-from simulator.request import Step
 from simulator.util.from_mapping import refuse
 
 __all__ = ["QUANTITIES", "TERMS", "Fitted", "Limits", "LinearCost", "PiecewiseCost", "Table"]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.bins import depth_in_bins, mean_in_bins
+from simulator.core.log import Log
 from simulator.figures.style import COLORS, grid, log_scale, save, sheet
-from simulator.log import Log
 from simulator.tables import Floats, arrivals, gather_requests, queue_levels
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from operator import lt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from simulator.request import Request
+from simulator.core.request import Request
 from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import refuse
 

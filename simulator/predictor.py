@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from simulator.request import Request
+from simulator.core.request import Request
 from simulator.util.errors import meant
 from simulator.util.from_mapping import build, refuse
 from simulator.workload import Ints, Workload

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from math import inf
 from typing import TYPE_CHECKING
 
-from simulator.request import Request
+from simulator.core.request import Request
 from simulator.util.from_mapping import refuse
 
 if TYPE_CHECKING:

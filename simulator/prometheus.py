@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simulator.core.log import REASONS, Log
 from simulator.itl import TokenTimes
-from simulator.log import REASONS, Log
 from simulator.tables import Flags, Floats, RequestTable, gather_requests
 from simulator.util.files import write_atomic
 

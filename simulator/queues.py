@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from simulator.core.request import Request
 from simulator.policies import Policy, Ranked, failed
-from simulator.request import Request
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from simulator.blocks import BlockCounter
-from simulator.decodes import DecodeSet
-from simulator.request import Request
+from simulator.core.decode_set import DecodeSet
+from simulator.core.request import Request
 
 Piece = tuple[Hashable, int, int]
 """A run of tokens: name, number of the first, how many."""

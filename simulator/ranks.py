@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import simpy
 
-from simulator.alarm import Alarm
 from simulator.balancer import INTERVAL, Balancer
+from simulator.core.alarm import Alarm
+from simulator.core.request import Request
 from simulator.members import Member
-from simulator.request import Request
 from simulator.scheduler import Scheduler
 
 

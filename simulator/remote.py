@@ -14,8 +14,8 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 from simulator.blocks import BlockCounter
+from simulator.core.request import Request, Step
 from simulator.policies import Waiting
-from simulator.request import Request, Step
 from simulator.scheduler import Scheduler
 
 TO_PULL, ARRIVED, LOST = 1, 2, 3  # states of `Request.remote`

@@ -14,10 +14,11 @@ import simpy
 from simpy.core import EmptySchedule
 
 from simulator import __version__
-from simulator.alarm import Alarm
 from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.cases import Case
+from simulator.core.alarm import Alarm
+from simulator.core.request import Request, Step
 from simulator.installed import InstalledBlocks
 from simulator.noted import (
     Clock,
@@ -33,7 +34,6 @@ from simulator.noted import (
 )
 from simulator.policies import Priority
 from simulator.replica import Replica
-from simulator.request import Request, Step
 
 _OPTIONS = (
     "max_num_seqs",

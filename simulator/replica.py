@@ -12,10 +12,10 @@ from itertools import accumulate
 
 import simpy
 
-from simulator.alarm import LATE, Alarm
-from simulator.executor import CanLeap, Executor
-from simulator.log import REASONS, Log, pack_request, pack_step
-from simulator.request import Request, Step
+from simulator.core.alarm import LATE, Alarm
+from simulator.core.executor import CanLeap, Executor
+from simulator.core.log import REASONS, Log, pack_request, pack_step
+from simulator.core.request import Request, Step
 from simulator.scheduler import Scheduler
 
 STOP, LENGTH, REJECTED, UNFINISHED, SHED, TIMEOUT = range(len(REASONS))

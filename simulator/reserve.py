@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from simulator.batching import Batching
 from simulator.blocks import BlockCounter
-from simulator.request import Request
+from simulator.core.request import Request
 from simulator.util.from_mapping import refuse
 
 Asked = int | Literal["exact"] | None

@@ -14,8 +14,8 @@ from random import Random
 from traceback import extract_tb
 from typing import Protocol
 
+from simulator.core.request import Request
 from simulator.hashes import prompt_hashes
-from simulator.request import Request
 from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import refuse
 

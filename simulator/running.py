@@ -1,6 +1,6 @@
 """How a step's budget is shared out among the requests that run, and who must leave for it.
 
-For speed the requests that decode are not walked one by one but kept as sums (`decodes.py`); the
+For speed the requests that decode are not walked one by one but kept as sums (`decode_set.py`); the
 result is the same as that of vLLM's loop:
 
 - Each decode wants one token. As long as the budget holds all of them, only the requests in
@@ -16,9 +16,9 @@ result is the same as that of vLLM's loop:
 from simulator.batch import Batch
 from simulator.cadence import Cadence
 from simulator.circles import Circles
+from simulator.core.request import Chunk, Request, Step
 from simulator.host import HostMemory
 from simulator.policies import Victim
-from simulator.request import Chunk, Request, Step
 
 
 class Running(Batch):

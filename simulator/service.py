@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.client_queues import check_shares
-from simulator.log import Log
+from simulator.core.log import Log
 from simulator.tables import REJECTED, Floats, Ints, RequestTable, client_words, gather_requests
 from simulator.util.csv_text import Column, Words
 from simulator.workload import Workload

@@ -5,9 +5,9 @@ from collections.abc import Hashable, Sequence
 from random import Random
 
 from simulator.blocks import BlockCounter
+from simulator.core.request import Request, Step
 from simulator.policies import Fifo
 from simulator.radix import pieces_of
-from simulator.request import Request, Step
 from simulator.reserve import Asked, Asking
 from simulator.unsaid import Unsaid
 from simulator.util.from_mapping import refuse

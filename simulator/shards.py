@@ -15,14 +15,14 @@ import numpy as np
 import simpy
 
 from simulator.assemble import Parts, assemble, make_scheduler
+from simulator.core.log import Log
+from simulator.core.request import Request
 from simulator.cost import CostModel
 from simulator.expert_cost import instead
 from simulator.fleet import Fleet
 from simulator.lane import Lane, Mail, reach
 from simulator.lifecycle import Lifecycle
-from simulator.log import Log
 from simulator.predictor import Known, make_predictor
-from simulator.request import Request
 from simulator.routers import Router, Target
 from simulator.scenario import Scenario
 from simulator.util.errors import HeadwayError

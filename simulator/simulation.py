@@ -16,9 +16,9 @@ from simpy.core import EmptySchedule
 from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.async_replica import make_replica
 from simulator.client import Client
+from simulator.core.log import Log
 from simulator.cost import CostModel
 from simulator.hardware import Gpu
-from simulator.log import Log
 from simulator.model_spec import ModelSpec
 from simulator.noise import Noise
 from simulator.policy_table import find_policy

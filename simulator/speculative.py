@@ -8,9 +8,9 @@ are cut off. The slots of rejected drafts stay in the request's table for the ne
 
 from collections.abc import Sequence
 
+from simulator.core.log import pack_draft, pack_run
+from simulator.core.request import Chunk, Request, Step
 from simulator.drafts import DraftedSet, SlotCounter
-from simulator.log import pack_draft, pack_run
-from simulator.request import Chunk, Request, Step
 from simulator.scheduler import Scheduler
 from simulator.speculative_block import SpeculativeBlock
 

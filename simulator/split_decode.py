@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from simulator.core.request import Step
 from simulator.linear import Counts, check_terms
 from simulator.piecewise import PiecewiseCost
-from simulator.request import Step
 from simulator.util.from_mapping import refuse
 
 THREAD_BLOCKS = 4

@@ -2,8 +2,8 @@
 only then the next one boards."""
 
 from simulator.blocks import BlockCounter, BlockManager
-from simulator.log import pack_run
-from simulator.request import Chunk, Request, Step
+from simulator.core.log import pack_run
+from simulator.core.request import Chunk, Request, Step
 from simulator.scheduler import Scheduler
 from simulator.util.from_mapping import refuse
 

@@ -9,9 +9,9 @@ from math import inf, isnan, nan, nextafter
 import numpy as np
 import simpy
 
-from simulator.alarm import Alarm
 from simulator.client import Writer
-from simulator.request import Request
+from simulator.core.alarm import Alarm
+from simulator.core.request import Request
 from simulator.workload import Workload
 
 

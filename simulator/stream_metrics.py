@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simulator.cluster_metrics import Figures, served_by
+from simulator.core.log import Log
 from simulator.cost import kv_block_bytes
 from simulator.gauges import RequestSums, StepSums, copied, gauges, host_tier, queue_depth, share
 from simulator.itl import TokenTimes
-from simulator.log import Log
 from simulator.metrics import DRAFTED, PERCENTILES, acceptance, good, named
 from simulator.replica import SHED, TIMEOUT
 from simulator.steady import BATCHES, FEWEST, judged

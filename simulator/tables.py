@@ -8,7 +8,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from simulator.log import REASONS, REQUEST, Log
+from simulator.core.log import REASONS, REQUEST, Log
 from simulator.util.csv_text import Column, Numbers, Words
 from simulator.workload import Workload
 

@@ -24,10 +24,10 @@ from simpy.core import EmptySchedule
 from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.async_replica import make_replica
 from simulator.client import Client
+from simulator.core.log import REASONS, Log
+from simulator.core.request import Request
 from simulator.load import check_scenario
-from simulator.log import REASONS, Log
 from simulator.policy_table import find_policy
-from simulator.request import Request
 from simulator.scenario import Scenario
 from simulator.scheduler import Scheduler
 from simulator.trials import (

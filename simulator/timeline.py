@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from simulator import __version__
 from simulator.breakdown import Pauses, find_pauses
-from simulator.log import REASONS, Log
+from simulator.core.log import REASONS, Log
 from simulator.tables import REJECTED, Floats, RequestTable, arrivals, gather_requests
 from simulator.util.files import write_atomic
 

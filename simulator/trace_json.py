@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simulator.request import Segments
+from simulator.core.request import Segments
 from simulator.trace_lines import Problems, Table, lines
 
 Row = dict[str, object]

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from simulator.request import Segments
+from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError
 from simulator.workload import Floats, Ints
 

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from simulator.request import Segments
+from simulator.core.request import Segments
 from simulator.trace_json import Blocks, Row, number_of, rows, tokens_of
 from simulator.trace_lines import Problems, Table
 from simulator.trace_stats import shared_prefix_tokens

@@ -13,7 +13,7 @@ from typing import TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from simulator.request import Segments
+from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload import MOST_KEPT, Floats, Ints, Workload
 

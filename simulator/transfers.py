@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.breakdown import PARTS, break_down
+from simulator.core.log import TRANSFER, Log
 from simulator.disaggregation import DisaggregatedFleet
 from simulator.gauges import share
-from simulator.log import TRANSFER, Log
 from simulator.replica import REJECTED, UNFINISHED
 from simulator.tables import TRANSFER_PARTS, Flags, Floats, Ints, gather_requests
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from simulator.log import Log
-from simulator.request import Request, Step
+from simulator.core.log import Log
+from simulator.core.request import Request, Step
 from simulator.scheduler import Scheduler
 from simulator.workload import Workload
 

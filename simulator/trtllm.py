@@ -1,7 +1,7 @@
 """TensorRT-LLM's in-flight batching."""
 
 from simulator.blocks import BlockCounter
-from simulator.request import Step
+from simulator.core.request import Step
 from simulator.reserve import Asked, Reserving
 from simulator.util.from_mapping import refuse
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from simulator.decodes import DecodeSet
-from simulator.request import Request
+from simulator.core.decode_set import DecodeSet
+from simulator.core.request import Request
 
 
 class Unsaid(DecodeSet):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simulator.core.log import Log
 from simulator.gauges import StepSums, share
-from simulator.log import Log
 from simulator.tables import Floats, RequestTable
 
 if TYPE_CHECKING:

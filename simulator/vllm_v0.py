@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from simulator.batching import Batching, whole
 from simulator.blocks import BlockCounter
+from simulator.core.request import Request, Step
 from simulator.host import HostMemory
 from simulator.policies import Fifo
-from simulator.request import Request, Step
 from simulator.util.from_mapping import refuse
 
 

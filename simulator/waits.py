@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.log import Log
+from simulator.core.log import Log
 from simulator.tables import Floats, Ints, arrivals
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from simulator.request import Segments
+from simulator.core.request import Segments
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -9,9 +9,9 @@ import simpy
 from simulator.async_replica import make_replica
 from simulator.blocks import BlockCounter
 from simulator.client import Client
-from simulator.log import Log
+from simulator.core.log import Log
+from simulator.core.request import Step
 from simulator.predictor import Noisy
-from simulator.request import Step
 from simulator.scheduler import Scheduler
 from simulator.workload import Workload
 

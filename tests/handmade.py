@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from simulator.log import REASONS, STEP, Log, pack_request, pack_run
+from simulator.core.log import REASONS, STEP, Log, pack_request, pack_run
 from simulator.workload import Workload
 from tests.engines import Clock, workload
 

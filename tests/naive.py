@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
-from simulator.request import Request
+from simulator.core.request import Request
 
 Token = tuple[Hashable, int]
 

@@ -8,7 +8,7 @@ from simulator.async_replica import make_replica
 from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.client import Client
-from simulator.log import REASONS
+from simulator.core.log import REASONS
 from simulator.replica import Replica
 from simulator.scheduler import Scheduler
 from simulator.static import Static

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simpy.events import NORMAL
 
-from simulator.alarm import LATE, Alarm
+from simulator.core.alarm import LATE, Alarm
 
 
 @given(

@@ -12,8 +12,8 @@ from hypothesis.stateful import (
 )
 
 from simulator.blocks import BlockManager
-from simulator.decodes import DecodeSet
-from simulator.request import Request, Segments
+from simulator.core.decode_set import DecodeSet
+from simulator.core.request import Request, Segments
 from tests.test_blocks import ask, contents
 
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.blocks import BlockCounter, BlockManager
-from simulator.decodes import DecodeSet
-from simulator.request import Request, Segments
+from simulator.core.decode_set import DecodeSet
+from simulator.core.request import Request, Segments
 
 ids = count()
 

@@ -6,7 +6,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from simulator.breakdown import PARTS, break_down
-from simulator.log import Log
+from simulator.core.log import Log
 from simulator.piecewise import LinearCost, PiecewiseCost
 from simulator.scheduler import Scheduler
 from simulator.static import Static
@@ -182,7 +182,7 @@ def test_slowed_is_the_sum_over_the_steps(load, engine, cost) -> None:
 
 def test_decode_seconds_are_those_of_a_leap() -> None:
     """Both cost models: many steps at once, each as by itself."""
-    from simulator.request import Step
+    from simulator.core.request import Step
 
     table = [[1, 0.5], [4, 1.0], [8, 1.5]]
     piecewise = PiecewiseCost(

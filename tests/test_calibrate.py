@@ -18,9 +18,9 @@ from calibration.meta import read_meta
 from calibration.rows import BATCH, Row, RowFile, make_step, pack_rows, read_rows
 from calibration.steps_profile import profile_name, steps_profile
 from simulator.cli import main
+from simulator.core.request import Step, Swap
 from simulator.piecewise import PiecewiseCost
 from simulator.profile import PROFILES, read_profile
-from simulator.request import Step, Swap
 from simulator.util.errors import HeadwayError, HeadwayWarning
 
 MEASURED = Path(__file__).parents[1] / "calibration/measurements/cpu/tiny-test"

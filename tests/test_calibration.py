@@ -25,10 +25,10 @@ from calibration.profile_text import profile_text
 from calibration.shipped import shipped_targets, target_name
 from calibration.systems import SYSTEMS, System
 from calibration.tables import find_table, read_table
+from simulator.core.request import Step
 from simulator.model import load_model
 from simulator.piecewise import TERMS, PiecewiseCost
 from simulator.profile import PROFILES, read_profile, shipped_profiles
-from simulator.request import Step
 from simulator.util.errors import HeadwayError
 from simulator.util.yaml_lines import parse
 

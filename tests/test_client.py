@@ -9,7 +9,7 @@ import simpy
 from hypothesis import given, settings
 
 from simulator.client import Client
-from simulator.request import Request
+from simulator.core.request import Request
 from simulator.workload import Workload
 from tests.engines import fcfs, play, workload
 from tests.test_laws import clocks, engines, workloads

@@ -14,9 +14,9 @@ from calibration.llmservingsim import read_experts
 from calibration.profile_commands import build, list_, show
 from calibration.systems import find_system
 from simulator.cli import main
+from simulator.core.request import Chunk, Request, Step
 from simulator.model import load_model
 from simulator.profile import read_profile
-from simulator.request import Chunk, Request, Step
 from simulator.roofline import roofline
 from simulator.util.errors import HeadwayError
 

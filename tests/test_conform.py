@@ -11,8 +11,8 @@ from simulator.blocks import BlockManager
 from simulator.cases import read_cases
 from simulator.cli import main
 from simulator.conform import conform, default_golden, report
+from simulator.core.request import Request
 from simulator.replay import Replay
-from simulator.request import Request
 from simulator.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 

@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.assemble import assemble
+from simulator.core.executor import CanLeap
+from simulator.core.log import STEP
+from simulator.core.request import Chunk, Request, Step
 from simulator.cost import LinearCost, PiecewiseCost, load_cost, roofline, shipped_profile
 from simulator.efficiency import USUAL, efficiency_of
 from simulator.engine_block import EngineBlock
-from simulator.executor import CanLeap
 from simulator.hardware import GPUS, Gpu
 from simulator.load import load_scenario
-from simulator.log import STEP
 from simulator.model import load_model
 from simulator.overhead import Overhead, find_overhead
 from simulator.piecewise import LONGEST_TABLE
 from simulator.profile import PROFILES, named_hardware, read_profile, shipped_profiles
-from simulator.request import Chunk, Request, Step
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from tests.scenarios import errors
 

@@ -14,8 +14,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from simulator.decodes import DecodeSet
-from simulator.request import Request
+from simulator.core.decode_set import DecodeSet
+from simulator.core.request import Request
 from simulator.unsaid import Unsaid
 
 MOST = 9  # tokens that a member may still say, as far as they are counted

@@ -8,7 +8,6 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.alarm import Alarm
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.client import Client
 from simulator.cluster import sessions_of, tidy
@@ -18,11 +17,12 @@ from simulator.cluster_block import (
     FailuresBlock,
     OutageBlock,
 )
+from simulator.core.alarm import Alarm
+from simulator.core.log import REASONS, TRANSFER
 from simulator.disaggregation import DisaggregatedFleet
 from simulator.fairness import DRR, Fair
 from simulator.gate import Gate
 from simulator.lifecycle import Autoscaler, Failures, Lifecycle
-from simulator.log import REASONS, TRANSFER
 from simulator.policies import SJF, Priority
 from simulator.predictor import Noisy
 from simulator.remote import Consumer, Producer

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from simulator.core.request import Chunk, Request, Step
 from simulator.efficiency import efficiency_of
 from simulator.expert_cost import PADDED, ExpertCost, Experts
 from simulator.hardware import GPUS
@@ -13,7 +14,6 @@ from simulator.memory import kv_budget
 from simulator.model import load_model
 from simulator.output import write_run
 from simulator.piecewise import LinearCost
-from simulator.request import Chunk, Request, Step
 from simulator.roofline import roofline
 from simulator.simulation import Result, run
 

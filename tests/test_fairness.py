@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter
 from simulator.client_queues import ClientQueues
+from simulator.core.request import Request
 from simulator.fairness import DRR, WFQ, Fair
-from simulator.request import Request
 from simulator.scheduler import Scheduler
 from simulator.workload import Workload
 from tests.engines import play, workload

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from simulator.client import Client
 from simulator.cluster import sessions_of
+from simulator.core.request import Request
 from simulator.fleet import Fleet
 from simulator.predictor import Noisy
-from simulator.request import Request
 from simulator.routers import (
     Least,
     LeastKv,

@@ -148,8 +148,8 @@ def test_staging_keeps_addresses_and_refuses_what_does_not_fit() -> None:
 def test_an_engine_tells_how_its_steps_were_launched() -> None:
     """Three decodes in the graph of four; a prompt, and a step that emits nothing, outside."""
     from gpu_backend.engine import Engine
+    from simulator.core.request import Chunk, Request
     from simulator.model import load_model
-    from simulator.request import Chunk, Request
 
     class Uncaptured(Graphs):
         def sample(self, batch: Batch) -> torch.Tensor:

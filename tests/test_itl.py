@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.core.log import Log
 from simulator.itl import SLICE, GapPool, TokenTimes
-from simulator.log import Log
 from tests.handmade import TICK, Story, add_run, stories
 
 

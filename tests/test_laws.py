@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.client import Client
+from simulator.core.log import REASONS, Log
+from simulator.core.request import Segments
 from simulator.dynamic import DynamicScheduler
 from simulator.fairness import DRR, WFQ, Fair
 from simulator.host import Prices
-from simulator.log import REASONS, Log
 from simulator.orders import HRRN, MLFQ, SRPT, Boost
 from simulator.own_blocks import OwnBlocks
 from simulator.policies import SJF, Priority
 from simulator.preempting import Deadline, Preemptive
 from simulator.radix import RadixCache
-from simulator.request import Segments
 from simulator.scheduler import Scheduler
 from simulator.static import Static
 from simulator.tier import HostTier

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockManager
+from simulator.core.request import Request, Step
 from simulator.own_blocks import OwnBlocks
 from simulator.radix import RadixCache
-from simulator.request import Request, Step
 from simulator.scheduler import LONGEST_LEAP, Scheduler
 from simulator.trtllm import POLICIES, TrtLlm
 from simulator.workload import Workload

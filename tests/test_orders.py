@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from simulator.blocks import BlockCounter
+from simulator.core.request import Request
 from simulator.dynamic import DynamicScheduler
 from simulator.orders import HRRN, MLFQ, SRPT, Boost
 from simulator.policies import SJF
 from simulator.preempting import Deadline, Preemptive
-from simulator.request import Request
 from simulator.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from simulator.workload import Workload

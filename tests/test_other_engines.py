@@ -3,11 +3,11 @@
 import pytest
 
 from simulator.blocks import BlockCounter, BlockManager
+from simulator.core.request import Request, Step
 from simulator.fastgen import FastGen
 from simulator.hf import HfStatic
 from simulator.mixed import Orca, Sarathi
 from simulator.radix import RadixCache
-from simulator.request import Request, Step
 from simulator.reserve import Reserving
 from simulator.scheduler import Scheduler
 from simulator.sglang import SgLang

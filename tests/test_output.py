@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.breakdown import break_down
-from simulator.log import Log
+from simulator.core.log import Log
 from simulator.output import request_frame, step_frame, write_run
 from simulator.piecewise import LinearCost
 from simulator.tables import gather_requests

@@ -15,13 +15,13 @@ from hypothesis.stateful import (
 
 from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockManager
-from simulator.decodes import DecodeSet
+from simulator.core.decode_set import DecodeSet
+from simulator.core.log import Log
+from simulator.core.request import Request
 from simulator.dynamic import DynamicScheduler
-from simulator.log import Log
 from simulator.own_blocks import OwnBlocks
 from simulator.policies import SJF, Priority
 from simulator.preempting import Deadline, Preemptive
-from simulator.request import Request
 from simulator.scheduler import Scheduler
 from simulator.sglang import SgLang
 from simulator.trtllm import POLICIES, TrtLlm

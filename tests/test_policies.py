@@ -6,8 +6,8 @@ import pytest
 
 from simulator.blocks import BlockCounter
 from simulator.cli import main
+from simulator.core.request import Request
 from simulator.policies import Ranked, victim_of
-from simulator.request import Request
 from simulator.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from tests.engines import play, workload
@@ -206,7 +206,7 @@ class Mine(Scheduler):
         ),
         ("{}[7]", "Mine: schedule raised KeyError: 7 (%s.py:5)"),
         (
-            "from simulator.request import Step; return Step([])",
+            "from simulator.core.request import Step; return Step([])",
             "Mine raised RuntimeError: the scheduler does nothing though requests wait, at %s s",
         ),
     ],

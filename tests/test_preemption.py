@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from simulator.blocks import BlockCounter, BlockManager
+from simulator.core.request import Request
 from simulator.policies import SJF, Priority
-from simulator.request import Request
 from simulator.scheduler import Scheduler
 from tests.engines import fcfs, play, workload
 from tests.test_scheduler import steps

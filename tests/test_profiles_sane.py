@@ -12,12 +12,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from simulator.core.request import Chunk, Request, Step
 from simulator.hardware import GPUS, NVLINK, Gpu
 from simulator.model import load_model
 from simulator.model_spec import HALF, ModelSpec
 from simulator.piecewise import PiecewiseCost
 from simulator.profile import PROFILES, named_hardware, read_profile, shipped_profiles
-from simulator.request import Chunk, Request, Step
 
 NOBODY = Request(-1, 0.0, 1, 1)
 NAMES = [name for name in shipped_profiles() if ".cpu." not in name]

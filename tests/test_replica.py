@@ -9,10 +9,10 @@ import simpy
 
 from simulator.blocks import BlockCounter
 from simulator.client import Client
-from simulator.log import REASONS
+from simulator.core.log import REASONS
+from simulator.core.request import Request, Step
 from simulator.policies import SJF, Priority
 from simulator.replica import Replica
-from simulator.request import Request, Step
 from simulator.scheduler import Scheduler
 from tests.engines import Clock, fcfs, play, workload
 

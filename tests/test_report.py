@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from simulator.log import Log
+from simulator.core.log import Log
 from simulator.metrics import Summary, summarize
 from simulator.report import run_table
 from simulator.side_by_side import compare_table

@@ -18,11 +18,11 @@ from simulator.cluster_block import (
     FailuresBlock,
     OutageBlock,
 )
+from simulator.core.log import REASONS
 from simulator.fleet import Fleet
 from simulator.gate import Bucket, Gate
 from simulator.joint import Joint
 from simulator.lifecycle import Autoscaler, Failures, Lifecycle
-from simulator.log import REASONS
 from simulator.predictor import Noisy
 from simulator.routers import Least
 from simulator.scheduler import Scheduler

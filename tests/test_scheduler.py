@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from simulator.log import REASONS
+from simulator.core.log import REASONS
+from simulator.core.request import Request, Step
 from simulator.policies import SJF, Priority
-from simulator.request import Request, Step
 from simulator.scheduler import Scheduler
 from simulator.workload import Workload
 from tests.engines import Clock, fcfs, play, workload

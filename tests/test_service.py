@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.core.log import Log
 from simulator.load import load_scenario
-from simulator.log import Log
 from simulator.output import write_run
 from simulator.service import (
     Clients,

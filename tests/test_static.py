@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.blocks import BlockCounter, BlockManager
-from simulator.log import Log
-from simulator.request import Request, Step
+from simulator.core.log import Log
+from simulator.core.request import Request, Step
 from simulator.static import Static
 from simulator.workload import Workload
 from tests.engines import Clock, play, workload

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from simulator import load_scenario, run
 from simulator.assemble import assemble
 from simulator.blocks import BlockCounter
+from simulator.core.request import Request, Step, Swap
 from simulator.dynamic import DynamicScheduler
 from simulator.host import HostMemory, Prices, SwappedFirst
 from simulator.memory_parts import swap_prices
@@ -17,7 +18,6 @@ from simulator.orders import HRRN
 from simulator.output import step_frame
 from simulator.piecewise import LinearCost
 from simulator.policies import SJF, Ranked
-from simulator.request import Request, Step, Swap
 from simulator.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from tests.engines import fcfs, play, workload

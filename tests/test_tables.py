@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter
-from simulator.log import Log
+from simulator.core.log import Log
 from simulator.scheduler import Scheduler
 from simulator.tables import expand_steps, gather_requests
 from simulator.workload import Workload

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from simulator import load_scenario, run
 from simulator.blocks import BlockManager
+from simulator.core.request import Load, Request, Step
 from simulator.piecewise import LinearCost
-from simulator.request import Load, Request, Step
 from simulator.scheduler import Scheduler
 from simulator.tier import HostTier
 from simulator.util.errors import HeadwayError

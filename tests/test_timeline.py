@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from simulator import timeline
 from simulator.cli import main
+from simulator.core.log import Log
 from simulator.load import load_scenario
-from simulator.log import Log
 from simulator.piecewise import LinearCost
 from simulator.prometheus import metrics_text
 from simulator.simulation import run

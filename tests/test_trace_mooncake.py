@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.request import Segments
+from simulator.core.request import Segments
 from simulator.trace_stats import shared_prefix_tokens
 from simulator.traces import describe, describe_text, read_trace, select, write_mooncake
 from simulator.util.errors import HeadwayError, HeadwayWarning

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from simulator.core.log import Log
 from simulator.hardware import find_gpu
-from simulator.log import Log
 from simulator.metrics import summarize
 from simulator.model_spec import ModelSpec
 from simulator.utilization import Served

@@ -11,7 +11,7 @@ import numpy as np
 
 from calibration.measured.requests import Floats, Ints, Requests
 from calibration.measured.runs import Run
-from simulator.request import Segments
+from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload import FRONTENDS, Frontend, Workload
 

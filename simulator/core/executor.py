@@ -3,7 +3,7 @@ is another, and the loop never asks which."""
 
 from typing import Protocol, runtime_checkable
 
-from simulator.request import Step
+from simulator.core.request import Step
 
 
 class Executor(Protocol):

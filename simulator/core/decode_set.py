@@ -12,7 +12,7 @@ tells how many blocks any stretch of ticks takes.
 
 from heapq import heappop, heappush
 
-from simulator.request import Request
+from simulator.core.request import Request
 
 
 class DecodeSet:

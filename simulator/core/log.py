@@ -12,7 +12,7 @@ from struct import Struct
 import numpy as np
 import numpy.typing as npt
 
-from simulator.request import Step
+from simulator.core.request import Step
 
 STEP = np.dtype(
     [
