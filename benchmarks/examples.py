@@ -14,9 +14,9 @@ import numpy as np
 
 from simulator import Result, load_scenario, run
 from simulator.figures.style import COLORS, grid, legend_below, log_scale, save, sheet
-from simulator.hardware import GIB, find_gpu
-from simulator.memory import kv_budget
-from simulator.model import load_model
+from simulator.models.gpus import GIB, find_gpu
+from simulator.models.kv_budget import kv_budget
+from simulator.models.load import load_model
 from simulator.util.errors import HeadwayWarning
 
 if TYPE_CHECKING:

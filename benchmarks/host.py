@@ -17,7 +17,7 @@ from gpu_backend.engine import Engine
 from gpu_backend.executor import TorchExecutor
 from simulator.blocks import BlockManager
 from simulator.core.request import Request
-from simulator.model import load_model
+from simulator.models.load import load_model
 from simulator.scheduler import Scheduler
 
 BATCH, CONTEXT, STEPS, FEW, WAIT = 256, 1000, 150, 30, 0.005

@@ -13,7 +13,7 @@ import numpy as np
 
 from calibration.systems import System
 from calibration.tables import Floats, has_table, read_table
-from simulator.model_spec import bytes_of
+from simulator.models.spec import bytes_of
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:

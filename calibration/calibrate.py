@@ -20,7 +20,7 @@ from calibration.meta import Meta, capture_sizes, describe_engine, now, read_met
 from calibration.plots import plot_fit
 from calibration.rows import Row, RowFile, pack_rows, read_rows
 from calibration.steps_profile import profile_name, steps_profile
-from simulator.hardware import GPUS, find_gpu
+from simulator.models.gpus import GPUS, find_gpu
 from simulator.piecewise import PiecewiseCost
 from simulator.profile import RESERVED
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -61,7 +61,7 @@ def calibrate(setup: Setup, out: Path, tell: Tell = print) -> StepFit:
     Ctrl-C ends the measurement early: what there is then gets fitted.
     """
     from gpu_backend.engine import Engine
-    from simulator.model import load_model
+    from simulator.models.load import load_model
 
     until = monotonic() + setup.budget_s
     try:

@@ -19,7 +19,7 @@ from calibration.in_sequence import in_sequence
 from calibration.systems import System
 from calibration.tables import Floats
 from simulator.efficiency import efficiency_of
-from simulator.model_spec import HALF, ModelSpec
+from simulator.models.spec import HALF, ModelSpec
 from simulator.roofline import all_reduce, products_seconds, small_kernels
 from simulator.util.errors import HeadwayError
 

@@ -21,7 +21,7 @@ from calibration.llmservingsim import folder
 from calibration.mixed_steps import fit_mixed, read_mixed
 from calibration.systems import SYSTEMS, find_system
 from calibration.tables import Floats, read_table
-from simulator.model import load_model
+from simulator.models.load import load_model
 from simulator.piecewise import PiecewiseCost
 from simulator.roofline import roofline
 from simulator.util.errors import HeadwayError

@@ -18,8 +18,8 @@ from calibration.fit_tables import calibrate, compose, relative_errors
 from calibration.systems import SYSTEMS, System
 from calibration.tables import Floats
 from simulator.efficiency import FILE, Efficiency
-from simulator.hardware import GPUS, Gpu
-from simulator.model import load_model
+from simulator.models.gpus import GPUS, Gpu
+from simulator.models.load import load_model
 from simulator.roofline import products_seconds, roofline, small_kernels
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic

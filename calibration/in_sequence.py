@@ -17,8 +17,8 @@ import numpy as np
 from calibration.aiconfigurator import Products
 from calibration.systems import System
 from calibration.tables import Floats, read_table
-from simulator.model import load_model
-from simulator.model_spec import ModelSpec
+from simulator.models.load import load_model
+from simulator.models.spec import ModelSpec
 
 SOURCE = "vidur"
 TOKENS = (128, 256, 512, 1024, 2048, 4096)

@@ -12,8 +12,8 @@ import numpy as np
 from calibration.batches import Batches
 from calibration.systems import System
 from calibration.tables import Floats, has_table, read_table
-from simulator.model import load_model
-from simulator.model_spec import ModelSpec
+from simulator.models.load import load_model
+from simulator.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     import pandas as pd

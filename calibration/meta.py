@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from simulator.hardware import find_gpu
+from simulator.models.gpus import find_gpu
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
 

@@ -24,7 +24,7 @@ from calibration.batches import Batches
 from calibration.llmservingsim import read_attention
 from calibration.systems import SYSTEMS, System
 from calibration.tables import Floats
-from simulator.model import load_model
+from simulator.models.load import load_model
 from simulator.roofline import TILE
 
 MODEL = "llama-3.1-8b"

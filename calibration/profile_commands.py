@@ -36,7 +36,7 @@ def build(
     from calibration.compose import Target
     from calibration.fit_tables import write_profile
     from calibration.systems import find_system
-    from simulator.model import load_model
+    from simulator.models.load import load_model
 
     try:
         spec = load_model(model)
@@ -59,7 +59,7 @@ def build(
 
 def _precision(dtype: str, quantization: str | None, cache: str) -> tuple[str, str]:
     """Give the dtypes of weights and cache in a profile's words; 16 bits are all the same."""
-    from simulator.model_spec import bytes_of
+    from simulator.models.spec import bytes_of
 
     if dtype not in HALVES:
         raise HeadwayError(f"--dtype: must be one of {', '.join(HALVES)}, not {dtype!r}")

@@ -8,7 +8,7 @@ from calibration.compose import Target
 from calibration.fit_tables import FitReport
 from calibration.tables import Floats
 from simulator.efficiency import efficiency_of
-from simulator.hardware import Gpu
+from simulator.models.gpus import Gpu
 from simulator.piecewise import TERMS, Table
 
 MEANINGS = {

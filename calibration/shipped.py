@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from calibration.compose import Target
 from calibration.systems import SYSTEMS, System
-from simulator.memory import kv_budget
-from simulator.model import load_model
-from simulator.model_spec import HALF, ModelSpec, bytes_of
+from simulator.models.kv_budget import kv_budget
+from simulator.models.load import load_model
+from simulator.models.spec import HALF, ModelSpec, bytes_of
 
 MODELS = {
     "llama-3-8b": (1, 2, 4),

@@ -6,7 +6,7 @@ MIT) those of whole models in vLLM's worker, attention in mixed batches among th
 
 from dataclasses import dataclass
 
-from simulator.hardware import GPUS, NVLINK, Gpu, find_gpu
+from simulator.models.gpus import GPUS, NVLINK, Gpu, find_gpu
 from simulator.util.errors import HeadwayError
 
 

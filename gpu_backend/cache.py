@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from simulator.model_spec import ModelSpec
+from simulator.models.spec import ModelSpec
 
 STAGED = 64  # blocks that one copy between device and host takes
 

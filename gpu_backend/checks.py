@@ -23,7 +23,7 @@ from gpu_backend.engine import Engine
 from gpu_backend.graphs import Graphs
 from gpu_backend.model import TorchBackend, rope_table
 from simulator.core.request import Chunk, Request
-from simulator.model_spec import ModelSpec
+from simulator.models.spec import ModelSpec
 
 Row = dict[str, object]
 PAGE = 16

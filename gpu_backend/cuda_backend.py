@@ -8,7 +8,7 @@ from gpu_backend.batch import Batch
 from gpu_backend.cache import KVCache
 from gpu_backend.graphs import Staging, aligned
 from gpu_backend.weights import LayerWeights
-from simulator.model_spec import ModelSpec
+from simulator.models.spec import ModelSpec
 
 
 class CudaBackend:

@@ -4,8 +4,8 @@ import os
 
 import torch
 
-from simulator.hardware import GIB
-from simulator.model_spec import ModelSpec
+from simulator.models.gpus import GIB
+from simulator.models.spec import ModelSpec
 from simulator.util.errors import HeadwayError
 
 SPARE = GIB // 2

@@ -23,8 +23,8 @@ from gpu_backend.model import Backend, TorchBackend, Transformer, rope_table
 from gpu_backend.rows import Rows
 from gpu_backend.weights import random_weights, read_weights
 from simulator.core.request import Chunk, Request
-from simulator.hardware import GIB
-from simulator.model_spec import ModelSpec
+from simulator.models.gpus import GIB
+from simulator.models.spec import ModelSpec
 
 PINNED = 8 * GIB
 """Bytes of host memory that are pinned before a run, at most."""

@@ -12,7 +12,7 @@ from gpu_backend.attention import GatherAttention
 from gpu_backend.batch import Batch
 from gpu_backend.cache import KVCache
 from gpu_backend.weights import LayerWeights, Weights
-from simulator.model_spec import ModelSpec
+from simulator.models.spec import ModelSpec
 
 
 class Backend(Protocol):

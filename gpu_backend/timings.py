@@ -34,7 +34,7 @@ from gpu_backend.bench import (
 )
 from gpu_backend.engine import Engine
 from simulator.core.request import Chunk, Request
-from simulator.model import MODELS, read_config
+from simulator.models.load import MODELS, read_config
 
 COLUMNS = (
     "kernel", "rows", "context", "tokens", "variant", "us", "gb_s", "tflop_s", "host_us",

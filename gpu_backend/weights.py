@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gpu_backend.safetensors import Checkpoint
-from simulator.model_spec import ModelSpec
+from simulator.models.spec import ModelSpec
 from simulator.util.errors import HeadwayError
 
 

@@ -15,10 +15,10 @@ from simulator.drafting import DraftedCost
 from simulator.dynamic import DynamicScheduler
 from simulator.engine_block import EngineBlock
 from simulator.expert_cost import ExpertCost, Experts
-from simulator.hardware import Gpu, find_gpu
 from simulator.memory_parts import blocks_that_fit, make_blocks, swap_blocks, swap_prices, windowed
-from simulator.model import load_model
-from simulator.model_spec import ModelSpec
+from simulator.models.gpus import Gpu, find_gpu
+from simulator.models.load import load_model
+from simulator.models.spec import ModelSpec
 from simulator.overhead import read_version
 from simulator.policy_table import (
     DYNAMIC,

@@ -7,9 +7,9 @@ from simulator.assemble import Parts, cancels, make_cost, make_scheduler
 from simulator.cluster_block import ClusterBlock
 from simulator.engine_block import EngineBlock
 from simulator.engines import fraction_of
-from simulator.hardware import find_gpu
-from simulator.memory import kv_budget
-from simulator.model import load_model
+from simulator.models.gpus import find_gpu
+from simulator.models.kv_budget import kv_budget
+from simulator.models.load import load_model
 from simulator.policy_table import find_policy
 from simulator.scenario import Scenario, resolve
 from simulator.scheduler import Scheduler

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from simulator.assemble import check_role
-from simulator.model import load_model
+from simulator.models.load import load_model
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:

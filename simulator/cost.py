@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from simulator.core.executor import CanLeap
 from simulator.core.request import Step
-from simulator.hardware import HOST_SHARE, Gpu
-from simulator.model_spec import ModelSpec
+from simulator.models.gpus import HOST_SHARE, Gpu
+from simulator.models.spec import ModelSpec
 from simulator.noise import check_residuals
 from simulator.overhead import VLLM, Overhead, choose_overhead, find_overhead
 from simulator.piecewise import LinearCost, PiecewiseCost

@@ -13,10 +13,10 @@ from heapq import heappush
 import numpy as np
 import numpy.typing as npt
 
-from simulator.attention import Groups
 from simulator.blocks import BlockCounter
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
+from simulator.models.attention import Groups
 
 Ints = npt.NDArray[np.int64]
 ROWS = 7

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from simulator.hardware import GPUS, NVLINK, Gpu
+from simulator.models.gpus import GPUS, NVLINK, Gpu
 
 FILE = Path(__file__).parent / "efficiencies.yaml"
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulator.hardware import GIB, Gpu, find_gpu
-from simulator.memory import FractionOf
-from simulator.model import load_model
+from simulator.models.gpus import GIB, Gpu, find_gpu
+from simulator.models.kv_budget import FractionOf
+from simulator.models.load import load_model
 from simulator.overhead import NEWEST, VLLM, Version, read_version
 
 Defaults = dict[str, Any]

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from simulator.core.request import Step
 from simulator.cost import CostModel
 from simulator.efficiency import efficiency_of
-from simulator.hardware import Gpu
 from simulator.joint import Joint
-from simulator.model_spec import HALF, ModelSpec
+from simulator.models.gpus import Gpu
+from simulator.models.spec import HALF, ModelSpec
 
 Counts = npt.NDArray[np.int64]
 

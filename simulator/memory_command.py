@@ -38,10 +38,10 @@ def memory(
 def _budget(model: str, gpu: str, engine: dict[str, Any]) -> str:
     """Make the memory table; what is wrong is told by its option."""
     from simulator.checks import SIZES
-    from simulator.hardware import find_gpu
     from simulator.load import check_scenario
-    from simulator.memory import kv_budget, memory_table
-    from simulator.model import load_model
+    from simulator.models.gpus import find_gpu
+    from simulator.models.kv_budget import kv_budget, memory_table
+    from simulator.models.load import load_model
     from simulator.util.yaml_lines import Places
 
     places = Places("headway memory", {})

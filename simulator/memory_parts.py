@@ -3,17 +3,17 @@
 from functools import cache
 from typing import TYPE_CHECKING
 
-from simulator.attention import Groups, layer_groups
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.core.request import Chunk, Request, Step, Swap
 from simulator.cost import CostModel, kv_block_bytes
 from simulator.drafts import SlotCounter
 from simulator.engine_block import EngineBlock
 from simulator.engines import fraction_of
-from simulator.hardware import GIB, Gpu
 from simulator.host import Prices
-from simulator.memory import kv_budget
-from simulator.model_spec import ModelSpec
+from simulator.models.attention import Groups, layer_groups
+from simulator.models.gpus import GIB, Gpu
+from simulator.models.kv_budget import kv_budget
+from simulator.models.spec import ModelSpec
 from simulator.own_blocks import OwnBlocks
 from simulator.radix import RadixCache
 from simulator.tier import HostTier

@@ -22,9 +22,9 @@ from typing import Any
 
 import yaml
 
-from simulator.hardware import Gpu
 from simulator.linear import check_terms
-from simulator.model_spec import ModelSpec
+from simulator.models.gpus import Gpu
+from simulator.models.spec import ModelSpec
 from simulator.piecewise import HOST_TERMS, LONGEST_TABLE, PiecewiseCost
 from simulator.split_decode import SplitCost
 from simulator.util.from_mapping import build, inside, refuse

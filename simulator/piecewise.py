@@ -44,7 +44,6 @@ from operator import itemgetter
 import numpy as np
 import numpy.typing as npt
 
-from simulator.attention import window_pairs
 from simulator.core.request import Step
 from simulator.linear import (
     LONGEST_TERM,
@@ -56,6 +55,7 @@ from simulator.linear import (
     LinearCost,
     check_terms,
 )
+from simulator.models.attention import window_pairs
 from simulator.util.from_mapping import refuse
 
 __all__ = ["QUANTITIES", "TERMS", "Fitted", "Limits", "LinearCost", "PiecewiseCost", "Table"]

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simulator.cluster_metrics import price_of_cluster
-from simulator.hardware import find_gpu
 from simulator.intervals import Estimate, Numbers
 from simulator.load import load_scenario
+from simulator.models.gpus import find_gpu
 from simulator.search import Answer, Rules, Search, Trial, Wish, interval
 from simulator.util.errors import HeadwayError
 from simulator.util.workers import Died, each

@@ -7,9 +7,9 @@ from numbers import Real
 from pathlib import Path
 from typing import Protocol
 
-from simulator.hardware import Gpu
-from simulator.model import load_model, shipped_models
-from simulator.model_spec import HALF, ModelSpec, bytes_of
+from simulator.models.gpus import Gpu
+from simulator.models.load import load_model, shipped_models
+from simulator.models.spec import HALF, ModelSpec, bytes_of
 from simulator.noise import check_residuals
 from simulator.overhead import unknown_overhead
 from simulator.piecewise import QUANTITIES, Limits, LinearCost, PiecewiseCost

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.efficiency import Efficiency, efficiency_of
-from simulator.hardware import Gpu
-from simulator.model_spec import HALF, ModelSpec
+from simulator.models.gpus import Gpu
+from simulator.models.spec import HALF, ModelSpec
 from simulator.piecewise import PiecewiseCost
 
 STREAM_SHARE = 0.9  # of the bandwidth, by kernels that only stream

@@ -8,7 +8,7 @@ import simpy
 from simulator.cost import kv_block_bytes
 from simulator.disaggregation import DisaggregatedFleet
 from simulator.fleet import Fleet
-from simulator.model import load_model
+from simulator.models.load import load_model
 from simulator.routers import ROUTERS, Own, Router
 from simulator.scenario import Scenario
 from simulator.util.errors import meant

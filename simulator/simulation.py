@@ -18,8 +18,8 @@ from simulator.async_replica import make_replica
 from simulator.client import Client
 from simulator.core.log import Log
 from simulator.cost import CostModel
-from simulator.hardware import Gpu
-from simulator.model_spec import ModelSpec
+from simulator.models.gpus import Gpu
+from simulator.models.spec import ModelSpec
 from simulator.noise import Noise
 from simulator.policy_table import find_policy
 from simulator.predictor import make_predictor

@@ -11,8 +11,8 @@ from simulator.gauges import StepSums, share
 from simulator.tables import Floats, RequestTable
 
 if TYPE_CHECKING:
-    from simulator.hardware import Gpu
-    from simulator.model_spec import ModelSpec
+    from simulator.models.gpus import Gpu
+    from simulator.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.attention import Groups, Latent, layer_groups, window_blocks, window_pairs
 from simulator.core.log import REASONS
 from simulator.core.request import Chunk, Request, Step
 from simulator.drafts import SlotCounter
-from simulator.hardware import find_gpu
 from simulator.load import load_scenario
-from simulator.memory import kv_budget, memory_table
-from simulator.model import load_model
+from simulator.models.attention import Groups, Latent, layer_groups, window_blocks, window_pairs
+from simulator.models.gpus import find_gpu
+from simulator.models.kv_budget import kv_budget, memory_table
+from simulator.models.load import load_model
 from simulator.piecewise import PiecewiseCost
 from simulator.roofline import roofline
 from simulator.simulation import run

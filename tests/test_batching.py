@@ -11,7 +11,7 @@ from gpu_backend.engine import Engine  # noqa: E402
 from gpu_backend.executor import TorchExecutor  # noqa: E402
 from simulator.blocks import BlockManager  # noqa: E402
 from simulator.core.request import Step  # noqa: E402
-from simulator.model import load_model  # noqa: E402
+from simulator.models.load import load_model  # noqa: E402
 from simulator.scheduler import Scheduler  # noqa: E402
 from simulator.static import Static  # noqa: E402
 from tests.engines import play, workload  # noqa: E402

@@ -26,7 +26,7 @@ from calibration.shipped import shipped_targets, target_name
 from calibration.systems import SYSTEMS, System
 from calibration.tables import find_table, read_table
 from simulator.core.request import Step
-from simulator.model import load_model
+from simulator.models.load import load_model
 from simulator.piecewise import TERMS, PiecewiseCost
 from simulator.profile import PROFILES, read_profile, shipped_profiles
 from simulator.util.errors import HeadwayError

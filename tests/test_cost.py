@@ -16,9 +16,9 @@ from simulator.core.request import Chunk, Request, Step
 from simulator.cost import LinearCost, PiecewiseCost, load_cost, roofline, shipped_profile
 from simulator.efficiency import USUAL, efficiency_of
 from simulator.engine_block import EngineBlock
-from simulator.hardware import GPUS, Gpu
 from simulator.load import load_scenario
-from simulator.model import load_model
+from simulator.models.gpus import GPUS, Gpu
+from simulator.models.load import load_model
 from simulator.overhead import Overhead, find_overhead
 from simulator.piecewise import LONGEST_TABLE
 from simulator.profile import PROFILES, named_hardware, read_profile, shipped_profiles

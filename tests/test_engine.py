@@ -22,10 +22,10 @@ from gpu_backend.tokens import prompt_ids, token_ids  # noqa: E402
 from simulator.async_scheduler import AsyncScheduler  # noqa: E402
 from simulator.blocks import BlockCounter, BlockManager  # noqa: E402
 from simulator.core.request import Chunk, Request, Step  # noqa: E402
-from simulator.model import load_model  # noqa: E402
-from simulator.model_spec import ModelSpec  # noqa: E402
+from simulator.models.load import load_model  # noqa: E402
+from simulator.models.rope import RopeScaling  # noqa: E402
+from simulator.models.spec import ModelSpec  # noqa: E402
 from simulator.policies import Priority  # noqa: E402
-from simulator.rope import RopeScaling  # noqa: E402
 from simulator.scheduler import Scheduler  # noqa: E402
 from simulator.static import Static  # noqa: E402
 from simulator.util.errors import HeadwayError  # noqa: E402

@@ -7,10 +7,10 @@ import pytest
 
 from simulator.cli import main
 from simulator.engines import ENGINES, fraction_of, named
-from simulator.hardware import GIB, find_gpu
 from simulator.load import check_scenario, load_scenario
-from simulator.memory import kv_budget
-from simulator.model import load_model
+from simulator.models.gpus import GIB, find_gpu
+from simulator.models.kv_budget import kv_budget
+from simulator.models.load import load_model
 from simulator.policy_table import POLICIES
 from simulator.scenario import Scenario
 from simulator.scheduler import Scheduler

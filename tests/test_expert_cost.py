@@ -8,10 +8,10 @@ import pytest
 from simulator.core.request import Chunk, Request, Step
 from simulator.efficiency import efficiency_of
 from simulator.expert_cost import PADDED, ExpertCost, Experts
-from simulator.hardware import GPUS
 from simulator.load import load_scenario
-from simulator.memory import kv_budget
-from simulator.model import load_model
+from simulator.models.gpus import GPUS
+from simulator.models.kv_budget import kv_budget
+from simulator.models.load import load_model
 from simulator.output import write_run
 from simulator.piecewise import LinearCost
 from simulator.roofline import roofline

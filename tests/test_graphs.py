@@ -149,7 +149,7 @@ def test_an_engine_tells_how_its_steps_were_launched() -> None:
     """Three decodes in the graph of four; a prompt, and a step that emits nothing, outside."""
     from gpu_backend.engine import Engine
     from simulator.core.request import Chunk, Request
-    from simulator.model import load_model
+    from simulator.models.load import load_model
 
     class Uncaptured(Graphs):
         def sample(self, batch: Batch) -> torch.Tensor:

@@ -228,7 +228,7 @@ def test_a_run_without_measurements_is_predicted(folder, tmp_path):
 
 
 def test_a_config_beside_the_table_is_a_model(folder):
-    from simulator.model import MODELS
+    from simulator.models.load import MODELS
 
     text = (MODELS / "qwen3-32b" / "config.json").read_text()
     (folder / "own").mkdir()
@@ -315,7 +315,7 @@ def test_cells_as_people_write_them(folder):
 
 
 def test_scenarios_take_hugging_face_names(tmp_path):
-    from simulator.model import load_model
+    from simulator.models.load import load_model
 
     assert load_model("Qwen/Qwen3-30B-A3B-Instruct-2507").name == "qwen3-30b-a3b"
     with pytest.raises(ValueError, match="no shipped model 'acme/Secret-9B'"):

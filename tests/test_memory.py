@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.hardware import GIB, GPUS, find_gpu
-from simulator.memory import MemoryBudget, activation_bytes, kv_budget, memory_table
-from simulator.model import load_model
+from simulator.models.gpus import GIB, GPUS, find_gpu
+from simulator.models.kv_budget import MemoryBudget, activation_bytes, kv_budget, memory_table
+from simulator.models.load import load_model
 
 H100 = find_gpu("H100-80GB")
 A100 = find_gpu("A100-80GB")

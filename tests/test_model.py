@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator.hardware import GIB, GPUS, find_gpu
-from simulator.model import MODELS, load_model, shipped_models
-from simulator.model_spec import ModelSpec
+from simulator.models.gpus import GIB, GPUS, find_gpu
+from simulator.models.load import MODELS, load_model, shipped_models
+from simulator.models.spec import ModelSpec
 from simulator.util.errors import HeadwayError
 
 # Parameters on the models' cards, in 1e9; without what a text request does not pass: the image

@@ -11,9 +11,9 @@ from simulator.assemble import assemble
 from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockManager
 from simulator.core.request import Chunk, Request, Step
-from simulator.hardware import find_gpu
 from simulator.load import check_scenario
-from simulator.model import load_model
+from simulator.models.gpus import find_gpu
+from simulator.models.load import load_model
 from simulator.noise import Noise
 from simulator.overhead import Overhead, find_overhead, read_version
 from simulator.piecewise import PiecewiseCost

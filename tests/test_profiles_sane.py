@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from simulator.core.request import Chunk, Request, Step
-from simulator.hardware import GPUS, NVLINK, Gpu
-from simulator.model import load_model
-from simulator.model_spec import HALF, ModelSpec
+from simulator.models.gpus import GPUS, NVLINK, Gpu
+from simulator.models.load import load_model
+from simulator.models.spec import HALF, ModelSpec
 from simulator.piecewise import PiecewiseCost
 from simulator.profile import PROFILES, named_hardware, read_profile, shipped_profiles
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from simulator.model import load_model, read_config
-from simulator.rope import RopeScaling, read_rope
+from simulator.models.load import load_model, read_config
+from simulator.models.rope import RopeScaling, read_rope
 from simulator.util.errors import HeadwayError
 from tests.test_model import write
 

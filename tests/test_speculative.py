@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.attention import Groups
 from simulator.core.request import Chunk, Request, Step
 from simulator.drafting import DraftedCost
 from simulator.drafts import SlotCounter
 from simulator.load import load_scenario
+from simulator.models.attention import Groups
 from simulator.piecewise import LinearCost, PiecewiseCost
 from simulator.policies import SJF
 from simulator.simulation import run

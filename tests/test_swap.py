@@ -12,9 +12,9 @@ from simulator import load_scenario, run
 from simulator.assemble import assemble, make_scheduler
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.core.request import Chunk, Request, Step, Swap
-from simulator.hardware import find_gpu
 from simulator.memory_parts import swap_blocks
-from simulator.model import load_model
+from simulator.models.gpus import find_gpu
+from simulator.models.load import load_model
 from simulator.piecewise import LinearCost
 from simulator.policies import Priority
 from simulator.scenario import Scenario

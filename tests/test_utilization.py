@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from simulator.core.log import Log
-from simulator.hardware import find_gpu
 from simulator.metrics import summarize
-from simulator.model_spec import ModelSpec
+from simulator.models.gpus import find_gpu
+from simulator.models.spec import ModelSpec
 from simulator.utilization import Served
 from tests.handmade import Seen, add_request, add_step, make_workload
 

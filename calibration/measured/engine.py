@@ -9,8 +9,8 @@ from typing import Any
 from calibration.measured import names
 from calibration.measured.runs import BLANK, Run
 from simulator.engines import ASYNC_SINCE, named, since
-from simulator.hardware import GIB
-from simulator.model import load_model
+from simulator.models.gpus import GIB
+from simulator.models.load import load_model
 from simulator.overhead import NEWEST, Version, read_version
 
 OFFLOAD = r"(?<!no )offload(?!\w*[ :=]*(off|disabled|none))"

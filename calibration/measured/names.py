@@ -4,9 +4,9 @@ import re
 import warnings
 from pathlib import Path
 
-from simulator.hardware import GPUS, find_gpu
-from simulator.model import shipped_models
-from simulator.shapes import shipped_shape
+from simulator.models.gpus import GPUS, find_gpu
+from simulator.models.load import shipped_models
+from simulator.models.shapes import shipped_shape
 from simulator.util.errors import HeadwayWarning
 
 GPU_WORDS = (

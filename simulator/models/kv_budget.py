@@ -19,9 +19,9 @@ of inference-sim, Apache-2.0); the estimates are 0.1 % and 1.5 % above. CUDA gra
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from simulator.attention import layer_groups, window_blocks
-from simulator.hardware import GIB, NVLINK, Gpu
-from simulator.model_spec import HALF, ModelSpec
+from simulator.models.attention import layer_groups, window_blocks
+from simulator.models.gpus import GIB, NVLINK, Gpu
+from simulator.models.spec import HALF, ModelSpec
 
 LOGIT_BYTES = 40
 """Peak bytes per logit in vLLM's sampler: float32 copies, 64-bit sort indices, probabilities.

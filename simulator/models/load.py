@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 
-from simulator.attention import read_latent, read_window
-from simulator.model_spec import BYTES, REQUIRED, ModelSpec
-from simulator.rope import read_number, read_rope
-from simulator.shapes import shipped_shape
+from simulator.models.attention import read_latent, read_window
+from simulator.models.rope import read_number, read_rope
+from simulator.models.shapes import shipped_shape
+from simulator.models.spec import BYTES, REQUIRED, ModelSpec
 from simulator.util.errors import HeadwayError
 from simulator.util.yaml_lines import read_text
 
-MODELS = Path(__file__).parent / "models"
+MODELS = Path(__file__).parent / "configs"
 FAMILIES = (
     "llama",
     "mistral",

@@ -9,8 +9,8 @@ on a token's numbers one by one is not counted: which function gates the MLP, Ge
 from dataclasses import astuple, dataclass
 from functools import cached_property
 
-from simulator.attention import Latent
-from simulator.rope import RopeScaling
+from simulator.models.attention import Latent
+from simulator.models.rope import RopeScaling
 
 REQUIRED = (
     "num_hidden_layers",
