@@ -33,7 +33,7 @@ from simulator.util.workers import Died, each
 
 if TYPE_CHECKING:
     from simulator.scenario import Scenario
-    from simulator.workload import Workload
+    from simulator.workload.workload import Workload
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

@@ -22,7 +22,7 @@ from simulator.replica import Replica
 from simulator.scenario import Scenario
 from simulator.simulation import Result, play
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 
 Clock = Literal["exec", "wall", "model"]
 Progress = Callable[[float, int, int], None]

@@ -13,7 +13,7 @@ import pandas as pd
 from simulator import load_scenario, run
 from simulator.figures import Run, draw_policies
 from simulator.testing import check_policy
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 
 
 class ChatsFirst:

@@ -12,7 +12,7 @@ import simpy
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request
 from simulator.predictor import Predictor
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 
 
 class Writer:

@@ -31,7 +31,7 @@ from simulator.stream_client import StreamClient
 from simulator.tables import Tries
 from simulator.transfers import Transfers
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
     from simulator.simulation import Result

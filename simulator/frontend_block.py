@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from simulator.block import Block
-from simulator.workload import FRONTENDS, Frontend
+from simulator.workload.workload import FRONTENDS, Frontend
 
 Time = Annotated[float, Field(ge=0, le=1e9)]
 

@@ -3,10 +3,10 @@
 import dataclasses
 from typing import Any
 
-from simulator.generate import Generator
 from simulator.scenario import Scenario
 from simulator.scenario_page import WORKLOAD
-from simulator.workload import FRONTENDS
+from simulator.workload.generate import Generator
+from simulator.workload.workload import FRONTENDS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -15,7 +15,7 @@ from simulator.core.alarm import Alarm
 from simulator.core.executor import Executor
 from simulator.core.log import REQUEST
 from simulator.scheduler import Scheduler
-from simulator.workload import Floats, Ints, Workload
+from simulator.workload.workload import Floats, Ints, Workload
 
 
 @dataclass(slots=True)

@@ -299,7 +299,7 @@ def _under_own_name(path: Key) -> list[str]:
 
 def _known() -> dict[Key, list[str]]:
     """List the keys that each block of a scenario knows."""
-    from simulator.generate import Generator
+    from simulator.workload.generate import Generator
 
     return {
         (): [*Scenario.model_fields],

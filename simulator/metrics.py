@@ -28,7 +28,7 @@ from simulator.tables import (
     run_span,
 )
 from simulator.utilization import Served, utilization
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
     from simulator.simulation import Result

@@ -17,7 +17,7 @@ import numpy as np
 from simulator.core.request import Request
 from simulator.util.errors import meant
 from simulator.util.from_mapping import build, refuse
-from simulator.workload import Ints, Workload
+from simulator.workload.workload import Ints, Workload
 
 STREAM = 1  # beside the seed; the generator of workloads has streams of its own
 MOST = 2**31 - 1  # tokens

@@ -22,9 +22,9 @@ from simulator.util.errors import HeadwayError
 from simulator.util.yaml_lines import Places, faults
 
 if TYPE_CHECKING:
-    from simulator.generate import Generator
-    from simulator.lengths import Load
-    from simulator.workload import Frontend, Workload
+    from simulator.workload.generate import Generator
+    from simulator.workload.lengths import Load
+    from simulator.workload.workload import Frontend, Workload
 
 READING = {"time_unit", "hash_block_size", "session_turns", "chars_per_token"}
 """Keys of a trace that say how to read it; the others say which part to take."""
@@ -113,7 +113,7 @@ class TraceBlock(Block):
 
 
 class WorkloadBlock(Block):
-    """A trace, or else the keys of a generator (`simulator.generate.Generator`)."""
+    """A trace, or else the keys of a generator (`simulator.workload.generate.Generator`)."""
 
     model_config = ConfigDict(extra="allow")
     trace: TraceBlock | None = Field(None, description="a trace to play; null: generate")
@@ -149,8 +149,8 @@ class WorkloadBlock(Block):
     @property
     def generator(self) -> "Generator":
         """Give the generator that the keys describe."""
-        from simulator.generate import Generator
         from simulator.util.from_mapping import build
+        from simulator.workload.generate import Generator
 
         return build(
             Generator, (self.model_extra or {}) | {"max_concurrency": self.max_concurrency}
@@ -234,7 +234,7 @@ class Scenario(Block):
 
     def frontend(self) -> "Frontend | None":
         """Give what requests pass before the scheduler."""
-        from simulator.workload import Frontend
+        from simulator.workload.workload import Frontend
 
         if self.workload.frontend is not None:
             return self.workload.frontend.make()
@@ -243,7 +243,7 @@ class Scenario(Block):
 
     def reader(self) -> "Load":
         """Give what reads the traces that the workload names."""
-        from simulator.traces import read_trace
+        from simulator.workload.traces.read import read_trace
 
         def load(path: str, form: str | None, **options: Any) -> "Workload":
             return read_trace(resolve(path, self.folder), form, **options)
@@ -251,8 +251,8 @@ class Scenario(Block):
         return load
 
     def _requests(self) -> "Workload":
-        from simulator.generate import generate
-        from simulator.traces import select
+        from simulator.workload.generate import generate
+        from simulator.workload.traces.read import select
 
         load, trace = self.reader(), self.workload.trace
         if trace is None:

@@ -23,8 +23,6 @@ from simulator.cluster_block import (
 )
 from simulator.engine_block import EngineBlock
 from simulator.frontend_block import FrontendBlock
-from simulator.generate import Generator, PrefixGroups, Sessions
-from simulator.lengths import KINDS
 from simulator.load import ABSENT
 from simulator.piecewise import Fitted
 from simulator.plan_block import PlanBlock
@@ -36,6 +34,8 @@ from simulator.scenario import GoodputBlock, GpuBlock, Scenario, TraceBlock
 from simulator.scheduler import Scheduler
 from simulator.speculative_block import DraftBlock, SpeculativeBlock
 from simulator.sweep_block import RandomBlock, SpreadBlock, SweepBlock
+from simulator.workload.generate import Generator, PrefixGroups, Sessions
+from simulator.workload.lengths import KINDS
 
 HEAD = """# Scenario reference
 

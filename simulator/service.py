@@ -16,7 +16,7 @@ from simulator.client_queues import check_shares
 from simulator.core.log import Log
 from simulator.tables import REJECTED, Floats, Ints, RequestTable, client_words, gather_requests
 from simulator.util.csv_text import Column, Words
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
     from simulator.simulation import Result

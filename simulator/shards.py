@@ -27,7 +27,7 @@ from simulator.routers import Router, Target
 from simulator.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from simulator.util.workers import Died, each, workers
-from simulator.workload import Floats, Ints, Workload
+from simulator.workload.workload import Floats, Ints, Workload
 
 BLIND = ("round_robin", "random")
 """Routers that look at no replica."""

@@ -28,7 +28,7 @@ from simulator.scenario import Scenario
 from simulator.stream_client import StreamClient
 from simulator.util.errors import HeadwayWarning
 from simulator.util.user_errors import blamed
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
     import pandas as pd

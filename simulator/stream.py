@@ -12,7 +12,6 @@ import simpy
 from simulator import __version__
 from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.async_replica import make_replica
-from simulator.chunks import chunks
 from simulator.cluster_metrics import evenness, tell
 from simulator.cut import cut, next_decision
 from simulator.metrics import SCHEMA, head
@@ -23,6 +22,7 @@ from simulator.stream_metrics import Engines, Part, Tally
 from simulator.tables import Tries
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.quantile_sketch import ERROR
+from simulator.workload.chunks import chunks
 
 if TYPE_CHECKING:
     from simulator.cluster import Story

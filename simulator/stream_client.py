@@ -12,7 +12,7 @@ import simpy
 from simulator.client import Writer
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from simulator.steady import BATCHES, FEWEST, judged
 from simulator.tables import RETRY, Floats, RequestTable, Tries, gather_requests, run_span
 from simulator.util.quantile_sketch import Crowd, Sketch
 from simulator.utilization import needed_flops, read_bytes, shares_of_peaks
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
     from simulator.assemble import Parts

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from simulator.core.log import REASONS, REQUEST, Log
 from simulator.util.csv_text import Column, Numbers, Words
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 if TYPE_CHECKING:
-    from simulator.workload import Workload
+    from simulator.workload.workload import Workload
 
 app = App(name="trace", help="Describe a workload, or write it as Mooncake JSONL.")
 
@@ -21,7 +21,7 @@ def describe(
     ] = None,
 ) -> int:
     """Tell how many requests, how fast, how bursty, how long."""
-    from simulator.traces import describe_text, detect_format
+    from simulator.workload.traces.read import describe_text, detect_format
 
     workload = _read(file, format)
     scenario = file.suffix in {".yaml", ".yml"}
@@ -40,8 +40,8 @@ def convert(
     ] = None,
 ) -> int:
     """Write a workload as Mooncake JSONL, which other tools read too; the folder must be there."""
-    from simulator.traces import write_mooncake
     from simulator.util.files import check_target
+    from simulator.workload.traces.read import write_mooncake
 
     check_target(source, target)
     workload = _read(source, format)
@@ -56,6 +56,6 @@ def _read(path: Path, format: str | None) -> "Workload":
         from simulator.load import load_scenario
 
         return load_scenario(path).make_workload()
-    from simulator.traces import read_trace
+    from simulator.workload.traces.read import read_trace
 
     return read_trace(path, format)

@@ -11,7 +11,7 @@ import numpy as np
 from simulator.core.log import Log
 from simulator.core.request import Request, Step
 from simulator.scheduler import Scheduler
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 
 LONGEST = 64  # max_model_len of the cases, tokens
 LONGEST_ANSWER = 28  # tokens

@@ -13,7 +13,7 @@ from simulator.core.log import Log
 from simulator.core.request import Step
 from simulator.predictor import Noisy
 from simulator.scheduler import Scheduler
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 
 
 @dataclass

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from simulator.core.log import REASONS, STEP, Log, pack_request, pack_run
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 from tests.engines import Clock, workload
 
 TICK = 1 / 64

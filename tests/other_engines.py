@@ -18,7 +18,7 @@ from simulator.sglang import ORDERS, SgLang
 from simulator.tgi import Tgi
 from simulator.trtllm import MAX_UTILIZATION, POLICIES, TrtLlm
 from simulator.vllm_v0 import VllmV0
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 
 KINDS = {
     "orca": Orca,

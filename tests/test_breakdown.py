@@ -11,7 +11,7 @@ from simulator.piecewise import LinearCost, PiecewiseCost
 from simulator.scheduler import Scheduler
 from simulator.static import Static
 from simulator.tables import RequestTable, gather_requests
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 from tests.engines import fcfs, play, workload
 from tests.test_laws import engines, workloads
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from simulator.client import Client
 from simulator.core.request import Request
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 from tests.engines import fcfs, play, workload
 from tests.test_laws import clocks, engines, workloads
 

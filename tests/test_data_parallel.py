@@ -24,7 +24,7 @@ from simulator.scheduler import Scheduler
 from simulator.serve_command import serve_command
 from simulator.simulation import Result, run
 from simulator.util.errors import HeadwayWarning
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 from tests.engines import Clock, fcfs, workload
 from tests.engines import play as play_alone
 from tests.scenarios import SMALL, errors

@@ -28,7 +28,7 @@ from simulator.predictor import Noisy
 from simulator.remote import Consumer, Producer
 from simulator.routers import ROUTERS, Least
 from simulator.scheduler import Scheduler
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 from tests.engines import Clock, workload
 from tests.test_laws import _unroll, clocks, workloads
 from tests.test_resilience import impatient

@@ -29,7 +29,7 @@ from simulator.policies import Priority  # noqa: E402
 from simulator.scheduler import Scheduler  # noqa: E402
 from simulator.static import Static  # noqa: E402
 from simulator.util.errors import HeadwayError  # noqa: E402
-from simulator.workload import Workload  # noqa: E402
+from simulator.workload.workload import Workload  # noqa: E402
 from tests.engines import play, workload  # noqa: E402
 
 QWEN = ModelSpec("q", 2, 64, 4, 2, 32, 96, 500, True, qk_norm=True, max_position_embeddings=512)

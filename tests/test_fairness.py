@@ -9,7 +9,7 @@ from simulator.client_queues import ClientQueues
 from simulator.core.request import Request
 from simulator.fairness import DRR, WFQ, Fair
 from simulator.scheduler import Scheduler
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 from tests.engines import play, workload
 from tests.scenarios import errors
 from tests.test_laws import clocks, workloads

@@ -27,7 +27,7 @@ from simulator.routers import (
     Uniform,
 )
 from simulator.scheduler import Scheduler
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 from tests.engines import Clock, fcfs, workload
 from tests.engines import play as play_alone
 from tests.test_laws import _unroll, clocks, engines, workloads

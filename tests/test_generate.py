@@ -8,8 +8,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.generate import Generator, generate
-from simulator.workload import Workload
+from simulator.workload.generate import Generator, generate
+from simulator.workload.workload import Workload
 
 
 def gaps(**spec) -> np.ndarray:

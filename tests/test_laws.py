@@ -24,7 +24,7 @@ from simulator.radix import RadixCache
 from simulator.scheduler import Scheduler
 from simulator.static import Static
 from simulator.tier import HostTier
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 from tests.engines import Clock
 from tests.engines import play as play_with
 from tests.other_engines import answers, other_engines, rejections

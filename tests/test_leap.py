@@ -11,7 +11,7 @@ from simulator.own_blocks import OwnBlocks
 from simulator.radix import RadixCache
 from simulator.scheduler import LONGEST_LEAP, Scheduler
 from simulator.trtllm import POLICIES, TrtLlm
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 from tests.engines import fcfs, play, workload
 from tests.test_laws import assert_same_steps
 

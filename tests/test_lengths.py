@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.lengths import parse, parse_tokens, pick, seconds, tokens
-from simulator.workload import Workload
+from simulator.workload.lengths import parse, parse_tokens, pick, seconds, tokens
+from simulator.workload.workload import Workload
 
 GRID = (np.arange(100_000) + 0.5) / 100_000  # every probability alike, no luck involved
 

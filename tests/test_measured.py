@@ -244,7 +244,7 @@ def test_a_frontend_lets_requests_pass_one_by_one(put):
     import simpy
 
     from simulator.client import Client
-    from simulator.workload import Frontend, Workload
+    from simulator.workload.workload import Frontend, Workload
 
     seen = []
     work = Workload(np.zeros(2), np.array([100, 200]), np.array([1, 1]))

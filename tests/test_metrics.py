@@ -17,7 +17,7 @@ from simulator.metrics import summarize
 from simulator.scheduler import Scheduler
 from simulator.static import Static
 from simulator.tables import gather_requests
-from simulator.workload import Frontend, Workload
+from simulator.workload.workload import Frontend, Workload
 from tests.engines import fcfs, play
 from tests.handmade import (
     CLOCK,

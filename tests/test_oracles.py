@@ -17,7 +17,7 @@ from simulator.core.request import Request, Segments, Step
 from simulator.policies import SJF, Priority
 from simulator.scheduler import Scheduler
 from simulator.static import Static
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 from tests.engines import Clock, fcfs, play
 from tests.naive import Naive
 from tests.test_laws import clocks, engines, workloads

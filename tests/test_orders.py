@@ -13,7 +13,7 @@ from simulator.policies import SJF
 from simulator.preempting import Deadline, Preemptive
 from simulator.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 from tests.engines import play, workload
 from tests.test_scheduler import steps
 

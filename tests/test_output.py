@@ -22,7 +22,7 @@ from simulator.tables import gather_requests
 from simulator.util.csv_text import Words, encode_header, encode_rows
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic, write_together
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 from tests.handmade import Seen, add_request, add_run, add_step, make_workload
 
 REQUESTS = """\

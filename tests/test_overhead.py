@@ -20,7 +20,7 @@ from simulator.piecewise import PiecewiseCost
 from simulator.scheduler import Scheduler
 from simulator.split_decode import SplitCost
 from simulator.util.yaml_lines import Places
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 from tests.engines import play, workload
 
 KERNELS = PiecewiseCost(dense=[[1, 1.0]])

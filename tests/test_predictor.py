@@ -10,7 +10,7 @@ from simulator import load_scenario, run
 from simulator.compare import expand
 from simulator.core.request import Request
 from simulator.predictor import make_predictor
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 from tests.engines import workload
 from tests.scenarios import SMALL, errors
 

@@ -28,7 +28,7 @@ from simulator.routers import Least
 from simulator.scheduler import Scheduler
 from simulator.tables import Tries, gather_requests
 from simulator.timeline import phases
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 from tests.engines import Clock, fcfs, workload
 from tests.test_laws import _unroll, clocks, engines, workloads
 from tests.troubles import failing, scaling

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import yaml
 
-from simulator import traces
 from simulator.engine_block import EngineBlock
 from simulator.load import load_scenario
 from simulator.scenario import READING, Scenario, TraceBlock, resolve
 from simulator.scenario_page import page
 from simulator.util.errors import HeadwayError
+from simulator.workload.traces import read as traces
 from tests.scenarios import AZURE, errors
 
 ROOT = Path(__file__).parent.parent

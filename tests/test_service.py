@@ -22,7 +22,7 @@ from simulator.service import (
 )
 from simulator.simulation import run
 from simulator.tables import client_words, gather_requests, run_span
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 from tests.engines import Clock, fcfs, play, workload
 from tests.handmade import TICK
 from tests.scenarios import SMALL

@@ -11,7 +11,7 @@ from simulator.blocks import BlockCounter, BlockManager
 from simulator.core.log import Log
 from simulator.core.request import Request, Step
 from simulator.static import Static
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 from tests.engines import Clock, play, workload
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from simulator import simulation, stream
-from simulator.chunks import chunks
 from simulator.cli import main
 from simulator.load import load_scenario
 from simulator.scenario import Scenario
@@ -16,6 +15,7 @@ from simulator.simulation import run
 from simulator.stream import run_streamed
 from simulator.util.errors import HeadwayError
 from simulator.util.quantile_sketch import ERROR, Crowd, Sketch
+from simulator.workload.chunks import chunks
 from tests.scenarios import SMALL
 
 PERCENTILES = ("median_", "p90_", "p95_", "p99_", "p99.9_")

@@ -20,7 +20,7 @@ from simulator.policies import Priority
 from simulator.scenario import Scenario
 from simulator.scheduler import Scheduler
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 from tests.engines import Clock, fcfs, play, workload
 
 

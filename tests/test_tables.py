@@ -9,7 +9,7 @@ from simulator.blocks import BlockCounter
 from simulator.core.log import Log
 from simulator.scheduler import Scheduler
 from simulator.tables import expand_steps, gather_requests
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 from tests.engines import play
 from tests.handmade import CLOCK, Seen, Story, add_request, add_step, loads, make_workload, stories
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.trace_json import Blocks
-from simulator.trace_lines import Problems
-from simulator.traces import FORMATS, read_trace
 from simulator.util.errors import HeadwayError
+from simulator.workload.traces.json_formats import Blocks
+from simulator.workload.traces.lines import Problems
+from simulator.workload.traces.read import FORMATS, read_trace
 
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"

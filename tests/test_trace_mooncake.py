@@ -10,10 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.core.request import Segments
-from simulator.trace_stats import shared_prefix_tokens
-from simulator.traces import describe, describe_text, read_trace, select, write_mooncake
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload import Workload
+from simulator.workload.traces.describe import shared_prefix_tokens
+from simulator.workload.traces.read import (
+    describe,
+    describe_text,
+    read_trace,
+    select,
+    write_mooncake,
+)
+from simulator.workload.workload import Workload
 
 
 def of(segments: list[Segments | None], lengths: list[int] | None = None) -> Workload:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.traces import select
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload import Workload
+from simulator.workload.traces.read import select
+from simulator.workload.workload import Workload
 
 NAN = math.nan
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.trace_csv import FORMS, _read_fast, _read_slow
-from simulator.traces import detect_format, read_trace
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload import Workload
+from simulator.workload.traces.csv_formats import FORMS, _read_fast, _read_slow
+from simulator.workload.traces.read import detect_format, read_trace
+from simulator.workload.workload import Workload
 
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"

@@ -12,7 +12,7 @@ from simulator.fairness import DRR, WFQ, Fair
 from simulator.service import Clients
 from simulator.tables import client_words, gather_requests, run_span
 from simulator.unfair import Slighted, batch_service, most_slighted
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 from tests.engines import fcfs, play, workload
 from tests.handmade import TICK
 

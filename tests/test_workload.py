@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from simulator.workload import Workload
+from simulator.workload.workload import Workload
 
 
 def work(arrival=(0.0, 0.5, 2.0), prompt=(3, 5, 7), output=(1, 2, 4), **rest) -> Workload:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from simulator.assemble import Parts
     from simulator.scenario import Scenario
     from simulator.simulation import Result
-    from simulator.workload import Workload
+    from simulator.workload.workload import Workload
 
 Floats = npt.NDArray[np.float64]
 LEAST_GAUGE = 0.1  # a mean below it is nothing to compare

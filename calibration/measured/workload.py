@@ -13,7 +13,7 @@ from calibration.measured.requests import Floats, Ints, Requests
 from calibration.measured.runs import Run
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload import FRONTENDS, Frontend, Workload
+from simulator.workload.workload import FRONTENDS, Frontend, Workload
 
 SOON = 0.25  # s after an answer at which the next request still counts as waiting for it
 ROUNDS = 10  # requests per client of a closed loop whose number is not recorded

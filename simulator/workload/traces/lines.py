@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError
-from simulator.workload import Floats, Ints
+from simulator.workload.workload import Floats, Ints
 
 GZIP = b"\x1f\x8b"
 BOM = b"\xef\xbb\xbf"

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload import MOST_KEPT, Floats, Ints, Workload
+from simulator.workload.workload import MOST_KEPT, Floats, Ints, Workload
 
 
 def starts(workload: Workload) -> Floats:

@@ -11,14 +11,19 @@ from pathlib import Path
 
 import numpy as np
 
-from simulator.trace_csv import FORMS, header, read_csv
-from simulator.trace_json import OUTPUT_KEYS, PROMPT_KEYS, read_custom, read_llmservingsim
-from simulator.trace_lines import Table, first_line, missing_trace
-from simulator.trace_mooncake import read_mooncake, write_mooncake
-from simulator.trace_select import select, starts, take
-from simulator.trace_stats import describe, describe_text
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload import Workload
+from simulator.workload.traces.csv_formats import FORMS, header, read_csv
+from simulator.workload.traces.describe import describe, describe_text
+from simulator.workload.traces.json_formats import (
+    OUTPUT_KEYS,
+    PROMPT_KEYS,
+    read_custom,
+    read_llmservingsim,
+)
+from simulator.workload.traces.lines import Table, first_line, missing_trace
+from simulator.workload.traces.mooncake import read_mooncake, write_mooncake
+from simulator.workload.traces.select import select, starts, take
+from simulator.workload.workload import Workload
 
 __all__ = [
     "FORMATS",

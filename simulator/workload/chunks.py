@@ -5,11 +5,11 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from simulator.arrivals import arrival_parts
 from simulator.core.request import Segments
-from simulator.generate import Generator, draw_lengths, streams
-from simulator.lengths import Load
-from simulator.workload import Workload
+from simulator.workload.arrivals import arrival_parts
+from simulator.workload.generate import Generator, draw_lengths, streams
+from simulator.workload.lengths import Load
+from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
     from simulator.scenario import Scenario

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simulator.trace_lines import Numbers, Problems, Table, blocks, first_line, lines
+from simulator.workload.traces.lines import Numbers, Problems, Table, blocks, first_line, lines
 
 COMMA, NEWLINE = ord(","), ord("\n")
 MARKS = ((b"-", 2), (b" ", 1), (b":", 2))  # in a plain time, and how many

@@ -16,7 +16,7 @@ import numpy as np
 
 from simulator.util.errors import meant
 from simulator.util.from_mapping import build, check, fault, number, refuse
-from simulator.workload import Floats, Ints, Workload
+from simulator.workload.workload import Floats, Ints, Workload
 
 Load = Callable[[str, str | None], Workload]
 """Read the trace at a path, in a format or (None) in the one that it appears to have."""

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.util.from_mapping import build, refuse
-from simulator.workload import Floats
+from simulator.workload.workload import Floats
 
 if TYPE_CHECKING:
-    from simulator.generate import Generator
+    from simulator.workload.generate import Generator
 
 WARP = 10_000  # points of the table of a diurnal load, a period
 

@@ -1,7 +1,7 @@
 """Traces with one JSON object per line: Mooncake, vLLM's timed_trace and custom, LLMServingSim.
 
 The contents of a prompt come as ids of blocks of tokens: equal ids stand for equal tokens, so a
-block becomes the segment (("h", id), tokens). See `simulator.trace_mooncake` for the sessions
+block becomes the segment (("h", id), tokens). See `simulator.workload.traces.mooncake` for the sessions
 that AIPerf adds to Mooncake's format.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from simulator.core.request import Segments
-from simulator.trace_lines import Problems, Table, lines
+from simulator.workload.traces.lines import Problems, Table, lines
 
 Row = dict[str, object]
 LARGEST = 9e18  # what still fits 64 bits

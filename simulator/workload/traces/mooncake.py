@@ -19,12 +19,12 @@ from typing import BinaryIO
 import numpy as np
 
 from simulator.core.request import Segments
-from simulator.trace_json import Blocks, Row, number_of, rows, tokens_of
-from simulator.trace_lines import Problems, Table
-from simulator.trace_stats import shared_prefix_tokens
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import write_atomic
-from simulator.workload import Workload
+from simulator.workload.traces.describe import shared_prefix_tokens
+from simulator.workload.traces.json_formats import Blocks, Row, number_of, rows, tokens_of
+from simulator.workload.traces.lines import Problems, Table
+from simulator.workload.workload import Workload
 
 BLOCK = 512  # tokens that one id stands for
 NOTICEABLE = 0.005  # of the input tokens

@@ -5,7 +5,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from simulator.workload import Ints, Workload
+from simulator.workload.workload import Ints, Workload
 
 PERCENTILES = (50, 90, 95, 99)
 

@@ -12,9 +12,10 @@ from math import ceil, floor, inf
 import numpy as np
 import numpy.typing as npt
 
-from simulator.arrivals import Diurnal, arrival_times, check_rates
 from simulator.core.request import Segments
-from simulator.lengths import (
+from simulator.util.from_mapping import build, fault, inside, number, refuse
+from simulator.workload.arrivals import Diurnal, arrival_times, check_rates
+from simulator.workload.lengths import (
     MOST,
     Distribution,
     Load,
@@ -27,8 +28,7 @@ from simulator.lengths import (
     seconds,
     tokens,
 )
-from simulator.util.from_mapping import build, fault, inside, number, refuse
-from simulator.workload import MOST_KEPT, MOST_REQUESTS, Floats, Ints, Workload
+from simulator.workload.workload import MOST_KEPT, MOST_REQUESTS, Floats, Ints, Workload
 
 STREAMS = ("arrivals", "input", "output", "prefixes", "sessions", "clients")
 INPUT_LEN, OUTPUT_LEN = 1024, 128  # tokens, vLLM's defaults
