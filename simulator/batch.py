@@ -9,7 +9,7 @@ from simulator.blocks import BlockCounter
 from simulator.core.decode_set import DecodeSet
 from simulator.core.log import pack_pause, pack_run
 from simulator.core.request import Chunk, Request, Step
-from simulator.policies import Waiting
+from simulator.policies.policy import Waiting
 
 
 class Batch:

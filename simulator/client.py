@@ -11,7 +11,7 @@ import simpy
 
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request
-from simulator.predictor import Predictor
+from simulator.policies.predictor import Predictor
 from simulator.workload.workload import Workload
 
 

@@ -21,7 +21,7 @@ from simulator.expert_cost import split
 from simulator.fleet import Fleet
 from simulator.gate import Gate
 from simulator.lifecycle import Autoscaler, Failures, Lifecycle
-from simulator.predictor import make_predictor
+from simulator.policies.predictor import make_predictor
 from simulator.routers import Target
 from simulator.routing import block_bytes, make_fleet, make_router
 from simulator.scenario import Scenario

@@ -19,8 +19,8 @@ from typing import Any
 from simulator.blocks import BlockCounter
 from simulator.core.request import Request, Step
 from simulator.host import SwappedFirst
-from simulator.policies import failed, short
-from simulator.queues import queue_for
+from simulator.policies.dynamic_queues import queue_for
+from simulator.policies.policy import failed, short
 from simulator.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 

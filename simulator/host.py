@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from simulator.core.request import Request, Step, Swap
 
 if TYPE_CHECKING:
-    from simulator.policies import Waiting
+    from simulator.policies.policy import Waiting
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,13 @@ import inspect
 from functools import lru_cache
 from typing import Any
 
-from simulator.fairness import DRR, WFQ, Fair
 from simulator.fastgen import FastGen
 from simulator.hf import HfStatic
 from simulator.mixed import Orca, Sarathi
-from simulator.orders import HRRN, MLFQ, SRPT, Boost
-from simulator.policies import SJF, Priority
-from simulator.preempting import Deadline, Preemptive
+from simulator.policies.fair import DRR, WFQ, Fair
+from simulator.policies.orders import HRRN, MLFQ, SRPT, Boost
+from simulator.policies.policy import SJF, Priority
+from simulator.policies.preemptive import Deadline, Preemptive
 from simulator.scenario import Scenario
 from simulator.scheduler import Scheduler
 from simulator.sglang import SgLang

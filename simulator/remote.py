@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 
 from simulator.blocks import BlockCounter
 from simulator.core.request import Request, Step
-from simulator.policies import Waiting
+from simulator.policies.policy import Waiting
 from simulator.scheduler import Scheduler
 
 TO_PULL, ARRIVED, LOST = 1, 2, 3  # states of `Request.remote`

@@ -32,7 +32,7 @@ from simulator.noted import (
     NotedScheduler,
     Row,
 )
-from simulator.policies import Priority
+from simulator.policies.policy import Priority
 from simulator.replica import Replica
 
 _OPTIONS = (

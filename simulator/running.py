@@ -18,7 +18,7 @@ from simulator.cadence import Cadence
 from simulator.circles import Circles
 from simulator.core.request import Chunk, Request, Step
 from simulator.host import HostMemory
-from simulator.policies import Victim
+from simulator.policies.policy import Victim
 
 
 class Running(Batch):

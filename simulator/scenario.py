@@ -34,7 +34,7 @@ Milliseconds = Annotated[float, Field(gt=0)]
 
 def _predictor(value: object) -> object:
     """Check a length predictor; let a kind alone stand for the mapping."""
-    from simulator.predictor import parse_predictor
+    from simulator.policies.predictor import parse_predictor
 
     if isinstance(value, str):
         value = {"kind": value}

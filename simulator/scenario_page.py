@@ -26,8 +26,8 @@ from simulator.frontend_block import FrontendBlock
 from simulator.load import ABSENT
 from simulator.piecewise import Fitted
 from simulator.plan_block import PlanBlock
+from simulator.policies.predictor import KINDS as PREDICTORS
 from simulator.policy_table import POLICIES
-from simulator.predictor import KINDS as PREDICTORS
 from simulator.profile import FORMS
 from simulator.routers import ROUTERS
 from simulator.scenario import GoodputBlock, GpuBlock, Scenario, TraceBlock

@@ -16,7 +16,7 @@ from simulator.cadence import Cadence
 from simulator.circles import Circles
 from simulator.core.request import Chunk, Load, Request, Step
 from simulator.host import HostMemory, Prices, SwappedFirst
-from simulator.policies import Fifo, Policy, queue_of, victim_of
+from simulator.policies.policy import Fifo, Policy, queue_of, victim_of
 from simulator.running import Running
 
 LONGEST_LEAP = 256  # steps; bounds what is computed in vain when an arrival cuts a leap short

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.client_queues import check_shares
 from simulator.core.log import Log
+from simulator.policies.client_queues import check_shares
 from simulator.tables import REJECTED, Floats, Ints, RequestTable, client_words, gather_requests
 from simulator.util.csv_text import Column, Words
 from simulator.workload.workload import Workload

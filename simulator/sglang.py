@@ -6,7 +6,7 @@ from random import Random
 
 from simulator.blocks import BlockCounter
 from simulator.core.request import Request, Step
-from simulator.policies import Fifo
+from simulator.policies.policy import Fifo
 from simulator.radix import pieces_of
 from simulator.reserve import Asked, Asking
 from simulator.unsaid import Unsaid

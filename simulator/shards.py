@@ -22,7 +22,7 @@ from simulator.expert_cost import instead
 from simulator.fleet import Fleet
 from simulator.lane import Lane, Mail, reach
 from simulator.lifecycle import Lifecycle
-from simulator.predictor import Known, make_predictor
+from simulator.policies.predictor import Known, make_predictor
 from simulator.routers import Router, Target
 from simulator.scenario import Scenario
 from simulator.util.errors import HeadwayError

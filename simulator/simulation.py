@@ -21,8 +21,8 @@ from simulator.cost import CostModel
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.noise import Noise
+from simulator.policies.predictor import make_predictor
 from simulator.policy_table import find_policy
-from simulator.predictor import make_predictor
 from simulator.replica import REJECTED, Replica
 from simulator.scenario import Scenario
 from simulator.stream_client import StreamClient

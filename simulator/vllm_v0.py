@@ -6,7 +6,7 @@ from simulator.batching import Batching, whole
 from simulator.blocks import BlockCounter
 from simulator.core.request import Request, Step
 from simulator.host import HostMemory
-from simulator.policies import Fifo
+from simulator.policies.policy import Fifo
 from simulator.util.from_mapping import refuse
 
 

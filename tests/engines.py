@@ -11,7 +11,7 @@ from simulator.blocks import BlockCounter
 from simulator.client import Client
 from simulator.core.log import Log
 from simulator.core.request import Step
-from simulator.predictor import Noisy
+from simulator.policies.predictor import Noisy
 from simulator.scheduler import Scheduler
 from simulator.workload.workload import Workload
 

@@ -18,7 +18,7 @@ from simulator.fleet import Fleet
 from simulator.joint import Joint
 from simulator.load import load_scenario
 from simulator.plan_command import plan
-from simulator.predictor import Noisy
+from simulator.policies.predictor import Noisy
 from simulator.routers import Least, PowerOfTwo, RoundRobin
 from simulator.scheduler import Scheduler
 from simulator.serve_command import serve_command

@@ -20,11 +20,11 @@ from simulator.cluster_block import (
 from simulator.core.alarm import Alarm
 from simulator.core.log import REASONS, TRANSFER
 from simulator.disaggregation import DisaggregatedFleet
-from simulator.fairness import DRR, Fair
 from simulator.gate import Gate
 from simulator.lifecycle import Autoscaler, Failures, Lifecycle
-from simulator.policies import SJF, Priority
-from simulator.predictor import Noisy
+from simulator.policies.fair import DRR, Fair
+from simulator.policies.policy import SJF, Priority
+from simulator.policies.predictor import Noisy
 from simulator.remote import Consumer, Producer
 from simulator.routers import ROUTERS, Least
 from simulator.scheduler import Scheduler

@@ -25,7 +25,7 @@ from simulator.core.request import Chunk, Request, Step  # noqa: E402
 from simulator.models.load import load_model  # noqa: E402
 from simulator.models.rope import RopeScaling  # noqa: E402
 from simulator.models.spec import ModelSpec  # noqa: E402
-from simulator.policies import Priority  # noqa: E402
+from simulator.policies.policy import Priority  # noqa: E402
 from simulator.scheduler import Scheduler  # noqa: E402
 from simulator.static import Static  # noqa: E402
 from simulator.util.errors import HeadwayError  # noqa: E402

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 
 from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter
-from simulator.client_queues import ClientQueues
 from simulator.core.request import Request
-from simulator.fairness import DRR, WFQ, Fair
+from simulator.policies.client_queues import ClientQueues
+from simulator.policies.fair import DRR, WFQ, Fair
 from simulator.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.engines import play, workload

@@ -12,7 +12,7 @@ from simulator.client import Client
 from simulator.cluster import sessions_of
 from simulator.core.request import Request
 from simulator.fleet import Fleet
-from simulator.predictor import Noisy
+from simulator.policies.predictor import Noisy
 from simulator.routers import (
     Least,
     LeastKv,

@@ -14,12 +14,12 @@ from simulator.client import Client
 from simulator.core.log import REASONS, Log
 from simulator.core.request import Segments
 from simulator.dynamic import DynamicScheduler
-from simulator.fairness import DRR, WFQ, Fair
 from simulator.host import Prices
-from simulator.orders import HRRN, MLFQ, SRPT, Boost
 from simulator.own_blocks import OwnBlocks
-from simulator.policies import SJF, Priority
-from simulator.preempting import Deadline, Preemptive
+from simulator.policies.fair import DRR, WFQ, Fair
+from simulator.policies.orders import HRRN, MLFQ, SRPT, Boost
+from simulator.policies.policy import SJF, Priority
+from simulator.policies.preemptive import Deadline, Preemptive
 from simulator.radix import RadixCache
 from simulator.scheduler import Scheduler
 from simulator.static import Static

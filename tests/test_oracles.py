@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from simulator.async_scheduler import AsyncScheduler
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.core.request import Request, Segments, Step
-from simulator.policies import SJF, Priority
+from simulator.policies.policy import SJF, Priority
 from simulator.scheduler import Scheduler
 from simulator.static import Static
 from simulator.workload.workload import Workload

@@ -8,9 +8,9 @@ import pytest
 from simulator.blocks import BlockCounter
 from simulator.core.request import Request
 from simulator.dynamic import DynamicScheduler
-from simulator.orders import HRRN, MLFQ, SRPT, Boost
-from simulator.policies import SJF
-from simulator.preempting import Deadline, Preemptive
+from simulator.policies.orders import HRRN, MLFQ, SRPT, Boost
+from simulator.policies.policy import SJF
+from simulator.policies.preemptive import Deadline, Preemptive
 from simulator.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from simulator.workload.workload import Workload

@@ -20,8 +20,8 @@ from simulator.core.log import Log
 from simulator.core.request import Request
 from simulator.dynamic import DynamicScheduler
 from simulator.own_blocks import OwnBlocks
-from simulator.policies import SJF, Priority
-from simulator.preempting import Deadline, Preemptive
+from simulator.policies.policy import SJF, Priority
+from simulator.policies.preemptive import Deadline, Preemptive
 from simulator.scheduler import Scheduler
 from simulator.sglang import SgLang
 from simulator.trtllm import POLICIES, TrtLlm

@@ -7,7 +7,7 @@ import pytest
 from simulator.blocks import BlockCounter
 from simulator.cli import main
 from simulator.core.request import Request
-from simulator.policies import Ranked, victim_of
+from simulator.policies.policy import Ranked, victim_of
 from simulator.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from tests.engines import play, workload

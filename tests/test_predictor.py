@@ -9,7 +9,7 @@ import pytest
 from simulator import load_scenario, run
 from simulator.compare import expand
 from simulator.core.request import Request
-from simulator.predictor import make_predictor
+from simulator.policies.predictor import make_predictor
 from simulator.workload.workload import Workload
 from tests.engines import workload
 from tests.scenarios import SMALL, errors

@@ -5,7 +5,7 @@ import pytest
 
 from simulator.blocks import BlockCounter, BlockManager
 from simulator.core.request import Request
-from simulator.policies import SJF, Priority
+from simulator.policies.policy import SJF, Priority
 from simulator.scheduler import Scheduler
 from tests.engines import fcfs, play, workload
 from tests.test_scheduler import steps

@@ -11,7 +11,7 @@ from simulator.blocks import BlockCounter
 from simulator.client import Client
 from simulator.core.log import REASONS
 from simulator.core.request import Request, Step
-from simulator.policies import SJF, Priority
+from simulator.policies.policy import SJF, Priority
 from simulator.replica import Replica
 from simulator.scheduler import Scheduler
 from tests.engines import Clock, fcfs, play, workload

@@ -23,7 +23,7 @@ from simulator.fleet import Fleet
 from simulator.gate import Bucket, Gate
 from simulator.joint import Joint
 from simulator.lifecycle import Autoscaler, Failures, Lifecycle
-from simulator.predictor import Noisy
+from simulator.policies.predictor import Noisy
 from simulator.routers import Least
 from simulator.scheduler import Scheduler
 from simulator.tables import Tries, gather_requests

@@ -13,7 +13,7 @@ from simulator.drafts import SlotCounter
 from simulator.load import load_scenario
 from simulator.models.attention import Groups
 from simulator.piecewise import LinearCost, PiecewiseCost
-from simulator.policies import SJF
+from simulator.policies.policy import SJF
 from simulator.simulation import run
 from simulator.speculative import Speculative
 from simulator.speculative_block import DraftBlock, SpeculativeBlock

@@ -16,7 +16,7 @@ from simulator.memory_parts import swap_blocks
 from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
 from simulator.piecewise import LinearCost
-from simulator.policies import Priority
+from simulator.policies.policy import Priority
 from simulator.scenario import Scenario
 from simulator.scheduler import Scheduler
 from simulator.util.errors import HeadwayError, HeadwayWarning

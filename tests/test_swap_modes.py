@@ -14,10 +14,10 @@ from simulator.core.request import Request, Step, Swap
 from simulator.dynamic import DynamicScheduler
 from simulator.host import HostMemory, Prices, SwappedFirst
 from simulator.memory_parts import swap_prices
-from simulator.orders import HRRN
 from simulator.output import step_frame
 from simulator.piecewise import LinearCost
-from simulator.policies import SJF, Ranked
+from simulator.policies.orders import HRRN
+from simulator.policies.policy import SJF, Ranked
 from simulator.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from tests.engines import fcfs, play, workload

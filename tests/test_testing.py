@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import pytest
 
 from simulator.core.request import Request, Step
-from simulator.fairness import Fair
-from simulator.policies import Fifo
+from simulator.policies.fair import Fair
+from simulator.policies.policy import Fifo
 from simulator.policy_table import POLICIES
 from simulator.scheduler import Scheduler
 from simulator.testing import check_policy

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.fairness import DRR, WFQ, Fair
+from simulator.policies.fair import DRR, WFQ, Fair
 from simulator.service import Clients
 from simulator.tables import client_words, gather_requests, run_span
 from simulator.unfair import Slighted, batch_service, most_slighted

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from math import ceil
 from typing import TYPE_CHECKING
 
-from simulator.client_queues import MOST, Account, ClientQueues
 from simulator.core.request import Request
+from simulator.policies.client_queues import MOST, Account, ClientQueues
 from simulator.util.from_mapping import refuse
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from math import exp, expm1, inf, log, log1p
 from typing import TYPE_CHECKING, Any
 
 from simulator.core.request import Request
-from simulator.policies import check_by, hint_of, size_of
+from simulator.policies.policy import check_by, hint_of, size_of
 from simulator.util.from_mapping import refuse
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.request import Request
-from simulator.policies import Policy, Ranked, failed
+from simulator.policies.policy import Policy, Ranked, failed
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
