@@ -15,8 +15,8 @@ import torch
 
 from gpu_backend.engine import Engine
 from gpu_backend.executor import TorchExecutor
-from simulator.blocks import BlockManager
 from simulator.core.request import Request
+from simulator.kv_cache.block_manager import BlockManager
 from simulator.models.load import load_model
 from simulator.scheduler import Scheduler
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from simulator.blocks import BlockCounter
 from simulator.core.request import Request
+from simulator.kv_cache.block_manager import BlockCounter
 
 Reservation = int | Literal["max_tokens", "max_model_len"]
 """Tokens of an answer that admission reserves blocks for: a number, or all that may come."""

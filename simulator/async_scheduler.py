@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simulator.batch import by_seat
-from simulator.blocks import BlockCounter
 from simulator.core.log import pack_run
 from simulator.core.request import Request, Step
+from simulator.kv_cache.block_manager import BlockCounter
 from simulator.scheduler import LONGEST_LEAP, Scheduler
 
 

@@ -5,10 +5,10 @@ The requests that decode are kept as sums (`decode_set.py`), all others one by o
 
 from collections.abc import Sequence
 
-from simulator.blocks import BlockCounter
 from simulator.core.decode_set import DecodeSet
 from simulator.core.log import pack_pause, pack_run
 from simulator.core.request import Chunk, Request, Step
+from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.policy import Waiting
 
 

@@ -13,9 +13,9 @@ from heapq import heappush
 import numpy as np
 import numpy.typing as npt
 
-from simulator.blocks import BlockCounter
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
+from simulator.kv_cache.block_manager import BlockCounter
 from simulator.models.attention import Groups
 
 Ints = npt.NDArray[np.int64]

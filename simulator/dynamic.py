@@ -16,9 +16,9 @@ somebody waits nothing is leapt over.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from simulator.blocks import BlockCounter
 from simulator.core.request import Request, Step
-from simulator.host import SwappedFirst
+from simulator.kv_cache.block_manager import BlockCounter
+from simulator.kv_cache.swap_space import SwappedFirst
 from simulator.policies.dynamic_queues import queue_for
 from simulator.policies.policy import failed, short
 from simulator.scheduler import Scheduler

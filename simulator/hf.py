@@ -1,6 +1,6 @@
 """Hugging Face `generate` in a loop: the naive baseline."""
 
-from simulator.blocks import BlockCounter
+from simulator.kv_cache.block_manager import BlockCounter
 from simulator.static import Static
 
 

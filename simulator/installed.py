@@ -11,9 +11,9 @@ from collections.abc import Hashable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from simulator.blocks import BlockCounter
 from simulator.core.log import pack_run
 from simulator.core.request import Chunk, Request, Step
+from simulator.kv_cache.block_manager import BlockCounter
 from simulator.scheduler import Scheduler
 from simulator.vllm_start import start_vllm
 

@@ -3,20 +3,20 @@
 from functools import cache
 from typing import TYPE_CHECKING
 
-from simulator.blocks import BlockCounter, BlockManager
 from simulator.core.request import Chunk, Request, Step, Swap
 from simulator.cost import CostModel, kv_block_bytes
 from simulator.drafts import SlotCounter
 from simulator.engine_block import EngineBlock
 from simulator.engines import fraction_of
-from simulator.host import Prices
+from simulator.kv_cache.block_manager import BlockCounter, BlockManager
+from simulator.kv_cache.host_tier import HostTier
+from simulator.kv_cache.own_blocks import OwnBlocks
+from simulator.kv_cache.radix_cache import RadixCache
+from simulator.kv_cache.swap_space import Prices
 from simulator.models.attention import Groups, layer_groups
 from simulator.models.gpus import GIB, Gpu
 from simulator.models.kv_budget import kv_budget
 from simulator.models.spec import ModelSpec
-from simulator.own_blocks import OwnBlocks
-from simulator.radix import RadixCache
-from simulator.tier import HostTier
 
 if TYPE_CHECKING:
     from simulator.assemble import Parts

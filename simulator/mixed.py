@@ -1,7 +1,7 @@
 """Two schedulers of papers that mix prompts and decodes in one step: Orca and Sarathi-Serve."""
 
 from simulator.batching import Batching
-from simulator.blocks import BlockCounter
+from simulator.kv_cache.block_manager import BlockCounter
 from simulator.reserve import Asked, Reserving
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from simulator.async_replica import AsyncReplica, Flight
 from simulator.async_scheduler import AsyncScheduler
-from simulator.blocks import BlockCounter, BlockManager
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request, Step
 from simulator.installed import InstalledScheduler
+from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.replica import Replica
 from simulator.scheduler import Scheduler
 

@@ -13,8 +13,8 @@ here: only one transfer is made for a request.
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
-from simulator.blocks import BlockCounter
 from simulator.core.request import Request, Step
+from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.policy import Waiting
 from simulator.scheduler import Scheduler
 

@@ -15,11 +15,11 @@ from simpy.core import EmptySchedule
 
 from simulator import __version__
 from simulator.async_scheduler import AsyncScheduler
-from simulator.blocks import BlockCounter, BlockManager
 from simulator.cases import Case
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request, Step
 from simulator.installed import InstalledBlocks
+from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.noted import (
     Clock,
     Cut,

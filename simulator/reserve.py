@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from simulator.batching import Batching
-from simulator.blocks import BlockCounter
 from simulator.core.request import Request
+from simulator.kv_cache.block_manager import BlockCounter
 from simulator.util.from_mapping import refuse
 
 Asked = int | Literal["exact"] | None

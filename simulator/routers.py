@@ -15,7 +15,7 @@ from traceback import extract_tb
 from typing import Protocol
 
 from simulator.core.request import Request
-from simulator.hashes import prompt_hashes
+from simulator.kv_cache.block_hashes import prompt_hashes
 from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import refuse
 

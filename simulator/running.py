@@ -17,7 +17,7 @@ from simulator.batch import Batch
 from simulator.cadence import Cadence
 from simulator.circles import Circles
 from simulator.core.request import Chunk, Request, Step
-from simulator.host import HostMemory
+from simulator.kv_cache.swap_space import HostMemory
 from simulator.policies.policy import Victim
 
 

@@ -11,11 +11,11 @@ owns no clock, no GPU and no I/O.
 from collections.abc import Callable
 
 from simulator.admission import Admission, Reservation
-from simulator.blocks import BlockCounter
 from simulator.cadence import Cadence
 from simulator.circles import Circles
 from simulator.core.request import Chunk, Load, Request, Step
-from simulator.host import HostMemory, Prices, SwappedFirst
+from simulator.kv_cache.block_manager import BlockCounter
+from simulator.kv_cache.swap_space import HostMemory, Prices, SwappedFirst
 from simulator.policies.policy import Fifo, Policy, queue_of, victim_of
 from simulator.running import Running
 

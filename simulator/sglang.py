@@ -4,10 +4,10 @@ still need, which is put right by retracting some."""
 from collections.abc import Hashable, Sequence
 from random import Random
 
-from simulator.blocks import BlockCounter
 from simulator.core.request import Request, Step
+from simulator.kv_cache.block_manager import BlockCounter
+from simulator.kv_cache.radix_cache import pieces_of
 from simulator.policies.policy import Fifo
-from simulator.radix import pieces_of
 from simulator.reserve import Asked, Asking
 from simulator.unsaid import Unsaid
 from simulator.util.from_mapping import refuse

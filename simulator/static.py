@@ -1,9 +1,9 @@
 """Static batching, as in the textbooks: a batch boards, runs until its longest member ends, and
 only then the next one boards."""
 
-from simulator.blocks import BlockCounter, BlockManager
 from simulator.core.log import pack_run
 from simulator.core.request import Chunk, Request, Step
+from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.scheduler import Scheduler
 from simulator.util.from_mapping import refuse
 

@@ -1,7 +1,7 @@
 """TensorRT-LLM's in-flight batching."""
 
-from simulator.blocks import BlockCounter
 from simulator.core.request import Step
+from simulator.kv_cache.block_manager import BlockCounter
 from simulator.reserve import Asked, Reserving
 from simulator.util.from_mapping import refuse
 

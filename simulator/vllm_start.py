@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from simulator.blocks import BlockCounter
+from simulator.kv_cache.block_manager import BlockCounter
 from simulator.util.errors import HeadwayError
 
 _MODEL = {

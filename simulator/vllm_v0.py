@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from simulator.batching import Batching, whole
-from simulator.blocks import BlockCounter
 from simulator.core.request import Request, Step
-from simulator.host import HostMemory
+from simulator.kv_cache.block_manager import BlockCounter
+from simulator.kv_cache.swap_space import HostMemory
 from simulator.policies.policy import Fifo
 from simulator.util.from_mapping import refuse
 

@@ -7,10 +7,10 @@ import numpy as np
 import simpy
 
 from simulator.async_replica import make_replica
-from simulator.blocks import BlockCounter
 from simulator.client import Client
 from simulator.core.log import Log
 from simulator.core.request import Step
+from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.predictor import Noisy
 from simulator.scheduler import Scheduler
 from simulator.workload.workload import Workload

@@ -6,12 +6,12 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from simulator.blocks import BlockCounter, BlockManager
 from simulator.fastgen import FastGen
 from simulator.hf import HfStatic
+from simulator.kv_cache.block_manager import BlockCounter, BlockManager
+from simulator.kv_cache.own_blocks import OwnBlocks
+from simulator.kv_cache.radix_cache import RadixCache
 from simulator.mixed import Orca, Sarathi
-from simulator.own_blocks import OwnBlocks
-from simulator.radix import RadixCache
 from simulator.reserve import Reserving
 from simulator.scheduler import Scheduler
 from simulator.sglang import ORDERS, SgLang

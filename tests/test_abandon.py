@@ -6,9 +6,9 @@ import simpy
 
 from simulator.async_replica import make_replica
 from simulator.async_scheduler import AsyncScheduler
-from simulator.blocks import BlockCounter, BlockManager
 from simulator.client import Client
 from simulator.core.log import REASONS
+from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.replica import Replica
 from simulator.scheduler import Scheduler
 from simulator.static import Static

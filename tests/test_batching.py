@@ -9,8 +9,8 @@ from gpu_backend.batch import Batch  # noqa: E402
 from gpu_backend.batching import Batcher  # noqa: E402
 from gpu_backend.engine import Engine  # noqa: E402
 from gpu_backend.executor import TorchExecutor  # noqa: E402
-from simulator.blocks import BlockManager  # noqa: E402
 from simulator.core.request import Step  # noqa: E402
+from simulator.kv_cache.block_manager import BlockManager  # noqa: E402
 from simulator.models.load import load_model  # noqa: E402
 from simulator.scheduler import Scheduler  # noqa: E402
 from simulator.static import Static  # noqa: E402

@@ -11,9 +11,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from simulator.blocks import BlockManager
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request, Segments
+from simulator.kv_cache.block_manager import BlockManager
 from tests.test_blocks import ask, contents
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.blocks import BlockCounter, BlockManager
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request, Segments
+from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 
 ids = count()
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from simulator.blocks import BlockManager
 from simulator.cases import read_cases
 from simulator.cli import main
 from simulator.conform import conform, default_golden, report
 from simulator.core.request import Request
+from simulator.kv_cache.block_manager import BlockManager
 from simulator.replay import Replay
 from simulator.scheduler import Scheduler
 from simulator.util.errors import HeadwayError

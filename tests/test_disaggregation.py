@@ -8,7 +8,6 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.blocks import BlockCounter, BlockManager
 from simulator.client import Client
 from simulator.cluster import sessions_of, tidy
 from simulator.cluster_block import (
@@ -21,6 +20,7 @@ from simulator.core.alarm import Alarm
 from simulator.core.log import REASONS, TRANSFER
 from simulator.disaggregation import DisaggregatedFleet
 from simulator.gate import Gate
+from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.policies.fair import DRR, Fair
 from simulator.policies.policy import SJF, Priority

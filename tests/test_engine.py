@@ -20,8 +20,8 @@ from gpu_backend.engine import Engine  # noqa: E402
 from gpu_backend.executor import TorchExecutor  # noqa: E402
 from gpu_backend.tokens import prompt_ids, token_ids  # noqa: E402
 from simulator.async_scheduler import AsyncScheduler  # noqa: E402
-from simulator.blocks import BlockCounter, BlockManager  # noqa: E402
 from simulator.core.request import Chunk, Request, Step  # noqa: E402
+from simulator.kv_cache.block_manager import BlockCounter, BlockManager  # noqa: E402
 from simulator.models.load import load_model  # noqa: E402
 from simulator.models.rope import RopeScaling  # noqa: E402
 from simulator.models.spec import ModelSpec  # noqa: E402

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 
 from simulator.async_scheduler import AsyncScheduler
-from simulator.blocks import BlockCounter
 from simulator.core.request import Request
+from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.client_queues import ClientQueues
 from simulator.policies.fair import DRR, WFQ, Fair
 from simulator.scheduler import Scheduler

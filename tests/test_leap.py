@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.async_scheduler import AsyncScheduler
-from simulator.blocks import BlockManager
 from simulator.core.request import Request, Step
-from simulator.own_blocks import OwnBlocks
-from simulator.radix import RadixCache
+from simulator.kv_cache.block_manager import BlockManager
+from simulator.kv_cache.own_blocks import OwnBlocks
+from simulator.kv_cache.radix_cache import RadixCache
 from simulator.scheduler import LONGEST_LEAP, Scheduler
 from simulator.trtllm import POLICIES, TrtLlm
 from simulator.workload.workload import Workload

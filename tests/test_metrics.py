@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.async_scheduler import AsyncScheduler
-from simulator.blocks import BlockCounter
 from simulator.core.log import Log
 from simulator.gauges import queue_depth
+from simulator.kv_cache.block_manager import BlockCounter
 from simulator.metrics import summarize
 from simulator.scheduler import Scheduler
 from simulator.static import Static

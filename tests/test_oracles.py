@@ -12,8 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from simulator.async_scheduler import AsyncScheduler
-from simulator.blocks import BlockCounter, BlockManager
 from simulator.core.request import Request, Segments, Step
+from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.policies.policy import SJF, Priority
 from simulator.scheduler import Scheduler
 from simulator.static import Static

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.blocks import BlockCounter
 from simulator.core.request import Request
 from simulator.dynamic import DynamicScheduler
+from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.orders import HRRN, MLFQ, SRPT, Boost
 from simulator.policies.policy import SJF
 from simulator.policies.preemptive import Deadline, Preemptive

@@ -2,12 +2,12 @@
 
 import pytest
 
-from simulator.blocks import BlockCounter, BlockManager
 from simulator.core.request import Request, Step
 from simulator.fastgen import FastGen
 from simulator.hf import HfStatic
+from simulator.kv_cache.block_manager import BlockCounter, BlockManager
+from simulator.kv_cache.radix_cache import RadixCache
 from simulator.mixed import Orca, Sarathi
-from simulator.radix import RadixCache
 from simulator.reserve import Reserving
 from simulator.scheduler import Scheduler
 from simulator.sglang import SgLang

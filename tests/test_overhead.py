@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from simulator.assemble import assemble
 from simulator.async_scheduler import AsyncScheduler
-from simulator.blocks import BlockManager
 from simulator.core.request import Chunk, Request, Step
+from simulator.kv_cache.block_manager import BlockManager
 from simulator.load import check_scenario
 from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model

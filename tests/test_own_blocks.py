@@ -14,12 +14,12 @@ from hypothesis.stateful import (
 )
 
 from simulator.async_scheduler import AsyncScheduler
-from simulator.blocks import BlockManager
 from simulator.core.decode_set import DecodeSet
 from simulator.core.log import Log
 from simulator.core.request import Request
 from simulator.dynamic import DynamicScheduler
-from simulator.own_blocks import OwnBlocks
+from simulator.kv_cache.block_manager import BlockManager
+from simulator.kv_cache.own_blocks import OwnBlocks
 from simulator.policies.policy import SJF, Priority
 from simulator.policies.preemptive import Deadline, Preemptive
 from simulator.scheduler import Scheduler

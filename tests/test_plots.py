@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 
 from simulator.bins import mean_in_bins
-from simulator.blocks import BlockCounter
 from simulator.core.log import Log
+from simulator.kv_cache.block_manager import BlockCounter
 from simulator.metrics import summarize
 from simulator.plots import _depth_in_bins, draw_compare, plot_compare
 from simulator.plots_many import draw_many, plot_many

@@ -4,9 +4,9 @@ from math import nan
 
 import pytest
 
-from simulator.blocks import BlockCounter
 from simulator.cli import main
 from simulator.core.request import Request
+from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.policy import Ranked, victim_of
 from simulator.scheduler import Scheduler
 from simulator.util.errors import HeadwayError

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from simulator.blocks import BlockCounter, BlockManager
 from simulator.core.request import Request
+from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.policies.policy import SJF, Priority
 from simulator.scheduler import Scheduler
 from tests.engines import fcfs, play, workload

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator import load_scenario
-from simulator.blocks import BlockManager
 from simulator.core.request import Request, Segments
-from simulator.radix import RadixCache
+from simulator.kv_cache.block_manager import BlockManager
+from simulator.kv_cache.radix_cache import RadixCache
 from simulator.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from tests.engines import play, workload

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import simpy
 
-from simulator.blocks import BlockCounter
 from simulator.client import Client
 from simulator.core.log import REASONS
 from simulator.core.request import Request, Step
+from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.policy import SJF, Priority
 from simulator.replica import Replica
 from simulator.scheduler import Scheduler

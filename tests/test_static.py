@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.blocks import BlockCounter, BlockManager
 from simulator.core.log import Log
 from simulator.core.request import Request, Step
+from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.static import Static
 from simulator.workload.workload import Workload
 from tests.engines import Clock, play, workload

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from simulator import load_scenario, run
 from simulator.assemble import assemble, make_scheduler
-from simulator.blocks import BlockCounter, BlockManager
 from simulator.core.request import Chunk, Request, Step, Swap
+from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.memory_parts import swap_blocks
 from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model

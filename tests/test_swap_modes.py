@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from simulator import load_scenario, run
 from simulator.assemble import assemble
-from simulator.blocks import BlockCounter
 from simulator.core.request import Request, Step, Swap
 from simulator.dynamic import DynamicScheduler
-from simulator.host import HostMemory, Prices, SwappedFirst
+from simulator.kv_cache.block_manager import BlockCounter
+from simulator.kv_cache.swap_space import HostMemory, Prices, SwappedFirst
 from simulator.memory_parts import swap_prices
 from simulator.output import step_frame
 from simulator.piecewise import LinearCost

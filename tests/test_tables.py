@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.async_scheduler import AsyncScheduler
-from simulator.blocks import BlockCounter
 from simulator.core.log import Log
+from simulator.kv_cache.block_manager import BlockCounter
 from simulator.scheduler import Scheduler
 from simulator.tables import expand_steps, gather_requests
 from simulator.workload.workload import Workload

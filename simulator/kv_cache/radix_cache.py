@@ -13,9 +13,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from simulator.blocks import BlockCounter
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
+from simulator.kv_cache.block_manager import BlockCounter
 
 Piece = tuple[Hashable, int, int]
 """A run of tokens: name, number of the first, how many."""

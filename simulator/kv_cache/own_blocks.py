@@ -10,9 +10,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simulator.blocks import BlockCounter
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
+from simulator.kv_cache.block_manager import BlockCounter
 
 Part = tuple[int, int]
 """Successive blocks of a table: the number of the first, and the one after the last."""

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
-from simulator.hashes import known_hashes
-from simulator.tier import HostTier
+from simulator.kv_cache.block_hashes import known_hashes
+from simulator.kv_cache.host_tier import HostTier
 
 
 class BlockCounter:
