@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from calibration.from_requests import TERMS, Cost, LogFit, fit_log, read_log
-from simulator.profile import RESERVED
+from simulator.costs.profile import RESERVED
 from simulator.util.files import write_together
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def profile_yaml(
     import yaml
 
     from simulator.assemble import assemble
-    from simulator.profile import FORMS, settings_of
+    from simulator.costs.profile import FORMS, settings_of
 
     parts = assemble(scenario)
     kind = next(kind for kind, form in FORMS.items() if form is type(cost))

@@ -20,9 +20,9 @@ from calibration.meta import Meta, capture_sizes, describe_engine, now, read_met
 from calibration.plots import plot_fit
 from calibration.rows import Row, RowFile, pack_rows, read_rows
 from calibration.steps_profile import profile_name, steps_profile
+from simulator.costs.piecewise import PiecewiseCost
+from simulator.costs.profile import RESERVED
 from simulator.models.gpus import GPUS, find_gpu
-from simulator.piecewise import PiecewiseCost
-from simulator.profile import RESERVED
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import write_atomic, write_together
 

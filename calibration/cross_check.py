@@ -21,9 +21,9 @@ from calibration.llmservingsim import folder
 from calibration.mixed_steps import fit_mixed, read_mixed
 from calibration.systems import SYSTEMS, find_system
 from calibration.tables import Floats, read_table
+from simulator.costs.piecewise import PiecewiseCost
+from simulator.costs.roofline import roofline
 from simulator.models.load import load_model
-from simulator.piecewise import PiecewiseCost
-from simulator.roofline import roofline
 from simulator.util.errors import HeadwayError
 
 CHUNK, HISTORY = 256, 512  # tokens; below, launches outweigh what is compared

@@ -17,10 +17,10 @@ from calibration.compose import DISTRUSTED, Kernels, Target, compose_kernels
 from calibration.fit_tables import calibrate, compose, relative_errors
 from calibration.systems import SYSTEMS, System
 from calibration.tables import Floats
-from simulator.efficiency import FILE, Efficiency
+from simulator.costs.efficiency import FILE, Efficiency
+from simulator.costs.roofline import products_seconds, roofline, small_kernels
 from simulator.models.gpus import GPUS, Gpu
 from simulator.models.load import load_model
-from simulator.roofline import products_seconds, roofline, small_kernels
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
 
@@ -31,7 +31,7 @@ FP8 = "H200"
 PCIE = "RTX-PRO-6000"
 LARGE = np.array([8.0, 16, 32, 64]) * (1 << 20)  # bytes of an all-reduce
 HEAD = f"""\
-# What share of its data sheet each GPU's kernels reach; simulator/efficiency.py explains the keys.
+# What share of its data sheet each GPU's kernels reach; simulator/costs/efficiency.py explains the keys.
 # Written by `python -m calibration.efficiencies` from the tables of AIConfigurator (Apache-2.0) and
 # LLMServingSim (MIT), as fitted to {" and ".join(MODELS)} in 16 bits on one GPU. `error` is the
 # median relative error, and `error_p95` the 95th percentile, of a roofline with these shares on the
@@ -134,7 +134,7 @@ def text(measured: dict[str, dict[str, float]]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure all GPUs' shares and write the file that comes with the package."""
-    from simulator.efficiency import _measured
+    from simulator.costs.efficiency import _measured
 
     parser = argparse.ArgumentParser(description="Fit the GPUs' efficiencies.")
     parser.add_argument("--data", type=Path, required=True, help="folder with the kernel tables")

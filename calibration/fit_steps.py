@@ -19,7 +19,7 @@ import numpy.typing as npt
 from calibration.grid import DENSE
 from calibration.residuals import residuals
 from calibration.rows import Row
-from simulator.piecewise import Limits, PiecewiseCost
+from simulator.costs.piecewise import Limits, PiecewiseCost
 from simulator.util.errors import HeadwayError
 
 Floats = npt.NDArray[np.float64]

@@ -31,10 +31,10 @@ from calibration.compose import (
 from calibration.mixed_steps import BLOCK, LONGEST, START, MixedFactors, fa2_factors, mixed_form
 from calibration.residuals import residuals
 from calibration.tables import Floats
-from simulator.efficiency import efficiency_of
-from simulator.noise import REGIMES
-from simulator.piecewise import TERMS, Limits, PiecewiseCost
-from simulator.roofline import TILE, roofline
+from simulator.costs.efficiency import efficiency_of
+from simulator.costs.noise import REGIMES
+from simulator.costs.piecewise import TERMS, Limits, PiecewiseCost
+from simulator.costs.roofline import TILE, roofline
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
 

@@ -24,8 +24,8 @@ from calibration.batches import Batches
 from calibration.llmservingsim import read_attention
 from calibration.systems import SYSTEMS, System
 from calibration.tables import Floats
+from simulator.costs.roofline import TILE
 from simulator.models.load import load_model
-from simulator.roofline import TILE
 
 MODEL = "llama-3.1-8b"
 BLOCK = 128  # keys

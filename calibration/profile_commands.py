@@ -88,7 +88,7 @@ def _data(given: Path | None) -> Path:
 @app.command(name="list")
 def list_() -> int:
     """List the profiles that come with the package, with their fit errors."""
-    from simulator.profile import PROFILES, named_hardware, shipped_profiles
+    from simulator.costs.profile import PROFILES, named_hardware, shipped_profiles
     from simulator.util.yaml_lines import parse, read_text
 
     head = f"{'profile':<40}{'GPU':<14}{'TP':>3}  {'weights':<10}{'cache':<10}"
@@ -108,7 +108,7 @@ def list_() -> int:
 @app.command
 def show(name: Annotated[str, Parameter(name="NAME", help="shipped profile, or a path")], /) -> int:
     """Print a profile: its terms, range, errors and sources."""
-    from simulator.profile import find_profile, read_profile
+    from simulator.costs.profile import find_profile, read_profile
 
     try:
         path = find_profile(name)

@@ -7,9 +7,9 @@ import numpy as np
 from calibration.compose import Target
 from calibration.fit_tables import FitReport
 from calibration.tables import Floats
-from simulator.efficiency import efficiency_of
+from simulator.costs.efficiency import efficiency_of
+from simulator.costs.piecewise import TERMS, Table
 from simulator.models.gpus import Gpu
-from simulator.piecewise import TERMS, Table
 
 MEANINGS = {
     "overhead": "a step's scheduling, sampling, input and output in the engine",

@@ -1,4 +1,4 @@
-"""What a fit leaves unexplained, as profiles carry it: see simulator/noise.py."""
+"""What a fit leaves unexplained, as profiles carry it: see simulator/costs/noise.py."""
 
 import numpy as np
 import numpy.typing as npt

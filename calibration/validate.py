@@ -20,12 +20,12 @@ import numpy.typing as npt
 from calibration.fit_steps import Errors
 from calibration.live_files import MeasuredStep, read_about, read_measured, read_requests
 from calibration.plots import scatter, spread
-from simulator.profile import shipped_profiles
+from simulator.costs.profile import shipped_profiles
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import write_together
 
 if TYPE_CHECKING:
-    from simulator.cost import CostModel
+    from simulator.costs.cost_model import CostModel
     from simulator.simulation import Result
 
 Floats = npt.NDArray[np.float64]

@@ -10,16 +10,16 @@ from typing import Any
 
 from simulator.async_scheduler import AsyncScheduler
 from simulator.balancer import SINCE
-from simulator.cost import CostModel, load_cost, shipped_profile, without_host
-from simulator.drafting import DraftedCost
+from simulator.costs.cost_model import CostModel, load_cost, shipped_profile, without_host
+from simulator.costs.drafting import DraftedCost
+from simulator.costs.expert_parallel import ExpertCost, Experts
+from simulator.costs.overhead import read_version
 from simulator.dynamic import DynamicScheduler
 from simulator.engine_block import EngineBlock
-from simulator.expert_cost import ExpertCost, Experts
 from simulator.memory_parts import blocks_that_fit, make_blocks, swap_blocks, swap_prices, windowed
 from simulator.models.gpus import Gpu, find_gpu
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
-from simulator.overhead import read_version
 from simulator.policy_table import (
     DYNAMIC,
     called,

@@ -16,7 +16,7 @@ from simulator.core.request import Step
 from simulator.tables import Flags, Floats, Ints, RequestTable
 
 if TYPE_CHECKING:
-    from simulator.cost import CostModel
+    from simulator.costs.cost_model import CostModel
 
 Rows = npt.NDArray[np.void]
 

@@ -15,9 +15,9 @@ from simulator.balancer import Balancer
 from simulator.client import Client
 from simulator.core.log import PAUSE, RUN, STEP, Log
 from simulator.core.request import Request
-from simulator.cost import CostModel
+from simulator.costs.cost_model import CostModel
+from simulator.costs.expert_parallel import split
 from simulator.disaggregation import DisaggregatedFleet
-from simulator.expert_cost import split
 from simulator.fleet import Fleet
 from simulator.gate import Gate
 from simulator.lifecycle import Autoscaler, Failures, Lifecycle

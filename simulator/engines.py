@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from simulator.costs.overhead import NEWEST, VLLM, Version, read_version
 from simulator.models.gpus import GIB, Gpu, find_gpu
 from simulator.models.kv_budget import FractionOf
 from simulator.models.load import load_model
-from simulator.overhead import NEWEST, VLLM, Version, read_version
 
 Defaults = dict[str, Any]
 

@@ -4,7 +4,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from simulator.core.request import Chunk, Request, Step, Swap
-from simulator.cost import CostModel, kv_block_bytes
+from simulator.costs.cost_model import CostModel, kv_block_bytes
 from simulator.drafts import SlotCounter
 from simulator.engine_block import EngineBlock
 from simulator.engines import fraction_of

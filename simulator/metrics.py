@@ -12,7 +12,7 @@ import numpy as np
 
 from simulator import __version__
 from simulator.core.log import Log
-from simulator.cost import kv_block_bytes
+from simulator.costs.cost_model import kv_block_bytes
 from simulator.gauges import StepSums, copied, gauge, host_tier, share
 from simulator.itl import GapPool, TokenTimes
 from simulator.service import Clients, several_clients, summarize_clients

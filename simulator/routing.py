@@ -5,7 +5,7 @@ from typing import Any
 
 import simpy
 
-from simulator.cost import kv_block_bytes
+from simulator.costs.cost_model import kv_block_bytes
 from simulator.disaggregation import DisaggregatedFleet
 from simulator.fleet import Fleet
 from simulator.models.load import load_model

@@ -21,14 +21,14 @@ from simulator.cluster_block import (
     KvTransferBlock,
     OutageBlock,
 )
+from simulator.costs.piecewise import Fitted
+from simulator.costs.profile import FORMS
 from simulator.engine_block import EngineBlock
 from simulator.frontend_block import FrontendBlock
 from simulator.load import ABSENT
-from simulator.piecewise import Fitted
 from simulator.plan_block import PlanBlock
 from simulator.policies.predictor import KINDS as PREDICTORS
 from simulator.policy_table import POLICIES
-from simulator.profile import FORMS
 from simulator.routers import ROUTERS
 from simulator.scenario import GoodputBlock, GpuBlock, Scenario, TraceBlock
 from simulator.scheduler import Scheduler
@@ -154,11 +154,11 @@ decodes read.
 """
 COSTS = {
     "linear": "Seconds = base + per_token T + per_context S + per_sequence n.",
-    "piecewise": "The form of the shipped profiles, explained in `simulator/piecewise.py`; `dense` "
+    "piecewise": "The form of the shipped profiles, explained in `simulator/costs/piecewise.py`; `dense` "
     "is a list of [tokens, seconds], `cudagraph_capture_sizes` one of the batches that have a CUDA "
     "graph: a step that only decodes costs what the next of them costs.",
     "piecewise-split": "Beside the terms of `piecewise`: every step that decodes waits `per_key` "
-    "for each key of its longest sequence, explained in `simulator/split_decode.py`: B200 from "
+    "for each key of its longest sequence, explained in `simulator/costs/split_decode.py`: B200 from "
     "vLLM 0.14 on.",
     "roofline": "From the sizes of the model and the data sheet of the GPU, at the efficiency that "
     "kernels were measured to reach there, or reach elsewhere.",

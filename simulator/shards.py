@@ -17,8 +17,8 @@ import simpy
 from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.core.log import Log
 from simulator.core.request import Request
-from simulator.cost import CostModel
-from simulator.expert_cost import instead
+from simulator.costs.cost_model import CostModel
+from simulator.costs.expert_parallel import instead
 from simulator.fleet import Fleet
 from simulator.lane import Lane, Mail, reach
 from simulator.lifecycle import Lifecycle

@@ -17,10 +17,10 @@ from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.async_replica import make_replica
 from simulator.client import Client
 from simulator.core.log import Log
-from simulator.cost import CostModel
+from simulator.costs.cost_model import CostModel
+from simulator.costs.noise import Noise
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
-from simulator.noise import Noise
 from simulator.policies.predictor import make_predictor
 from simulator.policy_table import find_policy
 from simulator.replica import REJECTED, Replica

@@ -13,7 +13,7 @@ import numpy as np
 
 from simulator.cluster_metrics import Figures, served_by
 from simulator.core.log import Log
-from simulator.cost import kv_block_bytes
+from simulator.costs.cost_model import kv_block_bytes
 from simulator.gauges import RequestSums, StepSums, copied, gauges, host_tier, queue_depth, share
 from simulator.itl import TokenTimes
 from simulator.metrics import DRAFTED, PERCENTILES, acceptance, good, named

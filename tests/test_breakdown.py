@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from simulator.breakdown import PARTS, break_down
 from simulator.core.log import Log
-from simulator.piecewise import LinearCost, PiecewiseCost
+from simulator.costs.piecewise import LinearCost, PiecewiseCost
 from simulator.scheduler import Scheduler
 from simulator.static import Static
 from simulator.tables import RequestTable, gather_requests

@@ -16,10 +16,10 @@ from calibration.meta import read_meta
 from calibration.rows import Row, make_step, pack_rows, read_rows
 from calibration.steps_profile import steps_profile
 from simulator.core.request import Chunk, Request, Step
-from simulator.cost import load_cost
+from simulator.costs.cost_model import load_cost
+from simulator.costs.piecewise import LONGEST_TABLE, PiecewiseCost
+from simulator.costs.profile import read_profile
 from simulator.load import load_scenario
-from simulator.piecewise import LONGEST_TABLE, PiecewiseCost
-from simulator.profile import read_profile
 from simulator.simulation import run
 from simulator.util.errors import HeadwayError
 

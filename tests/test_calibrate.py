@@ -19,8 +19,8 @@ from calibration.rows import BATCH, Row, RowFile, make_step, pack_rows, read_row
 from calibration.steps_profile import profile_name, steps_profile
 from simulator.cli import main
 from simulator.core.request import Step, Swap
-from simulator.piecewise import PiecewiseCost
-from simulator.profile import PROFILES, read_profile
+from simulator.costs.piecewise import PiecewiseCost
+from simulator.costs.profile import PROFILES, read_profile
 from simulator.util.errors import HeadwayError, HeadwayWarning
 
 MEASURED = Path(__file__).parents[1] / "calibration/measurements/cpu/tiny-test"

@@ -26,9 +26,9 @@ from calibration.shipped import shipped_targets, target_name
 from calibration.systems import SYSTEMS, System
 from calibration.tables import find_table, read_table
 from simulator.core.request import Step
+from simulator.costs.piecewise import TERMS, PiecewiseCost
+from simulator.costs.profile import PROFILES, read_profile, shipped_profiles
 from simulator.models.load import load_model
-from simulator.piecewise import TERMS, PiecewiseCost
-from simulator.profile import PROFILES, read_profile, shipped_profiles
 from simulator.util.errors import HeadwayError
 from simulator.util.yaml_lines import parse
 

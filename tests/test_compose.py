@@ -15,9 +15,9 @@ from calibration.profile_commands import build, list_, show
 from calibration.systems import find_system
 from simulator.cli import main
 from simulator.core.request import Chunk, Request, Step
+from simulator.costs.profile import read_profile
+from simulator.costs.roofline import roofline
 from simulator.models.load import load_model
-from simulator.profile import read_profile
-from simulator.roofline import roofline
 from simulator.util.errors import HeadwayError
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'headway[parquet]'")

@@ -13,15 +13,21 @@ from simulator.assemble import assemble
 from simulator.core.executor import CanLeap
 from simulator.core.log import STEP
 from simulator.core.request import Chunk, Request, Step
-from simulator.cost import LinearCost, PiecewiseCost, load_cost, roofline, shipped_profile
-from simulator.efficiency import USUAL, efficiency_of
+from simulator.costs.cost_model import (
+    LinearCost,
+    PiecewiseCost,
+    load_cost,
+    roofline,
+    shipped_profile,
+)
+from simulator.costs.efficiency import USUAL, efficiency_of
+from simulator.costs.overhead import Overhead, find_overhead
+from simulator.costs.piecewise import LONGEST_TABLE
+from simulator.costs.profile import PROFILES, named_hardware, read_profile, shipped_profiles
 from simulator.engine_block import EngineBlock
 from simulator.load import load_scenario
 from simulator.models.gpus import GPUS, Gpu
 from simulator.models.load import load_model
-from simulator.overhead import Overhead, find_overhead
-from simulator.piecewise import LONGEST_TABLE
-from simulator.profile import PROFILES, named_hardware, read_profile, shipped_profiles
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from tests.scenarios import errors
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from simulator.core.request import Chunk, Request, Step
-from simulator.efficiency import efficiency_of
-from simulator.expert_cost import PADDED, ExpertCost, Experts
+from simulator.costs.efficiency import efficiency_of
+from simulator.costs.expert_parallel import PADDED, ExpertCost, Experts
+from simulator.costs.piecewise import LinearCost
+from simulator.costs.roofline import roofline
 from simulator.load import load_scenario
 from simulator.models.gpus import GPUS
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
 from simulator.output import write_run
-from simulator.piecewise import LinearCost
-from simulator.roofline import roofline
 from simulator.simulation import Result, run
 
 H100 = GPUS["H100-80GB"]

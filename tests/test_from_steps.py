@@ -5,8 +5,8 @@ import pytest
 
 from calibration.rows import make_step
 from simulator.cli import main
-from simulator.piecewise import PiecewiseCost
-from simulator.profile import read_profile
+from simulator.costs.piecewise import PiecewiseCost
+from simulator.costs.profile import read_profile
 
 TRUE = PiecewiseCost(
     dense=[[1, 5e-3], [64, 6e-3], [512, 2e-2]], overhead=1e-3, decode_per_context=2e-7

@@ -16,7 +16,7 @@ from calibration.measured.engine import (
 )
 from calibration.measured.requests import read_requests
 from calibration.measured.workload import make
-from simulator.overhead import NEWEST
+from simulator.costs.overhead import NEWEST
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from tests.measured_runs import run_of
 

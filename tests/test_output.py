@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from simulator.breakdown import break_down
 from simulator.core.log import Log
+from simulator.costs.piecewise import LinearCost
 from simulator.output import request_frame, step_frame, write_run
-from simulator.piecewise import LinearCost
 from simulator.tables import gather_requests
 from simulator.util.csv_text import Words, encode_header, encode_rows
 from simulator.util.errors import HeadwayError

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from simulator.assemble import assemble
 from simulator.async_scheduler import AsyncScheduler
 from simulator.core.request import Chunk, Request, Step
+from simulator.costs.noise import Noise
+from simulator.costs.overhead import Overhead, find_overhead, read_version
+from simulator.costs.piecewise import PiecewiseCost
+from simulator.costs.split_decode import SplitCost
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.load import check_scenario
 from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
-from simulator.noise import Noise
-from simulator.overhead import Overhead, find_overhead, read_version
-from simulator.piecewise import PiecewiseCost
 from simulator.scheduler import Scheduler
-from simulator.split_decode import SplitCost
 from simulator.util.yaml_lines import Places
 from simulator.workload.workload import Workload
 from tests.engines import play, workload

@@ -9,9 +9,9 @@ import pytest
 
 from simulator.cli import main
 from simulator.compare import expand
+from simulator.costs.noise import Noise, ScaledCost
 from simulator.intervals import estimate
 from simulator.load import load_scenario
-from simulator.noise import Noise, ScaledCost
 from simulator.replications import replicate, seeds
 from simulator.simulation import run
 from simulator.util.errors import HeadwayError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from calibration.residuals import residuals
-from simulator.profile import PROFILES, read_profile
+from simulator.costs.profile import PROFILES, read_profile
 
 
 def test_by_hand():

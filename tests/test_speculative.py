@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.core.request import Chunk, Request, Step
-from simulator.drafting import DraftedCost
+from simulator.costs.drafting import DraftedCost
+from simulator.costs.piecewise import LinearCost, PiecewiseCost
 from simulator.drafts import SlotCounter
 from simulator.load import load_scenario
 from simulator.models.attention import Groups
-from simulator.piecewise import LinearCost, PiecewiseCost
 from simulator.policies.policy import SJF
 from simulator.simulation import run
 from simulator.speculative import Speculative

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from simulator import load_scenario, run
 from simulator.assemble import assemble
 from simulator.core.request import Request, Step, Swap
+from simulator.costs.piecewise import LinearCost
 from simulator.dynamic import DynamicScheduler
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.swap_space import HostMemory, Prices, SwappedFirst
 from simulator.memory_parts import swap_prices
 from simulator.output import step_frame
-from simulator.piecewise import LinearCost
 from simulator.policies.orders import HRRN
 from simulator.policies.policy import SJF, Ranked
 from simulator.scenario import Scenario

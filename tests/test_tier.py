@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from simulator import load_scenario, run
 from simulator.core.request import Load, Request, Step
+from simulator.costs.piecewise import LinearCost
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.kv_cache.host_tier import HostTier
-from simulator.piecewise import LinearCost
 from simulator.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from tests.engines import play, workload

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from simulator import timeline
 from simulator.cli import main
 from simulator.core.log import Log
+from simulator.costs.piecewise import LinearCost
 from simulator.load import load_scenario
-from simulator.piecewise import LinearCost
 from simulator.prometheus import metrics_text
 from simulator.simulation import run
 from simulator.timeline import write_timeline

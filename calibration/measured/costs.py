@@ -9,9 +9,9 @@ from calibration.compose import Target
 from calibration.fit_tables import calibrate
 from calibration.systems import find_system
 from simulator.assemble import Parts
-from simulator.cost import with_overhead
+from simulator.costs.cost_model import with_overhead
+from simulator.costs.piecewise import PiecewiseCost
 from simulator.engine_block import EngineBlock
-from simulator.piecewise import PiecewiseCost
 from simulator.util.errors import HeadwayError, HeadwayWarning
 
 

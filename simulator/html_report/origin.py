@@ -81,7 +81,7 @@ def _costs(run: Run) -> Iterable[tuple[str, str, object]]:
 
 def _profile_text(cost: object, name: str) -> str | None:
     """Read the profile that a scenario names, or had for want of one, where it can be found."""
-    from simulator.profile import find_profile, shipped_profiles
+    from simulator.costs.profile import find_profile, shipped_profiles
 
     named = cost.get("profile") if isinstance(cost, Mapping) else None
     if cost is None and name in shipped_profiles():

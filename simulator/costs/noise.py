@@ -20,7 +20,7 @@ import numpy.typing as npt
 from simulator.core.request import Step
 
 if TYPE_CHECKING:
-    from simulator.cost import CostModel
+    from simulator.costs.cost_model import CostModel
 
 REGIMES = ("decode", "prompts")
 """Pure decode steps; steps that compute prompts."""

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.request import Step
-from simulator.cost import CostModel
+from simulator.costs.cost_model import CostModel
 from simulator.speculative_block import DraftBlock
 
 Counts = npt.NDArray[np.int64]

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.request import Step
-from simulator.linear import Counts, check_terms
-from simulator.piecewise import PiecewiseCost
+from simulator.costs.linear import Counts, check_terms
+from simulator.costs.piecewise import PiecewiseCost
 from simulator.util.from_mapping import refuse
 
 THREAD_BLOCKS = 4

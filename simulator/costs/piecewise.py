@@ -45,7 +45,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.request import Step
-from simulator.linear import (
+from simulator.costs.linear import (
     LONGEST_TERM,
     QUANTITIES,
     SWAP_TERMS,

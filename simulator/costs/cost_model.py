@@ -14,12 +14,10 @@ import numpy.typing as npt
 
 from simulator.core.executor import CanLeap
 from simulator.core.request import Step
-from simulator.models.gpus import HOST_SHARE, Gpu
-from simulator.models.spec import ModelSpec
-from simulator.noise import check_residuals
-from simulator.overhead import VLLM, Overhead, choose_overhead, find_overhead
-from simulator.piecewise import LinearCost, PiecewiseCost
-from simulator.profile import (
+from simulator.costs.noise import check_residuals
+from simulator.costs.overhead import VLLM, Overhead, choose_overhead, find_overhead
+from simulator.costs.piecewise import LinearCost, PiecewiseCost
+from simulator.costs.profile import (
     FORMS,
     Precision,
     find_profile,
@@ -27,7 +25,9 @@ from simulator.profile import (
     read_profile,
     shipped_profile,
 )
-from simulator.roofline import roofline
+from simulator.costs.roofline import roofline
+from simulator.models.gpus import HOST_SHARE, Gpu
+from simulator.models.spec import ModelSpec
 from simulator.util.errors import HeadwayWarning
 from simulator.util.from_mapping import inside
 

@@ -1,6 +1,6 @@
 """A cost that is a straight line, and what all fitted costs share: name, range, swaps.
 
-`simulator/piecewise.py` says what T, n, S and P stand for.
+`simulator/costs/piecewise.py` says what T, n, S and P stand for.
 """
 
 from collections.abc import Mapping, Sequence

@@ -7,13 +7,13 @@ from numbers import Real
 from pathlib import Path
 from typing import Protocol
 
+from simulator.costs.noise import check_residuals
+from simulator.costs.overhead import unknown_overhead
+from simulator.costs.piecewise import QUANTITIES, Limits, LinearCost, PiecewiseCost
+from simulator.costs.split_decode import SplitCost
 from simulator.models.gpus import Gpu
 from simulator.models.load import load_model, shipped_models
 from simulator.models.spec import HALF, ModelSpec, bytes_of
-from simulator.noise import check_residuals
-from simulator.overhead import unknown_overhead
-from simulator.piecewise import QUANTITIES, Limits, LinearCost, PiecewiseCost
-from simulator.split_decode import SplitCost
 from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import build
 from simulator.util.yaml_lines import Fault, Places, faults, parse, read_text

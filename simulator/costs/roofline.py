@@ -1,17 +1,17 @@
 """What a step should cost by the data sheet: for models and GPUs that nobody has measured.
 
 Each part of a step takes the longer of moving its bytes and doing its FLOPs, at the shares of the
-GPU's bandwidth and FLOP/s that kernels were measured to reach there (`simulator/efficiency.py`), or
+GPU's bandwidth and FLOP/s that kernels were measured to reach there (`simulator/costs/efficiency.py`), or
 reach elsewhere. docs/cost-models.md says how far this is from composed profiles.
 """
 
 import numpy as np
 import numpy.typing as npt
 
-from simulator.efficiency import Efficiency, efficiency_of
+from simulator.costs.efficiency import Efficiency, efficiency_of
+from simulator.costs.piecewise import PiecewiseCost
 from simulator.models.gpus import Gpu
 from simulator.models.spec import HALF, ModelSpec
-from simulator.piecewise import PiecewiseCost
 
 STREAM_SHARE = 0.9  # of the bandwidth, by kernels that only stream
 SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, cache write, activation

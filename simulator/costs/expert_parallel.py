@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.request import Step
-from simulator.cost import CostModel
-from simulator.efficiency import efficiency_of
+from simulator.costs.cost_model import CostModel
+from simulator.costs.efficiency import efficiency_of
 from simulator.joint import Joint
 from simulator.models.gpus import Gpu
 from simulator.models.spec import HALF, ModelSpec
