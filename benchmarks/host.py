@@ -18,7 +18,7 @@ from gpu_backend.executor import TorchExecutor
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.models.load import load_model
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 
 BATCH, CONTEXT, STEPS, FEW, WAIT = 256, 1000, 150, 30, 0.005
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from gpu_backend.engine import Engine, Measured
 from simulator.core.request import Request, Step
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 
 SLACK = 64  # rows that may belong to requests that are over

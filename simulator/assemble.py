@@ -8,13 +8,11 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
-from simulator.async_scheduler import AsyncScheduler
 from simulator.balancer import SINCE
 from simulator.costs.cost_model import CostModel, load_cost, shipped_profile, without_host
 from simulator.costs.drafting import DraftedCost
 from simulator.costs.expert_parallel import ExpertCost, Experts
 from simulator.costs.overhead import read_version
-from simulator.dynamic import DynamicScheduler
 from simulator.engine_block import EngineBlock
 from simulator.memory_parts import blocks_that_fit, make_blocks, swap_blocks, swap_prices, windowed
 from simulator.models.gpus import Gpu, find_gpu
@@ -28,14 +26,16 @@ from simulator.policy_table import (
     find_policy,
     takes,
 )
-from simulator.remote import Consumer, Producer
 from simulator.scenario import Scenario
-from simulator.scheduler import Scheduler
-from simulator.speculative import Speculative
-from simulator.tgi import Tgi
+from simulator.schedulers.tgi import Tgi
+from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+from simulator.schedulers.vllm.dynamic import DynamicScheduler
+from simulator.schedulers.vllm.kv_roles import Consumer, Producer
+from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.vllm.speculative import Speculative
+from simulator.schedulers.vllm_v0 import VllmV0
 from simulator.util.errors import HeadwayWarning
 from simulator.util.user_code import search_in
-from simulator.vllm_v0 import VllmV0
 
 VLLM_OPTIONS = (
     "enable_chunked_prefill",
@@ -221,7 +221,7 @@ def _vllm_options(engine: EngineBlock) -> dict[str, Any]:
 
 def _installed(scenario: Scenario, parts: Parts) -> Scheduler:
     """Build the scheduler of the vLLM that is installed."""
-    from simulator.installed import InstalledBlocks, InstalledScheduler
+    from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
 
     engine = scenario.engine
     if engine.scheduling_policy not in ("fcfs", "priority"):

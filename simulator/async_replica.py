@@ -17,7 +17,7 @@ from simulator.core.executor import Executor
 from simulator.core.log import pack_step
 from simulator.core.request import Request, Step
 from simulator.replica import NAP, Replica
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
 from simulator.policy_table import find_policy
 from simulator.scenario import Scenario, resolve
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from simulator.util.yaml_lines import Fault, Key
 

@@ -25,7 +25,7 @@ from simulator.policies.predictor import make_predictor
 from simulator.routers import Target
 from simulator.routing import block_bytes, make_fleet, make_router
 from simulator.scenario import Scenario
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.shards import run_apart, tie, with_cost
 from simulator.stream_client import StreamClient
 from simulator.tables import Tries

@@ -1,7 +1,7 @@
 """A fleet whose prompts are computed by some replicas and whose answers come from others.
 
 A request goes to a producer, as a job of one token; when that has ended, the second router gives
-the request itself to a consumer, which pulls the KV cache over the producer's link (`remote.py`,
+the request itself to a consumer, which pulls the KV cache over the producer's link (`kv_roles.py`,
 `links.py`). So does the proxy beside vLLM's NixlConnector (toy_proxy_server.py): the client gets
 its first token from the consumer.
 
@@ -23,10 +23,10 @@ from simulator.core.log import pack_transfer
 from simulator.core.request import Request
 from simulator.fleet import Fleet
 from simulator.links import Handoff, Link
-from simulator.remote import Consumer, Producer
 from simulator.replica import REJECTED, UNFINISHED
 from simulator.routers import Router, Target
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.kv_roles import Consumer, Producer
+from simulator.schedulers.vllm.scheduler import Scheduler
 
 
 class Halves:

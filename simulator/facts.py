@@ -64,14 +64,14 @@ class Facts:
     @cached_property
     def own_rules(self) -> bool:
         """Tell whether a scheduler boards by rules of its own, not by those of vLLM."""
-        from simulator.scheduler import Scheduler
+        from simulator.schedulers.vllm.scheduler import Scheduler
 
         return issubclass(self._found, Scheduler) and self._found is not Scheduler
 
     @property
     def spare(self) -> float:
         """Give the share of free blocks from which on waiting is for the scheduler's policy."""
-        from simulator.static import Static
+        from simulator.schedulers.static import Static
 
         if issubclass(self._found, Static):
             return 0.0

@@ -25,7 +25,7 @@ from simulator.lock_step import LockStep, Rank
 from simulator.members import AsyncMember, Clock, Member
 from simulator.ranks import Ranks
 from simulator.routers import Router, Target
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 
 M = TypeVar("M", bound=Member)
 

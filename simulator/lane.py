@@ -14,7 +14,7 @@ from simulator.client import Writer
 from simulator.core.alarm import Alarm
 from simulator.core.executor import Executor
 from simulator.core.log import REQUEST
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Floats, Ints, Workload
 
 

@@ -13,7 +13,7 @@ from simulator.core.alarm import Alarm
 from simulator.core.request import Request
 from simulator.fleet import Fleet
 from simulator.routers import Target
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.stream_client import Sent
 
 State = Literal["off", "starting", "up", "draining", "down"]

@@ -20,7 +20,7 @@ from simulator.joint import Joint
 from simulator.members import Clock, Member
 from simulator.ranks import Ranks
 from simulator.replica import NAP
-from simulator.scheduler import LONGEST_LEAP, Scheduler
+from simulator.schedulers.vllm.scheduler import LONGEST_LEAP, Scheduler
 
 
 class Stepper(Member):

@@ -12,7 +12,7 @@ from simulator.async_replica import AsyncReplica
 from simulator.core.alarm import LATE, Alarm
 from simulator.core.request import Request
 from simulator.replica import Replica
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 
 
 class Sleeper(Protocol):

@@ -4,23 +4,23 @@ import inspect
 from functools import lru_cache
 from typing import Any
 
-from simulator.fastgen import FastGen
-from simulator.hf import HfStatic
-from simulator.mixed import Orca, Sarathi
 from simulator.policies.fair import DRR, WFQ, Fair
 from simulator.policies.orders import HRRN, MLFQ, SRPT, Boost
 from simulator.policies.policy import SJF, Priority
 from simulator.policies.preemptive import Deadline, Preemptive
 from simulator.scenario import Scenario
-from simulator.scheduler import Scheduler
-from simulator.sglang import SgLang
-from simulator.static import Static
-from simulator.tgi import Tgi
-from simulator.trtllm import TrtLlm
+from simulator.schedulers.fastgen import FastGen
+from simulator.schedulers.hf import HfStatic
+from simulator.schedulers.orca_sarathi import Orca, Sarathi
+from simulator.schedulers.sglang import SgLang
+from simulator.schedulers.static import Static
+from simulator.schedulers.tgi import Tgi
+from simulator.schedulers.trtllm import TrtLlm
+from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.vllm_v0 import VllmV0
 from simulator.util.errors import meant
 from simulator.util.from_mapping import PLAIN, check
 from simulator.util.user_code import load_own
-from simulator.vllm_v0 import VllmV0
 
 POLICIES: dict[str, type] = {
     "fcfs": Scheduler,

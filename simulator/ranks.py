@@ -11,7 +11,7 @@ from simulator.balancer import INTERVAL, Balancer
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request
 from simulator.members import Member
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 
 
 class Ranks:

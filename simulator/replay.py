@@ -14,11 +14,9 @@ import simpy
 from simpy.core import EmptySchedule
 
 from simulator import __version__
-from simulator.async_scheduler import AsyncScheduler
 from simulator.cases import Case
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request, Step
-from simulator.installed import InstalledBlocks
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.noted import (
     Clock,
@@ -34,6 +32,8 @@ from simulator.noted import (
 )
 from simulator.policies.policy import Priority
 from simulator.replica import Replica
+from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+from simulator.schedulers.vllm.installed import InstalledBlocks
 
 _OPTIONS = (
     "max_num_seqs",

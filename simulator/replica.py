@@ -16,7 +16,7 @@ from simulator.core.alarm import LATE, Alarm
 from simulator.core.executor import CanLeap, Executor
 from simulator.core.log import REASONS, Log, pack_request, pack_step
 from simulator.core.request import Request, Step
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 
 STOP, LENGTH, REJECTED, UNFINISHED, SHED, TIMEOUT = range(len(REASONS))
 NAP = 0.001  # s, in vLLM's EngineCore

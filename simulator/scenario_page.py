@@ -31,7 +31,7 @@ from simulator.policies.predictor import KINDS as PREDICTORS
 from simulator.policy_table import POLICIES
 from simulator.routers import ROUTERS
 from simulator.scenario import GoodputBlock, GpuBlock, Scenario, TraceBlock
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.speculative_block import DraftBlock, SpeculativeBlock
 from simulator.sweep_block import RandomBlock, SpreadBlock, SweepBlock
 from simulator.workload.generate import Generator, PrefixGroups, Sessions

@@ -29,7 +29,7 @@ from simulator.core.request import Request
 from simulator.load import check_scenario
 from simulator.policy_table import find_policy
 from simulator.scenario import Scenario
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.trials import (
     LONGEST,
     LONGEST_ANSWER,
@@ -50,7 +50,7 @@ CASES = 120
 TRIES = 10  # equal runs, before a difference is laid to something else than chance
 SHRINKS = 300  # runs that the search for a smaller case may take
 ENDED = (REASONS.index("stop"), REASONS.index("length"))
-MECHANISM = {"simulator.scheduler", "simulator.batch"}
+MECHANISM = {"simulator.schedulers.vllm.scheduler", "simulator.schedulers.vllm.batch"}
 
 
 def check_policy(policy: type | str, **arguments: Any) -> None:

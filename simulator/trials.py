@@ -10,7 +10,7 @@ import numpy as np
 
 from simulator.core.log import Log
 from simulator.core.request import Request, Step
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 
 LONGEST = 64  # max_model_len of the cases, tokens

@@ -12,7 +12,7 @@ from simulator.core.log import Log
 from simulator.core.request import Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.predictor import Noisy
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 
 

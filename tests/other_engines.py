@@ -6,18 +6,18 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from simulator.fastgen import FastGen
-from simulator.hf import HfStatic
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.own_blocks import OwnBlocks
 from simulator.kv_cache.radix_cache import RadixCache
-from simulator.mixed import Orca, Sarathi
-from simulator.reserve import Reserving
-from simulator.scheduler import Scheduler
-from simulator.sglang import ORDERS, SgLang
-from simulator.tgi import Tgi
-from simulator.trtllm import MAX_UTILIZATION, POLICIES, TrtLlm
-from simulator.vllm_v0 import VllmV0
+from simulator.schedulers.fastgen import FastGen
+from simulator.schedulers.hf import HfStatic
+from simulator.schedulers.orca_sarathi import Orca, Sarathi
+from simulator.schedulers.reservation import Reserving
+from simulator.schedulers.sglang import ORDERS, SgLang
+from simulator.schedulers.tgi import Tgi
+from simulator.schedulers.trtllm import MAX_UTILIZATION, POLICIES, TrtLlm
+from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.vllm_v0 import VllmV0
 from simulator.workload.workload import Workload
 
 KINDS = {

@@ -5,13 +5,13 @@ import pytest
 import simpy
 
 from simulator.async_replica import make_replica
-from simulator.async_scheduler import AsyncScheduler
 from simulator.client import Client
 from simulator.core.log import REASONS
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.replica import Replica
-from simulator.scheduler import Scheduler
-from simulator.static import Static
+from simulator.schedulers.static import Static
+from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from tests.engines import Clock, fcfs, workload
 
 both = pytest.mark.parametrize("leap", [True, False])

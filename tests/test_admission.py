@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simulator import load_scenario
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockManager
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from tests.engines import fcfs, play, workload
 

@@ -11,14 +11,14 @@ from simulator.core.log import REASONS
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.roofline import roofline
-from simulator.drafts import SlotCounter
 from simulator.load import load_scenario
 from simulator.models.attention import Groups, Latent, layer_groups, window_blocks, window_pairs
 from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import kv_budget, memory_table
 from simulator.models.load import load_model
+from simulator.schedulers.vllm.drafts import SlotCounter
+from simulator.schedulers.vllm.speculative import Speculative
 from simulator.simulation import run
-from simulator.speculative import Speculative
 from simulator.util.errors import HeadwayError
 from tests.engines import play, workload
 from tests.scenarios import errors

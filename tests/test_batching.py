@@ -12,8 +12,8 @@ from gpu_backend.executor import TorchExecutor  # noqa: E402
 from simulator.core.request import Step  # noqa: E402
 from simulator.kv_cache.block_manager import BlockManager  # noqa: E402
 from simulator.models.load import load_model  # noqa: E402
-from simulator.scheduler import Scheduler  # noqa: E402
-from simulator.static import Static  # noqa: E402
+from simulator.schedulers.static import Static  # noqa: E402
+from simulator.schedulers.vllm.scheduler import Scheduler  # noqa: E402
 from tests.engines import play, workload  # noqa: E402
 
 BLOCK = 4

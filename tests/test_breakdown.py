@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from simulator.breakdown import PARTS, break_down
 from simulator.core.log import Log
 from simulator.costs.piecewise import LinearCost, PiecewiseCost
-from simulator.scheduler import Scheduler
-from simulator.static import Static
+from simulator.schedulers.static import Static
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.tables import RequestTable, gather_requests
 from simulator.workload.workload import Workload
 from tests.engines import fcfs, play, workload

@@ -13,7 +13,7 @@ from simulator.conform import conform, default_golden, report
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.replay import Replay
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 
 STEP = {"base_ns": 100, "per_token_ns": 10, "per_context_token_ns": 1, "empty_ns": 50}

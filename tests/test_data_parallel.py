@@ -20,7 +20,7 @@ from simulator.load import load_scenario
 from simulator.plan_command import plan
 from simulator.policies.predictor import Noisy
 from simulator.routers import Least, PowerOfTwo, RoundRobin
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.serve_command import serve_command
 from simulator.simulation import Result, run
 from simulator.util.errors import HeadwayWarning

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
-from simulator.unsaid import Unsaid
+from simulator.schedulers.unsaid import Unsaid
 
 MOST = 9  # tokens that a member may still say, as far as they are counted
 

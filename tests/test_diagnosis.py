@@ -29,7 +29,7 @@ LOUDEST = """class Loudest:
     def key(self, request):
         return request.client != "client-0", request.arrival
 """
-TWOFOLD = """from simulator.scheduler import Scheduler
+TWOFOLD = """from simulator.schedulers.vllm.scheduler import Scheduler
 
 class Twofold(Scheduler):
     def _board(self, step, budget, cap, now):

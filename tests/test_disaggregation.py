@@ -25,9 +25,9 @@ from simulator.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.policies.fair import DRR, Fair
 from simulator.policies.policy import SJF, Priority
 from simulator.policies.predictor import Noisy
-from simulator.remote import Consumer, Producer
 from simulator.routers import ROUTERS, Least
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.kv_roles import Consumer, Producer
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.engines import Clock, workload
 from tests.test_laws import _unroll, clocks, workloads

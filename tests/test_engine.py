@@ -19,15 +19,15 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'headway[g
 from gpu_backend.engine import Engine  # noqa: E402
 from gpu_backend.executor import TorchExecutor  # noqa: E402
 from gpu_backend.tokens import prompt_ids, token_ids  # noqa: E402
-from simulator.async_scheduler import AsyncScheduler  # noqa: E402
 from simulator.core.request import Chunk, Request, Step  # noqa: E402
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager  # noqa: E402
 from simulator.models.load import load_model  # noqa: E402
 from simulator.models.rope import RopeScaling  # noqa: E402
 from simulator.models.spec import ModelSpec  # noqa: E402
 from simulator.policies.policy import Priority  # noqa: E402
-from simulator.scheduler import Scheduler  # noqa: E402
-from simulator.static import Static  # noqa: E402
+from simulator.schedulers.static import Static  # noqa: E402
+from simulator.schedulers.vllm.async_scheduler import AsyncScheduler  # noqa: E402
+from simulator.schedulers.vllm.scheduler import Scheduler  # noqa: E402
 from simulator.util.errors import HeadwayError  # noqa: E402
 from simulator.workload.workload import Workload  # noqa: E402
 from tests.engines import play, workload  # noqa: E402

@@ -13,7 +13,7 @@ from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
 from simulator.policy_table import POLICIES
 from simulator.scenario import Scenario
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation import run
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.yaml_lines import Places

@@ -3,12 +3,12 @@
 import pytest
 from hypothesis import given, settings
 
-from simulator.async_scheduler import AsyncScheduler
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.client_queues import ClientQueues
 from simulator.policies.fair import DRR, WFQ, Fair
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.engines import play, workload
 from tests.scenarios import errors

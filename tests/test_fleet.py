@@ -26,7 +26,7 @@ from simulator.routers import (
     Target,
     Uniform,
 )
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.engines import Clock, fcfs, workload
 from tests.engines import play as play_alone

@@ -8,11 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.async_scheduler import AsyncScheduler
 from simulator.client import Client
 from simulator.core.log import REASONS, Log
 from simulator.core.request import Segments
-from simulator.dynamic import DynamicScheduler
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.host_tier import HostTier
 from simulator.kv_cache.own_blocks import OwnBlocks
@@ -22,8 +20,10 @@ from simulator.policies.fair import DRR, WFQ, Fair
 from simulator.policies.orders import HRRN, MLFQ, SRPT, Boost
 from simulator.policies.policy import SJF, Priority
 from simulator.policies.preemptive import Deadline, Preemptive
-from simulator.scheduler import Scheduler
-from simulator.static import Static
+from simulator.schedulers.static import Static
+from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+from simulator.schedulers.vllm.dynamic import DynamicScheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.engines import Clock
 from tests.engines import play as play_with

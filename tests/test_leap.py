@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.async_scheduler import AsyncScheduler
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.kv_cache.own_blocks import OwnBlocks
 from simulator.kv_cache.radix_cache import RadixCache
-from simulator.scheduler import LONGEST_LEAP, Scheduler
-from simulator.trtllm import POLICIES, TrtLlm
+from simulator.schedulers.trtllm import POLICIES, TrtLlm
+from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+from simulator.schedulers.vllm.scheduler import LONGEST_LEAP, Scheduler
 from simulator.workload.workload import Workload
 from tests.engines import fcfs, play, workload
 from tests.test_laws import assert_same_steps

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.async_scheduler import AsyncScheduler
 from simulator.core.log import Log
 from simulator.gauges import queue_depth
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.metrics import summarize
-from simulator.scheduler import Scheduler
-from simulator.static import Static
+from simulator.schedulers.static import Static
+from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.tables import gather_requests
 from simulator.workload.workload import Frontend, Workload
 from tests.engines import fcfs, play

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from simulator.async_scheduler import AsyncScheduler
 from simulator.core.request import Request, Segments, Step
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.policies.policy import SJF, Priority
-from simulator.scheduler import Scheduler
-from simulator.static import Static
+from simulator.schedulers.static import Static
+from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.engines import Clock, fcfs, play
 from tests.naive import Naive

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from simulator.core.request import Request
-from simulator.dynamic import DynamicScheduler
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.orders import HRRN, MLFQ, SRPT, Boost
 from simulator.policies.policy import SJF
 from simulator.policies.preemptive import Deadline, Preemptive
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.dynamic import DynamicScheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from simulator.workload.workload import Workload
 from tests.engines import play, workload

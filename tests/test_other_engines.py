@@ -3,18 +3,18 @@
 import pytest
 
 from simulator.core.request import Request, Step
-from simulator.fastgen import FastGen
-from simulator.hf import HfStatic
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.radix_cache import RadixCache
-from simulator.mixed import Orca, Sarathi
-from simulator.reserve import Reserving
-from simulator.scheduler import Scheduler
-from simulator.sglang import SgLang
+from simulator.schedulers.fastgen import FastGen
+from simulator.schedulers.hf import HfStatic
+from simulator.schedulers.orca_sarathi import Orca, Sarathi
+from simulator.schedulers.reservation import Reserving
+from simulator.schedulers.sglang import SgLang
+from simulator.schedulers.tgi import Tgi
+from simulator.schedulers.trtllm import TrtLlm
+from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.vllm_v0 import VllmV0
 from simulator.tables import expand_steps
-from simulator.tgi import Tgi
-from simulator.trtllm import TrtLlm
-from simulator.vllm_v0 import VllmV0
 from tests.engines import Clock, play, workload
 
 Seen = tuple[dict[int, tuple[int, int]], int]

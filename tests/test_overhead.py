@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.assemble import assemble
-from simulator.async_scheduler import AsyncScheduler
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.noise import Noise
 from simulator.costs.overhead import Overhead, find_overhead, read_version
@@ -18,7 +17,8 @@ from simulator.kv_cache.block_manager import BlockManager
 from simulator.load import check_scenario
 from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.yaml_lines import Places
 from simulator.workload.workload import Workload
 from tests.engines import play, workload

@@ -13,18 +13,18 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from simulator.async_scheduler import AsyncScheduler
 from simulator.core.decode_set import DecodeSet
 from simulator.core.log import Log
 from simulator.core.request import Request
-from simulator.dynamic import DynamicScheduler
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.kv_cache.own_blocks import OwnBlocks
 from simulator.policies.policy import SJF, Priority
 from simulator.policies.preemptive import Deadline, Preemptive
-from simulator.scheduler import Scheduler
-from simulator.sglang import SgLang
-from simulator.trtllm import POLICIES, TrtLlm
+from simulator.schedulers.sglang import SgLang
+from simulator.schedulers.trtllm import POLICIES, TrtLlm
+from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+from simulator.schedulers.vllm.dynamic import DynamicScheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from tests.engines import play
 from tests.test_laws import PRICES, assert_same_steps, clocks, workloads
 

@@ -13,7 +13,7 @@ from simulator.kv_cache.block_manager import BlockCounter
 from simulator.metrics import summarize
 from simulator.plots import _depth_in_bins, draw_compare, plot_compare
 from simulator.plots_many import draw_many, plot_many
-from simulator.static import Static
+from simulator.schedulers.static import Static
 from simulator.workload.workload import Workload
 from tests.engines import Clock, fcfs, play, workload
 from tests.handmade import TICK, Story, stories

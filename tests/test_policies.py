@@ -8,7 +8,7 @@ from simulator.cli import main
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.policy import Ranked, victim_of
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from tests.engines import play, workload
 from tests.scenarios import errors
@@ -187,7 +187,7 @@ def test_a_policy_that_fails_in_a_run_is_one_line_and_exit_code_2(
     assert not (tmp_path / "out").exists()
 
 
-SCHEDULER = """from simulator.scheduler import Scheduler
+SCHEDULER = """from simulator.schedulers.vllm.scheduler import Scheduler
 
 class Mine(Scheduler):
     def schedule(self, now):

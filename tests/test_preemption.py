@@ -6,7 +6,7 @@ import pytest
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.policies.policy import SJF, Priority
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from tests.engines import fcfs, play, workload
 from tests.test_scheduler import steps
 

@@ -11,7 +11,7 @@ from simulator import load_scenario
 from simulator.core.request import Request, Segments
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.kv_cache.radix_cache import RadixCache
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from tests.engines import play, workload
 

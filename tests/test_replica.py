@@ -13,7 +13,7 @@ from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.policy import SJF, Priority
 from simulator.replica import Replica
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from tests.engines import Clock, fcfs, play, workload
 
 both = pytest.mark.parametrize("leap", [True, False])

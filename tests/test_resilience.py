@@ -7,7 +7,6 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.async_scheduler import AsyncScheduler
 from simulator.balancer import Balancer
 from simulator.client import Client
 from simulator.cluster import sessions_of, tidy
@@ -25,7 +24,8 @@ from simulator.joint import Joint
 from simulator.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.policies.predictor import Noisy
 from simulator.routers import Least
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.tables import Tries, gather_requests
 from simulator.timeline import phases
 from simulator.workload.workload import Workload

@@ -7,7 +7,7 @@ import pytest
 from simulator.core.log import REASONS
 from simulator.core.request import Request, Step
 from simulator.policies.policy import SJF, Priority
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.engines import Clock, fcfs, play, workload
 

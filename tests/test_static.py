@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simulator.core.log import Log
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
-from simulator.static import Static
+from simulator.schedulers.static import Static
 from simulator.workload.workload import Workload
 from tests.engines import Clock, play, workload
 

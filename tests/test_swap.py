@@ -18,7 +18,7 @@ from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
 from simulator.policies.policy import Priority
 from simulator.scenario import Scenario
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.workload import Workload
 from tests.engines import Clock, fcfs, play, workload

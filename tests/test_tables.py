@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.async_scheduler import AsyncScheduler
 from simulator.core.log import Log
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.tables import expand_steps, gather_requests
 from simulator.workload.workload import Workload
 from tests.engines import play

@@ -9,7 +9,7 @@ from simulator.core.request import Request, Step
 from simulator.policies.fair import Fair
 from simulator.policies.policy import Fifo
 from simulator.policy_table import POLICIES
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.testing import check_policy
 
 ARGUMENTS = {"hf-static": {"batch_size": 1}}  # its own default is more than the cases have seats

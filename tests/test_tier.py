@@ -11,7 +11,7 @@ from simulator.core.request import Load, Request, Step
 from simulator.costs.piecewise import LinearCost
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.kv_cache.host_tier import HostTier
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from tests.engines import play, workload
 

@@ -18,7 +18,7 @@ from simulator.core.request import Request
 from simulator.util.from_mapping import check, refuse
 
 if TYPE_CHECKING:
-    from simulator.batch import Batch
+    from simulator.schedulers.vllm.batch import Batch
 
 LEAST, MOST = 1e-6, 1e6  # of weights
 

@@ -17,7 +17,7 @@ from simulator.policies.policy import Policy, Ranked, failed
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
-    from simulator.batch import Batch
+    from simulator.schedulers.vllm.batch import Batch
 
 FIELDS = ("id", "arrival", "prompt_tokens", "priority", "hint", "generated", "preemptions")
 NONE = -1  # in the column `hint`: nobody predicted a length

@@ -9,7 +9,7 @@ from simulator.policies.client_queues import MOST, Account, ClientQueues
 from simulator.util.from_mapping import refuse
 
 if TYPE_CHECKING:
-    from simulator.batch import Batch
+    from simulator.schedulers.vllm.batch import Batch
 
 ROUNDING = 1e-15  # of a client's books, relative
 

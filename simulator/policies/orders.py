@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from simulator.dynamic import Running
+    from simulator.schedulers.vllm.dynamic import Running
 
 
 class HRRN:

@@ -19,7 +19,7 @@ from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import refuse
 
 if TYPE_CHECKING:
-    from simulator.batch import Batch
+    from simulator.schedulers.vllm.batch import Batch
 
 SHORT = 60  # characters of a key that a message quotes
 SIZES = {"prompt": "prompt tokens", "hint": "predicted output tokens", "total": "the sum of both"}
@@ -36,7 +36,7 @@ class Policy(Protocol):
       (numpy arrays with names of Request's fields, see `queues.Columns`) and the time in seconds,
       return an array, of which the smallest boards first;
     - `displaces(head, running)`, which gives the running request that makes way for the head of
-      the queue, or None (`simulator.dynamic`), and `steady`, true if a None stays None until
+      the queue, or None (`simulator.schedulers.vllm.dynamic`), and `steady`, true if a None stays None until
       somebody arrives, boards, ends or is preempted;
     - `patience` in seconds and `promote(request)`: who has waited so long is promoted, and its key
       asked for again (`queues.Promoting`);

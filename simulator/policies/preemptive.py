@@ -8,7 +8,7 @@ from simulator.core.request import Request
 from simulator.util.from_mapping import refuse
 
 if TYPE_CHECKING:
-    from simulator.dynamic import Running
+    from simulator.schedulers.vllm.dynamic import Running
 
 
 class Preemptive:

@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heappush
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.policy import Waiting
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 
 TO_PULL, ARRIVED, LOST = 1, 2, 3  # states of `Request.remote`
 

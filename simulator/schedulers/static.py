@@ -4,7 +4,7 @@ only then the next one boards."""
 from simulator.core.log import pack_run
 from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.from_mapping import refuse
 
 NEVER = 1 << 60  # ticks

@@ -8,8 +8,8 @@ from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.radix_cache import pieces_of
 from simulator.policies.policy import Fifo
-from simulator.reserve import Asked, Asking
-from simulator.unsaid import Unsaid
+from simulator.schedulers.reservation import Asked, Asking
+from simulator.schedulers.unsaid import Unsaid
 from simulator.util.from_mapping import refuse
 
 INIT_RATIO, MIN_FACTOR, DECAY_STEPS = 0.7, 0.14, 600

@@ -10,14 +10,14 @@ owns no clock, no GPU and no I/O.
 
 from collections.abc import Callable
 
-from simulator.admission import Admission, Reservation
-from simulator.cadence import Cadence
-from simulator.circles import Circles
 from simulator.core.request import Chunk, Load, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.swap_space import HostMemory, Prices, SwappedFirst
 from simulator.policies.policy import Fifo, Policy, queue_of, victim_of
-from simulator.running import Running
+from simulator.schedulers.vllm.admission import Admission, Reservation
+from simulator.schedulers.vllm.preemption_loop import Circles
+from simulator.schedulers.vllm.prefill_interval import Cadence
+from simulator.schedulers.vllm.running import Running
 
 LONGEST_LEAP = 256  # steps; bounds what is computed in vain when an arrival cuts a leap short
 
@@ -238,7 +238,7 @@ class Scheduler(Running):
             self.host.came_back(request.known, found)
 
     def _pull(self, step: Step, request: Request, budget: int, now: float) -> int:
-        """Take in a head whose prompt was computed elsewhere; only in a fleet (`remote.py`).
+        """Take in a head whose prompt was computed elsewhere; only in a fleet (`kv_roles.py`).
 
         Return the tokens left, 0 if it must wait.
         """

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from simulator.core.log import pack_draft, pack_run
 from simulator.core.request import Chunk, Request, Step
-from simulator.drafts import DraftedSet, SlotCounter
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.drafts import DraftedSet, SlotCounter
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.speculative_block import SpeculativeBlock
 
 

@@ -21,7 +21,7 @@ from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.swap_space import SwappedFirst
 from simulator.policies.dynamic_queues import queue_for
 from simulator.policies.policy import failed, short
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 
 

@@ -1,8 +1,8 @@
 """Two schedulers of papers that mix prompts and decodes in one step: Orca and Sarathi-Serve."""
 
-from simulator.batching import Batching
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.reserve import Asked, Reserving
+from simulator.schedulers.batching import Batching
+from simulator.schedulers.reservation import Asked, Reserving
 
 
 class Orca(Reserving):

@@ -1,8 +1,8 @@
 """DeepSpeed-FastGen's Dynamic SplitFuse."""
 
-from simulator.batching import Batching
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
+from simulator.schedulers.batching import Batching
 
 
 class FastGen(Batching):

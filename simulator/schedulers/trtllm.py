@@ -2,7 +2,7 @@
 
 from simulator.core.request import Step
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.reserve import Asked, Reserving
+from simulator.schedulers.reservation import Asked, Reserving
 from simulator.util.from_mapping import refuse
 
 GUARANTEED_NO_EVICT, MAX_UTILIZATION, STATIC_BATCH = POLICIES = (

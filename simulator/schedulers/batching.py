@@ -8,7 +8,7 @@ admitted is preempted, to be computed again, when the decodes lack a block.
 from collections.abc import Sequence
 
 from simulator.core.request import Chunk, Request, Step
-from simulator.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 
 
 class Batching(Scheduler):

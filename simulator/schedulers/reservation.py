@@ -4,9 +4,9 @@ ever lacks a block, and many blocks stay empty."""
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from simulator.batching import Batching
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
+from simulator.schedulers.batching import Batching
 from simulator.util.from_mapping import refuse
 
 Asked = int | Literal["exact"] | None

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulator.batch import by_seat
 from simulator.core.log import pack_run
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.scheduler import LONGEST_LEAP, Scheduler
+from simulator.schedulers.vllm.batch import by_seat
+from simulator.schedulers.vllm.scheduler import LONGEST_LEAP, Scheduler
 
 
 @dataclass(slots=True)

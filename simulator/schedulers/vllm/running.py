@@ -13,12 +13,12 @@ result is the same as that of vLLM's loop:
   the running list is walked.
 """
 
-from simulator.batch import Batch
-from simulator.cadence import Cadence
-from simulator.circles import Circles
 from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.swap_space import HostMemory
 from simulator.policies.policy import Victim
+from simulator.schedulers.vllm.batch import Batch
+from simulator.schedulers.vllm.preemption_loop import Circles
+from simulator.schedulers.vllm.prefill_interval import Cadence
 
 
 class Running(Batch):

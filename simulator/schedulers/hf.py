@@ -1,7 +1,7 @@
 """Hugging Face `generate` in a loop: the naive baseline."""
 
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.static import Static
+from simulator.schedulers.static import Static
 
 
 class HfStatic(Static):

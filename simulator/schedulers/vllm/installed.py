@@ -14,8 +14,8 @@ from typing import Any
 from simulator.core.log import pack_run
 from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.scheduler import Scheduler
-from simulator.vllm_start import start_vllm
+from simulator.schedulers.vllm.installed_start import start_vllm
+from simulator.schedulers.vllm.scheduler import Scheduler
 
 _NAME_BITS = 32  # a token's number is that of its name, then its place in so many bits
 
