@@ -18,7 +18,7 @@ from gpu_backend.executor import TorchExecutor
 from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.core.executor import Executor
 from simulator.core.request import Chunk, Request, Step
-from simulator.replica import Replica
+from simulator.engine.replica import Replica
 from simulator.scenario import Scenario
 from simulator.simulation import Result, play
 from simulator.util.errors import HeadwayError, HeadwayWarning

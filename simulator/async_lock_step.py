@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import simpy
 
-from simulator.async_replica import Flight
 from simulator.balancer import Balancer
+from simulator.engine.async_replica import Flight
+from simulator.engine.replica import NAP
 from simulator.joint import Joint
 from simulator.lock_step import Group, Stepper
 from simulator.members import AsyncMember
-from simulator.replica import NAP
 
 
 @dataclass(slots=True)

@@ -12,12 +12,13 @@ import simpy
 
 from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.balancer import Balancer
-from simulator.client import Client
 from simulator.core.log import PAUSE, RUN, STEP, Log
 from simulator.core.request import Request
 from simulator.costs.cost_model import CostModel
 from simulator.costs.expert_parallel import split
 from simulator.disaggregation import DisaggregatedFleet
+from simulator.engine.client import Client
+from simulator.engine.stream_client import StreamClient
 from simulator.fleet import Fleet
 from simulator.gate import Gate
 from simulator.lifecycle import Autoscaler, Failures, Lifecycle
@@ -27,7 +28,6 @@ from simulator.routing import block_bytes, make_fleet, make_router
 from simulator.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.shards import run_apart, tie, with_cost
-from simulator.stream_client import StreamClient
 from simulator.tables import Tries
 from simulator.transfers import Transfers
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -296,7 +296,7 @@ def _warn(result: "Result") -> None:
 
 
 def _rejected(result: "Result") -> int:
-    from simulator.replica import REJECTED
+    from simulator.engine.replica import REJECTED
 
     return sum(int((log.requests["reason"] == REJECTED).sum()) for log in result.logs)
 

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.cluster import replicas_in
+from simulator.engine.replica import SHED, TIMEOUT
 from simulator.gate import Counts
 from simulator.gauges import StepSums, gauge, share
 from simulator.models.gpus import find_gpu
-from simulator.replica import SHED, TIMEOUT
 from simulator.tables import gather_requests, run_span
 from simulator.transfers import link_summary
 from simulator.utilization import Served, utilization

@@ -21,9 +21,9 @@ import simpy
 from simulator.core.executor import Executor
 from simulator.core.log import pack_transfer
 from simulator.core.request import Request
+from simulator.engine.replica import REJECTED, UNFINISHED
 from simulator.fleet import Fleet
 from simulator.links import Handoff, Link
-from simulator.replica import REJECTED, UNFINISHED
 from simulator.routers import Router, Target
 from simulator.schedulers.vllm.kv_roles import Consumer, Producer
 from simulator.schedulers.vllm.scheduler import Scheduler

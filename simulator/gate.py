@@ -15,8 +15,8 @@ from simulator.cluster_block import AdmissionBlock, ClientBlock
 from simulator.core.alarm import Alarm
 from simulator.core.log import Log, pack_request
 from simulator.core.request import Request
+from simulator.engine.replica import SHED, TIMEOUT
 from simulator.fleet import Fleet
-from simulator.replica import SHED, TIMEOUT
 
 
 @dataclass(slots=True)

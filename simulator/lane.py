@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import simpy
 
-from simulator.async_replica import make_replica
-from simulator.client import Writer
 from simulator.core.alarm import Alarm
 from simulator.core.executor import Executor
 from simulator.core.log import REQUEST
+from simulator.engine.async_replica import make_replica
+from simulator.engine.client import Writer
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Floats, Ints, Workload
 

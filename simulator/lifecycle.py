@@ -11,10 +11,10 @@ import simpy
 from simulator.cluster_block import AutoscalingBlock, FailuresBlock
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request
+from simulator.engine.stream_client import Sent
 from simulator.fleet import Fleet
 from simulator.routers import Target
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.stream_client import Sent
 
 State = Literal["off", "starting", "up", "draining", "down"]
 TOLERANCE = 0.1  # of the quotient of metric and target, as Kubernetes' HorizontalPodAutoscaler

@@ -16,10 +16,10 @@ import simpy
 
 from simulator.balancer import Balancer
 from simulator.core.request import Request, Step
+from simulator.engine.replica import NAP
 from simulator.joint import Joint
 from simulator.members import Clock, Member
 from simulator.ranks import Ranks
-from simulator.replica import NAP
 from simulator.schedulers.vllm.scheduler import LONGEST_LEAP, Scheduler
 
 

@@ -8,10 +8,10 @@ from typing import Protocol
 
 import simpy
 
-from simulator.async_replica import AsyncReplica
 from simulator.core.alarm import LATE, Alarm
 from simulator.core.request import Request
-from simulator.replica import Replica
+from simulator.engine.async_replica import AsyncReplica
+from simulator.engine.replica import Replica
 from simulator.schedulers.vllm.scheduler import Scheduler
 
 

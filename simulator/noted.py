@@ -7,11 +7,11 @@ and its outcome.
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from simulator.async_replica import AsyncReplica, Flight
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request, Step
+from simulator.engine.async_replica import AsyncReplica, Flight
+from simulator.engine.replica import Replica
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
-from simulator.replica import Replica
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.installed import InstalledScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler

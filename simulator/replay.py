@@ -17,6 +17,7 @@ from simulator import __version__
 from simulator.cases import Case
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request, Step
+from simulator.engine.replica import Replica
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.noted import (
     Clock,
@@ -31,7 +32,6 @@ from simulator.noted import (
     Row,
 )
 from simulator.policies.policy import Priority
-from simulator.replica import Replica
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.installed import InstalledBlocks
 

@@ -14,18 +14,18 @@ import simpy
 from simpy.core import EmptySchedule
 
 from simulator.assemble import Parts, assemble, make_scheduler
-from simulator.async_replica import make_replica
-from simulator.client import Client
 from simulator.core.log import Log
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import Noise
+from simulator.engine.async_replica import make_replica
+from simulator.engine.client import Client
+from simulator.engine.replica import REJECTED, Replica
+from simulator.engine.stream_client import StreamClient
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.policies.predictor import make_predictor
 from simulator.policy_table import find_policy
-from simulator.replica import REJECTED, Replica
 from simulator.scenario import Scenario
-from simulator.stream_client import StreamClient
 from simulator.util.errors import HeadwayWarning
 from simulator.util.user_errors import blamed
 from simulator.workload.workload import Workload

@@ -14,10 +14,10 @@ import numpy as np
 from simulator.cluster_metrics import Figures, served_by
 from simulator.core.log import Log
 from simulator.costs.cost_model import kv_block_bytes
+from simulator.engine.replica import SHED, TIMEOUT
 from simulator.gauges import RequestSums, StepSums, copied, gauges, host_tier, queue_depth, share
 from simulator.itl import TokenTimes
 from simulator.metrics import DRAFTED, PERCENTILES, acceptance, good, named
-from simulator.replica import SHED, TIMEOUT
 from simulator.steady import BATCHES, FEWEST, judged
 from simulator.tables import RETRY, Floats, RequestTable, Tries, gather_requests, run_span
 from simulator.util.quantile_sketch import Crowd, Sketch

@@ -22,10 +22,10 @@ import simpy
 from simpy.core import EmptySchedule
 
 from simulator.assemble import Parts, assemble, make_scheduler
-from simulator.async_replica import make_replica
-from simulator.client import Client
 from simulator.core.log import REASONS, Log
 from simulator.core.request import Request
+from simulator.engine.async_replica import make_replica
+from simulator.engine.client import Client
 from simulator.load import check_scenario
 from simulator.policy_table import find_policy
 from simulator.scenario import Scenario

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from simulator.breakdown import PARTS, break_down
 from simulator.core.log import TRANSFER, Log
 from simulator.disaggregation import DisaggregatedFleet
+from simulator.engine.replica import REJECTED, UNFINISHED
 from simulator.gauges import share
-from simulator.replica import REJECTED, UNFINISHED
 from simulator.tables import TRANSFER_PARTS, Flags, Floats, Ints, gather_requests
 
 if TYPE_CHECKING:

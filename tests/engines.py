@@ -6,10 +6,10 @@ from math import nan
 import numpy as np
 import simpy
 
-from simulator.async_replica import make_replica
-from simulator.client import Client
 from simulator.core.log import Log
 from simulator.core.request import Step
+from simulator.engine.async_replica import make_replica
+from simulator.engine.client import Client
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.predictor import Noisy
 from simulator.schedulers.vllm.scheduler import Scheduler

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import simpy
 
-from simulator.async_replica import make_replica
-from simulator.client import Client
 from simulator.core.log import REASONS
+from simulator.engine.async_replica import make_replica
+from simulator.engine.client import Client
+from simulator.engine.replica import Replica
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
-from simulator.replica import Replica
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler

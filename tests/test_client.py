@@ -8,8 +8,8 @@ import pytest
 import simpy
 from hypothesis import given, settings
 
-from simulator.client import Client
 from simulator.core.request import Request
+from simulator.engine.client import Client
 from simulator.workload.workload import Workload
 from tests.engines import fcfs, play, workload
 from tests.test_laws import clocks, engines, workloads

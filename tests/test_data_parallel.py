@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.balancer import Balancer
-from simulator.client import Client
 from simulator.cluster import sessions_of
 from simulator.cluster_block import FailuresBlock, OutageBlock
+from simulator.engine.client import Client
 from simulator.fleet import Fleet
 from simulator.joint import Joint
 from simulator.load import load_scenario

@@ -8,7 +8,6 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.client import Client
 from simulator.cluster import sessions_of, tidy
 from simulator.cluster_block import (
     AdmissionBlock,
@@ -19,6 +18,7 @@ from simulator.cluster_block import (
 from simulator.core.alarm import Alarm
 from simulator.core.log import REASONS, TRANSFER
 from simulator.disaggregation import DisaggregatedFleet
+from simulator.engine.client import Client
 from simulator.gate import Gate
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.lifecycle import Autoscaler, Failures, Lifecycle

@@ -8,9 +8,9 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.client import Client
 from simulator.cluster import sessions_of
 from simulator.core.request import Request
+from simulator.engine.client import Client
 from simulator.fleet import Fleet
 from simulator.policies.predictor import Noisy
 from simulator.routers import (

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.client import Client
 from simulator.core.log import REASONS, Log
 from simulator.core.request import Segments
+from simulator.engine.client import Client
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.host_tier import HostTier
 from simulator.kv_cache.own_blocks import OwnBlocks

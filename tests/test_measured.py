@@ -243,7 +243,7 @@ def test_a_frontend_lets_requests_pass_one_by_one(put):
     """Two requests sent at once reach the scheduler one after the other."""
     import simpy
 
-    from simulator.client import Client
+    from simulator.engine.client import Client
     from simulator.workload.workload import Frontend, Workload
 
     seen = []

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import simpy
 
-from simulator.client import Client
 from simulator.core.log import REASONS
 from simulator.core.request import Request, Step
+from simulator.engine.client import Client
+from simulator.engine.replica import Replica
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.policy import SJF, Priority
-from simulator.replica import Replica
 from simulator.schedulers.vllm.scheduler import Scheduler
 from tests.engines import Clock, fcfs, play, workload
 

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.balancer import Balancer
-from simulator.client import Client
 from simulator.cluster import sessions_of, tidy
 from simulator.cluster_block import (
     AdmissionBlock,
@@ -18,6 +17,7 @@ from simulator.cluster_block import (
     OutageBlock,
 )
 from simulator.core.log import REASONS
+from simulator.engine.client import Client
 from simulator.fleet import Fleet
 from simulator.gate import Bucket, Gate
 from simulator.joint import Joint

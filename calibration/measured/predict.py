@@ -128,8 +128,8 @@ def _play(scenario: "Scenario", parts: "Parts", workload: "Workload") -> "Result
     import simpy
 
     from simulator.assemble import make_scheduler
-    from simulator.async_replica import make_replica
     from simulator.cluster import run_cluster
+    from simulator.engine.async_replica import make_replica
     from simulator.simulation import play
 
     if scenario.cluster is not None:

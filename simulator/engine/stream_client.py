@@ -9,9 +9,9 @@ from math import inf, isnan, nan, nextafter
 import numpy as np
 import simpy
 
-from simulator.client import Writer
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request
+from simulator.engine.client import Writer
 from simulator.workload.workload import Workload
 
 

@@ -16,7 +16,7 @@ import simpy
 from simulator.core.executor import Executor
 from simulator.core.log import pack_step
 from simulator.core.request import Request, Step
-from simulator.replica import NAP, Replica
+from simulator.engine.replica import NAP, Replica
 from simulator.schedulers.vllm.scheduler import Scheduler
 
 
