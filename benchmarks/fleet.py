@@ -35,7 +35,7 @@ def options(replicas: int, requests: int, router: str) -> list[str]:
 
 def measure(replicas: int, router: str) -> tuple[float, float]:
     """Simulate in this process; return user CPU per request, of all and of more, in us."""
-    from simulator.load import load_scenario
+    from simulator.scenario.load import load_scenario
     from simulator.simulation import run
 
     warnings.simplefilter("ignore")

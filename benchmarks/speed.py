@@ -100,9 +100,9 @@ def phases() -> list[tuple[str, float]]:
     def mark(name: str) -> None:
         marks.append((name, time.process_time()))
 
-    from simulator.load import load_scenario
     from simulator.output import write_run
     from simulator.report import run_table
+    from simulator.scenario.load import load_scenario
     from simulator.simulation import run
 
     mark("import")
@@ -146,7 +146,7 @@ def main() -> None:
     for name, seconds in phases():
         print(f"  {name:30} {seconds:6.3f}")
     if options.profile:
-        from simulator.load import load_scenario
+        from simulator.scenario.load import load_scenario
         from simulator.simulation import run
 
         arguments = conv(19366)

@@ -12,7 +12,7 @@ from simulator.costs.profile import RESERVED
 from simulator.util.files import write_together
 
 if TYPE_CHECKING:
-    from simulator.scenario import Scenario
+    from simulator.scenario.scenario import Scenario
 
 MEANINGS = {
     "step": ("per step", 1e3, "ms"),
@@ -79,8 +79,8 @@ def profile_yaml(
     """Write a profile of a scenario's model, GPU and precision."""
     import yaml
 
-    from simulator.assemble import assemble
     from simulator.costs.profile import FORMS, settings_of
+    from simulator.scenario.assemble import assemble
 
     parts = assemble(scenario)
     kind = next(kind for kind, form in FORMS.items() if form is type(cost))

@@ -29,7 +29,7 @@ from simulator.util.files import write_atomic, write_together
 if TYPE_CHECKING:
     from gpu_backend.engine import Engine
     from gpu_backend.sensors import Sensors
-    from simulator.scenario import Scenario
+    from simulator.scenario.scenario import Scenario
 
 STEPS, META = "steps.csv.gz", "meta.json"
 GRID_SHARE, RUNS_SHARE = 0.5, 0.4  # of the time
@@ -191,7 +191,7 @@ def _scenario(
     engine: "Engine", setup: Setup, cost: PiecewiseCost, workload: Mapping[str, object], seed: int
 ) -> "Scenario":
     """Write the scenario of a run."""
-    from simulator.load import check_scenario
+    from simulator.scenario.load import check_scenario
     from simulator.util.yaml_lines import Places
 
     longest = min(setup.max_model_len, engine.spec.max_position_embeddings)

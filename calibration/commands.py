@@ -98,8 +98,8 @@ def _from_log(
     """Fit a scenario's cost to a server's log."""
     from calibration.adjusted import calibrate_from_requests
     from calibration.from_steps import calibrate_from_steps
-    from simulator.load import load_scenario
     from simulator.output import check_folder
+    from simulator.scenario.load import load_scenario
 
     if path is None or (requests is None) == (steps is None):
         raise HeadwayError(
@@ -156,12 +156,12 @@ def live(
     from calibration.live_files import write_live
     from calibration.meta import describe_engine
     from gpu_backend.live import build_engine, run_live
-    from simulator.assemble import assemble
     from simulator.console import tell_interrupted
-    from simulator.load import load_scenario
     from simulator.output import check_folder
     from simulator.progress import Bar
     from simulator.report import run_table
+    from simulator.scenario.assemble import assemble
+    from simulator.scenario.load import load_scenario
 
     loaded = load_scenario(scenario, set_ or (), seed)
     folder = check_folder(out or Path("out") / f"{loaded.name}-live")

@@ -32,7 +32,7 @@ from simulator.util.errors import HeadwayError
 from simulator.util.workers import Died, each
 
 if TYPE_CHECKING:
-    from simulator.scenario import Scenario
+    from simulator.scenario.scenario import Scenario
     from simulator.workload.workload import Workload
 
 Floats = npt.NDArray[np.float64]
@@ -157,7 +157,7 @@ def read_log(path: Path, scenario: "Scenario") -> Log:
     The layouts are those of `headway validate --measured`, among them the plain one: `arrival_s`,
     `prompt_tokens`, `output_tokens`, `ttft_s`, and `e2e_s` or `tpot_s`.
     """
-    from simulator.assemble import assemble
+    from simulator.scenario.assemble import assemble
 
     requests = read_requests(path)
     if len(requests) < FEWEST:

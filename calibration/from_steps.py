@@ -16,7 +16,7 @@ from simulator.util.errors import HeadwayError
 from simulator.util.files import write_together
 
 if TYPE_CHECKING:
-    from simulator.scenario import Scenario
+    from simulator.scenario.scenario import Scenario
 
 FEWEST = 100  # steps
 BLOCK = 20  # steps in a row; every fifth block is held out
@@ -25,7 +25,7 @@ DURATIONS = ("duration", "step_time", "wall", "seconds", "latency")
 
 def calibrate_from_steps(source: Path, scenario: "Scenario", out: Path) -> str:
     """Fit a profile to a log of steps, write it, and give the report."""
-    from simulator.assemble import assemble
+    from simulator.scenario.assemble import assemble
 
     sizes = getattr(assemble(scenario).cost, "cudagraph_capture_sizes", ())
     rows = read_steps(source)

@@ -81,7 +81,7 @@ def validate(folder: Path, profile: str | None = None, out: Path | None = None) 
 
     `profile` replaces the cost of the run's scenario. Nothing runs on a device.
     """
-    from simulator.load import load_scenario
+    from simulator.scenario.load import load_scenario
     from simulator.simulation import run
 
     about = read_about(folder)

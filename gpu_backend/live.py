@@ -15,11 +15,11 @@ from simpy.rt import RealtimeEnvironment
 
 from gpu_backend.engine import Engine, Measured
 from gpu_backend.executor import TorchExecutor
-from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.core.executor import Executor
 from simulator.core.request import Chunk, Request, Step
 from simulator.engine.replica import Replica
-from simulator.scenario import Scenario
+from simulator.scenario.assemble import Parts, assemble, make_scheduler
+from simulator.scenario.scenario import Scenario
 from simulator.simulation import Result, play
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.workload import Workload

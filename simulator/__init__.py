@@ -4,9 +4,9 @@ TYPE_CHECKING = False  # typing's own costs milliseconds in which Ctrl-C would b
 if TYPE_CHECKING:
     from typing import Any
 
-    from simulator.load import load_scenario
     from simulator.plan_command import plan
-    from simulator.scenario import Scenario
+    from simulator.scenario.load import load_scenario
+    from simulator.scenario.scenario import Scenario
     from simulator.simulation import Result, run
     from simulator.sweeps import sweep
 
@@ -15,8 +15,8 @@ __all__ = ["Result", "Scenario", "load_scenario", "plan", "run", "sweep"]
 
 _HOMES = {
     "Result": "simulator.simulation",
-    "Scenario": "simulator.scenario",
-    "load_scenario": "simulator.load",
+    "Scenario": "simulator.scenario.scenario",
+    "load_scenario": "simulator.scenario.load",
     "plan": "simulator.plan_command",
     "run": "simulator.simulation",
     "sweep": "simulator.sweeps",

@@ -26,7 +26,7 @@ from simulator.util.errors import HeadwayError
 from simulator.util.files import WRITTEN
 
 if TYPE_CHECKING:
-    from simulator.scenario import Scenario
+    from simulator.scenario.scenario import Scenario
     from simulator.simulation import Result
 
 
@@ -153,9 +153,9 @@ def run(
 ) -> int:
     """Simulate a scenario; print its report, write its files."""
     from simulator.exports import check_exports, write_exports
-    from simulator.load import load_scenario
     from simulator.output import check_folder, write_run
     from simulator.report import run_table
+    from simulator.scenario.load import load_scenario
 
     loaded = load_scenario(scenario, set_ or (), seed)
     folder = check_folder(out or Path("out") / loaded.name, format)
@@ -239,7 +239,7 @@ def schema() -> int:
     """Print the scenario's JSON Schema, for completion and checks in an editor."""
     import json
 
-    from simulator.json_schema import json_schema
+    from simulator.scenario.json_schema import json_schema
 
     print(json.dumps(json_schema(), indent=1))
     return 0

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import simpy
 
-from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.balancer import Balancer
 from simulator.core.log import PAUSE, RUN, STEP, Log
 from simulator.core.request import Request
@@ -25,7 +24,8 @@ from simulator.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.policies.predictor import make_predictor
 from simulator.routers import Target
 from simulator.routing import block_bytes, make_fleet, make_router
-from simulator.scenario import Scenario
+from simulator.scenario.assemble import Parts, assemble, make_scheduler
+from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.shards import run_apart, tie, with_cost
 from simulator.tables import Tries

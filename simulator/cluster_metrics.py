@@ -17,9 +17,9 @@ from simulator.transfers import link_summary
 from simulator.utilization import Served, utilization
 
 if TYPE_CHECKING:
-    from simulator.assemble import Parts
     from simulator.cluster import Story
-    from simulator.scenario import Scenario
+    from simulator.scenario.assemble import Parts
+    from simulator.scenario.scenario import Scenario
     from simulator.simulation import Result
 
 GAUGES = (

@@ -9,11 +9,11 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulator.load import load_scenario
+from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
-    from simulator.scenario import Scenario
+    from simulator.scenario.scenario import Scenario
     from simulator.simulation import Result
 
 _ITEM = re.compile(r"""(?:[^,"'\[\]{}()]|"[^"]*"|'[^']*')+|[\[\]{}(),"']""")

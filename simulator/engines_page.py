@@ -23,7 +23,7 @@ def engines(
 
 def table() -> list[dict[str, Any]]:
     """Give the engines with the keys that each sets for Llama-3-8B on an A100."""
-    from simulator.engines import ENGINES, named
+    from simulator.scenario.engines import ENGINES, named
 
     rows = []
     for name, engine in ENGINES.items():

@@ -13,7 +13,7 @@ SPARE = 0.25
 """Of the blocks: more than any head of a queue should need."""
 
 if TYPE_CHECKING:
-    from simulator.engine_block import EngineBlock
+    from simulator.scenario.engine_config import EngineBlock
     from simulator.simulation import Result
 
 
@@ -79,7 +79,7 @@ class Facts:
 
     @cached_property
     def _found(self) -> type:
-        from simulator.policy_table import find_policy
+        from simulator.scenario.policy_table import find_policy
 
         return find_policy(self.result.scenario)[0]
 

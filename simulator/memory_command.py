@@ -37,11 +37,11 @@ def memory(
 
 def _budget(model: str, gpu: str, engine: dict[str, Any]) -> str:
     """Make the memory table; what is wrong is told by its option."""
-    from simulator.checks import SIZES
-    from simulator.load import check_scenario
     from simulator.models.gpus import find_gpu
     from simulator.models.kv_budget import kv_budget, memory_table
     from simulator.models.load import load_model
+    from simulator.scenario.checks import SIZES
+    from simulator.scenario.load import check_scenario
     from simulator.util.yaml_lines import Places
 
     places = Places("headway memory", {})

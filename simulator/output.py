@@ -20,7 +20,7 @@ from simulator.util.files import Writer, write_together
 if TYPE_CHECKING:
     import pandas as pd
 
-    from simulator.scenario import Scenario
+    from simulator.scenario.scenario import Scenario
     from simulator.simulation import Result
 
 SLICE = 1 << 15  # rows encoded together: bounds the memory

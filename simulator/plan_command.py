@@ -131,8 +131,8 @@ def ask(
 ) -> "tuple[Question, Axes, str]":
     """Make the question, and what is varied, of the options and the block `plan`."""
     from simulator.compare import hidden, split_values
-    from simulator.load import load_scenario
     from simulator.planning import Question, rate_key
+    from simulator.scenario.load import load_scenario
     from simulator.search import Rules
     from simulator.slo import parse_slo
     from simulator.sweeps import as_yaml

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from simulator.load import load_scenario
 from simulator.planning import Candidate, Question, front, speeds
+from simulator.scenario.load import load_scenario
 from simulator.search import Trial, interval
 from simulator.serve_command import serve_command
 from simulator.slo import SHARES

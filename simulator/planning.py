@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from simulator.cluster_metrics import price_of_cluster
 from simulator.intervals import Estimate, Numbers
-from simulator.load import load_scenario
 from simulator.models.gpus import find_gpu
+from simulator.scenario.load import load_scenario
 from simulator.search import Answer, Rules, Search, Trial, Wish, interval
 from simulator.util.errors import HeadwayError
 from simulator.util.workers import Died, each
 
 if TYPE_CHECKING:
-    from simulator.scenario import Scenario
+    from simulator.scenario.scenario import Scenario
 
 LADDER = (0.125, 0.25, 0.5, 0.75)
 """Shares of the largest load that are run, too, for the front of speed against throughput."""

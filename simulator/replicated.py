@@ -15,7 +15,7 @@ from simulator.util.errors import HeadwayWarning
 from simulator.util.files import write_together
 
 if TYPE_CHECKING:
-    from simulator.scenario import Scenario
+    from simulator.scenario.scenario import Scenario
 
 
 def run_replicated(

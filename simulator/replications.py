@@ -17,7 +17,7 @@ from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.workers import Died, each, use_backend
 
 if TYPE_CHECKING:
-    from simulator.scenario import Scenario
+    from simulator.scenario.scenario import Scenario
 
 MOST = 10_000
 STREAM = 0x4E9  # of the seeds of replications

@@ -10,7 +10,7 @@ from simulator.disaggregation import DisaggregatedFleet
 from simulator.fleet import Fleet
 from simulator.models.load import load_model
 from simulator.routers import ROUTERS, Own, Router
-from simulator.scenario import Scenario
+from simulator.scenario.scenario import Scenario
 from simulator.util.errors import meant
 from simulator.util.user_code import load_own
 

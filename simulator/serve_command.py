@@ -4,11 +4,11 @@ import json
 import shlex
 from typing import TYPE_CHECKING
 
-from simulator.block import Block
+from simulator.scenario.config import Block
 
 if TYPE_CHECKING:
-    from simulator.engine_block import EngineBlock
-    from simulator.scenario import Scenario
+    from simulator.scenario.engine_config import EngineBlock
+    from simulator.scenario.scenario import Scenario
 
 PLAIN = (
     "max_num_seqs",

@@ -14,7 +14,6 @@ from itertools import pairwise
 import numpy as np
 import simpy
 
-from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.core.log import Log
 from simulator.core.request import Request
 from simulator.costs.cost_model import CostModel
@@ -24,7 +23,8 @@ from simulator.lane import Lane, Mail, reach
 from simulator.lifecycle import Lifecycle
 from simulator.policies.predictor import Known, make_predictor
 from simulator.routers import Router, Target
-from simulator.scenario import Scenario
+from simulator.scenario.assemble import Parts, assemble, make_scheduler
+from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from simulator.util.workers import Died, each, workers
 from simulator.workload.workload import Floats, Ints, Workload

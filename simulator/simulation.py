@@ -13,7 +13,6 @@ import numpy.typing as npt
 import simpy
 from simpy.core import EmptySchedule
 
-from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.core.log import Log
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import Noise
@@ -24,8 +23,9 @@ from simulator.engine.stream_client import StreamClient
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.policies.predictor import make_predictor
-from simulator.policy_table import find_policy
-from simulator.scenario import Scenario
+from simulator.scenario.assemble import Parts, assemble, make_scheduler
+from simulator.scenario.policy_table import find_policy
+from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayWarning
 from simulator.util.user_errors import blamed
 from simulator.workload.workload import Workload

@@ -10,14 +10,14 @@ import numpy as np
 import simpy
 
 from simulator import __version__
-from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.cluster_metrics import evenness, tell
 from simulator.cut import cut, next_decision
 from simulator.engine.async_replica import make_replica
 from simulator.engine.replica import Replica
 from simulator.engine.stream_client import Chunk, StreamClient
 from simulator.metrics import SCHEMA, head
-from simulator.scenario import Scenario
+from simulator.scenario.assemble import Parts, assemble, make_scheduler
+from simulator.scenario.scenario import Scenario
 from simulator.stream_metrics import Engines, Part, Tally
 from simulator.tables import Tries
 from simulator.util.errors import HeadwayError, HeadwayWarning

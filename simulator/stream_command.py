@@ -10,7 +10,7 @@ from typing import BinaryIO
 from simulator.output import write_scenario
 from simulator.progress import Bar
 from simulator.report import run_table
-from simulator.scenario import Scenario
+from simulator.scenario.scenario import Scenario
 from simulator.stream import run_streamed
 from simulator.util.errors import HeadwayError
 from simulator.util.files import Writer, write_together

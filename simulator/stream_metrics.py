@@ -25,8 +25,8 @@ from simulator.utilization import needed_flops, read_bytes, shares_of_peaks
 from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from simulator.assemble import Parts
-    from simulator.scenario import Scenario
+    from simulator.scenario.assemble import Parts
+    from simulator.scenario.scenario import Scenario
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue_time")
 CLIENT_SIDE = ("client_queue_time", "e2el_including_client_queue")

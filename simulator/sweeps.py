@@ -22,7 +22,7 @@ import yaml
 
 from simulator import __version__
 from simulator.compare import numbers
-from simulator.load import load_scenario, load_sweep
+from simulator.scenario.load import load_scenario, load_sweep
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import write_atomic
 from simulator.util.workers import Died, each, use_backend
@@ -30,8 +30,8 @@ from simulator.util.workers import Died, each, use_backend
 if TYPE_CHECKING:
     import pandas as pd
 
-    from simulator.scenario import Scenario
-    from simulator.sweep_block import SweepBlock
+    from simulator.scenario.scenario import Scenario
+    from simulator.scenario.sweep_config import SweepBlock
 
 TABLE, JOURNAL = "results.csv", "points.jsonl"
 PAUSE = 10.0  # s between two writings of the table while the sweep runs

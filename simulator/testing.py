@@ -21,14 +21,14 @@ import numpy as np
 import simpy
 from simpy.core import EmptySchedule
 
-from simulator.assemble import Parts, assemble, make_scheduler
 from simulator.core.log import REASONS, Log
 from simulator.core.request import Request
 from simulator.engine.async_replica import make_replica
 from simulator.engine.client import Client
-from simulator.load import check_scenario
-from simulator.policy_table import find_policy
-from simulator.scenario import Scenario
+from simulator.scenario.assemble import Parts, assemble, make_scheduler
+from simulator.scenario.load import check_scenario
+from simulator.scenario.policy_table import find_policy
+from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.trials import (
     LONGEST,

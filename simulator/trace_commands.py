@@ -53,7 +53,7 @@ def convert(
 def _read(path: Path, format: str | None) -> "Workload":
     """Read a trace, or make the workload of a scenario."""
     if path.suffix in {".yaml", ".yml"}:
-        from simulator.load import load_scenario
+        from simulator.scenario.load import load_scenario
 
         return load_scenario(path).make_workload()
     from simulator.workload.traces.read import read_trace

@@ -8,7 +8,7 @@ from simulator.core.log import Log
 from simulator.tables import Floats, Ints, arrivals
 
 if TYPE_CHECKING:
-    from simulator.engine_block import EngineBlock
+    from simulator.scenario.engine_config import EngineBlock
 
 SEATS, BUDGET, BLOCKS, POLICY = CAUSES = ("seats", "token budget", "blocks", "policy")
 """All max_num_seqs taken; all max_num_batched_tokens given away; too few KV blocks; its rules."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.load import load_scenario
+from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(

@@ -11,11 +11,11 @@ from simulator.core.log import REASONS
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.roofline import roofline
-from simulator.load import load_scenario
 from simulator.models.attention import Groups, Latent, layer_groups, window_blocks, window_pairs
 from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import kv_budget, memory_table
 from simulator.models.load import load_model
+from simulator.scenario.load import load_scenario
 from simulator.schedulers.vllm.drafts import SlotCounter
 from simulator.schedulers.vllm.speculative import Speculative
 from simulator.simulation import run
@@ -257,8 +257,8 @@ WEIGHTS = 6_979_321_856  # of Llama-3-8B's matrices; 1,050,939,392 more stay at 
 )
 def test_dtypes_change_capacity_and_time(write, engine: str, weights: float, token: int) -> None:
     """Blocks by the bytes left; a decode's time by the bytes moved, at the GPU's shares of 1."""
-    from simulator.assemble import assemble
     from simulator.costs.efficiency import efficiency_of
+    from simulator.scenario.assemble import assemble
 
     text = f"model: llama-3-8b\ngpu: {{name: L40S}}\nengine: {engine}\ncost: {{kind: roofline}}\n"
     parts = assemble(load_scenario(write(text)))

@@ -19,7 +19,7 @@ from simulator.core.request import Chunk, Request, Step
 from simulator.costs.cost_model import load_cost
 from simulator.costs.piecewise import LONGEST_TABLE, PiecewiseCost
 from simulator.costs.profile import read_profile
-from simulator.load import load_scenario
+from simulator.scenario.load import load_scenario
 from simulator.simulation import run
 from simulator.util.errors import HeadwayError
 

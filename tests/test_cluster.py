@@ -5,9 +5,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from simulator.load import load_scenario
 from simulator.output import write_run
 from simulator.plan_command import plan
+from simulator.scenario.load import load_scenario
 from simulator.side_by_side import compare_table
 from simulator.simulation import Result, run
 from simulator.sweeps import sweep

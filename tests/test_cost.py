@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.assemble import assemble
 from simulator.core.executor import CanLeap
 from simulator.core.log import STEP
 from simulator.core.request import Chunk, Request, Step
@@ -24,10 +23,11 @@ from simulator.costs.efficiency import USUAL, efficiency_of
 from simulator.costs.overhead import Overhead, find_overhead
 from simulator.costs.piecewise import LONGEST_TABLE
 from simulator.costs.profile import PROFILES, named_hardware, read_profile, shipped_profiles
-from simulator.engine_block import EngineBlock
-from simulator.load import load_scenario
 from simulator.models.gpus import GPUS, Gpu
 from simulator.models.load import load_model
+from simulator.scenario.assemble import assemble
+from simulator.scenario.engine_config import EngineBlock
+from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from tests.scenarios import errors
 

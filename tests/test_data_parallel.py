@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from simulator.balancer import Balancer
 from simulator.cluster import sessions_of
-from simulator.cluster_block import FailuresBlock, OutageBlock
 from simulator.engine.client import Client
 from simulator.fleet import Fleet
 from simulator.joint import Joint
-from simulator.load import load_scenario
 from simulator.plan_command import plan
 from simulator.policies.predictor import Noisy
 from simulator.routers import Least, PowerOfTwo, RoundRobin
+from simulator.scenario.cluster_config import FailuresBlock, OutageBlock
+from simulator.scenario.load import load_scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.serve_command import serve_command
 from simulator.simulation import Result, run

@@ -9,12 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.cluster import sessions_of, tidy
-from simulator.cluster_block import (
-    AdmissionBlock,
-    ClientBlock,
-    FailuresBlock,
-    OutageBlock,
-)
 from simulator.core.alarm import Alarm
 from simulator.core.log import REASONS, TRANSFER
 from simulator.disaggregation import DisaggregatedFleet
@@ -26,6 +20,12 @@ from simulator.policies.fair import DRR, Fair
 from simulator.policies.policy import SJF, Priority
 from simulator.policies.predictor import Noisy
 from simulator.routers import ROUTERS, Least
+from simulator.scenario.cluster_config import (
+    AdmissionBlock,
+    ClientBlock,
+    FailuresBlock,
+    OutageBlock,
+)
 from simulator.schedulers.vllm.kv_roles import Consumer, Producer
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from simulator.cli import main
-from simulator.engines import ENGINES, fraction_of, named
-from simulator.load import check_scenario, load_scenario
 from simulator.models.gpus import GIB, find_gpu
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
-from simulator.policy_table import POLICIES
-from simulator.scenario import Scenario
+from simulator.scenario.engines import ENGINES, fraction_of, named
+from simulator.scenario.load import check_scenario, load_scenario
+from simulator.scenario.policy_table import POLICIES
+from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation import run
 from simulator.util.errors import HeadwayError, HeadwayWarning

@@ -10,11 +10,11 @@ from simulator.costs.efficiency import efficiency_of
 from simulator.costs.expert_parallel import PADDED, ExpertCost, Experts
 from simulator.costs.piecewise import LinearCost
 from simulator.costs.roofline import roofline
-from simulator.load import load_scenario
 from simulator.models.gpus import GPUS
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
 from simulator.output import write_run
+from simulator.scenario.load import load_scenario
 from simulator.simulation import Result, run
 
 H100 = GPUS["H100-80GB"]

@@ -11,7 +11,7 @@ from calibration.from_requests import fit_log, read_log
 from simulator.cli import main
 from simulator.costs.profile import read_profile
 from simulator.costs.split_decode import SplitCost
-from simulator.load import load_scenario
+from simulator.scenario.load import load_scenario
 from simulator.simulation import run
 
 TRUE = (1.5e-3, 2e-5, 8e-3)  # s: per step, per sequence, from the clock to the scheduler

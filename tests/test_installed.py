@@ -8,8 +8,8 @@ import pytest
 
 from simulator.cases import read_cases
 from simulator.conform import conform
-from simulator.load import check_scenario
 from simulator.replay import Replay
+from simulator.scenario.load import check_scenario
 from simulator.simulation import run
 from simulator.util.errors import HeadwayError
 from simulator.util.yaml_lines import Places

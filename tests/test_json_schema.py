@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from simulator.cli import main
-from simulator.json_schema import json_schema
-from simulator.scenario import Scenario
+from simulator.scenario.json_schema import json_schema
+from simulator.scenario.scenario import Scenario
 
 SCENARIOS = sorted(Path("scenarios").rglob("*.yaml"))
 

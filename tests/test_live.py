@@ -14,8 +14,8 @@ from calibration.live_files import MEASURED, read_measured
 from calibration.validate import table, validate
 from simulator.cli import main
 from simulator.costs.profile import PROFILES
-from simulator.load import load_scenario
-from simulator.scenario import Scenario
+from simulator.scenario.load import load_scenario
+from simulator.scenario.scenario import Scenario
 from simulator.simulation import run
 from simulator.util.errors import HeadwayError, HeadwayWarning
 

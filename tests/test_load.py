@@ -2,8 +2,8 @@
 
 import pytest
 
-from simulator.load import ABSENT, load_scenario
-from simulator.policy_table import POLICIES
+from simulator.scenario.load import ABSENT, load_scenario
+from simulator.scenario.policy_table import POLICIES
 from simulator.util.errors import HeadwayError
 from tests.scenarios import AZURE, errors
 

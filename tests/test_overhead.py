@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.assemble import assemble
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.noise import Noise
 from simulator.costs.overhead import Overhead, find_overhead, read_version
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.split_decode import SplitCost
 from simulator.kv_cache.block_manager import BlockManager
-from simulator.load import check_scenario
 from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
+from simulator.scenario.assemble import assemble
+from simulator.scenario.load import check_scenario
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.yaml_lines import Places

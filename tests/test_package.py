@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from simulator.load import load_scenario
-from simulator.shipped import find_scenario, shipped_scenarios
+from simulator.scenario.load import load_scenario
+from simulator.scenario.shipped import find_scenario, shipped_scenarios
 from simulator.util.errors import HeadwayError
 
 ROOT = Path(__file__).parent.parent

@@ -11,8 +11,8 @@ from simulator.cli import main
 from simulator.compare import expand
 from simulator.costs.noise import Noise, ScaledCost
 from simulator.intervals import estimate
-from simulator.load import load_scenario
 from simulator.replications import replicate, seeds
+from simulator.scenario.load import load_scenario
 from simulator.simulation import run
 from simulator.util.errors import HeadwayError
 from tests.scenarios import SMALL

@@ -9,13 +9,6 @@ from hypothesis import strategies as st
 
 from simulator.balancer import Balancer
 from simulator.cluster import sessions_of, tidy
-from simulator.cluster_block import (
-    AdmissionBlock,
-    AutoscalingBlock,
-    ClientBlock,
-    FailuresBlock,
-    OutageBlock,
-)
 from simulator.core.log import REASONS
 from simulator.engine.client import Client
 from simulator.fleet import Fleet
@@ -24,6 +17,13 @@ from simulator.joint import Joint
 from simulator.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.policies.predictor import Noisy
 from simulator.routers import Least
+from simulator.scenario.cluster_config import (
+    AdmissionBlock,
+    AutoscalingBlock,
+    ClientBlock,
+    FailuresBlock,
+    OutageBlock,
+)
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.tables import Tries, gather_requests

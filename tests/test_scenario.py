@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import yaml
 
-from simulator.engine_block import EngineBlock
-from simulator.load import load_scenario
-from simulator.scenario import READING, Scenario, TraceBlock, resolve
-from simulator.scenario_page import page
+from simulator.scenario.engine_config import EngineBlock
+from simulator.scenario.load import load_scenario
+from simulator.scenario.reference_page import page
+from simulator.scenario.scenario import READING, Scenario, TraceBlock, resolve
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces import read as traces
 from tests.scenarios import AZURE, errors
@@ -249,5 +249,5 @@ def test_a_scenario_made_in_python_is_checked_alike():
 
 
 def test_the_reference_page_is_up_to_date():
-    """Made again by `python -m simulator.scenario_page > docs/scenario.md`."""
+    """Made again by `python -m simulator.scenario.reference_page > docs/scenario.md`."""
     assert (ROOT / "docs" / "scenario.md").read_text("utf-8") == page()

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.core.log import Log
-from simulator.load import load_scenario
 from simulator.output import write_run
+from simulator.scenario.load import load_scenario
 from simulator.service import (
     Clients,
     client_columns,

@@ -8,9 +8,9 @@ import pytest
 from simulator import cluster
 from simulator.cli import main
 from simulator.cluster import spread_cluster
-from simulator.load import load_scenario
 from simulator.output import write_run
-from simulator.scenario import Scenario
+from simulator.scenario.load import load_scenario
+from simulator.scenario.scenario import Scenario
 from simulator.simulation import Result, run
 from simulator.util.errors import HeadwayError
 from simulator.util.workers import use_backend

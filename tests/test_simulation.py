@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulator.load import load_scenario
+from simulator.scenario.load import load_scenario
 from simulator.simulation import run
 from simulator.util.errors import HeadwayWarning
 from tests.scenarios import SMALL

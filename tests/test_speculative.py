@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.drafting import DraftedCost
 from simulator.costs.piecewise import LinearCost, PiecewiseCost
-from simulator.load import load_scenario
 from simulator.models.attention import Groups
 from simulator.policies.policy import SJF
+from simulator.scenario.load import load_scenario
+from simulator.scenario.speculative_config import DraftBlock, SpeculativeBlock
 from simulator.schedulers.vllm.drafts import SlotCounter
 from simulator.schedulers.vllm.speculative import Speculative
 from simulator.simulation import run
-from simulator.speculative_block import DraftBlock, SpeculativeBlock
 from tests.engines import Clock, play, workload
 from tests.naive_drafts import Job, NaiveDrafts
 from tests.scenarios import errors

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from simulator.load import load_scenario
 from simulator.report import run_table
+from simulator.scenario.load import load_scenario
 from simulator.simulation import run
 from simulator.steady import batch_means, line, mser5, told, two_sided
 from simulator.util.errors import HeadwayError

@@ -9,8 +9,8 @@ import pytest
 
 from simulator import simulation, stream
 from simulator.cli import main
-from simulator.load import load_scenario
-from simulator.scenario import Scenario
+from simulator.scenario.load import load_scenario
+from simulator.scenario.scenario import Scenario
 from simulator.simulation import run
 from simulator.stream import run_streamed
 from simulator.util.errors import HeadwayError

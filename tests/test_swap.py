@@ -9,15 +9,15 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from simulator import load_scenario, run
-from simulator.assemble import assemble, make_scheduler
 from simulator.core.request import Chunk, Request, Step, Swap
 from simulator.costs.piecewise import LinearCost
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
-from simulator.memory_parts import swap_blocks
 from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
 from simulator.policies.policy import Priority
-from simulator.scenario import Scenario
+from simulator.scenario.assemble import assemble, make_scheduler
+from simulator.scenario.kv_memory import swap_blocks
+from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.workload import Workload

@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator import load_scenario, run
-from simulator.assemble import assemble
 from simulator.core.request import Request, Step, Swap
 from simulator.costs.piecewise import LinearCost
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.swap_space import HostMemory, Prices, SwappedFirst
-from simulator.memory_parts import swap_prices
 from simulator.output import step_frame
 from simulator.policies.orders import HRRN
 from simulator.policies.policy import SJF, Ranked
-from simulator.scenario import Scenario
+from simulator.scenario.assemble import assemble
+from simulator.scenario.kv_memory import swap_prices
+from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
 from simulator.util.errors import HeadwayError
 from tests.engines import fcfs, play, workload

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from simulator import load_scenario, sweep
 from simulator.cli import main
 from simulator.compare import numbers
+from simulator.scenario.sweep_config import SpreadBlock
 from simulator.simulation import run
-from simulator.sweep_block import SpreadBlock
 from simulator.sweeps import plan_points, read_journal, sweep_points
 from simulator.util.errors import HeadwayError
 

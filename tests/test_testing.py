@@ -8,7 +8,7 @@ import pytest
 from simulator.core.request import Request, Step
 from simulator.policies.fair import Fair
 from simulator.policies.policy import Fifo
-from simulator.policy_table import POLICIES
+from simulator.scenario.policy_table import POLICIES
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.testing import check_policy
 

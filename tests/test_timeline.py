@@ -14,8 +14,8 @@ from simulator import timeline
 from simulator.cli import main
 from simulator.core.log import Log
 from simulator.costs.piecewise import LinearCost
-from simulator.load import load_scenario
 from simulator.prometheus import metrics_text
+from simulator.scenario.load import load_scenario
 from simulator.simulation import run
 from simulator.timeline import write_timeline
 from tests.engines import fcfs, play, workload

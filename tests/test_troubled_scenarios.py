@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from simulator.cli import main
-from simulator.load import load_scenario
 from simulator.output import write_run
+from simulator.scenario.load import load_scenario
 from simulator.simulation import Result, run
 from simulator.util.errors import HeadwayError
 from tests.scenarios import SMALL, errors

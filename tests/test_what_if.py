@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from simulator.load import load_scenario
+from simulator.scenario.load import load_scenario
 from simulator.simulation import run
 
 FOLDER = Path(__file__).parent.parent / "scenarios" / "what-if"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from simulator.cluster_block import AutoscalingBlock, FailuresBlock, OutageBlock
+from simulator.scenario.cluster_config import AutoscalingBlock, FailuresBlock, OutageBlock
 
 STARTS = (0.0, 0.5, 0.75, 1.0, 1.5, 2.5)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from calibration.compose import Target
 from calibration.fit_tables import calibrate
 from calibration.systems import find_system
-from simulator.assemble import Parts
 from simulator.costs.cost_model import with_overhead
 from simulator.costs.piecewise import PiecewiseCost
-from simulator.engine_block import EngineBlock
+from simulator.scenario.assemble import Parts
+from simulator.scenario.engine_config import EngineBlock
 from simulator.util.errors import HeadwayError, HeadwayWarning
 
 

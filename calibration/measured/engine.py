@@ -9,9 +9,9 @@ from typing import Any
 from calibration.measured import names
 from calibration.measured.runs import BLANK, Run
 from simulator.costs.overhead import NEWEST, Version, read_version
-from simulator.engines import ASYNC_SINCE, named, since
 from simulator.models.gpus import GIB
 from simulator.models.load import load_model
+from simulator.scenario.engines import ASYNC_SINCE, named, since
 
 OFFLOAD = r"(?<!no )offload(?!\w*[ :=]*(off|disabled|none))"
 OFFLOADED = OFFLOAD + r"[^.;]*?(\d+(?:\.\d+)?) ?(gi?b)"

@@ -20,7 +20,7 @@ import numpy as np
 from calibration.measured.engine import schedules_asynchronously, version
 from calibration.measured.predict import predict
 from calibration.measured.runs import Run, read_runs
-from simulator.engines import ASYNC_SINCE
+from simulator.scenario.engines import ASYNC_SINCE
 
 STEPS = (0.5e-3, 0.75e-3, 1.0e-3, 1.5e-3)  # s
 PER_SEQUENCE = (0.0, 10e-6, 20e-6, 40e-6)  # s

@@ -19,8 +19,8 @@ from calibration.measured.workload import frontend, make, read_config, replay
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
-    from simulator.assemble import Parts
-    from simulator.scenario import Scenario
+    from simulator.scenario.assemble import Parts
+    from simulator.scenario.scenario import Scenario
     from simulator.simulation import Result
     from simulator.workload.workload import Workload
 
@@ -127,9 +127,9 @@ def _play(scenario: "Scenario", parts: "Parts", workload: "Workload") -> "Result
     """Send the workload to the engine, or to the replicas of a data-parallel one."""
     import simpy
 
-    from simulator.assemble import make_scheduler
     from simulator.cluster import run_cluster
     from simulator.engine.async_replica import make_replica
+    from simulator.scenario.assemble import make_scheduler
     from simulator.simulation import play
 
     if scenario.cluster is not None:
@@ -146,8 +146,8 @@ def _in_lock_step(scenario: "Scenario", parts: "Parts") -> bool:
 
 def assemble_run(run: Run, folder: Path = Path()) -> "tuple[Scenario, Parts]":
     """Give the scenario and its parts for a run's model, GPU and engine."""
-    from simulator.assemble import assemble
-    from simulator.load import check_scenario
+    from simulator.scenario.assemble import assemble
+    from simulator.scenario.load import check_scenario
     from simulator.util.yaml_lines import Places
 
     gpu = names.gpu_name(run.word("gpu"))

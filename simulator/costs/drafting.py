@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from simulator.core.request import Step
 from simulator.costs.cost_model import CostModel
-from simulator.speculative_block import DraftBlock
+from simulator.scenario.speculative_config import DraftBlock
 
 Counts = npt.NDArray[np.int64]
 

@@ -12,7 +12,7 @@ from simulator.workload.lengths import Load
 from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from simulator.scenario import Scenario
+    from simulator.scenario.scenario import Scenario
 
 
 def chunks(scenario: "Scenario", size: int) -> tuple[int, Iterator[Workload]]:

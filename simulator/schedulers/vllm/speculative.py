@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from simulator.core.log import pack_draft, pack_run
 from simulator.core.request import Chunk, Request, Step
+from simulator.scenario.speculative_config import SpeculativeBlock
 from simulator.schedulers.vllm.drafts import DraftedSet, SlotCounter
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.speculative_block import SpeculativeBlock
 
 
 class Speculative(Scheduler):

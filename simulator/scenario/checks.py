@@ -3,15 +3,15 @@
 from collections.abc import Callable, Generator, Iterator
 from typing import TypeVar
 
-from simulator.assemble import Parts, cancels, make_cost, make_scheduler
-from simulator.cluster_block import ClusterBlock
-from simulator.engine_block import EngineBlock
-from simulator.engines import fraction_of
 from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
-from simulator.policy_table import find_policy
-from simulator.scenario import Scenario, resolve
+from simulator.scenario.assemble import Parts, cancels, make_cost, make_scheduler
+from simulator.scenario.cluster_config import ClusterBlock
+from simulator.scenario.engine_config import EngineBlock
+from simulator.scenario.engines import fraction_of
+from simulator.scenario.policy_table import find_policy
+from simulator.scenario.scenario import Scenario, resolve
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from simulator.util.yaml_lines import Fault, Key
@@ -72,8 +72,8 @@ def _groups(scenario: Scenario) -> Iterator[Contradiction]:
     """Look at each group of a cluster as at a scenario of its own, and at the router."""
     if scenario.cluster is None:
         return
-    from simulator.checks_apart import apart
     from simulator.routing import make_decode_router, make_router
+    from simulator.scenario.checks_apart import apart
 
     yield from _try("cluster.router", "", lambda: make_router(scenario))
     if scenario.cluster.kv_transfer is not None:

@@ -8,7 +8,7 @@ from simulator.policies.fair import DRR, WFQ, Fair
 from simulator.policies.orders import HRRN, MLFQ, SRPT, Boost
 from simulator.policies.policy import SJF, Priority
 from simulator.policies.preemptive import Deadline, Preemptive
-from simulator.scenario import Scenario
+from simulator.scenario.scenario import Scenario
 from simulator.schedulers.fastgen import FastGen
 from simulator.schedulers.hf import HfStatic
 from simulator.schedulers.orca_sarathi import Orca, Sarathi

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from simulator.assemble import check_role
 from simulator.models.load import load_model
+from simulator.scenario.assemble import check_role
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
-    from simulator.checks import Contradiction
-    from simulator.cluster_block import ClusterBlock
-    from simulator.scenario import Scenario
+    from simulator.scenario.checks import Contradiction
+    from simulator.scenario.cluster_config import ClusterBlock
+    from simulator.scenario.scenario import Scenario
 
 
 def apart(scenario: "Scenario", cluster: "ClusterBlock") -> "Iterator[Contradiction]":

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
-from simulator.block import Block
-from simulator.cluster_block import ClusterBlock, GroupBlock, fill_in
-from simulator.engine_block import INT32, Count, EngineBlock
-from simulator.engines import named
-from simulator.frontend_block import FrontendBlock
-from simulator.plan_block import PlanBlock
-from simulator.sweep_block import SweepBlock
+from simulator.scenario.cluster_config import ClusterBlock, GroupBlock, fill_in
+from simulator.scenario.config import Block
+from simulator.scenario.engine_config import INT32, Count, EngineBlock
+from simulator.scenario.engines import named
+from simulator.scenario.frontend_config import FrontendBlock
+from simulator.scenario.plan_config import PlanBlock
+from simulator.scenario.sweep_config import SweepBlock
 from simulator.util.errors import HeadwayError
 from simulator.util.yaml_lines import Places, faults
 

@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING
 
 from simulator.core.request import Chunk, Request, Step, Swap
 from simulator.costs.cost_model import CostModel, kv_block_bytes
-from simulator.engine_block import EngineBlock
-from simulator.engines import fraction_of
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.host_tier import HostTier
 from simulator.kv_cache.own_blocks import OwnBlocks
@@ -16,10 +14,12 @@ from simulator.models.attention import Groups, layer_groups
 from simulator.models.gpus import GIB, Gpu
 from simulator.models.kv_budget import kv_budget
 from simulator.models.spec import ModelSpec
+from simulator.scenario.engine_config import EngineBlock
+from simulator.scenario.engines import fraction_of
 from simulator.schedulers.vllm.drafts import SlotCounter
 
 if TYPE_CHECKING:
-    from simulator.assemble import Parts
+    from simulator.scenario.assemble import Parts
 
 
 def blocks_that_fit(engine: EngineBlock, model: ModelSpec, gpu: Gpu) -> int:

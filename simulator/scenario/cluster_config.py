@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from simulator.block import Block
-from simulator.engines import named
+from simulator.scenario.config import Block
+from simulator.scenario.engines import named
 
 if TYPE_CHECKING:
-    from simulator.engine_block import EngineBlock
-    from simulator.scenario import GpuBlock
+    from simulator.scenario.engine_config import EngineBlock
+    from simulator.scenario.scenario import GpuBlock
 
 MOST_REPLICAS = 100_000
 

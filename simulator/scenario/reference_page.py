@@ -1,5 +1,5 @@
 """The reference page of the scenario's keys, made from the code: `python -m
-simulator.scenario_page > docs/scenario.md`."""
+simulator.scenario.reference_page > docs/scenario.md`."""
 
 import dataclasses
 import inspect
@@ -11,7 +11,11 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from simulator.cluster_block import (
+from simulator.costs.piecewise import Fitted
+from simulator.costs.profile import FORMS
+from simulator.policies.predictor import KINDS as PREDICTORS
+from simulator.routers import ROUTERS
+from simulator.scenario.cluster_config import (
     AdmissionBlock,
     AutoscalingBlock,
     ClientBlock,
@@ -21,19 +25,15 @@ from simulator.cluster_block import (
     KvTransferBlock,
     OutageBlock,
 )
-from simulator.costs.piecewise import Fitted
-from simulator.costs.profile import FORMS
-from simulator.engine_block import EngineBlock
-from simulator.frontend_block import FrontendBlock
-from simulator.load import ABSENT
-from simulator.plan_block import PlanBlock
-from simulator.policies.predictor import KINDS as PREDICTORS
-from simulator.policy_table import POLICIES
-from simulator.routers import ROUTERS
-from simulator.scenario import GoodputBlock, GpuBlock, Scenario, TraceBlock
+from simulator.scenario.engine_config import EngineBlock
+from simulator.scenario.frontend_config import FrontendBlock
+from simulator.scenario.load import ABSENT
+from simulator.scenario.plan_config import PlanBlock
+from simulator.scenario.policy_table import POLICIES
+from simulator.scenario.scenario import GoodputBlock, GpuBlock, Scenario, TraceBlock
+from simulator.scenario.speculative_config import DraftBlock, SpeculativeBlock
+from simulator.scenario.sweep_config import RandomBlock, SpreadBlock, SweepBlock
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.speculative_block import DraftBlock, SpeculativeBlock
-from simulator.sweep_block import RandomBlock, SpreadBlock, SweepBlock
 from simulator.workload.generate import Generator, PrefixGroups, Sessions
 from simulator.workload.lengths import KINDS
 
@@ -44,7 +44,7 @@ key or a wrong value is refused with its line. `--set dotted.key=value` override
 paths are looked up beside the scenario file, then in the folder that the environment variable
 `HEADWAY_DATA` names. `1e-3` and `inf` are numbers; anchors (`&`, `*`) are not supported.
 
-This page is made by `python -m simulator.scenario_page`.
+This page is made by `python -m simulator.scenario.reference_page`.
 """
 WORKLOAD = {
     "request_rate": "requests (with sessions: sessions) per second; inf: all at once",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from simulator.util.errors import HeadwayError, meant
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parent.parent
 FOLDERS = (PACKAGE / "scenarios", PACKAGE.parent / "scenarios")
 """In an installed package, and in a checkout."""
 

@@ -13,12 +13,18 @@ from simulator.costs.cost_model import CostModel, load_cost, shipped_profile, wi
 from simulator.costs.drafting import DraftedCost
 from simulator.costs.expert_parallel import ExpertCost, Experts
 from simulator.costs.overhead import read_version
-from simulator.engine_block import EngineBlock
-from simulator.memory_parts import blocks_that_fit, make_blocks, swap_blocks, swap_prices, windowed
 from simulator.models.gpus import Gpu, find_gpu
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
-from simulator.policy_table import (
+from simulator.scenario.engine_config import EngineBlock
+from simulator.scenario.kv_memory import (
+    blocks_that_fit,
+    make_blocks,
+    swap_blocks,
+    swap_prices,
+    windowed,
+)
+from simulator.scenario.policy_table import (
     DYNAMIC,
     called,
     check_arguments,
@@ -26,7 +32,7 @@ from simulator.policy_table import (
     find_policy,
     takes,
 )
-from simulator.scenario import Scenario
+from simulator.scenario.scenario import Scenario
 from simulator.schedulers.tgi import Tgi
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.dynamic import DynamicScheduler

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from simulator.block import Block
-from simulator.speculative_block import SpeculativeBlock
+from simulator.scenario.config import Block
+from simulator.scenario.speculative_config import SpeculativeBlock
 
 INT32 = 2**31 - 1
 

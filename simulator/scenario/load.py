@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from simulator.checks import contradictions
-from simulator.cluster_block import (
+from simulator.scenario.checks import contradictions
+from simulator.scenario.cluster_config import (
     AdmissionBlock,
     AutoscalingBlock,
     ClientBlock,
@@ -24,11 +24,11 @@ from simulator.cluster_block import (
     KvTransferBlock,
     OutageBlock,
 )
-from simulator.engine_block import EngineBlock
-from simulator.plan_block import PlanBlock
-from simulator.scenario import GoodputBlock, GpuBlock, Scenario, TraceBlock
-from simulator.shipped import find_scenario
-from simulator.sweep_block import RandomBlock, SpreadBlock, SweepBlock
+from simulator.scenario.engine_config import EngineBlock
+from simulator.scenario.plan_config import PlanBlock
+from simulator.scenario.scenario import GoodputBlock, GpuBlock, Scenario, TraceBlock
+from simulator.scenario.shipped import find_scenario
+from simulator.scenario.sweep_config import RandomBlock, SpreadBlock, SweepBlock
 from simulator.util.errors import HeadwayError, meant
 from simulator.util.yaml_lines import Fault, Key, Places, faults, parse, read_text
 

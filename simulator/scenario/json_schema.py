@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
-from simulator.scenario import Scenario
-from simulator.scenario_page import WORKLOAD
+from simulator.scenario.reference_page import WORKLOAD
+from simulator.scenario.scenario import Scenario
 from simulator.workload.generate import Generator
 from simulator.workload.workload import FRONTENDS
 
@@ -39,7 +39,7 @@ def json_schema() -> dict[str, Any]:
 
 def _loosen(node: Any) -> None:
     """Let any block be null, which stands for its defaults, and a short dtype for a long one."""
-    from simulator.engine_block import DTYPES
+    from simulator.scenario.engine_config import DTYPES
 
     if isinstance(node, list):
         for item in node:

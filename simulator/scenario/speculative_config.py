@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BeforeValidator, Field, model_validator
 
-from simulator.block import Block
+from simulator.scenario.config import Block
 
 MOST_DRAFTS = 64
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from simulator.block import Block
+from simulator.scenario.config import Block
 
 
 class PlanBlock(Block):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
-from simulator.block import Block
+from simulator.scenario.config import Block
 
 if TYPE_CHECKING:
     import numpy as np
