@@ -100,8 +100,8 @@ def phases() -> list[tuple[str, float]]:
     def mark(name: str) -> None:
         marks.append((name, time.process_time()))
 
-    from simulator.output import write_run
     from simulator.report import run_table
+    from simulator.results.write import write_run
     from simulator.scenario.load import load_scenario
     from simulator.simulation import run
 

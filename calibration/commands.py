@@ -98,7 +98,7 @@ def _from_log(
     """Fit a scenario's cost to a server's log."""
     from calibration.adjusted import calibrate_from_requests
     from calibration.from_steps import calibrate_from_steps
-    from simulator.output import check_folder
+    from simulator.results.write import check_folder
     from simulator.scenario.load import load_scenario
 
     if path is None or (requests is None) == (steps is None):
@@ -157,9 +157,9 @@ def live(
     from calibration.meta import describe_engine
     from gpu_backend.live import build_engine, run_live
     from simulator.console import tell_interrupted
-    from simulator.output import check_folder
     from simulator.progress import Bar
     from simulator.report import run_table
+    from simulator.results.write import check_folder
     from simulator.scenario.assemble import assemble
     from simulator.scenario.load import load_scenario
 
@@ -237,7 +237,7 @@ def _validate_measured(
 ) -> None:
     from calibration.measured.report import report, write_json, write_plots
     from calibration.measured.validate import validate_measured
-    from simulator.output import check_folder
+    from simulator.results.write import check_folder
 
     if folder.is_file():
         raise HeadwayError(f"--measured {folder}: must be a folder, the one with {folder.name}")

@@ -96,8 +96,8 @@ class Log:
                 self.known[keys[index]] = found
 
     def _simulate(self, terms: Floats) -> dict[str, Floats]:
+        from simulator.results.tables import gather_requests
         from simulator.simulation import run
-        from simulator.tables import gather_requests
 
         result = run(self.scenario, workload=self.workload, cost=with_terms(self.cost, terms))
         table = gather_requests(self.workload, result.sent, result.logs)

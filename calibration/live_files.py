@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from calibration.rows import Row, parse_row, write_chunks, write_counts
 from simulator.costs.profile import shipped_profiles
-from simulator.output import write_run
+from simulator.results.write import write_run
 from simulator.scenario.scenario import Scenario, resolve
 from simulator.util.errors import HeadwayError
 from simulator.util.files import Writer, write_together

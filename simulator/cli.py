@@ -153,8 +153,8 @@ def run(
 ) -> int:
     """Simulate a scenario; print its report, write its files."""
     from simulator.exports import check_exports, write_exports
-    from simulator.output import check_folder, write_run
     from simulator.report import run_table
+    from simulator.results.write import check_folder, write_run
     from simulator.scenario.load import load_scenario
 
     loaded = load_scenario(scenario, set_ or (), seed)
@@ -215,7 +215,7 @@ def compare(
     """Simulate a scenario with some keys varied, side by side."""
     from simulator.compare import expand
     from simulator.comparison import write_comparison
-    from simulator.output import check_folder
+    from simulator.results.write import check_folder
 
     points = expand(scenario, vary, set_ or (), seed)
     folder = check_folder(out or Path("out") / f"{points[0].scenario.name}-compare", format)

@@ -22,14 +22,14 @@ from simulator.fleet import Fleet
 from simulator.gate import Gate
 from simulator.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.policies.predictor import make_predictor
+from simulator.results.kv_transfers import Transfers
+from simulator.results.tables import Tries
 from simulator.routers import Target
 from simulator.routing import block_bytes, make_fleet, make_router
 from simulator.scenario.assemble import Parts, assemble, make_scheduler
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.shards import run_apart, tie, with_cost
-from simulator.tables import Tries
-from simulator.transfers import Transfers
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.workload import Workload
 

@@ -13,7 +13,7 @@ def write_comparison(
 ) -> None:
     """Write every run, the table and the plot; print the table."""
     from simulator.compare import encode_comparison
-    from simulator.output import write_run
+    from simulator.results.write import write_run
     from simulator.side_by_side import compare_table
     from simulator.util.files import write_atomic
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.breakdown import prompt_rows, prompt_stalls
 from simulator.cluster_findings import kv_transfer, tries
 from simulator.facts import Facts, Finding
-from simulator.service import Clients, several_clients
-from simulator.tables import Floats, run_span
+from simulator.results.blocked_time import BLOCKS, BUDGET, CAUSES, POLICY, SEATS
+from simulator.results.breakdown import prompt_rows, prompt_stalls
+from simulator.results.client_service import Clients, several_clients
+from simulator.results.tables import Floats, run_span
 from simulator.unfair import most_slighted
-from simulator.waits import BLOCKS, BUDGET, CAUSES, POLICY, SEATS
 
 if TYPE_CHECKING:
     from simulator.simulation import Result

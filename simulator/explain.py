@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from simulator.breakdown import PARTS
-from simulator.run_files import (
+from simulator.results.breakdown import PARTS
+from simulator.results.read import (
     COUNTS,
     load_mapping,
     need_numbers,
@@ -17,7 +17,7 @@ from simulator.run_files import (
     read_rows,
     read_yaml,
 )
-from simulator.tables import RETRY, TRANSFER_PARTS
+from simulator.results.tables import RETRY, TRANSFER_PARTS
 from simulator.util.errors import HeadwayError
 
 ENDINGS = {

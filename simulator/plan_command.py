@@ -64,8 +64,8 @@ def plan_command(
     Keys of the scenario's block `plan` stand where options are not given; without any bound,
     99 % of the requests must keep the scenario's `goodput`.
     """
-    from simulator.output import check_folder
     from simulator.plan_files import write_plan
+    from simulator.results.write import check_folder
     from simulator.util.workers import use_backend
 
     if jobs is not None and jobs < 1:

@@ -11,9 +11,9 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simulator.cluster_metrics import price_of_cluster
 from simulator.intervals import Estimate, Numbers
 from simulator.models.gpus import find_gpu
+from simulator.results.cluster_metrics import price_of_cluster
 from simulator.scenario.load import load_scenario
 from simulator.search import Answer, Rules, Search, Trial, Wish, interval
 from simulator.util.errors import HeadwayError

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.bins import depth_in_bins, mean_in_bins
 from simulator.core.log import Log
 from simulator.figures.style import COLORS, grid, log_scale, save, sheet
-from simulator.tables import Floats, arrivals, gather_requests, queue_levels
+from simulator.results.tables import Floats, arrivals, gather_requests, queue_levels
+from simulator.results.time_bins import depth_in_bins, mean_in_bins
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

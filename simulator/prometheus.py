@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.core.log import REASONS, Log
-from simulator.itl import TokenTimes
-from simulator.tables import Flags, Floats, RequestTable, gather_requests
+from simulator.results.itl import TokenTimes
+from simulator.results.tables import Flags, Floats, RequestTable, gather_requests
 from simulator.util.files import write_atomic
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simulator.diagnosis import diagnosis_lines
-from simulator.steady import told
+from simulator.results.steady_state import told
 
 if TYPE_CHECKING:
     from simulator.simulation import Result

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from simulator.cluster import Story
-    from simulator.tables import Tries
-    from simulator.transfers import Transfers
+    from simulator.results.kv_transfers import Transfers
+    from simulator.results.tables import Tries
 
 EVENTS_PER_LOOK = 4096  # events between two looks at the progress bar
 
@@ -88,7 +88,7 @@ class Result:
     def summary(self) -> dict[str, Any]:
         """Metrics under the names of `vllm bench serve`, and a block `headway` of our own."""
         from simulator.diagnosis import diagnose
-        from simulator.metrics import summarize_result
+        from simulator.results.metrics import summarize_result
 
         if self._summary is None:
             summary: dict[str, Any] = summarize_result(self)
@@ -98,11 +98,11 @@ class Result:
 
     def time_parts(self) -> dict[str, npt.NDArray[np.float64]]:
         """Give the parts of each completed request's e2el in seconds, by id."""
-        from simulator.breakdown import break_down
-        from simulator.tables import RETRY, gather_requests
+        from simulator.results.breakdown import break_down
+        from simulator.results.tables import RETRY, gather_requests
 
         if self._time_parts is None and self.transfers is not None:
-            from simulator.transfers import time_parts
+            from simulator.results.kv_transfers import time_parts
 
             self._time_parts = time_parts(self, self.transfers)
         if self._time_parts is None:
@@ -117,14 +117,14 @@ class Result:
     @property
     def requests(self) -> "pd.DataFrame":
         """One row per request that was sent, with the columns of requests.csv."""
-        from simulator.output import request_frame
+        from simulator.results.write import request_frame
 
         return request_frame(self)
 
     @property
     def steps(self) -> "pd.DataFrame":
         """One row per step, or per stretch of `steps` equal ones, with the columns of steps.csv."""
-        from simulator.output import step_frame
+        from simulator.results.write import step_frame
 
         return step_frame(self)
 

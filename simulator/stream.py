@@ -10,16 +10,16 @@ import numpy as np
 import simpy
 
 from simulator import __version__
-from simulator.cluster_metrics import evenness, tell
-from simulator.cut import cut, next_decision
 from simulator.engine.async_replica import make_replica
 from simulator.engine.replica import Replica
 from simulator.engine.stream_client import Chunk, StreamClient
-from simulator.metrics import SCHEMA, head
+from simulator.results.cluster_metrics import evenness, tell
+from simulator.results.log_cut import cut, next_decision
+from simulator.results.metrics import SCHEMA, head
+from simulator.results.stream_metrics import Engines, Part, Tally
+from simulator.results.tables import Tries
 from simulator.scenario.assemble import Parts, assemble, make_scheduler
 from simulator.scenario.scenario import Scenario
-from simulator.stream_metrics import Engines, Part, Tally
-from simulator.tables import Tries
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.quantile_sketch import ERROR
 from simulator.workload.chunks import chunks

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from simulator.output import write_scenario
 from simulator.progress import Bar
 from simulator.report import run_table
+from simulator.results.write import write_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.stream import run_streamed
 from simulator.util.errors import HeadwayError

@@ -51,7 +51,7 @@ def sweep(
     on where an earlier one was stopped. Exit code 1 if a point failed.
     """
     from simulator.compare import hidden, split_values
-    from simulator.output import check_folder
+    from simulator.results.write import check_folder
     from simulator.sweeps import TABLE, plan_points, sweep_points
     from simulator.util.errors import HeadwayError
 

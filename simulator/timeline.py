@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator import __version__
-from simulator.breakdown import Pauses, find_pauses
 from simulator.core.log import REASONS, Log
-from simulator.tables import REJECTED, Floats, RequestTable, arrivals, gather_requests
+from simulator.results.breakdown import Pauses, find_pauses
+from simulator.results.tables import REJECTED, Floats, RequestTable, arrivals, gather_requests
 from simulator.util.files import write_atomic
 
 if TYPE_CHECKING:

@@ -6,15 +6,15 @@ run's own batches took at most; the bound is doubled, as the other client need n
 time; and a client is treated unfairly while another gets more than twice what it gets, by more than
 that. Waits say nothing of it: who asks for more than the others rightly waits longer.
 
-A request's service (`service.py`) counts where it is first admitted: that is what a policy decides.
+A request's service (`client_service.py`) counts where it is first admitted: that is what a policy decides.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.service import INPUT_WEIGHT, OUTPUT_WEIGHT, Clients, backlogs, spans
-from simulator.tables import Floats, Ints, RequestTable
+from simulator.results.client_service import INPUT_WEIGHT, OUTPUT_WEIGHT, Clients, backlogs, spans
+from simulator.results.tables import Floats, Ints, RequestTable
 
 FEWEST = 10  # requests that a client must have sent to be compared
 COMPARED = 16  # clients that waited the longest, and as many that got the most: 256 pairs

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from simulator.breakdown import PARTS, break_down
 from simulator.core.log import Log
 from simulator.costs.piecewise import LinearCost, PiecewiseCost
+from simulator.results.breakdown import PARTS, break_down
+from simulator.results.tables import RequestTable, gather_requests
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.tables import RequestTable, gather_requests
 from simulator.workload.workload import Workload
 from tests.engines import fcfs, play, workload
 from tests.test_laws import engines, workloads

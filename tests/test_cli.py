@@ -242,7 +242,7 @@ def test_an_interrupt_outside_the_loop_is_told_too(folder, capsys, monkeypatch):
     def stop(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("simulator.output.encode_rows", stop)
+    monkeypatch.setattr("simulator.results.write.encode_rows", stop)
     assert main(["run", "small.yaml"]) == 130
     assert capsys.readouterr().err == "headway: interrupted; no file was written\n"
     assert names(folder) == ["small.yaml"]

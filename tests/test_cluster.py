@@ -5,8 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from simulator.output import write_run
 from simulator.plan_command import plan
+from simulator.results.write import write_run
 from simulator.scenario.load import load_scenario
 from simulator.side_by_side import compare_table
 from simulator.simulation import Result, run

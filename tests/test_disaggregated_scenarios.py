@@ -9,7 +9,7 @@ import pytest
 from simulator.explain import explain
 from simulator.html_report.page import page
 from simulator.html_report.runs import read_run
-from simulator.output import write_run
+from simulator.results.write import write_run
 from simulator.scenario.load import load_scenario
 from simulator.simulation import Result, run
 from simulator.timeline import write_timeline

@@ -13,7 +13,7 @@ from simulator.costs.roofline import roofline
 from simulator.models.gpus import GPUS
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
-from simulator.output import write_run
+from simulator.results.write import write_run
 from simulator.scenario.load import load_scenario
 from simulator.simulation import Result, run
 

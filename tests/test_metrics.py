@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.core.log import Log
-from simulator.gauges import queue_depth
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.metrics import summarize
+from simulator.results.gauges import queue_depth
+from simulator.results.metrics import summarize
+from simulator.results.tables import gather_requests
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.tables import gather_requests
 from simulator.workload.workload import Frontend, Workload
 from tests.engines import fcfs, play
 from tests.handmade import (

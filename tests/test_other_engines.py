@@ -5,6 +5,7 @@ import pytest
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.radix_cache import RadixCache
+from simulator.results.tables import expand_steps
 from simulator.schedulers.fastgen import FastGen
 from simulator.schedulers.hf import HfStatic
 from simulator.schedulers.orca_sarathi import Orca, Sarathi
@@ -14,7 +15,6 @@ from simulator.schedulers.tgi import Tgi
 from simulator.schedulers.trtllm import TrtLlm
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.schedulers.vllm_v0 import VllmV0
-from simulator.tables import expand_steps
 from tests.engines import Clock, play, workload
 
 Seen = tuple[dict[int, tuple[int, int]], int]

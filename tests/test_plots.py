@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from simulator.bins import mean_in_bins
 from simulator.core.log import Log
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.metrics import summarize
 from simulator.plots import _depth_in_bins, draw_compare, plot_compare
 from simulator.plots_many import draw_many, plot_many
+from simulator.results.metrics import summarize
+from simulator.results.time_bins import mean_in_bins
 from simulator.schedulers.static import Static
 from simulator.workload.workload import Workload
 from tests.engines import Clock, fcfs, play, workload

@@ -16,6 +16,7 @@ from simulator.gate import Bucket, Gate
 from simulator.joint import Joint
 from simulator.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.policies.predictor import Noisy
+from simulator.results.tables import Tries, gather_requests
 from simulator.routers import Least
 from simulator.scenario.cluster_config import (
     AdmissionBlock,
@@ -26,7 +27,6 @@ from simulator.scenario.cluster_config import (
 )
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.tables import Tries, gather_requests
 from simulator.timeline import phases
 from simulator.workload.workload import Workload
 from tests.engines import Clock, fcfs, workload

@@ -9,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.core.log import Log
-from simulator.output import write_run
-from simulator.scenario.load import load_scenario
-from simulator.service import (
+from simulator.results.client_service import (
     Clients,
     client_columns,
     client_weights,
@@ -20,8 +18,10 @@ from simulator.service import (
     share_columns,
     summarize_clients,
 )
+from simulator.results.tables import client_words, gather_requests, run_span
+from simulator.results.write import write_run
+from simulator.scenario.load import load_scenario
 from simulator.simulation import run
-from simulator.tables import client_words, gather_requests, run_span
 from simulator.workload.workload import Workload
 from tests.engines import Clock, fcfs, play, workload
 from tests.handmade import TICK

@@ -8,7 +8,7 @@ import pytest
 from simulator import cluster
 from simulator.cli import main
 from simulator.cluster import spread_cluster
-from simulator.output import write_run
+from simulator.results.write import write_run
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.simulation import Result, run

@@ -8,9 +8,9 @@ import pytest
 from scipy.stats import t
 
 from simulator.report import run_table
+from simulator.results.steady_state import batch_means, line, mser5, told, two_sided
 from simulator.scenario.load import load_scenario
 from simulator.simulation import run
-from simulator.steady import batch_means, line, mser5, told, two_sided
 from simulator.util.errors import HeadwayError
 from tests.scenarios import SMALL
 

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from simulator.core.log import Log
 from simulator.kv_cache.block_manager import BlockCounter
+from simulator.results.tables import expand_steps, gather_requests
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.tables import expand_steps, gather_requests
 from simulator.workload.workload import Workload
 from tests.engines import play
 from tests.handmade import CLOCK, Seen, Story, add_request, add_step, loads, make_workload, stories

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simulator.cli import main
-from simulator.output import write_run
+from simulator.results.write import write_run
 from simulator.scenario.load import load_scenario
 from simulator.simulation import Result, run
 from simulator.util.errors import HeadwayError

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from simulator.core.log import Log
-from simulator.metrics import summarize
 from simulator.models.gpus import find_gpu
 from simulator.models.spec import ModelSpec
-from simulator.utilization import Served
+from simulator.results.metrics import summarize
+from simulator.results.utilization import Served
 from tests.handmade import Seen, add_request, add_step, make_workload
 
 TINY = ModelSpec(

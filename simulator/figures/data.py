@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from simulator.bins import mean_in_bins
+from simulator.results.time_bins import mean_in_bins
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ class Run:
         """Take a run from memory."""
         import pandas as pd
 
-        from simulator.output import client_tables
-        from simulator.service import several_clients
+        from simulator.results.client_service import several_clients
+        from simulator.results.write import client_tables
 
         fairness = None
         if several_clients(result.workload):

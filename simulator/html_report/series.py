@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from simulator.bins import depth_in_bins, mean_in_bins
 from simulator.html_report.runs import Run
-from simulator.tables import RETRY
+from simulator.results.tables import RETRY
+from simulator.results.time_bins import depth_in_bins, mean_in_bins
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,11 +13,11 @@ import numpy as np
 from simulator import __version__
 from simulator.core.log import Log
 from simulator.costs.cost_model import kv_block_bytes
-from simulator.gauges import StepSums, copied, gauge, host_tier, share
-from simulator.itl import GapPool, TokenTimes
-from simulator.service import Clients, several_clients, summarize_clients
-from simulator.steady import Window, steady_state, window
-from simulator.tables import (
+from simulator.results.client_service import Clients, several_clients, summarize_clients
+from simulator.results.gauges import StepSums, copied, gauge, host_tier, share
+from simulator.results.itl import GapPool, TokenTimes
+from simulator.results.steady_state import Window, steady_state, window
+from simulator.results.tables import (
     RETRY,
     TRANSFER_PARTS,
     Flags,
@@ -27,7 +27,7 @@ from simulator.tables import (
     gather_requests,
     run_span,
 )
-from simulator.utilization import Served, utilization
+from simulator.results.utilization import Served, utilization
 from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def summarize_result(result: "Result", percentiles: Sequence[float] = PERCENTILE
     summary |= _further(result, percentiles) | {"headway": own}
     assert isinstance(own, dict)
     if result.cluster is not None:
-        from simulator.cluster_metrics import cluster_summary
+        from simulator.results.cluster_metrics import cluster_summary
 
         own |= cluster_summary(result)
     if several_clients(result.workload):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.tables import Floats, RequestTable
+from simulator.results.tables import Floats, RequestTable
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:

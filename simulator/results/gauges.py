@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.log import Log
-from simulator.tables import (
+from simulator.results.tables import (
     REJECTED,
     UNFINISHED,
     RequestTable,

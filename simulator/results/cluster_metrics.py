@@ -10,11 +10,11 @@ import numpy.typing as npt
 from simulator.cluster import replicas_in
 from simulator.engine.replica import SHED, TIMEOUT
 from simulator.gate import Counts
-from simulator.gauges import StepSums, gauge, share
 from simulator.models.gpus import find_gpu
-from simulator.tables import gather_requests, run_span
-from simulator.transfers import link_summary
-from simulator.utilization import Served, utilization
+from simulator.results.gauges import StepSums, gauge, share
+from simulator.results.kv_transfers import link_summary
+from simulator.results.tables import gather_requests, run_span
+from simulator.results.utilization import Served, utilization
 
 if TYPE_CHECKING:
     from simulator.cluster import Story

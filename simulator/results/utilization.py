@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.core.log import Log
-from simulator.gauges import StepSums, share
-from simulator.tables import Floats, RequestTable
+from simulator.results.gauges import StepSums, share
+from simulator.results.tables import Floats, RequestTable
 
 if TYPE_CHECKING:
     from simulator.models.gpus import Gpu

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from simulator.core.log import Log
-from simulator.service import Clients, client_columns, several_clients, share_columns
-from simulator.tables import Floats, expand_steps, request_columns, run_span, step_columns
+from simulator.results.client_service import Clients, client_columns, several_clients, share_columns
+from simulator.results.tables import Floats, expand_steps, request_columns, run_span, step_columns
 from simulator.util.csv_text import Column, Numbers, Words, encode_header, encode_rows
 from simulator.util.errors import HeadwayError
 from simulator.util.files import Writer, write_together

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.core.log import Log
-from simulator.tables import Floats, Ints, arrivals
+from simulator.results.tables import Floats, Ints, arrivals
 
 if TYPE_CHECKING:
     from simulator.scenario.engine_config import EngineBlock

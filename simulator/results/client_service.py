@@ -14,7 +14,14 @@ import numpy as np
 
 from simulator.core.log import Log
 from simulator.policies.client_queues import check_shares
-from simulator.tables import REJECTED, Floats, Ints, RequestTable, client_words, gather_requests
+from simulator.results.tables import (
+    REJECTED,
+    Floats,
+    Ints,
+    RequestTable,
+    client_words,
+    gather_requests,
+)
 from simulator.util.csv_text import Column, Words
 from simulator.workload.workload import Workload
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from simulator.breakdown import PARTS, break_down
 from simulator.core.log import TRANSFER, Log
 from simulator.disaggregation import DisaggregatedFleet
 from simulator.engine.replica import REJECTED, UNFINISHED
-from simulator.gauges import share
-from simulator.tables import TRANSFER_PARTS, Flags, Floats, Ints, gather_requests
+from simulator.results.breakdown import PARTS, break_down
+from simulator.results.gauges import share
+from simulator.results.tables import TRANSFER_PARTS, Flags, Floats, Ints, gather_requests
 
 if TYPE_CHECKING:
     from simulator.simulation import Result

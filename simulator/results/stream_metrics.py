@@ -11,17 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.cluster_metrics import Figures, served_by
 from simulator.core.log import Log
 from simulator.costs.cost_model import kv_block_bytes
 from simulator.engine.replica import SHED, TIMEOUT
-from simulator.gauges import RequestSums, StepSums, copied, gauges, host_tier, queue_depth, share
-from simulator.itl import TokenTimes
-from simulator.metrics import DRAFTED, PERCENTILES, acceptance, good, named
-from simulator.steady import BATCHES, FEWEST, judged
-from simulator.tables import RETRY, Floats, RequestTable, Tries, gather_requests, run_span
+from simulator.results.cluster_metrics import Figures, served_by
+from simulator.results.gauges import (
+    RequestSums,
+    StepSums,
+    copied,
+    gauges,
+    host_tier,
+    queue_depth,
+    share,
+)
+from simulator.results.itl import TokenTimes
+from simulator.results.metrics import DRAFTED, PERCENTILES, acceptance, good, named
+from simulator.results.steady_state import BATCHES, FEWEST, judged
+from simulator.results.tables import RETRY, Floats, RequestTable, Tries, gather_requests, run_span
+from simulator.results.utilization import needed_flops, read_bytes, shares_of_peaks
 from simulator.util.quantile_sketch import Crowd, Sketch
-from simulator.utilization import needed_flops, read_bytes, shares_of_peaks
 from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
