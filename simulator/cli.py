@@ -292,7 +292,7 @@ def _simulate(
     bar = None if label is None or not sys.stderr.isatty() else Bar(label)
     try:
         if spread:
-            from simulator.cluster import spread_cluster
+            from simulator.cluster.run import spread_cluster
             from simulator.util.workers import use_backend
 
             with use_backend(**spread):

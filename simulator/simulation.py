@@ -33,7 +33,7 @@ from simulator.workload.workload import Workload
 if TYPE_CHECKING:
     import pandas as pd
 
-    from simulator.cluster import Story
+    from simulator.cluster.run import Story
     from simulator.results.kv_transfers import Transfers
     from simulator.results.tables import Tries
 
@@ -148,7 +148,7 @@ def run(
     where a file is at fault.
     """
     if scenario.cluster is not None:
-        from simulator.cluster import run_cluster
+        from simulator.cluster.run import run_cluster
 
         return run_cluster(
             scenario, stepwise=stepwise, progress=progress, workload=workload, cost=cost

@@ -25,8 +25,8 @@ from simulator.util.quantile_sketch import ERROR
 from simulator.workload.chunks import chunks
 
 if TYPE_CHECKING:
-    from simulator.cluster import Story
-    from simulator.fleet import Fleet
+    from simulator.cluster.fleet import Fleet
+    from simulator.cluster.run import Story
 
 CHUNK = 65536  # requests that are measured together
 PER_REPLICA = 64  # of them, at least, for each replica
@@ -87,7 +87,7 @@ def run_streamed(
     null. An interrupt ends the run without a result. Raises HeadwayError for what needs to keep
     all requests.
     """
-    from simulator.cluster import NONE_COMES_BACK
+    from simulator.cluster.run import NONE_COMES_BACK
     from simulator.simulation import drive
 
     _refuse(scenario)
@@ -197,8 +197,8 @@ def _set_up(scenario: Scenario, *, leap: bool) -> Stream:
         whole = Engines(scenario, made, [0])
         tally = Tally(scenario, total, {}, whole)
         return Stream(env, client, [replica], [made], tally)
-    from simulator.cluster import connect, fill, replicas_in
-    from simulator.routing import make_fleet
+    from simulator.cluster.assemble import make_fleet
+    from simulator.cluster.run import connect, fill, replicas_in
 
     fleet = make_fleet(env, scenario, None)
     story = fill(fleet, scenario, shares, leap=leap)

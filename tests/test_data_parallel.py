@@ -10,14 +10,14 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.balancer import Balancer
-from simulator.cluster import sessions_of
+from simulator.cluster.fleet import Fleet
+from simulator.cluster.joint_step import Joint
+from simulator.cluster.load_balancer import Balancer
+from simulator.cluster.routers import Least, PowerOfTwo, RoundRobin
+from simulator.cluster.run import sessions_of
 from simulator.engine.client import Client
-from simulator.fleet import Fleet
-from simulator.joint import Joint
 from simulator.plan_command import plan
 from simulator.policies.predictor import Noisy
-from simulator.routers import Least, PowerOfTwo, RoundRobin
 from simulator.scenario.cluster_config import FailuresBlock, OutageBlock
 from simulator.scenario.load import load_scenario
 from simulator.schedulers.vllm.scheduler import Scheduler

@@ -8,18 +8,18 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.cluster import sessions_of, tidy
+from simulator.cluster.disaggregation import DisaggregatedFleet
+from simulator.cluster.gate import Gate
+from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
+from simulator.cluster.routers import ROUTERS, Least
+from simulator.cluster.run import sessions_of, tidy
 from simulator.core.alarm import Alarm
 from simulator.core.log import REASONS, TRANSFER
-from simulator.disaggregation import DisaggregatedFleet
 from simulator.engine.client import Client
-from simulator.gate import Gate
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
-from simulator.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.policies.fair import DRR, Fair
 from simulator.policies.policy import SJF, Priority
 from simulator.policies.predictor import Noisy
-from simulator.routers import ROUTERS, Least
 from simulator.scenario.cluster_config import (
     AdmissionBlock,
     ClientBlock,

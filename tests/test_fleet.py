@@ -8,12 +8,8 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.cluster import sessions_of
-from simulator.core.request import Request
-from simulator.engine.client import Client
-from simulator.fleet import Fleet
-from simulator.policies.predictor import Noisy
-from simulator.routers import (
+from simulator.cluster.fleet import Fleet
+from simulator.cluster.routers import (
     Least,
     LeastKv,
     LeastTokens,
@@ -26,6 +22,10 @@ from simulator.routers import (
     Target,
     Uniform,
 )
+from simulator.cluster.run import sessions_of
+from simulator.core.request import Request
+from simulator.engine.client import Client
+from simulator.policies.predictor import Noisy
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.engines import Clock, fcfs, workload

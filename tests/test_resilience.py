@@ -7,17 +7,17 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.balancer import Balancer
-from simulator.cluster import sessions_of, tidy
+from simulator.cluster.fleet import Fleet
+from simulator.cluster.gate import Bucket, Gate
+from simulator.cluster.joint_step import Joint
+from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
+from simulator.cluster.load_balancer import Balancer
+from simulator.cluster.routers import Least
+from simulator.cluster.run import sessions_of, tidy
 from simulator.core.log import REASONS
 from simulator.engine.client import Client
-from simulator.fleet import Fleet
-from simulator.gate import Bucket, Gate
-from simulator.joint import Joint
-from simulator.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.policies.predictor import Noisy
 from simulator.results.tables import Tries, gather_requests
-from simulator.routers import Least
 from simulator.scenario.cluster_config import (
     AdmissionBlock,
     AutoscalingBlock,

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator import cluster
 from simulator.cli import main
-from simulator.cluster import spread_cluster
+from simulator.cluster import run as cluster
+from simulator.cluster.run import spread_cluster
 from simulator.results.write import write_run
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
@@ -104,7 +104,7 @@ def test_what_ties_replicas_together_is_named(
 def test_an_interrupt_leaves_all_replicas_at_one_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from simulator import shards
+    from simulator.cluster import shards
 
     monkeypatch.setattr(shards, "STRETCH", 4)
     what = scenario(tmp_path, "workload.num_prompts=400")

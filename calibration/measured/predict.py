@@ -127,7 +127,7 @@ def _play(scenario: "Scenario", parts: "Parts", workload: "Workload") -> "Result
     """Send the workload to the engine, or to the replicas of a data-parallel one."""
     import simpy
 
-    from simulator.cluster import run_cluster
+    from simulator.cluster.run import run_cluster
     from simulator.engine.async_replica import make_replica
     from simulator.scenario.assemble import make_scheduler
     from simulator.simulation import play

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from simulator.cluster import replicas_in
+from simulator.cluster.gate import Counts
+from simulator.cluster.run import replicas_in
 from simulator.engine.replica import SHED, TIMEOUT
-from simulator.gate import Counts
 from simulator.models.gpus import find_gpu
 from simulator.results.gauges import StepSums, gauge, share
 from simulator.results.kv_transfers import link_summary
@@ -17,7 +17,7 @@ from simulator.results.tables import gather_requests, run_span
 from simulator.results.utilization import Served, utilization
 
 if TYPE_CHECKING:
-    from simulator.cluster import Story
+    from simulator.cluster.run import Story
     from simulator.scenario.assemble import Parts
     from simulator.scenario.scenario import Scenario
     from simulator.simulation import Result

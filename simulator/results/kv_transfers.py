@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from simulator.cluster.disaggregation import DisaggregatedFleet
 from simulator.core.log import TRANSFER, Log
-from simulator.disaggregation import DisaggregatedFleet
 from simulator.engine.replica import REJECTED, UNFINISHED
 from simulator.results.breakdown import PARTS, break_down
 from simulator.results.gauges import share

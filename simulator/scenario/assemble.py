@@ -8,7 +8,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
-from simulator.balancer import SINCE
+from simulator.cluster.load_balancer import SINCE
 from simulator.costs.cost_model import CostModel, load_cost, shipped_profile, without_host
 from simulator.costs.drafting import DraftedCost
 from simulator.costs.expert_parallel import ExpertCost, Experts

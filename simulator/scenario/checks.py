@@ -72,7 +72,7 @@ def _groups(scenario: Scenario) -> Iterator[Contradiction]:
     """Look at each group of a cluster as at a scenario of its own, and at the router."""
     if scenario.cluster is None:
         return
-    from simulator.routing import make_decode_router, make_router
+    from simulator.cluster.assemble import make_decode_router, make_router
     from simulator.scenario.checks_apart import apart
 
     yield from _try("cluster.router", "", lambda: make_router(scenario))

@@ -11,10 +11,10 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from simulator.cluster.routers import ROUTERS
 from simulator.costs.piecewise import Fitted
 from simulator.costs.profile import FORMS
 from simulator.policies.predictor import KINDS as PREDICTORS
-from simulator.routers import ROUTERS
 from simulator.scenario.cluster_config import (
     AdmissionBlock,
     AutoscalingBlock,

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import simpy
 
-from simulator.balancer import Balancer
+from simulator.cluster.joint_step import Joint
+from simulator.cluster.load_balancer import Balancer
+from simulator.cluster.lock_step import Group, Stepper
+from simulator.cluster.members import AsyncMember
 from simulator.engine.async_replica import Flight
 from simulator.engine.replica import NAP
-from simulator.joint import Joint
-from simulator.lock_step import Group, Stepper
-from simulator.members import AsyncMember
 
 
 @dataclass(slots=True)

@@ -14,17 +14,17 @@ from typing import TypeVar
 
 import simpy
 
-from simulator.async_lock_step import AsyncLockStep, AsyncRank
-from simulator.balancer import Balancer
+from simulator.cluster.async_lock_step import AsyncLockStep, AsyncRank
+from simulator.cluster.data_parallel import Ranks
+from simulator.cluster.joint_step import Joint
+from simulator.cluster.load_balancer import Balancer
+from simulator.cluster.lock_step import LockStep, Rank
+from simulator.cluster.members import AsyncMember, Clock, Member
+from simulator.cluster.routers import Router, Target
 from simulator.core.alarm import Alarm
 from simulator.core.executor import Executor
 from simulator.core.log import Log
 from simulator.core.request import Request
-from simulator.joint import Joint
-from simulator.lock_step import LockStep, Rank
-from simulator.members import AsyncMember, Clock, Member
-from simulator.ranks import Ranks
-from simulator.routers import Router, Target
 from simulator.schedulers.vllm.scheduler import Scheduler
 
 M = TypeVar("M", bound=Member)

@@ -5,11 +5,11 @@ from typing import Any
 
 import simpy
 
+from simulator.cluster.disaggregation import DisaggregatedFleet
+from simulator.cluster.fleet import Fleet
+from simulator.cluster.routers import ROUTERS, Own, Router
 from simulator.costs.cost_model import kv_block_bytes
-from simulator.disaggregation import DisaggregatedFleet
-from simulator.fleet import Fleet
 from simulator.models.load import load_model
-from simulator.routers import ROUTERS, Own, Router
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import meant
 from simulator.util.user_code import load_own

@@ -7,9 +7,9 @@ from typing import Literal
 
 import simpy
 
+from simulator.cluster.routers import Target
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request
-from simulator.routers import Target
 
 
 @dataclass(slots=True, eq=False)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import simpy
 
-from simulator.balancer import INTERVAL, Balancer
+from simulator.cluster.load_balancer import INTERVAL, Balancer
+from simulator.cluster.members import Member
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request
-from simulator.members import Member
 from simulator.schedulers.vllm.scheduler import Scheduler
 
 

@@ -2,7 +2,7 @@
 
 A request goes to a producer, as a job of one token; when that has ended, the second router gives
 the request itself to a consumer, which pulls the KV cache over the producer's link (`kv_roles.py`,
-`links.py`). So does the proxy beside vLLM's NixlConnector (toy_proxy_server.py): the client gets
+`kv_links.py`). So does the proxy beside vLLM's NixlConnector (toy_proxy_server.py): the client gets
 its first token from the consumer.
 
 A try that is cancelled before its KV moves frees the producer's blocks at once; a transfer that is
@@ -18,13 +18,13 @@ from functools import partial
 
 import simpy
 
+from simulator.cluster.fleet import Fleet
+from simulator.cluster.kv_links import Handoff, Link
+from simulator.cluster.routers import Router, Target
 from simulator.core.executor import Executor
 from simulator.core.log import pack_transfer
 from simulator.core.request import Request
 from simulator.engine.replica import REJECTED, UNFINISHED
-from simulator.fleet import Fleet
-from simulator.links import Handoff, Link
-from simulator.routers import Router, Target
 from simulator.schedulers.vllm.kv_roles import Consumer, Producer
 from simulator.schedulers.vllm.scheduler import Scheduler
 

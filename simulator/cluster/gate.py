@@ -11,11 +11,11 @@ from random import Random
 
 import simpy
 
+from simulator.cluster.fleet import Fleet
 from simulator.core.alarm import Alarm
 from simulator.core.log import Log, pack_request
 from simulator.core.request import Request
 from simulator.engine.replica import SHED, TIMEOUT
-from simulator.fleet import Fleet
 from simulator.scenario.cluster_config import AdmissionBlock, ClientBlock
 
 

@@ -14,15 +14,15 @@ from itertools import pairwise
 import numpy as np
 import simpy
 
+from simulator.cluster.fleet import Fleet
+from simulator.cluster.lane import Lane, Mail, reach
+from simulator.cluster.lifecycle import Lifecycle
+from simulator.cluster.routers import Router, Target
 from simulator.core.log import Log
 from simulator.core.request import Request
 from simulator.costs.cost_model import CostModel
 from simulator.costs.expert_parallel import instead
-from simulator.fleet import Fleet
-from simulator.lane import Lane, Mail, reach
-from simulator.lifecycle import Lifecycle
 from simulator.policies.predictor import Known, make_predictor
-from simulator.routers import Router, Target
 from simulator.scenario.assemble import Parts, assemble, make_scheduler
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError

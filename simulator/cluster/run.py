@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import simpy
 
-from simulator.balancer import Balancer
+from simulator.cluster.assemble import block_bytes, make_fleet, make_router
+from simulator.cluster.disaggregation import DisaggregatedFleet
+from simulator.cluster.fleet import Fleet
+from simulator.cluster.gate import Gate
+from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
+from simulator.cluster.load_balancer import Balancer
+from simulator.cluster.routers import Target
+from simulator.cluster.shards import run_apart, tie, with_cost
 from simulator.core.log import PAUSE, RUN, STEP, Log
 from simulator.core.request import Request
 from simulator.costs.cost_model import CostModel
 from simulator.costs.expert_parallel import split
-from simulator.disaggregation import DisaggregatedFleet
 from simulator.engine.client import Client
 from simulator.engine.stream_client import StreamClient
-from simulator.fleet import Fleet
-from simulator.gate import Gate
-from simulator.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.policies.predictor import make_predictor
 from simulator.results.kv_transfers import Transfers
 from simulator.results.tables import Tries
-from simulator.routers import Target
-from simulator.routing import block_bytes, make_fleet, make_router
 from simulator.scenario.assemble import Parts, assemble, make_scheduler
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.shards import run_apart, tie, with_cost
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.workload import Workload
 

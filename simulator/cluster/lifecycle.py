@@ -8,11 +8,11 @@ from typing import Literal
 
 import simpy
 
+from simulator.cluster.fleet import Fleet
+from simulator.cluster.routers import Target
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request
 from simulator.engine.stream_client import Sent
-from simulator.fleet import Fleet
-from simulator.routers import Target
 from simulator.scenario.cluster_config import AutoscalingBlock, FailuresBlock
 from simulator.schedulers.vllm.scheduler import Scheduler
 
