@@ -36,7 +36,7 @@ def options(replicas: int, requests: int, router: str) -> list[str]:
 def measure(replicas: int, router: str) -> tuple[float, float]:
     """Simulate in this process; return user CPU per request, of all and of more, in us."""
     from simulator.scenario.load import load_scenario
-    from simulator.simulation import run
+    from simulator.simulation.run import run
 
     warnings.simplefilter("ignore")
     seconds = []

@@ -103,7 +103,7 @@ def phases() -> list[tuple[str, float]]:
     from simulator.report import run_table
     from simulator.results.write import write_run
     from simulator.scenario.load import load_scenario
-    from simulator.simulation import run
+    from simulator.simulation.run import run
 
     mark("import")
     arguments = conv(19366)
@@ -147,7 +147,7 @@ def main() -> None:
         print(f"  {name:30} {seconds:6.3f}")
     if options.profile:
         from simulator.scenario.load import load_scenario
-        from simulator.simulation import run
+        from simulator.simulation.run import run
 
         arguments = conv(19366)
         scenario = load_scenario(Path(arguments[0]), overrides=arguments[2::2])

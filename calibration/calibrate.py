@@ -170,7 +170,7 @@ def _runs(
     engine: "Engine", setup: Setup, guess: PiecewiseCost, seconds: float
 ) -> Iterator[tuple[str, "Scenario"]]:
     """Give runs under every load, so many requests in each that all take the time given."""
-    from simulator.simulation import run
+    from simulator.simulation.run import run
 
     probe = run(_scenario(engine, setup, guess, {"num_prompts": 100}, 0))
     capacity = float(probe.summary()["request_throughput"])

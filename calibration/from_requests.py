@@ -97,7 +97,7 @@ class Log:
 
     def _simulate(self, terms: Floats) -> dict[str, Floats]:
         from simulator.results.tables import gather_requests
-        from simulator.simulation import run
+        from simulator.simulation.run import run
 
         result = run(self.scenario, workload=self.workload, cost=with_terms(self.cost, terms))
         table = gather_requests(self.workload, result.sent, result.logs)

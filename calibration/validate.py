@@ -26,7 +26,7 @@ from simulator.util.files import write_together
 
 if TYPE_CHECKING:
     from simulator.costs.cost_model import CostModel
-    from simulator.simulation import Result
+    from simulator.simulation.run import Result
 
 Floats = npt.NDArray[np.float64]
 
@@ -82,7 +82,7 @@ def validate(folder: Path, profile: str | None = None, out: Path | None = None) 
     `profile` replaces the cost of the run's scenario. Nothing runs on a device.
     """
     from simulator.scenario.load import load_scenario
-    from simulator.simulation import run
+    from simulator.simulation.run import run
 
     about = read_about(folder)
     steps = read_measured(folder)

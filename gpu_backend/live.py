@@ -20,7 +20,7 @@ from simulator.core.request import Chunk, Request, Step
 from simulator.engine.replica import Replica
 from simulator.scenario.assemble import Parts, assemble, make_scheduler
 from simulator.scenario.scenario import Scenario
-from simulator.simulation import Result, play
+from simulator.simulation.run import Result, play
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.workload import Workload
 

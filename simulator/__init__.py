@@ -7,18 +7,18 @@ if TYPE_CHECKING:
     from simulator.plan_command import plan
     from simulator.scenario.load import load_scenario
     from simulator.scenario.scenario import Scenario
-    from simulator.simulation import Result, run
+    from simulator.simulation.run import Result, run
     from simulator.sweeps import sweep
 
 __version__ = "0.1.0"
 __all__ = ["Result", "Scenario", "load_scenario", "plan", "run", "sweep"]
 
 _HOMES = {
-    "Result": "simulator.simulation",
+    "Result": "simulator.simulation.run",
     "Scenario": "simulator.scenario.scenario",
     "load_scenario": "simulator.scenario.load",
     "plan": "simulator.plan_command",
-    "run": "simulator.simulation",
+    "run": "simulator.simulation.run",
     "sweep": "simulator.sweeps",
 }
 

@@ -27,7 +27,7 @@ from simulator.util.files import WRITTEN
 
 if TYPE_CHECKING:
     from simulator.scenario.scenario import Scenario
-    from simulator.simulation import Result
+    from simulator.simulation.run import Result
 
 
 # Nothing here multiplies matrices, and numpy's BLAS spends 0.1 s of CPU on starting its threads.
@@ -287,7 +287,7 @@ def _simulate(
 ) -> "Result":
     """Run a scenario; with a label, behind a progress bar if there is a terminal to show it on."""
     from simulator.progress import Bar
-    from simulator.simulation import run
+    from simulator.simulation.run import run
 
     bar = None if label is None or not sys.stderr.isatty() else Bar(label)
     try:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from simulator.compare import Point
-    from simulator.simulation import Result
+    from simulator.simulation.run import Result
 
 
 def write_comparison(

@@ -19,7 +19,7 @@ from simulator.results.tables import Floats, run_span
 from simulator.unfair import most_slighted
 
 if TYPE_CHECKING:
-    from simulator.simulation import Result
+    from simulator.simulation.run import Result
 
 SHOWN = 4  # findings that a report prints
 

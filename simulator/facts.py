@@ -14,7 +14,7 @@ SPARE = 0.25
 
 if TYPE_CHECKING:
     from simulator.scenario.engine_config import EngineBlock
-    from simulator.simulation import Result
+    from simulator.simulation.run import Result
 
 
 @dataclass(frozen=True, slots=True)

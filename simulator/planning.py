@@ -270,7 +270,7 @@ def _run(task: tuple[Path, Sequence[str], list[tuple[str, str]], Rules]) -> Numb
     """Make one run, in a worker."""
     import warnings
 
-    from simulator.simulation import run
+    from simulator.simulation.run import run
     from simulator.slo import read_numbers
     from simulator.util.errors import HeadwayWarning
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from simulator.simulation import Result
+    from simulator.simulation.run import Result
 
 BINS = 400  # points of a line over time: what 600 pixels can show
 WINDOW = 120.0  # s, of the batch over time: short enough to tell static batches apart

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from simulator.simulation import Result
+    from simulator.simulation.run import Result
 
 PANELS = (
     ("TTFT", "ttft", 0.001, "s"),

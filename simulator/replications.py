@@ -85,7 +85,7 @@ def replicate(
 
 def run_job(job: Job) -> tuple[Numbers, list[str]]:
     """Run one replication in a worker; return its numbers and what it warned of."""
-    from simulator.simulation import run
+    from simulator.simulation.run import run
 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with warnings.catch_warnings(record=True) as caught:

@@ -8,7 +8,7 @@ from simulator.diagnosis import diagnosis_lines
 from simulator.results.steady_state import told
 
 if TYPE_CHECKING:
-    from simulator.simulation import Result
+    from simulator.simulation.run import Result
 
 Summary = Mapping[str, Any]
 

@@ -11,7 +11,7 @@ from simulator.progress import Bar
 from simulator.report import run_table
 from simulator.results.write import write_scenario
 from simulator.scenario.scenario import Scenario
-from simulator.stream import run_streamed
+from simulator.simulation.stream import run_streamed
 from simulator.util.errors import HeadwayError
 from simulator.util.files import Writer, write_together
 from simulator.util.quantile_sketch import ERROR

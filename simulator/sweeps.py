@@ -191,7 +191,7 @@ def _tell(warned: Iterable[str], told: set[str]) -> None:
 
 def run_point(scenario: "Scenario") -> tuple[Row, list[str]]:
     """Run one point in a worker; return its numbers, or its error, and what it warned of."""
-    from simulator.simulation import run
+    from simulator.simulation.run import run
 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with warnings.catch_warnings(record=True) as caught:

@@ -21,7 +21,7 @@ from simulator.results.tables import REJECTED, Floats, RequestTable, arrivals, g
 from simulator.util.files import write_atomic
 
 if TYPE_CHECKING:
-    from simulator.simulation import Result
+    from simulator.simulation.run import Result
 
 LIMIT = 50_000  # slices of steps, and points of each counter, over all replicas
 REQUESTS = 2_000  # requests with a track of their own

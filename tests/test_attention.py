@@ -18,7 +18,7 @@ from simulator.models.load import load_model
 from simulator.scenario.load import load_scenario
 from simulator.schedulers.vllm.drafts import SlotCounter
 from simulator.schedulers.vllm.speculative import Speculative
-from simulator.simulation import run
+from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from tests.engines import play, workload
 from tests.scenarios import errors

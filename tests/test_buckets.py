@@ -20,7 +20,7 @@ from simulator.costs.cost_model import load_cost
 from simulator.costs.piecewise import LONGEST_TABLE, PiecewiseCost
 from simulator.costs.profile import read_profile
 from simulator.scenario.load import load_scenario
-from simulator.simulation import run
+from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 
 HAND = PiecewiseCost(

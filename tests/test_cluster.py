@@ -9,7 +9,7 @@ from simulator.plan_command import plan
 from simulator.results.write import write_run
 from simulator.scenario.load import load_scenario
 from simulator.side_by_side import compare_table
-from simulator.simulation import Result, run
+from simulator.simulation.run import Result, run
 from simulator.sweeps import sweep
 from simulator.util.errors import HeadwayError
 from tests.scenarios import SMALL, errors

@@ -22,7 +22,7 @@ from simulator.scenario.cluster_config import FailuresBlock, OutageBlock
 from simulator.scenario.load import load_scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.serve_command import serve_command
-from simulator.simulation import Result, run
+from simulator.simulation.run import Result, run
 from simulator.util.errors import HeadwayWarning
 from simulator.workload.workload import Workload
 from tests.engines import Clock, fcfs, workload

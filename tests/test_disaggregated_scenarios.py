@@ -11,7 +11,7 @@ from simulator.html_report.page import page
 from simulator.html_report.runs import read_run
 from simulator.results.write import write_run
 from simulator.scenario.load import load_scenario
-from simulator.simulation import Result, run
+from simulator.simulation.run import Result, run
 from simulator.timeline import write_timeline
 from simulator.util.errors import HeadwayError
 from tests.scenarios import SMALL, errors

@@ -14,7 +14,7 @@ from simulator.scenario.load import check_scenario, load_scenario
 from simulator.scenario.policy_table import POLICIES
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.simulation import run
+from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.yaml_lines import Places
 

@@ -15,7 +15,7 @@ from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
 from simulator.results.write import write_run
 from simulator.scenario.load import load_scenario
-from simulator.simulation import Result, run
+from simulator.simulation.run import Result, run
 
 H100 = GPUS["H100-80GB"]
 QWEN = load_model("qwen3-30b-a3b")

@@ -56,7 +56,7 @@ def test_there_are_four_recipes_and_the_policy_is_short() -> None:
 def test_the_policy_does_what_it_says(folder) -> None:
     """Those who pay wait less; the others no longer than with patience for them."""
     from simulator.scenario.load import load_scenario
-    from simulator.simulation import run
+    from simulator.simulation.run import run
 
     waits = []
     for policy in ("fcfs", "{policy: 'my_policies:PayingFirst', paying: client-0, patience: 1e6}"):

@@ -12,7 +12,7 @@ from simulator.cli import main
 from simulator.costs.profile import read_profile
 from simulator.costs.split_decode import SplitCost
 from simulator.scenario.load import load_scenario
-from simulator.simulation import run
+from simulator.simulation.run import run
 
 TRUE = (1.5e-3, 2e-5, 8e-3)  # s: per step, per sequence, from the clock to the scheduler
 KERNELS = """name: server

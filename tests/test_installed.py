@@ -10,7 +10,7 @@ from simulator.cases import read_cases
 from simulator.conform import conform
 from simulator.replay import Replay
 from simulator.scenario.load import check_scenario
-from simulator.simulation import run
+from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from simulator.util.yaml_lines import Places
 from tests.test_conform import make

@@ -16,7 +16,7 @@ from simulator.cli import main
 from simulator.costs.profile import PROFILES
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
-from simulator.simulation import run
+from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, HeadwayWarning
 
 ROOT = Path(__file__).parents[1]

@@ -13,7 +13,7 @@ from simulator.costs.noise import Noise, ScaledCost
 from simulator.intervals import estimate
 from simulator.replications import replicate, seeds
 from simulator.scenario.load import load_scenario
-from simulator.simulation import run
+from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from tests.scenarios import SMALL
 

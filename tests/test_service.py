@@ -21,7 +21,7 @@ from simulator.results.client_service import (
 from simulator.results.tables import client_words, gather_requests, run_span
 from simulator.results.write import write_run
 from simulator.scenario.load import load_scenario
-from simulator.simulation import run
+from simulator.simulation.run import run
 from simulator.workload.workload import Workload
 from tests.engines import Clock, fcfs, play, workload
 from tests.handmade import TICK

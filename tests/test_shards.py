@@ -11,7 +11,7 @@ from simulator.cluster.run import spread_cluster
 from simulator.results.write import write_run
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
-from simulator.simulation import Result, run
+from simulator.simulation.run import Result, run
 from simulator.util.errors import HeadwayError
 from simulator.util.workers import use_backend
 from tests.scenarios import SMALL

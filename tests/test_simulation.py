@@ -3,7 +3,7 @@
 import pytest
 
 from simulator.scenario.load import load_scenario
-from simulator.simulation import run
+from simulator.simulation.run import run
 from simulator.util.errors import HeadwayWarning
 from tests.scenarios import SMALL
 

@@ -16,7 +16,7 @@ from simulator.scenario.load import load_scenario
 from simulator.scenario.speculative_config import DraftBlock, SpeculativeBlock
 from simulator.schedulers.vllm.drafts import SlotCounter
 from simulator.schedulers.vllm.speculative import Speculative
-from simulator.simulation import run
+from simulator.simulation.run import run
 from tests.engines import Clock, play, workload
 from tests.naive_drafts import Job, NaiveDrafts
 from tests.scenarios import errors

@@ -10,7 +10,7 @@ from scipy.stats import t
 from simulator.report import run_table
 from simulator.results.steady_state import batch_means, line, mser5, told, two_sided
 from simulator.scenario.load import load_scenario
-from simulator.simulation import run
+from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from tests.scenarios import SMALL
 

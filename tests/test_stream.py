@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator import simulation, stream
 from simulator.cli import main
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
-from simulator.simulation import run
-from simulator.stream import run_streamed
+from simulator.simulation import run as simulation
+from simulator.simulation import stream
+from simulator.simulation.run import run
+from simulator.simulation.stream import run_streamed
 from simulator.util.errors import HeadwayError
 from simulator.util.quantile_sketch import ERROR, Crowd, Sketch
 from simulator.workload.chunks import chunks

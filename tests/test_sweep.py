@@ -17,7 +17,7 @@ from simulator import load_scenario, sweep
 from simulator.cli import main
 from simulator.compare import numbers
 from simulator.scenario.sweep_config import SpreadBlock
-from simulator.simulation import run
+from simulator.simulation.run import run
 from simulator.sweeps import plan_points, read_journal, sweep_points
 from simulator.util.errors import HeadwayError
 

@@ -16,7 +16,7 @@ from simulator.core.log import Log
 from simulator.costs.piecewise import LinearCost
 from simulator.prometheus import metrics_text
 from simulator.scenario.load import load_scenario
-from simulator.simulation import run
+from simulator.simulation.run import run
 from simulator.timeline import write_timeline
 from tests.engines import fcfs, play, workload
 from tests.handmade import Story, stories

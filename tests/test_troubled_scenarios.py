@@ -8,7 +8,7 @@ import pytest
 from simulator.cli import main
 from simulator.results.write import write_run
 from simulator.scenario.load import load_scenario
-from simulator.simulation import Result, run
+from simulator.simulation.run import Result, run
 from simulator.util.errors import HeadwayError
 from tests.scenarios import SMALL, errors
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from simulator.scenario.load import load_scenario
-from simulator.simulation import run
+from simulator.simulation.run import run
 
 FOLDER = Path(__file__).parent.parent / "scenarios" / "what-if"
 

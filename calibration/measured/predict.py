@@ -21,7 +21,7 @@ from simulator.util.errors import HeadwayError
 if TYPE_CHECKING:
     from simulator.scenario.assemble import Parts
     from simulator.scenario.scenario import Scenario
-    from simulator.simulation import Result
+    from simulator.simulation.run import Result
     from simulator.workload.workload import Workload
 
 Floats = npt.NDArray[np.float64]
@@ -130,7 +130,7 @@ def _play(scenario: "Scenario", parts: "Parts", workload: "Workload") -> "Result
     from simulator.cluster.run import run_cluster
     from simulator.engine.async_replica import make_replica
     from simulator.scenario.assemble import make_scheduler
-    from simulator.simulation import play
+    from simulator.simulation.run import play
 
     if scenario.cluster is not None:
         cost = None if _in_lock_step(scenario, parts) else parts.cost

@@ -34,7 +34,7 @@ from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from simulator.simulation import Result
+    from simulator.simulation.run import Result
 
 
 NONE_COMES_BACK = "cluster.failures: requests wait for a replica, and none comes back"
@@ -86,7 +86,7 @@ def run_cluster(
     cost: CostModel | None = None,
 ) -> "Result":
     """Simulate a scenario with a cluster; see `simulation.run`. `cost` is that of all replicas."""
-    from simulator.simulation import Result, drive
+    from simulator.simulation.run import Result, drive
 
     if workload is None:
         workload = scenario.make_workload()
@@ -152,7 +152,7 @@ def _apart(
     jobs: int | None = None,
 ) -> "Result":
     """Simulate a cluster replica by replica."""
-    from simulator.simulation import Result
+    from simulator.simulation.run import Result
 
     router = make_router(scenario)
     found = run_apart(

@@ -205,7 +205,7 @@ def _go(
     lanes: Sequence[Lane], mail: Sequence[Mail], progress: Progress | None, total: int
 ) -> float | None:
     """Run all to the end in turn; return the time, s, at which the user broke it off, or None."""
-    from simulator.simulation import no_garbage_collection
+    from simulator.simulation.run import no_garbage_collection
 
     times = np.sort(np.concatenate([one.times for one in mail]))
     with no_garbage_collection():
@@ -277,7 +277,7 @@ def _spread(shard: Shard, jobs: int | None, progress: Progress | None, total: in
 
 def run_shard(shard: Shard) -> list[Log] | str:
     """Run some replicas in a worker, one after the other; return their logs, or what went wrong."""
-    from simulator.simulation import no_garbage_collection
+    from simulator.simulation.run import no_garbage_collection
 
     try:
         lanes = _silently(shard.lanes)

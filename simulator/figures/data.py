@@ -15,7 +15,7 @@ from simulator.util.errors import HeadwayError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from simulator.simulation import Result
+    from simulator.simulation.run import Result
 
 Floats = npt.NDArray[np.float64]
 BINS = 300  # points of a line over time

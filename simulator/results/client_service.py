@@ -26,7 +26,7 @@ from simulator.util.csv_text import Column, Words
 from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from simulator.simulation import Result
+    from simulator.simulation.run import Result
 
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2
 WINDOW = 60.0  # s, at most, over which the shares of clients are compared

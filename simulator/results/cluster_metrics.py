@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from simulator.cluster.run import Story
     from simulator.scenario.assemble import Parts
     from simulator.scenario.scenario import Scenario
-    from simulator.simulation import Result
+    from simulator.simulation.run import Result
 
 GAUGES = (
     "steps",

@@ -19,7 +19,7 @@ from simulator.results.gauges import share
 from simulator.results.tables import TRANSFER_PARTS, Flags, Floats, Ints, gather_requests
 
 if TYPE_CHECKING:
-    from simulator.simulation import Result
+    from simulator.simulation.run import Result
 
 Rows = npt.NDArray[np.void]
 

@@ -31,7 +31,7 @@ from simulator.results.utilization import Served, utilization
 from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from simulator.simulation import Result
+    from simulator.simulation.run import Result
 
 PERCENTILES = (90.0, 95.0, 99.0, 99.9)
 SCHEMA = 1  # of the summary's `headway` block; grows when a key changes its meaning

@@ -14,7 +14,7 @@ from simulator.results.tables import Floats, RequestTable
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
-    from simulator.simulation import Result
+    from simulator.simulation.run import Result
 
 BATCHES = 20  # means that the trend is sought in
 FEWEST = 5 * BATCHES  # requests

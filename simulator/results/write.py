@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from simulator.scenario.scenario import Scenario
-    from simulator.simulation import Result
+    from simulator.simulation.run import Result
 
 SLICE = 1 << 15  # rows encoded together: bounds the memory
 FORMATS = ("csv", "parquet")

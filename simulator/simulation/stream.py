@@ -88,7 +88,7 @@ def run_streamed(
     all requests.
     """
     from simulator.cluster.run import NONE_COMES_BACK
-    from simulator.simulation import drive
+    from simulator.simulation.run import drive
 
     _refuse(scenario)
     stream = _set_up(scenario, leap=not stepwise)
