@@ -57,7 +57,9 @@ app.command(
     help="Compare every decision with a schedule recorded from vLLM; exit code 1 on a difference.",
 )
 app.command("simulator.html_report.page:report", name="report", help="Write an HTML page of runs.")
-app.command("simulator.explain:command", name="explain", help="Tell one request's story in words.")
+app.command(
+    "simulator.diagnosis.explain:command", name="explain", help="Tell one request's story in words."
+)
 # These need torch, or what it has measured: they are imported when they are called.
 app.command("calibration.commands:live", name="live", help="Run a scenario on a real engine.")
 app.command(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from simulator.diagnosis import diagnosis_lines
+from simulator.diagnosis.rules import diagnosis_lines
 from simulator.results.steady_state import told
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 
 from simulator import load_scenario, run
 from simulator.cli import main
-from simulator.diagnosis import SHOWN, diagnosis_lines
+from simulator.diagnosis.rules import SHOWN, diagnosis_lines
 
 CALM = """name: calm
 engine: {max_num_seqs: 16, max_num_batched_tokens: 512, enable_prefix_caching: false}

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.explain import explain
+from simulator.diagnosis.explain import explain
 from simulator.html_report.page import page
 from simulator.html_report.runs import read_run
 from simulator.results.write import write_run

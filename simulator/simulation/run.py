@@ -87,7 +87,7 @@ class Result:
 
     def summary(self) -> dict[str, Any]:
         """Metrics under the names of `vllm bench serve`, and a block `headway` of our own."""
-        from simulator.diagnosis import diagnose
+        from simulator.diagnosis.rules import diagnose
         from simulator.results.metrics import summarize_result
 
         if self._summary is None:

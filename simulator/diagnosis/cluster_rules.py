@@ -1,6 +1,6 @@
 """What stands out in a cluster: requests that were given up or tried again, slow links."""
 
-from simulator.facts import Facts, Finding
+from simulator.diagnosis.facts import Facts, Finding
 from simulator.results.tables import RETRY
 
 MOVED = 0.05  # share of the requests' time that KV caches must be on their way

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.cluster_findings import kv_transfer, tries
-from simulator.facts import Facts, Finding
+from simulator.diagnosis.cluster_rules import kv_transfer, tries
+from simulator.diagnosis.facts import Facts, Finding
+from simulator.diagnosis.unfairness import most_slighted
 from simulator.results.blocked_time import BLOCKS, BUDGET, CAUSES, POLICY, SEATS
 from simulator.results.breakdown import prompt_rows, prompt_stalls
 from simulator.results.client_service import Clients, several_clients
 from simulator.results.tables import Floats, run_span
-from simulator.unfair import most_slighted
 
 if TYPE_CHECKING:
     from simulator.simulation.run import Result
