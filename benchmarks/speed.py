@@ -100,10 +100,10 @@ def phases() -> list[tuple[str, float]]:
     def mark(name: str) -> None:
         marks.append((name, time.process_time()))
 
-    from simulator.report import run_table
     from simulator.results.write import write_run
     from simulator.scenario.load import load_scenario
     from simulator.simulation.run import run
+    from simulator.views.report import run_table
 
     mark("import")
     arguments = conv(19366)

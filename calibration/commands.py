@@ -158,10 +158,10 @@ def live(
     from gpu_backend.live import build_engine, run_live
     from simulator.console import tell_interrupted
     from simulator.progress import Bar
-    from simulator.report import run_table
     from simulator.results.write import check_folder
     from simulator.scenario.assemble import assemble
     from simulator.scenario.load import load_scenario
+    from simulator.views.report import run_table
 
     loaded = load_scenario(scenario, set_ or (), seed)
     folder = check_folder(out or Path("out") / f"{loaded.name}-live")

@@ -232,7 +232,7 @@ def _table(found: Validation) -> Iterator[str]:
 
 
 def _plot(forced: Mapping[str, tuple[Floats, Floats]], found: Validation, file: BinaryIO) -> None:
-    from simulator.figures.style import encode, grid, sheet
+    from simulator.views.figures.style import encode, grid, sheet
 
     with sheet(1, 3, 4.2, width=12.0) as figure:
         steps, errors, whole = figure.axes

@@ -17,7 +17,7 @@ from calibration.fit_steps import fit_rows, judge
 from calibration.rows import read_rows
 from calibration.validate import table, validate
 from simulator import load_scenario, run
-from simulator.figures import draw_steps
+from simulator.views.figures import draw_steps
 
 MEASURED = Path("../calibration/measurements/cpu/tiny-test")
 rows = read_rows(MEASURED / "steps.csv.gz")

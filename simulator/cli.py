@@ -56,7 +56,7 @@ app.command(
     name="conform",
     help="Compare every decision with a schedule recorded from vLLM; exit code 1 on a difference.",
 )
-app.command("simulator.html_report.page:report", name="report", help="Write an HTML page of runs.")
+app.command("simulator.views.html.page:report", name="report", help="Write an HTML page of runs.")
 app.command(
     "simulator.diagnosis.explain:command", name="explain", help="Tell one request's story in words."
 )
@@ -154,10 +154,10 @@ def run(
     no_tables: NoTables = False,
 ) -> int:
     """Simulate a scenario; print its report, write its files."""
-    from simulator.exports import check_exports, write_exports
-    from simulator.report import run_table
     from simulator.results.write import check_folder, write_run
     from simulator.scenario.load import load_scenario
+    from simulator.views.exports import check_exports, write_exports
+    from simulator.views.report import run_table
 
     loaded = load_scenario(scenario, set_ or (), seed)
     folder = check_folder(out or Path("out") / loaded.name, format)

@@ -14,8 +14,8 @@ def write_comparison(
     """Write every run, the table and the plot; print the table."""
     from simulator.compare import encode_comparison
     from simulator.results.write import write_run
-    from simulator.side_by_side import compare_table
     from simulator.util.files import write_atomic
+    from simulator.views.side_by_side import compare_table
 
     for point, result in zip(points, results, strict=True):
         write_run(result, folder / point.folder, format)
@@ -30,9 +30,9 @@ def write_comparison(
 
 def _draw(labels: list[str], results: "list[Result]", path: Path) -> str:
     """Draw the comparison; return what to add to the list of files."""
-    from simulator.figures.style import COLORS
-    from simulator.plots import plot_compare
-    from simulator.plots_many import plot_many
+    from simulator.views.compare_bars import plot_many
+    from simulator.views.compare_plot import plot_compare
+    from simulator.views.figures.style import COLORS
 
     plot = plot_many if len(results) > len(COLORS) else plot_compare
     return f", {plot(labels, results, path).name}"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from simulator.compare import Point
 from simulator.intervals import Difference, Estimate, Numbers, columns, estimate, holm, paired
 from simulator.replications import encode_csv
-from simulator.report import METRICS, Gauge
-from simulator.side_by_side import align
+from simulator.views.report import METRICS, Gauge
+from simulator.views.side_by_side import align
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -140,14 +140,14 @@ def encode_differences(
 
 def plot_intervals(labels: Sequence[str], runs: Sequence[Sequence[Numbers]], path: Path) -> Path:
     """Draw the mean of each run with its interval, and that of one run thin, as a PNG."""
-    from simulator.figures.style import save
+    from simulator.views.figures.style import save
 
     return save(draw_intervals(labels, runs), path)
 
 
 def draw_intervals(labels: Sequence[str], runs: Sequence[Sequence[Numbers]]) -> "Figure":
     """Draw the picture of `plot_intervals` without writing it."""
-    from simulator.figures.style import grid, sheet
+    from simulator.views.figures.style import grid, sheet
 
     shown = [key for key in DRAWN if all(key in columns(same, [key]) for same in runs)]
     with sheet(2, 3, 3 + 0.5 * len(runs), sharey=True) as figure:

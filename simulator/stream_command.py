@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from simulator.progress import Bar
-from simulator.report import run_table
 from simulator.results.write import write_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.stream import run_streamed
 from simulator.util.errors import HeadwayError
 from simulator.util.files import Writer, write_together
 from simulator.util.quantile_sketch import ERROR
+from simulator.views.report import run_table
 
 
 def run_without_tables(

@@ -8,10 +8,10 @@ import pytest
 from simulator.plan_command import plan
 from simulator.results.write import write_run
 from simulator.scenario.load import load_scenario
-from simulator.side_by_side import compare_table
 from simulator.simulation.run import Result, run
 from simulator.sweeps import sweep
 from simulator.util.errors import HeadwayError
+from simulator.views.side_by_side import compare_table
 from tests.scenarios import SMALL, errors
 
 

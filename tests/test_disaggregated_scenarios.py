@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from simulator.diagnosis.explain import explain
-from simulator.html_report.page import page
-from simulator.html_report.runs import read_run
 from simulator.results.write import write_run
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import Result, run
-from simulator.timeline import write_timeline
 from simulator.util.errors import HeadwayError
+from simulator.views.html.page import page
+from simulator.views.html.runs import read_run
+from simulator.views.timeline import write_timeline
 from tests.scenarios import SMALL, errors
 
 APART = """cluster:

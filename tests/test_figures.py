@@ -11,11 +11,18 @@ import pytest
 
 from simulator import load_scenario, run
 from simulator.cli import main
-from simulator.figures import Run, draw_chunk, draw_kv, draw_latency, draw_occupancy, draw_pareto
-from simulator.figures.data import read_runs
-from simulator.figures.load import knee
-from simulator.figures.occupancy import _batches, _lowest_free
-from simulator.figures.style import COLORS, MARKERS
+from simulator.views.figures import (
+    Run,
+    draw_chunk,
+    draw_kv,
+    draw_latency,
+    draw_occupancy,
+    draw_pareto,
+)
+from simulator.views.figures.data import read_runs
+from simulator.views.figures.load import knee
+from simulator.views.figures.occupancy import _batches, _lowest_free
+from simulator.views.figures.style import COLORS, MARKERS
 from tests.scenarios import AZURE, SMALL
 
 SCENARIO = """

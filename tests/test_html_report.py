@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 
 from simulator.cli import main
-from simulator.html_report.page import page
-from simulator.html_report.runs import Run, read_runs
-from simulator.html_report.series import distributions, over_time, seats
 from simulator.results.breakdown import PARTS
+from simulator.views.html.page import page
+from simulator.views.html.runs import Run, read_runs
+from simulator.views.html.series import distributions, over_time, seats
 from tests.scenarios import SMALL
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

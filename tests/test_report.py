@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from simulator.core.log import Log
-from simulator.report import run_table
 from simulator.results.metrics import Summary, summarize
-from simulator.side_by_side import compare_table
+from simulator.views.report import run_table
+from simulator.views.side_by_side import compare_table
 from tests.handmade import Seen, add_request, add_run, add_step, make_workload
 
 TABLE = """\

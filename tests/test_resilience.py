@@ -27,7 +27,7 @@ from simulator.scenario.cluster_config import (
 )
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.timeline import phases
+from simulator.views.timeline import phases
 from simulator.workload.workload import Workload
 from tests.engines import Clock, fcfs, workload
 from tests.test_laws import _unroll, clocks, engines, workloads

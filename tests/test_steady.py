@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from simulator.report import run_table
 from simulator.results.steady_state import batch_means, line, mser5, told, two_sided
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
+from simulator.views.report import run_table
 from tests.scenarios import SMALL
 
 LOADED = SMALL.replace("num_prompts: 40", "num_prompts: 800")

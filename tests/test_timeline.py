@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from prometheus_client.parser import text_string_to_metric_families
 
-from simulator import timeline
 from simulator.cli import main
 from simulator.core.log import Log
 from simulator.costs.piecewise import LinearCost
-from simulator.prometheus import metrics_text
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
-from simulator.timeline import write_timeline
+from simulator.views import timeline
+from simulator.views.prometheus import metrics_text
+from simulator.views.timeline import write_timeline
 from tests.engines import fcfs, play, workload
 from tests.handmade import Story, stories
 from tests.scenarios import SMALL

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from calibration.measured.predict import Compared, Outcome
-from simulator.figures.style import (
+from simulator.util.files import write_atomic, write_together
+from simulator.views.figures.style import (
     COLORS,
     color,
     encode,
@@ -20,7 +21,6 @@ from simulator.figures.style import (
     marker,
     sheet,
 )
-from simulator.util.files import write_atomic, write_together
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

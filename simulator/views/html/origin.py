@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from simulator.html_report.runs import Run
-from simulator.html_report.tables import run_name, table
+from simulator.views.html.runs import Run
+from simulator.views.html.tables import run_name, table
 
 
 def scenarios(runs: Sequence[Run]) -> str:

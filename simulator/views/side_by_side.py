@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from simulator.report import CLUSTER, GAUGES, METRICS, MOVED, TROUBLES, Gauge, Summary, known
+from simulator.views.report import CLUSTER, GAUGES, METRICS, MOVED, TROUBLES, Gauge, Summary, known
 
 RATIO = 10  # width of a ratio and its mark
 BESIDE = 3  # runs that a block of a comparison shows beside the first: 120 columns

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.figures.data import Floats, need, need_numbers
-from simulator.figures.style import (
+from simulator.planning import front
+from simulator.util.errors import HeadwayError
+from simulator.views.figures.data import Floats, need, need_numbers
+from simulator.views.figures.style import (
     COLORS,
     FAINT,
     GREY,
@@ -19,8 +21,6 @@ from simulator.figures.style import (
     marker,
     sheet,
 )
-from simulator.planning import front
-from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,10 +9,12 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from simulator import __version__
-from simulator.html_report.origin import profiles, scenarios
-from simulator.html_report.runs import Run, read_runs
-from simulator.html_report.series import charts
-from simulator.html_report.tables import (
+from simulator.util.errors import HeadwayError
+from simulator.util.files import check_file, write_atomic
+from simulator.views.html.origin import profiles, scenarios
+from simulator.views.html.runs import Run, read_runs
+from simulator.views.html.series import charts
+from simulator.views.html.tables import (
     clients,
     diagnosis,
     groups,
@@ -21,11 +23,9 @@ from simulator.html_report.tables import (
     run_name,
     time_parts,
 )
-from simulator.report import profiles_of
-from simulator.util.errors import HeadwayError
-from simulator.util.files import check_file, write_atomic
+from simulator.views.report import profiles_of
 
-ASSETS = Path(__file__).parent.parent / "assets"
+ASSETS = Path(__file__).parent / "assets"
 MOST = 8  # runs: colours that people can tell apart
 
 ZOOM = "Drag to zoom, double-click to see all."

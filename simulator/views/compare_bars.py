@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.figures.style import grid, log_scale, save, sheet
+from simulator.views.figures.style import grid, log_scale, save, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from math import isnan
 
-from simulator.html_report.runs import Run
-from simulator.report import CLUSTER, GAUGES, METRICS, MOVED, TROUBLES, Gauge, known
 from simulator.results.breakdown import PARTS
 from simulator.results.tables import RETRY, TRANSFER_PARTS
+from simulator.views.html.runs import Run
+from simulator.views.report import CLUSTER, GAUGES, METRICS, MOVED, TROUBLES, Gauge, known
 
 CARDS = (
     ("output_throughput", "Output throughput", "tok/s"),

@@ -27,12 +27,12 @@ def write_exports(result: "Result", timeline: Path | None, prometheus: Path | No
     """Write what was asked for; return a line about each file."""
     notes = []
     if timeline is not None:
-        from simulator.timeline import write_timeline
+        from simulator.views.timeline import write_timeline
 
         shown = write_timeline(result, timeline)
         notes.append(f"written to {timeline}: {shown}; open it at https://ui.perfetto.dev")
     if prometheus is not None:
-        from simulator.prometheus import write_prometheus
+        from simulator.views.prometheus import write_prometheus
 
         write_prometheus(result, prometheus)
         notes.append(f"written to {prometheus}: metrics under vLLM's names")

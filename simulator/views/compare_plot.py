@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.core.log import Log
-from simulator.figures.style import COLORS, grid, log_scale, save, sheet
 from simulator.results.tables import Floats, arrivals, gather_requests, queue_levels
 from simulator.results.time_bins import depth_in_bins, mean_in_bins
+from simulator.views.figures.style import COLORS, grid, log_scale, save, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
