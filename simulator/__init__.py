@@ -5,10 +5,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from simulator.plan_command import plan
+    from simulator.planning.sweep import sweep
     from simulator.scenario.load import load_scenario
     from simulator.scenario.scenario import Scenario
     from simulator.simulation.run import Result, run
-    from simulator.sweeps import sweep
 
 __version__ = "0.1.0"
 __all__ = ["Result", "Scenario", "load_scenario", "plan", "run", "sweep"]
@@ -19,7 +19,7 @@ _HOMES = {
     "load_scenario": "simulator.scenario.load",
     "plan": "simulator.plan_command",
     "run": "simulator.simulation.run",
-    "sweep": "simulator.sweeps",
+    "sweep": "simulator.planning.sweep",
 }
 
 

@@ -215,8 +215,8 @@ def compare(
     cooldown: Cooldown = 0.0,
 ) -> int:
     """Simulate a scenario with some keys varied, side by side."""
-    from simulator.compare import expand
-    from simulator.comparison import write_comparison
+    from simulator.planning.comparison import write_comparison
+    from simulator.planning.points import expand
     from simulator.results.write import check_folder
 
     points = expand(scenario, vary, set_ or (), seed)

@@ -14,7 +14,7 @@ from simulator.util.errors import HeadwayError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from simulator.planning import Candidate, Question
+    from simulator.planning.plan import Candidate, Question
 
 
 def plan_command(
@@ -64,7 +64,7 @@ def plan_command(
     Keys of the scenario's block `plan` stand where options are not given; without any bound,
     99 % of the requests must keep the scenario's `goodput`.
     """
-    from simulator.plan_files import write_plan
+    from simulator.planning.plan_files import write_plan
     from simulator.results.write import check_folder
     from simulator.util.workers import use_backend
 
@@ -99,8 +99,8 @@ def plan(
     """
     import pandas as pd
 
-    from simulator.plan_files import row_of
-    from simulator.sweeps import as_yaml
+    from simulator.planning.plan_files import row_of
+    from simulator.planning.sweep import as_yaml
 
     items = [f"{k}={','.join(as_yaml(v) for v in values)}" for k, values in (vary or {}).items()]
     given = Given([*slo] or None, items or None, fewest, cheapest, None, None)
@@ -130,12 +130,12 @@ def ask(
     path: Path, given: Given, overrides: Sequence[str], seed: int | None
 ) -> "tuple[Question, Axes, str]":
     """Make the question, and what is varied, of the options and the block `plan`."""
-    from simulator.compare import hidden, split_values
-    from simulator.planning import Question, rate_key
+    from simulator.planning.plan import Question, rate_key
+    from simulator.planning.points import hidden, split_values
+    from simulator.planning.search import Rules
+    from simulator.planning.service_levels import parse_slo
+    from simulator.planning.sweep import as_yaml
     from simulator.scenario.load import load_scenario
-    from simulator.search import Rules
-    from simulator.slo import parse_slo
-    from simulator.sweeps import as_yaml
 
     base = load_scenario(path, overrides, seed)
     block = base.plan
@@ -197,13 +197,13 @@ def find(
     progress: Callable[[int], None] | None,
 ) -> "tuple[list[Candidate], Candidate]":
     """Search; return the candidates with their answers, and the best."""
-    from simulator.planning import answer, best_of, climb, find_candidates
+    from simulator.planning.plan import answer, best_of, climb, find_candidates
 
     if optuna is None:
         candidates = find_candidates(question.path, axes, question.overrides, question.seed)
         answer(question, candidates, jobs, progress)
     else:
-        from simulator.plan_optuna import answer_by_optuna
+        from simulator.planning.plan_optuna import answer_by_optuna
 
         candidates = answer_by_optuna(question, axes, optuna, jobs, progress)
     rate = bool(question.key) and not question.high
@@ -215,7 +215,7 @@ def find(
 
 def told(question: "Question", candidates: "Sequence[Candidate]", best: "Candidate") -> str:
     """Give the table of candidates, and what it cannot tell."""
-    from simulator.plan_files import row_of
+    from simulator.planning.plan_files import row_of
 
     bounds = question.rules.slos
     metrics = [*dict.fromkeys(slo.metric for slo in bounds if slo.metric != "completion")]
@@ -274,7 +274,7 @@ def _number(value: float | None) -> str:
 
 def _notes(question: "Question", candidates: "Sequence[Candidate]") -> list[str]:
     """Tell what the table cannot: errors, doubts, contradictions."""
-    from simulator.search import not_monotone
+    from simulator.planning.search import not_monotone
 
     notes = [f"{c.label}: {c.error}" for c in candidates if c.error]
     for candidate in candidates:

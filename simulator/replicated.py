@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from simulator.compare import Point
-from simulator.intervals import Estimate
-from simulator.replications import check_count, encode_runs, replicate
+from simulator.planning.intervals import Estimate
+from simulator.planning.points import Point
+from simulator.planning.replications import check_count, encode_runs, replicate
 from simulator.util.errors import HeadwayWarning
 from simulator.util.files import write_together
 
@@ -22,7 +22,7 @@ def run_replicated(
     scenario: "Scenario", folder: Path, count: int, trim: tuple[float, float], quiet: bool
 ) -> int:
     """Run a scenario so many times; write every run, print and write intervals."""
-    from simulator.interval_report import encode_intervals, estimates, run_intervals
+    from simulator.planning.interval_report import encode_intervals, estimates, run_intervals
 
     check_count(count)
     with _bar(quiet) as progress:
@@ -53,7 +53,7 @@ def compare_replicated(
     points: Sequence[Point], folder: Path, count: int, trim: tuple[float, float], quiet: bool
 ) -> int:
     """Run every point so many times under common random numbers; tell paired differences."""
-    from simulator.interval_report import (
+    from simulator.planning.interval_report import (
         compare_intervals,
         differences,
         encode_differences,
@@ -99,7 +99,7 @@ def _resolved(scenario: "Scenario") -> bytes:
 
 
 def _warn_constant(found: Sequence[Mapping[str, Estimate]]) -> None:
-    from simulator.interval_report import CONSTANT
+    from simulator.planning.interval_report import CONSTANT
 
     if not any(e.sd for same in found for e in same.values()):
         warnings.warn(CONSTANT, HeadwayWarning, stacklevel=2)

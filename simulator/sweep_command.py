@@ -50,9 +50,9 @@ def sweep(
     The points are those of `--vary` and of the scenario's block `sweep`. The same command goes
     on where an earlier one was stopped. Exit code 1 if a point failed.
     """
-    from simulator.compare import hidden, split_values
+    from simulator.planning.points import hidden, split_values
+    from simulator.planning.sweep import TABLE, plan_points, sweep_points
     from simulator.results.write import check_folder
-    from simulator.sweeps import TABLE, plan_points, sweep_points
     from simulator.util.errors import HeadwayError
 
     if jobs is not None and jobs < 1:

@@ -6,10 +6,10 @@ import pandas as pd
 import pytest
 
 from simulator.plan_command import plan
+from simulator.planning.sweep import sweep
 from simulator.results.write import write_run
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import Result, run
-from simulator.sweeps import sweep
 from simulator.util.errors import HeadwayError
 from simulator.views.side_by_side import compare_table
 from tests.scenarios import SMALL, errors

@@ -17,11 +17,11 @@ from simulator.cluster.routers import Least, PowerOfTwo, RoundRobin
 from simulator.cluster.run import sessions_of
 from simulator.engine.client import Client
 from simulator.plan_command import plan
+from simulator.planning.vllm_serve import serve_command
 from simulator.policies.predictor import Noisy
 from simulator.scenario.cluster_config import FailuresBlock, OutageBlock
 from simulator.scenario.load import load_scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.serve_command import serve_command
 from simulator.simulation.run import Result, run
 from simulator.util.errors import HeadwayWarning
 from simulator.workload.workload import Workload

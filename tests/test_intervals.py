@@ -5,7 +5,7 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from simulator.intervals import estimate, holm, paired
+from simulator.planning.intervals import estimate, holm, paired
 
 
 def test_intervals_by_hand():

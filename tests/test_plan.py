@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from simulator import load_scenario, plan, run
 from simulator.cli import main
-from simulator.plan_files import _strain
-from simulator.planning import Question, front, has_chance
-from simulator.search import (
+from simulator.planning.plan import Question, front, has_chance
+from simulator.planning.plan_files import _strain
+from simulator.planning.search import (
     Answer,
     Rules,
     Search,
@@ -25,8 +25,8 @@ from simulator.search import (
     not_monotone,
     verdict,
 )
-from simulator.serve_command import serve_command
-from simulator.slo import parse_slo, read_numbers
+from simulator.planning.service_levels import parse_slo, read_numbers
+from simulator.planning.vllm_serve import serve_command
 from simulator.util.errors import HeadwayError
 from tests.scenarios import AZURE
 

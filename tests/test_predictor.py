@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from simulator import load_scenario, run
-from simulator.compare import expand
 from simulator.core.request import Request
+from simulator.planning.points import expand
 from simulator.policies.predictor import make_predictor
 from simulator.workload.workload import Workload
 from tests.engines import workload

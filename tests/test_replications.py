@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 from simulator.cli import main
-from simulator.compare import expand
 from simulator.costs.noise import Noise, ScaledCost
-from simulator.intervals import estimate
-from simulator.replications import replicate, seeds
+from simulator.planning.intervals import estimate
+from simulator.planning.points import expand
+from simulator.planning.replications import replicate, seeds
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError

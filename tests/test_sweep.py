@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from simulator import load_scenario, sweep
 from simulator.cli import main
-from simulator.compare import numbers
+from simulator.planning.points import numbers
+from simulator.planning.sweep import plan_points, read_journal, sweep_points
 from simulator.scenario.sweep_config import SpreadBlock
 from simulator.simulation.run import run
-from simulator.sweeps import plan_points, read_journal, sweep_points
 from simulator.util.errors import HeadwayError
 
 SMALL = """
@@ -167,7 +167,7 @@ def test_what_is_done_is_not_run_again(small: Path, monkeypatch: pytest.MonkeyPa
         seen.extend(item.engine.max_num_seqs for item in items)
         return ((k, function(item)) for k, item in enumerate(items))
 
-    monkeypatch.setattr("simulator.sweeps.each", watched)
+    monkeypatch.setattr("simulator.planning.sweep.each", watched)
     rows = sweep_points(points, out)
     assert seen == [4]
     assert [row["completed"] for row in rows] == [20, 20, 20]

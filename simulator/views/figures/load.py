@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.planning import front
+from simulator.planning.plan import front
 from simulator.util.errors import HeadwayError
 from simulator.views.figures.data import Floats, need, need_numbers
 from simulator.views.figures.style import (

@@ -5,9 +5,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simulator.compare import Point
-from simulator.intervals import Difference, Estimate, Numbers, columns, estimate, holm, paired
-from simulator.replications import encode_csv
+from simulator.planning.intervals import (
+    Difference,
+    Estimate,
+    Numbers,
+    columns,
+    estimate,
+    holm,
+    paired,
+)
+from simulator.planning.points import Point
+from simulator.planning.replications import encode_csv
 from simulator.views.report import METRICS, Gauge
 from simulator.views.side_by_side import align
 

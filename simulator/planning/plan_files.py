@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from simulator.planning import Candidate, Question, front, speeds
+from simulator.planning.plan import Candidate, Question, front, speeds
+from simulator.planning.search import Trial, interval
+from simulator.planning.service_levels import SHARES
+from simulator.planning.vllm_serve import serve_command
 from simulator.scenario.load import load_scenario
-from simulator.search import Trial, interval
-from simulator.serve_command import serve_command
-from simulator.slo import SHARES
 from simulator.util.files import Writer, write_together
 
 if TYPE_CHECKING:

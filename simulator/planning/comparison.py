@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from simulator.compare import Point
+    from simulator.planning.points import Point
     from simulator.simulation.run import Result
 
 
@@ -12,7 +12,7 @@ def write_comparison(
     points: "list[Point]", results: "list[Result]", folder: Path, format: str, quiet: bool
 ) -> None:
     """Write every run, the table and the plot; print the table."""
-    from simulator.compare import encode_comparison
+    from simulator.planning.points import encode_comparison
     from simulator.results.write import write_run
     from simulator.util.files import write_atomic
     from simulator.views.side_by_side import compare_table

@@ -8,8 +8,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite, sqrt
 
-from simulator.intervals import CONFIDENCE, Estimate, Numbers, estimate
-from simulator.slo import Slo
+from simulator.planning.intervals import CONFIDENCE, Estimate, Numbers, estimate
+from simulator.planning.service_levels import Slo
 
 Wish = tuple[float, int]  # where to run (a rate, a number of replicas), which replication
 Search = Generator[list[Wish], list[Numbers], "Answer"]

@@ -11,11 +11,11 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simulator.intervals import Estimate, Numbers
 from simulator.models.gpus import find_gpu
+from simulator.planning.intervals import Estimate, Numbers
+from simulator.planning.search import Answer, Rules, Search, Trial, Wish, interval
 from simulator.results.cluster_metrics import price_of_cluster
 from simulator.scenario.load import load_scenario
-from simulator.search import Answer, Rules, Search, Trial, Wish, interval
 from simulator.util.errors import HeadwayError
 from simulator.util.workers import Died, each
 
@@ -90,7 +90,7 @@ class Question:
 
     def search(self, scenario: "Scenario") -> Search:
         """Begin the search for one candidate."""
-        from simulator.search import fewest, holds, largest_rate
+        from simulator.planning.search import fewest, holds, largest_rate
 
         rules = self.rules
         if not has_chance(scenario):
@@ -270,8 +270,8 @@ def _run(task: tuple[Path, Sequence[str], list[tuple[str, str]], Rules]) -> Numb
     """Make one run, in a worker."""
     import warnings
 
+    from simulator.planning.service_levels import read_numbers
     from simulator.simulation.run import run
-    from simulator.slo import read_numbers
     from simulator.util.errors import HeadwayWarning
 
     path, overrides, settings, rules = task

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from simulator.planning import Candidate, Question, answer, load_candidate
+from simulator.planning.plan import Candidate, Question, answer, load_candidate
 from simulator.util.errors import HeadwayError
 
 BATCH = 4  # candidates that Optuna names at a time

@@ -88,7 +88,7 @@ def _short(percentile: float) -> str:
 
 def read_numbers(result: "Result", slos: Sequence[Slo]) -> dict[str, float]:
     """Give a run's numbers by name, with those percentiles and shares that the bounds ask for."""
-    from simulator.compare import numbers
+    from simulator.planning.points import numbers
     from simulator.results.metrics import PERCENTILES, summarize_result
 
     asked = [slo.percentile for slo in slos if slo.percentile is not None]

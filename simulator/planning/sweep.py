@@ -21,7 +21,7 @@ import numpy as np
 import yaml
 
 from simulator import __version__
-from simulator.compare import numbers
+from simulator.planning.points import numbers
 from simulator.scenario.load import load_scenario, load_sweep
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import write_atomic

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.compare import Point, numbers
 from simulator.costs.noise import Noise
-from simulator.intervals import Numbers
+from simulator.planning.intervals import Numbers
+from simulator.planning.points import Point, numbers
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.workers import Died, each, use_backend
 
