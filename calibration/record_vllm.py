@@ -12,8 +12,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from simulator.cases import Case, read_cases
-from simulator.replay import Replay
+from simulator.conformance.cases import Case, read_cases
+from simulator.conformance.replay import Replay
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
 

@@ -25,8 +25,8 @@ def conform(
     ] = False,
 ) -> int:
     """Compare every decision with a schedule recorded from vLLM; exit code 1 on a difference."""
-    from simulator.conform import conform as compare_all
-    from simulator.conform import report
+    from simulator.conformance.compare import conform as compare_all
+    from simulator.conformance.compare import report
 
     outcomes = compare_all(case, golden, leap=leap, write=write)
     print(report(outcomes) if outcomes else f"written to {write}; no recording to compare it with")

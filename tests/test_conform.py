@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cases import read_cases
 from simulator.cli import main
-from simulator.conform import conform, default_golden, report
+from simulator.conformance.cases import read_cases
+from simulator.conformance.compare import conform, default_golden, report
+from simulator.conformance.replay import Replay
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockManager
-from simulator.replay import Replay
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 

@@ -17,7 +17,7 @@ from simulator.schedulers.vllm.installed import InstalledScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from simulator.replay import Replay
+    from simulator.conformance.replay import Replay
 
 
 class Cut(Exception):  # noqa: N818  it is no error

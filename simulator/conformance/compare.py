@@ -1,6 +1,6 @@
 """Step for step against a recorded schedule: does Headway decide what vLLM decided?
 
-Every row that `simulator.replay` yields must be the recorded one. Rows of equal text are equal;
+Every row that `simulator.conformance.replay` yields must be the recorded one. Rows of equal text are equal;
 only where the text differs are the fields looked at.
 """
 
@@ -13,8 +13,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from simulator.cases import CONFIG, STEP_TIME, Case, parse_line, read_cases, read_lines
-from simulator.replay import Replay
+from simulator.conformance.cases import CONFIG, STEP_TIME, Case, parse_line, read_cases, read_lines
+from simulator.conformance.replay import Replay
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
 

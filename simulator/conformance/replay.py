@@ -1,6 +1,6 @@
 """A case played through Headway's own scheduler, block manager and replica, every decision noted.
 
-The rows are those of a recorded schedule (`simulator.cases`), in order of processing, as text: the
+The rows are those of a recorded schedule (`simulator.conformance.cases`), in order of processing, as text: the
 same text as the recorder's as long as all fields are the same. The clock counts nanoseconds in
 integers, so equal means equal.
 """
@@ -14,12 +14,8 @@ import simpy
 from simpy.core import EmptySchedule
 
 from simulator import __version__
-from simulator.cases import Case
-from simulator.core.alarm import Alarm
-from simulator.core.request import Request, Step
-from simulator.engine.replica import Replica
-from simulator.kv_cache.block_manager import BlockCounter, BlockManager
-from simulator.noted import (
+from simulator.conformance.cases import Case
+from simulator.conformance.observed import (
     Clock,
     Cut,
     NotedAsyncReplica,
@@ -31,6 +27,10 @@ from simulator.noted import (
     NotedScheduler,
     Row,
 )
+from simulator.core.alarm import Alarm
+from simulator.core.request import Request, Step
+from simulator.engine.replica import Replica
+from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.policies.policy import Priority
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.installed import InstalledBlocks
