@@ -8,7 +8,7 @@ import pytest
 
 from simulator import Result, load_scenario, run
 from simulator.cli import main
-from simulator.testing import check_policy
+from simulator.testing.check import check_policy
 
 EXAMPLES = Path(__file__).parent.parent / "scenarios" / "examples"
 STATIC, CONTINUOUS = "engine.scheduling_policy=static", "engine.scheduling_policy=fcfs"

@@ -10,7 +10,7 @@ from simulator.policies.fair import Fair
 from simulator.policies.policy import Fifo
 from simulator.scenario.policy_table import POLICIES
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.testing import check_policy
+from simulator.testing.check import check_policy
 
 ARGUMENTS = {"hf-static": {"batch_size": 1}}  # its own default is more than the cases have seats
 

@@ -72,7 +72,7 @@ def find_policy(scenario: Scenario) -> tuple[type, dict[str, Any]]:
     spec = scenario.engine.scheduling_policy
     arguments = {} if isinstance(spec, str) else {k: v for k, v in spec.items() if k != "policy"}
     name = spec if isinstance(spec, str) else spec["policy"]
-    if isinstance(name, type):  # from Python, see testing.py
+    if isinstance(name, type):  # from Python, see check.py
         return name, arguments
     if name in POLICIES:
         return POLICIES[name], arguments

@@ -1,6 +1,6 @@
 """Check a policy or a scheduler of your own against the laws that every shipped one keeps.
 
-    from simulator.testing import check_policy
+    from simulator.testing.check import check_policy
 
     check_policy(MyPolicy, weight=3)
 
@@ -30,7 +30,7 @@ from simulator.scenario.load import check_scenario
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.trials import (
+from simulator.testing.trials import (
     LONGEST,
     LONGEST_ANSWER,
     Case,

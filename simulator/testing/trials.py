@@ -1,4 +1,4 @@
-"""Small engines and workloads on which `testing.py` tries out a policy, and what it sees there."""
+"""Small engines and workloads on which `check.py` tries out a policy, and what it sees there."""
 
 import sys
 from collections.abc import Iterator
