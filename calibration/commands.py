@@ -156,8 +156,8 @@ def live(
     from calibration.live_files import write_live
     from calibration.meta import describe_engine
     from gpu_backend.live import build_engine, run_live
-    from simulator.console import tell_interrupted
-    from simulator.progress import Bar
+    from simulator.cli.console import tell_interrupted
+    from simulator.cli.progress import Bar
     from simulator.results.write import check_folder
     from simulator.scenario.assemble import assemble
     from simulator.scenario.load import load_scenario

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from gpu_backend.campaign_report import write_report
 
-HEADWAY = (sys.executable, "-c", "from simulator.cli import main; raise SystemExit(main())")
+HEADWAY = (sys.executable, "-c", "from simulator.cli.main import main; raise SystemExit(main())")
 LARGEST = 4 << 20  # bytes of a file that is left unpacked
 FIT = 30.0  # seconds that a part is left for what follows its measuring
 GRACE = 15.0  # seconds that a part has to end once it is told to

@@ -4,7 +4,7 @@ TYPE_CHECKING = False  # typing's own costs milliseconds in which Ctrl-C would b
 if TYPE_CHECKING:
     from typing import Any
 
-    from simulator.plan_command import plan
+    from simulator.cli.plan import plan
     from simulator.planning.sweep import sweep
     from simulator.scenario.load import load_scenario
     from simulator.scenario.scenario import Scenario
@@ -17,7 +17,7 @@ _HOMES = {
     "Result": "simulator.simulation.run",
     "Scenario": "simulator.scenario.scenario",
     "load_scenario": "simulator.scenario.load",
-    "plan": "simulator.plan_command",
+    "plan": "simulator.cli.plan",
     "run": "simulator.simulation.run",
     "sweep": "simulator.planning.sweep",
 }

@@ -7,7 +7,7 @@ import sys
 def main() -> int:
     """Import the command line and run it; return the exit code."""
     try:
-        from simulator.cli import main as command
+        from simulator.cli.main import main as command
 
         return command()
     except KeyboardInterrupt:

@@ -17,7 +17,7 @@ from calibration.grid import Limits, Point, make_grid
 from calibration.meta import read_meta
 from calibration.rows import BATCH, Row, RowFile, make_step, pack_rows, read_rows
 from calibration.steps_profile import profile_name, steps_profile
-from simulator.cli import main
+from simulator.cli.main import main
 from simulator.core.request import Step, Swap
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import PROFILES, read_profile
@@ -264,7 +264,7 @@ def test_without_torch_one_line_names_the_extra(verb: str, tmp_path: Path) -> No
     scenario = str(Path(__file__).parents[1] / "scenarios/live-tiny-cpu.yaml")
     what = [scenario] if verb == "live" else ["--model", "tiny-test"]
     code = (
-        "import sys; sys.modules['torch'] = None; from simulator.cli import main; "
+        "import sys; sys.modules['torch'] = None; from simulator.cli.main import main; "
         f"sys.exit(main({[verb, *what, '--out', str(tmp_path / 'out')]!r}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -13,8 +13,8 @@ import yaml
 
 from simulator import __version__
 from simulator.__main__ import main as door
-from simulator.cli import main
-from simulator.progress import Bar
+from simulator.cli.main import main
+from simulator.cli.progress import Bar
 from tests.scenarios import SMALL
 
 FILES = ["requests.csv", "scenario.yaml", "steps.csv", "summary.json"]
@@ -34,7 +34,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 def headway(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
     """Run the command as users do, in a process of its own."""
-    code = "import sys; from simulator.cli import main; sys.exit(main())"
+    code = "import sys; from simulator.cli.main import main; sys.exit(main())"
     root = str(Path(__file__).parent.parent)
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
@@ -302,7 +302,7 @@ def test_without_stdout_nothing_is_printed(folder):
     assert names(folder / "out" / "small") == FILES
 
 
-@pytest.mark.parametrize("module", ["simulator.cli", "cyclopts", "simulator.console"])
+@pytest.mark.parametrize("module", ["simulator.cli.main", "cyclopts", "simulator.cli.console"])
 def test_an_interrupt_of_the_imports_is_told_too(monkeypatch, capsys, module):
     """The command's door is open before the command line is there."""
 
@@ -336,7 +336,7 @@ def test_the_door_passes_on_arguments_and_exit_code():
 def test_help_and_version_need_none_of_the_heavy_packages():
     """They answer at once: numpy, pydantic and simpy stay unloaded."""
     code = (
-        "import sys; from simulator.cli import main; main(sys.argv[1:]); "
+        "import sys; from simulator.cli.main import main; main(sys.argv[1:]); "
         "print({'numpy', 'pydantic', 'simpy', 'yaml'} & set(sys.modules))"
     )
     root = str(Path(__file__).parent.parent)
@@ -354,7 +354,7 @@ def test_help_and_version_need_none_of_the_heavy_packages():
 def test_a_run_needs_no_pandas_matplotlib_or_scipy():
     """Each of them costs more than the simulation."""
     code = (
-        "import sys; from simulator.cli import main; main(['run', 'small.yaml', '--quiet']); "
+        "import sys; from simulator.cli.main import main; main(['run', 'small.yaml', '--quiet']); "
         "print({'pandas', 'matplotlib', 'scipy', 'rich.progress'} & set(sys.modules))"
     )
     root = str(Path(__file__).parent.parent)
@@ -470,7 +470,7 @@ def test_the_progress_bar_waits_and_then_shows_how_far_the_run_is(monkeypatch, c
     bar(1.0, 1, 10)
     bar.close()
     assert capsys.readouterr() == ("", "")
-    monkeypatch.setattr("simulator.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("simulator.cli.progress.PATIENCE", 0.0)
     bar = Bar("azure-conv-llama3-8b-a100")
     bar(12345.6, 115_938, 116_196)
     bar.close()

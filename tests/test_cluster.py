@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from simulator.plan_command import plan
+from simulator.cli.plan import plan
 from simulator.planning.sweep import sweep
 from simulator.results.write import write_run
 from simulator.scenario.load import load_scenario

@@ -13,7 +13,7 @@ from calibration.compose import Target, compose_kernels
 from calibration.llmservingsim import read_experts
 from calibration.profile_commands import build, list_, show
 from calibration.systems import find_system
-from simulator.cli import main
+from simulator.cli.main import main
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.profile import read_profile
 from simulator.costs.roofline import roofline

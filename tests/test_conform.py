@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cli import main
+from simulator.cli.main import main
 from simulator.conformance.cases import read_cases
 from simulator.conformance.compare import conform, default_golden, report
 from simulator.conformance.replay import Replay

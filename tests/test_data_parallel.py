@@ -10,13 +10,13 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.cli.plan import plan
 from simulator.cluster.fleet import Fleet
 from simulator.cluster.joint_step import Joint
 from simulator.cluster.load_balancer import Balancer
 from simulator.cluster.routers import Least, PowerOfTwo, RoundRobin
 from simulator.cluster.run import sessions_of
 from simulator.engine.client import Client
-from simulator.plan_command import plan
 from simulator.planning.vllm_serve import serve_command
 from simulator.policies.predictor import Noisy
 from simulator.scenario.cluster_config import FailuresBlock, OutageBlock

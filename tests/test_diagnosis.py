@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from simulator import load_scenario, run
-from simulator.cli import main
+from simulator.cli.main import main
 from simulator.diagnosis.rules import SHOWN, diagnosis_lines
 
 CALM = """name: calm

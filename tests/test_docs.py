@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cyclopts import CycloptsError
 
-from simulator.cli import app, main
+from simulator.cli.main import app, main
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), *ROOT.glob("notebooks/*.md")])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from simulator import Result, load_scenario, run
-from simulator.cli import main
+from simulator.cli.main import main
 from simulator.testing.check import check_policy
 
 EXAMPLES = Path(__file__).parent.parent / "scenarios" / "examples"

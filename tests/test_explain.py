@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from simulator import load_scenario, run
-from simulator.cli import main
+from simulator.cli.main import main
 from simulator.diagnosis.explain import explain
 from simulator.results.write import write_run
 from simulator.util.errors import HeadwayError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cli import main
+from simulator.cli.main import main
 
 PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(python|yaml)\n(.*?)^```$", PAGE, re.M | re.S)

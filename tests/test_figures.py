@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from simulator import load_scenario, run
-from simulator.cli import main
+from simulator.cli.main import main
 from simulator.views.figures import (
     Run,
     draw_chunk,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from calibration.from_requests import fit_log, read_log
-from simulator.cli import main
+from simulator.cli.main import main
 from simulator.costs.profile import read_profile
 from simulator.costs.split_decode import SplitCost
 from simulator.scenario.load import load_scenario

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from simulator.cli import main
+from simulator.cli.main import main
 from simulator.results.breakdown import PARTS
 from simulator.views.html.page import page
 from simulator.views.html.runs import Run, read_runs

@@ -12,7 +12,7 @@ import pytest
 
 from calibration.live_files import MEASURED, read_measured
 from calibration.validate import table, validate
-from simulator.cli import main
+from simulator.cli.main import main
 from simulator.costs.profile import PROFILES
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario

@@ -15,7 +15,7 @@ from calibration.measured.requests import read_requests
 from calibration.measured.runs import read_runs
 from calibration.measured.validate import validate_measured
 from calibration.measured.workload import make, replay
-from simulator.cli import main
+from simulator.cli.main import main
 from tests.measured_runs import CLOSED, FILED, HEAD, REQUESTS, STRANGE, run_of
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import load_scenario, plan, run
-from simulator.cli import main
+from simulator.cli.main import main
 from simulator.planning.plan import Question, front, has_chance
 from simulator.planning.plan_files import _strain
 from simulator.planning.search import (

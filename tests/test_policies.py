@@ -4,7 +4,7 @@ from math import nan
 
 import pytest
 
-from simulator.cli import main
+from simulator.cli.main import main
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.policy import Ranked, victim_of

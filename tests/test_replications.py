@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from simulator.cli import main
+from simulator.cli.main import main
 from simulator.costs.noise import Noise, ScaledCost
 from simulator.planning.intervals import estimate
 from simulator.planning.points import expand

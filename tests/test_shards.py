@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.cli import main
+from simulator.cli.main import main
 from simulator.cluster import run as cluster
 from simulator.cluster.run import spread_cluster
 from simulator.results.write import write_run

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import load_scenario, sweep
-from simulator.cli import main
+from simulator.cli.main import main
 from simulator.planning.points import numbers
 from simulator.planning.sweep import plan_points, read_journal, sweep_points
 from simulator.scenario.sweep_config import SpreadBlock

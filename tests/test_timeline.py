@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from prometheus_client.parser import text_string_to_metric_families
 
-from simulator.cli import main
+from simulator.cli.main import main
 from simulator.core.log import Log
 from simulator.costs.piecewise import LinearCost
 from simulator.scenario.load import load_scenario

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.cli import main
+from simulator.cli.main import main
 from simulator.results.write import write_run
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import Result, run

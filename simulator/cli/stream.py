@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from simulator.progress import Bar
+from simulator.cli.progress import Bar
 from simulator.results.write import write_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.stream import run_streamed

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from simulator.console import INTERRUPTED
+from simulator.cli.console import INTERRUPTED
 
 
 def sweep(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from simulator import __version__
-from simulator.console import (
+from simulator.cli.console import (
     INTERRUPTED,
     left_behind,
     tell_errors,
@@ -21,7 +21,7 @@ from simulator.console import (
     tell_os_error,
     told_warnings,
 )
-from simulator.run_options import Address, Backend, Jobs, NoTables, workers_asked_for
+from simulator.cli.options import Address, Backend, Jobs, NoTables, workers_asked_for
 from simulator.util.errors import HeadwayError
 from simulator.util.files import WRITTEN
 
@@ -42,17 +42,17 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 app.command(
-    "simulator.trace_commands:app",
+    "simulator.cli.trace:app",
     name="trace",
     help="Describe a workload, or write it as Mooncake JSONL.",
 )
 app.command(
-    "simulator.memory_command:memory",
+    "simulator.cli.memory:memory",
     name="memory",
     help="Tell how many tokens and requests fit on a GPU.",
 )
 app.command(
-    "simulator.conform_command:conform",
+    "simulator.cli.conform:conform",
     name="conform",
     help="Compare every decision with a schedule recorded from vLLM; exit code 1 on a difference.",
 )
@@ -77,19 +77,19 @@ app.command(
     name="validate",
     help="Compare a live run, or measured runs of real servers, with their simulation.",
 )
-app.command("simulator.engines_page:engines", name="engines", help="List the named engines.")
+app.command("simulator.cli.engines:engines", name="engines", help="List the named engines.")
 app.command(
-    "simulator.sweep_command:sweep",
+    "simulator.cli.sweep:sweep",
     name="sweep",
     help="Simulate a scenario at many points, on all cores or a cluster; one row per point.",
 )
 app.command(
-    "simulator.plan_command:plan_command",
+    "simulator.cli.plan:plan_command",
     name="plan",
     help="Find the largest rate under service levels, the fewest replicas, the cheapest fleet.",
 )
 app.command(
-    "simulator.plot_command:plot",
+    "simulator.cli.plot:plot",
     name="plot",
     help="Draw a picture of what run, compare, sweep, plan or live wrote.",
 )
@@ -165,7 +165,7 @@ def run(
     trim = _trim(warmup, cooldown)
     spread = workers_asked_for(jobs, backend, address)
     if no_tables:
-        from simulator.stream_command import run_without_tables
+        from simulator.cli.stream import run_without_tables
 
         given: dict[str, object] = {"replications": replications, "jobs": spread}
         given |= {"timeline": timeline, "prometheus": prometheus, "format": format != "csv"}
@@ -174,7 +174,7 @@ def run(
     if replications is not None:
         if timeline or prometheus or spread:
             raise HeadwayError("--replications: goes without --timeline, --prometheus and --jobs")
-        from simulator.replicated import run_replicated
+        from simulator.cli.replicated import run_replicated
 
         return run_replicated(loaded, folder, replications, trim, quiet)
     result = _simulate(loaded, stepwise, None if quiet else loaded.name, trim, spread)
@@ -223,7 +223,7 @@ def compare(
     folder = check_folder(out or Path("out") / f"{points[0].scenario.name}-compare", format)
     trim = _trim(warmup, cooldown)
     if replications is not None:
-        from simulator.replicated import compare_replicated
+        from simulator.cli.replicated import compare_replicated
 
         return compare_replicated(points, folder, replications, trim, quiet)
     results = []
@@ -288,7 +288,7 @@ def _simulate(
     spread: dict[str, Any] | None = None,
 ) -> "Result":
     """Run a scenario; with a label, behind a progress bar if there is a terminal to show it on."""
-    from simulator.progress import Bar
+    from simulator.cli.progress import Bar
     from simulator.simulation.run import run
 
     bar = None if label is None or not sys.stderr.isatty() else Bar(label)
