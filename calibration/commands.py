@@ -54,8 +54,8 @@ def calibrate(
     seed: Annotated[int, Parameter(help="of order, weights and workloads")] = 0,
 ) -> int:
     """Measure what steps take on a device, and fit a cost profile to them."""
-    from calibration.calibrate import Setup, refit
-    from calibration.calibrate import calibrate as measure_and_fit
+    from calibration.engine_steps.calibrate import Setup, refit
+    from calibration.engine_steps.calibrate import calibrate as measure_and_fit
 
     if from_requests is not None or from_steps is not None or scenario is not None:
         _from_log(from_requests, from_steps, scenario, set_ or [], out=out, given=(model, from_))
@@ -96,8 +96,8 @@ def _from_log(
     given: tuple[object, ...],
 ) -> None:
     """Fit a scenario's cost to a server's log."""
-    from calibration.adjusted import calibrate_from_requests
-    from calibration.from_steps import calibrate_from_steps
+    from calibration.server_logs.adjusted import calibrate_from_requests
+    from calibration.server_logs.from_steps import calibrate_from_steps
     from simulator.results.write import check_folder
     from simulator.scenario.load import load_scenario
 
@@ -153,8 +153,8 @@ def live(
     quiet: Quiet = False,
 ) -> int:
     """Run a scenario on a real engine; print its report, write its files."""
-    from calibration.live_files import write_live
-    from calibration.meta import describe_engine
+    from calibration.engine_steps.live_files import write_live
+    from calibration.engine_steps.meta import describe_engine
     from gpu_backend.live import build_engine, run_live
     from simulator.cli.console import tell_interrupted
     from simulator.cli.progress import Bar
@@ -221,8 +221,8 @@ def validate(
         return 0
     if run or json is not None:
         raise HeadwayError(f"{'--run' if run else '--json'}: goes with --measured")
-    from calibration.validate import table
-    from calibration.validate import validate as compare
+    from calibration.engine_steps.validate import table
+    from calibration.engine_steps.validate import validate as compare
 
     assert folder is not None
     found = compare(folder, profile, out)

@@ -33,9 +33,9 @@ def build(
     """Compose a model's steps from kernel tables, fit a cost profile to them and write it."""
     import numpy as np
 
-    from calibration.compose import Target
-    from calibration.fit_tables import write_profile
-    from calibration.systems import find_system
+    from calibration.kernel_tables.compose import Target
+    from calibration.kernel_tables.fit import write_profile
+    from calibration.kernel_tables.systems import find_system
     from simulator.models.load import load_model
 
     try:

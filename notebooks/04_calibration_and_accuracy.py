@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from calibration.fit_steps import fit_rows, judge
-from calibration.rows import read_rows
-from calibration.validate import table, validate
+from calibration.engine_steps.fit import fit_rows, judge
+from calibration.engine_steps.rows import read_rows
+from calibration.engine_steps.validate import table, validate
 from simulator import load_scenario, run
 from simulator.views.figures import draw_steps
 

@@ -231,8 +231,8 @@ def test_what_windows_do_not_go_with_is_refused(write, change: str, told: str) -
 
 
 def test_what_has_no_kernel_tables_is_said() -> None:
-    from calibration.compose import Target
-    from calibration.systems import SYSTEMS
+    from calibration.kernel_tables.compose import Target
+    from calibration.kernel_tables.systems import SYSTEMS
 
     with pytest.raises(HeadwayError, match="has a sliding window"):
         Target(MISTRAL, SYSTEMS[0])

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.calibrate import META, STEPS, inline, refit
-from calibration.fit_steps import StepFit, fit_rows
-from calibration.grid import Limits, Point, make_grid
-from calibration.meta import read_meta
-from calibration.rows import Row, make_step, pack_rows, read_rows
-from calibration.steps_profile import steps_profile
+from calibration.engine_steps.calibrate import META, STEPS, inline, refit
+from calibration.engine_steps.fit import StepFit, fit_rows
+from calibration.engine_steps.grid import Limits, Point, make_grid
+from calibration.engine_steps.meta import read_meta
+from calibration.engine_steps.profile_text import steps_profile
+from calibration.engine_steps.rows import Row, make_step, pack_rows, read_rows
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.cost_model import load_cost
 from simulator.costs.piecewise import LONGEST_TABLE, PiecewiseCost

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.calibrate import META, STEPS, refit
-from calibration.fit_steps import HOLD, fit_rows
-from calibration.grid import Limits, Point, make_grid
-from calibration.meta import read_meta
-from calibration.rows import BATCH, Row, RowFile, make_step, pack_rows, read_rows
-from calibration.steps_profile import profile_name, steps_profile
+from calibration.engine_steps.calibrate import META, STEPS, refit
+from calibration.engine_steps.fit import HOLD, fit_rows
+from calibration.engine_steps.grid import Limits, Point, make_grid
+from calibration.engine_steps.meta import read_meta
+from calibration.engine_steps.profile_text import profile_name, steps_profile
+from calibration.engine_steps.rows import BATCH, Row, RowFile, make_step, pack_rows, read_rows
 from simulator.cli.main import main
 from simulator.core.request import Step, Swap
 from simulator.costs.piecewise import PiecewiseCost

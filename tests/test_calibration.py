@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.batches import decodes, prompts, together
-from calibration.compose import Kernels, Target, compose_kernels
-from calibration.fit_tables import (
+from calibration.kernel_tables.batches import decodes, prompts, together
+from calibration.kernel_tables.compose import Kernels, Target, compose_kernels
+from calibration.kernel_tables.fit import (
     FitReport,
     calibrate,
     compose,
@@ -19,12 +19,12 @@ from calibration.fit_tables import (
     relative_errors,
     thin,
 )
-from calibration.in_sequence import FACTORS, measure_factors
-from calibration.mixed_steps import MixedFactors, fit_mixed, read_mixed
-from calibration.profile_text import profile_text
-from calibration.shipped import shipped_targets, target_name
-from calibration.systems import SYSTEMS, System
-from calibration.tables import find_table, read_table
+from calibration.kernel_tables.in_sequence import FACTORS, measure_factors
+from calibration.kernel_tables.mixed_steps import MixedFactors, fit_mixed, read_mixed
+from calibration.kernel_tables.profile_text import profile_text
+from calibration.kernel_tables.shipped import shipped_targets, target_name
+from calibration.kernel_tables.systems import SYSTEMS, System
+from calibration.kernel_tables.tables import find_table, read_table
 from simulator.core.request import Step
 from simulator.costs.piecewise import TERMS, PiecewiseCost
 from simulator.costs.profile import PROFILES, read_profile, shipped_profiles

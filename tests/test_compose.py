@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from calibration.aiconfigurator import AllReduce, _read, read_attention
-from calibration.compose import Target, compose_kernels
-from calibration.llmservingsim import read_experts
+from calibration.kernel_tables.aiconfigurator import AllReduce, _read, read_attention
+from calibration.kernel_tables.compose import Target, compose_kernels
+from calibration.kernel_tables.llmservingsim import read_experts
+from calibration.kernel_tables.systems import find_system
 from calibration.profile_commands import build, list_, show
-from calibration.systems import find_system
 from simulator.cli.main import main
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.profile import read_profile

@@ -10,8 +10,8 @@ from time import monotonic
 import numpy as np
 import pytest
 
-from calibration.live_files import MEASURED, read_measured
-from calibration.validate import table, validate
+from calibration.engine_steps.live_files import MEASURED, read_measured
+from calibration.engine_steps.validate import table, validate
 from simulator.cli.main import main
 from simulator.costs.profile import PROFILES
 from simulator.scenario.load import load_scenario

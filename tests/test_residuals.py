@@ -5,7 +5,7 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from calibration.residuals import residuals
+from calibration.engine_steps.residuals import residuals
 from simulator.costs.profile import PROFILES, read_profile
 
 

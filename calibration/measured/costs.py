@@ -5,9 +5,9 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-from calibration.compose import Target
-from calibration.fit_tables import calibrate
-from calibration.systems import find_system
+from calibration.kernel_tables.compose import Target
+from calibration.kernel_tables.fit import calibrate
+from calibration.kernel_tables.systems import find_system
 from simulator.costs.cost_model import with_overhead
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.scenario.assemble import Parts

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.aiconfigurator import Products
-from calibration.systems import System
-from calibration.tables import Floats, read_table
+from calibration.kernel_tables.aiconfigurator import Products
+from calibration.kernel_tables.systems import System
+from calibration.kernel_tables.tables import Floats, read_table
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
 

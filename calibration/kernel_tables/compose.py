@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from calibration import llmservingsim
-from calibration.aiconfigurator import AllReduce, Products, read_attention
-from calibration.batches import Batches, decodes, prompts, together
-from calibration.in_sequence import in_sequence
-from calibration.systems import System
-from calibration.tables import Floats
+from calibration.kernel_tables import llmservingsim
+from calibration.kernel_tables.aiconfigurator import AllReduce, Products, read_attention
+from calibration.kernel_tables.batches import Batches, decodes, prompts, together
+from calibration.kernel_tables.in_sequence import in_sequence
+from calibration.kernel_tables.systems import System
+from calibration.kernel_tables.tables import Floats
 from simulator.costs.efficiency import efficiency_of
 from simulator.costs.roofline import all_reduce, products_seconds, small_kernels
 from simulator.models.spec import HALF, ModelSpec

@@ -1,6 +1,6 @@
 """Compare composed steps with measurements that no fit has seen.
 
-    python -m calibration.cross_check --data DIR
+    python -m calibration.kernel_tables.cross_check --data DIR
 
 prints a line per comparison: median and 95th percentile of the relative errors, and the median of
 predicted / measured. docs/cost-models.md shows what it printed.
@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.batches import Batches
-from calibration.compose import Target, compose_kernels
-from calibration.fit_tables import Samples, calibrate, compose, fit_cost
-from calibration.in_sequence import SHAPES, read_sequence
-from calibration.llmservingsim import folder
-from calibration.mixed_steps import fit_mixed, read_mixed
-from calibration.systems import SYSTEMS, find_system
-from calibration.tables import Floats, read_table
+from calibration.kernel_tables.batches import Batches
+from calibration.kernel_tables.compose import Target, compose_kernels
+from calibration.kernel_tables.fit import Samples, calibrate, compose, fit_cost
+from calibration.kernel_tables.in_sequence import SHAPES, read_sequence
+from calibration.kernel_tables.llmservingsim import folder
+from calibration.kernel_tables.mixed_steps import fit_mixed, read_mixed
+from calibration.kernel_tables.systems import SYSTEMS, find_system
+from calibration.kernel_tables.tables import Floats, read_table
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.roofline import roofline
 from simulator.models.load import load_model
@@ -79,7 +79,7 @@ def vidur_products(data: Path) -> Iterator[Line]:
 
 
 def _products(data: Path, target: Target, tokens: Floats) -> Floats:
-    from calibration.compose import _products as products
+    from calibration.kernel_tables.compose import _products as products
 
     grid, layer = products(data, target, [])
     return np.asarray(np.interp(tokens, grid, layer))

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibration.adjusted import profile_yaml, put
-from calibration.fit_steps import HOLD, StepFit, fit_rows, named
+from calibration.engine_steps.fit import HOLD, StepFit, fit_rows, named
+from calibration.engine_steps.rows import Row, read_chunks
 from calibration.measured.requests import UNITS, read_rows_of
-from calibration.rows import Row, read_chunks
+from calibration.server_logs.adjusted import profile_yaml, put
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_together
 

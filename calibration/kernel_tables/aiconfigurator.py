@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibration.systems import System
-from calibration.tables import Floats, has_table, read_table
+from calibration.kernel_tables.systems import System
+from calibration.kernel_tables.tables import Floats, has_table, read_table
 from simulator.models.spec import bytes_of
 from simulator.util.errors import HeadwayError
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from calibration.from_requests import TERMS, Cost, LogFit, fit_log, read_log
+from calibration.server_logs.from_requests import TERMS, Cost, LogFit, fit_log, read_log
 from simulator.costs.profile import RESERVED
 from simulator.util.files import write_together
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from calibration.tables import Floats
+from calibration.kernel_tables.tables import Floats
 from simulator.core.request import Chunk, Request, Step
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
-from calibration.fit_steps import Errors, StepFit
-from calibration.profile_text import MEANINGS
+from calibration.engine_steps.fit import Errors, StepFit
+from calibration.kernel_tables.profile_text import MEANINGS
 
 MORE_MEANINGS = {
     "prefill_per_key": "prompts: per token that a chunk's queries can see",

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from calibration.rows import Row, parse_row, write_chunks, write_counts
+from calibration.engine_steps.rows import Row, parse_row, write_chunks, write_counts
 from simulator.costs.profile import shipped_profiles
 from simulator.results.write import write_run
 from simulator.scenario.scenario import Scenario, resolve

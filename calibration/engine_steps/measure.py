@@ -11,8 +11,8 @@ from time import monotonic
 
 import numpy as np
 
-from calibration.grid import Limits, Point
-from calibration.rows import Row
+from calibration.engine_steps.grid import Limits, Point
+from calibration.engine_steps.rows import Row
 from gpu_backend.engine import Engine, Measured
 from gpu_backend.live import LiveRun
 from gpu_backend.sensors import NOTHING, Sensed, Sensors

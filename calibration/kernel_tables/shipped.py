@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from calibration.compose import Target
-from calibration.systems import SYSTEMS, System
+from calibration.kernel_tables.compose import Target
+from calibration.kernel_tables.systems import SYSTEMS, System
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
 from simulator.models.spec import HALF, ModelSpec, bytes_of

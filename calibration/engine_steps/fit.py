@@ -16,9 +16,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from calibration.grid import DENSE
-from calibration.residuals import residuals
-from calibration.rows import Row
+from calibration.engine_steps.grid import DENSE
+from calibration.engine_steps.residuals import residuals
+from calibration.engine_steps.rows import Row
 from simulator.costs.piecewise import Limits, PiecewiseCost
 from simulator.util.errors import HeadwayError
 

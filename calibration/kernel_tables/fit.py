@@ -1,6 +1,6 @@
 """Fit cost profiles to published kernel times.
 
-    python -m calibration.fit_tables --data DIR --out simulator/profiles
+    python -m calibration.kernel_tables.fit --data DIR --out simulator/profiles
 
 writes all shipped profiles; `headway profile build` writes one. The matrix products go into a
 profile as they were measured, thinned to what straight lines in between need; the few coefficients
@@ -20,17 +20,24 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from calibration.batches import Batches
-from calibration.compose import (
+from calibration.engine_steps.residuals import residuals
+from calibration.kernel_tables.batches import Batches
+from calibration.kernel_tables.compose import (
     MAX_SEQUENCES,
     Kernels,
     NotTimedError,
     Target,
     compose_kernels,
 )
-from calibration.mixed_steps import BLOCK, LONGEST, START, MixedFactors, fa2_factors, mixed_form
-from calibration.residuals import residuals
-from calibration.tables import Floats
+from calibration.kernel_tables.mixed_steps import (
+    BLOCK,
+    LONGEST,
+    START,
+    MixedFactors,
+    fa2_factors,
+    mixed_form,
+)
+from calibration.kernel_tables.tables import Floats
 from simulator.costs.efficiency import efficiency_of
 from simulator.costs.noise import REGIMES
 from simulator.costs.piecewise import TERMS, Limits, PiecewiseCost
@@ -299,7 +306,7 @@ def _write(text: str, file: BinaryIO) -> None:
 
 def write_profile(data: Path, target: Target, path: Path) -> FitReport:
     """Fit a target's cost and write its profile."""
-    from calibration.profile_text import profile_text
+    from calibration.kernel_tables.profile_text import profile_text
 
     report = calibrate(data, target)
     write_atomic(path, partial(_write, profile_text(target, report)))
@@ -308,7 +315,7 @@ def write_profile(data: Path, target: Target, path: Path) -> FitReport:
 
 def main(arguments: list[str] | None = None) -> int:
     """Fit and write all shipped profiles."""
-    from calibration.shipped import shipped_targets, target_name
+    from calibration.kernel_tables.shipped import shipped_targets, target_name
 
     parser = argparse.ArgumentParser(description="Fit the shipped cost profiles.")
     parser.add_argument("--data", type=Path, required=True, help="folder with the kernel tables")

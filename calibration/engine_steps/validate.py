@@ -17,9 +17,14 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from calibration.fit_steps import Errors
-from calibration.live_files import MeasuredStep, read_about, read_measured, read_requests
-from calibration.plots import scatter, spread
+from calibration.engine_steps.fit import Errors
+from calibration.engine_steps.live_files import (
+    MeasuredStep,
+    read_about,
+    read_measured,
+    read_requests,
+)
+from calibration.engine_steps.plots import scatter, spread
 from simulator.costs.profile import shipped_profiles
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import write_together

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibration.batches import Batches
-from calibration.systems import System
-from calibration.tables import Floats, has_table, read_table
+from calibration.kernel_tables.batches import Batches
+from calibration.kernel_tables.systems import System
+from calibration.kernel_tables.tables import Floats, has_table, read_table
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
 

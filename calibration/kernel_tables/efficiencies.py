@@ -1,6 +1,6 @@
 """What share of its data sheet each GPU's kernels reach: simulator/efficiencies.yaml.
 
-    python -m calibration.efficiencies --data DIR
+    python -m calibration.kernel_tables.efficiencies --data DIR
 
 For every GPU with tables the shares are fitted to the composed steps of two models, each kind of
 kernel by itself.
@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.aiconfigurator import AllReduce
-from calibration.compose import DISTRUSTED, Kernels, Target, compose_kernels
-from calibration.fit_tables import calibrate, compose, relative_errors
-from calibration.systems import SYSTEMS, System
-from calibration.tables import Floats
+from calibration.kernel_tables.aiconfigurator import AllReduce
+from calibration.kernel_tables.compose import DISTRUSTED, Kernels, Target, compose_kernels
+from calibration.kernel_tables.fit import calibrate, compose, relative_errors
+from calibration.kernel_tables.systems import SYSTEMS, System
+from calibration.kernel_tables.tables import Floats
 from simulator.costs.efficiency import FILE, Efficiency
 from simulator.costs.roofline import products_seconds, roofline, small_kernels
 from simulator.models.gpus import GPUS, Gpu
@@ -32,7 +32,7 @@ PCIE = "RTX-PRO-6000"
 LARGE = np.array([8.0, 16, 32, 64]) * (1 << 20)  # bytes of an all-reduce
 HEAD = f"""\
 # What share of its data sheet each GPU's kernels reach; simulator/costs/efficiency.py explains the keys.
-# Written by `python -m calibration.efficiencies` from the tables of AIConfigurator (Apache-2.0) and
+# Written by `python -m calibration.kernel_tables.efficiencies` from the tables of AIConfigurator (Apache-2.0) and
 # LLMServingSim (MIT), as fitted to {" and ".join(MODELS)} in 16 bits on one GPU. `error` is the
 # median relative error, and `error_p95` the 95th percentile, of a roofline with these shares on the
 # composed steps of those models. No all-reduce was timed on L40S and RTX 4090: their `link` is the

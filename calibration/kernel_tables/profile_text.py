@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from calibration.compose import Target
-from calibration.fit_tables import FitReport
-from calibration.tables import Floats
+from calibration.kernel_tables.compose import Target
+from calibration.kernel_tables.fit import FitReport
+from calibration.kernel_tables.tables import Floats
 from simulator.costs.efficiency import efficiency_of
 from simulator.costs.piecewise import TERMS, Table
 from simulator.models.gpus import Gpu
@@ -31,7 +31,7 @@ COMPOSED = """\
   - Steps were composed of kernels timed one by one; no whole step was timed."""
 GRID = """\
   - Products were timed back to back and are taken to last up to {factor:.2f} times as long within a
-    model (calibration/in_sequence.py). Norms, rotary embedding, cache writes and activation are
+    model (calibration/kernel_tables/in_sequence.py). Norms, rotary embedding, cache writes and activation are
     reckoned from their bytes, the sampler by LLMServingSim's on RTX 4090 and RTX PRO 6000.
   - No prompt was timed with a history: a pair with a cached key is taken to cost what others do."""
 LAYERS = """\
@@ -151,7 +151,7 @@ def _spread(errors: Floats, indent: str) -> Iterator[str]:
 
 def _assumptions(target: Target, report: FitReport) -> Iterator[str]:
     """Say what was taken for granted."""
-    from calibration.in_sequence import in_sequence
+    from calibration.kernel_tables.in_sequence import in_sequence
 
     yield COMPOSED
     if target.system.layers:

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.batches import Batches
-from calibration.llmservingsim import read_attention
-from calibration.systems import SYSTEMS, System
-from calibration.tables import Floats
+from calibration.kernel_tables.batches import Batches
+from calibration.kernel_tables.llmservingsim import read_attention
+from calibration.kernel_tables.systems import SYSTEMS, System
+from calibration.kernel_tables.tables import Floats
 from simulator.costs.roofline import TILE
 from simulator.models.load import load_model
 

@@ -14,12 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibration.fit_steps import HOLD, StepFit, fit_rows, named
-from calibration.grid import make_grid
-from calibration.meta import Meta, capture_sizes, describe_engine, now, read_meta, write_meta
-from calibration.plots import plot_fit
-from calibration.rows import Row, RowFile, pack_rows, read_rows
-from calibration.steps_profile import profile_name, steps_profile
+from calibration.engine_steps.fit import HOLD, StepFit, fit_rows, named
+from calibration.engine_steps.grid import make_grid
+from calibration.engine_steps.meta import (
+    Meta,
+    capture_sizes,
+    describe_engine,
+    now,
+    read_meta,
+    write_meta,
+)
+from calibration.engine_steps.plots import plot_fit
+from calibration.engine_steps.profile_text import profile_name, steps_profile
+from calibration.engine_steps.rows import Row, RowFile, pack_rows, read_rows
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import RESERVED
 from simulator.models.gpus import GPUS, find_gpu
@@ -114,7 +121,7 @@ def measure_all(
 def _measure_all(
     engine: "Engine", setup: Setup, file: RowFile, until: float, *, sensors: "Sensors", tell: Tell
 ) -> None:
-    from calibration.measure import limits_of, measure_grid, measure_swaps
+    from calibration.engine_steps.measure import limits_of, measure_grid, measure_swaps
     from gpu_backend.live import warm_up
 
     rng = np.random.default_rng(setup.seed)
@@ -154,7 +161,7 @@ def _run(
     sensors: "Sensors",
 ) -> int:
     """Run a scenario on the engine; return its number of steps."""
-    from calibration.measure import live_rows
+    from calibration.engine_steps.measure import live_rows
     from gpu_backend.live import run_live
 
     live = run_live(scenario, engine.device.type, "exec", engine=engine, warm_s=0.2)

@@ -11,7 +11,7 @@ from simulator.views.figures.style import COLORS, encode, grid, log_scale, sheet
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from calibration.fit_steps import StepFit
+    from calibration.engine_steps.fit import StepFit
 
 Floats = npt.NDArray[np.float64]
 Groups = Mapping[str, tuple[Floats, Floats]]
