@@ -17,8 +17,8 @@ import torch
 from gpu_backend.batch import Batch
 from gpu_backend.batching import Batcher
 from gpu_backend.cache import KVCache
+from gpu_backend.cuda.graphs import Graphs
 from gpu_backend.device import check_fits, check_supported, find_device
-from gpu_backend.graphs import Graphs
 from gpu_backend.model import Backend, TorchBackend, Transformer, rope_table
 from gpu_backend.rows import Rows
 from gpu_backend.weights import random_weights, read_weights
@@ -108,7 +108,7 @@ class Engine:
         """Choose who does what lies between the products: Triton on CUDA, else plain torch."""
         if self.device.type != "cuda":
             return TorchBackend(self.spec, self.cache, table)
-        from gpu_backend.cuda_backend import CudaBackend
+        from gpu_backend.cuda.backend import CudaBackend
 
         return CudaBackend(self.spec, self.cache, table, max_num_seqs)
 

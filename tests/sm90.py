@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from gpu_backend import cuda_attention as launch
+from gpu_backend.cuda import attention as launch
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 MODELS = {  # heads, KV heads, dim, hidden, intermediate, norms

@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'headway[gpu]'")
 
-from gpu_backend.campaign import Part, plan, run_part, run_parts, slim
-from gpu_backend.campaign_report import write_report
+from gpu_backend.campaign.campaign import Part, plan, run_part, run_parts, slim
+from gpu_backend.campaign.report import write_report
 
 PYTHON = sys.executable
 
@@ -100,7 +100,7 @@ def test_rehearsal_of_the_whole(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ["--device", "cpu", "--budget-s", "500", "--out", str(out)]
     done = subprocess.run(
-        [PYTHON, "-m", "gpu_backend.campaign", *words],
+        [PYTHON, "-m", "gpu_backend.campaign.campaign", *words],
         cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
     )  # fmt: skip

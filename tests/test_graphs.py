@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install 'headwa
 import torch
 
 from gpu_backend.batch import Batch, HostBatch
-from gpu_backend.graphs import Graphs, Staging, aligned, sizes_for
+from gpu_backend.cuda.graphs import Graphs, Staging, aligned, sizes_for
 
 CPU = torch.device("cpu")
 

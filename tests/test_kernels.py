@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: pip install 'headway[gpu]'")
 pytest.importorskip("triton", reason="triton is not installed: it comes with torch for CUDA")
 
-from gpu_backend import cuda_attention as launch
+from gpu_backend.cuda import attention as launch
 
 ROOT = Path(__file__).parent.parent
 
@@ -35,7 +35,7 @@ def python(*words: str, interpret: bool) -> list[dict[str, object]]:
 
 def test_kernels_agree_with_plain_torch() -> None:
     """Attention, norm, activation and whole texts on the kernels are those of the reference."""
-    rows = python("gpu_backend.checks", interpret=True)
+    rows = python("gpu_backend.campaign.checks", interpret=True)
     assert len(rows) == 10
     assert [row for row in rows if not row["ok"]] == []
 

@@ -1,6 +1,6 @@
 """Everything that wants a GPU, in one command of at most nine minutes.
 
-`python -m gpu_backend.campaign --out FOLDER` checks the kernels, times them against the roofline,
+`python -m gpu_backend.campaign.campaign --out FOLDER` checks the kernels, times them against the roofline,
 calibrates a model, replays two workloads live and compares them with the simulation, then
 calibrates a small model if time is left. Each part is a process of its own, so that one which
 fails, hangs or breaks the GPU's context is written down and the next one begins. All is in FOLDER
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from gpu_backend.campaign_report import write_report
+from gpu_backend.campaign.report import write_report
 
 HEADWAY = (sys.executable, "-c", "from simulator.cli.main import main; raise SystemExit(main())")
 LARGEST = 4 << 20  # bytes of a file that is left unpacked
@@ -191,10 +191,10 @@ def plan(folder: Path, device: str, model: str, small: str, scale: float) -> lis
     clock = "exec" if device == "cpu" else "wall"
     most = CPU_SECONDS if device == "cpu" else {k: v * scale for k, v in GPU_SECONDS.items()}
     parts = [
-        Part("checks", (*python, "gpu_backend.checks", "--device", device), most["checks"]),
+        Part("checks", (*python, "gpu_backend.campaign.checks", "--device", device), most["checks"]),
         Part(
             "timings",
-            (*python, "gpu_backend.timings", "--device", device, "--model", model,
+            (*python, "gpu_backend.campaign.timings", "--device", device, "--model", model,
              "--out", str(folder), "--budget-s", "{budget}"),
             most["timings"],
         ),

@@ -1,7 +1,7 @@
 """Checks of the Triton kernels, and of an engine that runs on them, against plain torch.
 
 Every check draws random inputs, fills outputs with NaN first, and compares with float64 or with
-the reference engine. `python -m gpu_backend.checks` prints a line of JSON per check; on a
+the reference engine. `python -m gpu_backend.campaign.checks` prints a line of JSON per check; on a
 machine without CUDA it wants TRITON_INTERPRET=1.
 """
 
@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_backend import cuda_attention as launch
-from gpu_backend.cuda_backend import CudaBackend
+from gpu_backend.cuda import attention as launch
+from gpu_backend.cuda.backend import CudaBackend
+from gpu_backend.cuda.graphs import Graphs
 from gpu_backend.engine import Engine
-from gpu_backend.graphs import Graphs
 from gpu_backend.model import TorchBackend, rope_table
 from simulator.core.request import Chunk, Request
 from simulator.models.spec import ModelSpec

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from gpu_backend import cuda_attention as launch
 from gpu_backend.batch import Batch
 from gpu_backend.cache import KVCache
-from gpu_backend.graphs import Staging, aligned
+from gpu_backend.cuda import attention as launch
+from gpu_backend.cuda.graphs import Staging, aligned
 from gpu_backend.weights import LayerWeights
 from simulator.models.spec import ModelSpec
 

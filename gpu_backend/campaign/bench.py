@@ -120,7 +120,7 @@ def ceilings(bench: Bench) -> Iterator[Row]:
 
 def decodes(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
     """Time decode attention of one layer at (rows, context): as run, then with other cuts."""
-    from gpu_backend import cuda_attention as launch
+    from gpu_backend.cuda import attention as launch
 
     k, v = bench.cache()
     for rows, context in points:
@@ -141,7 +141,7 @@ def _decode(
     bench: Bench, k: Tensor, v: Tensor, lengths: "np.ndarray[tuple[int], np.dtype[np.int64]]",
     splits: int, tile: int,
 ) -> Row:  # fmt: skip
-    from gpu_backend import cuda_attention as launch
+    from gpu_backend.cuda import attention as launch
 
     shape, rows = bench.shape, len(lengths)
     pages = -(-int(lengths.max()) // shape.page)
@@ -170,7 +170,7 @@ def _decode(
 
 def prefills(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
     """Time prefill attention of one layer at (chunk, cached): own tiles, then gathered pages."""
-    from gpu_backend import cuda_attention as launch
+    from gpu_backend.cuda import attention as launch
 
     k, v = bench.cache()
     shape = bench.shape
@@ -239,7 +239,7 @@ def gathered(q: Tensor, k: Tensor, v: Tensor, table: Tensor, cached: int, page: 
 
 def fused(bench: Bench, sizes: Sequence[int]) -> Iterator[Row]:
     """Time norm, rope with store, and activation at so many rows."""
-    from gpu_backend import cuda_attention as launch
+    from gpu_backend.cuda import attention as launch
 
     shape = bench.shape
     k, v = bench.cache()

@@ -1,6 +1,6 @@
 """Kernel timings and whole steps of a model, written to a CSV row by row as they are measured.
 
-`python -m gpu_backend.timings --device cuda --out FOLDER` leaves `kernels.csv` and `device.json`
+`python -m gpu_backend.campaign.timings --device cuda --out FOLDER` leaves `kernels.csv` and `device.json`
 there. A section that fails becomes a row that says so, and the next one begins.
 """
 
@@ -20,7 +20,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from gpu_backend.bench import (
+from gpu_backend.campaign.bench import (
     LLAMA_8B,
     TINY,
     Bench,
