@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator import Result, load_scenario, run
+from simulator.figures.style import COLORS, grid, legend_below, log_scale, save, sheet
 from simulator.models.gpus import GIB, find_gpu
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
 from simulator.util.errors import HeadwayWarning
-from simulator.views.figures.style import COLORS, grid, legend_below, log_scale, save, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -100,9 +100,9 @@ def phases() -> list[tuple[str, float]]:
     def mark(name: str) -> None:
         marks.append((name, time.process_time()))
 
-    from simulator.results.write import write_run
     from simulator.scenario.load import load_scenario
     from simulator.simulation.run import run
+    from simulator.simulation.write import write_run
     from simulator.views.report import run_table
 
     mark("import")

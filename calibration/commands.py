@@ -98,8 +98,8 @@ def _from_log(
     """Fit a scenario's cost to a server's log."""
     from calibration.server_logs.adjusted import calibrate_from_requests
     from calibration.server_logs.from_steps import calibrate_from_steps
-    from simulator.results.write import check_folder
     from simulator.scenario.load import load_scenario
+    from simulator.simulation.write import check_folder
 
     if path is None or (requests is None) == (steps is None):
         raise HeadwayError(
@@ -158,9 +158,9 @@ def live(
     from gpu_backend.live import build_engine, run_live
     from simulator.cli.console import tell_interrupted
     from simulator.cli.progress import Bar
-    from simulator.results.write import check_folder
     from simulator.scenario.assemble import assemble
     from simulator.scenario.load import load_scenario
+    from simulator.simulation.write import check_folder
     from simulator.views.report import run_table
 
     loaded = load_scenario(scenario, set_ or (), seed)
@@ -237,7 +237,7 @@ def _validate_measured(
 ) -> None:
     from calibration.measured.report import report, write_json, write_plots
     from calibration.measured.validate import validate_measured
-    from simulator.results.write import check_folder
+    from simulator.simulation.write import check_folder
 
     if folder.is_file():
         raise HeadwayError(f"--measured {folder}: must be a folder, the one with {folder.name}")

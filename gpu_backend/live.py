@@ -18,9 +18,11 @@ from gpu_backend.executor import TorchExecutor
 from simulator.core.executor import Executor
 from simulator.core.request import Chunk, Request, Step
 from simulator.engine.replica import Replica
-from simulator.scenario.assemble import Parts, assemble, make_scheduler
+from simulator.scenario.assemble import assemble, make_scheduler
+from simulator.scenario.parts import Parts
 from simulator.scenario.scenario import Scenario
-from simulator.simulation.run import Result, play
+from simulator.simulation.result import Result
+from simulator.simulation.run import play
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.workload import Workload
 

@@ -14,7 +14,7 @@
 import pandas as pd
 
 from simulator import load_scenario, run
-from simulator.views.figures import Run, draw_kv, draw_occupancy, draw_throughput
+from simulator.figures import Run, draw_kv, draw_occupancy, draw_throughput
 
 SETTINGS = ["engine.max_num_seqs=24", "workload.num_prompts=600"]
 

@@ -10,7 +10,7 @@
 import pandas as pd
 
 from simulator import load_scenario, run
-from simulator.views.figures import Run, draw_fairness, draw_policies
+from simulator.figures import Run, draw_fairness, draw_policies
 
 SETTINGS = [
     "engine.max_num_seqs=24",

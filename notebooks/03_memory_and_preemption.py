@@ -11,7 +11,7 @@
 import pandas as pd
 
 from simulator import load_scenario, run
-from simulator.views.figures import Run, draw_kv
+from simulator.figures import Run, draw_kv
 
 SETTINGS = ["workload.num_prompts=600", "engine.max_num_batched_tokens=2048"]
 

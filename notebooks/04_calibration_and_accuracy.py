@@ -17,7 +17,7 @@ from calibration.engine_steps.fit import fit_rows, judge
 from calibration.engine_steps.rows import read_rows
 from calibration.engine_steps.validate import table, validate
 from simulator import load_scenario, run
-from simulator.views.figures import draw_steps
+from simulator.figures import draw_steps
 
 MEASURED = Path("../calibration/measurements/cpu/tiny-test")
 rows = read_rows(MEASURED / "steps.csv.gz")

@@ -11,7 +11,7 @@ import tempfile
 import yaml
 
 from simulator import plan, sweep
-from simulator.views.figures import draw_chunk, draw_latency, draw_pareto
+from simulator.figures import draw_chunk, draw_latency, draw_pareto
 
 SCENARIO = "../scenarios/demo.yaml"
 folder = tempfile.mkdtemp()

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from simulator import load_scenario, run
+from simulator.figures import Run, draw_policies
 from simulator.testing.check import check_policy
-from simulator.views.figures import Run, draw_policies
 from simulator.workload.workload import Workload
 
 

@@ -8,13 +8,15 @@ if TYPE_CHECKING:
     from simulator.planning.sweep import sweep
     from simulator.scenario.load import load_scenario
     from simulator.scenario.scenario import Scenario
-    from simulator.simulation.run import Result, run
+    from simulator.simulation.result import Result
+    from simulator.simulation.run import run
 
-__version__ = "0.1.0"
+from simulator.util.version import __version__ as __version__
+
 __all__ = ["Result", "Scenario", "load_scenario", "plan", "run", "sweep"]
 
 _HOMES = {
-    "Result": "simulator.simulation.run",
+    "Result": "simulator.simulation.result",
     "Scenario": "simulator.scenario.scenario",
     "load_scenario": "simulator.scenario.load",
     "plan": "simulator.cli.plan",

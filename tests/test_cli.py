@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from simulator import __version__
 from simulator.__main__ import main as door
 from simulator.cli.main import main
 from simulator.cli.progress import Bar
+from simulator.util.version import __version__
 from tests.scenarios import SMALL
 
 FILES = ["requests.csv", "scenario.yaml", "steps.csv", "summary.json"]
@@ -242,7 +242,7 @@ def test_an_interrupt_outside_the_loop_is_told_too(folder, capsys, monkeypatch):
     def stop(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("simulator.results.write.encode_rows", stop)
+    monkeypatch.setattr("simulator.simulation.write.encode_rows", stop)
     assert main(["run", "small.yaml"]) == 130
     assert capsys.readouterr().err == "headway: interrupted; no file was written\n"
     assert names(folder) == ["small.yaml"]

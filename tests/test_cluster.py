@@ -7,9 +7,10 @@ import pytest
 
 from simulator.cli.plan import plan
 from simulator.planning.sweep import sweep
-from simulator.results.write import write_run
 from simulator.scenario.load import load_scenario
-from simulator.simulation.run import Result, run
+from simulator.simulation.result import Result
+from simulator.simulation.run import run
+from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError
 from simulator.views.side_by_side import compare_table
 from tests.scenarios import SMALL, errors

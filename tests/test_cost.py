@@ -26,7 +26,7 @@ from simulator.costs.profile import PROFILES, named_hardware, read_profile, ship
 from simulator.models.gpus import GPUS, Gpu
 from simulator.models.load import load_model
 from simulator.scenario.assemble import assemble
-from simulator.scenario.engine_config import EngineBlock
+from simulator.scenario.engine_config import EngineConfig
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from tests.scenarios import errors
@@ -330,8 +330,10 @@ def test_a_profile_of_something_else_warns() -> None:
     """Model, GPU and precision that differ are named once; 16-bit dtypes are alike."""
     name = "llama-3-8b.a100.bf16"
     a100 = GPUS["A100-80GB"]
-    load_cost(name, model=load_model("llama-3.1-8b"), gpu=a100, engine=EngineBlock(dtype="float16"))
-    engine = EngineBlock(tensor_parallel_size=2, quantization="int4")
+    load_cost(
+        name, model=load_model("llama-3.1-8b"), gpu=a100, engine=EngineConfig(dtype="float16")
+    )
+    engine = EngineConfig(tensor_parallel_size=2, quantization="int4")
     with pytest.warns(
         HeadwayWarning,
         match=f"{name} was fitted to llama-3-8b, not llama-2-7b; gpu A100-80GB, not H200; "
@@ -342,20 +344,20 @@ def test_a_profile_of_something_else_warns() -> None:
 
 def test_the_shipped_profile_of_a_scenario() -> None:
     """Found by the model's shape, the GPU and the precision; else there is none."""
-    engine = EngineBlock()
+    engine = EngineConfig()
     found = shipped_profile(load_model("llama-3.1-8b"), GPUS["H100-80GB"], engine)
     assert found == {"profile": "llama-3-8b.h100.bf16"}
     assert shipped_profile(LLAMA, GPUS["L4"], engine) is None
     assert shipped_profile(load_model("qwen3-0.6b"), GPUS["H200"], engine) is None
-    assert shipped_profile(LLAMA, GPUS["H200"], EngineBlock(kv_cache_dtype="fp8")) is None
+    assert shipped_profile(LLAMA, GPUS["H200"], EngineConfig(kv_cache_dtype="fp8")) is None
     large = load_model("llama-3.1-70b")
-    engine = EngineBlock(tensor_parallel_size=4, quantization="fp8", kv_cache_dtype="fp8_e4m3")
+    engine = EngineConfig(tensor_parallel_size=4, quantization="fp8", kv_cache_dtype="fp8_e4m3")
     found = shipped_profile(large, GPUS["H200"], engine)
     assert found == {"profile": "llama-3-70b.h200-tp4.fp8-kvfp8"}
-    engine = EngineBlock(tensor_parallel_size=4, quantization="fp8")
+    engine = EngineConfig(tensor_parallel_size=4, quantization="fp8")
     found = shipped_profile(large, GPUS["H200"], engine)
     assert found == {"profile": "llama-3-70b.h200-tp4.fp8"}
-    engine = EngineBlock(tensor_parallel_size=2, dtype="float16")
+    engine = EngineConfig(tensor_parallel_size=2, dtype="float16")
     found = shipped_profile(load_model("codellama-34b"), GPUS["A100-80GB"], engine)
     assert found == {"profile": "codellama-34b.a100-tp2.bf16"}
 

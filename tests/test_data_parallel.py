@@ -11,18 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.cli.plan import plan
+from simulator.cluster.config import FailuresConfig, OutageConfig
 from simulator.cluster.fleet import Fleet
-from simulator.cluster.joint_step import Joint
 from simulator.cluster.load_balancer import Balancer
 from simulator.cluster.routers import Least, PowerOfTwo, RoundRobin
-from simulator.cluster.run import sessions_of
+from simulator.costs.joint_step import Joint
 from simulator.engine.client import Client
 from simulator.planning.vllm_serve import serve_command
 from simulator.policies.predictor import Noisy
-from simulator.scenario.cluster_config import FailuresBlock, OutageBlock
 from simulator.scenario.load import load_scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.simulation.run import Result, run
+from simulator.simulation.cluster import sessions_of
+from simulator.simulation.result import Result
+from simulator.simulation.run import run
 from simulator.util.errors import HeadwayWarning
 from simulator.workload.workload import Workload
 from tests.engines import Clock, fcfs, workload
@@ -220,12 +221,12 @@ def test_more_ranks_never_hold_less(tmp_path: Path) -> None:
 def test_a_server_fails_with_all_its_ranks() -> None:
     """Both requests of server 0 begin anew on server 1, which has two of its own."""
     load = workload(*[(0.0, 4, 5)] * 4)
-    outage = OutageBlock(replica=0, start=2.0, duration=10.0)
+    outage = OutageConfig(replica=0, start=2.0, duration=10.0)
     blocks = {
         "ranks": 2,
         "front_ends": 1,
         "shared": None,
-        "failures": FailuresBlock(outages=[outage]),
+        "failures": FailuresConfig(outages=[outage]),
     }
     seen = World(load, fcfs, Clock(), 2, blocks)
     assert sorted(seen.table.replica.tolist()) == [2, 2, 3, 3]

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from simulator.diagnosis.explain import explain
-from simulator.results.write import write_run
 from simulator.scenario.load import load_scenario
-from simulator.simulation.run import Result, run
+from simulator.simulation.result import Result
+from simulator.simulation.run import run
+from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError
 from simulator.views.html.page import page
 from simulator.views.html.runs import read_run

@@ -8,11 +8,16 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.cluster.config import (
+    AdmissionConfig,
+    ClientConfig,
+    FailuresConfig,
+    OutageConfig,
+)
 from simulator.cluster.disaggregation import DisaggregatedFleet
 from simulator.cluster.gate import Gate
 from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.cluster.routers import ROUTERS, Least
-from simulator.cluster.run import sessions_of, tidy
 from simulator.core.alarm import Alarm
 from simulator.core.log import REASONS, TRANSFER
 from simulator.engine.client import Client
@@ -20,14 +25,9 @@ from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.policies.fair import DRR, Fair
 from simulator.policies.policy import SJF, Priority
 from simulator.policies.predictor import Noisy
-from simulator.scenario.cluster_config import (
-    AdmissionBlock,
-    ClientBlock,
-    FailuresBlock,
-    OutageBlock,
-)
 from simulator.schedulers.vllm.kv_roles import Consumer, Producer
 from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.simulation.cluster import sessions_of, tidy
 from simulator.workload.workload import Workload
 from tests.engines import Clock, workload
 from tests.test_laws import _unroll, clocks, workloads
@@ -126,7 +126,7 @@ routers = st.tuples(
 troubles = st.fixed_dictionaries(
     {
         "turned": st.booleans(),
-        "admission": st.sampled_from([None, None, AdmissionBlock(max_outstanding=2)]),
+        "admission": st.sampled_from([None, None, AdmissionConfig(max_outstanding=2)]),
         "failures": st.none() | failing(st.integers(0, 1), [None, None, 40.0]),
         "scaling": st.none() | scaling,
     }
@@ -288,7 +288,7 @@ def test_who_is_preempted_computes_its_prompt_where_it_decodes() -> None:
 @pytest.mark.parametrize(("patience", "transfers"), [(0.5, 0), (1.5, 1), (2.5, 1), (3.5, 1)])
 def test_a_client_that_gives_up_leaves_nothing(patience: float, transfers: int) -> None:
     """In prefill, on the way (the transfer goes on), in the first step there, while it decodes."""
-    seen = world(workload((0.0, 8, 9), (4.0, 8, 1)), client=ClientBlock(timeout=patience))
+    seen = world(workload((0.0, 8, 9), (4.0, 8, 1)), client=ClientConfig(timeout=patience))
     reasons = [REASONS[row["reason"]] for row in seen.gate.log.requests]
     assert reasons[0] == "timeout"
     assert seen.fleet.links[0].transfers == transfers + (len(reasons) == 1 or patience > 1)
@@ -299,32 +299,32 @@ def test_a_client_that_gives_up_leaves_nothing(patience: float, transfers: int) 
 @pytest.mark.parametrize("replica", [0, 2])
 def test_a_failure_while_the_kv_moves_starts_the_request_anew(replica: int) -> None:
     """At 1.5 the producer, or the consumer, fails: prompt again 1.5 to 2.5, moved at 3.75."""
-    outage = OutageBlock(replica=replica, start=1.5, duration=50.0)
-    seen = world(workload((0.0, 8, 2)), (2, 2), failures=FailuresBlock(outages=[outage]))
+    outage = OutageConfig(replica=replica, start=1.5, duration=50.0)
+    seen = world(workload((0.0, 8, 2)), (2, 2), failures=FailuresConfig(outages=[outage]))
     assert moved(seen) == [(2.5, 2.5, 2.5, 3.75, 3.75, 2, 0)]
     assert ended(seen) == [(4.75, 5.75)]
     assert seen.life.lost == 1
 
 
 def test_a_producer_that_fails_has_no_part_in_what_has_been_moved() -> None:
-    outage = OutageBlock(replica=0, start=2.5, duration=50.0)
-    seen = world(workload((0.0, 8, 3)), failures=FailuresBlock(outages=[outage]))
+    outage = OutageConfig(replica=0, start=2.5, duration=50.0)
+    seen = world(workload((0.0, 8, 3)), failures=FailuresConfig(outages=[outage]))
     assert ended(seen) == [(3.25, 5.25)]
     assert seen.life.lost == 0
 
 
 def test_transfers_behind_one_that_is_broken_off_move_up() -> None:
     """The first goes to consumer 1, which fails at 1.5: the link turns to the second at once."""
-    outage = OutageBlock(replica=1, start=1.5, duration=50.0)
+    outage = OutageConfig(replica=1, start=1.5, duration=50.0)
     load = workload((0.0, 8, 1), (0.0, 8, 1))
-    seen = world(load, (1, 2), failures=FailuresBlock(outages=[outage]))
+    seen = world(load, (1, 2), failures=FailuresConfig(outages=[outage]))
     assert moved(seen)[0] == (1.0, 1.0, 1.5, 2.75, 2.75, 2, 0)
     assert moved(seen)[1][:4] == (2.5, 2.5, 2.5, 3.75)
 
 
 def test_without_a_consumer_prompts_wait_at_the_producer() -> None:
-    outage = OutageBlock(replica=1, start=0.5, duration=4.0)
-    seen = world(workload((0.0, 8, 1)), failures=FailuresBlock(outages=[outage]))
+    outage = OutageConfig(replica=1, start=0.5, duration=4.0)
+    seen = world(workload((0.0, 8, 1)), failures=FailuresConfig(outages=[outage]))
     assert moved(seen) == [(1.0, 4.5, 4.5, 5.75, 5.75, 2, 0)]
 
 

@@ -13,9 +13,10 @@ from simulator.costs.roofline import roofline
 from simulator.models.gpus import GPUS
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
-from simulator.results.write import write_run
 from simulator.scenario.load import load_scenario
-from simulator.simulation.run import Result, run
+from simulator.simulation.result import Result
+from simulator.simulation.run import run
+from simulator.simulation.write import write_run
 
 H100 = GPUS["H100-80GB"]
 QWEN = load_model("qwen3-30b-a3b")

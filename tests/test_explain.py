@@ -7,7 +7,7 @@ import pytest
 from simulator import load_scenario, run
 from simulator.cli.main import main
 from simulator.diagnosis.explain import explain
-from simulator.results.write import write_run
+from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError
 from tests.test_diagnosis import PAIR
 

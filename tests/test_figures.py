@@ -11,7 +11,7 @@ import pytest
 
 from simulator import load_scenario, run
 from simulator.cli.main import main
-from simulator.views.figures import (
+from simulator.figures import (
     Run,
     draw_chunk,
     draw_kv,
@@ -19,10 +19,10 @@ from simulator.views.figures import (
     draw_occupancy,
     draw_pareto,
 )
-from simulator.views.figures.data import read_runs
-from simulator.views.figures.load import knee
-from simulator.views.figures.occupancy import _batches, _lowest_free
-from simulator.views.figures.style import COLORS, MARKERS
+from simulator.figures.data import read_runs
+from simulator.figures.load import knee
+from simulator.figures.occupancy import _batches, _lowest_free
+from simulator.figures.style import COLORS, MARKERS
 from tests.scenarios import AZURE, SMALL
 
 SCENARIO = """

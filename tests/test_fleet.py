@@ -22,11 +22,11 @@ from simulator.cluster.routers import (
     Target,
     Uniform,
 )
-from simulator.cluster.run import sessions_of
 from simulator.core.request import Request
 from simulator.engine.client import Client
 from simulator.policies.predictor import Noisy
 from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.simulation.cluster import sessions_of
 from simulator.workload.workload import Workload
 from tests.engines import Clock, fcfs, workload
 from tests.engines import play as play_alone

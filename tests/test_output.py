@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from simulator.core.log import Log
 from simulator.costs.piecewise import LinearCost
 from simulator.results.breakdown import break_down
+from simulator.results.frames import request_frame, step_frame
 from simulator.results.tables import gather_requests
-from simulator.results.write import request_frame, step_frame, write_run
+from simulator.simulation.write import write_run
 from simulator.util.csv_text import Words, encode_header, encode_rows
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic, write_together
@@ -131,7 +132,7 @@ def test_short_logs_are_encoded_together(
     ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slice_: int
 ) -> None:
     """However many rows go at once, each replica's come after those of the one before."""
-    monkeypatch.setattr("simulator.results.write.SLICE", slice_)
+    monkeypatch.setattr("simulator.simulation.write.SLICE", slice_)
     for start in (0.25, 7.0):
         log = Log(num_blocks=10, block_size=4)
         add_step(log, start, start + 1.0, blocks_used=3)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from simulator import load_scenario, plan, run
 from simulator.cli.main import main
-from simulator.planning.plan import Question, front, has_chance
+from simulator.planning.plan import Question, has_chance
 from simulator.planning.plan_files import _strain
 from simulator.planning.search import (
     Answer,
@@ -28,6 +28,7 @@ from simulator.planning.search import (
 from simulator.planning.service_levels import parse_slo, read_numbers
 from simulator.planning.vllm_serve import serve_command
 from simulator.util.errors import HeadwayError
+from simulator.util.pareto import front
 from tests.scenarios import AZURE
 
 SLO = parse_slo("p99_ttft_ms<=100")

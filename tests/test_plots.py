@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 
 from simulator.core.log import Log
+from simulator.figures.compare import _depth_in_bins, draw_compare, plot_compare
+from simulator.figures.compare_many import draw_many, plot_many
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.results.metrics import summarize
 from simulator.results.time_bins import mean_in_bins
 from simulator.schedulers.static import Static
-from simulator.views.compare_bars import draw_many, plot_many
-from simulator.views.compare_plot import _depth_in_bins, draw_compare, plot_compare
 from simulator.workload.workload import Workload
 from tests.engines import Clock, fcfs, play, workload
 from tests.handmade import TICK, Story, stories

@@ -7,26 +7,26 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.cluster.config import (
+    AdmissionConfig,
+    AutoscalingConfig,
+    ClientConfig,
+    FailuresConfig,
+    OutageConfig,
+)
 from simulator.cluster.fleet import Fleet
 from simulator.cluster.gate import Bucket, Gate
-from simulator.cluster.joint_step import Joint
 from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.cluster.load_balancer import Balancer
 from simulator.cluster.routers import Least
-from simulator.cluster.run import sessions_of, tidy
 from simulator.core.log import REASONS
+from simulator.costs.joint_step import Joint
 from simulator.engine.client import Client
 from simulator.policies.predictor import Noisy
 from simulator.results.tables import Tries, gather_requests
-from simulator.scenario.cluster_config import (
-    AdmissionBlock,
-    AutoscalingBlock,
-    ClientBlock,
-    FailuresBlock,
-    OutageBlock,
-)
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.simulation.cluster import sessions_of, tidy
 from simulator.views.timeline import phases
 from simulator.workload.workload import Workload
 from tests.engines import Clock, fcfs, workload
@@ -77,14 +77,14 @@ class World:
 troubles = st.fixed_dictionaries(
     {
         "admission": st.sampled_from(
-            [None, AdmissionBlock(max_outstanding=2), AdmissionBlock(rate=0.5, burst=2.0)]
+            [None, AdmissionConfig(max_outstanding=2), AdmissionConfig(rate=0.5, burst=2.0)]
         ),
         "failures": st.none() | failing(st.just(0), [None, 8.0, 20.0]),
         "scaling": st.none() | scaling,
     }
 )
 impatient = st.none() | st.builds(
-    ClientBlock,
+    ClientConfig,
     timeout=st.sampled_from([None, 1.0, 2.5, 8.0]),
     ttft_timeout=st.sampled_from([None, 0.5, 2.0]),
     max_retries=st.integers(0, 2),
@@ -162,7 +162,7 @@ def seat() -> Scheduler:
 def test_a_request_that_takes_too_long_leaves_at_the_end_of_a_step() -> None:
     """Steps of a second; it has 3.5 s and wants 9 tokens: the seat is free at 4.0."""
     load = workload((0.0, 4, 9), (3.0, 4, 2))
-    seen = world(load, make=seat, client=ClientBlock(timeout=3.5))
+    seen = world(load, make=seat, client=ClientConfig(timeout=3.5))
     assert seen.reasons() == ["timeout", "stop"]
     assert seen.table.first_scheduled[1] == 4.0
     assert seen.gate.counts.timeouts == 1
@@ -170,14 +170,14 @@ def test_a_request_that_takes_too_long_leaves_at_the_end_of_a_step() -> None:
 
 def test_the_first_token_may_be_in_time_and_the_others_take_their_time() -> None:
     load = workload((0.0, 4, 9), (1.0, 4, 2))
-    seen = world(load, make=seat, client=ClientBlock(ttft_timeout=3.5))
+    seen = world(load, make=seat, client=ClientConfig(ttft_timeout=3.5))
     assert seen.reasons() == ["stop", "timeout"]
 
 
 def test_a_retry_comes_after_its_back_off_and_begins_anew() -> None:
     """Tries at 0, 2 + 1 and 5 + 2: the third finds the seat free from 9 on."""
     load = workload((0.0, 4, 8), (0.5, 4, 2))
-    patience = ClientBlock(timeout=100, ttft_timeout=2.0, max_retries=3, backoff=1.0)
+    patience = ClientConfig(timeout=100, ttft_timeout=2.0, max_retries=3, backoff=1.0)
     seen = world(load, make=seat, client=patience)
     assert seen.reasons() == ["stop", "stop"]
     # Given up at 2.5, tried at 3.5; at 5.5, tried at 7.5: admitted at 8 as the first one ends.
@@ -193,7 +193,7 @@ def test_a_retry_comes_after_its_back_off_and_begins_anew() -> None:
 def test_a_full_cluster_refuses_and_the_less_important_first() -> None:
     load = workload(*[(0.0, 4, 4)] * 4)
     load.priority = np.array([0, 1, 0, 0])
-    seen = world(load, admission=AdmissionBlock(max_outstanding=2, shed_from=0.5))
+    seen = world(load, admission=AdmissionConfig(max_outstanding=2, shed_from=0.5))
     assert seen.reasons() == ["stop", "shed", "stop", "shed"]
     assert seen.gate.counts.refused == 2
 
@@ -201,7 +201,7 @@ def test_a_full_cluster_refuses_and_the_less_important_first() -> None:
 def test_a_token_bucket_for_each_client() -> None:
     load = workload(*[(0.0, 4, 1)] * 3, (0.9, 4, 1), (1.1, 4, 1))
     load.client = ["a", "a", "b", "a", "a"]
-    seen = world(load, admission=AdmissionBlock(rate=1.0, burst=1.0))
+    seen = world(load, admission=AdmissionConfig(rate=1.0, burst=1.0))
     assert seen.reasons() == ["stop", "shed", "stop", "shed", "stop"]
     bucket = Bucket(2.0, 3.0, 0.0)
     assert [bucket.take(when) for when in (0, 0, 0, 0, 0.5, 0.5, 9, 9, 9, 9)] == (
@@ -212,8 +212,8 @@ def test_a_token_bucket_for_each_client() -> None:
 def test_a_failure_loses_work_but_no_request() -> None:
     """The step that would end at 2.0 has not ended when the replica fails at 2.0."""
     load = workload((0.0, 4, 5), (0.0, 4, 5))
-    outage = OutageBlock(replica=0, start=2.0, duration=10.0)
-    seen = world(load, 2, failures=FailuresBlock(outages=[outage]))
+    outage = OutageConfig(replica=0, start=2.0, duration=10.0)
+    seen = world(load, 2, failures=FailuresConfig(outages=[outage]))
     assert seen.table.replica.tolist() == [1, 1]
     assert seen.table.finish.tolist() == [7.0, 5.0]
     assert seen.table.ttft[0] == 3.0  # asked anew: the token of 1.0 is worth nothing
@@ -223,15 +223,15 @@ def test_a_failure_loses_work_but_no_request() -> None:
 
 
 def test_who_finds_no_replica_waits_for_one() -> None:
-    outage = OutageBlock(replica=0, start=0.0, duration=10.0)
-    seen = world(workload((1.0, 4, 2)), failures=FailuresBlock(outages=[outage]))
+    outage = OutageConfig(replica=0, start=0.0, duration=10.0)
+    seen = world(workload((1.0, 4, 2)), failures=FailuresConfig(outages=[outage]))
     assert seen.table.first_scheduled[0] == 10.0
 
 
 def test_scaling_grows_with_the_queue_pays_from_the_order_and_drains() -> None:
     """A job of 4 s each second, one seat: 3 wait at 5 s (1.5 x 2), 7 at 10 s (3.5 x 2)."""
     load = workload(*[(k + 0.5, 4, 4) for k in range(20)], (200.0, 4, 4))
-    scaling = AutoscalingBlock(
+    scaling = AutoscalingConfig(
         target=2.0, max_replicas=3, interval=5.0, cooldown=20.0, startup_delay=7.0
     )
     seen = world(load, 3, make=seat, first=1, scaling=scaling)

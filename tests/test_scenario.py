@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import yaml
 
-from simulator.scenario.engine_config import EngineBlock
+from simulator.scenario.engine_config import EngineConfig
 from simulator.scenario.load import load_scenario
 from simulator.scenario.reference_page import page
-from simulator.scenario.scenario import READING, Scenario, TraceBlock, resolve
+from simulator.scenario.scenario import READING, Scenario, TraceConfig
 from simulator.util.errors import HeadwayError
+from simulator.util.files import resolve
 from simulator.workload.traces import read as traces
 from tests.scenarios import AZURE, errors
 
@@ -23,7 +24,7 @@ def test_defaults_are_those_documented(write):
     """A scenario that says nothing is Llama-3-8B on an A100 under vLLM's defaults."""
     scenario = load_scenario(write("model: llama-3-8b\n", "nothing.much.yaml"))
     assert scenario.name == "nothing"
-    assert scenario.engine == EngineBlock()
+    assert scenario.engine == EngineConfig()
     assert scenario.engine.model_dump() == {
         "name": None,
         "version": None,
@@ -80,7 +81,7 @@ def test_a_scenario_without_a_name_has_that_of_its_file(write, file, name):
 def test_blocks_without_keys_have_their_defaults(write):
     """`engine:` with every key commented out is no mistake."""
     scenario = load_scenario(write("name: x\nengine:\ngpu:\nworkload:\ngoodput:\ncost:\n"))
-    assert scenario.engine == EngineBlock()
+    assert scenario.engine == EngineConfig()
     assert scenario.cost is None
 
 
@@ -128,7 +129,7 @@ def test_short_names_of_dtypes_are_written_in_full(write, short, name):
     """Of weights and of the KV cache."""
     engine = load_scenario(write(f"engine: {{dtype: {short}, kv_cache_dtype: {short}}}\n")).engine
     assert (engine.dtype, engine.kv_cache_dtype) == (name, name)
-    assert EngineBlock(dtype=short).dtype == name
+    assert EngineConfig(dtype=short).dtype == name
 
 
 def test_overrides_set_any_key(write):
@@ -231,14 +232,14 @@ def test_a_policy_beside_the_scenario_is_found(write):
 
 def test_the_scenario_knows_the_formats_and_options_of_the_readers():
     """The two lists are kept apart so that loading a scenario needs no reader."""
-    (formats, _) = get_args(TraceBlock.model_fields["format"].annotation)
+    (formats, _) = get_args(TraceConfig.model_fields["format"].annotation)
     assert set(get_args(formats)) == set(traces.FORMATS)
     assert set(traces.OPTIONS) == READING
-    part = set(TraceBlock.model_fields) - READING - {"path", "format"}
+    part = set(TraceConfig.model_fields) - READING - {"path", "format"}
     assert part == set(inspect.signature(traces.select).parameters) - {"workload"}
     for name in part:
         default = inspect.signature(traces.select).parameters[name].default
-        assert TraceBlock.model_fields[name].default == default
+        assert TraceConfig.model_fields[name].default == default
 
 
 def test_a_scenario_made_in_python_is_checked_alike():

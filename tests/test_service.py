@@ -19,9 +19,9 @@ from simulator.results.client_service import (
     summarize_clients,
 )
 from simulator.results.tables import client_words, gather_requests, run_span
-from simulator.results.write import write_run
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
+from simulator.simulation.write import write_run
 from simulator.workload.workload import Workload
 from tests.engines import Clock, fcfs, play, workload
 from tests.handmade import TICK

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from simulator.cli.main import main
-from simulator.cluster import run as cluster
-from simulator.cluster.run import spread_cluster
-from simulator.results.write import write_run
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
-from simulator.simulation.run import Result, run
+from simulator.simulation import cluster
+from simulator.simulation.cluster import spread_cluster
+from simulator.simulation.result import Result
+from simulator.simulation.run import run
+from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError
 from simulator.util.workers import use_backend
 from tests.scenarios import SMALL
@@ -104,7 +105,7 @@ def test_what_ties_replicas_together_is_named(
 def test_an_interrupt_leaves_all_replicas_at_one_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from simulator.cluster import shards
+    from simulator.simulation import shards
 
     monkeypatch.setattr(shards, "STRETCH", 4)
     what = scenario(tmp_path, "workload.num_prompts=400")

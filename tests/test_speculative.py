@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.core.request import Chunk, Request, Step
+from simulator.core.speculative_config import DraftConfig, SpeculativeConfig
 from simulator.costs.drafting import DraftedCost
 from simulator.costs.piecewise import LinearCost, PiecewiseCost
 from simulator.models.attention import Groups
 from simulator.policies.policy import SJF
 from simulator.scenario.load import load_scenario
-from simulator.scenario.speculative_config import DraftBlock, SpeculativeBlock
 from simulator.schedulers.vllm.drafts import SlotCounter
 from simulator.schedulers.vllm.speculative import Speculative
 from simulator.simulation.run import run
@@ -44,11 +44,11 @@ def drafted(
     if not k:
         blocks = SlotCounter(num_blocks, size, lookahead=0, max_model_len=longest, groups=groups)
         return Speculative(blocks, **options)
-    block = SpeculativeBlock(
+    block = SpeculativeConfig(
         num_speculative_tokens=k,
         acceptance=acceptance,
         method=method,
-        draft=None if method == "ngram" else DraftBlock(seconds=0.0),
+        draft=None if method == "ngram" else DraftConfig(seconds=0.0),
     )
     ahead = block.lookahead
     blocks = SlotCounter(num_blocks, size, lookahead=ahead, max_model_len=longest, groups=groups)
@@ -220,7 +220,7 @@ def test_leaping_and_stepwise_runs_agree_to_the_last_bit(load, shortest) -> None
 
 
 def test_what_is_accepted_depends_on_seed_request_and_position_alone() -> None:
-    block = SpeculativeBlock(num_speculative_tokens=4, acceptance=0.6)
+    block = SpeculativeConfig(num_speculative_tokens=4, acceptance=0.6)
     longer, shorter = block.accepted(7, 3, 500), block.accepted(7, 3, 100)
     assert longer[:100] == shorter
     assert block.accepted(8, 3, 100) != shorter
@@ -233,7 +233,7 @@ def test_what_is_accepted_depends_on_seed_request_and_position_alone() -> None:
 @pytest.mark.parametrize(("k", "a"), [(1, 0.8), (3, 0.7), (5, 0.5), (8, 0.9)])
 def test_tokens_per_step_are_those_of_the_geometric_sum(k: int, a: float) -> None:
     """(1 - a^(k+1)) / (1 - a), Leviathan et al., ICML 2023; within 5 standard errors."""
-    block = SpeculativeBlock(num_speculative_tokens=k, acceptance=a)
+    block = SpeculativeConfig(num_speculative_tokens=k, acceptance=a)
     counts = 1 + np.concatenate([block.accepted(0, id, 1000) for id in range(40)])
     expected = (1 - a ** (k + 1)) / (1 - a)
     assert abs(counts.mean() - expected) < 5 * counts.std() / len(counts) ** 0.5
@@ -295,9 +295,9 @@ def test_drafting_costs_what_its_terms_say() -> None:
     """3 draft steps; the first as a share of what was verified, two as shares of plain decodes."""
     target = LinearCost(base=1.0, per_token=0.1)
     step = Step([], 2, 30, drafts=6)  # 1.8 s; without drafts 1.2 s
-    draft = DraftBlock(seconds=0.01, seconds_per_sequence=0.001)
+    draft = DraftConfig(seconds=0.01, seconds_per_sequence=0.001)
     assert isclose(DraftedCost(target, 3, draft).execute(step), 1.8 + 3 * 0.012)
-    draft = DraftBlock(fraction=0.1)
+    draft = DraftConfig(fraction=0.1)
     assert isclose(DraftedCost(target, 3, draft).execute(step), 1.8 + 0.1 * (1.8 + 2 * 1.2))
 
 

@@ -12,11 +12,11 @@ from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.simulation import run as simulation
 from simulator.simulation import stream
+from simulator.simulation.chunks import chunks
 from simulator.simulation.run import run
 from simulator.simulation.stream import run_streamed
 from simulator.util.errors import HeadwayError
 from simulator.util.quantile_sketch import ERROR, Crowd, Sketch
-from simulator.workload.chunks import chunks
 from tests.scenarios import SMALL
 
 PERCENTILES = ("median_", "p90_", "p95_", "p99_", "p99.9_")

@@ -14,7 +14,7 @@ from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.swap_space import HostMemory, Prices, SwappedFirst
 from simulator.policies.orders import HRRN
 from simulator.policies.policy import SJF, Ranked
-from simulator.results.write import step_frame
+from simulator.results.frames import step_frame
 from simulator.scenario.assemble import assemble
 from simulator.scenario.kv_memory import swap_prices
 from simulator.scenario.scenario import Scenario

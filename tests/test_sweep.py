@@ -17,7 +17,7 @@ from simulator import load_scenario, sweep
 from simulator.cli.main import main
 from simulator.planning.points import numbers
 from simulator.planning.sweep import plan_points, read_journal, sweep_points
-from simulator.scenario.sweep_config import SpreadBlock
+from simulator.scenario.sweep_config import SpreadConfig
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 
@@ -125,7 +125,7 @@ sweep:
 def test_a_whole_spread_draws_whole_numbers_within(low: int, more: int, log: bool, seed: int):
     import numpy as np
 
-    value = SpreadBlock(low=low, high=low + more, log=log).draw(np.random.default_rng(seed))
+    value = SpreadConfig(low=low, high=low + more, log=log).draw(np.random.default_rng(seed))
     assert isinstance(value, int)
     assert low <= value <= low + more
 

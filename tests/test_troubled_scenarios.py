@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from simulator.cli.main import main
-from simulator.results.write import write_run
 from simulator.scenario.load import load_scenario
-from simulator.simulation.run import Result, run
+from simulator.simulation.result import Result
+from simulator.simulation.run import run
+from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError
 from tests.scenarios import SMALL, errors
 

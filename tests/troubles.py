@@ -4,23 +4,23 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from simulator.scenario.cluster_config import AutoscalingBlock, FailuresBlock, OutageBlock
+from simulator.cluster.config import AutoscalingConfig, FailuresConfig, OutageConfig
 
 STARTS = (0.0, 0.5, 0.75, 1.0, 1.5, 2.5)
 
 
 def failing(
     replicas: st.SearchStrategy[int], mtbf: Sequence[float | None]
-) -> st.SearchStrategy[FailuresBlock]:
+) -> st.SearchStrategy[FailuresConfig]:
     """Failures by chance, after one of these mean times, and up to three that are listed."""
     outage = st.builds(
-        OutageBlock,
+        OutageConfig,
         replica=replicas,
         start=st.sampled_from(STARTS),
         duration=st.sampled_from([0.5, 1.3]),
     )
     return st.builds(
-        FailuresBlock,
+        FailuresConfig,
         mtbf=st.sampled_from(mtbf),
         mttr=st.just(2.0),
         outages=st.lists(outage, max_size=3),
@@ -28,7 +28,7 @@ def failing(
 
 
 scaling = st.builds(
-    AutoscalingBlock,
+    AutoscalingConfig,
     metric=st.sampled_from(["queue_depth", "kv_usage"]),
     target=st.just(0.3),
     max_replicas=st.just(3),

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from calibration.engine_steps.rows import Row, parse_row, write_chunks, write_counts
 from simulator.costs.profile import shipped_profiles
-from simulator.results.write import write_run
-from simulator.scenario.scenario import Scenario, resolve
+from simulator.scenario.scenario import Scenario
+from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError
-from simulator.util.files import Writer, write_together
+from simulator.util.files import Writer, resolve, write_together
 
 if TYPE_CHECKING:
     from gpu_backend.live import LiveRun

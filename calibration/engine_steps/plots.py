@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from simulator.views.figures.style import COLORS, encode, grid, log_scale, sheet
+from simulator.figures.style import COLORS, encode, grid, log_scale, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -31,7 +31,7 @@ from simulator.util.files import write_together
 
 if TYPE_CHECKING:
     from simulator.costs.cost_model import CostModel
-    from simulator.simulation.run import Result
+    from simulator.simulation.result import Result
 
 Floats = npt.NDArray[np.float64]
 
@@ -237,7 +237,7 @@ def _table(found: Validation) -> Iterator[str]:
 
 
 def _plot(forced: Mapping[str, tuple[Floats, Floats]], found: Validation, file: BinaryIO) -> None:
-    from simulator.views.figures.style import encode, grid, sheet
+    from simulator.figures.style import encode, grid, sheet
 
     with sheet(1, 3, 4.2, width=12.0) as figure:
         steps, errors, whole = figure.axes

@@ -10,12 +10,12 @@ from calibration.kernel_tables.fit import calibrate
 from calibration.kernel_tables.systems import find_system
 from simulator.costs.cost_model import with_overhead
 from simulator.costs.piecewise import PiecewiseCost
-from simulator.scenario.assemble import Parts
-from simulator.scenario.engine_config import EngineBlock
+from simulator.scenario.engine_config import EngineConfig
+from simulator.scenario.parts import Parts
 from simulator.util.errors import HeadwayError, HeadwayWarning
 
 
-def with_tables(parts: Parts, engine: EngineBlock) -> Parts:
+def with_tables(parts: Parts, engine: EngineConfig) -> Parts:
     """Compose a profile where none is shipped and HEADWAY_DATA names the tables' folder.
 
     Warn where there are no tables either: the roofline stays.
@@ -46,7 +46,7 @@ def with_terms(parts: Parts, step: float, per_sequence: float) -> Parts:
     return replace(parts, cost=cost)
 
 
-def _target(parts: Parts, engine: EngineBlock) -> Target:
+def _target(parts: Parts, engine: EngineConfig) -> Target:
     dtype = engine.quantization or "bfloat16"
     cache = engine.kv_cache_dtype
     return Target(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from calibration.measured.requests import read_rows_of
 
 if TYPE_CHECKING:
-    from simulator.simulation.run import Result
+    from simulator.simulation.result import Result
 
 Floats = npt.NDArray[np.float64]
 TIME = ("relative_time_sec", "t", "time_s", "time")

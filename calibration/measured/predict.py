@@ -19,9 +19,9 @@ from calibration.measured.workload import frontend, make, read_config, replay
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
-    from simulator.scenario.assemble import Parts
+    from simulator.scenario.parts import Parts
     from simulator.scenario.scenario import Scenario
-    from simulator.simulation.run import Result
+    from simulator.simulation.result import Result
     from simulator.workload.workload import Workload
 
 Floats = npt.NDArray[np.float64]
@@ -127,9 +127,9 @@ def _play(scenario: "Scenario", parts: "Parts", workload: "Workload") -> "Result
     """Send the workload to the engine, or to the replicas of a data-parallel one."""
     import simpy
 
-    from simulator.cluster.run import run_cluster
     from simulator.engine.async_replica import make_replica
     from simulator.scenario.assemble import make_scheduler
+    from simulator.simulation.cluster import run_cluster
     from simulator.simulation.run import play
 
     if scenario.cluster is not None:

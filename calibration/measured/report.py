@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from calibration.measured.predict import Compared, Outcome
-from simulator.util.files import write_atomic, write_together
-from simulator.views.figures.style import (
+from simulator.figures.style import (
     COLORS,
     color,
     encode,
@@ -21,6 +20,7 @@ from simulator.views.figures.style import (
     marker,
     sheet,
 )
+from simulator.util.files import write_atomic, write_together
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

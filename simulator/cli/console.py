@@ -11,7 +11,7 @@ from simulator.util.errors import HeadwayWarning
 from simulator.util.files import WRITTEN
 
 if TYPE_CHECKING:
-    from simulator.simulation.run import Result
+    from simulator.simulation.result import Result
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # the last two as a shell gives them
 

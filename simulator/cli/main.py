@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
-from simulator import __version__
 from simulator.cli.console import (
     INTERRUPTED,
     left_behind,
@@ -24,10 +23,11 @@ from simulator.cli.console import (
 from simulator.cli.options import Address, Backend, Jobs, NoTables, workers_asked_for
 from simulator.util.errors import HeadwayError
 from simulator.util.files import WRITTEN
+from simulator.util.version import __version__
 
 if TYPE_CHECKING:
     from simulator.scenario.scenario import Scenario
-    from simulator.simulation.run import Result
+    from simulator.simulation.result import Result
 
 
 # Nothing here multiplies matrices, and numpy's BLAS spends 0.1 s of CPU on starting its threads.
@@ -154,8 +154,8 @@ def run(
     no_tables: NoTables = False,
 ) -> int:
     """Simulate a scenario; print its report, write its files."""
-    from simulator.results.write import check_folder, write_run
     from simulator.scenario.load import load_scenario
+    from simulator.simulation.write import check_folder, write_run
     from simulator.views.exports import check_exports, write_exports
     from simulator.views.report import run_table
 
@@ -217,7 +217,7 @@ def compare(
     """Simulate a scenario with some keys varied, side by side."""
     from simulator.planning.comparison import write_comparison
     from simulator.planning.points import expand
-    from simulator.results.write import check_folder
+    from simulator.simulation.write import check_folder
 
     points = expand(scenario, vary, set_ or (), seed)
     folder = check_folder(out or Path("out") / f"{points[0].scenario.name}-compare", format)
@@ -294,7 +294,7 @@ def _simulate(
     bar = None if label is None or not sys.stderr.isatty() else Bar(label)
     try:
         if spread:
-            from simulator.cluster.run import spread_cluster
+            from simulator.simulation.cluster import spread_cluster
             from simulator.util.workers import use_backend
 
             with use_backend(**spread):

@@ -65,7 +65,7 @@ def plan_command(
     99 % of the requests must keep the scenario's `goodput`.
     """
     from simulator.planning.plan_files import write_plan
-    from simulator.results.write import check_folder
+    from simulator.simulation.write import check_folder
     from simulator.util.workers import use_backend
 
     if jobs is not None and jobs < 1:

@@ -48,8 +48,8 @@ def plot(
     seconds: Annotated[float, Parameter(help="s that occupancy shows")] = 60.0,
 ) -> int:
     """Draw a picture of what run, compare, sweep, plan or live wrote."""
+    from simulator.figures.style import save
     from simulator.util.files import check_file
-    from simulator.views.figures.style import save
 
     if not folders:
         raise HeadwayError("headway plot: give at least one OUT_DIR")
@@ -69,8 +69,8 @@ def plot(
 
 
 def _of_runs(kind: Kind, folders: list[Path], start: float | None, seconds: float) -> "Figure":
-    from simulator.views import figures
-    from simulator.views.figures.data import read_runs
+    from simulator import figures
+    from simulator.figures.data import read_runs
 
     runs = read_runs(folders)
     if kind == "occupancy":
@@ -85,8 +85,8 @@ def _of_runs(kind: Kind, folders: list[Path], start: float | None, seconds: floa
 
 
 def _of_table(kind: Kind, folder: Path) -> "Figure":
-    from simulator.views import figures
-    from simulator.views.figures.data import table
+    from simulator import figures
+    from simulator.figures.data import table
 
     if not folder.is_dir():
         raise HeadwayError(f"{folder}: no such folder")

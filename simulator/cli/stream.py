@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from simulator.cli.progress import Bar
-from simulator.results.write import write_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.stream import run_streamed
+from simulator.simulation.write import write_scenario
 from simulator.util.errors import HeadwayError
 from simulator.util.files import Writer, write_together
 from simulator.util.quantile_sketch import ERROR

@@ -52,7 +52,7 @@ def sweep(
     """
     from simulator.planning.points import hidden, split_values
     from simulator.planning.sweep import TABLE, plan_points, sweep_points
-    from simulator.results.write import check_folder
+    from simulator.simulation.write import check_folder
     from simulator.util.errors import HeadwayError
 
     if jobs is not None and jobs < 1:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import simpy
 
-from simulator.cluster.joint_step import Joint
 from simulator.cluster.load_balancer import Balancer
 from simulator.cluster.lock_step import Group, Stepper
 from simulator.cluster.members import AsyncMember
+from simulator.costs.joint_step import Joint
 from simulator.engine.async_replica import Flight
 from simulator.engine.replica import NAP
 

@@ -16,7 +16,6 @@ import simpy
 
 from simulator.cluster.async_lock_step import AsyncLockStep, AsyncRank
 from simulator.cluster.data_parallel import Ranks
-from simulator.cluster.joint_step import Joint
 from simulator.cluster.load_balancer import Balancer
 from simulator.cluster.lock_step import LockStep, Rank
 from simulator.cluster.members import AsyncMember, Clock, Member
@@ -25,6 +24,7 @@ from simulator.core.alarm import Alarm
 from simulator.core.executor import Executor
 from simulator.core.log import Log
 from simulator.core.request import Request
+from simulator.costs.joint_step import Joint
 from simulator.schedulers.vllm.scheduler import Scheduler
 
 M = TypeVar("M", bound=Member)

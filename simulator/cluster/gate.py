@@ -11,12 +11,12 @@ from random import Random
 
 import simpy
 
+from simulator.cluster.config import AdmissionConfig, ClientConfig
 from simulator.cluster.fleet import Fleet
 from simulator.core.alarm import Alarm
 from simulator.core.log import Log, pack_request
 from simulator.core.request import Request
 from simulator.engine.replica import SHED, TIMEOUT
-from simulator.scenario.cluster_config import AdmissionBlock, ClientBlock
 
 
 @dataclass(slots=True)
@@ -85,14 +85,14 @@ class Gate:
         self,
         env: simpy.Environment,
         fleet: Fleet,
-        admission: AdmissionBlock | None,
-        client: ClientBlock | None,
+        admission: AdmissionConfig | None,
+        client: ClientConfig | None,
         seed: int,
     ) -> None:
         self.env = env
         self.fleet = fleet
-        self.admission = admission or AdmissionBlock()
-        self.client = client or ClientBlock()
+        self.admission = admission or AdmissionConfig()
+        self.client = client or ClientConfig()
         self.on_finish: Callable[[Request], None] | None = None
         self.log = Log(0, 1)
         self.counts = Counts()

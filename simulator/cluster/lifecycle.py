@@ -8,12 +8,12 @@ from typing import Literal
 
 import simpy
 
+from simulator.cluster.config import AutoscalingConfig, FailuresConfig
 from simulator.cluster.fleet import Fleet
 from simulator.cluster.routers import Target
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request
 from simulator.engine.stream_client import Sent
-from simulator.scenario.cluster_config import AutoscalingBlock, FailuresBlock
 from simulator.schedulers.vllm.scheduler import Scheduler
 
 State = Literal["off", "starting", "up", "draining", "down"]
@@ -114,7 +114,7 @@ class Lifecycle:
 class Failures:
     """Failures by chance, each replica with a stream of its own, and by a list."""
 
-    def __init__(self, life: Lifecycle, block: FailuresBlock, seed: int) -> None:
+    def __init__(self, life: Lifecycle, block: FailuresConfig, seed: int) -> None:
         self.life, self.block = life, block
         self.env = life.env
         for target in life.fleet.targets:
@@ -161,7 +161,7 @@ class Autoscaler:
     def __init__(
         self,
         life: Lifecycle,
-        block: AutoscalingBlock,
+        block: AutoscalingConfig,
         targets: Sequence[Target],
         *,
         sent: Sequence[float] | Sent = (),

@@ -15,10 +15,10 @@ from typing import Generic, TypeVar
 import simpy
 
 from simulator.cluster.data_parallel import Ranks
-from simulator.cluster.joint_step import Joint
 from simulator.cluster.load_balancer import Balancer
 from simulator.cluster.members import Clock, Member
 from simulator.core.request import Request, Step
+from simulator.costs.joint_step import Joint
 from simulator.engine.replica import NAP
 from simulator.schedulers.vllm.scheduler import LONGEST_LEAP, Scheduler
 

@@ -13,7 +13,6 @@ from typing import Any
 import simpy
 from simpy.core import EmptySchedule
 
-from simulator import __version__
 from simulator.conformance.cases import Case
 from simulator.conformance.observed import (
     Clock,
@@ -34,6 +33,7 @@ from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.policies.policy import Priority
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.installed import InstalledBlocks
+from simulator.util.version import __version__
 
 _OPTIONS = (
     "max_num_seqs",

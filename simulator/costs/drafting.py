@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.request import Step
+from simulator.core.speculative_config import DraftConfig
 from simulator.costs.cost_model import CostModel
-from simulator.scenario.speculative_config import DraftBlock
 
 Counts = npt.NDArray[np.int64]
 
@@ -19,7 +19,7 @@ class DraftedCost:
 
     target: CostModel
     drafts: int
-    draft: DraftBlock
+    draft: DraftConfig
 
     @property
     def name(self) -> str:

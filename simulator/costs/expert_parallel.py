@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from simulator.cluster.joint_step import Joint
 from simulator.core.request import Step
 from simulator.costs.cost_model import CostModel
 from simulator.costs.efficiency import efficiency_of
+from simulator.costs.joint_step import Joint
 from simulator.models.gpus import Gpu
 from simulator.models.spec import HALF, ModelSpec
 

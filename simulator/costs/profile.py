@@ -206,7 +206,7 @@ def named_hardware(name: str) -> dict[str, object]:
 
 def find_profile(name_or_path: str, base: Path | None = None) -> Path:
     """Find a shipped profile by its name, or a file; ValueError where there is neither."""
-    from simulator.scenario.scenario import resolve
+    from simulator.util.files import resolve
 
     names = shipped_profiles()
     if name_or_path in names:

@@ -13,8 +13,8 @@ SPARE = 0.25
 """Of the blocks: more than any head of a queue should need."""
 
 if TYPE_CHECKING:
-    from simulator.scenario.engine_config import EngineBlock
-    from simulator.simulation.run import Result
+    from simulator.results.record import Record
+    from simulator.scenario.engine_config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Finding:
 class Facts:
     """What the rules look at."""
 
-    def __init__(self, result: "Result", summary: Mapping[str, Any]) -> None:
+    def __init__(self, result: "Record", summary: Mapping[str, Any]) -> None:
         self.result = result
         self.engine = result.scenario.engine
         self.summary = summary
@@ -47,7 +47,7 @@ class Facts:
         self.policy = policy if isinstance(policy, str) else str(policy["policy"])
 
     @cached_property
-    def engines(self) -> "list[EngineBlock]":
+    def engines(self) -> "list[EngineConfig]":
         """Give the engine of each replica: those of a cluster's groups may differ."""
         story, scenario = self.result.cluster, self.result.scenario
         if story is None:

@@ -19,7 +19,7 @@ from simulator.results.client_service import Clients, several_clients
 from simulator.results.tables import Floats, run_span
 
 if TYPE_CHECKING:
-    from simulator.simulation.run import Result
+    from simulator.results.record import Record
 
 SHOWN = 4  # findings that a report prints
 
@@ -34,7 +34,7 @@ UNFAIR = 0.25  # share of a client's waiting in which another gets more than a f
 LOW_LOAD = 2.0  # requests that run at once
 
 
-def diagnose(result: "Result", summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+def diagnose(result: "Record", summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Give what the rules find in a run with this summary, most important first.
 
     Each finding is a dict with `rule`, `weight` (0 to 1), `text`, `knob` and `figures`; figures are

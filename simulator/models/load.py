@@ -57,7 +57,7 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
     that HEADWAY_DATA names. Raises ValueError where neither is there, HeadwayError with all that
     is wrong in the file.
     """
-    from simulator.scenario.scenario import resolve
+    from simulator.util.files import resolve
 
     names = shipped_models()
     if name_or_path in names:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from simulator.planning.points import Point
-    from simulator.simulation.run import Result
+    from simulator.simulation.result import Result
 
 
 def write_comparison(
@@ -13,7 +13,7 @@ def write_comparison(
 ) -> None:
     """Write every run, the table and the plot; print the table."""
     from simulator.planning.points import encode_comparison
-    from simulator.results.write import write_run
+    from simulator.simulation.write import write_run
     from simulator.util.files import write_atomic
     from simulator.views.side_by_side import compare_table
 
@@ -30,9 +30,9 @@ def write_comparison(
 
 def _draw(labels: list[str], results: "list[Result]", path: Path) -> str:
     """Draw the comparison; return what to add to the list of files."""
-    from simulator.views.compare_bars import plot_many
-    from simulator.views.compare_plot import plot_compare
-    from simulator.views.figures.style import COLORS
+    from simulator.figures.compare import plot_compare
+    from simulator.figures.compare_many import plot_many
+    from simulator.figures.style import COLORS
 
     plot = plot_many if len(results) > len(COLORS) else plot_compare
     return f", {plot(labels, results, path).name}"

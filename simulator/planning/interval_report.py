@@ -148,14 +148,14 @@ def encode_differences(
 
 def plot_intervals(labels: Sequence[str], runs: Sequence[Sequence[Numbers]], path: Path) -> Path:
     """Draw the mean of each run with its interval, and that of one run thin, as a PNG."""
-    from simulator.views.figures.style import save
+    from simulator.figures.style import save
 
     return save(draw_intervals(labels, runs), path)
 
 
 def draw_intervals(labels: Sequence[str], runs: Sequence[Sequence[Numbers]]) -> "Figure":
     """Draw the picture of `plot_intervals` without writing it."""
-    from simulator.views.figures.style import grid, sheet
+    from simulator.figures.style import grid, sheet
 
     shown = [key for key in DRAWN if all(key in columns(same, [key]) for same in runs)]
     with sheet(2, 3, 3 + 0.5 * len(runs), sharey=True) as figure:

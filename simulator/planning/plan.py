@@ -320,17 +320,6 @@ def _nobody(question: Question, candidates: Sequence[Candidate]) -> str:
     return f"no configuration meets {wanted}; the closest is {closest.label}{place}: {got}"
 
 
-def front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Give the indexes of the points that none beats in both coordinates, by the first."""
-    order = sorted(range(len(points)), key=lambda k: (-points[k][0], -points[k][1]))
-    chosen, most = [], -inf
-    for k in order:
-        if points[k][1] > most:
-            chosen.append(k)
-            most = points[k][1]
-    return chosen[::-1]
-
-
 def speeds(candidate: Candidate) -> Iterator[tuple[Trial, float, float]]:
     """Give, for each load tried, tokens/s per user and tokens/s per GPU.
 

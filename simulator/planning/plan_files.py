@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from simulator.planning.plan import Candidate, Question, front, speeds
+from simulator.planning.plan import Candidate, Question, speeds
 from simulator.planning.search import Trial, interval
 from simulator.planning.service_levels import SHARES
 from simulator.planning.vllm_serve import serve_command
 from simulator.scenario.load import load_scenario
 from simulator.util.files import Writer, write_together
+from simulator.util.pareto import front
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -113,7 +114,7 @@ def _draw(
     question: Question, candidates: Sequence[Candidate], best: Candidate, file: BinaryIO
 ) -> None:
     """Draw how close every run came to the bounds, and speed against throughput."""
-    from simulator.views.figures.style import COLORS, encode, grid, legend_below, sheet
+    from simulator.figures.style import COLORS, encode, grid, legend_below, sheet
 
     ran = [candidate for candidate in candidates if candidate.answer.trials]
     several = len(ran) > len(COLORS)  # then only the best has a colour, and stands above the others
@@ -137,7 +138,7 @@ def _draw(
 
 def _draw_bounds(axes: "Axes", question: Question, shades: Shades, best: Candidate) -> None:
     """Draw the metric that is worst beside its bound: above 1 it is broken."""
-    from simulator.views.figures.style import log_scale
+    from simulator.figures.style import log_scale
 
     where = _searched(question, [candidate for candidate, _ in shades])
     seen = [1.0]
@@ -199,7 +200,7 @@ def _strain(trial: Trial, question: Question) -> float:
 
 def _draw_front(axes: "Axes", shades: Shades) -> None:
     """Draw what users get against what a GPU gives, and the front that nothing beats."""
-    from simulator.views.figures.style import from_zero
+    from simulator.figures.style import from_zero
 
     points = []
     for candidate, color in shades:

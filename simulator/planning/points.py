@@ -14,7 +14,7 @@ from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     from simulator.scenario.scenario import Scenario
-    from simulator.simulation.run import Result
+    from simulator.simulation.result import Result
 
 _ITEM = re.compile(r"""(?:[^,"'\[\]{}()]|"[^"]*"|'[^']*')+|[\[\]{}(),"']""")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
-    from simulator.simulation.run import Result
+    from simulator.simulation.result import Result
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue_time")
 SHARES = {

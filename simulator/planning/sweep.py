@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from simulator import __version__
 from simulator.planning.points import numbers
 from simulator.scenario.load import load_scenario, load_sweep
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import write_atomic
+from simulator.util.version import __version__
 from simulator.util.workers import Died, each, use_backend
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from simulator.scenario.scenario import Scenario
-    from simulator.scenario.sweep_config import SweepBlock
+    from simulator.scenario.sweep_config import SweepConfig
 
 TABLE, JOURNAL = "results.csv", "points.jsonl"
 PAUSE = 10.0  # s between two writings of the table while the sweep runs
@@ -95,7 +95,7 @@ def _axis(key: str, values: Sequence[str]) -> list[dict[str, str]]:
     return [{key: value} for value in values]
 
 
-def _axes(block: "SweepBlock", seed: int) -> list[list[dict[str, str]]]:
+def _axes(block: "SweepConfig", seed: int) -> list[list[dict[str, str]]]:
     """Give the points of a `sweep` block, as factors of a product."""
     axes = [_axis(key, [as_yaml(value) for value in values]) for key, values in block.grid.items()]
     if block.points:

@@ -4,10 +4,8 @@ import json
 import shlex
 from typing import TYPE_CHECKING
 
-from simulator.scenario.config import Block
-
 if TYPE_CHECKING:
-    from simulator.scenario.engine_config import EngineBlock
+    from simulator.scenario.engine_config import EngineConfig
     from simulator.scenario.scenario import Scenario
 
 PLAIN = (
@@ -60,7 +58,7 @@ def serve_command(scenario: "Scenario") -> str:
     return "\n".join([*lines, ""])
 
 
-def _command(model: str, engine: "EngineBlock", *more: str) -> list[str]:
+def _command(model: str, engine: "EngineConfig", *more: str) -> list[str]:
     """Write the command of one engine after what is to be said of it."""
     lines = []
     policy = engine.scheduling_policy

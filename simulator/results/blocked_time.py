@@ -8,13 +8,13 @@ from simulator.core.log import Log
 from simulator.results.tables import Floats, Ints, arrivals
 
 if TYPE_CHECKING:
-    from simulator.scenario.engine_config import EngineBlock
+    from simulator.scenario.engine_config import EngineConfig
 
 SEATS, BUDGET, BLOCKS, POLICY = CAUSES = ("seats", "token budget", "blocks", "policy")
 """All max_num_seqs taken; all max_num_batched_tokens given away; too few KV blocks; its rules."""
 
 
-def blocked_time(log: Log, engine: "EngineBlock", spare: float) -> tuple[dict[str, float], float]:
+def blocked_time(log: Log, engine: "EngineConfig", spare: float) -> tuple[dict[str, float], float]:
     """Give seconds x requests that one replica's queue waited, by cause; and the time it did.
 
     Counted is who is left waiting when a step has been decided; waiting for a step's end is not.
@@ -52,7 +52,7 @@ def _joined(log: Log) -> Floats:
     return waited
 
 
-def _causes(log: Log, engine: "EngineBlock", spare: float) -> Ints:
+def _causes(log: Log, engine: "EngineConfig", spare: float) -> Ints:
     """Give for each row the place in CAUSES of what holds its waiting requests back."""
     rows = log.steps
     policy = (log.num_blocks - rows["blocks_used"]) >= spare * log.num_blocks

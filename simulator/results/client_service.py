@@ -26,7 +26,7 @@ from simulator.util.csv_text import Column, Words
 from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from simulator.simulation.run import Result
+    from simulator.results.record import Record
 
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2
 WINDOW = 60.0  # s, at most, over which the shares of clients are compared
@@ -62,7 +62,7 @@ class Clients:
     weights: Floats  # by code
 
     @classmethod
-    def of(cls, result: "Result") -> "Clients":
+    def of(cls, result: "Record") -> "Clients":
         """Take the clients of a run, and the weights that its policy gives them."""
         table = gather_requests(result.workload, result.sent, result.logs, result.tries)
         words = client_words(result.workload)

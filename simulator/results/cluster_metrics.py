@@ -8,19 +8,18 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.cluster.gate import Counts
-from simulator.cluster.run import replicas_in
 from simulator.engine.replica import SHED, TIMEOUT
 from simulator.models.gpus import find_gpu
 from simulator.results.gauges import StepSums, gauge, share
 from simulator.results.kv_transfers import link_summary
+from simulator.results.record import replicas_in
 from simulator.results.tables import gather_requests, run_span
 from simulator.results.utilization import Served, utilization
 
 if TYPE_CHECKING:
-    from simulator.cluster.run import Story
-    from simulator.scenario.assemble import Parts
+    from simulator.results.record import ClusterRecord, Record
+    from simulator.scenario.parts import Parts
     from simulator.scenario.scenario import Scenario
-    from simulator.simulation.run import Result
 
 GAUGES = (
     "steps",
@@ -62,7 +61,7 @@ def price_of_cluster(scenario: "Scenario") -> float | None:
     return total
 
 
-def cluster_summary(result: "Result") -> Values:
+def cluster_summary(result: "Record") -> Values:
     """Give the block `cluster` of the summary, and the utilizations of all groups together."""
     story = result.cluster
     assert story is not None
@@ -84,7 +83,7 @@ def cluster_summary(result: "Result") -> Values:
 
 def tell(
     scenario: "Scenario",
-    story: "Story",
+    story: "ClusterRecord",
     span: tuple[float, float],
     found: Mapping[str, "Figures"],
     *,
@@ -137,7 +136,7 @@ def _total(values: list[object]) -> float | None:
     return None if None in values else float(sum(values))  # type: ignore[arg-type]
 
 
-def _troubles(story: "Story", given_up: tuple[int, int]) -> Values:
+def _troubles(story: "ClusterRecord", given_up: tuple[int, int]) -> Values:
     """Count what came to nothing, and what was done about it."""
     counts = Counts() if story.gate is None else story.gate.counts
     return {
@@ -179,7 +178,7 @@ def _role(scenario: "Scenario", name: str) -> str | None:
     return scenario.cluster.kinds[name].kv_role if scenario.cluster else None
 
 
-def _figures(result: "Result", name: str, numbers: list[int], span: tuple[float, float]) -> Figures:
+def _figures(result: "Record", name: str, numbers: list[int], span: tuple[float, float]) -> Figures:
     """Measure one group."""
     scenario, story = result.scenario.of_group(name), result.cluster
     assert story is not None
@@ -204,7 +203,7 @@ def _figures(result: "Result", name: str, numbers: list[int], span: tuple[float,
 
 def _group(
     whole: "Scenario",
-    story: "Story",
+    story: "ClusterRecord",
     name: str,
     numbers: list[int],
     span: tuple[float, float],
@@ -242,7 +241,7 @@ def _group(
     return values, served
 
 
-def _kv_transfer(story: "Story", span: tuple[float, float]) -> Values:
+def _kv_transfer(story: "ClusterRecord", span: tuple[float, float]) -> Values:
     """Say what went over the links, where prefill and decode are apart."""
     if story.transfers is None:
         return {}
@@ -251,7 +250,9 @@ def _kv_transfer(story: "Story", span: tuple[float, float]) -> Values:
     return {"kv_transfer": link_summary(story.transfers, paid)}
 
 
-def evenness(story: "Story", ended: npt.NDArray[np.int64], busy: npt.NDArray[np.float64]) -> Values:
+def evenness(
+    story: "ClusterRecord", ended: npt.NDArray[np.int64], busy: npt.NDArray[np.float64]
+) -> Values:
     """Say how evenly the work fell, by the requests and the busy s of each replica.
 
     Of the requests, the most that a replica ended, over the mean. Replicas that never were on, as

@@ -4,22 +4,20 @@ The engines' logs each tell of their own: a producer has a row for each prompt t
 consumer for each answer. What the client saw is put together here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from simulator.cluster.disaggregation import DisaggregatedFleet
 from simulator.core.log import TRANSFER, Log
+from simulator.costs.cost_model import CostModel
 from simulator.engine.replica import REJECTED, UNFINISHED
 from simulator.results.breakdown import PARTS, break_down
 from simulator.results.gauges import share
 from simulator.results.tables import TRANSFER_PARTS, Flags, Floats, Ints, gather_requests
-
-if TYPE_CHECKING:
-    from simulator.simulation.run import Result
+from simulator.workload.workload import Workload
 
 Rows = npt.NDArray[np.void]
 
@@ -129,16 +127,18 @@ def _with(log: Log, requests: Rows, **others: bytearray) -> Log:
     return replace(log, request_rows=bytearray(requests.tobytes()), **others)  # type: ignore[arg-type]
 
 
-def time_parts(result: "Result", transfers: Transfers) -> dict[str, Floats]:
+def time_parts(
+    workload: Workload, sent: Floats, costs: Sequence[CostModel], transfers: Transfers
+) -> dict[str, Floats]:
     """Give the parts of each completed request's e2el in seconds, by id, in order of time.
 
     The first step at the consumer, which computes the last prompt token again, is prefill.
     """
-    rows, size = transfers.rows, len(result.workload)
+    rows, size = transfers.rows, len(workload)
     halves = []
     for logs in (transfers.prompts, transfers.answers):
-        table = gather_requests(result.workload, result.sent, logs)
-        halves.append(break_down(table, logs, result.costs))
+        table = gather_requests(workload, sent, logs)
+        halves.append(break_down(table, logs, costs))
     prompts, answers = halves
     parts = {name: answers[name] + np.nan_to_num(prompts[name]) for name in PARTS}
     waits = {

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator import __version__
 from simulator.core.log import Log
 from simulator.costs.cost_model import kv_block_bytes
 from simulator.results.client_service import Clients, several_clients, summarize_clients
@@ -28,10 +27,11 @@ from simulator.results.tables import (
     run_span,
 )
 from simulator.results.utilization import Served, utilization
+from simulator.util.version import __version__
 from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from simulator.simulation.run import Result
+    from simulator.results.record import Record
 
 PERCENTILES = (90.0, 95.0, 99.0, 99.9)
 SCHEMA = 1  # of the summary's `headway` block; grows when a key changes its meaning
@@ -103,7 +103,7 @@ def summarize(
     )
 
 
-def summarize_result(result: "Result", percentiles: Sequence[float] = PERCENTILES) -> Summary:
+def summarize_result(result: "Record", percentiles: Sequence[float] = PERCENTILES) -> Summary:
     """Give the summary of a run of a scenario."""
     scenario = result.scenario
     engine = scenario.engine
@@ -154,7 +154,7 @@ def summarize_result(result: "Result", percentiles: Sequence[float] = PERCENTILE
     return summary
 
 
-def _further(result: "Result", percentiles: Sequence[float]) -> Summary:
+def _further(result: "Record", percentiles: Sequence[float]) -> Summary:
     """Describe the parts of the completed requests' time that only some clusters have."""
     cluster = result.scenario.cluster
     if cluster is None or (result.transfers is None and not cluster.tries_again):

@@ -14,7 +14,7 @@ from simulator.results.tables import Floats, RequestTable
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
-    from simulator.simulation.run import Result
+    from simulator.results.record import Record
 
 BATCHES = 20  # means that the trend is sought in
 FEWEST = 5 * BATCHES  # requests
@@ -26,7 +26,7 @@ FIVE = 5  # values in a batch of MSER-5
 Window = tuple[float, float]
 
 
-def window(result: "Result") -> Window | None:
+def window(result: "Record") -> Window | None:
     """Give the seconds between warm-up and cool-down; None where the whole run counts.
 
     The warm-up counts from the first request sent, the cool-down back from the last. Raises

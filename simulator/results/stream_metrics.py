@@ -33,7 +33,7 @@ from simulator.util.quantile_sketch import Crowd, Sketch
 from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from simulator.scenario.assemble import Parts
+    from simulator.scenario.parts import Parts
     from simulator.scenario.scenario import Scenario
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue_time")

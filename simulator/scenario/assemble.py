@@ -5,7 +5,6 @@ Every function names the scenario's field in its errors: `ValueError("field: wha
 
 import warnings
 from collections.abc import Container
-from dataclasses import dataclass
 from typing import Any
 
 from simulator.cluster.load_balancer import SINCE
@@ -16,7 +15,7 @@ from simulator.costs.overhead import read_version
 from simulator.models.gpus import Gpu, find_gpu
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
-from simulator.scenario.engine_config import EngineBlock
+from simulator.scenario.engine_config import EngineConfig
 from simulator.scenario.kv_memory import (
     blocks_that_fit,
     make_blocks,
@@ -24,6 +23,7 @@ from simulator.scenario.kv_memory import (
     swap_prices,
     windowed,
 )
+from simulator.scenario.parts import Parts
 from simulator.scenario.policy_table import (
     DYNAMIC,
     called,
@@ -54,17 +54,6 @@ VLLM_OPTIONS = (
 OWN_RULES = ("min_decode_blocks", "reserve_output_tokens")
 """Rules of admission that vLLM does not have; like those above, keys of the engine that a scheduler
 may take under the same name."""
-
-
-@dataclass(slots=True, frozen=True)
-class Parts:
-    """What a scenario stands for, apart from its workload."""
-
-    model: ModelSpec
-    gpu: Gpu
-    cost: CostModel
-    num_gpu_blocks: int
-    max_model_len: int
 
 
 def assemble(scenario: Scenario) -> Parts:
@@ -110,7 +99,7 @@ def make_cost(scenario: Scenario, model: ModelSpec, gpu: Gpu) -> CostModel:
     return ExpertCost(cost, engine.data_parallel_size, experts if apart else None, kernels)
 
 
-def _older_balancer(engine: EngineBlock) -> list[str]:
+def _older_balancer(engine: EngineConfig) -> list[str]:
     """Say where a version of vLLM spread requests over ranks by other rules than these."""
     version = read_version(engine.version or "")
     if engine.data_parallel_size == 1 or version is None or version >= SINCE:
@@ -121,7 +110,7 @@ def _older_balancer(engine: EngineBlock) -> list[str]:
     ]
 
 
-def _without_effect(engine: EngineBlock, found: type, max_model_len: int) -> list[str]:
+def _without_effect(engine: EngineConfig, found: type, max_model_len: int) -> list[str]:
     """Name the keys that the scheduler does not know, or takes otherwise than given."""
     if engine.scheduler == "vllm" or not issubclass(found, Scheduler):
         return []
@@ -133,7 +122,7 @@ def _without_effect(engine: EngineBlock, found: type, max_model_len: int) -> lis
         )
     for name in ("max_num_batched_tokens", *VLLM_OPTIONS):
         given = getattr(engine, name)
-        if given != EngineBlock.model_fields[name].default and not takes(found, name):
+        if given != EngineConfig.model_fields[name].default and not takes(found, name):
             messages.append(f"{called(found)} knows no {name}: engine.{name} has no effect")
     tokens = engine.max_num_batched_tokens
     if issubclass(found, VllmV0 | Tgi) and tokens < max_model_len:
@@ -213,7 +202,7 @@ def _policy(scenario: Scenario, found: type, arguments: dict[str, Any]) -> Any:
     return policy
 
 
-def _limits(engine: EngineBlock, parts: Parts) -> dict[str, Any]:
+def _limits(engine: EngineConfig, parts: Parts) -> dict[str, Any]:
     return {
         "max_num_seqs": engine.max_num_seqs,
         "max_num_batched_tokens": engine.max_num_batched_tokens,
@@ -221,7 +210,7 @@ def _limits(engine: EngineBlock, parts: Parts) -> dict[str, Any]:
     }
 
 
-def _vllm_options(engine: EngineBlock) -> dict[str, Any]:
+def _vllm_options(engine: EngineConfig) -> dict[str, Any]:
     return engine.model_dump(include={*VLLM_OPTIONS})
 
 
@@ -251,7 +240,7 @@ def _installed(scenario: Scenario, parts: Parts) -> Scheduler:
     )
 
 
-def _refuse_own_rules(engine: EngineBlock, who: str, taken: Container[str] = ()) -> None:
+def _refuse_own_rules(engine: EngineConfig, who: str, taken: Container[str] = ()) -> None:
     """Refuse rules of admission and ways of preempting that a scheduler does not take."""
     for rule in OWN_RULES:
         if getattr(engine, rule) and rule not in taken:
@@ -269,7 +258,7 @@ def cancels(scenario: Scenario) -> bool:
     return _mechanism(scenario.engine, find_policy(scenario)[0], windowed=slides).cancels
 
 
-def _mechanism(engine: EngineBlock, found: type, *, windowed: bool) -> type[Scheduler]:
+def _mechanism(engine: EngineConfig, found: type, *, windowed: bool) -> type[Scheduler]:
     """Give the scheduler that a policy works with."""
     mechanism = found if issubclass(found, Scheduler) else Scheduler
     if mechanism is not found and any(hasattr(found, hook) for hook in DYNAMIC):
@@ -315,7 +304,7 @@ def check_role(role: str, scenario: Scenario) -> None:
         )
 
 
-def _check_windowed(engine: EngineBlock, found: type, mechanism: type) -> None:
+def _check_windowed(engine: EngineConfig, found: type, mechanism: type) -> None:
     """Refuse what does not go with layers that keep a window alone."""
     key = "engine.disable_hybrid_kv_cache_manager"
     for name, plain in (
@@ -334,7 +323,7 @@ def _check_windowed(engine: EngineBlock, found: type, mechanism: type) -> None:
         )
 
 
-def _speculative(engine: EngineBlock, found: type, mechanism: type) -> type[Scheduler]:
+def _speculative(engine: EngineConfig, found: type, mechanism: type) -> type[Scheduler]:
     """Give the scheduler for speculative decoding, or refuse what it does not do."""
     for key, plain in (("async_scheduling", False), ("preemption_mode", "recompute")):
         if getattr(engine, key) != plain:

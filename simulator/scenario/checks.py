@@ -6,14 +6,16 @@ from typing import TypeVar
 from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
-from simulator.scenario.assemble import Parts, cancels, make_cost, make_scheduler
-from simulator.scenario.cluster_config import ClusterBlock
-from simulator.scenario.engine_config import EngineBlock
+from simulator.scenario.assemble import cancels, make_cost, make_scheduler
+from simulator.scenario.cluster_config import ClusterConfig
+from simulator.scenario.engine_config import EngineConfig
 from simulator.scenario.engines import fraction_of
+from simulator.scenario.parts import Parts
 from simulator.scenario.policy_table import find_policy
-from simulator.scenario.scenario import Scenario, resolve
+from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
+from simulator.util.files import resolve
 from simulator.util.yaml_lines import Fault, Key
 
 T = TypeVar("T")
@@ -72,8 +74,8 @@ def _groups(scenario: Scenario) -> Iterator[Contradiction]:
     """Look at each group of a cluster as at a scenario of its own, and at the router."""
     if scenario.cluster is None:
         return
-    from simulator.cluster.assemble import make_decode_router, make_router
     from simulator.scenario.checks_apart import apart
+    from simulator.scenario.cluster_parts import make_decode_router, make_router
 
     yield from _try("cluster.router", "", lambda: make_router(scenario))
     if scenario.cluster.kv_transfer is not None:
@@ -88,7 +90,7 @@ def _groups(scenario: Scenario) -> Iterator[Contradiction]:
                 yield blamed, others, what
 
 
-def _cluster(scenario: Scenario, cluster: ClusterBlock) -> Iterator[Contradiction]:
+def _cluster(scenario: Scenario, cluster: ClusterConfig) -> Iterator[Contradiction]:
     """See what the keys of a cluster ask of others."""
     yield from _alone(cluster)
     scaling, failures, client = cluster.autoscaling, cluster.failures, cluster.client
@@ -118,7 +120,7 @@ def _cluster(scenario: Scenario, cluster: ClusterBlock) -> Iterator[Contradictio
             return
 
 
-def _alone(cluster: ClusterBlock) -> Iterator[Contradiction]:
+def _alone(cluster: ClusterConfig) -> Iterator[Contradiction]:
     """Find keys that were given without the one that they say more about."""
     for block, key, other in TOGETHER:
         values = getattr(cluster, block)
@@ -169,7 +171,7 @@ def _try(
         lines, told = str(error).split("\n"), False
     for line in lines:
         name, _, what = line.partition(": ")
-        if name in EngineBlock.model_fields:
+        if name in EngineConfig.model_fields:
             yield f"engine.{name}", others, what
         elif name.split(".")[0] in Scenario.model_fields:
             yield name, others, what
@@ -210,7 +212,7 @@ def _numbers(scenario: Scenario) -> Iterator[Contradiction]:
         engine.swap_overlap and engine.kv_offloading_size
     ):
         for key in ("swap_bandwidth", "swap_space", "swap_overlap"):
-            if getattr(engine, key) != EngineBlock.model_fields[key].default:
+            if getattr(engine, key) != EngineConfig.model_fields[key].default:
                 yield (
                     f"engine.{key}",
                     "engine.preemption_mode",
@@ -226,7 +228,7 @@ def _numbers(scenario: Scenario) -> Iterator[Contradiction]:
     yield from _parallel(engine, gpus)
 
 
-def _parallel(engine: EngineBlock, gpus: int) -> Iterator[Contradiction]:
+def _parallel(engine: EngineConfig, gpus: int) -> Iterator[Contradiction]:
     """See whether the GPUs are those that the engine shares out."""
     size, ranks = engine.tensor_parallel_size, engine.data_parallel_size
     if gpus != engine.gpus:
@@ -245,7 +247,7 @@ def _parallel(engine: EngineBlock, gpus: int) -> Iterator[Contradiction]:
         yield "engine.data_parallel_size", "engine.name", what
 
 
-def _prefix_cache(engine: EngineBlock) -> Iterator[Contradiction]:
+def _prefix_cache(engine: EngineConfig) -> Iterator[Contradiction]:
     """See whether a radix tree and a host tier go with what else the engine is to do."""
     if engine.kv_offloading_size is None:
         for key in ("kv_offloading_bandwidth", "kv_offloading_latency"):

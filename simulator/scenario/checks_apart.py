@@ -10,11 +10,11 @@ from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     from simulator.scenario.checks import Contradiction
-    from simulator.scenario.cluster_config import ClusterBlock
+    from simulator.scenario.cluster_config import ClusterConfig
     from simulator.scenario.scenario import Scenario
 
 
-def apart(scenario: "Scenario", cluster: "ClusterBlock") -> "Iterator[Contradiction]":
+def apart(scenario: "Scenario", cluster: "ClusterConfig") -> "Iterator[Contradiction]":
     """Yield what is wrong with the roles of groups, then with the engines that have them."""
     if found := next(_roles(cluster), None):
         yield found
@@ -22,7 +22,7 @@ def apart(scenario: "Scenario", cluster: "ClusterBlock") -> "Iterator[Contradict
         yield from _engines(scenario, cluster)
 
 
-def _roles(cluster: "ClusterBlock") -> "Iterator[Contradiction]":
+def _roles(cluster: "ClusterConfig") -> "Iterator[Contradiction]":
     """Find roles that do not make a whole."""
     groups = cluster.groups
     if not any(group.kv_role for group in groups.values()):
@@ -42,7 +42,7 @@ def _roles(cluster: "ClusterBlock") -> "Iterator[Contradiction]":
         yield "cluster.kv_transfer", "cluster.groups", what
 
 
-def _engines(scenario: "Scenario", cluster: "ClusterBlock") -> "Iterator[Contradiction]":
+def _engines(scenario: "Scenario", cluster: "ClusterConfig") -> "Iterator[Contradiction]":
     first = next(iter(cluster.groups))
     one = scenario.of_group(first)
     for name, group in cluster.groups.items():

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from simulator.scenario.config import Block
-from simulator.scenario.speculative_config import SpeculativeBlock
+from simulator.core.speculative_config import SpeculativeConfig
+from simulator.util.config import Config
 
 INT32 = 2**31 - 1
 
@@ -48,7 +48,16 @@ def _reservation(value: object) -> object:
     return value
 
 
-class EngineBlock(Block):
+class GpuConfig(Config):
+    """The hardware."""
+
+    name: str = Field("A100-80GB", description="GPU, by its name in the table of hardware")
+    count: Count = Field(
+        1, description="GPUs; equal to engine.tensor_parallel_size x data_parallel_size"
+    )
+
+
+class EngineConfig(Config):
     """The engine's knobs, with vLLM's names and meanings."""
 
     name: (
@@ -165,7 +174,7 @@ class EngineBlock(Block):
         description="true: every layer keeps the KV of all tokens; false, vLLM's default: those "
         "with a sliding window keep that alone, see memory.md",
     )
-    speculative_config: SpeculativeBlock | None = Field(
+    speculative_config: SpeculativeConfig | None = Field(
         None, description="speculative decoding, see below; null: none"
     )
     scheduler_reserve_full_isl: bool = Field(

@@ -4,13 +4,13 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from simulator.scenario.config import Block
+from simulator.util.config import Config
 from simulator.workload.workload import FRONTENDS, Frontend
 
 Time = Annotated[float, Field(ge=0, le=1e9)]
 
 
-class FrontendBlock(Block):
+class FrontendConfig(Config):
     """Network, HTTP and tokenizer; a name stands for one that was measured."""
 
     latency: Time = Field(0.0, description="ms that each request takes, whatever others do")

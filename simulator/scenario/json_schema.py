@@ -19,7 +19,7 @@ def json_schema() -> dict[str, Any]:
     """
     schema = Scenario.model_json_schema()
     blocks = schema["$defs"]
-    workload = blocks["WorkloadBlock"]
+    workload = blocks["WorkloadConfig"]
     workload["properties"] |= {
         field.name: {"description": WORKLOAD[field.name]}
         for field in dataclasses.fields(Generator)
@@ -29,7 +29,7 @@ def json_schema() -> dict[str, Any]:
     workload["additionalProperties"] = False
     engine = schema["properties"]["engine"]
     named = {"type": "string", "description": "a named engine, such as vllm"}
-    kinds = [{"$ref": "#/$defs/EngineBlock"}, named, {"type": "null"}]
+    kinds = [{"$ref": "#/$defs/EngineConfig"}, named, {"type": "null"}]
     schema["properties"]["engine"] = {"anyOf": kinds}
     if "default" in engine:
         schema["properties"]["engine"]["default"] = engine["default"]

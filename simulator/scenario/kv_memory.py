@@ -14,15 +14,15 @@ from simulator.models.attention import Groups, layer_groups
 from simulator.models.gpus import GIB, Gpu
 from simulator.models.kv_budget import kv_budget
 from simulator.models.spec import ModelSpec
-from simulator.scenario.engine_config import EngineBlock
+from simulator.scenario.engine_config import EngineConfig
 from simulator.scenario.engines import fraction_of
 from simulator.schedulers.vllm.drafts import SlotCounter
 
 if TYPE_CHECKING:
-    from simulator.scenario.assemble import Parts
+    from simulator.scenario.parts import Parts
 
 
-def blocks_that_fit(engine: EngineBlock, model: ModelSpec, gpu: Gpu) -> int:
+def blocks_that_fit(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> int:
     return kv_budget(
         model,
         gpu,
@@ -40,19 +40,19 @@ def blocks_that_fit(engine: EngineBlock, model: ModelSpec, gpu: Gpu) -> int:
     ).num_gpu_blocks
 
 
-def swap_blocks(engine: EngineBlock, model: ModelSpec) -> int:
+def swap_blocks(engine: EngineConfig, model: ModelSpec) -> int:
     """Count the KV blocks that `swap_space` holds."""
     return int(engine.swap_space * GIB // kv_block_bytes(model, engine))
 
 
-def _offloaded_blocks(engine: EngineBlock, model: ModelSpec) -> int:
+def _offloaded_blocks(engine: EngineConfig, model: ModelSpec) -> int:
     """Count the KV blocks that `kv_offloading_size` holds."""
     assert engine.kv_offloading_size is not None
     size = kv_block_bytes(model, engine) * engine.tensor_parallel_size
     return int(engine.kv_offloading_size * GIB // size)
 
 
-def swap_prices(engine: EngineBlock, cost: CostModel) -> Prices:
+def swap_prices(engine: EngineConfig, cost: CostModel) -> Prices:
     """Say what a preempted request costs by the cost model.
 
     Computing it again takes steps of its own, of `max_num_batched_tokens` at most.
@@ -74,13 +74,13 @@ def swap_prices(engine: EngineBlock, cost: CostModel) -> Prices:
     )
 
 
-def windowed(engine: EngineBlock, model: ModelSpec) -> bool:
+def windowed(engine: EngineConfig, model: ModelSpec) -> bool:
     """Say whether some layers keep the KV of a window alone."""
     return model.sliding_window > 0 and not engine.disable_hybrid_kv_cache_manager
 
 
 def make_blocks(
-    engine: EngineBlock, parts: "Parts", caching: bool, shares: bool, named: bool
+    engine: EngineConfig, parts: "Parts", caching: bool, shares: bool, named: bool
 ) -> BlockCounter:
     """Make the block manager that the scenario's memory rule needs.
 
@@ -114,7 +114,7 @@ def make_blocks(
     return _counter(engine, parts, parts.num_gpu_blocks, engine.block_size)
 
 
-def _counter(engine: EngineBlock, parts: "Parts", count: int, size: int) -> BlockCounter:
+def _counter(engine: EngineConfig, parts: "Parts", count: int, size: int) -> BlockCounter:
     """Make so many blocks without names."""
     speculation, model = engine.speculative_config, parts.model
     slides = windowed(engine, model)

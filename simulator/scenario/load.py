@@ -13,22 +13,21 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from simulator.scenario.checks import contradictions
-from simulator.scenario.cluster_config import (
-    AdmissionBlock,
-    AutoscalingBlock,
-    ClientBlock,
-    ClusterBlock,
-    FailuresBlock,
-    GroupBlock,
-    KvTransferBlock,
-    OutageBlock,
+from simulator.cluster.config import (
+    AdmissionConfig,
+    AutoscalingConfig,
+    ClientConfig,
+    FailuresConfig,
+    KvTransferConfig,
+    OutageConfig,
 )
-from simulator.scenario.engine_config import EngineBlock
-from simulator.scenario.plan_config import PlanBlock
-from simulator.scenario.scenario import GoodputBlock, GpuBlock, Scenario, TraceBlock
+from simulator.scenario.checks import contradictions
+from simulator.scenario.cluster_config import ClusterConfig, GroupConfig
+from simulator.scenario.engine_config import EngineConfig, GpuConfig
+from simulator.scenario.plan_config import PlanConfig
+from simulator.scenario.scenario import GoodputConfig, Scenario, TraceConfig
 from simulator.scenario.shipped import find_scenario
-from simulator.scenario.sweep_config import RandomBlock, SpreadBlock, SweepBlock
+from simulator.scenario.sweep_config import RandomConfig, SpreadConfig, SweepConfig
 from simulator.util.errors import HeadwayError, meant
 from simulator.util.yaml_lines import Fault, Key, Places, faults, parse, read_text
 
@@ -104,7 +103,7 @@ def load_scenario(
 
 def load_sweep(
     path: str | Path, overrides: Iterable[str] = (), seed: int | None = None
-) -> tuple[SweepBlock | None, int]:
+) -> tuple[SweepConfig | None, int]:
     """Read the block `sweep` of a scenario file, and the seed, whatever is wrong with the rest.
 
     What is varied may put that right. Raises HeadwayError for what is wrong with these two.
@@ -291,10 +290,10 @@ def _unknown(key: Key) -> str:
 def _under_own_name(path: Key) -> list[str]:
     """List the keys of a block below a name of the user's own."""
     if path[:2] == ("cluster", "failures"):
-        return [*OutageBlock.model_fields]
+        return [*OutageConfig.model_fields]
     if path[:2] != ("cluster", "groups"):
-        return [*SpreadBlock.model_fields]
-    return _known().get(path[3:], []) if path[3:] else [*GroupBlock.model_fields]
+        return [*SpreadConfig.model_fields]
+    return _known().get(path[3:], []) if path[3:] else [*GroupConfig.model_fields]
 
 
 def _known() -> dict[Key, list[str]]:
@@ -303,18 +302,18 @@ def _known() -> dict[Key, list[str]]:
 
     return {
         (): [*Scenario.model_fields],
-        ("gpu",): [*GpuBlock.model_fields],
-        ("engine",): [*EngineBlock.model_fields],
-        ("goodput",): [*GoodputBlock.model_fields],
+        ("gpu",): [*GpuConfig.model_fields],
+        ("engine",): [*EngineConfig.model_fields],
+        ("goodput",): [*GoodputConfig.model_fields],
         ("workload",): ["trace", *(field.name for field in dataclasses.fields(Generator))],
-        ("workload", "trace"): [*TraceBlock.model_fields],
-        ("plan",): [*PlanBlock.model_fields],
-        ("cluster",): [*ClusterBlock.model_fields],
-        ("cluster", "kv_transfer"): [*KvTransferBlock.model_fields],
-        ("cluster", "admission"): [*AdmissionBlock.model_fields],
-        ("cluster", "client"): [*ClientBlock.model_fields],
-        ("cluster", "failures"): [*FailuresBlock.model_fields],
-        ("cluster", "autoscaling"): [*AutoscalingBlock.model_fields],
-        ("sweep",): [*SweepBlock.model_fields],
-        ("sweep", "random"): [*RandomBlock.model_fields],
+        ("workload", "trace"): [*TraceConfig.model_fields],
+        ("plan",): [*PlanConfig.model_fields],
+        ("cluster",): [*ClusterConfig.model_fields],
+        ("cluster", "kv_transfer"): [*KvTransferConfig.model_fields],
+        ("cluster", "admission"): [*AdmissionConfig.model_fields],
+        ("cluster", "client"): [*ClientConfig.model_fields],
+        ("cluster", "failures"): [*FailuresConfig.model_fields],
+        ("cluster", "autoscaling"): [*AutoscalingConfig.model_fields],
+        ("sweep",): [*SweepConfig.model_fields],
+        ("sweep", "random"): [*RandomConfig.model_fields],
     }

@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from simulator.scenario.config import Block
+from simulator.util.config import Config
 
 
-class PlanBlock(Block):
+class PlanConfig(Config):
     """Service levels, and what may be changed to keep them."""
 
     slo: list[str] = Field([], description="bounds, as p99_ttft_ms<=1000 or goodput>=0.95")
@@ -32,7 +32,7 @@ class PlanBlock(Block):
     )
 
     @model_validator(mode="after")
-    def _check(self) -> "PlanBlock":
+    def _check(self) -> "PlanConfig":
         if self.most_replications < self.replications:
             raise ValueError(
                 f"most_replications: must be at least replications ({self.replications}), not "

@@ -11,28 +11,27 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from simulator.cluster.config import (
+    AdmissionConfig,
+    AutoscalingConfig,
+    ClientConfig,
+    FailuresConfig,
+    KvTransferConfig,
+    OutageConfig,
+)
 from simulator.cluster.routers import ROUTERS
+from simulator.core.speculative_config import DraftConfig, SpeculativeConfig
 from simulator.costs.piecewise import Fitted
 from simulator.costs.profile import FORMS
 from simulator.policies.predictor import KINDS as PREDICTORS
-from simulator.scenario.cluster_config import (
-    AdmissionBlock,
-    AutoscalingBlock,
-    ClientBlock,
-    ClusterBlock,
-    FailuresBlock,
-    GroupBlock,
-    KvTransferBlock,
-    OutageBlock,
-)
-from simulator.scenario.engine_config import EngineBlock
-from simulator.scenario.frontend_config import FrontendBlock
+from simulator.scenario.cluster_config import ClusterConfig, GroupConfig
+from simulator.scenario.engine_config import EngineConfig, GpuConfig
+from simulator.scenario.frontend_config import FrontendConfig
 from simulator.scenario.load import ABSENT
-from simulator.scenario.plan_config import PlanBlock
+from simulator.scenario.plan_config import PlanConfig
 from simulator.scenario.policy_table import POLICIES
-from simulator.scenario.scenario import GoodputBlock, GpuBlock, Scenario, TraceBlock
-from simulator.scenario.speculative_config import DraftBlock, SpeculativeBlock
-from simulator.scenario.sweep_config import RandomBlock, SpreadBlock, SweepBlock
+from simulator.scenario.scenario import GoodputConfig, Scenario, TraceConfig
+from simulator.scenario.sweep_config import RandomConfig, SpreadConfig, SweepConfig
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.generate import Generator, PrefixGroups, Sessions
 from simulator.workload.lengths import KINDS
@@ -175,44 +174,44 @@ def page() -> str:
     parts += [
         _table(name, _fields(block))
         for name, block in (
-            ("gpu", GpuBlock),
-            ("engine", EngineBlock),
-            ("engine.speculative_config", SpeculativeBlock),
-            ("engine.speculative_config.draft", DraftBlock),
+            ("gpu", GpuConfig),
+            ("engine", EngineConfig),
+            ("engine.speculative_config", SpeculativeConfig),
+            ("engine.speculative_config.draft", DraftConfig),
         )
     ]
     parts += [ORDER + "\n" + "\n".join(_policies()) + "\n"]
     parts += [PREDICTOR + "\n" + "\n".join(_kinds(PREDICTORS)) + "\n"]
     parts += [
         _table(name, _fields(block))
-        for name, block in (("goodput", GoodputBlock), ("workload.trace", TraceBlock))
+        for name, block in (("goodput", GoodputConfig), ("workload.trace", TraceConfig))
     ]
     parts += [
         _table("workload", _given(Generator, WORKLOAD), GENERATED),
-        _table("workload.frontend", _fields(FrontendBlock), FRONTEND),
+        _table("workload.frontend", _fields(FrontendConfig), FRONTEND),
         _table("workload.prefix_groups", _given(PrefixGroups, GROUPS)),
         _table("workload.sessions", _given(Sessions, TURNS)),
-        _table("cluster", _fields(ClusterBlock), CLUSTER),
-        _table("cluster.groups.NAME", _fields(GroupBlock)),
+        _table("cluster", _fields(ClusterConfig), CLUSTER),
+        _table("cluster.groups.NAME", _fields(GroupConfig)),
         *(
             _table(f"cluster.{name}", _fields(block))
             for name, block in (
-                ("kv_transfer", KvTransferBlock),
-                ("admission", AdmissionBlock),
-                ("client", ClientBlock),
-                ("failures", FailuresBlock),
-                ("failures.outages", OutageBlock),
-                ("autoscaling", AutoscalingBlock),
+                ("kv_transfer", KvTransferConfig),
+                ("admission", AdmissionConfig),
+                ("client", ClientConfig),
+                ("failures", FailuresConfig),
+                ("failures.outages", OutageConfig),
+                ("autoscaling", AutoscalingConfig),
             )
         ),
         ROUTING + "\n" + "\n".join(_routers()) + "\n",
         *(
             _table(name, _fields(block))
             for name, block in (
-                ("plan", PlanBlock),
-                ("sweep", SweepBlock),
-                ("sweep.random", RandomBlock),
-                ("sweep.random.keys", SpreadBlock),
+                ("plan", PlanConfig),
+                ("sweep", SweepConfig),
+                ("sweep.random", RandomConfig),
+                ("sweep.random.keys", SpreadConfig),
             )
         ),
         COST + "\n" + "\n".join(_costs()) + "\n",

@@ -4,21 +4,21 @@ vLLM's spelling for every knob it has. What the file leaves out has the default 
 it says wrongly is refused, all mistakes at once, each with its line.
 """
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
-from simulator.scenario.cluster_config import ClusterBlock, GroupBlock, fill_in
-from simulator.scenario.config import Block
-from simulator.scenario.engine_config import INT32, Count, EngineBlock
+from simulator.scenario.cluster_config import ClusterConfig, GroupConfig, fill_in
+from simulator.scenario.engine_config import INT32, Count, EngineConfig, GpuConfig
 from simulator.scenario.engines import named
-from simulator.scenario.frontend_config import FrontendBlock
-from simulator.scenario.plan_config import PlanBlock
-from simulator.scenario.sweep_config import SweepBlock
+from simulator.scenario.frontend_config import FrontendConfig
+from simulator.scenario.plan_config import PlanConfig
+from simulator.scenario.sweep_config import SweepConfig
+from simulator.util.config import Config
 from simulator.util.errors import HeadwayError
+from simulator.util.files import resolve
 from simulator.util.yaml_lines import Places, faults
 
 if TYPE_CHECKING:
@@ -43,20 +43,7 @@ def _predictor(value: object) -> object:
     return value
 
 
-class GpuBlock(Block):
-    """The hardware."""
-
-    name: str = Field("A100-80GB", description="GPU, by its name in the table of hardware")
-    count: Count = Field(
-        1, description="GPUs; equal to engine.tensor_parallel_size x data_parallel_size"
-    )
-
-
-GroupBlock.model_rebuild()  # it names the two blocks above
-ClusterBlock.model_rebuild()
-
-
-class GoodputBlock(Block):
+class GoodputConfig(Config):
     """The service level that a request must meet to count as goodput; null: not asked."""
 
     ttft: Milliseconds | None = Field(None, description="time to first token, ms, at most")
@@ -64,7 +51,7 @@ class GoodputBlock(Block):
     e2el: Milliseconds | None = Field(None, description="time to last token, ms, at most")
 
 
-class TraceBlock(Block):
+class TraceConfig(Config):
     """A published trace, and the part of it to play."""
 
     path: str = Field(description="the file, plain or packed by gzip")
@@ -106,31 +93,31 @@ class TraceBlock(Block):
     )
 
     @model_validator(mode="after")
-    def _check_window(self) -> "TraceBlock":
+    def _check_window(self) -> "TraceConfig":
         if self.end_s is not None and self.end_s <= (self.start_s or 0):
             raise ValueError(f"end_s: must be more than start_s ({self.start_s or 0})")
         return self
 
 
-class WorkloadBlock(Block):
+class WorkloadConfig(Config):
     """A trace, or else the keys of a generator (`simulator.workload.generate.Generator`)."""
 
     model_config = ConfigDict(extra="allow")
-    trace: TraceBlock | None = Field(None, description="a trace to play; null: generate")
+    trace: TraceConfig | None = Field(None, description="a trace to play; null: generate")
     max_concurrency: Count | None = Field(
         None, description="requests sent and unfinished, at most; null: no limit"
     )
     client_latency: Annotated[float, Field(ge=0, le=60)] = Field(
         0.0, description="s between a client and the scheduler, the way back included"
     )
-    frontend: FrontendBlock | None = Field(
+    frontend: FrontendConfig | None = Field(
         None,
         description="in place of it: client, server (vLLM's, as timed by its clients or by itself) "
         "or a mapping; null: requests reach the scheduler as they are sent",
     )
 
     @model_validator(mode="after")
-    def _check_generator(self) -> "WorkloadBlock":
+    def _check_generator(self) -> "WorkloadConfig":
         if self.frontend is not None and self.client_latency:
             raise ValueError("client_latency: give it as frontend.latency, in ms")
         given = self.model_extra or {}
@@ -157,7 +144,7 @@ class WorkloadBlock(Block):
         )
 
 
-class Scenario(Block):
+class Scenario(Config):
     """One run: a model on a GPU under a workload."""
 
     name: Annotated[str, Field(pattern=r"^\w[\w .,+=-]*$", max_length=100)] = Field(
@@ -167,14 +154,14 @@ class Scenario(Block):
     model: str = Field(
         "llama-3-8b", description="a shipped config.json by name, or the path of one or its folder"
     )
-    gpu: GpuBlock = GpuBlock()
-    engine: EngineBlock = EngineBlock()
+    gpu: GpuConfig = GpuConfig()
+    engine: EngineConfig = EngineConfig()
     cost: dict[str, Any] | None = Field(
         None,
         description="{profile: name or path}, or {kind: linear, roofline or piecewise, ...}; "
         "null: the shipped profile of this model and GPU, else roofline",
     )
-    cluster: ClusterBlock | None = Field(
+    cluster: ClusterConfig | None = Field(
         None, description="several replicas behind a router, see fleet.md; null: one engine"
     )
     predictor: Annotated[dict[str, Any], BeforeValidator(_predictor)] | None = Field(
@@ -182,13 +169,13 @@ class Scenario(Block):
         description="{kind: oracle, noisy, bucketed or percentile, ...}: predicts the lengths of "
         "answers for the policies that want them, see below; null: nobody does",
     )
-    workload: WorkloadBlock = Field(default_factory=WorkloadBlock)
-    goodput: GoodputBlock = GoodputBlock()
-    sweep: SweepBlock | None = Field(
+    workload: WorkloadConfig = Field(default_factory=WorkloadConfig)
+    goodput: GoodputConfig = GoodputConfig()
+    sweep: SweepConfig | None = Field(
         None, description="what `headway sweep` varies; other commands take no notice of it"
     )
-    plan: PlanBlock = Field(
-        default_factory=PlanBlock,
+    plan: PlanConfig = Field(
+        default_factory=PlanConfig,
         description="what `headway plan` finds out; other commands take no notice of it",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of all random numbers")
@@ -211,7 +198,7 @@ class Scenario(Block):
 
     def of_group(self, name: str) -> "Scenario":
         """Give the scenario of one replica of a group of the cluster."""
-        group = self.cluster.kinds[name] if self.cluster is not None else GroupBlock()
+        group = self.cluster.kinds[name] if self.cluster is not None else GroupConfig()
         own = {
             "gpu": group.gpu or self.gpu,
             "engine": group.engine or self.engine,
@@ -276,15 +263,3 @@ class Scenario(Block):
                 frontend["client_latency"] = latency
             values["workload"] = asdict(self.workload.generator) | frontend
         return values
-
-
-def resolve(path: str | Path, folder: Path) -> Path:
-    """Find a file beside the scenario, else in the folder that HEADWAY_DATA names.
-
-    Where it is in neither, return where it would be beside the scenario.
-    """
-    beside = folder / Path(path).expanduser()
-    shared = os.environ.get("HEADWAY_DATA")
-    if shared and not beside.exists() and (elsewhere := Path(shared) / path).exists():
-        return elsewhere
-    return beside

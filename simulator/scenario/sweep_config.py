@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
-from simulator.scenario.config import Block
+from simulator.util.config import Config
 
 if TYPE_CHECKING:
     import numpy as np
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Values = Annotated[list[Any], Field(min_length=1)]
 
 
-class SpreadBlock(Block):
+class SpreadConfig(Config):
     """Where the random values of a key come from."""
 
     low: int | float | None = Field(None, description="least value; whole numbers draw whole ones")
@@ -22,7 +22,7 @@ class SpreadBlock(Block):
     choice: Values | None = Field(None, description="or one of these")
 
     @model_validator(mode="after")
-    def _check(self) -> "SpreadBlock":
+    def _check(self) -> "SpreadConfig":
         if self.choice is not None:
             if self.low is not None or self.high is not None or self.log:
                 raise ValueError("choice: goes without low, high and log")
@@ -53,18 +53,18 @@ class SpreadBlock(Block):
         )
 
 
-class RandomBlock(Block):
+class RandomConfig(Config):
     """Points drawn at random, reproducibly by the scenario's seed."""
 
     samples: Annotated[int, Field(ge=1, le=1_000_000)] = Field(description="points")
-    keys: Annotated[dict[str, SpreadBlock], Field(min_length=1)] = Field(
+    keys: Annotated[dict[str, SpreadConfig], Field(min_length=1)] = Field(
         description="by dotted key: {low, high, log} or {choice: [...]}"
     )
 
 
-class SweepBlock(Block):
+class SweepConfig(Config):
     """Points to run; where several of these are given, every combination of them."""
 
     grid: dict[str, Values] = Field({}, description="by dotted key a list: all combinations")
     points: list[dict[str, Any]] = Field([], description="a list of {dotted.key: value, ...}")
-    random: RandomBlock | None = Field(None, description="points drawn at random")
+    random: RandomConfig | None = Field(None, description="points drawn at random")

@@ -1,132 +1,31 @@
 """From a scenario to a result: the main verb of the package."""
 
-import gc
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import simpy
-from simpy.core import EmptySchedule
 
-from simulator.core.log import Log
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import Noise
 from simulator.engine.async_replica import make_replica
 from simulator.engine.client import Client
+from simulator.engine.drive import drive
 from simulator.engine.replica import REJECTED, Replica
-from simulator.engine.stream_client import StreamClient
-from simulator.models.gpus import Gpu
-from simulator.models.spec import ModelSpec
 from simulator.policies.predictor import make_predictor
-from simulator.scenario.assemble import Parts, assemble, make_scheduler
+from simulator.scenario.assemble import assemble, make_scheduler
+from simulator.scenario.parts import Parts
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
+from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayWarning
 from simulator.util.user_errors import blamed
 from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from simulator.cluster.run import Story
-    from simulator.results.kv_transfers import Transfers
-    from simulator.results.tables import Tries
-
-EVENTS_PER_LOOK = 4096  # events between two looks at the progress bar
-
-
-@dataclass(slots=True)
-class Result:
-    """What happened: the facts, and the tables and metrics derived from them."""
-
-    scenario: Scenario
-    workload: Workload
-    sent: npt.NDArray[np.float64]  # s, when each request went to the engine; NaN: it never did
-    logs: list[Log]  # one per replica
-    parts: Parts
-    interrupted: bool = False
-    warnings: list[str] = field(default_factory=list)
-    warmup: float = 0.0  # s from the first request sent that the metrics leave out
-    cooldown: float = 0.0  # s before the last one sent
-    hints: npt.NDArray[np.int64] | None = None  # predicted output tokens; 0: never sent
-    cluster: "Story | None" = None
-    _summary: dict[str, Any] | None = None
-    _time_parts: dict[str, npt.NDArray[np.float64]] | None = None
-
-    @property
-    def model(self) -> ModelSpec:
-        """The model that was served."""
-        return self.parts.model
-
-    @property
-    def gpu(self) -> Gpu:
-        """What it was served on."""
-        return self.parts.gpu
-
-    @property
-    def costs(self) -> list[CostModel]:
-        """The cost model of each replica."""
-        if self.cluster is None:
-            return [self.parts.cost] * len(self.logs)
-        return [parts.cost for parts in self.cluster.parts]
-
-    @property
-    def tries(self) -> "Tries | None":
-        """What a cluster's clients sent again, and what they gave up."""
-        return None if self.cluster is None else self.cluster.tries
-
-    @property
-    def transfers(self) -> "Transfers | None":
-        """What became of KV caches, where a cluster prefills and decodes apart."""
-        return None if self.cluster is None else self.cluster.transfers
-
-    def summary(self) -> dict[str, Any]:
-        """Metrics under the names of `vllm bench serve`, and a block `headway` of our own."""
-        from simulator.diagnosis.rules import diagnose
-        from simulator.results.metrics import summarize_result
-
-        if self._summary is None:
-            summary: dict[str, Any] = summarize_result(self)
-            summary["headway"]["diagnosis"] = diagnose(self, summary)
-            self._summary = summary
-        return self._summary
-
-    def time_parts(self) -> dict[str, npt.NDArray[np.float64]]:
-        """Give the parts of each completed request's e2el in seconds, by id."""
-        from simulator.results.breakdown import break_down
-        from simulator.results.tables import RETRY, gather_requests
-
-        if self._time_parts is None and self.transfers is not None:
-            from simulator.results.kv_transfers import time_parts
-
-            self._time_parts = time_parts(self, self.transfers)
-        if self._time_parts is None:
-            table = gather_requests(self.workload, self.sent, self.logs)
-            self._time_parts = break_down(table, self.logs, self.costs)
-        cluster = self.scenario.cluster
-        if RETRY not in self._time_parts and cluster is not None and cluster.tries_again:
-            table = gather_requests(self.workload, self.sent, self.logs, self.tries)
-            self._time_parts = {RETRY: table.retry_time} | self._time_parts
-        return self._time_parts
-
-    @property
-    def requests(self) -> "pd.DataFrame":
-        """One row per request that was sent, with the columns of requests.csv."""
-        from simulator.results.write import request_frame
-
-        return request_frame(self)
-
-    @property
-    def steps(self) -> "pd.DataFrame":
-        """One row per step, or per stretch of `steps` equal ones, with the columns of steps.csv."""
-        from simulator.results.write import step_frame
-
-        return step_frame(self)
+    pass
 
 
 def run(
@@ -148,7 +47,7 @@ def run(
     where a file is at fault.
     """
     if scenario.cluster is not None:
-        from simulator.cluster.run import run_cluster
+        from simulator.simulation.cluster import run_cluster
 
         return run_cluster(
             scenario, stepwise=stepwise, progress=progress, workload=workload, cost=cost
@@ -202,19 +101,6 @@ def play(
     return result
 
 
-def drive(
-    env: simpy.Environment,
-    client: Client | StreamClient,
-    progress: Callable[[float, int, int], None] | None,
-) -> bool:
-    """Let the clock run until all is done; say whether the user broke it off."""
-    with no_garbage_collection():
-        interrupted = _loop(env, client, progress)
-    if client.done < len(client.sent) and not interrupted:
-        raise RuntimeError(f"{len(client.sent) - client.done} requests never ended")
-    return interrupted
-
-
 def _all_rejected(result: Result, replica: Replica) -> list[str]:
     """Say why, where not one request could be served."""
     ended, load = replica.log.requests, result.workload
@@ -228,35 +114,3 @@ def _all_rejected(result: Result, replica: Replica) -> list[str]:
         f"{large:,} too large for {room}" if large else "",
     ]
     return [f"all {len(ended):,} requests were rejected: {', '.join(filter(None, reasons))}"]
-
-
-def _loop(
-    env: simpy.Environment,
-    client: Client | StreamClient,
-    progress: Callable[[float, int, int], None] | None,
-) -> bool:
-    """Run until nothing is left to happen; say whether the user broke it off."""
-    step = env.step
-    total = len(client.sent)
-    try:
-        while True:
-            for _ in repeat(None, EVENTS_PER_LOOK):
-                step()
-            if progress is not None:
-                progress(env.now, client.done, total)
-    except EmptySchedule:
-        return False
-    except KeyboardInterrupt:
-        return True
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Spare the loop the collector: its objects go by reference count."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import simpy
 
-from simulator import __version__
 from simulator.engine.async_replica import make_replica
 from simulator.engine.replica import Replica
 from simulator.engine.stream_client import Chunk, StreamClient
@@ -18,15 +17,17 @@ from simulator.results.log_cut import cut, next_decision
 from simulator.results.metrics import SCHEMA, head
 from simulator.results.stream_metrics import Engines, Part, Tally
 from simulator.results.tables import Tries
-from simulator.scenario.assemble import Parts, assemble, make_scheduler
+from simulator.scenario.assemble import assemble, make_scheduler
+from simulator.scenario.parts import Parts
 from simulator.scenario.scenario import Scenario
+from simulator.simulation.chunks import chunks
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.quantile_sketch import ERROR
-from simulator.workload.chunks import chunks
+from simulator.util.version import __version__
 
 if TYPE_CHECKING:
     from simulator.cluster.fleet import Fleet
-    from simulator.cluster.run import Story
+    from simulator.results.record import ClusterRecord
 
 CHUNK = 65536  # requests that are measured together
 PER_REPLICA = 64  # of them, at least, for each replica
@@ -44,7 +45,7 @@ class Stream:
     parts: Sequence[Parts]  # of each engine
     tally: Tally
     fleet: "Fleet | None" = None
-    story: "Story | None" = None
+    story: "ClusterRecord | None" = None
 
     def __post_init__(self) -> None:
         self.warned: dict[str, str] = {}
@@ -87,8 +88,8 @@ def run_streamed(
     null. An interrupt ends the run without a result. Raises HeadwayError for what needs to keep
     all requests.
     """
-    from simulator.cluster.run import NONE_COMES_BACK
-    from simulator.simulation.run import drive
+    from simulator.engine.drive import drive
+    from simulator.simulation.cluster import NONE_COMES_BACK
 
     _refuse(scenario)
     stream = _set_up(scenario, leap=not stepwise)
@@ -197,8 +198,9 @@ def _set_up(scenario: Scenario, *, leap: bool) -> Stream:
         whole = Engines(scenario, made, [0])
         tally = Tally(scenario, total, {}, whole)
         return Stream(env, client, [replica], [made], tally)
-    from simulator.cluster.assemble import make_fleet
-    from simulator.cluster.run import connect, fill, replicas_in
+    from simulator.results.record import replicas_in
+    from simulator.scenario.cluster_parts import make_fleet
+    from simulator.simulation.cluster import connect, fill
 
     fleet = make_fleet(env, scenario, None)
     story = fill(fleet, scenario, shares, leap=leap)

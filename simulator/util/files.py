@@ -85,3 +85,15 @@ def _unmake(drafts: list[Path], made: list[Path]) -> None:
     for path in reversed(made):
         with suppress(OSError):
             path.rmdir()
+
+
+def resolve(path: str | Path, folder: Path) -> Path:
+    """Find a file beside the scenario, else in the folder that HEADWAY_DATA names.
+
+    Where it is in neither, return where it would be beside the scenario.
+    """
+    beside = folder / Path(path).expanduser()
+    shared = os.environ.get("HEADWAY_DATA")
+    if shared and not beside.exists() and (elsewhere := Path(shared) / path).exists():
+        return elsewhere
+    return beside

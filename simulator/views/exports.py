@@ -7,7 +7,7 @@ from simulator.util.errors import HeadwayError
 from simulator.util.files import check_file
 
 if TYPE_CHECKING:
-    from simulator.simulation.run import Result
+    from simulator.simulation.result import Result
 
 
 def check_exports(timeline: Path | None, prometheus: Path | None) -> None:

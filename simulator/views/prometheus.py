@@ -15,7 +15,7 @@ from simulator.results.tables import Flags, Floats, RequestTable, gather_request
 from simulator.util.files import write_atomic
 
 if TYPE_CHECKING:
-    from simulator.simulation.run import Result
+    from simulator.simulation.result import Result
 
 FIRST_TOKEN = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),

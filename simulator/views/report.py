@@ -8,7 +8,7 @@ from simulator.diagnosis.rules import diagnosis_lines
 from simulator.results.steady_state import told
 
 if TYPE_CHECKING:
-    from simulator.simulation.run import Result
+    from simulator.simulation.result import Result
 
 Summary = Mapping[str, Any]
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from simulator import __version__
 from simulator.core.log import REASONS, Log
 from simulator.results.breakdown import Pauses, find_pauses
 from simulator.results.tables import REJECTED, Floats, RequestTable, arrivals, gather_requests
 from simulator.util.files import write_atomic
+from simulator.util.version import __version__
 
 if TYPE_CHECKING:
-    from simulator.simulation.run import Result
+    from simulator.simulation.result import Result
 
 LIMIT = 50_000  # slices of steps, and points of each counter, over all replicas
 REQUESTS = 2_000  # requests with a track of their own

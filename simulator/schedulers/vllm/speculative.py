@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from simulator.core.log import pack_draft, pack_run
 from simulator.core.request import Chunk, Request, Step
-from simulator.scenario.speculative_config import SpeculativeBlock
+from simulator.core.speculative_config import SpeculativeConfig
 from simulator.schedulers.vllm.drafts import DraftedSet, SlotCounter
 from simulator.schedulers.vllm.scheduler import Scheduler
 
@@ -32,7 +32,7 @@ class Speculative(Scheduler):
         self,
         blocks: SlotCounter,
         *,
-        speculation: SpeculativeBlock | None = None,
+        speculation: SpeculativeConfig | None = None,
         seed: int = 0,
         **options: object,
     ) -> None:

@@ -8,9 +8,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from simulator import __version__
 from simulator.util.errors import HeadwayError
 from simulator.util.files import check_file, write_atomic
+from simulator.util.version import __version__
 from simulator.views.html.origin import profiles, scenarios
 from simulator.views.html.runs import Run, read_runs
 from simulator.views.html.series import charts

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simulator.figures.data import labels, need, need_numbers
 from simulator.results.breakdown import PARTS
 from simulator.results.read import WRITES, load_mapping, read_yaml
 from simulator.util.errors import HeadwayError
-from simulator.views.figures.data import labels, need, need_numbers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,7 +124,7 @@ def _csv(path: Path) -> "pd.DataFrame":
 def _parquet(path: Path) -> "pd.DataFrame":
     import pandas as pd
 
-    from simulator.results.write import need_pyarrow
+    from simulator.simulation.write import need_pyarrow
 
     need_pyarrow()
     return pd.read_parquet(path, engine="pyarrow")

@@ -15,7 +15,7 @@ from simulator.util.errors import HeadwayError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from simulator.simulation.run import Result
+    from simulator.simulation.result import Result
 
 Floats = npt.NDArray[np.float64]
 BINS = 300  # points of a line over time
@@ -47,7 +47,7 @@ class Run:
         import pandas as pd
 
         from simulator.results.client_service import several_clients
-        from simulator.results.write import client_tables
+        from simulator.results.frames import client_tables
 
         fairness = None
         if several_clients(result.workload):

@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BeforeValidator, Field, model_validator
 
-from simulator.scenario.config import Block
+from simulator.util.config import Config
 
 MOST_DRAFTS = 64
 Share = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 
 
-class DraftBlock(Block):
+class DraftConfig(Config):
     """What drafting takes, beside the target's own step: the sum of the terms given."""
 
     seconds: Seconds = Field(0.0, description="of each of the num_speculative_tokens draft steps")
@@ -41,7 +41,7 @@ def _acceptance(value: object) -> object:
     return value
 
 
-class SpeculativeBlock(Block):
+class SpeculativeConfig(Config):
     """Speculative decoding, with vLLM's names for what vLLM has."""
 
     method: Literal["ngram", "eagle", "eagle3", "mtp", "draft_model"] | None = Field(
@@ -56,12 +56,12 @@ class SpeculativeBlock(Block):
         description="probability that a draft token is accepted, given that those before it were: "
         "one for all, or a list with one for each position"
     )
-    draft: DraftBlock | None = Field(
+    draft: DraftConfig | None = Field(
         None, description="what drafting costs; null: nothing, for ngram alone"
     )
 
     @model_validator(mode="after")
-    def _check(self) -> "SpeculativeBlock":
+    def _check(self) -> "SpeculativeConfig":
         wrong = []
         k = self.num_speculative_tokens
         if isinstance(self.acceptance, list) and len(self.acceptance) != k:

@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.planning.plan import front
-from simulator.util.errors import HeadwayError
-from simulator.views.figures.data import Floats, need, need_numbers
-from simulator.views.figures.style import (
+from simulator.figures.data import Floats, need, need_numbers
+from simulator.figures.style import (
     COLORS,
     FAINT,
     GREY,
@@ -21,6 +19,8 @@ from simulator.views.figures.style import (
     marker,
     sheet,
 )
+from simulator.util.errors import HeadwayError
+from simulator.util.pareto import front
 
 if TYPE_CHECKING:
     import pandas as pd

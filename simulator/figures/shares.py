@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from simulator.figures.data import Run
+from simulator.figures.style import color, grid, legend_below, marker, sheet
 from simulator.util.errors import HeadwayError
-from simulator.views.figures.data import Run
-from simulator.views.figures.style import color, grid, legend_below, marker, sheet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from simulator.figures.data import Floats, Run
+from simulator.figures.style import PALE, color, sheet
 from simulator.results.tables import RETRY
 from simulator.util.errors import HeadwayError
-from simulator.views.figures.data import Floats, Run
-from simulator.views.figures.style import PALE, color, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,16 +15,18 @@ import numpy as np
 import simpy
 
 from simulator.cluster.fleet import Fleet
-from simulator.cluster.lane import Lane, Mail, reach
 from simulator.cluster.lifecycle import Lifecycle
 from simulator.cluster.routers import Router, Target
 from simulator.core.log import Log
 from simulator.core.request import Request
 from simulator.costs.cost_model import CostModel
 from simulator.costs.expert_parallel import instead
+from simulator.engine.drive import no_garbage_collection
 from simulator.policies.predictor import Known, make_predictor
-from simulator.scenario.assemble import Parts, assemble, make_scheduler
+from simulator.scenario.assemble import assemble, make_scheduler
+from simulator.scenario.parts import Parts
 from simulator.scenario.scenario import Scenario
+from simulator.simulation.lane import Lane, Mail, reach
 from simulator.util.errors import HeadwayError
 from simulator.util.workers import Died, each, workers
 from simulator.workload.workload import Floats, Ints, Workload
@@ -205,8 +207,6 @@ def _go(
     lanes: Sequence[Lane], mail: Sequence[Mail], progress: Progress | None, total: int
 ) -> float | None:
     """Run all to the end in turn; return the time, s, at which the user broke it off, or None."""
-    from simulator.simulation.run import no_garbage_collection
-
     times = np.sort(np.concatenate([one.times for one in mail]))
     with no_garbage_collection():
         for until in np.unique(times[:: STRETCH * len(lanes)])[1:].tolist():
@@ -277,8 +277,6 @@ def _spread(shard: Shard, jobs: int | None, progress: Progress | None, total: in
 
 def run_shard(shard: Shard) -> list[Log] | str:
     """Run some replicas in a worker, one after the other; return their logs, or what went wrong."""
-    from simulator.simulation.run import no_garbage_collection
-
     try:
         lanes = _silently(shard.lanes)
         with no_garbage_collection():

@@ -3,7 +3,7 @@
 from pydantic import BaseModel, ConfigDict, model_validator
 
 
-class Block(BaseModel):
+class Config(BaseModel):
     """What all blocks of a scenario share: no unknown key, no guessing of types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.views.figures.style import grid, log_scale, save, sheet
+from simulator.figures.style import grid, log_scale, save, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from simulator.simulation.run import Result
+    from simulator.simulation.result import Result
 
 PANELS = (
     ("TTFT", "ttft", 0.001, "s"),

@@ -1,41 +1,39 @@
 """From the block `cluster` of a scenario to a fleet, and from its run to a result."""
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import simpy
 
-from simulator.cluster.assemble import block_bytes, make_fleet, make_router
 from simulator.cluster.disaggregation import DisaggregatedFleet
 from simulator.cluster.fleet import Fleet
 from simulator.cluster.gate import Gate
 from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.cluster.load_balancer import Balancer
 from simulator.cluster.routers import Target
-from simulator.cluster.shards import run_apart, tie, with_cost
-from simulator.core.log import PAUSE, RUN, STEP, Log
+from simulator.core.log import PAUSE, RUN, STEP
 from simulator.core.request import Request
 from simulator.costs.cost_model import CostModel
 from simulator.costs.expert_parallel import split
 from simulator.engine.client import Client
+from simulator.engine.drive import drive
 from simulator.engine.stream_client import StreamClient
 from simulator.policies.predictor import make_predictor
 from simulator.results.kv_transfers import Transfers
-from simulator.results.tables import Tries
-from simulator.scenario.assemble import Parts, assemble, make_scheduler
+from simulator.results.record import ClusterRecord, replicas_in
+from simulator.scenario.assemble import assemble, make_scheduler
+from simulator.scenario.cluster_parts import block_bytes, make_fleet, make_router
+from simulator.scenario.parts import Parts
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.simulation.result import Result
+from simulator.simulation.shards import run_apart, tie, with_cost
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.workload import Workload
-
-if TYPE_CHECKING:
-    from simulator.simulation.run import Result
-
 
 NONE_COMES_BACK = "cluster.failures: requests wait for a replica, and none comes back"
 
@@ -55,28 +53,6 @@ def sessions_of(workload: Workload) -> list[int] | None:
     return [root if on else -1 for root, on in zip(first, goes_on, strict=True)]
 
 
-@dataclass(slots=True)
-class Story:
-    """What became of the replicas of a cluster, beside their logs."""
-
-    groups: list[str]  # of each engine core
-    parts: list[Parts]  # likewise
-    servers: list[int]  # likewise: the number of its server
-    life: Lifecycle
-    gate: Gate | None = None
-    scaler: Autoscaler | None = None
-    transfers: Transfers | None = None  # where prefill and decode are apart
-
-    def engine_logs(self, result: "Result") -> list[Log]:
-        """Give what each engine wrote down; as clients see it, the result has it."""
-        return result.logs if self.transfers is None else self.transfers.engines
-
-    @property
-    def tries(self) -> Tries:
-        """What clients sent again, and what they gave up."""
-        return Tries(self.life.fleet.sent_again, None if self.gate is None else self.gate.log)
-
-
 def run_cluster(
     scenario: Scenario,
     *,
@@ -84,10 +60,8 @@ def run_cluster(
     progress: Callable[[float, int, int], None] | None = None,
     workload: Workload | None = None,
     cost: CostModel | None = None,
-) -> "Result":
+) -> Result:
     """Simulate a scenario with a cluster; see `simulation.run`. `cost` is that of all replicas."""
-    from simulator.simulation.run import Result, drive
-
     if workload is None:
         workload = scenario.make_workload()
     if tie(scenario, workload) is None:
@@ -130,7 +104,7 @@ def spread_cluster(
     stepwise: bool = False,
     progress: Callable[[float, int, int], None] | None = None,
     jobs: int | None = None,
-) -> "Result":
+) -> Result:
     """Simulate a cluster by replica on joblib's active backend, with `jobs` workers.
 
     The result is that of `run_cluster`. Raises HeadwayError where the replicas are tied together.
@@ -150,10 +124,8 @@ def _apart(
     cost: CostModel | None = None,
     spread: bool = False,
     jobs: int | None = None,
-) -> "Result":
+) -> Result:
     """Simulate a cluster replica by replica."""
-    from simulator.simulation.run import Result
-
     router = make_router(scenario)
     found = run_apart(
         *(scenario, workload, router),
@@ -164,7 +136,9 @@ def _apart(
         jobs=jobs,
     )
     result = Result(scenario, workload, found.sent, found.logs, found.parts[0], found.interrupted)
-    result.cluster = Story(found.groups, found.parts, list(range(len(found.groups))), found.life)
+    result.cluster = ClusterRecord(
+        found.groups, found.parts, list(range(len(found.groups))), found.life
+    )
     result.hints = found.hints
     _warn(result)
     return result
@@ -177,7 +151,7 @@ def fill(
     cost: CostModel | None = None,
     *,
     leap: bool,
-) -> Story:
+) -> ClusterRecord:
     """Add all replicas that there may ever be, and start those that there are at first.
 
     `shares` says that prompts have contents, `cost` takes the place of the scenario's.
@@ -206,7 +180,7 @@ def fill(
     for target in first:
         life.order(target)
     owners = fleet.owners
-    return Story([one.group for one in owners], every, [one.index for one in owners], life)
+    return ClusterRecord([one.group for one in owners], every, [one.index for one in owners], life)
 
 
 def _engines(
@@ -227,7 +201,7 @@ def _balancer(scenario: Scenario, number: int) -> Balancer:
 def connect(
     fleet: Fleet,
     scenario: Scenario,
-    story: Story,
+    story: ClusterRecord,
     make: Callable[[Callable[[Request], None]], AnyClient],
 ) -> AnyClient:
     """Put a client before the fleet, and what happens to replicas beside it.
@@ -279,7 +253,7 @@ def tidy(fleet: Fleet) -> None:
                 rows[:] = found[~stale].tobytes()
 
 
-def _warn(result: "Result") -> None:
+def _warn(result: Result) -> None:
     """Say, once for each kind of replica, what cannot be trusted."""
     told: dict[str, None] = {}
     story = result.cluster
@@ -295,15 +269,7 @@ def _warn(result: "Result") -> None:
         warnings.warn(message, HeadwayWarning, stacklevel=4)
 
 
-def _rejected(result: "Result") -> int:
+def _rejected(result: Result) -> int:
     from simulator.engine.replica import REJECTED
 
     return sum(int((log.requests["reason"] == REJECTED).sum()) for log in result.logs)
-
-
-def replicas_in(groups: Sequence[str]) -> dict[str, list[int]]:
-    """Give the numbers of the engine cores of each group."""
-    found: dict[str, list[int]] = {}
-    for number, group in enumerate(groups):
-        found.setdefault(group, []).append(number)
-    return found

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.core.log import Log
+from simulator.figures.style import COLORS, grid, log_scale, save, sheet
 from simulator.results.tables import Floats, arrivals, gather_requests, queue_levels
 from simulator.results.time_bins import depth_in_bins, mean_in_bins
-from simulator.views.figures.style import COLORS, grid, log_scale, save, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from simulator.simulation.run import Result
+    from simulator.simulation.result import Result
 
 BINS = 400  # points of a line over time: what 600 pixels can show
 WINDOW = 120.0  # s, of the batch over time: short enough to tell static batches apart

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.views.figures.data import BINS, Run
-from simulator.views.figures.style import color, grid, sheet
+from simulator.figures.data import BINS, Run
+from simulator.figures.style import color, grid, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simulator.figures.data import need, need_numbers
+from simulator.figures.style import GREY, color, grid, log_scale, sheet
 from simulator.util.errors import HeadwayError
-from simulator.views.figures.data import need, need_numbers
-from simulator.views.figures.style import GREY, color, grid, log_scale, sheet
 
 if TYPE_CHECKING:
     import pandas as pd

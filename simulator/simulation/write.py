@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from simulator.core.log import Log
-from simulator.results.client_service import Clients, client_columns, several_clients, share_columns
-from simulator.results.tables import Floats, expand_steps, request_columns, run_span, step_columns
-from simulator.util.csv_text import Column, Numbers, Words, encode_header, encode_rows
+from simulator.results.client_service import several_clients
+from simulator.results.frames import (
+    as_frame,
+    client_tables,
+    count_rows,
+    request_cells,
+    request_frame,
+    step_frame,
+    with_copy_seconds,
+)
+from simulator.results.tables import step_columns
+from simulator.util.csv_text import Column, Numbers, encode_header, encode_rows
 from simulator.util.errors import HeadwayError
 from simulator.util.files import Writer, write_together
 
@@ -21,7 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from simulator.scenario.scenario import Scenario
-    from simulator.simulation.run import Result
+    from simulator.simulation.result import Result
 
 SLICE = 1 << 15  # rows encoded together: bounds the memory
 FORMATS = ("csv", "parquet")
@@ -64,81 +72,10 @@ def write_run(result: "Result", out: Path, format: str = "csv") -> list[Path]:
             writers[f"{name}.{format}"] = (
                 partial(_write_table, f"{name}.csv", columns)
                 if format == "csv"
-                else partial(_write_parquet, _frame(columns))
+                else partial(_write_parquet, as_frame(columns))
             )
     writers["scenario.yaml"] = partial(write_scenario, result.scenario)
     return write_together(out, writers)
-
-
-def request_frame(result: "Result") -> "pd.DataFrame":
-    """Give the columns of requests.csv as a DataFrame, a row for each request, by id."""
-    return _frame(_request_columns(result))
-
-
-def _request_columns(result: "Result") -> dict[str, Column]:
-    apart = result.transfers
-    return request_columns(
-        result.workload,
-        result.sent,
-        result.logs,
-        result.time_parts(),
-        result.hints,
-        tries=result.tries,
-        prefilled=None if apart is None else apart.producer_of(len(result.workload)),
-    )
-
-
-def step_frame(result: "Result", *, expanded: bool = False) -> "pd.DataFrame":
-    """Give the columns of steps.csv as a DataFrame; `expanded`: one row for each single step.
-
-    As in the file, `replica` is there only where there are several.
-    """
-    import pandas as pd
-
-    frames = []
-    for number, (log, seconds) in enumerate(_with_copy_seconds(result)):
-        columns = step_columns(log, copy_seconds=seconds)
-        if expanded:
-            contiguous = result.scenario.engine.reserves
-            columns = expand_steps(log, contiguous=contiguous, copy_seconds=seconds)
-        if len(result.logs) > 1:
-            columns = {"replica": np.full(_rows(columns), number), **columns}
-        frames.append(_frame(columns))
-    return pd.concat(frames, ignore_index=True)
-
-
-def _with_copy_seconds(result: "Result") -> Iterator[tuple[Log, Floats | None]]:
-    """Give each log with the time of each of its swaps, if there are any, be it in another."""
-    if not any(log.swap_rows for log in result.logs):
-        yield from ((log, None) for log in result.logs)
-        return
-    for log, cost in zip(result.logs, result.costs, strict=True):
-        yield log, cost.logged_swap_seconds(log.swaps)
-
-
-def client_tables(result: "Result") -> dict[str, dict[str, Column]]:
-    """Give the columns of clients.csv and fairness.csv, by name."""
-    clients = Clients.of(result)
-    span = run_span(clients.table, result.logs)
-    return {"clients": client_columns(clients), "fairness": share_columns(clients, span)}
-
-
-def _frame(columns: Mapping[str, Column]) -> "pd.DataFrame":
-    import pandas as pd
-
-    return pd.DataFrame(
-        {
-            name: pd.Categorical.from_codes(column.codes, column.names)
-            if isinstance(column, Words)
-            else column
-            for name, column in columns.items()
-        }
-    )
-
-
-def _rows(columns: Mapping[str, Column]) -> int:
-    first = next(iter(columns.values()))
-    return len(first.codes if isinstance(first, Words) else first)
 
 
 def _write_summary(result: "Result", file: BinaryIO) -> None:
@@ -159,25 +96,25 @@ def _not_finite(values: Mapping[str, object]) -> Iterator[str]:
 
 
 def _write_requests(result: "Result", file: BinaryIO) -> None:
-    columns = _request_columns(result)
+    columns = request_cells(result)
     _write_table("requests.csv", columns, file)
 
 
 def _write_table(name: str, columns: Mapping[str, Column], file: BinaryIO) -> None:
     file.write(encode_header(list(columns)))
-    for part in _slices(_rows(columns)):
+    for part in _slices(count_rows(columns)):
         file.write(_encode(name, [column[part] for column in columns.values()]))
 
 
 def _write_steps(result: "Result", file: BinaryIO) -> None:
     """Write one row per logged row, of one replica after the other; short logs many at once."""
     several = len(result.logs) > 1
-    log, seconds = next(_with_copy_seconds(result))
+    log, seconds = next(with_copy_seconds(result))
     names = list(step_columns(log, slice(0), seconds))
     file.write(encode_header(["replica", *names] if several else names))
     held: list[list[Numbers]] = []
     rows = 0
-    for number, (log, seconds) in enumerate(_with_copy_seconds(result)):
+    for number, (log, seconds) in enumerate(with_copy_seconds(result)):
         for part in _slices(len(log.steps)):
             columns = list(step_columns(log, part, seconds).values())
             if several:

@@ -1,0 +1,59 @@
+"""Lets the clock of a simulation run until all is done."""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import repeat
+
+import simpy
+from simpy.core import EmptySchedule
+
+from simulator.engine.client import Client
+from simulator.engine.stream_client import StreamClient
+
+EVENTS_PER_LOOK = 4096  # events between two looks at the progress bar
+
+
+def drive(
+    env: simpy.Environment,
+    client: Client | StreamClient,
+    progress: Callable[[float, int, int], None] | None,
+) -> bool:
+    """Let the clock run until all is done; say whether the user broke it off."""
+    with no_garbage_collection():
+        interrupted = _loop(env, client, progress)
+    if client.done < len(client.sent) and not interrupted:
+        raise RuntimeError(f"{len(client.sent) - client.done} requests never ended")
+    return interrupted
+
+
+def _loop(
+    env: simpy.Environment,
+    client: Client | StreamClient,
+    progress: Callable[[float, int, int], None] | None,
+) -> bool:
+    """Run until nothing is left to happen; say whether the user broke it off."""
+    step = env.step
+    total = len(client.sent)
+    try:
+        while True:
+            for _ in repeat(None, EVENTS_PER_LOOK):
+                step()
+            if progress is not None:
+                progress(env.now, client.done, total)
+    except EmptySchedule:
+        return False
+    except KeyboardInterrupt:
+        return True
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Spare the loop the collector: its objects go by reference count."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,110 @@
+"""What a run leaves behind: the facts, from which all tables and metrics are derived."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.cluster.gate import Gate
+from simulator.cluster.lifecycle import Autoscaler, Lifecycle
+from simulator.core.log import Log
+from simulator.costs.cost_model import CostModel
+from simulator.models.gpus import Gpu
+from simulator.models.spec import ModelSpec
+from simulator.results.breakdown import break_down
+from simulator.results.kv_transfers import Transfers, time_parts
+from simulator.results.tables import RETRY, Tries, gather_requests
+from simulator.scenario.parts import Parts
+from simulator.scenario.scenario import Scenario
+from simulator.workload.workload import Workload
+
+
+@dataclass(slots=True)
+class ClusterRecord:
+    """What became of the replicas of a cluster, beside their logs."""
+
+    groups: list[str]  # of each engine core
+    parts: list[Parts]  # likewise
+    servers: list[int]  # likewise: the number of its server
+    life: Lifecycle
+    gate: Gate | None = None
+    scaler: Autoscaler | None = None
+    transfers: Transfers | None = None  # where prefill and decode are apart
+
+    def engine_logs(self, record: "Record") -> list[Log]:
+        """Give what each engine wrote down; as clients see it, the record has it."""
+        return record.logs if self.transfers is None else self.transfers.engines
+
+    @property
+    def tries(self) -> Tries:
+        """What clients sent again, and what they gave up."""
+        return Tries(self.life.fleet.sent_again, None if self.gate is None else self.gate.log)
+
+
+@dataclass(slots=True)
+class Record:
+    """What happened in a run: the facts. Everything else is derived from them."""
+
+    scenario: Scenario
+    workload: Workload
+    sent: npt.NDArray[np.float64]  # s, when each request went to the engine; NaN: it never did
+    logs: list[Log]  # one per replica
+    parts: Parts
+    interrupted: bool = False
+    warnings: list[str] = field(default_factory=list)
+    warmup: float = 0.0  # s from the first request sent that the metrics leave out
+    cooldown: float = 0.0  # s before the last one sent
+    hints: npt.NDArray[np.int64] | None = None  # predicted output tokens; 0: never sent
+    cluster: ClusterRecord | None = None
+    _time_parts: dict[str, npt.NDArray[np.float64]] | None = None
+
+    @property
+    def model(self) -> ModelSpec:
+        """The model that was served."""
+        return self.parts.model
+
+    @property
+    def gpu(self) -> Gpu:
+        """What it was served on."""
+        return self.parts.gpu
+
+    @property
+    def costs(self) -> list[CostModel]:
+        """The cost model of each replica."""
+        if self.cluster is None:
+            return [self.parts.cost] * len(self.logs)
+        return [parts.cost for parts in self.cluster.parts]
+
+    @property
+    def tries(self) -> Tries | None:
+        """What a cluster's clients sent again, and what they gave up."""
+        return None if self.cluster is None else self.cluster.tries
+
+    @property
+    def transfers(self) -> Transfers | None:
+        """What became of KV caches, where a cluster prefills and decodes apart."""
+        return None if self.cluster is None else self.cluster.transfers
+
+    def time_parts(self) -> dict[str, npt.NDArray[np.float64]]:
+        """Give the parts of each completed request's e2el in seconds, by id."""
+        if self._time_parts is None:
+            columns = (self.workload, self.sent)
+            if self.transfers is not None:
+                parts = time_parts(*columns, self.costs, self.transfers)
+            else:
+                parts = break_down(gather_requests(*columns, self.logs), self.logs, self.costs)
+            cluster = self.scenario.cluster
+            if cluster is not None and cluster.tries_again:
+                table = gather_requests(*columns, self.logs, self.tries)
+                parts = {RETRY: table.retry_time} | parts
+            self._time_parts = parts
+        return self._time_parts
+
+
+def replicas_in(groups: Sequence[str]) -> dict[str, list[int]]:
+    """Give the numbers of the engine cores of each group."""
+    found: dict[str, list[int]] = {}
+    for number, group in enumerate(groups):
+        found.setdefault(group, []).append(number)
+    return found
