@@ -74,7 +74,7 @@ def _command(model: str, engine: "EngineConfig", *more: str) -> list[str]:
         lines.append(f"# vLLM V1 preempts by recomputation, not by {engine.preemption_mode}")
     for key, field in type(engine).model_fields.items():
         if key not in SAID and (value := getattr(engine, key)) != field.default:
-            told = value.model_dump(exclude_defaults=True) if isinstance(value, Block) else value
+            told = value.model_dump(exclude_defaults=True) if isinstance(value, Config) else value
             lines.append(f"# not in this command: {key} {told}")
     for key in PLAIN:
         value = getattr(engine, key)
