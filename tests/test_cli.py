@@ -251,10 +251,10 @@ def test_an_interrupt_outside_the_loop_is_told_too(folder, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("command", "stopped", "told"),
     [
-        (["run"], "report.run_table", "4 files are written"),
-        (["run", "--timeline", "t/t.json"], "timeline.write_timeline", "4 files are written"),
-        (["compare", "--vary", "seed=0,1"], "plots.plot_compare", "9 files are written"),
-        (["compare", "--vary", "seed=0,1"], "side_by_side.compare_table", "10 files are written"),
+        (["run"], "views.report.run_table", "4 files are written"),
+        (["run", "--timeline", "t/t.json"], "views.timeline.write_timeline", "4 files are written"),
+        (["compare", "--vary", "seed=0,1"], "figures.compare.plot_compare", "9 files are written"),
+        (["compare", "--vary", "seed=0,1"], "views.side_by_side.compare_table", "10 files are written"),
     ],
 )
 def test_an_interrupt_says_where_the_files_are(folder, capsys, monkeypatch, command, stopped, told):

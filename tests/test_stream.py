@@ -10,7 +10,6 @@ import pytest
 from simulator.cli.main import main
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
-from simulator.simulation import run as simulation
 from simulator.simulation import stream
 from simulator.simulation.chunks import chunks
 from simulator.simulation.run import run
@@ -87,7 +86,7 @@ def test_the_summary_is_that_of_a_run_that_keeps_its_requests(
     kept = flat(run(what).summary())
     monkeypatch.setattr(stream, "CHUNK", 32)
     monkeypatch.setattr(stream, "PER_REPLICA", 8)
-    monkeypatch.setattr(simulation, "EVENTS_PER_LOOK", 7)
+    monkeypatch.setattr("simulator.engine.drive.EVENTS_PER_LOOK", 7)
     told = flat(run_streamed(what))
     assert kept.keys() - told.keys() == {k for k in kept if k.startswith("headway.diagnosis")} - {
         "headway.diagnosis"
@@ -121,7 +120,7 @@ def test_the_logs_do_not_grow_with_the_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "CHUNK", 32)
-    monkeypatch.setattr(simulation, "EVENTS_PER_LOOK", 64)
+    monkeypatch.setattr("simulator.engine.drive.EVENTS_PER_LOOK", 64)
     measure = stream.Stream._measure
     sizes: list[int] = []
 

@@ -4,6 +4,8 @@ import json
 import shlex
 from typing import TYPE_CHECKING
 
+from simulator.util.config import Config
+
 if TYPE_CHECKING:
     from simulator.scenario.engine_config import EngineConfig
     from simulator.scenario.scenario import Scenario
