@@ -1,0 +1,20 @@
+"""From measurements to cost profiles, and from profiles to their errors.
+
+It may import `simulator` and `gpu_backend`. `kernel_tables/` composes profiles of published tables;
+`engine_steps/` measures our own engine; `server_logs/` fits to a server's log; `measured/` compares
+with published runs. Start with `commands.py`.
+"""
+
+from simulator.util.former_names import FormerNames
+
+FormerNames(
+    __name__,
+    {
+        "cross_check": "kernel_tables.cross_check",
+        "efficiencies": "kernel_tables.efficiencies",
+        "fit_steps": "engine_steps.fit",
+        "fit_tables": "kernel_tables.fit",
+        "rows": "engine_steps.rows",
+        "validate": "engine_steps.validate",
+    },
+)

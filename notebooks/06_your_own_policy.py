@@ -12,8 +12,8 @@ import pandas as pd
 
 from simulator import load_scenario, run
 from simulator.figures import Run, draw_policies
-from simulator.testing.check import check_policy
-from simulator.workload.workload import Workload
+from simulator.testing import check_policy
+from simulator.workload import Workload
 
 
 class ChatsFirst:

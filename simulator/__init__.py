@@ -1,5 +1,8 @@
 """Headway: a discrete-event simulator of continuous-batching schedulers."""
 
+from simulator.util.former_names import FormerNames
+from simulator.util.version import __version__ as __version__
+
 TYPE_CHECKING = False  # typing's own costs milliseconds in which Ctrl-C would be a traceback
 if TYPE_CHECKING:
     from typing import Any
@@ -10,8 +13,6 @@ if TYPE_CHECKING:
     from simulator.scenario.scenario import Scenario
     from simulator.simulation.result import Result
     from simulator.simulation.run import run
-
-from simulator.util.version import __version__ as __version__
 
 __all__ = ["Result", "Scenario", "load_scenario", "plan", "run", "sweep"]
 
@@ -32,3 +33,20 @@ def __getattr__(name: str) -> "Any":
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+FormerNames(
+    __name__,
+    {
+        "assemble": "scenario.assemble",
+        "async_replica": "engine.async_replica",
+        "blocks": "kv_cache.block_manager",
+        "model": "models.load",
+        "output": "simulation.write",
+        "piecewise": "costs.piecewise",
+        "request": "core.request",
+        "scenario_page": "scenario.reference_page",
+        "scheduler": "schedulers.vllm.scheduler",
+        "traces": "workload.traces.read",
+    },
+)

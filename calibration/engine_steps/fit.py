@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.engine_steps.grid import DENSE
-from calibration.engine_steps.residuals import residuals
 from calibration.engine_steps.rows import Row
+from calibration.residuals import residuals
 from simulator.costs.piecewise import Limits, PiecewiseCost
 from simulator.util.errors import HeadwayError
 

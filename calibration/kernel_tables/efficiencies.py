@@ -1,4 +1,4 @@
-"""What share of its data sheet each GPU's kernels reach: simulator/efficiencies.yaml.
+"""What share of its data sheet each GPU's kernels reach: simulator/costs/efficiencies.yaml.
 
     python -m calibration.kernel_tables.efficiencies --data DIR
 
@@ -31,13 +31,14 @@ FP8 = "H200"
 PCIE = "RTX-PRO-6000"
 LARGE = np.array([8.0, 16, 32, 64]) * (1 << 20)  # bytes of an all-reduce
 HEAD = f"""\
-# What share of its data sheet each GPU's kernels reach; simulator/costs/efficiency.py explains the keys.
-# Written by `python -m calibration.kernel_tables.efficiencies` from the tables of AIConfigurator (Apache-2.0) and
-# LLMServingSim (MIT), as fitted to {" and ".join(MODELS)} in 16 bits on one GPU. `error` is the
-# median relative error, and `error_p95` the 95th percentile, of a roofline with these shares on the
-# composed steps of those models. No all-reduce was timed on L40S and RTX 4090: their `link` is the
-# share that has the bandwidth of the RTX PRO 6000's; where no fp8 products were timed (or none that
-# can be trusted, on B200), `compute_fp8` is that of the H200.
+# What share of its data sheet each GPU's kernels reach; simulator/costs/efficiency.py explains
+# the keys. Written by `python -m calibration.kernel_tables.efficiencies` from the tables of
+# AIConfigurator (Apache-2.0) and LLMServingSim (MIT), as fitted to {" and ".join(MODELS)} in 16
+# bits on one GPU. `error` is the median relative error, and `error_p95` the 95th percentile, of a
+# roofline with these shares on the composed steps of those models. No all-reduce was timed on
+# L40S and RTX 4090: their `link` is the share that has the bandwidth of the RTX PRO 6000's; where
+# no fp8 products were timed (or none that can be trusted, on B200), `compute_fp8` is that of the
+# H200.
 gpus:
 """
 

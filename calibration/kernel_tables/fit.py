@@ -1,6 +1,6 @@
 """Fit cost profiles to published kernel times.
 
-    python -m calibration.kernel_tables.fit --data DIR --out simulator/profiles
+    python -m calibration.kernel_tables.fit --data DIR --out simulator/costs/profiles
 
 writes all shipped profiles; `headway profile build` writes one. The matrix products go into a
 profile as they were measured, thinned to what straight lines in between need; the few coefficients
@@ -20,7 +20,6 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from calibration.engine_steps.residuals import residuals
 from calibration.kernel_tables.batches import Batches
 from calibration.kernel_tables.compose import (
     MAX_SEQUENCES,
@@ -38,6 +37,7 @@ from calibration.kernel_tables.mixed_steps import (
     mixed_form,
 )
 from calibration.kernel_tables.tables import Floats
+from calibration.residuals import residuals
 from simulator.costs.efficiency import efficiency_of
 from simulator.costs.noise import REGIMES
 from simulator.costs.piecewise import TERMS, Limits, PiecewiseCost

@@ -31,8 +31,9 @@ COMPOSED = """\
   - Steps were composed of kernels timed one by one; no whole step was timed."""
 GRID = """\
   - Products were timed back to back and are taken to last up to {factor:.2f} times as long within a
-    model (calibration/kernel_tables/in_sequence.py). Norms, rotary embedding, cache writes and activation are
-    reckoned from their bytes, the sampler by LLMServingSim's on RTX 4090 and RTX PRO 6000.
+    model (calibration/kernel_tables/in_sequence.py). Norms, rotary embedding, cache writes and
+    activation are reckoned from their bytes, the sampler by LLMServingSim's on RTX 4090 and RTX
+    PRO 6000.
   - No prompt was timed with a history: a pair with a cached key is taken to cost what others do."""
 LAYERS = """\
   - Attention was timed in vLLM's worker, prompts with history and mixed batches among it."""
@@ -88,7 +89,7 @@ def _lines(target: Target, report: FitReport) -> Iterator[str]:
     yield f"  dtype: {target.dtype}"
     yield f"  kv_cache_dtype: {target.kv_cache_dtype}"
     yield f"engine: vLLM {system.version}, {system.attention}"
-    yield "overhead: vllm # comes on top, from simulator/overheads.yaml"
+    yield "overhead: vllm # comes on top, from simulator/costs/overheads.yaml"
     yield ""
     yield "cost: # seconds, all layers together"
     yield "  kind: piecewise"
@@ -115,7 +116,7 @@ def _lines(target: Target, report: FitReport) -> Iterator[str]:
         yield "sources:"
         yield from _sources(target, report)
     else:
-        yield "sources: [simulator/efficiencies.yaml]"
+        yield "sources: [simulator/costs/efficiencies.yaml]"
 
 
 def _table(rows: Table) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Everything that wants a GPU, in one command of at most nine minutes.
 
-`python -m gpu_backend.campaign.campaign --out FOLDER` checks the kernels, times them against the roofline,
+`python -m gpu_backend.campaign --out FOLDER` checks the kernels, times them against the roofline,
 calibrates a model, replays two workloads live and compares them with the simulation, then
 calibrates a small model if time is left. Each part is a process of its own, so that one which
 fails, hangs or breaks the GPU's context is written down and the next one begins. All is in FOLDER
@@ -191,7 +191,9 @@ def plan(folder: Path, device: str, model: str, small: str, scale: float) -> lis
     clock = "exec" if device == "cpu" else "wall"
     most = CPU_SECONDS if device == "cpu" else {k: v * scale for k, v in GPU_SECONDS.items()}
     parts = [
-        Part("checks", (*python, "gpu_backend.campaign.checks", "--device", device), most["checks"]),
+        Part(
+            "checks", (*python, "gpu_backend.campaign.checks", "--device", device), most["checks"]
+        ),
         Part(
             "timings",
             (*python, "gpu_backend.campaign.timings", "--device", device, "--model", model,
@@ -268,7 +270,3 @@ def main(words: Sequence[str] | None = None) -> int:
     (folder / "campaign.json").write_text(json.dumps(record, indent=1) + "\n")
     print(write_report(folder))
     return int(any(outcome.status in {"failed", "timeout"} for outcome in outcomes))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

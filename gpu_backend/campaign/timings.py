@@ -1,7 +1,7 @@
 """Kernel timings and whole steps of a model, written to a CSV row by row as they are measured.
 
-`python -m gpu_backend.campaign.timings --device cuda --out FOLDER` leaves `kernels.csv` and `device.json`
-there. A section that fails becomes a row that says so, and the next one begins.
+`python -m gpu_backend.campaign.timings --device cuda --out FOLDER` leaves `kernels.csv` and
+`device.json` there. A section that fails becomes a row that says so, and the next one begins.
 """
 
 import argparse

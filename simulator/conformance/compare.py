@@ -1,7 +1,7 @@
 """Step for step against a recorded schedule: does Headway decide what vLLM decided?
 
-Every row that `simulator.conformance.replay` yields must be the recorded one. Rows of equal text are equal;
-only where the text differs are the fields looked at.
+Every row that `simulator.conformance.replay` yields must be the recorded one. Rows of equal text
+are equal; only where the text differs are the fields looked at.
 """
 
 import gzip

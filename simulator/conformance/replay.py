@@ -1,8 +1,8 @@
 """A case played through Headway's own scheduler, block manager and replica, every decision noted.
 
-The rows are those of a recorded schedule (`simulator.conformance.cases`), in order of processing, as text: the
-same text as the recorder's as long as all fields are the same. The clock counts nanoseconds in
-integers, so equal means equal.
+The rows are those of a recorded schedule (`simulator.conformance.cases`), in order of
+processing, as text: the same text as the recorder's as long as all fields are the same. The clock
+counts nanoseconds in integers, so equal means equal.
 """
 
 import json

@@ -1,12 +1,12 @@
 """What share of its data sheet a GPU reaches, by kind of kernel: measured, or as others do.
 
-The shares of the GPUs in `efficiencies.yaml` were fitted to kernel tables by
-`python -m calibration.kernel_tables.efficiencies`. Cards with the chip, or of the family, of one of these take
+The shares of the GPUs in `efficiencies.yaml` were fitted to kernel tables by `python -m
+calibration.kernel_tables.efficiencies`. Cards with the chip, or of the family, of one of these take
 its shares; all others those of `USUAL`. GPUs without NVLink pass their sums through the host, whose
 bandwidth does not depend on the card's bus: 12.5 GB/s on the server of RTX PRO 6000s that was
 measured, a fifth of what PCIe 5.0 carries, between 4 and 8 of them (18 between two). So they all
-reach so much, a greater share of a slower bus. NCCL reckons with as much: 10 GB/s between
-sockets, 24 within one on PCIe 4.0.
+reach so much, a greater share of a slower bus. NCCL reckons with as much: 10 GB/s between sockets,
+24 within one on PCIe 4.0.
 """
 
 from dataclasses import dataclass, fields, replace

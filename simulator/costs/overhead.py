@@ -10,7 +10,7 @@ layers are launched one after the other: `prompt_per_layer`.
 vLLM launches pure decodes as CUDA graphs of certain batch sizes, 1, 2, 4, then every 8 and from 256
 on every 16 (0.11 on), and pads smaller batches; `captured` is the largest of them.
 
-Where `key_per_layer` is given, decodes wait for the longest sequence (`simulator/costs/split_decode.py`).
+Where `key_per_layer` is given, decodes wait for the longest sequence (`split_decode.py`).
 """
 
 import re

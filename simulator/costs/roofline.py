@@ -1,7 +1,7 @@
 """What a step should cost by the data sheet: for models and GPUs that nobody has measured.
 
 Each part of a step takes the longer of moving its bytes and doing its FLOPs, at the shares of the
-GPU's bandwidth and FLOP/s that kernels were measured to reach there (`simulator/costs/efficiency.py`), or
+GPU's bandwidth and FLOP/s that kernels were measured to reach there (`efficiency.py`), or
 reach elsewhere. docs/cost-models.md says how far this is from composed profiles.
 """
 

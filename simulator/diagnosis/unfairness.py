@@ -6,7 +6,8 @@ run's own batches took at most; the bound is doubled, as the other client need n
 time; and a client is treated unfairly while another gets more than twice what it gets, by more than
 that. Waits say nothing of it: who asks for more than the others rightly waits longer.
 
-A request's service (`client_service.py`) counts where it is first admitted: that is what a policy decides.
+A request's service (`client_service.py`) counts where it is first admitted: that is what
+a policy decides.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,8 @@
+"""What a model weighs and computes, from its config.json; GPUs; how much KV cache fits beside it.
+
+It may import `core` and `util`. Start with `spec.py`; `configs/` has the models that are shipped.
+"""
+
+from simulator.models.load import load_model
+
+__all__ = ["load_model"]

@@ -36,8 +36,8 @@ class Policy(Protocol):
       (numpy arrays with names of Request's fields, see `queues.Columns`) and the time in seconds,
       return an array, of which the smallest boards first;
     - `displaces(head, running)`, which gives the running request that makes way for the head of
-      the queue, or None (`simulator.schedulers.vllm.dynamic`), and `steady`, true if a None stays None until
-      somebody arrives, boards, ends or is preempted;
+      the queue, or None (`schedulers/vllm/dynamic.py`), and `steady`, true if a None stays None
+      until somebody arrives, boards, ends or is preempted;
     - `patience` in seconds and `promote(request)`: who has waited so long is promoted, and its key
       asked for again (`queues.Promoting`);
     - `queue(batch)` in place of `key`, which gives the waiting queue itself (`client_queues.py`).

@@ -145,20 +145,20 @@ What each takes besides `router`, with the default in brackets:
 COST = """## cost
 
 `{profile: NAME}` takes a shipped profile, `{profile: PATH}` your own. What the engine adds to
-its kernels comes on top (`simulator/overheads.yaml`, by `engine.version`); `overhead: vllm` beside
-it adds that to a profile that does not ask for it, `overhead: {host_per_sequence: 2e-5}` changes
+its kernels comes on top (`simulator/costs/overheads.yaml`, by `engine.version`);
+`overhead: vllm` beside it adds that to a profile that does not ask for it, `overhead: {host_per_sequence: 2e-5}` changes
 terms of it. `{kind: ...}` writes the cost model down, its terms in seconds; defaults are in
 brackets. T is the number of tokens in a step, n that of its sequences, S the cached tokens that its
 decodes read.
 """
 COSTS = {
     "linear": "Seconds = base + per_token T + per_context S + per_sequence n.",
-    "piecewise": "The form of the shipped profiles, explained in `simulator/costs/piecewise.py`; `dense` "
-    "is a list of [tokens, seconds], `cudagraph_capture_sizes` one of the batches that have a CUDA "
-    "graph: a step that only decodes costs what the next of them costs.",
+    "piecewise": "The form of the shipped profiles, explained in `simulator/costs/piecewise.py`; "
+    "`dense` is a list of [tokens, seconds], `cudagraph_capture_sizes` one of the batches "
+    "that have a CUDA graph: a step that only decodes costs what the next of them costs.",
     "piecewise-split": "Beside the terms of `piecewise`: every step that decodes waits `per_key` "
-    "for each key of its longest sequence, explained in `simulator/costs/split_decode.py`: B200 from "
-    "vLLM 0.14 on.",
+    "for each key of its longest sequence, explained in `simulator/costs/split_decode.py`: "
+    "B200 from vLLM 0.14 on.",
     "roofline": "From the sizes of the model and the data sheet of the GPU, at the efficiency that "
     "kernels were measured to reach there, or reach elsewhere.",
 }

@@ -1,8 +1,8 @@
 """Traces with one JSON object per line: Mooncake, vLLM's timed_trace and custom, LLMServingSim.
 
 The contents of a prompt come as ids of blocks of tokens: equal ids stand for equal tokens, so a
-block becomes the segment (("h", id), tokens). See `simulator.workload.traces.mooncake` for the sessions
-that AIPerf adds to Mooncake's format.
+block becomes the segment (("h", id), tokens). See `mooncake.py` for the sessions that AIPerf
+adds to Mooncake's format.
 """
 
 import json

@@ -1,0 +1,313 @@
+"""The cells and files of measured runs, as people and harnesses write them."""
+
+import gzip
+import json
+import warnings
+
+import numpy as np
+import pytest
+
+from calibration.measured import names
+from calibration.measured.engine import (
+    assumptions,
+    engine_block,
+    refuse_what_is_not_replayed,
+    version,
+)
+from calibration.measured.requests import read_requests
+from calibration.measured.workload import make
+from simulator.costs.overhead import NEWEST
+from simulator.util.errors import HeadwayError, HeadwayWarning
+from tests.support.measured_runs import run_of
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("arrival_s,input_tokens\n0,5\n", "lacks a column of each request's output"),
+        ("arrival_s,input_tokens,output_tokens,ttft_s\n0,5,5,-1\n", ":2: ttft_s: -1 is negative"),
+        (
+            "arrival_s,input_tokens,output_tokens,ttft_s,e2e_s\n0,5,5,2,1\n",
+            ":2: the last token comes 1 s after the arrival, the first one 2 s: impossible",
+        ),
+        ("arrival_s,input_tokens,output_tokens\n0,x,5\n", ":2: input_tokens: 'x' is no number"),
+    ],
+)
+def test_an_impossible_request_file_is_told(put, text, message):
+    with pytest.raises(HeadwayError, match=message):
+        read_requests(put(text, "r.csv"))
+
+
+def test_layouts_agree(put):
+    """The same two requests as four harnesses write them, packed or not."""
+    spans = "arrival_s,input_tokens,output_tokens,ttft_s,tpot_s,e2e_s\n0,7,3,0.5,0.1,0.7\n"
+    bench = "arrival_s,prompt_tokens,generation_tokens,ttft,generation_time\n5,7,3,0.5,0.2\n"
+    client = "start_s,input_num_tokens,output_num_tokens,ttft_ms,tpot_ms,latency_ms\n"
+    client += "9,7,3,500,100,700\n"
+    lines = '{"arrival_s": 1, "input_tokens": 7, "output_tokens": 3, "ttft_ms": 500, '
+    lines += '"e2e_ms": 700}\n'
+    for text in (spans, bench, client, lines):
+        found = read_requests(put(gzip.compress(text.encode()), "r.gz"))
+        assert found.arrival.tolist() == [0.0]
+        assert (found.prompt.tolist(), found.output.tolist()) == ([7], [3])
+        np.testing.assert_allclose([found.ttft[0], found.tpot[0], found.e2el[0]], [0.5, 0.1, 0.7])
+
+
+def test_json_layouts_agree_with_csv(put):
+    """A detailed result of vLLM's benchmark, inference-perf's list, and a list with moments."""
+    bench = {
+        "input_lens": [7, 9],
+        "output_lens": [3, 0],
+        "ttfts": [0.5, 0.0],
+        "itls": [[0.1, 0.1], []],
+        "start_times": [100.0, 101.0],
+        "errors": ["", "timeout"],
+    }
+    perf = [
+        {
+            "start_time": 5.0,
+            "info": {"input_tokens": 7, "output_tokens": 3, "output_token_times": [5.5, 5.6, 5.7]},
+        }
+    ]
+    moments = {"requests": [{"arrival_ms": 1e3, "isl": 7, "osl": 3}]}
+    moments["requests"][0] |= {"first_token_time_ms": 1500, "end_time_ms": 1700}
+    for raw in (bench, perf, moments):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            found = read_requests(put(json.dumps(raw, indent=1), "r.json"))
+        assert [str(w.message)[:27] for w in told] == ["1 of 2 requests failed when"] * (
+            "errors" in raw
+        )
+        assert (found.prompt.tolist(), found.output.tolist()) == ([7], [3])
+        np.testing.assert_allclose([found.ttft[0], found.tpot[0], found.e2el[0]], [0.5, 0.1, 0.7])
+    with pytest.raises(HeadwayError, match="ttfts: 1 values for 2 requests"):
+        read_requests(put(json.dumps(bench | {"ttfts": [1]}), "r.json"))
+    with pytest.raises(HeadwayError, match=r"r\.json:2: not JSON"):
+        read_requests(put('{"isl": 1, "osl": 1, "arrival_s": 0}\n{"isl"', "r.json"))
+
+
+def test_arrivals_as_dates(put):
+    text = "start_time,isl,osl\n2026-01-01T00:00:01,7,3\n2026-01-01T00:00:00.5,8,3\n"
+    found = read_requests(put(text, "r.csv"))
+    assert (found.arrival.tolist(), found.prompt.tolist()) == ([0.0, 0.5], [8, 7])
+    with pytest.raises(HeadwayError, match=":2: start_time: 'soon' is no number"):
+        read_requests(put(text.replace("2026-01-01T00:00:01", "soon"), "r.csv"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"engine": "sglang"}, "engine: 'sglang': overheads are known of vLLM alone"),
+        ({"notes": "EAGLE speculative decoding, 3 tokens"}, "notes: speculative decoding cannot"),
+        ({"notes": "pipeline parallel 2"}, "notes: pipeline parallelism cannot"),
+        ({"tp": "4", "n_gpus": "2"}, "n_gpus: 2 are fewer than tp x dp, 4"),
+    ],
+)
+def test_what_is_not_replayed_is_refused(words, message):
+    with pytest.raises(ValueError, match=message):
+        refuse_what_is_not_replayed(run_of(**words))
+
+
+def test_assumptions_are_told():
+    told = assumptions(run_of(engine_version="nightly", notes="LoRA, KV offload on", tp="16"))
+    assert "engine_version: 'nightly' names no version: the latest is taken" in told
+    assert "notes: LoRA adapters: not simulated" in told
+    assert "notes: KV offload of unknown size: not simulated" in told
+    assert "tp: 16: the network between servers is not modelled" in told
+    assert "kv_dtype" in told[0]
+    refuse_what_is_not_replayed(run_of(notes="no speculative decoding"))
+    assert "offload" not in " ".join(assumptions(run_of(notes="KV offload off")))
+    block = engine_block(run_of(model="llama-3.1-8b", notes="KV offloading 100 GB"), "H100-80GB")
+    assert block["kv_offloading_size"] == pytest.approx(93.13, abs=0.01)
+
+
+@pytest.mark.parametrize("version", ["0.6.3", "0.8.5 (V0)"])
+def test_the_first_engine_computes_prompts_whole(version):
+    run = run_of(engine_version=version, model="llama-2-7b", chunked_prefill="")
+    block = engine_block(run, "A100-80GB")
+    assert (block["name"], block["max_num_batched_tokens"]) == ("vllm-v0", 4096)
+    assert "V0" in " ".join(assumptions(run))
+    chunked = engine_block(run_of(engine_version=version, chunked_prefill="True"), "A100-80GB")
+    assert chunked["name"] == "vllm"
+
+
+def test_rates_with_seats_and_bursts():
+    told = {"rate_rps": "4", "mean_input_tokens": "100", "mean_output_tokens": "10"}
+    load = make(run_of(**told, concurrency="2", n_requests="400"))
+    assert load.max_concurrency == 2
+    assert load.arrival[-1] == pytest.approx(100.0, rel=0.2)
+    for words, cv in (({}, 1.0), ({"burstiness": "0.25"}, 2.0), ({"arrival": "gamma, CV 3"}, 3.0)):
+        gaps = np.diff(make(run_of(**told, n_requests="20000", **words)).arrival)
+        assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.1)
+    assert np.ptp(np.diff(make(run_of(**told, arrival="constant", n_requests="9")).arrival)) < 1e-9
+    with pytest.warns(HeadwayWarning, match="n_requests: not recorded: 240 are taken"):
+        assert len(make(run_of(**told, duration_s="60"))) == 240
+    warm = make(run_of(**told, prefix_hit_frac="0.5", n_requests="9"))
+    assert warm.segments is not None
+    assert warm.segments[0][0] == ("prefix", 50)
+
+
+def test_a_closed_loop_is_made_of_its_numbers():
+    told = {
+        "n_requests": "40",
+        "concurrency": "4",
+        "mean_input_tokens": "921.6",
+        "mean_output_tokens": "100",
+    }
+    work = make(run_of(**told, notes="nominal isl/osl 1024/100"))
+    assert (len(work), work.max_concurrency) == (40, 4)
+    assert work.prompt_tokens.min() >= 819
+    assert work.prompt_tokens.max() <= 1024
+    assert 90 <= work.output_tokens.min() <= work.output_tokens.max() <= 110
+    with pytest.raises(ValueError, match="neither per-request file nor"):
+        make(run_of(mean_input_tokens="5"))
+
+
+@pytest.mark.parametrize(
+    ("given", "known"),
+    [
+        ("H100-80GB-HBM3 (SXM)", "H100-80GB"),
+        ("RTX PRO 6000 Blackwell SE 96GB", "RTX-PRO-6000"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("b200_sxm", "B200"),
+        ("B200 (inferred: 178 GiB usable)", "B200"),
+        ("A100-SXM4-80GB", "A100-80GB"),
+        ("a100_sxm", "A100-80GB"),
+        ("L40S", "L40S"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA H100 NVL", "H100-NVL"),
+        ("NVIDIA A100 80GB PCIe", "A100-80GB-PCIe"),
+        ("A100-PCIE-40GB", "A100-40GB"),
+        ("NVIDIA L40", "L40"),
+    ],
+)
+def test_gpu_names(given, known):
+    assert names.gpu_name(given) == known
+
+
+@pytest.mark.parametrize("name", ["NVIDIA GH200 480GB", "AMD Instinct MI300X", "B300", "A40", "T4"])
+def test_a_gpu_that_is_not_in_the_table_is_none(name):
+    with pytest.raises(ValueError, match="there are A100-40GB"):
+        names.gpu_name(name)
+
+
+def test_what_stands_in_for_another_is_told():
+    with pytest.warns(HeadwayWarning, match="'GB200' is taken as B200"):
+        assert names.gpu_name("GB200") == "B200"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "model", "known"),
+    [
+        ("bf16", "Qwen/Qwen3-8B", None),
+        ("", "RedHatAI/Qwen3-32B-FP8-dynamic", "fp8"),
+        ("auto", "Qwen/QwQ-32B-AWQ", "int4"),
+        ("compressed-tensors", "x/Llama-3.1-8B-quantized.w8a8", "int8"),
+        ("FP8 (e4m3)", "x", "fp8"),
+        ("mxfp4", "openai/gpt-oss-20b", "nvfp4"),
+    ],
+)
+def test_dtypes(dtype, model, known):
+    assert names.quantization(dtype, model) == known
+
+
+def test_a_quantized_model_in_16_bits_is_told():
+    with pytest.warns(HeadwayWarning, match="taken as that of activations"):
+        assert names.quantization("bfloat16", "RedHatAI/Qwen3-32B-FP8-dynamic") == "fp8"
+    for dtype in ("fp32", "bitsandbytes"):
+        with pytest.raises(ValueError, match=r"weight_dtype: .* is none of bf16"):
+            names.quantization(dtype, "Qwen/Qwen3-8B")
+    with pytest.raises(ValueError, match="kv_dtype: 'int8' is none of"):
+        names.kv_dtype("int8")
+
+
+@pytest.mark.parametrize(
+    ("given", "known"),
+    [
+        ("meta-llama/Llama-2-7b-hf", "llama-2-7b"),
+        ("meta-llama/Meta-Llama-3.1-70B-Instruct-FP8", "llama-3.1-70b"),
+        ("nvidia/Llama-3.3-70B-Instruct-FP4", "llama-3.3-70b"),
+        ("codellama/CodeLlama-34b-Instruct-hf", "codellama-34b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("RedHatAI/Qwen3-32B-FP8-dynamic", "qwen3-32b"),
+        ("mistralai/Mistral-Nemo-Instruct-2407", "mistral-nemo"),
+        ("mistralai/Mixtral-8x22B-Instruct-v0.1", "mixtral-8x22b"),
+        ("01-ai/Yi-34B", "yi-34b"),
+        ("mistralai/Mistral-7B-Instruct-v0.2", "mistral-7b-v0.3"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", "llama-3.1-8b"),
+        ("Llama-3_1-8B", "llama-3.1-8b"),
+        ("llama2-70b", "llama-2-70b"),
+        ("lmsys/vicuna-13b-v1.5", "llama-2-13b"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", "qwen2.5-32b"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "llama-3.3-70b"),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", "qwen2.5-7b"),
+        ("Qwen/QwQ-32B-AWQ", "qwen2.5-32b"),
+        ("NousResearch/Nous-Hermes-2-Mixtral-8x7B-DPO", "mixtral-8x7b"),
+        ("meta-llama/Llama-3.1-405B-Instruct-FP8", "llama-3.1-405b"),
+        ("openai/gpt-oss-120b", "gpt-oss-120b"),
+        ("QWEN3_32B", "qwen3-32b"),
+        ("codellama/CodeLlama-7b-hf", "codellama-7b"),
+        ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
+        ("nvidia/DeepSeek-R1-0528-FP4", "deepseek-v3"),
+        ("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", "qwen3-8b"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "llama-3.1-8b"),
+        ("deepseek-ai/DeepSeek-Coder-V2-Lite-Instruct", "deepseek-v2-lite"),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3-30b-a3b"),
+        ("Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8", "qwen3-coder-480b-a35b"),
+        ("Qwen/Qwen3-235B-A22B-Thinking-2507", "qwen3-235b-a22b"),
+        ("google/gemma-2-2b-it", "gemma-2-2b"),
+        ("google/gemma-2-27b-it", "gemma-2-27b"),
+        ("google/gemma-3-12b-it", "gemma-3-12b"),
+        ("google/gemma-3-1b-pt", "gemma-3-1b"),
+        ("THUDM/GLM-4-9B-0414", "glm-4-9b"),
+        ("zai-org/GLM-4.5-Air-FP8", "glm-4.5-air"),
+        ("zai-org/GLM-4.6", "glm-4.5"),
+        ("microsoft/Phi-3-mini-4k-instruct", "phi-3-mini-4k"),
+        ("microsoft/Phi-3.5-mini-instruct", "phi-3-mini-128k"),
+        ("microsoft/Phi-4-mini-instruct", "phi-4-mini"),
+        ("microsoft/Phi-4-reasoning-plus", "phi-4"),
+        ("NousResearch/Hermes-3-Llama-3.1-8B", "llama-3.1-8b"),
+        ("NousResearch/Hermes-4-14B", "qwen3-14b"),
+        ("allenai/Llama-3.1-Tulu-3-70B", "llama-3.1-70b"),
+        ("HuggingFaceH4/zephyr-7b-beta", "mistral-7b-v0.1"),
+    ],
+)
+def test_model_names(given, known):
+    assert names.model_name(given) == known
+
+
+def test_versions_decide_what_is_not_recorded():
+    assert version("latest@2025-05-01 (~0.8.5)") == (0, 8)
+    assert version("v0.19.0") == (0, 19)
+    assert version("nightly") == NEWEST
+    old = engine_block(run_of(engine_version="0.11.0"), "H100-80GB")
+    new = engine_block(run_of(engine_version="0.19.0", gpu_mem_util="0.95"), "A100-80GB")
+    assert (old["async_scheduling"], new["async_scheduling"]) == (False, True)
+    assert (old["gpu_memory_utilization"], new["gpu_memory_utilization"]) == (0.9, 0.95)
+    assert (old["max_num_batched_tokens"], new["max_num_batched_tokens"]) == (8192, 2048)
+    told = engine_block(run_of(engine_version="0.10.2", notes="async scheduling"), "B200")
+    assert told["async_scheduling"] is True
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "microsoft/Phi-4-multimodal-instruct",
+        "microsoft/Phi-4-mini-flash-reasoning",
+        "microsoft/Phi-3-vision-128k-instruct",
+        "deepseek-ai/DeepSeek-V3.2-Exp",
+        "deepseek-ai/DeepSeek-R1-Distill-Other-9B",
+        "THUDM/glm-4-9b-chat-1m",
+        "zai-org/GLM-4.5V",
+        "google/gemma-3n-E4B-it",
+        "google/gemma-3-270m",
+        "Qwen/Qwen2-57B-A14B",
+        "Qwen/Qwen3-VL-8B",
+        "acme/Secret-9B",
+    ],
+)
+def test_another_model_of_a_similar_name_is_none(name):
+    with pytest.raises(ValueError, match="no shipped model has the shape of"):
+        names.model_name(name)

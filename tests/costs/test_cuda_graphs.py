@@ -1,0 +1,248 @@
+"""CUDA graphs of a few batch sizes: a pure decode step costs what the next size costs."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibration.engine_steps.calibrate import META, STEPS, inline, refit
+from calibration.engine_steps.fit import StepFit, fit_rows
+from calibration.engine_steps.grid import Limits, Point, make_grid
+from calibration.engine_steps.meta import read_meta
+from calibration.engine_steps.profile_text import steps_profile
+from calibration.engine_steps.rows import Row, make_step, pack_rows, read_rows
+from simulator.core.request import Chunk, Request, Step
+from simulator.costs.cost_model import load_cost
+from simulator.costs.piecewise import LONGEST_TABLE, PiecewiseCost
+from simulator.costs.profile import read_profile
+from simulator.scenario.load import load_scenario
+from simulator.simulation.run import run
+from simulator.util.errors import HeadwayError
+
+HAND = PiecewiseCost(
+    dense=[[1, 10.0], [11, 20.0]],
+    overhead=1.0,
+    head=3.0,
+    head_per_sequence=0.5,
+    decode=100.0,
+    decode_per_context=0.5,
+    decode_per_sequence=2.0,
+    prefill=200.0,
+    cudagraph_capture_sizes=[2, 4, 8],
+)
+SIZES = [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
+TRUE = PiecewiseCost(
+    dense=[[1, 1e-3], [8, 2e-3], [64, 6e-3], [512, 40e-3]],
+    overhead=2e-4,
+    head_per_sequence=1e-4,
+    decode_per_context=5e-7,
+    prefill=3e-4,
+    prefill_per_pair=5e-8,
+    prefill_per_key=4e-7,
+    mixed_per_context=6e-7,
+    mixed_per_sequence=1e-5,
+    cudagraph_capture_sizes=SIZES,
+)
+MEASURED = Path(__file__).parents[2] / "calibration/measurements/cpu/tiny-test"
+
+
+def test_a_padded_batch_by_hand() -> None:
+    """Three run in the graph of four: dense(4) = 13; their context and floor stay theirs."""
+    assert HAND.execute(Step([], 3, 40)) == 1 + 13 + 3 + 100 + 20
+    assert HAND.execute(Step([], 3, 5)) == 1 + 13 + 3 + 100 + 2 * 3
+    assert HAND.execute(Step([], 4, 40)) == HAND.execute(Step([], 3, 40))
+    assert HAND.execute(Step([], 1, 10)) == 1 + 11 + 3 + 100 + 5  # in that of two
+
+
+def test_the_head_is_padded_too() -> None:
+    """Seven run in the graph of eight: 0.5 x 8 is more than 3."""
+    assert HAND.execute(Step([], 7, 70)) == 1 + 17 + 4 + 100 + 35
+
+
+def test_beyond_the_largest_graph_and_beside_prompts_nothing_is_padded() -> None:
+    """Nine have no graph; a step with a prompt has none."""
+    plain = replace(HAND, cudagraph_capture_sizes=[])
+    assert HAND.execute(Step([], 9, 90)) == 1 + 18 + 4.5 + 100 + 45
+    mixed = Step([Chunk(Request(0, 0.0, 9, 9), 0, 2)], 3, 40)
+    assert HAND.execute(mixed) == plain.execute(mixed)
+
+
+def test_graphs_may_be_larger_than_the_table() -> None:
+    """The last row is at 11 tokens, a graph at 16: dense goes on as a straight line, to 25."""
+    cost = replace(HAND, cudagraph_capture_sizes=[4, 16])
+    for count in range(5, 17):
+        assert cost.execute(Step([], count, 0)) == 1 + 25 + 8 + 100 + 2 * count
+    assert cost.execute(Step([], 17, 0)) == 1 + 26 + 8.5 + 100 + 34
+
+
+@given(
+    sizes=st.lists(st.integers(1, 600), unique=True).map(sorted),
+    last=st.integers(2, 300),
+    count=st.integers(1, 700),
+    context=st.integers(1, 10_000),
+)
+def test_a_batch_takes_what_the_next_graph_takes(
+    sizes: list[int], last: int, count: int, context: int
+) -> None:
+    """To the last bit, without the terms of attention; a larger batch takes what it always did."""
+    plain = PiecewiseCost(dense=[[1, 0.1], [last, 0.7]], head_per_sequence=1e-3, overhead=0.01)
+    cost = replace(plain, cudagraph_capture_sizes=sizes)
+    padded = next((size for size in sizes if size >= count), count)
+    assert cost.execute(Step([], count, context)) == plain.execute(Step([], padded, context))
+
+
+SCENARIO = """name: graphs
+model: llama-3-8b
+engine: {max_num_seqs: 40, num_gpu_blocks_override: 900, max_model_len: 2000}
+workload: {num_prompts: 120, request_rate: 25, input_len: 200, output_len: {kind: uniform, low: 2,
+  high: 90}}
+"""
+
+
+def test_a_run_leaps_with_graphs_as_it_steps(tmp_path: Path) -> None:
+    """The same requests to the last bit, later than without padding; each decode step is padded."""
+    path = tmp_path / "s.yaml"
+    logs = {}
+    for name, sizes in (("graphs", SIZES), ("plain", [])):
+        cost = json.dumps(inline(replace(TRUE, cudagraph_capture_sizes=sizes)))
+        path.write_text(SCENARIO + f"cost: {cost}\n")
+        leaping, stepwise = (run(load_scenario(path), stepwise=s).logs[0] for s in (False, True))
+        assert leaping.request_rows == stepwise.request_rows
+        logs[name] = stepwise.steps
+    assert logs["graphs"]["end"][-1] > logs["plain"]["end"][-1]
+    alone = logs["graphs"][logs["graphs"]["prefill_tokens"] == 0]
+    assert set(alone["decodes"]) - set(SIZES)
+    for row in alone[:: max(1, len(alone) // 50)]:
+        step = Step([], int(row["decodes"]), int(row["context"]))
+        assert row["end"] - row["start"] == pytest.approx(TRUE.execute(step), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    ["[2, 1]", "[1, 1]", "[0, 2]", "[1.5]", "'12'", "[true]", f"[{LONGEST_TABLE + 1}]", "8"],
+)
+def test_sizes_that_cannot_be_are_refused(sizes: str, tmp_path: Path) -> None:
+    """One line names the place in the profile."""
+    path = tmp_path / "p.yaml"
+    text = "cost:\n  kind: piecewise\n  dense: [[1, 1.0]]\n"
+    path.write_text(f"{text}  cudagraph_capture_sizes: {sizes}\n")
+    said = "p.yaml:4: cost.cudagraph_capture_sizes: must be whole numbers, ascending, from 1 to"
+    with pytest.raises(HeadwayError, match=said) as caught:
+        read_profile(path)
+    assert len(caught.value.messages) == 1
+
+
+# ------------------------------------------------------------------------------- the fit
+
+
+def made(point: Point) -> Row:
+    """A row that takes just what TRUE says, padded as its graphs pad."""
+    count = len(point.contexts)
+    context = sum(point.contexts) + count
+    seconds = TRUE.execute(make_step(point.chunks, count, context))
+    bucket = 0 if point.chunks else next(size for size in SIZES if size >= count)
+    path = "graph" if bucket else "eager"
+    return Row(
+        "grid", point.kind, point.number, 0, path, bucket, count, context, 0, point.chunks, (), (),
+        seconds, 1e-4, seconds,
+    )  # fmt: skip
+
+
+ROWS = [
+    *map(made, make_grid(Limits(64, 512, 4096, 65_520), np.random.default_rng(0))),
+    *(
+        made(Point(1000 + k, "decode", (40 * k,) * k, (), coarse=False)) for k in range(1, 65)
+    ),
+]  # fmt: skip
+
+
+def fitted() -> StepFit:
+    return fit_rows(ROWS, "wall", SIZES)
+
+
+def test_a_fit_finds_the_cost_behind_padded_steps() -> None:
+    """Rows without noise: coefficients within 1 %, every step within 0.5 %, sizes as they were."""
+    cost = fitted().cost
+    assert cost.cudagraph_capture_sizes == (*SIZES,)
+    for name in ("head_per_sequence", "decode_per_context", "prefill_per_pair", "prefill_per_key"):
+        assert getattr(cost, name) == pytest.approx(getattr(TRUE, name), rel=0.01)
+    assert cost.decode_per_sequence == 0
+    for low, high in ((1, 8), (8, 64), (64, 512)):
+        slope = TRUE.dense_seconds(high) - TRUE.dense_seconds(low)
+        assert cost.dense_seconds(high) - cost.dense_seconds(low) == pytest.approx(slope, rel=0.01)
+    for row in ROWS:
+        assert cost.execute(row.step) == pytest.approx(row.wall_s, rel=0.005)
+
+
+def test_without_the_buckets_the_same_rows_fit_badly() -> None:
+    """The same times taken for those of the bare batch: off by more, as a whole and at P95."""
+    bare = [replace(row, bucket=0) for row in ROWS]
+    assert fitted().trained.p95 < 0.005
+    assert fit_rows(bare, "wall").trained.p95 > 0.05
+
+
+def test_a_staircase_is_found_where_there_is_one() -> None:
+    """Products that cost a tile of 64 tokens more or nothing: straight lines miss that by far."""
+    tiles = [[n, 1e-3 * (1 + (n - 1) // 64)] for k in range(64, 513, 64) for n in (k, k + 1)]
+    true = replace(TRUE, dense=[[1, 1e-3], *tiles])
+    rows = []
+    for row in ROWS:
+        seconds = true.execute(row.step)
+        rows.append(replace(row, device_s=seconds, wall_s=seconds))
+    cost = fit_rows(rows, "wall", SIZES).cost
+    assert cost.execute(make_step(((0, 300),), 0, 0)) == pytest.approx(
+        true.execute(make_step(((0, 300),), 0, 0)), rel=0.01
+    )
+    for size in (66, 100, 127, 140, 190, 200, 380, 450):
+        rise = cost.dense_seconds(size) - cost.dense_seconds(60)
+        assert rise == pytest.approx(1e-3 * ((size - 1) // 64), rel=0.02)
+
+
+def test_rows_that_were_padded_to_something_else_are_refused() -> None:
+    with pytest.raises(HeadwayError, match=r"row 2: 5 decodes were padded to 16, which is not"):
+        fit_rows([replace(ROWS[0], decodes=5, context=50, bucket=16), *ROWS], "wall", SIZES)
+
+
+def test_a_refit_takes_the_sizes_from_meta_and_writes_them(tmp_path: Path) -> None:
+    """steps.csv.gz and meta.json in, a profile out that pads: read again it is the same cost."""
+    meta = read_meta(MEASURED / META) | {"clock": "wall", "cudagraph_capture_sizes": SIZES}
+    (tmp_path / META).write_text(json.dumps(meta))
+    (tmp_path / STEPS).write_bytes(pack_rows(ROWS))
+    with pytest.warns(match="no steps of held-out runs"):
+        fit = refit(tmp_path / STEPS, tmp_path, lambda _: None)
+    profile = read_profile(tmp_path / "tiny-test.cpu.fp32.yaml")
+    assert profile.cost == fit.cost
+    assert profile.cost.execute(Step([], 17, 100)) == profile.cost.execute(Step([], 24, 100))
+    assert "cudagraph_capture_sizes: [1, 2, 4, 8, 16, 24," in steps_profile(fit, meta)
+    (tmp_path / META).write_text(json.dumps(meta | {"cudagraph_capture_sizes": "x"}))
+    with pytest.raises(HeadwayError, match=r"meta\.json: cudagraph_capture_sizes must be whole"):
+        refit(tmp_path / STEPS, tmp_path, lambda _: None)
+
+
+def test_a_scenario_can_write_the_sizes_down() -> None:
+    cost = load_cost({"kind": "piecewise", "dense": [[1, 1.0], [9, 9.0]],
+                      "cudagraph_capture_sizes": [4]})  # fmt: skip
+    assert [cost.execute(Step([], n, 0)) for n in (1, 4, 5)] == [4.0, 4.0, 5.0]
+
+
+# ------------------------------------------------------------- what else a row may hold
+
+
+def test_columns_that_came_later_may_be_empty_or_missing(tmp_path: Path) -> None:
+    """An older file reads as rows that do not know; what is known survives the file."""
+    import gzip
+
+    row = replace(ROWS[0], unique_ctx=900, n_logits=3, sm_mhz=1980.0, power_w=431.25)
+    path = tmp_path / STEPS
+    path.write_bytes(pack_rows([row, ROWS[0]]))
+    known, unknown = read_rows(path)
+    assert (known.unique_ctx, known.n_logits, known.sm_mhz, known.power_w) == (900, 3, 1980, 431.25)
+    assert (unknown.unique_ctx, unknown.sm_mhz) == (None, None)
+    lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+    older = "\n".join(line.rsplit(",", 4)[0] for line in lines) + "\n"
+    path.write_bytes(gzip.compress(older.encode()))
+    assert [found.n_logits for found in read_rows(path)] == [None, None]

@@ -1,0 +1,168 @@
+"""What an engine adds to its kernels: by version, and the wait for the longest sequence."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.core.request import Chunk, Request, Step
+from simulator.costs.noise import Noise
+from simulator.costs.overhead import Overhead, find_overhead, read_version
+from simulator.costs.piecewise import PiecewiseCost
+from simulator.costs.split_decode import SplitCost
+from simulator.kv_cache.block_manager import BlockManager
+from simulator.models.gpus import find_gpu
+from simulator.models.load import load_model
+from simulator.scenario.assemble import assemble
+from simulator.scenario.load import check_scenario
+from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.util.yaml_lines import Places
+from simulator.workload.workload import Workload
+from tests.support.engines import play, workload
+
+KERNELS = PiecewiseCost(dense=[[1, 1.0]])
+PROMPT = Chunk(Request(0, 0.0, 4, 4), 0, 4)
+
+
+def split(*, kv_heads: int, **terms: float) -> SplitCost:
+    """2 multiprocessors, 8 thread blocks; 0.125 s a key."""
+    return SplitCost(dense=[[1, 1.0]], per_key=0.125, kv_heads=kv_heads, multiprocessors=2, **terms)
+
+
+@pytest.mark.parametrize(
+    ("count", "kv_heads", "keys", "shares"),
+    [
+        (2, 4, 40, 1),  # 8 pairs: one block each
+        (2, 2, 40, 2),  # 4 pairs: two blocks each
+        (2, 1, 24, 4),  # 2 pairs, no more than multiprocessors: they share evenly
+        (1, 1, 48, 8),
+    ],
+)
+def test_decodes_wait_for_the_longest(count: int, kv_heads: int, keys: int, shares: int) -> None:
+    """Contexts of 48 in all, 40 the longest of them, which grows by one a step."""
+    step = Step([], count, 48, longest=40)
+    waits = [0.125 / shares * (keys + k) for k in range(2)]
+    assert split(kv_heads=kv_heads).leap(step, 2) == [1.0 + wait for wait in waits]
+    assert split(kv_heads=kv_heads).execute(step) == 1.0 + waits[0]
+    mixed = Step([PROMPT], count, 48, longest=40)
+    assert split(kv_heads=kv_heads).execute(mixed) == 1.0 + waits[0]
+
+
+def test_wrong_terms_of_the_wait_are_told() -> None:
+    with pytest.raises(ValueError, match="kv_heads: must be at least 1"):
+        split(kv_heads=0)
+    with pytest.raises(ValueError, match="per_key: "):
+        SplitCost(dense=[[1, 1.0]], per_key=-1.0)
+
+
+def test_who_does_not_tell_the_longest_has_the_mean() -> None:
+    cost = split(kv_heads=4)
+    assert cost.execute(Step([], 2, 48)) == 1.0 + 0.125 * 24
+    assert cost.execute(Step([PROMPT])) == 1.0
+    assert cost.decode_seconds(np.array([2, 1]), np.array([48, 48])).tolist() == [4.0, 1.0 + 3.0]
+
+
+def test_the_gpu_waits_for_each_sequence_and_launches_the_layers_of_prompts() -> None:
+    """Three sequences: 0.25 + 3 x 0.5 s; 32 layers of 0.5 s each where there is a prompt."""
+    terms = Overhead(step=0.25, per_sequence=0.5, prompt_per_layer=0.5)
+    model = load_model("llama-3-8b")
+    for overlapped in (False, True):
+        cost = terms.on(KERNELS, overlapped=overlapped, model=model)
+        assert type(cost) is PiecewiseCost
+        assert cost.execute(Step([], 3, 9)) == 1.0 + 1.75
+        assert cost.execute(Step([PROMPT], 2, 9)) == 1.0 + 1.75 + 16.0
+    hidden = Overhead(step=0.25, per_sequence=0.5, host=2.0).on(KERNELS, overlapped=True)
+    assert hidden.leap(Step([], 3, 9), 2) == [2.0 + 1.75] * 2  # the host takes longer than kernels
+
+
+@pytest.mark.parametrize(
+    ("version", "asynchronous", "step"),
+    [
+        ("0.11", False, 0.75e-3),
+        ("v0.10.2", True, 0.5e-3),
+        ("0.13.9", True, 0.5e-3),
+        ("0.14.0", True, 1.0e-3),
+        ("0.99", True, 1.0e-3),
+        (None, True, 1.0e-3),
+        ("0.2", False, 0.75e-3),
+    ],
+)
+def test_a_version_takes_the_newest_model_that_is_not_newer(
+    version: str | None, asynchronous: bool, step: float
+) -> None:
+    assert find_overhead(version, asynchronous=asynchronous).step == step
+
+
+def test_only_b200_from_0_14_on_waits_for_the_longest() -> None:
+    b200, h100 = find_gpu("B200"), find_gpu("H100-80GB")
+    assert find_overhead("0.15", asynchronous=True, gpu=b200).key_per_layer > 0
+    assert find_overhead("0.12", asynchronous=True, gpu=b200).key_per_layer == 0
+    assert find_overhead("0.15", asynchronous=True, gpu=h100).key_per_layer == 0
+    assert read_version("vllm/vllm-openai:v0.10.2") == (0, 10)
+    assert read_version("nightly") is None
+
+
+def engine_of(**words: Any) -> Any:
+    raw = {"gpu": {"name": "B200"}, "engine": {"name": "vllm", **words}}
+    return check_scenario(raw, Places("test", {}))
+
+
+def test_a_scenario_names_the_version() -> None:
+    """It decides the defaults of `name: vllm` and what comes on top of the kernels."""
+    old, new = engine_of(version="0.11"), engine_of()
+    assert (old.engine.async_scheduling, old.engine.gpu_memory_utilization) == (False, 0.9)
+    assert (new.engine.async_scheduling, new.engine.gpu_memory_utilization) == (True, 0.92)
+    assert type(assemble(old).cost) is PiecewiseCost
+    assert assemble(old).cost.overhead == 0.75e-3
+    split_cost = assemble(new).cost
+    assert isinstance(split_cost, SplitCost)
+    assert split_cost.kv_heads == 8
+    assert assemble(engine_of(version="0.14", async_scheduling=False)).cost.overhead == 0.75e-3
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> Workload:
+    rows = [
+        (k * draw(st.sampled_from([0, 0.7, 3])), draw(st.integers(1, 40)), draw(st.integers(1, 30)))
+        for k in range(draw(st.integers(1, 6)))
+    ]
+    return workload(*sorted(rows))
+
+
+@given(loads(), st.booleans(), st.integers(3, 16), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_leaps_with_the_longest_are_steps(
+    load: Workload, overlaps: bool, blocks: int, noisy: bool
+) -> None:
+    """To the last bit, with preemptions, in both kinds of engine."""
+    cost: Any = split(kv_heads=3, overhead=0.01)
+    if noisy:
+        cost = Noise(0.5, 0.5).on(split(kv_heads=3, residuals={"decode": 0.1, "prompts": 0.1}))
+    rows = []
+    for leap in (True, False):
+        kind = AsyncScheduler if overlaps else Scheduler
+        manager = BlockManager(blocks * 4, 4, prefix_caching=False)
+        scheduler = kind(manager, max_num_seqs=3, max_num_batched_tokens=16)
+        log, client = play(load, scheduler, cost, leap=leap)
+        assert client.done == len(load)
+        rows.append((log.requests.tolist(), log.tick_ends))
+    assert rows[0] == rows[1]
+
+
+def test_the_longest_is_told() -> None:
+    """Prompts of 9 and 4: the first step decodes 10 and 5 entries, then the longer one ends."""
+    seen = []
+
+    class Told:
+        reads_longest = True
+
+        def execute(self, step: Step) -> float:
+            seen.append((step.decodes, step.context, step.longest))
+            return 1.0
+
+    scheduler = Scheduler(BlockManager(99, 4, prefix_caching=False))
+    play(workload((0, 9, 3), (0, 4, 4)), scheduler, Told())
+    assert seen == [(0, 0, 0), (2, 15, 10), (2, 17, 11), (1, 7, 7)]

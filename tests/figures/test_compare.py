@@ -1,0 +1,140 @@
+"""The picture of a comparison: its size, what its lines say, and how many runs it takes."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from simulator.core.log import Log
+from simulator.figures.compare import _depth_in_bins, draw_compare, plot_compare
+from simulator.figures.compare_many import draw_many, plot_many
+from simulator.kv_cache.block_manager import BlockCounter
+from simulator.results.metrics import summarize
+from simulator.results.time_bins import mean_in_bins
+from simulator.schedulers.static import Static
+from simulator.workload.workload import Workload
+from tests.support.engines import Clock, fcfs, play, workload
+from tests.support.handmade import TICK, Story, stories
+
+LOAD = workload(*((0.5 * i, 8 + i % 7, 1 + 5 * (i % 9)) for i in range(60)))
+
+
+class Ran:
+    """As much of a Result as a picture needs."""
+
+    def __init__(self, log: Log, sent: np.ndarray, load: Workload = LOAD) -> None:
+        self.workload, self.sent, self.logs = load, sent, [log]
+        self.scenario, self.cluster = SimpleNamespace(name="tiny"), None
+        self.model, self.gpu = SimpleNamespace(name="model"), SimpleNamespace(name="GPU")
+
+    def summary(self) -> dict:
+        return summarize(self.workload, self.sent, self.logs)
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Ran]:
+    """The same requests in static and in continuous batches."""
+    static = Static(BlockCounter(1000, 4), max_num_seqs=8, max_num_batched_tokens=64)
+    engines = [static, fcfs(max_num_seqs=8, max_num_batched_tokens=64)]
+    played = [play(LOAD, engine, Clock(0.1, 0.001)) for engine in engines]
+    return [Ran(log, np.array(client.sent)) for log, client in played]
+
+
+def size_of(path: Path) -> tuple[int, int]:
+    """Read width and height from the head of a PNG."""
+    head = path.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    return int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
+
+
+def test_a_picture_for_the_readme(runs: list[Ran], tmp_path: Path) -> None:
+    """1350 x 900 pixels; the same runs give the same bytes."""
+    path = plot_compare(["static", "fcfs"], runs, tmp_path / "compare.png")
+    assert size_of(path) == (1350, 900)
+    first = path.read_bytes()
+    assert plot_compare(["static", "fcfs"], runs, path).read_bytes() == first
+    assert [p.name for p in tmp_path.iterdir()] == ["compare.png"]
+
+
+def test_what_it_shows(runs: list[Ran]) -> None:
+    """Bars are the throughputs, the ratio is to the first; axes have units."""
+    throughput, latency, batch, queue = draw_compare(["static", "fcfs"], runs).axes
+    values = [run.summary()["output_throughput"] for run in runs]
+    assert [bar.get_width() for bar in throughput.patches] == values
+    assert [text.get_text() for text in throughput.texts] == [
+        f"{values[0]:,.0f}",
+        f"{values[1]:,.0f}  ({values[1] / values[0]:.2f}x)",
+    ]
+    assert [axes.get_xlabel() for axes in (throughput, latency, batch, queue)] == [
+        "tokens/s",
+        "time since sent (s)",
+        "time (s)",
+        "time (s)",
+    ]
+    ttft, e2el = (max(line.get_xdata()) for line in latency.lines[:2])
+    log, sent = runs[0].logs[0], runs[0].sent
+    ids = log.requests["id"]
+    assert ttft == pytest.approx(max(log.requests["first_token"] - sent[ids]))
+    assert e2el == pytest.approx(max(log.requests["finish"] - sent[ids]))
+    assert len(batch.collections) == 1  # the seats that static batching wastes
+    assert max(batch.lines[0].get_ydata()) == pytest.approx(8)
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_one_to_eight_runs(runs: list[Ran], count: int, tmp_path: Path) -> None:
+    """Each has a colour of its own."""
+    path = plot_compare([f"run {i}" for i in range(count)], runs[:1] * count, tmp_path / "x.png")
+    assert size_of(path) == (1350, 900)
+
+
+def test_nine_runs_are_refused(runs: list[Ran], tmp_path: Path) -> None:
+    """There are eight colours that everybody can tell apart."""
+    with pytest.raises(ValueError, match="1 to 8 runs, not 9"):
+        plot_compare(["x"] * 9, runs[:1] * 9, tmp_path / "x.png")
+
+
+def test_a_run_in_which_nothing_happened(tmp_path: Path) -> None:
+    """No step and no request: an empty picture, no warning."""
+    nothing = Ran(Log(10, 4), np.empty(0), workload())
+    assert size_of(plot_compare(["none"], [nothing], tmp_path / "x.png")) == (1350, 900)
+
+
+def test_means_in_bins() -> None:
+    """A level counts for the share of the bin in which it holds; outside it is 0."""
+    starts, ends, levels = np.array([1.0, 2.0]), np.array([2.0, 4.0]), np.array([4, 10])
+    edges = np.array([0.0, 1.5, 3.0, 6.0])
+    assert mean_in_bins(starts, ends, levels, edges) == pytest.approx([2 / 1.5, 12 / 1.5, 10 / 3])
+
+
+@settings(max_examples=30)
+@given(stories(max_replicas=1))
+def test_queue_depth_in_bins(story: Story) -> None:
+    """The mean over bins is that of the depth listed at every instant."""
+    log, sent = story.logs[0], story.sent
+    rows = log.steps
+    end = max([*rows["end"], *sent, 1.0]) + 1.0
+    edges = np.linspace(0.0, end, 5)
+    total = 0.0
+    for time in np.arange(0.0, end, TICK) + TICK / 2:
+        begun = rows[rows["start"] <= time]
+        since = begun["start"][-1] if len(begun) else -1.0
+        waits = [r.reason != "rejected" and since < r.sent <= time for r in story.requests]
+        total += TICK * (sum(waits) + (begun["waiting"][-1] if len(begun) else 0))
+    assert _depth_in_bins(log, edges).sum() * end / 4 == pytest.approx(total)
+
+
+def test_a_picture_of_many_runs(runs: list[Ran], tmp_path: Path) -> None:
+    """A row for each: its throughput as a bar, mean and P99 of each latency as points."""
+    labels = [f"run {k}" for k in range(20)]
+    figure = draw_many(labels, runs * 10)
+    bars, *panels = figure.axes
+    assert [tick.get_text() for tick in bars.get_yticklabels()] == labels
+    summaries = [run.summary() for run in runs * 10]
+    assert [bar.get_width() for bar in bars.patches] == [s["output_throughput"] for s in summaries]
+    for axes, key, scale in zip(panels, ("ttft", "tpot", "e2el"), (1e-3, 1, 1e-3), strict=True):
+        for line, word in zip(axes.lines, ("mean", "p99"), strict=True):
+            expected = [s[f"{word}_{key}_ms"] * scale for s in summaries]
+            assert line.get_xdata().tolist() == expected
+    assert size_of(plot_many(labels, runs * 10, tmp_path / "many.png")) == (1350, 1125)

@@ -1,0 +1,290 @@
+"""The pictures of `headway plot`: what they show, by hand, and what they refuse."""
+
+import re
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from simulator import load_scenario, run
+from simulator.cli.main import main
+from simulator.figures import (
+    Run,
+    draw_chunk,
+    draw_kv,
+    draw_latency,
+    draw_occupancy,
+    draw_pareto,
+)
+from simulator.figures.data import read_runs
+from simulator.figures.load import knee
+from simulator.figures.occupancy import _batches, _lowest_free
+from simulator.figures.style import COLORS, MARKERS
+from tests.support.scenarios import AZURE, SMALL
+
+SCENARIO = """
+name: small
+engine: {max_num_seqs: 4, enable_prefix_caching: false}
+workload: {num_prompts: 40, request_rate: 20, input_len: 64, output_len: 32, clients: 2,
+           range_ratio: 0.5}
+"""
+LIVE = (
+    "start,seconds,predicted_s,chunks\n0,0.010,0.011,\n0.01,0.020,0.018,64:0\n0.03,0.011,0.011,\n"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A comparison, a sweep and a live run's steps."""
+    folder = tmp_path_factory.mktemp("figures")
+    (folder / "small.yaml").write_text(SCENARIO, "utf-8")
+    scenario, out = str(folder / "small.yaml"), str(folder / "cmp")
+    vary = "engine.scheduling_policy=static,fcfs"
+    assert main(["compare", scenario, "--vary", vary, "--out", out, "--quiet"]) == 0
+    keys = ("workload.request_rate=5,10,20", "engine.max_num_batched_tokens=64,128")
+    options = [word for key in keys for word in ("--vary", key)]
+    sweep = ["sweep", scenario, *options, "--jobs", "1", "--out", str(folder / "swp"), "--quiet"]
+    assert main(sweep) == 0
+    (folder / "live").mkdir()
+    (folder / "live" / "steps_measured.csv").write_text(LIVE, "utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        *((kind, "cmp") for kind in ("throughput", "occupancy", "kv", "policies", "fairness")),
+        *((kind, "swp") for kind in ("latency", "pareto", "chunk")),
+        ("steps", "live"),
+    ],
+)
+def test_every_kind(folder, tmp_path, kind: str, source: str) -> None:
+    """PNG and SVG, the same bytes each time, units on every axis that has numbers."""
+    for ending, head in ((".png", b"\x89PNG"), (".svg", b"<?xml")):
+        path = tmp_path / f"picture{ending}"
+        command = ["plot", kind, str(folder / source), "--out", str(path)]
+        assert main(command) == 0
+        first = path.read_bytes()
+        assert first.startswith(head)
+        assert main(command) == 0
+        assert path.read_bytes() == first
+
+
+def test_axes_have_units(folder) -> None:
+    """Each axis says what it counts."""
+    runs = read_runs([folder / "cmp"])
+    rows = pd.read_csv(folder / "swp" / "results.csv")
+    for figure in (draw_kv(runs), draw_latency(rows), draw_pareto(rows), draw_chunk(rows)):
+        for axes in figure.axes:
+            assert re.search(r"\(s\)|tokens|%", axes.get_xlabel())
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["kv", "none"], "none: no such folder"),
+        (["kv", "live"], "no run's folder: has no summary.json"),
+        (["latency", "cmp"], "has no results.csv"),
+        (["latency", "swp", "cmp"], "takes one folder, not 2"),
+        (["kv", "cmp", "--out", "a.jpg"], "must end in .png or .svg"),
+        (["occupancy", "cmp", "--start", "1000"], "no request runs between 1000 and 1060 s"),
+        (["occupancy", "cmp", "--seconds", "0"], "must be more than 0"),
+        (["cake", "cmp"], 'Invalid value "cake"'),
+        (["kv"], "OUT_DIR"),
+    ],
+)
+def test_wrong_input_is_told_in_a_line(folder, monkeypatch, capsys, words, told: str) -> None:
+    """And nothing is written."""
+    monkeypatch.chdir(folder)
+    before = sorted(folder.rglob("*"))
+    assert main(["plot", *words]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert len(error.splitlines()) == 1
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_latency_is_drawn_over_the_scale_of_a_trace(folder, tmp_path) -> None:
+    """By the key that a sweep of a trace varies."""
+    (tmp_path / "t.csv").write_text(AZURE)
+    (tmp_path / "s.yaml").write_text(SMALL)
+    options = ["workload={trace: {path: t.csv}}", "workload.trace.rate_scale=2"]
+    assert load_scenario(tmp_path / "s.yaml", options).workload.trace.rate_scale == 2
+    rows = pd.read_csv(folder / "swp" / "results.csv")
+    scaled = rows.rename(columns={"workload.request_rate": "workload.trace.rate_scale"})
+    lines = [len(draw_latency(table).axes[0].lines) for table in (rows, scaled)]
+    assert lines[0] == lines[1] > 0
+
+
+def test_damaged_tables_are_told(folder, tmp_path, capsys) -> None:
+    """A column that is missing, one that holds words: a line each."""
+    shutil.copytree(folder / "cmp" / "fcfs", tmp_path / "bad")
+    steps = pd.read_csv(tmp_path / "bad" / "steps.csv")
+    for table, told in (
+        (steps.drop(columns="preempted"), "steps: has no column preempted"),
+        (steps.assign(start="soon"), "steps: damaged: start holds what is no number"),
+    ):
+        table.to_csv(tmp_path / "bad" / "steps.csv")
+        assert main(["plot", "kv", str(tmp_path / "bad")]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line == f"headway: error: {tmp_path / 'bad'}/{told}"
+
+
+def test_damaged_sweeps_are_told(folder, tmp_path, capsys) -> None:
+    """Words where numbers should be."""
+    rows = pd.read_csv(folder / "swp" / "results.csv")
+    for key, kind in (
+        ("output_throughput", "pareto"),
+        ("p99_ttft_ms", "latency"),
+        ("engine.max_num_batched_tokens", "chunk"),
+    ):
+        rows.assign(**{key: "x"}).to_csv(tmp_path / "results.csv")
+        assert main(["plot", kind, str(tmp_path)]) == 2
+        assert f"damaged: {key} holds what is no number" in capsys.readouterr().err
+
+
+def test_damaged_live_steps_are_told(tmp_path, capsys) -> None:
+    (tmp_path / "steps_measured.csv").write_text(LIVE.replace("0.020", "soon"), "utf-8")
+    assert main(["plot", "steps", str(tmp_path)]) == 2
+    assert "damaged: seconds holds what is no number" in capsys.readouterr().err
+
+
+def test_runs_called_the_same_are_told_apart(folder, tmp_path) -> None:
+    """By the folder above."""
+    shutil.copytree(folder / "cmp" / "fcfs", tmp_path / "fcfs")
+    labels = [run.label for run in read_runs([folder / "cmp", tmp_path / "fcfs"])]
+    assert labels == ["cmp/static", "cmp/fcfs", f"{tmp_path.name}/fcfs"]
+
+
+def test_tables_that_lack_something(folder, tmp_path, capsys) -> None:
+    """A sweep without load, a broken summary, a run of one client."""
+    rows = pd.read_csv(folder / "swp" / "results.csv")
+    for key, kind in (
+        ("workload.request_rate", "latency"),
+        ("engine.max_num_batched_tokens", "chunk"),
+    ):
+        rows.drop(columns=key).to_csv(tmp_path / "results.csv")
+        assert main(["plot", kind, str(tmp_path)]) == 2
+        assert "results.csv: the sweep " in capsys.readouterr().err
+    broken = tmp_path / "broken"
+    shutil.copytree(folder / "cmp" / "fcfs", broken)
+    (broken / "fairness.csv").unlink()
+    assert main(["plot", "fairness", str(broken)]) == 2
+    assert "has no fairness.csv" in capsys.readouterr().err
+    (broken / "summary.json").write_text("{", "utf-8")
+    assert main(["plot", "kv", str(broken)]) == 2
+    assert "cannot read the run" in capsys.readouterr().err
+
+
+def test_a_run_from_memory_is_the_run_from_its_files(folder) -> None:
+    """The same figures from Result and from the folder."""
+    scenario = load_scenario(folder / "small.yaml", ["engine.scheduling_policy=fcfs"])
+    memory, file = Run.of("fcfs", run(scenario)), Run.read(folder / "cmp" / "fcfs", "fcfs")
+    assert memory.summary == file.summary
+    assert memory.end == pytest.approx(file.end)
+    assert list(memory.fairness.columns) == list(file.fairness.columns)
+    edges = np.linspace(0.0, memory.end, 7)
+    for each in (memory, file):
+        tokens = each.steps.decode_tokens * each.steps.steps / each.steps.duration
+        decoded = (each.over_time(tokens, edges) * np.diff(edges)).sum()
+        assert decoded == pytest.approx(each.summary["headway"]["decode_tokens"])
+
+
+def test_seats(folder) -> None:
+    """Nobody shares a seat, and only static batching keeps seats of requests that are done."""
+    static, fcfs = read_runs([folder / "cmp"])
+    figure = draw_occupancy([static, fcfs], start=0.0, seconds=1000.0)
+    for axes, seats in zip(figure.axes, (4, 4), strict=True):
+        worked = axes.containers[1]
+        assert len(worked) == 40
+        assert {bar.get_y() + bar.get_height() / 2 for bar in worked} == set(range(seats))
+        bars = sorted((bar.get_y(), bar.get_x(), bar.get_x() + bar.get_width()) for bar in worked)
+        for (seat, _, left), (other, boards, _) in pairwise(bars):
+            assert seat != other or boards >= left - 2e-6
+    grey = [sum(bar.get_width() for bar in axes.containers[0]) for axes in figure.axes]
+    assert grey[0] > 0
+    assert grey[1] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_lowest_free_seat() -> None:
+    """Worked by hand: two board, the second leaves, the third takes its seat."""
+    boards, leaves = np.array([0.0, 0.0, 2.0, 2.5]), np.array([3.0, 2.0, 9.0, 4.0])
+    assert list(_lowest_free(boards, leaves)) == [0, 1, 1, 2]
+
+
+def test_static_batches() -> None:
+    """A batch boards over several steps and ends with its longest member not preempted."""
+    boards, done = np.array([0.0, 1.0, 6.0, np.nan]), np.array([6.0, 20.0, 9.0, np.nan])
+    found = list(_batches(boards, done, np.array([False, True, False, False])))
+    assert found == [([0, 1], 6.0), ([2], 9.0)]
+
+
+def test_knee() -> None:
+    """The point farthest below the chord, on scaled axes; none on a straight line."""
+    assert knee(np.array([0.0, 5.0, 9.0, 10.0]), np.array([1.0, 2.0, 3.0, 11.0])) == 2
+    assert knee(np.array([0.0, 5.0, 10.0]), np.array([1.0, 2.0, 3.0])) is None
+    assert knee(np.array([0.0, 5.0]), np.array([1.0, 2.0])) is None
+    assert knee(np.array([1.0, 1.0, 1.0]), np.array([1.0, 2.0, 3.0])) is None
+
+
+def test_the_front_is_drawn_over_the_points_that_nothing_beats() -> None:
+    """Of four points one is beaten in both."""
+    rows = pd.DataFrame(
+        {
+            "mean_tpot_ms": [10.0, 20.0, 40.0, 50.0],
+            "output_throughput": [100.0, 300.0, 250.0, 400.0],
+            "engine.max_num_seqs": [1, 2, 3, 4],
+            "error": None,
+        }
+    )
+    (axes,) = draw_pareto(rows).axes
+    front = axes.lines[-1]
+    assert list(front.get_xdata()) == [20.0, 50.0, 100.0]
+    assert list(front.get_ydata()) == [400.0, 300.0, 100.0]
+    assert len(axes.lines) == 5
+    assert axes.get_xlim() == (0.0, 105.0)  # the marks at the ends are whole
+    assert axes.get_ylim() == (0.0, 420.0)
+
+
+def test_of_more_points_than_colours_those_on_the_front_have_one() -> None:
+    """Forty candidates of a plan, of which the first nine make the front and eight get a colour."""
+    place = np.arange(40)
+    rows = pd.DataFrame(
+        {
+            "engine.max_num_seqs": place + 1,
+            "tokens_per_s_per_user": np.where(place < 9, 10.0 + place, 5.0),
+            "tokens_per_s_per_gpu": np.where(place < 9, 100.0 - place, 40.0 + place),
+        }
+    )
+    (axes,) = (figure := draw_pareto(rows)).axes
+    grey = [line for line in axes.lines if line.get_color() == "0.65"]
+    marks = [line for line in axes.lines if line not in grey][:-1]  # the last is the front
+    assert (len(grey), len(marks)) == (32, 8)
+    assert {(line.get_color(), line.get_marker()) for line in marks} == set(
+        zip(COLORS, MARKERS, strict=True)
+    )
+    ends = [*range(10, 14), *range(15, 19)]  # both of them, and what lies evenly between
+    assert [line.get_xdata()[0] for line in marks] == ends
+    (legend,) = figure.legends
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert texts == ["others", "1", "2", "3", "4", "6", "7", "8", "9", "front"]
+
+
+def test_a_sweep_of_clusters_is_drawn_per_gpu() -> None:
+    """9,000 tokens on 2 GPUs for half a minute, and on 4: 150 and 75 tokens/s of each."""
+    rows = pd.DataFrame(
+        {
+            "mean_tpot_ms": [20.0, 10.0],
+            "output_throughput": [300.0, 300.0],
+            "total_output_tokens": [9000, 9000],
+            "gpu_hours": [1 / 60, 2 / 60],
+            "cluster.replicas": [2, 4],
+            "error": None,
+        }
+    )
+    (axes,) = draw_pareto(rows).axes
+    assert axes.lines[-1].get_ydata() == pytest.approx([150.0, 75.0])
+    assert axes.get_ylabel() == "output tokens/s per GPU"

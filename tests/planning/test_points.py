@@ -1,0 +1,126 @@
+"""The points of a comparison."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from simulator.planning.points import expand, split_values
+from simulator.util.errors import HeadwayError
+from tests.support.scenarios import SMALL
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    """A scenario file."""
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def test_points_are_all_combinations(path):
+    """The last key varies fastest; labels and folders tell the points apart."""
+    vary = ["engine.max_num_seqs=1,2", "engine.scheduling_policy={policy: static, timeout: 0},sjf"]
+    points = expand(path, vary, ["workload.num_prompts=3"], 5)
+    assert [point.label for point in points] == [
+        "max_num_seqs=1, scheduling_policy={policy: static, timeout: 0}",
+        "max_num_seqs=1, scheduling_policy=sjf",
+        "max_num_seqs=2, scheduling_policy={policy: static, timeout: 0}",
+        "max_num_seqs=2, scheduling_policy=sjf",
+    ]
+    assert len({point.folder for point in points}) == 4
+    assert all(re.fullmatch(r"[\w.=+-]+", point.folder) for point in points)
+    assert {point.scenario.seed for point in points} == {5}
+    assert points[0].scenario.engine.scheduling_policy == {"policy": "static", "timeout": 0}
+
+
+def test_folders_of_points_never_coincide(path):
+    """Values that differ only in what a folder's name cannot hold get a number."""
+    points = expand(path, ["description='a b',a-b,a/b"])
+    assert [point.folder for point in points] == ["a-b", "a-b-2", "a-b-3"]
+
+
+@pytest.mark.parametrize(
+    ("item", "values"),
+    [
+        ("k=1,2", ["1", "2"]),
+        ("k=[1, 2],{a: 1, b: [2,3]}", ["[1, 2]", "{a: 1, b: [2,3]}"]),
+        ("k='a,b',\"c,d\"", ["'a,b'", '"c,d"']),
+        ("k=x=1, y", ["x=1", "y"]),
+        ("k=it's", ["it's"]),
+    ],
+)
+def test_values_are_parted_at_bare_commas(item, values):
+    """Commas inside brackets and quotes belong to a value."""
+    assert split_values(item) == ("k", values)
+
+
+@pytest.mark.parametrize(
+    ("item", "what"),
+    [
+        ("k", "must be dotted.key=value,value,..."),
+        ("k=", "must be dotted.key=value,value,..."),
+        ("k=1,", "must be dotted.key=value,value,..."),
+        ("=1", "must be dotted.key=value,value,..."),
+        ("k=1,2,1", "has a value twice"),
+    ],
+)
+def test_bad_values_to_vary_are_told(item, what):
+    """With the option as it was given."""
+    with pytest.raises(HeadwayError) as caught:
+        split_values(item)
+    assert str(caught.value) == f"--vary {item}: {what}"
+
+
+@pytest.mark.parametrize(
+    ("vary", "sets", "seed", "message"),
+    [
+        (
+            ["engine.max_num_seqs=4,8", "engine.max_num_seqs=8,9"],
+            [],
+            None,
+            "--vary engine.max_num_seqs: --vary engine.max_num_seqs before it would have no effect",
+        ),
+        (
+            ["engine.max_num_seqs=4,8"],
+            [" engine.max_num_seqs =3"],
+            None,
+            "--vary engine.max_num_seqs: --set  engine.max_num_seqs =3 would have no effect",
+        ),
+        (
+            ["engine={max_num_seqs: 1},{}"],
+            ["engine.block_size=8"],
+            None,
+            "--vary engine: --set engine.block_size=8 would have no effect",
+        ),
+        (["seed=1,2"], [], 3, "--vary seed: --seed 3 would have no effect"),
+    ],
+)
+def test_options_that_another_would_undo_are_refused(path, vary, sets, seed, message):
+    """Nothing that the user gives is dropped silently."""
+    with pytest.raises(HeadwayError) as caught:
+        expand(path, vary, sets, seed)
+    assert caught.value.messages == [message]
+
+
+def test_a_key_may_be_varied_within_a_block_that_is_set(path):
+    """The later option fills in the earlier one."""
+    points = expand(path, ["engine.max_num_seqs=1,2"], ["engine={block_size: 8}"])
+    assert [point.scenario.engine.max_num_seqs for point in points] == [1, 2]
+    assert {point.scenario.engine.block_size for point in points} == {8}
+
+
+def test_errors_name_the_varied_values_that_they_come_with(path):
+    """Also where another key is to blame; what is wrong without them is told as it is."""
+    vary = ["engine.max_num_seqs=8,4096", "workload.input_len=64,x", "gpu.name=H200,H100-80GB"]
+    path.write_text(SMALL + "seed: -1\n")
+    with pytest.raises(HeadwayError) as caught:
+        expand(path, vary, ["cost.base=-1"])
+    assert [text.replace(f"{path.parent}/", "") for text in caught.value.messages] == [
+        "small.yaml:6: seed: must be at least 0, not -1",
+        "--set cost.base=-1: cost.base: must be seconds, at least 0 and at most 1,000,000, not -1",
+        "--vary workload.input_len=x: workload.input_len: 'x' is not a number",
+        "small.yaml:2: engine.max_num_batched_tokens: must be at least max_num_seqs (4096), not "
+        "2048: every running request wants a token of each step (with --vary "
+        "engine.max_num_seqs=4096)",
+    ]

@@ -1,0 +1,185 @@
+"""Replications: noise of the cost model, common random numbers, the commands' files."""
+
+import json
+from math import exp
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from simulator.cli.main import main
+from simulator.costs.noise import Noise, ScaledCost
+from simulator.planning.intervals import estimate
+from simulator.planning.points import expand
+from simulator.planning.replications import replicate, seeds
+from simulator.scenario.load import load_scenario
+from simulator.simulation.run import run
+from simulator.util.errors import HeadwayError
+from tests.support.scenarios import SMALL
+
+NOISY = SMALL.replace(
+    "per_context: 0}", "per_context: 1e-6, residuals: {decode: 0.1, prompts: 0.2}}"
+)
+
+
+def test_factors_by_hand(write):
+    """One standard deviation up for decodes, two down for prompts."""
+    scenario = load_scenario(write(NOISY))
+    plain, off = run(scenario), run(scenario, noise=Noise(1.0, -2.0))
+    cost = off.parts.cost
+    assert isinstance(cost, ScaledCost)
+    assert (cost.decode, cost.prompts) == (exp(0.1), exp(-0.4))
+    steps = plain.steps.iloc[0]
+    assert steps.prefill_tokens == 64
+    first = off.steps.duration.iloc[0] / plain.steps.duration.iloc[0]
+    assert first == pytest.approx(exp(-0.4), rel=1e-4)
+
+
+def test_without_residuals_nothing_changes(write):
+    """A cost model without residuals is left as it is, to the object."""
+    scenario = load_scenario(write(SMALL))
+    result = run(scenario, noise=Noise(3.0, 3.0))
+    assert not isinstance(result.parts.cost, ScaledCost)
+    assert result.summary() == run(scenario).summary()
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "static", "sjf"])
+def test_leaps_stay_exact_under_noise(write, policy):
+    """With noise too the leaping run is the stepwise run to the last bit."""
+    text = NOISY.replace("max_num_seqs: 8", f"max_num_seqs: 8, scheduling_policy: {policy}")
+    scenario = load_scenario(write(text))
+    noise = Noise(0.7, -1.3)
+    leaping, stepwise = run(scenario, noise=noise), run(scenario, stepwise=True, noise=noise)
+    pd.testing.assert_frame_equal(leaping.requests, stepwise.requests, check_exact=True)
+
+
+def test_noise_has_the_spread_it_says():
+    """Over many seeds the logarithms of factors have the standard deviation of the residuals."""
+    drawn = [Noise.drawn(seed) for seed in seeds(0, 2000)]
+    both = np.array([(noise.decode, noise.prompts) for noise in drawn])
+    assert np.abs(both.mean(axis=0)).max() < 0.08
+    assert np.abs(both.std(axis=0) - 1).max() < 0.06
+    assert abs(np.corrcoef(both.T)[0, 1]) < 0.08
+
+
+def test_seeds_do_not_depend_on_their_number():
+    """More replications add to those that were there."""
+    assert seeds(5, 9)[:3] == seeds(5, 3)
+    assert len(set(seeds(5, 100) + seeds(6, 100))) == 200
+
+
+def test_common_random_numbers_narrow_the_difference(write):
+    """Two runs that differ by little: their pairs tell it, runs apart would not."""
+    path = write(NOISY.replace("num_prompts: 40", "num_prompts: 60"))
+    points = expand(path, ["engine.max_num_batched_tokens=2048,96"])
+    first, other = replicate([point.scenario for point in points], 10, jobs=2)
+    ttft = [np.array([row["mean_ttft_ms"] for row in same]) for same in (first, other)]
+    pairs = estimate((ttft[1] - ttft[0]).tolist())
+    apart = np.sqrt(estimate(ttft[0].tolist()).half ** 2 + estimate(ttft[1].tolist()).half ** 2)
+    assert 0 < pairs.half < apart / 2
+    prompts = [[row["total_input_tokens"] for row in same] for same in (first, other)]
+    assert prompts[0] == prompts[1]
+
+
+def test_run_command(write, tmp_path, capsys):
+    """Files, same bytes for the same seed, and the interval that the runs give."""
+    path = write(NOISY)
+    for name in ("a", "b"):
+        command = ["run", str(path), "--replications", "4", "--out", str(tmp_path / name)]
+        assert main(command) == 0
+    files = ("replications.csv", "intervals.json", "scenario.yaml")
+    for name in files:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert sorted(file.name for file in (tmp_path / "a").iterdir()) == sorted(files)
+    rows = pd.read_csv(tmp_path / "a" / "replications.csv")
+    told = json.loads((tmp_path / "a" / "intervals.json").read_text())
+    found = estimate(rows.mean_ttft_ms.tolist())
+    metric = told["metrics"]["mean_ttft_ms"]
+    assert metric["mean"] == pytest.approx(found.mean)
+    assert metric["mean_interval"] == pytest.approx([*found.interval])
+    assert metric["one_run_interval"] == pytest.approx([*found.one_run])
+    assert "small, 4 replications" in capsys.readouterr().out
+
+
+def test_compare_command(write, tmp_path, capsys):
+    """A much smaller batch is surely slower; an empty change makes no difference at all."""
+    path = write(NOISY.replace("num_prompts: 40", "num_prompts: 100"))
+    command = ["compare", str(path), "--vary", "engine.max_num_seqs=8,1,7", "--warmup", "0.5"]
+    assert main([*command, "--replications", "5", "--out", str(tmp_path / "c")]) == 0
+    rows = pd.read_csv(tmp_path / "c" / "comparison.csv").set_index(["run", "metric"])
+    worse = rows.loc[(1, "mean_ttft_ms")]
+    assert worse.difference > 0
+    assert worse.verdict == "-"
+    assert worse.p_value < worse.p_holm < 0.05
+    assert worse.difference_low < worse.difference < worse.difference_high
+    assert np.isnan(rows.loc[(8, "mean_ttft_ms")].difference)
+    assert (tmp_path / "c" / "comparison.png").read_bytes()[:4] == b"\x89PNG"
+    assert len(pd.read_csv(tmp_path / "c" / "replications.csv")) == 15
+    assert "5 pairs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["--replications", "1"], "--replications 1: must be 2 to 10,000"),
+        (["--warmup", "-1"], "--warmup -1: must be seconds, 0 or more"),
+        (["--cooldown", "nan"], "--cooldown nan: must be seconds, 0 or more"),
+        (["--warmup", "1e9"], "none is left to measure"),
+        (["--warmup", "1e9", "--replications", "2"], "none is left to measure"),
+    ],
+)
+def test_bad_options(write, tmp_path, capsys, arguments, what):
+    """One line, exit code 2, nothing written."""
+    out = tmp_path / "none"
+    assert main(["run", str(write(SMALL)), "--out", str(out), *arguments]) == 2
+    line = capsys.readouterr().err
+    assert what in line
+    assert line.count("\n") == 1
+    assert not out.exists()
+
+
+def test_a_varied_seed_is_refused(write, tmp_path, capsys):
+    """Pairs need the same random numbers."""
+    command = ["compare", str(write(SMALL)), "--vary", "seed=1,2", "--replications", "3"]
+    assert main([*command, "--out", str(tmp_path / "x")]) == 2
+    assert "--vary seed: replications draw their seeds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("residuals", "what"),
+    [
+        ("{decodes: 0.1}", "cost.residuals.decodes: unknown; there are decode, prompts"),
+        ("{decode: 2}", "cost.residuals.decode: must be a standard deviation of 0 to 1, not 2"),
+        ("0.1", "cost.residuals: must be a mapping of decode and prompts"),
+    ],
+)
+def test_bad_residuals(write, residuals, what):
+    """The field is named."""
+    text = NOISY.replace("{decode: 0.1, prompts: 0.2}", residuals)
+    with pytest.raises((HeadwayError, ValueError), match=what.replace(".", r"\.")):
+        run(load_scenario(write(text)))
+
+
+def test_residuals_of_a_profile(write, tmp_path):
+    """A profile carries them; a scenario may give others in their place."""
+    profile = tmp_path / "p.yaml"
+    profile.write_text(
+        "cost: {kind: linear, base: 0.01}\nresiduals: {decode: 0.03, prompts: 0.05}\n"
+    )
+    text = SMALL.replace("{kind: linear, base: 1e-2, per_token: 1e-5, per_context: 0}", "{COST}")
+    own = run(load_scenario(write(text.replace("COST", "profile: p.yaml"), "own.yaml")))
+    assert own.parts.cost.residuals == {"decode": 0.03, "prompts": 0.05}
+    other = text.replace("COST", "profile: p.yaml, residuals: {decode: 0.2}")
+    assert run(load_scenario(write(other, "o.yaml"))).parts.cost.residuals == {"decode": 0.2}
+
+
+def test_replays_of_a_trace_do_not_differ(write, put, tmp_path, capsys):
+    """Nothing is random then, and that is said."""
+    put("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.0,10,3\n", "t.csv")
+    text = SMALL.replace(
+        "{num_prompts: 40, request_rate: 20, input_len: 64, output_len: 8}",
+        "{trace: {path: t.csv, format: azure}}",
+    )
+    command = ["run", str(write(text)), "--replications", "2", "--out", str(tmp_path / "o")]
+    assert main(command) == 0
+    assert "no replication differs from another" in capsys.readouterr().err

@@ -1,0 +1,127 @@
+"""The documentation: links lead somewhere, and the Python of the API's page runs."""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from cyclopts import CycloptsError
+
+from simulator.cli.main import app, main
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), *ROOT.glob("notebooks/*.md")])
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.M)
+FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
+
+
+def anchors(page: Path) -> set[str]:
+    """Make the anchors of a page's headings as GitHub does."""
+    headings = HEADING.findall(FENCE.sub("", page.read_text("utf-8")))
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.strip().replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """Relative links name files that exist, and headings that are there."""
+    broken = []
+    for link in LINK.findall(FENCE.sub("", page.read_text("utf-8"))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert not broken
+
+
+def test_every_page_is_in_the_index() -> None:
+    """docs/README.md leads to all pages of docs/."""
+    index = ROOT / "docs" / "README.md"
+    linked = {link.partition("#")[0] for link in LINK.findall(index.read_text("utf-8"))}
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= linked
+
+
+MODULE = r"`((?:simulator|calibration|gpu_backend|tests)/[\w/]+\.py)`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_modules_are_where_pages_say(page: Path) -> None:
+    """A file that is named is there, and so is what `NAME` in `FILE` says of it."""
+    text = page.read_text("utf-8")
+    assert not [file for file in re.findall(MODULE, text) if not (ROOT / file).exists()]
+    for name, file in re.findall(rf"`(\w+)` in\s+{MODULE}", text):
+        source = (ROOT / file).read_text("utf-8")
+        assert re.search(rf"^(?:def |class )?{name}\b", source, re.M), f"{name} in {file}"
+
+
+def test_the_changelog_says_all_once() -> None:
+    """Merged line by line, it may get an entry twice, or lines that belong to none."""
+    lines = (ROOT / "CHANGELOG.md").read_text("utf-8").splitlines()
+    entries = [line for line in lines if line and not line.startswith(("#", "  "))]
+    assert all(re.match(r"- \[(NEW|FIX)\] \S", entry) for entry in entries)
+    assert len({*lines} - {""}) == len([line for line in lines if line])
+
+
+def blocks(page: Path, kind: str) -> list[str]:
+    """Give a page's code blocks of one language."""
+    return re.findall(rf"^```{kind}\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S)
+
+
+def test_the_api_page_runs(tmp_path, monkeypatch) -> None:
+    """All blocks in one namespace, in a folder with the scenarios."""
+    shutil.copytree(ROOT / "scenarios", tmp_path / "scenarios")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {"__name__": "page"}
+    for number, text in enumerate(blocks(ROOT / "docs" / "api.md", "python")):
+        exec(compile(text, f"docs/api.md, block {number}", "exec"), names)
+    assert len(names["ends"]) == 12
+    assert len(names["log"].requests) == 48
+    assert len(names["frame"]) == 4
+    assert names["answer"]["holds"][0]
+
+
+def test_the_scenario_of_the_readme_runs(tmp_path, monkeypatch, capsys) -> None:
+    """The ten lines, with the overrides below them."""
+    (text,) = blocks(ROOT / "README.md", "yaml")
+    (tmp_path / "my.yaml").write_text(text, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "my.yaml", "--set", "engine.max_num_seqs=64"]) == 0
+    assert "Successful requests:                     1000" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/plots.md"])
+def test_python_runs(name: str, tmp_path, monkeypatch) -> None:
+    """Each block by itself, but for the sketch of the loop and of a policy."""
+    shutil.copytree(ROOT / "scenarios", tmp_path / "scenarios")
+    monkeypatch.chdir(tmp_path)
+    ran = [text for text in blocks(ROOT / name, "python") if "import" in text]
+    assert ran
+    for text in ran:
+        exec(compile(text, name, "exec"), {"__name__": "page"})
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Give the words after `headway` of every command in a page's blocks, comments left out."""
+    text = "\n".join(
+        re.findall(r"^```(?:console|sh|bash)\n(.*?)^```$", page.read_text(), re.M | re.S)
+    )
+    lines = re.sub(r"\\\n", " ", text).splitlines()
+    found = [re.match(r"^(?:\$ )?headway ([^|>]+)", line) for line in lines]
+    return [shlex.split(match[1], comments=True) for match in found if match]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_can_be_given(page: Path) -> None:
+    """No page tells of a command or an option that is not there."""
+    for words in commands(page):
+        app.parse_args(words, exit_on_error=False, print_error=False)
+
+
+def test_commands_are_found() -> None:
+    assert ["run", "demo"] in commands(ROOT / "README.md")
+    with pytest.raises(CycloptsError):
+        app.parse_args(["run", "demo", "--no-such"], exit_on_error=False, print_error=False)

@@ -1,0 +1,254 @@
+"""The scenario: defaults, overrides, workloads, files."""
+
+import inspect
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+import yaml
+
+from simulator.scenario.engine_config import EngineConfig
+from simulator.scenario.load import load_scenario
+from simulator.scenario.reference_page import page
+from simulator.scenario.scenario import READING, Scenario, TraceConfig
+from simulator.util.errors import HeadwayError
+from simulator.util.files import resolve
+from simulator.workload.traces import read as traces
+from tests.support.scenarios import AZURE, errors
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_defaults_are_those_documented(write):
+    """A scenario that says nothing is Llama-3-8B on an A100 under vLLM's defaults."""
+    scenario = load_scenario(write("model: llama-3-8b\n", "nothing.much.yaml"))
+    assert scenario.name == "nothing"
+    assert scenario.engine == EngineConfig()
+    assert scenario.engine.model_dump() == {
+        "name": None,
+        "version": None,
+        "scheduling_policy": "fcfs",
+        "scheduler": "headway",
+        "scheduler_cls": None,
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 2048,
+        "block_size": 16,
+        "gpu_memory_utilization": 0.92,
+        "num_gpu_blocks_override": None,
+        "enable_prefix_caching": True,
+        "prefix_cache": "hash",
+        "kv_offloading_size": None,
+        "kv_offloading_bandwidth": None,
+        "kv_offloading_latency": 0.0,
+        "enable_chunked_prefill": True,
+        "max_model_len": None,
+        "dtype": "auto",
+        "quantization": None,
+        "kv_cache_dtype": "auto",
+        "tensor_parallel_size": 1,
+        "data_parallel_size": 1,
+        "api_server_count": None,
+        "long_prefill_token_threshold": 0,
+        "long_prefill_token_threshold_adaptive": False,
+        "prefill_schedule_interval": 1,
+        "async_scheduling": False,
+        "disable_hybrid_kv_cache_manager": True,
+        "speculative_config": None,
+        "scheduler_reserve_full_isl": True,
+        "watermark": 0.0,
+        "min_decode_blocks": 0,
+        "reserve_output_tokens": None,
+        "preemption_mode": "recompute",
+        "swap_space": 4.0,
+        "swap_bandwidth": None,
+        "swap_overlap": False,
+        "allocation": "paged",
+    }
+    assert (scenario.gpu.name, scenario.gpu.count, scenario.seed) == ("A100-80GB", 1, 0)
+    assert len(scenario.make_workload()) == 1000
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("a b.yaml", "a b"), ("-x(1).yaml", "x-1-"), (".yaml", "yaml"), ("(((", "scenario")],
+)
+def test_a_scenario_without_a_name_has_that_of_its_file(write, file, name):
+    """Less what the name of a folder should not hold."""
+    assert load_scenario(write("seed: 1\n", file)).name == name
+
+
+def test_blocks_without_keys_have_their_defaults(write):
+    """`engine:` with every key commented out is no mistake."""
+    scenario = load_scenario(write("name: x\nengine:\ngpu:\nworkload:\ngoodput:\ncost:\n"))
+    assert scenario.engine == EngineConfig()
+    assert scenario.cost is None
+
+
+@pytest.mark.parametrize("name", ["azure-conv-llama3-8b-a100.yaml", "demo.yaml"])
+def test_shipped_scenarios_load(name, data):
+    """What the README tells people to run can be run."""
+    load_scenario(ROOT / "scenarios" / name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: a\nworkload: {num_prompts: 20, request_rate: 3}",
+        "name: a\nworkload: {trace: {path: t.csv, limit: 3}, max_concurrency: 2}",
+        "name: a\nengine: {scheduling_policy: {policy: static, timeout: 0.5}}",
+        "name: a\nworkload: {num_prompts: 3}\n"
+        "cost: {kind: linear, base: 1e-3, per_token: 1e-6, per_context: 0}",
+    ],
+)
+def test_a_resolved_scenario_is_the_same_scenario(write, text):
+    """What a run writes has every default filled in, and means the same when it is loaded."""
+    write(AZURE, "t.csv")
+    first = load_scenario(write(text))
+    resolved = first.resolved()
+    second = load_scenario(write(yaml.safe_dump(resolved)))
+    assert second.resolved() == resolved
+    assert second.engine == first.engine
+    a, b = first.make_workload(), second.make_workload()
+    assert a.arrival.tolist() == b.arrival.tolist()
+    assert a.prompt_tokens.tolist() == b.prompt_tokens.tolist()
+    assert a.max_concurrency == b.max_concurrency
+
+
+@pytest.mark.parametrize(
+    ("short", "name"),
+    [
+        ("bf16", "bfloat16"),
+        ("fp16", "float16"),
+        ("half", "float16"),
+        ("fp32", "float32"),
+        ("float", "float32"),
+    ],
+)
+def test_short_names_of_dtypes_are_written_in_full(write, short, name):
+    """Of weights and of the KV cache."""
+    engine = load_scenario(write(f"engine: {{dtype: {short}, kv_cache_dtype: {short}}}\n")).engine
+    assert (engine.dtype, engine.kv_cache_dtype) == (name, name)
+    assert EngineConfig(dtype=short).dtype == name
+
+
+def test_overrides_set_any_key(write):
+    """Values are YAML; blocks that are not there are made; the last one counts."""
+    path = write("engine: {max_num_seqs: 8}\nworkload: {request_rate: 1}\n")
+    sets = [
+        "engine.max_num_seqs=4",
+        "engine.scheduling_policy={policy: static, batch_size: 2}",
+        "goodput.ttft=1e3",
+        "workload.request_rate=inf",
+        "workload.num_prompts=2e1",
+        "engine.max_num_seqs=16",
+    ]
+    scenario = load_scenario(path, sets, 7)
+    assert scenario.engine.max_num_seqs == 16
+    assert scenario.engine.scheduling_policy == {"policy": "static", "batch_size": 2}
+    assert (scenario.goodput.ttft, scenario.seed) == (1000, 7)
+    assert len(scenario.make_workload()) == 20
+
+
+def test_an_override_can_mend_a_bad_file(write):
+    """What is overridden is not looked at; but the file must be YAML with no key given twice."""
+    path = write("engine:\n  max_num_seqs: none\n  foo: 1\n")
+    assert load_scenario(path, ["engine={max_num_seqs: 4}"]).engine.max_num_seqs == 4
+
+
+def test_files_are_looked_up_beside_the_scenario_then_in_headway_data(tmp_path, monkeypatch):
+    """Beside the scenario wins; where there is neither, the message names that place."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+        (folder / "both.csv").touch()
+    (there / "only.csv").touch()
+    monkeypatch.delenv("HEADWAY_DATA", raising=False)
+    assert resolve("only.csv", here) == here / "only.csv"
+    monkeypatch.setenv("HEADWAY_DATA", str(there))
+    assert resolve("only.csv", here) == there / "only.csv"
+    assert resolve("both.csv", here) == here / "both.csv"
+    assert resolve("none.csv", here) == here / "none.csv"
+    assert resolve(there / "only.csv", here) == there / "only.csv"
+
+
+def test_a_trace_is_read_and_its_part_taken(write):
+    """The options reach the reader and the selection, max_concurrency the workload."""
+    write(AZURE, "t.csv")
+    trace = "{path: t.csv, skip: 1, limit: 3, rate_scale: 2, max_input_len: 102}"
+    path = write(f"workload:\n  trace: {trace}\n  max_concurrency: 2\n")
+    with pytest.warns(match="max_input_len"):
+        workload = load_scenario(path).make_workload()
+    assert workload.prompt_tokens.tolist() == [101, 102]
+    assert workload.arrival.tolist() == [0.0, 0.5]
+    assert workload.max_concurrency == 2
+
+
+def test_a_malformed_line_of_a_trace_is_named(write):
+    """The trace's own file and line, not the scenario's."""
+    write(AZURE + "2023-11-16 18:00:09.0000000,x,3\n", "t.csv")
+    scenario = load_scenario(write("workload: {trace: {path: t.csv}}\n"))
+    with pytest.raises(HeadwayError, match=r"t.csv:7: ContextTokens: "):
+        scenario.make_workload()
+
+
+def test_lengths_are_drawn_from_a_trace_beside_the_scenario(write):
+    """And a missing one is told as such."""
+    write(AZURE, "t.csv")
+    path = write("workload: {lengths: {path: t.csv}, num_prompts: 50}\n")
+    workload = load_scenario(path).make_workload()
+    assert set(workload.prompt_tokens.tolist()) <= {100, 101, 102, 103, 104}
+    assert np.all(workload.output_tokens == workload.prompt_tokens - 90)
+    scenario = load_scenario(path, ["workload.lengths.path=none.csv"])
+    with pytest.raises(HeadwayError, match=r"none.csv: no such file"):
+        scenario.make_workload()
+
+
+def test_what_only_the_generator_notices_has_its_line_too(write):
+    """A lognormal so wide that lengths become absurd is found while drawing."""
+    path = write("workload:\n  input_len:\n    kind: lognormal\n    sigma: 60\n    median: 100\n")
+    with pytest.raises(HeadwayError) as caught:
+        load_scenario(path).make_workload()
+    assert str(caught.value).startswith(f"{path}:2: workload.input_len.high: without it a length")
+
+
+def test_a_policy_beside_the_scenario_is_found(write):
+    """module:Class, with keyword arguments from the mapping; its complaints have a line."""
+    write(
+        "class Mine:\n"
+        "    def __init__(self, weight=1):\n"
+        "        if weight < 0:\n"
+        "            raise ValueError('weight: must not be negative')\n"
+        "    def key(self, request):\n"
+        "        return request.prompt_tokens\n",
+        "policy_beside.py",
+    )
+    text = "engine:\n  scheduling_policy: {policy: 'policy_beside:Mine', weight: %d}\n"
+    assert load_scenario(write(text % 2)).engine.scheduling_policy["weight"] == 2
+    assert errors(write(text % -2)) == [
+        "s.yaml:2: engine.scheduling_policy.weight: must not be negative"
+    ]
+
+
+def test_the_scenario_knows_the_formats_and_options_of_the_readers():
+    """The two lists are kept apart so that loading a scenario needs no reader."""
+    (formats, _) = get_args(TraceConfig.model_fields["format"].annotation)
+    assert set(get_args(formats)) == set(traces.FORMATS)
+    assert set(traces.OPTIONS) == READING
+    part = set(TraceConfig.model_fields) - READING - {"path", "format"}
+    assert part == set(inspect.signature(traces.select).parameters) - {"workload"}
+    for name in part:
+        default = inspect.signature(traces.select).parameters[name].default
+        assert TraceConfig.model_fields[name].default == default
+
+
+def test_a_scenario_made_in_python_is_checked_alike():
+    """pydantic's error is a ValueError, as everywhere in the library."""
+    with pytest.raises(ValueError, match="max_num_seqs"):
+        Scenario(engine={"max_num_seqs": 0})
+    assert Scenario(workload={"num_prompts": 3}).workload.generator.num_prompts == 3
+
+
+def test_the_reference_page_is_up_to_date():
+    """Made again by `python -m simulator.scenario.reference_page > docs/scenario.md`."""
+    assert (ROOT / "docs" / "scenario.md").read_text("utf-8") == page()

@@ -1,0 +1,87 @@
+"""The installed vLLM's own scheduler, where there is one, next to Headway's."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from simulator.conformance.cases import read_cases
+from simulator.conformance.compare import conform
+from simulator.conformance.replay import Replay
+from simulator.scenario.load import check_scenario
+from simulator.simulation.run import run
+from simulator.util.errors import HeadwayError
+from simulator.util.yaml_lines import Places
+from tests.conformance.test_conform import make
+
+needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+
+SCENARIO = {
+    "model": "llama-3-8b",
+    "cost": {"kind": "linear", "base": 0.01, "per_token": 1e-4, "per_context": 0.0},
+    "engine": {"num_gpu_blocks_override": 60, "max_num_seqs": 8, "max_num_batched_tokens": 64},
+    "workload": {"num_prompts": 30, "request_rate": 20, "input_len": 40, "output_len": 60},
+}
+
+
+def scenario(**engine: object) -> object:
+    return check_scenario(SCENARIO | {"engine": SCENARIO["engine"] | engine}, Places("s", {}))
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
+def test_without_vllm_the_scenario_is_refused() -> None:
+    """In one line that names the key."""
+    with pytest.raises(HeadwayError, match=r"engine.scheduler: vLLM is not installed"):
+        scenario(scheduler="vllm")
+
+
+def test_scheduler_cls_goes_with_vllm() -> None:
+    """Headway's own scheduler takes no class of vLLM's."""
+    with pytest.raises(HeadwayError, match=r"engine.scheduler_cls: goes with scheduler: vllm"):
+        scenario(scheduler_cls="a.B")
+
+
+@needs_vllm
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("caching", [False, True])
+def test_vllm_and_headway_decide_alike(
+    tmp_path: Path, policy: str, asynchronous: bool, caching: bool
+) -> None:
+    """Under pressure, in every field of every step."""
+    requests = [(100 * k, 5 + 7 * k % 13, 4 + 5 * k % 11) for k in range(12)]
+    path = make(
+        tmp_path,
+        requests,
+        policy=policy,
+        async_scheduling=asynchronous,
+        enable_prefix_caching=caching,
+        num_gpu_blocks=14,
+    )
+    (case,) = read_cases(path)
+    mine, theirs = (list(Replay(case, installed=one).rows()) for one in (False, True))
+    assert mine == theirs
+    assert any(json.loads(row).get("preempted") for row in mine)
+
+
+@needs_vllm
+def test_a_recording_is_a_golden_file(tmp_path: Path) -> None:
+    """What the recorder writes, `headway conform` reads."""
+    from calibration.record_vllm import main
+
+    path = make(tmp_path, [(0, 6, 3), (0, 5, 2)])
+    log = tmp_path / "log.jsonl.gz"
+    assert main([str(path), str(log)]) == 0
+    assert not any(outcome.difference for outcome in conform(path, log))
+
+
+@needs_vllm
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_scenario_under_vllm_is_the_one_under_headway(asynchronous: bool) -> None:
+    """The same requests end at the same times, with the same preemptions."""
+    rows = [
+        run(scenario(scheduler=name, async_scheduling=asynchronous)).logs[0].request_rows
+        for name in ("headway", "vllm")
+    ]
+    assert rows[0] == rows[1]

@@ -1,0 +1,202 @@
+"""How far a step is sure to repeat itself."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.core.request import Request, Step
+from simulator.kv_cache.block_manager import BlockManager
+from simulator.kv_cache.own_blocks import OwnBlocks
+from simulator.kv_cache.radix_cache import RadixCache
+from simulator.schedulers.trtllm import POLICIES, TrtLlm
+from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+from simulator.schedulers.vllm.scheduler import LONGEST_LEAP, Scheduler
+from simulator.workload.workload import Workload
+from tests.engine.test_laws import assert_same_steps
+from tests.support.engines import fcfs, play, workload
+
+
+def started(scheduler: Scheduler, *requests: tuple[int, int]) -> Step:
+    """Compute prompts of (prompt, output) in one step and schedule the next."""
+    for id, (prompt, output) in enumerate(requests):
+        scheduler.add(Request(id, 0.0, prompt, output))
+    step = scheduler.schedule(0.0)
+    assert scheduler.horizon(step) == 1
+    scheduler.commit(step, [1.0])
+    return scheduler.schedule(1.0)
+
+
+def test_a_leap_ends_with_the_first_who_ends() -> None:
+    """9, 5 and 7 tokens: after the first one each, 4 steps are sure."""
+    scheduler = fcfs()
+    step = started(scheduler, (4, 9), (4, 5), (4, 7))
+    assert scheduler.horizon(step) == 4
+    over = scheduler.commit(step, [2.0, 3.0, 4.0, 5.0])
+    assert [(request.id, request.finish) for request in over] == [(1, 5.0)]
+    assert scheduler.horizon(scheduler.schedule(5.0)) == 2
+
+
+def test_a_leap_has_a_longest() -> None:
+    """An arrival that cuts it should not throw away more than that."""
+    scheduler = fcfs()
+    assert scheduler.horizon(started(scheduler, (4, 9999))) == LONGEST_LEAP == 256
+
+
+def test_a_leap_ends_before_blocks_are_short() -> None:
+    """7 blocks of 4, prompts of 4 and 3: they take blocks at ticks 0, 1, 4, 5, 8; 9 is too much."""
+    scheduler = fcfs(num_blocks=8)
+    step = started(scheduler, (4, 99), (3, 99))
+    assert scheduler.blocks.free == 4
+    assert scheduler.horizon(step) == 9
+    assert scheduler.commit(step, [2.0 + i for i in range(9)]) == []
+    assert scheduler.blocks.free == 0
+    scheduler.schedule(11.0)
+    assert scheduler.preempted == 1
+
+
+def test_nothing_is_leapt_while_a_prompt_is_computed() -> None:
+    """Neither in the step of a chunk nor in one where part of a prompt is left over."""
+    scheduler = fcfs(max_num_batched_tokens=4, max_num_seqs=4)
+    step = started(scheduler, (3, 9), (20, 9))
+    assert step.decodes == 1
+    assert len(step.prefills) == 1
+    assert scheduler.horizon(step) == 1
+
+
+def test_nothing_is_leapt_in_a_step_with_a_preemption() -> None:
+    """The next step may admit again."""
+    scheduler = fcfs(num_blocks=3, max_num_seqs=2)
+    step = started(scheduler, (4, 5), (4, 5))
+    assert (scheduler.preempted, step.decodes) == (1, 1)
+    assert scheduler.horizon(step) == 1
+    scheduler.commit(step, [2.0])
+    step = scheduler.schedule(2.0)
+    assert (scheduler.preempted, len(scheduler.waiting)) == (0, 1)
+    assert scheduler.horizon(step) == 3
+
+
+def test_a_queue_stops_the_leap_only_where_blocks_are_shared() -> None:
+    """Counted blocks only get fewer; named ones may be registered and let the head fit."""
+    counted = fcfs(num_blocks=4, max_num_seqs=2)
+    assert counted.horizon(started(counted, (4, 9), (12, 9))) == 8
+    named = Scheduler(BlockManager(4, 4, prefix_caching=True), max_num_seqs=2)
+    assert named.horizon(started(named, (4, 9), (12, 9))) == 1
+    own = Scheduler(OwnBlocks(4, 4), max_num_seqs=2)
+    assert own.horizon(started(own, (4, 9), (12, 9))) == 8
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_full_cache_of_own_blocks_does_not_stop_the_leap(policy: str) -> None:
+    """Of 7 blocks of 4 one request takes 2, which become 4; the other needs 6 for its prompt."""
+    scheduler = TrtLlm(
+        OwnBlocks(8, 4),
+        capacity_scheduler_policy=policy,
+        max_new_tokens="exact",
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        max_model_len=64,
+    )
+    step = started(scheduler, (8, 9), (21, 5))
+    assert (step.decodes, len(scheduler.waiting)) == (1, 1)
+    assert scheduler.horizon(step) == 8
+
+
+@pytest.mark.parametrize("kind", [Scheduler, AsyncScheduler])
+@pytest.mark.parametrize("whole", [True, False])
+def test_who_waits_for_room_with_blocks_of_its_own_in_the_cache(kind, whole: bool) -> None:
+    """6 blocks of 2 and two requests of 4 tokens: one goes for the other's fourth block.
+
+    It could find the three blocks that it leaves again, but the other takes them one by one. Until
+    that has ended nothing but decodes happens.
+    """
+    load, logs = workload((0, 4, 9), (0, 4, 9)), []
+    for leap in (True, False):
+        options = {"max_num_seqs": 2, "scheduler_reserve_full_isl": whole}
+        logs.append(play(load, kind(OwnBlocks(7, 2), **options), leap=leap)[0])
+    leapt, stepped = logs
+    assert leapt.requests.tolist() == stepped.requests.tolist()
+    assert_same_steps(leapt, stepped)
+    waits = leapt.steps[leapt.steps["waiting"] > 0]
+    assert waits["steps"].max() > 1
+
+
+def test_a_leaf_that_goes_as_a_whole_may_let_the_head_of_the_queue_fit() -> None:
+    """10 blocks of 1. At 4 s the head, of 7 known tokens, finds 4 in the tree: a chunk of the other
+    3 makes 7 blocks, and 5 are free. For the next block of who runs the leaf of 4 goes as a whole:
+    at 5 s the first chunk is the 4 tokens that the budget leaves, and 4 blocks are free.
+    """
+    load = workload((0, 1, 7), (0, 5, 3), (0, 1, 2))
+    limits = {"max_num_seqs": 3, "max_num_batched_tokens": 5, "max_model_len": 64}
+    leapt, stepped = (
+        play(
+            load,
+            Scheduler(RadixCache(11, 1), scheduler_reserve_full_isl=False, **limits),
+            leap=leap,
+        )[0]
+        for leap in (True, False)
+    )
+    assert leapt.requests.tolist() == stepped.requests.tolist()
+    assert_same_steps(leapt, stepped)
+    (boards,) = leapt.steps[leapt.steps["start"] == 5]
+    assert (boards["prefill_tokens"], boards["decodes"], boards["blocks_used"]) == (4, 1, 10)
+
+
+def test_a_tree_does_not_stop_the_leap_where_whole_prompts_must_fit() -> None:
+    """What is not locked is free, found or not: the head lacks no less when it has gone."""
+    whole = Scheduler(RadixCache(4, 4), max_num_seqs=2)
+    assert whole.horizon(started(whole, (4, 9), (12, 9))) == 8
+    chunks = Scheduler(
+        RadixCache(4, 4),
+        max_num_seqs=2,
+        max_num_batched_tokens=16,
+        max_model_len=64,
+        scheduler_reserve_full_isl=False,
+    )
+    assert chunks.horizon(started(chunks, (4, 9), (12, 9))) == 1
+
+
+def test_an_answer_in_progress_may_let_the_head_of_the_queue_fit() -> None:
+    """The waiting prompt of 6 blocks goes on with what the running request says.
+
+    It fits in the one step in which all blocks of the running request are full, and hit.
+    """
+    rows = []
+    for leap in (True, False):
+        load = workload((0, 4, 20), (1, 24, 1))
+        load.segments = [(("a", 4),), (("a", 4), (("out", 0), 20))]
+        scheduler = Scheduler(BlockManager(7, 4, prefix_caching=True), max_num_seqs=2)
+        log, _ = play(load, scheduler, leap=leap)
+        rows.append(log.requests.tolist())
+    assert rows[0] == rows[1]
+    assert rows[0][0] == (4, 5, 5, 1, 0, 8, 1, 0)
+
+
+@st.composite
+def quoting(draw: st.DrawFn) -> Workload:
+    """Up to 4 requests, each of which may go on with what an earlier one says."""
+    rows, segments = [], []
+    for i in range(draw(st.integers(2, 4))):
+        parts = [(("in", i), draw(st.integers(1, 6)))]
+        if i and draw(st.sampled_from([True, True, False])):
+            earlier = draw(st.integers(0, i - 1))
+            said = (("out", earlier), draw(st.integers(1, 16)))
+            parts = [*segments[earlier], said, *parts[: draw(st.integers(0, 1))]]
+        segments.append(tuple(parts))
+        rows.append(
+            (i / 2, sum(n for _, n in parts), draw(st.sampled_from([1, 1, 1, 6])) if i else 20)
+        )
+    return workload(*rows, segments=segments)
+
+
+@given(quoting(), st.sampled_from([0, 0, 1]), st.sampled_from([1, 2, 4]), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_those_who_quote_board_in_leaps_as_stepwise(load, spare, size, reserve) -> None:
+    """Hardly more memory than the largest needs; prompts hit what is being generated."""
+    tokens = int((load.prompt_tokens + load.output_tokens - 1).max())
+    logs = []
+    for leap in (True, False):
+        blocks = BlockManager(-(-tokens // size) + spare + 1, size, prefix_caching=True)
+        scheduler = Scheduler(blocks, max_num_seqs=3, scheduler_reserve_full_isl=reserve)
+        logs.append(play(load, scheduler, leap=leap)[0])
+    assert logs[0].requests.tolist() == logs[1].requests.tolist()
+    assert logs[0].tick_ends == logs[1].tick_ends

@@ -1,0 +1,203 @@
+"""Runs that keep no requests: the summary is that of the run that keeps them all."""
+
+import json
+from math import isclose
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simulator.cli.main import main
+from simulator.scenario.load import load_scenario
+from simulator.scenario.scenario import Scenario
+from simulator.simulation import stream
+from simulator.simulation.chunks import chunks
+from simulator.simulation.run import run
+from simulator.simulation.stream import run_streamed
+from simulator.util.errors import HeadwayError
+from simulator.util.quantile_sketch import ERROR, Crowd, Sketch
+from tests.support.scenarios import SMALL
+
+PERCENTILES = ("median_", "p90_", "p95_", "p99_", "p99.9_")
+NOT_TOLD = ("diagnosis", "suggested_warmup_s", "percentile_error")
+FLEET = "cluster={replicas: 3, router: least_outstanding"
+LENGTHS = ["workload.input_len={kind: uniform, low: 1, high: 300}", "workload.output_len=9"]
+TIGHT = "engine.num_gpu_blocks_override=24"
+CASES = {
+    "one engine": [],
+    "mixed lengths": LENGTHS,
+    "preemption": [TIGHT, "workload.output_len={kind: uniform, low: 1, high: 90}"],
+    "swap": [TIGHT, "workload.output_len=60", "engine.preemption_mode=swap"],
+    "swing": ["workload.diurnal={period: 5, amplitude: 1}"],
+    "all at once": ["workload.request_rate=inf"],
+    "closed loop": ["workload.max_concurrency=5", "workload.request_rate=inf"],
+    "closed loop with a rate": ["workload.max_concurrency=5"],
+    "frontend": ["workload.frontend={latency: 10, per_request: 20, per_token: 1}"],
+    "some rejected": ["engine.max_model_len=200", *LENGTHS],
+    "static": ["engine.scheduling_policy=static"],
+    "async": ["engine.async_scheduling=true"],
+    "drafts": ["engine.speculative_config={num_speculative_tokens: 2, acceptance: 0.6}"],
+    "prefixes": ["workload.prefix_len=48", "engine.enable_prefix_caching=true"],
+    "prefix groups": [
+        "workload.prefix_groups={num_prefixes: 3}",
+        "engine.enable_prefix_caching=true",
+        "engine.kv_offloading_size=1",
+        TIGHT,
+    ],
+    "fleet": [FLEET + "}", *LENGTHS],
+    "groups": [
+        "cluster={router: least_tokens, groups: {a: {replicas: 2}, b: {engine: {max_num_seqs: 2}}}}"
+    ],
+    "clients that give up": [
+        FLEET + ", client: {timeout: 0.4, max_retries: 1}, admission: {max_outstanding: 9}}",
+        "workload.request_rate=150",
+    ],
+    "failures": [FLEET + ", failures: {mtbf: 2, mttr: 0.5}}", TIGHT],
+    "autoscaling": [
+        FLEET + ", autoscaling: {metric: slo_attainment, target: 0.9, interval: 0.3, "
+        "cooldown: 0.5, startup_delay: 0.1, max_replicas: 5}}",
+        "workload.request_rate=150",
+        "goodput={ttft: 50}",
+    ],
+}
+
+
+def scenario(folder: Path, *overrides: str) -> Scenario:
+    path = folder / "s.yaml"
+    path.write_text(SMALL)
+    return load_scenario(path, ["workload.num_prompts=300", *overrides])
+
+
+def flat(values: dict, name: str = "") -> dict[str, object]:
+    """Give all values by dotted key."""
+    found: dict[str, object] = {}
+    for key, value in values.items():
+        inner = flat(value, f"{name}{key}.") if isinstance(value, dict) else {name + key: value}
+        found |= inner
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.filterwarnings("ignore")
+def test_the_summary_is_that_of_a_run_that_keeps_its_requests(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what = scenario(tmp_path, *CASES[case])
+    kept = flat(run(what).summary())
+    monkeypatch.setattr(stream, "CHUNK", 32)
+    monkeypatch.setattr(stream, "PER_REPLICA", 8)
+    monkeypatch.setattr("simulator.engine.drive.EVENTS_PER_LOOK", 7)
+    told = flat(run_streamed(what))
+    assert kept.keys() - told.keys() == {k for k in kept if k.startswith("headway.diagnosis")} - {
+        "headway.diagnosis"
+    }
+    for key, value in told.items():
+        name = key.rpartition(".")[2]
+        if name in NOT_TOLD or key == "headway.warnings":
+            continue
+        expected = kept[key]
+        if isinstance(expected, float) and isinstance(value, float):
+            error = ERROR * 1.001 if key.startswith(PERCENTILES) else 1e-9
+            assert isclose(value, expected, rel_tol=error, abs_tol=1e-9), (key, value, expected)
+        else:
+            assert value == expected, key
+    assert told["completed"]
+
+
+def test_chunks_are_cut_from_the_same_numbers(tmp_path: Path) -> None:
+    for overrides in ([], LENGTHS, ["workload.prefix_groups={num_prefixes: 3}"]):
+        what = scenario(tmp_path, *overrides)
+        whole = what.make_workload()
+        total, parts = chunks(what, 64)
+        found = list(parts)
+        assert (total, len(found)) == (300, 5)
+        for name in ("arrival", "prompt_tokens", "output_tokens"):
+            together = np.concatenate([getattr(part, name) for part in found])
+            assert (together == getattr(whole, name)).all()
+
+
+def test_the_logs_do_not_grow_with_the_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "CHUNK", 32)
+    monkeypatch.setattr("simulator.engine.drive.EVENTS_PER_LOOK", 64)
+    measure = stream.Stream._measure
+    sizes: list[int] = []
+
+    def look(self: stream.Stream, *args: object, **options: object) -> None:
+        log = self.logs[0]
+        rows = (log.step_rows, log.request_rows, log.run_rows, log.tick_ends, log.joined)
+        sizes.append(sum(map(len, rows)) + 99 * len(self.client.sent.chunks))
+        measure(self, *args, **options)
+
+    monkeypatch.setattr(stream.Stream, "_measure", look)
+    most = {}
+    for count in (500, 5000):
+        sizes.clear()
+        run_streamed(scenario(tmp_path, f"workload.num_prompts={count}"))
+        most[count] = max(sizes)
+    assert most[5000] < 1.5 * most[500]
+
+
+def test_a_sketch_knows_mean_and_spread_and_nearly_the_percentiles() -> None:
+    rng = np.random.default_rng(3)
+    values = np.concatenate((np.exp(rng.normal(0, 3, 5000)), np.zeros(50)))
+    weights = rng.integers(0, 4, len(values))
+    sketch = Sketch()
+    for at in range(0, len(values), 700):
+        sketch.add(values[at : at + 700], weights[at : at + 700])
+    every = np.repeat(values, weights)
+    assert sketch.count == len(every)
+    assert sketch.mean == pytest.approx(every.mean(), rel=1e-12)
+    assert sketch.std == pytest.approx(every.std(), rel=1e-12)
+    wanted = [0.0, 0.5, 10.0, 50.0, 99.0, 99.99, 100.0]
+    for mine, exact in zip(sketch.percentiles(wanted), np.percentile(every, wanted), strict=True):
+        assert mine == pytest.approx(exact, rel=ERROR, abs=1e-9)
+    assert Sketch().percentiles([50.0]) == [0.0]
+
+
+def test_a_crowd_counts_who_is_there() -> None:
+    crowd = Crowd()
+    assert crowd.add(np.array([0.0, 1.0]), np.array([1.0, 9.0])).tolist() == [1, 1]
+    assert crowd.add(np.array([2.0, 8.0]), np.array([3.0, 10.0])).tolist() == [2, 2]
+    assert crowd.add(np.array([9.5]), np.empty(0)).tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("workload.sessions={turns: 2}", "workload.sessions: a turn waits"),
+        ("workload.clients=3", "workload.clients: how evenly"),
+        ("predictor={kind: oracle}", "predictor: its errors"),
+    ],
+)
+def test_what_needs_all_requests_is_refused_by_its_key(
+    override: str, why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(HeadwayError, match=f"^--no-tables: {why}"):
+        run_streamed(scenario(tmp_path, override))
+
+
+def test_more_requests_than_fit_are_only_streamed(tmp_path: Path) -> None:
+    what = scenario(tmp_path, "workload.num_prompts=10000001")
+    with pytest.raises(HeadwayError, match=r"num_prompts: 10000001 requests do not fit .*--no-tab"):
+        what.make_workload()
+    total, parts = chunks(what, 100)
+    assert total == 10_000_001
+    assert len(next(parts)) == 100
+
+
+def test_the_command_writes_the_summary_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "s.yaml", tmp_path / "out"
+    path.write_text(SMALL)
+    assert main(["run", str(path), "--no-tables", "--out", str(out)]) == 0
+    assert sorted(file.name for file in out.iterdir()) == ["scenario.yaml", "summary.json"]
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["completed"] == 40
+    assert summary["headway"]["percentile_error"] == ERROR
+    assert "percentiles within" in capsys.readouterr().out
+    for words in (["--warmup", "1"], ["--jobs", "2"], ["--replications", "2"]):
+        assert main(["run", str(path), "--no-tables", *words]) == 2
+        assert capsys.readouterr().err.startswith("headway: error: --no-tables: goes without")

@@ -1,0 +1,303 @@
+"""The files of a run: what stands in them, that bytes are stable, that they come all or none."""
+
+import builtins
+import csv
+import io
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.core.log import Log
+from simulator.costs.piecewise import LinearCost
+from simulator.results.breakdown import break_down
+from simulator.results.frames import request_frame, step_frame
+from simulator.results.tables import gather_requests
+from simulator.simulation.write import write_run
+from simulator.util.csv_text import Words, encode_header, encode_rows
+from simulator.util.errors import HeadwayError
+from simulator.util.files import write_atomic, write_together
+from simulator.workload.workload import Workload
+from tests.support.handmade import Seen, add_request, add_run, add_step, make_workload
+
+REQUESTS = """\
+id,client,arrival,client_queue_time,prompt_tokens,output_tokens,queue_time,ttft,tpot,e2el,\
+prefill_time,decode_alone_time,decode_slowed_time,preempted_time,recompute_time,swap_time,\
+preemptions,cached_tokens,replica,finish_reason
+0,"a,b",0.000000000,0.000000000,5,3,0.500000000,1.000000000,1.000000000,3.000000000,\
+0.500000000,2.000000000,0.000000000,0.000000000,0.000000000,0.000000000,1,2,0,stop
+1,c,0.250000000,0.000000000,7,1,0.250000000,0.750000000,,0.750000000,\
+0.500000000,0.000000000,0.000000000,0.000000000,0.000000000,0.000000000,0,0,0,length
+2,c,0.500000000,0.000000000,900,0,,,,,,,,,,,0,0,0,rejected
+3,"a,b",0.750000000,0.000000000,5,0,,,,,,,,,,,0,0,0,unfinished
+4,c,1000.123456789,,5,0,,,,,,,,,,,0,0,,
+"""
+STEPS = """\
+start,duration,steps,running,waiting,prefill_tokens,decode_tokens,wasted_tokens,context,\
+kv_blocks_used,kv_blocks_free,preempted
+0.500000000,0.500000000,1,2,1,12,0,3,0,4,6,0
+1.000000000,2.000000000,2,1,0,0,1,0,6,2,8,1
+"""
+
+
+@dataclass
+class Ran:
+    """As much of a Result as the files need."""
+
+    workload: Workload
+    sent: np.ndarray
+    logs: list[Log]
+    note: dict = field(default_factory=lambda: {"completed": 2})
+    hints: np.ndarray | None = None
+    tries: None = None
+    transfers: None = None
+
+    @property
+    def scenario(self) -> SimpleNamespace:
+        engine = SimpleNamespace(reserves=False, scheduling_policy="fcfs")
+        return SimpleNamespace(resolved=lambda: {"name": "näme", "seed": 0}, engine=engine)
+
+    def time_parts(self) -> dict[str, np.ndarray]:
+        table = gather_requests(self.workload, self.sent, self.logs)
+        return break_down(table, self.logs, LinearCost(base=1.0))
+
+    def summary(self) -> dict:
+        return self.note
+
+
+@pytest.fixture
+def ran() -> Ran:
+    """Five requests: stopped, cut, rejected, unfinished, never sent; two rows of steps."""
+    seen = [
+        Seen(0.0, 0.5, [1.0, 2.0, 3.0], cached=2, preemptions=1),
+        Seen(0.25, 0.5, [1.0], "length", prompt=7),
+        Seen(0.5, reason="rejected", prompt=900),
+        Seen(0.75, reason="unfinished"),
+        Seen(1000.123456789),
+    ]
+    log = Log(num_blocks=10, block_size=4)
+    add_step(log, 0.5, 1.0, running=2, waiting=1, prefill_tokens=12, wasted=3, blocks_used=4)
+    values = {"running": 1, "decodes": 1, "context": 6, "blocks_used": 2, "preempted": 1}
+    add_step(log, 1.0, 3.0, steps=2, **values)
+    log.tick_ends.extend([2.0, 3.0])
+    add_run(log, 0, 1.0, 0, 2)
+    for number in (2, 1, 0, 3):
+        add_request(log, number, seen[number])
+    load = make_workload(seen, client=["a,b", "c", "c", "a,b", "c"])
+    return Ran(load, np.array([r.sent for r in seen[:4]] + [np.nan]), [log])
+
+
+def test_files_of_a_run(ran: Ran, tmp_path: Path) -> None:
+    """Every cell as documented: by id, empty where undefined, nanoseconds."""
+    out = tmp_path / "new" / "folder"
+    paths = write_run(ran, out)
+    tables = ["requests.csv", "steps.csv", "clients.csv", "fairness.csv"]
+    assert [p.name for p in paths] == ["summary.json", *tables, "scenario.yaml"]
+    assert sorted(out.iterdir()) == sorted(paths)
+    assert (out / "requests.csv").read_text() == REQUESTS
+    assert (out / "steps.csv").read_text() == STEPS
+    assert json.loads((out / "summary.json").read_text()) == {"completed": 2}
+    assert yaml.safe_load((out / "scenario.yaml").read_text()) == {"name": "näme", "seed": 0}
+
+
+def test_bytes_are_stable(ran: Ran, tmp_path: Path) -> None:
+    """Writing twice, the second time over the first, gives the same bytes."""
+    first = [p.read_bytes() for p in write_run(ran, tmp_path)]
+    assert [p.read_bytes() for p in write_run(ran, tmp_path)] == first
+
+
+def test_several_replicas(ran: Ran, tmp_path: Path) -> None:
+    """Then steps.csv has a column that says whose step it was."""
+    other = Log(num_blocks=10, block_size=4)
+    add_step(other, 0.25, 0.5)
+    ran.logs.append(other)
+    write_run(ran, tmp_path)
+    with (tmp_path / "steps.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["replica"], row["start"]) for row in rows] == [
+        ("0", "0.500000000"),
+        ("0", "1.000000000"),
+        ("1", "0.250000000"),
+    ]
+
+
+@pytest.mark.parametrize("slice_", [1, 2, 3, 100])
+def test_short_logs_are_encoded_together(
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slice_: int
+) -> None:
+    """However many rows go at once, each replica's come after those of the one before."""
+    monkeypatch.setattr("simulator.simulation.write.SLICE", slice_)
+    for start in (0.25, 7.0):
+        log = Log(num_blocks=10, block_size=4)
+        add_step(log, start, start + 1.0, blocks_used=3)
+        ran.logs += [Log(num_blocks=10, block_size=4), log]
+    write_run(ran, tmp_path)
+    header, *first = STEPS.splitlines()
+    later = [f"{at},1.000000000,1,0,0,0,0,0,0,3,7,0" for at in ("0.250000000", "7.000000000")]
+    rows = [*(f"0,{row}" for row in first), f"2,{later[0]}", f"4,{later[1]}"]
+    assert (tmp_path / "steps.csv").read_text().splitlines() == [f"replica,{header}", *rows]
+
+
+def test_frames(ran: Ran) -> None:
+    """The tables as DataFrames have the columns of the files; leaps unroll on request."""
+    requests, steps = request_frame(ran), step_frame(ran)
+    assert list(requests.columns) == REQUESTS.splitlines()[0].split(",")
+    assert requests["finish_reason"].tolist()[:3] == ["stop", "length", "rejected"]
+    assert requests["tpot"].isna().tolist() == [False, True, True, True, True]
+    assert list(steps.columns) == STEPS.splitlines()[0].split(",")
+    expanded = step_frame(ran, expanded=True)
+    assert expanded["start"].tolist() == [0.5, 1.0, 2.0]
+    assert expanded["context"].tolist() == [0, 6, 7]
+    assert expanded["waiting"].tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_parquet_has_the_columns_of_csv(ran: Ran, tmp_path: Path, replicas: int) -> None:
+    """With one engine and with several."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    ran.logs += [Log(num_blocks=10, block_size=4)] * (replicas - 1)
+    write_run(ran, tmp_path)
+    write_run(ran, tmp_path, "parquet")
+    for name in ("requests", "steps"):
+        with (tmp_path / f"{name}.csv").open(newline="") as file:
+            header = next(csv.reader(file))
+        assert parquet.read_table(tmp_path / f"{name}.parquet").column_names == header
+
+
+def test_times_too_large_for_a_table_are_told(ran: Ran, tmp_path: Path) -> None:
+    """A cell has 64 bits; nothing is written."""
+    ran.workload.arrival[4] = 1e19
+    with pytest.raises(HeadwayError, match=r"^requests.csv: not every value lies in 0 to 9"):
+        write_run(ran, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failing_write_leaves_the_old_files(ran: Ran, tmp_path: Path) -> None:
+    """If one file cannot be written, none of the folder's files changes."""
+    write_run(ran, tmp_path)
+    before = {p: p.read_bytes() for p in tmp_path.iterdir()}
+    ran.sent = ran.sent + 1.0
+    ran.note = {"completed": 2, "headway": {"mfu": float("nan"), "n": [1]}, "x": float("inf")}
+    with pytest.raises(HeadwayError, match=r"number: headway\.mfu is nan, x is inf"):
+        write_run(ran, tmp_path)
+    assert {p: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_interrupt_leaves_no_folder(tmp_path: Path) -> None:
+    """Ctrl-C while a file is written takes back the file and the folders made for it."""
+
+    def interrupted(file: io.BufferedWriter) -> None:
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_together(tmp_path / "a" / "b", {"x": lambda f: f.write(b"x"), "y": interrupted})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unwritable_output_names_the_path(tmp_path: Path) -> None:
+    """A file where the folder should be, or a folder where the file should be."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HeadwayError, match=r"/file: cannot write: is not a folder"):
+        write_atomic(tmp_path / "file" / "x", lambda f: f.write(b""))
+    (tmp_path / "y").mkdir()
+    with pytest.raises(HeadwayError, match=r"y: cannot write: is a folder"):
+        write_together(tmp_path, {"x": lambda f: f.write(b""), "y": lambda f: f.write(b"")})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "y"]
+
+
+def test_parquet(ran: Ran, tmp_path: Path) -> None:
+    """The same tables; numbers need no rounding there."""
+    pd = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    write_run(ran, tmp_path, "parquet")
+    names = {p.name for p in tmp_path.iterdir()}
+    tables = {f"{name}.parquet" for name in ("requests", "steps", "clients", "fairness")}
+    assert names == {"summary.json", *tables, "scenario.yaml"}
+    assert pd.read_parquet(tmp_path / "requests.parquet")["ttft"].tolist()[:2] == [1.0, 0.75]
+
+
+def test_parquet_without_pyarrow(ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says how to get it, and nothing is written."""
+    real = builtins.__import__
+
+    def without(name: str, *args: object, **kwargs: object) -> object:
+        if name.split(".", maxsplit=1)[0] == "pyarrow":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(HeadwayError, match=r"pip install headway\[parquet\]"):
+        write_run(ran, tmp_path / "out", "parquet")
+    assert not (tmp_path / "out").exists()
+
+
+cells = st.integers(0, 2**62)
+seconds = st.one_of(st.none(), st.floats(0, 8.9e9), st.floats(0, 1))
+words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=6)
+
+
+@given(st.lists(st.tuples(cells, seconds, words), min_size=1, max_size=20))
+def test_rows_read_back(rows: list[tuple[int, float | None, str]]) -> None:
+    """Python's csv reader finds the integers, the floats to the nanosecond, and any word."""
+    integers, floats, names = zip(*rows, strict=True)
+    words = sorted(set(names))
+    times = np.array([np.nan if f is None else f for f in floats])
+    codes = np.array([words.index(name) for name in names])
+    text = encode_rows([np.array(integers), times, Words(codes, words)]).decode()
+    back = list(csv.reader(io.StringIO(text, newline="")))
+    assert [int(row[0]) for row in back] == list(integers)
+    assert [row[2] for row in back] == list(names)
+    for cell, value in zip((row[1] for row in back), floats, strict=True):
+        if value is None:
+            assert cell == ""
+        else:
+            assert float(cell) == pytest.approx(value, rel=1e-15, abs=5.1e-10)
+            assert cell[-10] == "."
+
+
+def test_empty_cells() -> None:
+    """A negative integer, a NaN and the word -1 are empty; no rows are no text."""
+    columns = [np.array([-1, 12]), np.array([np.nan, 0.5]), Words(np.array([-1, 0]), ["a"])]
+    assert encode_rows(columns) == b",,\n12,0.500000000,a\n"
+    assert encode_rows([c[slice(0)] for c in columns]) == b""
+    assert encode_header(["a", "b"]) == b"a,b\n"
+
+
+@pytest.mark.parametrize("value", [-1e-6, 1e19, np.inf])
+def test_a_time_that_cannot_be_written_is_refused(value: float) -> None:
+    """Nothing is clamped in silence."""
+    with pytest.raises(ValueError, match="not every value lies in"):
+        encode_rows([np.array([0.0, value])])
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        (9e9, "9000000000.000000000"),
+        (9.1e9, "9100000000.00000000"),
+        (1e12, "1000000000000.000000"),
+        (1e18, "1000000000000000000"),
+    ],
+)
+def test_large_values_have_fewer_decimals(value: float, cell: str) -> None:
+    """Such as the service of a client with a small weight; a float has no more digits."""
+    text = encode_rows([np.array([value, np.nan, 0.5]), np.array([1, 2, 3])]).decode()
+    first, empty, half = text.splitlines()
+    assert (first, empty) == (f"{cell},1", ",2")
+    decimals = len(cell.partition(".")[2])
+    assert half == (f"{0.5:.{decimals}f},3")
+
+
+def test_a_column_of_zeros() -> None:
+    """It takes a short cut, to the same text; a cell that is empty is no zero."""
+    zeros = np.zeros(2)
+    assert encode_rows([zeros, np.array([3, 4])]) == b"0.000000000,3\n0.000000000,4\n"
+    assert encode_rows([np.array([0.0, np.nan])]) == b"0.000000000\n\n"
+    assert encode_rows([np.zeros(0)]) == b""

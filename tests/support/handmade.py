@@ -1,0 +1,194 @@
+"""Logs made by hand, and by hypothesis, next to the plain lists that they must amount to.
+
+All times are multiples of 1/64 s, so that sums and differences of them are exact.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import strategies as st
+
+from simulator.core.log import REASONS, STEP, Log, pack_request, pack_run
+from simulator.workload.workload import Workload
+from tests.support.engines import Clock, workload
+
+TICK = 1 / 64
+
+
+@dataclass
+class Seen:
+    """One request as a client sees it."""
+
+    sent: float
+    scheduled: float = -1.0
+    tokens: list[float] = field(default_factory=list)  # when each came out
+    reason: str = "stop"
+    replica: int = 0
+    prompt: int = 5
+    cached: int = 0
+    preemptions: int = 0
+
+    @property
+    def completed(self) -> bool:
+        return self.reason in ("stop", "length")
+
+    @property
+    def finish(self) -> float:
+        return self.tokens[-1] if self.completed else -1.0
+
+
+@dataclass
+class Story:
+    """What happened in a run: requests, single steps (dicts with start and end), and the logs."""
+
+    requests: list[Seen]
+    steps: list[list[dict]]  # per replica
+    logs: list[Log]
+
+    @property
+    def sent(self) -> np.ndarray:
+        return np.array([r.sent for r in self.requests])
+
+    @property
+    def workload(self) -> Workload:
+        return make_workload(self.requests)
+
+
+def make_workload(requests: list[Seen], **options) -> Workload:
+    """Give the workload that would have led to these requests."""
+    return Workload(
+        arrival=np.array([r.sent for r in requests], float),
+        prompt_tokens=np.array([r.prompt for r in requests], int),
+        output_tokens=np.array([max(len(r.tokens), 1) for r in requests], int),
+        **options,
+    )
+
+
+def add_step(log: Log, start: float, end: float, **values: int) -> None:
+    """Write down a row of steps; what is not given is 0, `steps` 1."""
+    row = np.zeros(1, STEP)
+    for name, value in ({"start": start, "end": end, "steps": 1} | values).items():
+        row[name] = value
+    log.step_rows += row.tobytes()
+
+
+def add_request(log: Log, number: int, seen: Seen) -> None:
+    """Write down a request's row, and that it joined the queue as it was sent."""
+    if seen.reason != "rejected":
+        log.joined.append(seen.sent)
+    log.request_rows += pack_request(
+        seen.scheduled,
+        seen.tokens[0] if seen.tokens else -1.0,
+        seen.finish,
+        number,
+        seen.preemptions,
+        seen.cached,
+        len(seen.tokens),
+        REASONS.index(seen.reason),
+    )
+
+
+def add_run(log: Log, number: int, start: float, first_tick: int, ticks: int) -> None:
+    """Write down a run of tokens."""
+    log.run_rows += pack_run(start, number, first_tick, ticks)
+
+
+times = st.integers(0, 200).map(lambda n: n * TICK)
+lengths = st.integers(1, 100).map(lambda n: n * TICK)
+small = st.integers(0, 20)
+
+
+@st.composite
+def _replica(draw) -> tuple[Log, list[dict]]:
+    """A log of steps with ticks, and its single steps listed."""
+    log = Log(num_blocks=100, block_size=4)
+    now = draw(times)
+    steps = []
+    for _ in range(draw(st.integers(0, 8))):
+        now += draw(st.one_of(st.just(0.0), times))
+        durations = draw(st.lists(lengths, min_size=1, max_size=4))
+        leapt = len(durations) > 1
+        row = {
+            "context": draw(small),
+            "kv_tokens": draw(small),
+            "prefill_tokens": 0 if leapt else draw(small),
+            "decodes": draw(st.integers(1, 9)),
+            "wasted": draw(small),
+            "running": draw(small),
+            "waiting": draw(small),
+            "blocks_used": draw(small),
+            "preempted": draw(st.integers(0, 2)),
+        }
+        ends = (now + np.cumsum(durations)).tolist()
+        tick = leapt or draw(st.booleans())
+        add_step(log, now, ends[-1], steps=len(ends), **row)
+        for index, end in enumerate(ends):
+            later = {
+                "context": row["context"] + index * (row["decodes"] + row["wasted"]),
+                "kv_tokens": row["kv_tokens"] + index * row["decodes"],
+                "blocks_used": row["blocks_used"] + index * (row["decodes"] + row["wasted"]) / 4,
+                "preempted": 0 if index else row["preempted"],
+            }
+            begin = ends[index - 1] if index else now
+            steps.append(row | later | {"start": begin, "end": end, "tick": tick})
+        if tick:
+            log.tick_ends.extend(ends)
+        now = ends[-1]
+    return log, steps
+
+
+@st.composite
+def _tokens(draw, log: Log, steps: list[dict], number: int) -> list[float]:
+    """Some runs of tokens on the ticks of a log; write them down, give their times."""
+    ticks = list(log.tick_ends)
+    tokens: list[float] = []
+    first = 0
+    for _ in range(draw(st.integers(1, 3))):
+        after = tokens[-1] if tokens else -1.0
+        begins = [step["end"] for step in steps if step["end"] > after]
+        if not begins:
+            break
+        start = draw(st.sampled_from(begins))
+        first = max(first, int(np.searchsorted(ticks, start, side="right")))
+        count = draw(st.integers(0, len(ticks) - first))
+        add_run(log, number, start, first, count)
+        tokens += [start, *ticks[first : first + count]]
+        first += count
+    return tokens
+
+
+@st.composite
+def stories(draw, max_replicas: int = 2, max_requests: int = 6) -> Story:
+    """A run with any requests on any steps; nothing ties the steps' sums to the requests."""
+    replicas = [draw(_replica()) for _ in range(draw(st.integers(1, max_replicas)))]
+    requests = []
+    for number in range(draw(st.integers(0, max_requests))):
+        seen = Seen(sent=0.0, replica=draw(st.integers(0, len(replicas) - 1)))
+        log, steps = replicas[seen.replica]
+        seen.prompt = draw(st.integers(1, 50))
+        seen.reason = draw(st.sampled_from(REASONS))
+        if steps and seen.reason != "rejected":
+            seen.tokens = draw(_tokens(log, steps, number))
+        if seen.completed and not seen.tokens:
+            seen.reason = "unfinished"
+        if seen.tokens:
+            seen.scheduled = draw(st.sampled_from([s["start"] for s in steps]))
+            seen.scheduled = min(seen.scheduled, seen.tokens[0])
+            seen.cached = draw(st.integers(0, seen.prompt - 1))
+            seen.preemptions = draw(st.integers(0, 2))
+            seen.sent = max(0.0, seen.scheduled - draw(times))
+        else:
+            seen.sent = draw(times)
+        add_request(log, number, seen)
+        requests.append(seen)
+    return Story(requests, [s for _, s in replicas], [log for log, _ in replicas])
+
+
+CLOCK = Clock(base=0.25, per_token=1 / 128, per_context=1 / 1024)
+"""Seconds that add up exactly."""
+loads = st.lists(
+    st.tuples(st.integers(0, 400).map(lambda n: n * TICK), st.integers(1, 30), st.integers(1, 30)),
+    min_size=1,
+    max_size=15,
+).map(lambda requests: workload(*sorted(requests)))
+"""Workloads for a real engine with that clock."""

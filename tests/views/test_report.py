@@ -1,0 +1,203 @@
+"""The tables as text: vLLM's labels and formats, ratios and marks."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from simulator.core.log import Log
+from simulator.results.metrics import Summary, summarize
+from simulator.views.report import run_table
+from simulator.views.side_by_side import compare_table
+from tests.support.handmade import Seen, add_request, add_run, add_step, make_workload
+
+TABLE = """\
+============ Serving Benchmark Result ============
+Successful requests:                     2
+Failed requests:                         1
+Maximum request concurrency:             4
+Request rate configured (RPS):           2.50
+Benchmark duration (s):                  4.00
+Total input tokens:                      10
+Total generated tokens:                  5
+Request throughput (req/s):              0.50
+Request goodput (req/s):                 0.25
+Output token throughput (tok/s):         1.25
+Peak output token throughput (tok/s):    2.00
+Peak concurrent requests:                2.00
+Total token throughput (tok/s):          3.75
+---------------Time to First Token----------------
+Mean TTFT (ms):                          1000.00
+Median TTFT (ms):                        1000.00
+P99 TTFT (ms):                           1000.00
+-----Time per Output Token (excl. 1st token)------
+Mean TPOT (ms):                          1250.00
+Median TPOT (ms):                        1250.00
+P99 TPOT (ms):                           1495.00
+---------------Inter-token Latency----------------
+Mean ITL (ms):                           1333.33
+Median ITL (ms):                         1000.00
+P99 ITL (ms):                            1980.00
+----------------End-to-end Latency----------------
+Mean E2EL (ms):                          3000.00
+Median E2EL (ms):                        3000.00
+P99 E2EL (ms):                           3980.00
+---------------Client-side Queueing---------------
+Mean Client Queue Time (ms):             0.00
+Median Client Queue Time (ms):           0.00
+P99 Client Queue Time (ms):              0.00
+--------Queue-inclusive End-to-end Latency--------
+Mean E2EL incl. Client Queue (ms):       3000.00
+Median E2EL incl. Client Queue (ms):     3000.00
+P99 E2EL incl. Client Queue (ms):        3980.00
+--------------Queueing in the Engine--------------
+Mean Queue Time (ms):                    500.00
+Median Queue Time (ms):                  500.00
+P99 Queue Time (ms):                     500.00
+----------------------Engine----------------------
+Steps:                                   3
+GPU busy (%):                            87.50
+Mean batch while busy (requests):        1.43
+Batch occupancy (% of max_num_seqs):     71.43
+Mean queue depth (requests):             0.25
+Peak queue depth (requests):             2
+Mean KV cache usage (%):                 11.43
+Peak KV cache usage (%):                 20.00
+KV memory efficiency (%):                65.62
+Wasted token slots (%):                  27.78
+Preemptions:                             0
+Prefix cache hit rate (% of tokens):     0.00
+Requests rejected (could never fit):     1
+==================================================
+"""
+
+
+@pytest.fixture
+def summary() -> Summary:
+    """Two requests that end, with 3 and 2 tokens, and one that never fits."""
+    log = Log(num_blocks=10, block_size=4)
+    add_step(log, 0.5, 1.0, running=2, prefill_tokens=10, wasted=4, blocks_used=2, kv_tokens=5)
+    add_step(log, 1.0, 2.0, running=2, decodes=2, blocks_used=1, kv_tokens=2)
+    add_step(log, 2.0, 4.0, running=1, decodes=1, wasted=1, blocks_used=1, kv_tokens=3)
+    log.tick_ends.extend([2.0, 4.0])
+    seen = [Seen(0.0, 0.5, [1.0, 2.0, 4.0]), Seen(0.0, 0.5, [1.0, 2.0]), Seen(0.0)]
+    seen[2].reason = "rejected"
+    for number, request in enumerate(seen):
+        add_request(log, number, request)
+    add_run(log, 0, 1.0, 0, 2)
+    add_run(log, 1, 1.0, 0, 1)
+    load = make_workload(seen, max_concurrency=4, request_rate=2.5)
+    sent = np.array([0.0, 0.0, 0.0])
+    return summarize(load, sent, [log], goodput={"e2el": 3000}, max_num_seqs=2)
+
+
+def test_run_table(summary: Summary) -> None:
+    """Every line, to the letter."""
+    assert run_table(summary) + "\n" == TABLE
+
+
+def test_what_was_not_asked_is_not_shown(summary: Summary) -> None:
+    """No rate, no bound, no closed loop: no line, as in vLLM."""
+    for key in ("max_concurrency", "request_goodput"):
+        summary[key] = None
+    summary["request_rate"] = "inf"
+    text = run_table(summary)
+    assert "concurrency" not in text
+    assert "goodput" not in text
+    assert "RPS" not in text
+
+
+def test_warnings_follow(summary: Summary) -> None:
+    """A result brings its warnings along, and says if it was broken off."""
+    summary["headway"]["interrupted"] = True
+    result = SimpleNamespace(summary=lambda: summary, warnings=["out of range"])
+    lines = run_table(result).splitlines()
+    assert lines[-3:] == [
+        "=" * 50,
+        "Interrupted: the figures are those up to then.",
+        "Warning: out of range",
+    ]
+
+
+def shorter(summary: Summary, **changes: float) -> Summary:
+    return {**summary, "headway": dict(summary["headway"]), **changes}
+
+
+def test_compare_table(summary: Summary) -> None:
+    """Values side by side, the ratio to the first, + where better and - where worse."""
+    one = shorter(summary, output_throughput=100.0, mean_ttft_ms=50.0, p99_itl_ms=0.0)
+    other = shorter(summary, output_throughput=250.0, mean_ttft_ms=2000.0, p99_itl_ms=7.0)
+    other["headway"]["wasted_share"] = 0.0
+    lines = compare_table(["static", "fcfs"], [one, other]).splitlines()
+    cells = {line[:36].strip(): line[36:].split() for line in lines}
+    assert lines[0].split() == ["static", "fcfs"]
+    assert cells["Output throughput (tok/s)"] == ["100.00", "250.00", "2.50x", "+"]
+    assert cells["Mean TTFT (ms)"] == ["50.00", "2000.00", "40.00x", "-"]
+    assert cells["P99 ITL (ms)"] == ["0.00", "7.00", "-"]
+    assert cells["Wasted token slots (%)"] == ["27.78", "0.00", "0x", "+"]
+    assert cells["GPU busy (%)"] == ["87.50", "87.50", "1.00x"]
+    assert cells["Preemptions"] == ["0", "0", "1.00x"]
+    assert not any(label.startswith("Model FLOPs") for label in cells)
+    assert lines[-1] == "Ratios are to static; + better, - worse."
+
+
+@pytest.mark.parametrize("copies", [1, 5])
+def test_who_completed_nobody_has_no_latencies(summary: Summary, copies: int) -> None:
+    """Though vLLM's summary calls them 0: nobody is slower, and it is no best."""
+    zero = {"completed": 0, "output_throughput": 0.0, "mean_ttft_ms": 0.0, "p99_ttft_ms": 0.0}
+    empty = shorter(summary, **zero)
+    text = compare_table(["empty", "full"] * copies, [empty, summary] * copies)
+    if copies == 1:
+        cells = {line[:36].strip(): line[36:].split() for line in text.splitlines()}
+        assert cells["Mean TTFT (ms)"] == [".", f"{summary['mean_ttft_ms']:.2f}"]
+        assert cells["Output throughput (tok/s)"][0] == "0.00"
+    else:
+        rows = [line.split() for line in text.splitlines() if line.startswith(("empty", "full"))]
+        assert [row[3].rstrip("*") == "." for row in rows] == [True, False] * 5
+
+
+def test_a_run_without_a_metric_shows_that_of_the_others(summary: Summary) -> None:
+    """Jain's index is that of several clients."""
+    fair = {**summary, "headway": {**summary["headway"], "jain_index": 0.5}}
+    for runs, told in (([summary, fair], [".", "0.50"]), ([fair, summary], ["0.50", "."])):
+        lines = compare_table(["one", "two"], runs).splitlines()
+        cells = {line[:38].strip(): line[38:].split() for line in lines}
+        assert cells["Fairness: Jain's index of clients"] == told
+
+
+def test_many_runs_fit_the_screen(summary: Summary) -> None:
+    """More than four runs come in blocks, each with the first run."""
+    text = compare_table([f"run{i}" for i in range(8)], [summary] * 8)
+    heads = [block.splitlines()[0].split() for block in text.split("\n\n")[:-1]]
+    assert heads == [
+        ["run0", "run1", "run2", "run3"],
+        ["run0", "run4", "run5", "run6"],
+        ["run0", "run7"],
+    ]
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_one_run_alone(summary: Summary) -> None:
+    """A comparison of one run is its values."""
+    lines = compare_table(["only"], [summary]).splitlines()
+    assert lines[0].split() == ["only"]
+    assert lines[2].split() == ["Successful", "requests", "2"]
+
+
+def test_of_many_runs_each_is_a_row(summary: Summary) -> None:
+    """The best of a column is marked; what a run does not have is a dot; equal columns go."""
+    quick = {**summary, "p99_ttft_ms": summary["p99_ttft_ms"] / 2}
+    fair = {**summary, "headway": {**summary["headway"], "jain_index": 0.5}}
+    text = compare_table([f"run{i}" for i in range(12)], [summary] * 10 + [quick, fair])
+    lines = text.splitlines()
+    assert [line.split()[0] for line in lines[3:15]] == [f"run{i}" for i in range(12)]
+    assert lines[15:] == [
+        "",
+        "* best of its column. All metrics of all runs are in comparison.csv.",
+    ]
+    cells = [line.split() for line in lines[3:15]]
+    place = lines[1].replace("tok per s", "tok").split().index("P99,") // 2 + 1
+    assert [row[place].endswith("*") for row in cells] == [False] * 10 + [True, False]
+    assert [row[-1] for row in cells] == ["."] * 11 + ["0.5*"]
+    assert "batch" not in lines[0]
+    assert max(map(len, lines)) <= 130

@@ -1,0 +1,238 @@
+"""Timelines for Perfetto and metrics for Prometheus: structure, and schedules by hand."""
+
+import gzip
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from prometheus_client.parser import text_string_to_metric_families
+
+from simulator.cli.main import main
+from simulator.core.log import Log
+from simulator.costs.piecewise import LinearCost
+from simulator.scenario.load import load_scenario
+from simulator.simulation.run import run
+from simulator.views import timeline
+from simulator.views.prometheus import metrics_text
+from simulator.views.timeline import write_timeline
+from tests.support.engines import fcfs, play, workload
+from tests.support.handmade import Story, stories
+from tests.support.scenarios import SMALL
+
+
+def result_of(load, sent: np.ndarray, logs: list[Log]) -> SimpleNamespace:
+    """As much of a Result as the two files need."""
+    return SimpleNamespace(
+        workload=load,
+        sent=sent,
+        logs=logs,
+        scenario=SimpleNamespace(name="tiny", seed=0),
+        tries=None,
+        transfers=None,
+        model=SimpleNamespace(name='a "b"'),
+        parts=SimpleNamespace(max_model_len=40),
+        interrupted=False,
+    )
+
+
+def played(scheduler, *requests: tuple[float, int, int], **cost: float) -> SimpleNamespace:
+    load = workload(*requests)
+    log, client = play(load, scheduler, LinearCost(base=1.0, **cost))
+    return result_of(load, np.array(client.sent), [log])
+
+
+def read(path: Path) -> dict:
+    data = path.read_bytes()
+    return json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+
+
+def traced(result, folder: Path) -> list[dict]:
+    write_timeline(result, folder / "trace.json")
+    return read(folder / "trace.json")["traceEvents"]
+
+
+def spans(events: list[dict], number: int) -> list[tuple[str, float, float]]:
+    """Give name, start and end (s) of what a request did, outermost first."""
+    stack, done = [], []
+    for event in events:
+        if event.get("id") != number:
+            continue
+        if event["ph"] == "b":
+            stack.append((event["name"], event["ts"] / 1e6))
+        else:
+            name, start = stack.pop()
+            assert event["name"] == name
+            done.append((name, start, event["ts"] / 1e6))
+    return sorted(done, key=lambda span: (span[1], -span[2]))
+
+
+def check(events: list[dict]) -> None:
+    """See that the trace is well formed: in order, every begin with its end, nested by track."""
+    timed = [event for event in events if event["ph"] != "M"]
+    assert events[: len(events) - len(timed)] == [e for e in events if e["ph"] == "M"]
+    times = [event["ts"] for event in timed]
+    assert times == sorted(times)
+    named = {event["pid"] for event in events if event["name"] == "process_name"}
+    open_: dict[tuple, list[str]] = {}
+    ends: dict[int, float] = {}
+    for event in timed:
+        assert event["pid"] in named
+        track = (event["pid"], event.get("cat"), event.get("id"))
+        if event["ph"] == "b":
+            open_.setdefault(track, []).append(event["name"])
+        elif event["ph"] == "e":
+            assert open_[track].pop() == event["name"]
+        elif event["ph"] == "X":
+            assert event["ts"] >= ends.get(event["pid"], 0.0)
+            assert event["dur"] >= 0
+            ends[event["pid"]] = event["ts"] + event["dur"] - 2e-3  # rounding to nanoseconds
+        elif event["ph"] == "C":
+            assert all(value >= 0 for value in event["args"].values())
+        else:
+            assert event["ph"] == "i"
+    assert not any(open_.values())
+
+
+def test_a_preemption_by_hand(tmp_path: Path) -> None:
+    """Blocks of 4, 5 of them, 1 s a step: request 1 leaves at 2 s and is back at 4 s."""
+    events = traced(played(fcfs(6, 4), (0, 7, 4), (0, 7, 4)), tmp_path)
+    check(events)
+    assert spans(events, 0) == [("request 0", 0, 4), ("prefill", 0, 1), ("decode", 1, 4)]
+    assert spans(events, 1) == [
+        ("request 1", 0, 6),
+        ("prefill", 0, 1),
+        ("decode", 1, 2),
+        ("preempted", 2, 4),
+        ("recompute", 4, 5),
+        ("decode", 5, 6),
+    ]
+    slices = [e for e in events if e["ph"] == "X"]
+    told = [(e["ts"], e["dur"], e["name"], *list(e["args"].values())[:3]) for e in slices]
+    assert told == [
+        (0, 1e6, "prefill", 1, 14, 0),
+        (1e6, 1e6, "decode", 1, 0, 2),
+        (2e6, 1e6, "decode", 1, 0, 1),
+        (3e6, 1e6, "decode", 1, 0, 1),
+        (4e6, 1e6, "prefill", 1, 9, 0),
+        (5e6, 1e6, "decode", 1, 0, 1),
+    ]
+    assert [e["args"]["preempted"] for e in slices] == [0, 0, 1, 0, 0, 0]
+    assert slices[2]["args"]["kv_blocks_used"] == 3
+    counted = [e for e in events if e["ph"] == "C" and e["name"] == "KV cache usage"]
+    assert [(e["ts"], e["args"]["percent"]) for e in counted[:3]] == [(0, 80), (1e6, 80), (2e6, 60)]
+    assert counted[-1]["args"] == {"percent": 0}
+
+
+def test_a_swap_and_a_queue_by_hand(tmp_path: Path) -> None:
+    """A swapped request goes on at once; a second one waits while the only seat is taken."""
+    events = traced(played(fcfs(6, 4, swap_blocks=10), (0, 7, 4), (0, 7, 4)), tmp_path)
+    names = [name for name, *_ in spans(events, 1)]
+    assert names == ["request 1", "prefill", "decode", "swapped", "decode"]
+    events = traced(played(fcfs(max_num_seqs=1), (0, 4, 3), (1.5, 4, 1)), tmp_path)
+    assert spans(events, 1) == [("request 1", 1.5, 4), ("queued", 1.5, 3), ("prefill", 3, 4)]
+    waits = [(e["ts"] / 1e6, e["args"]["requests"]) for e in events if e["name"] == "waiting"]
+    assert waits == [(0, 0), (1, 0), (1.5, 1), (3, 0), (4, 0)]
+    runs = [(e["ts"] / 1e6, e["args"]["requests"]) for e in events if e["name"] == "running"]
+    assert runs == [(0, 1), (1, 1), (1.5, 1), (3, 1), (4, 0)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(stories(max_replicas=2))
+def test_any_trace_is_well_formed(tmp_path_factory, story: Story) -> None:
+    """Whatever the log says, of requests that were preempted, rejected or never finished."""
+    result = result_of(story.workload, story.sent, story.logs)
+    check(traced(result, tmp_path_factory.mktemp("trace")))
+
+
+def test_large_runs_are_thinned(tmp_path: Path, monkeypatch, write) -> None:
+    """Every k-th request, several rows in a slice; tokens are not lost, and it says so."""
+    result = run(load_scenario(write(SMALL)))
+    whole = traced(result, tmp_path)
+    monkeypatch.setattr(timeline, "REQUESTS", 10)
+    monkeypatch.setattr(timeline, "LIMIT", 20)
+    rows = len(result.logs[0].steps)
+    said = write_timeline(result, tmp_path / "small.json.gz")
+    merged = -(-rows // 20)
+    assert said == f"every 4th of 40 requests, {merged} successive rows of steps.csv in one slice"
+    trace = read(tmp_path / "small.json.gz")
+    assert trace["metadata"]["shown"] == said
+    events = trace["traceEvents"]
+    check(events)
+    assert sorted({e["id"] for e in events if "id" in e}) == list(range(0, 40, 4))
+    slices = [e for e in events if e["ph"] == "X"]
+    assert len(slices) <= 20
+    assert max(sum(e["name"] == name for e in events) for name in ("running", "waiting")) <= 21
+    for key in ("steps", "prefill_tokens", "decode_tokens"):
+        one, other = (
+            sum(e["args"][key] for e in some if e["ph"] == "X") for some in (whole, events)
+        )
+        assert one == other > 0
+
+
+def test_metrics_by_hand() -> None:
+    """A step takes 1 s and 1/8 s per token: TTFT 1.5 and 2.625 s, gaps 2.125, 1.25, 1.125, 1.25."""
+    result = played(fcfs(), (0, 4, 4), (1, 8, 2), per_token=1 / 8)
+    text = metrics_text(result)
+    families = {f.name: f for f in text_string_to_metric_families(text)}
+    assert {s.labels["model_name"] for f in families.values() for s in f.samples} == {'a "b"'}
+
+    def value(family: str, suffix: str = "", **labels: str) -> float:
+        wanted = {"model_name": 'a "b"', "engine": "0"} | labels
+        name = family.removesuffix("_total") if suffix == "_total" else family
+        found = [s for s in families[name].samples if s.labels == wanted]
+        return next(s.value for s in found if s.name == name + suffix)
+
+    ttft = "vllm:time_to_first_token_seconds"
+    assert value(ttft, "_count") == 2
+    assert value(ttft, "_sum") == 1.5 + 2.625
+    assert [value(ttft, "_bucket", le=le) for le in ("1.0", "2.5", "5.0", "+Inf")] == [0, 1, 2, 2]
+    itl = "vllm:inter_token_latency_seconds"
+    assert value(itl, "_count") == 4
+    assert value(itl, "_sum") == 2.125 + 1.25 + 1.25 + 1.125
+    tpot = "vllm:request_time_per_output_token_seconds"
+    assert value(tpot, "_sum") == 4.5 / 3 + 1.25
+    assert value("vllm:e2e_request_latency_seconds", "_sum") == 6.0 + 3.875
+    assert value("vllm:request_queue_time_seconds", "_sum") == 0.5
+    assert value("vllm:prompt_tokens", "_total") == 12
+    assert value("vllm:generation_tokens", "_total") == 6
+    assert value("vllm:request_success", "_total", finished_reason="stop") == 2
+    assert value("vllm:num_preemptions", "_total") == 0
+    assert value("vllm:num_requests_running") == value("vllm:kv_cache_usage_perc") == 0
+    steps = "vllm:iteration_tokens_total"
+    assert value(steps, "_sum") == 12 + 4  # the prefills bring out 2 of the 6 tokens
+    bounds = [s.labels["le"] for s in families["vllm:request_prompt_tokens"].samples[:-3]]
+    assert bounds == ["1.0", "2.0", "5.0", "10.0", "20.0"]
+
+
+def test_the_command_writes_both(tmp_path: Path, monkeypatch, capsys) -> None:
+    """The same seed gives the same bytes; what cannot be written is told before the run."""
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(SMALL)
+    for name in ("a", "b"):
+        Path(name).mkdir()
+        options = ["--timeline", f"{name}/t.json.gz", "--prometheus", f"{name}/m.prom"]
+        assert main(["run", "s.yaml", *options]) == 0
+        told = capsys.readouterr().out
+        assert f"written to {name}/t.json.gz: all requests and steps; open it" in told
+    for file in ("t.json.gz", "m.prom"):
+        assert Path("a", file).read_bytes() == Path("b", file).read_bytes()
+    check(read(Path("a/t.json.gz"))["traceEvents"])
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--timeline", "."], "--timeline .: is a folder"),
+        (["--prometheus", "s.yaml/m"], "--prometheus s.yaml/m: {}/s.yaml is not a folder"),
+        (["--timeline", "x", "--prometheus", "x"], "--prometheus x: --timeline names the same"),
+    ],
+)
+def test_bad_files(tmp_path: Path, monkeypatch, capsys, options, error: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(SMALL)
+    assert main(["run", "s.yaml", *options]) == 2
+    assert error.format(tmp_path) in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["s.yaml"]
