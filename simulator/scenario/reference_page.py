@@ -147,9 +147,9 @@ COST = """## cost
 `{profile: NAME}` takes a shipped profile, `{profile: PATH}` your own. What the engine adds to
 its kernels comes on top (`simulator/costs/overheads.yaml`, by `engine.version`);
 `overhead: vllm` beside it adds that to a profile that does not ask for it,
-`overhead: {host_per_sequence: 2e-5}` changes terms of it. `{kind: ...}` writes the cost model down, its terms in seconds; defaults are in
-brackets. T is the number of tokens in a step, n that of its sequences, S the cached tokens that its
-decodes read.
+`overhead: {host_per_sequence: 2e-5}` changes terms of it. `{kind: ...}` writes the
+cost model down, its terms in seconds; defaults are in brackets. T is the number of tokens in a
+step, n that of its sequences, S the cached tokens that its decodes read.
 """
 COSTS = {
     "linear": "Seconds = base + per_token T + per_context S + per_sequence n.",
