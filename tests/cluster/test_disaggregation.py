@@ -32,7 +32,7 @@ from simulator.workload.workload import Workload
 from tests.cluster.test_resilience import impatient
 from tests.engine.test_laws import _unroll, clocks, workloads
 from tests.support.engines import Clock, workload
-from tests.support.troubles import failing, scaling
+from tests.support.failures import failing, scaling
 
 Make = Callable[[type[Scheduler]], Scheduler]
 

@@ -31,7 +31,7 @@ from simulator.views.timeline import phases
 from simulator.workload.workload import Workload
 from tests.engine.test_laws import _unroll, clocks, engines, workloads
 from tests.support.engines import Clock, fcfs, workload
-from tests.support.troubles import failing, scaling
+from tests.support.failures import failing, scaling
 
 
 class World:

@@ -14,7 +14,7 @@ from simulator.results.client_service import Clients
 from simulator.results.tables import client_words, gather_requests, run_span
 from simulator.workload.workload import Workload
 from tests.support.engines import fcfs, play, workload
-from tests.support.handmade import TICK
+from tests.support.logs import TICK
 
 times = st.integers(0, 400).map(lambda n: n * TICK)
 rows = st.tuples(times, st.integers(1, 30), st.integers(1, 30), st.sampled_from("aaaab"))

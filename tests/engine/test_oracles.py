@@ -20,7 +20,7 @@ from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.engine.test_laws import clocks, engines, workloads
 from tests.support.engines import Clock, fcfs, play
-from tests.support.naive import Naive
+from tests.support.reference_scheduler import ReferenceScheduler
 
 # ---------------------------------------------------------------- vLLM's own loop
 
@@ -93,7 +93,7 @@ options = st.fixed_dictionaries(
 
 
 def _facts(scheduler: Scheduler, step: Step, before: set[int], preempted: set[int]) -> object:
-    """What `Naive.step` says, asked of the scheduler that works on sums."""
+    """What `ReferenceScheduler.step` says, asked of the scheduler that works on sums."""
     tick = scheduler.decodes.tick
     given = [(c.request.id, c.start, c.tokens) for c in (*step.prefills, *(step.singles or ()))]
     given += [
@@ -138,7 +138,7 @@ def test_the_scheduler_decides_as_vllms_own_loop_does(todo, chosen, size, data) 
     usable = data.draw(st.integers(1, 120)) // size + 1
     blocks = BlockManager(usable + 1, size, caching) if named else BlockCounter(usable + 1, size)
     scheduler = Scheduler(blocks, policy=policy, **chosen)
-    naive = Naive(
+    naive = ReferenceScheduler(
         usable + 1,
         size,
         caching,

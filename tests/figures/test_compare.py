@@ -16,7 +16,7 @@ from simulator.results.time_bins import mean_in_bins
 from simulator.schedulers.static import Static
 from simulator.workload.workload import Workload
 from tests.support.engines import Clock, fcfs, play, workload
-from tests.support.handmade import TICK, Story, stories
+from tests.support.logs import TICK, LoggedRun, logged_runs
 
 LOAD = workload(*((0.5 * i, 8 + i % 7, 1 + 5 * (i % 9)) for i in range(60)))
 
@@ -109,8 +109,8 @@ def test_means_in_bins() -> None:
 
 
 @settings(max_examples=30)
-@given(stories(max_replicas=1))
-def test_queue_depth_in_bins(story: Story) -> None:
+@given(logged_runs(max_replicas=1))
+def test_queue_depth_in_bins(story: LoggedRun) -> None:
     """The mean over bins is that of the depth listed at every instant."""
     log, sent = story.logs[0], story.sent
     rows = log.steps

@@ -24,7 +24,7 @@ from simulator.simulation.run import run
 from simulator.simulation.write import write_run
 from simulator.workload.workload import Workload
 from tests.support.engines import Clock, fcfs, play, workload
-from tests.support.handmade import TICK
+from tests.support.logs import TICK
 from tests.support.scenarios import SMALL
 
 CLOCK = Clock(base=0.25, per_token=1 / 128, per_context=1 / 1024)

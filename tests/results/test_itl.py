@@ -7,22 +7,22 @@ from hypothesis import strategies as st
 
 from simulator.core.log import Log
 from simulator.results.itl import SLICE, GapPool, TokenTimes
-from tests.support.handmade import TICK, Story, add_run, stories
+from tests.support.logs import TICK, LoggedRun, add_run, logged_runs
 
 
-def pool_of(story: Story) -> GapPool:
+def pool_of(story: LoggedRun) -> GapPool:
     completed = np.array([r.completed for r in story.requests], bool)
     return GapPool([TokenTimes(log, completed) for log in story.logs])
 
 
-def listed(story: Story) -> np.ndarray:
+def listed(story: LoggedRun) -> np.ndarray:
     gaps = [np.diff(r.tokens) for r in story.requests if r.completed]
     return np.concatenate(gaps) if gaps else np.empty(0)
 
 
 @pytest.mark.parametrize("slice_", [1, 3, SLICE])
-@given(stories())
-def test_the_pool_is_the_list(slice_: int, story: Story) -> None:
+@given(logged_runs())
+def test_the_pool_is_the_list(slice_: int, story: LoggedRun) -> None:
     """Count, mean, deviation and every percentile equal numpy's on the listed gaps.
 
     So they do however many gaps are looked at together.
@@ -32,7 +32,7 @@ def test_the_pool_is_the_list(slice_: int, story: Story) -> None:
         _check_pool(story)
 
 
-def _check_pool(story: Story) -> None:
+def _check_pool(story: LoggedRun) -> None:
     pool, gaps = pool_of(story), listed(story)
     wanted = [0.0, 12.5, 50.0, 90.0, 99.9, 100.0]
     assert pool.count == len(gaps)
@@ -42,8 +42,8 @@ def _check_pool(story: Story) -> None:
     assert pool.percentiles(wanted) == expected
 
 
-@given(stories(), st.integers(0, 100))
-def test_tokens_per_second_are_counted(story: Story, offset: int) -> None:
+@given(logged_runs(), st.integers(0, 100))
+def test_tokens_per_second_are_counted(story: LoggedRun, offset: int) -> None:
     """Each token of a completed request falls into its one-second bucket."""
     completed = np.array([r.completed for r in story.requests], bool)
     for number, log in enumerate(story.logs):

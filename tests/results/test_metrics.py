@@ -19,17 +19,17 @@ from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Frontend, Workload
 from tests.support.engines import fcfs, play
-from tests.support.handmade import (
+from tests.support.logs import (
     CLOCK,
     TICK,
-    Seen,
-    Story,
+    LoggedRun,
+    ObservedRequest,
     add_request,
     add_run,
     add_step,
     loads,
+    logged_runs,
     make_workload,
-    stories,
 )
 
 PERCENTS = (90.0, 99.0, 99.9)
@@ -43,7 +43,7 @@ def described(name: str, values: list[float]) -> dict[str, float]:
     return {f"{word}_{name}_ms": value * 1000 for word, value in out.items()}
 
 
-def by_hand(story: Story, goodput: dict[str, float]) -> dict[str, float]:
+def by_hand(story: LoggedRun, goodput: dict[str, float]) -> dict[str, float]:
     """Work out vLLM's metrics as its serve.py does: loops over requests and tokens."""
     done = [r for r in story.requests if r.completed]
     ends = [r.finish for r in done] + [steps[-1]["end"] for steps in story.steps if steps]
@@ -79,7 +79,7 @@ def by_hand(story: Story, goodput: dict[str, float]) -> dict[str, float]:
     }
 
 
-def busiest_second(done: list[Seen]) -> float:
+def busiest_second(done: list[ObservedRequest]) -> float:
     if not done:
         return 0.0
     start = min(r.sent for r in done)
@@ -89,7 +89,7 @@ def busiest_second(done: list[Seen]) -> float:
     return float(max(buckets))
 
 
-def most_at_once(done: list[Seen]) -> int:
+def most_at_once(done: list[ObservedRequest]) -> int:
     """Sweep over the half-open intervals, departures first, as vLLM does."""
     events = sorted([(r.sent, 1) for r in done] + [(r.finish, -1) for r in done])
     now = most = 0
@@ -104,8 +104,8 @@ bounds = st.dictionaries(
 )
 
 
-@given(stories(), bounds)
-def test_vllm_keys(story: Story, goodput: dict[str, float]) -> None:
+@given(logged_runs(), bounds)
+def test_vllm_keys(story: LoggedRun, goodput: dict[str, float]) -> None:
     """Every number that vLLM reports is what its own loops give."""
     summary = summarize(
         story.workload, story.sent, story.logs, goodput=goodput, percentiles=PERCENTS
@@ -115,8 +115,8 @@ def test_vllm_keys(story: Story, goodput: dict[str, float]) -> None:
     json.dumps(summary, allow_nan=False)
 
 
-@given(stories())
-def test_gauges(story: Story) -> None:
+@given(logged_runs())
+def test_gauges(story: LoggedRun) -> None:
     """Every gauge is the time average, or the sum, over single steps listed one by one."""
     gauges = summarize(story.workload, story.sent, story.logs, max_num_seqs=20)["headway"]
     steps = [step for steps in story.steps for step in steps]
@@ -176,7 +176,13 @@ def test_queue_depth() -> None:
     log = Log(10, 4)
     add_step(log, 1.0, 3.0, waiting=2)
     add_step(log, 5.0, 6.0, waiting=0)
-    seen = [Seen(0.0), Seen(0.0), Seen(2.0), Seen(4.0), Seen(2.5, reason="rejected")]
+    seen = [
+        ObservedRequest(0.0),
+        ObservedRequest(0.0),
+        ObservedRequest(2.0),
+        ObservedRequest(4.0),
+        ObservedRequest(2.5, reason="rejected"),
+    ]
     for number, request in enumerate(seen):
         if request.reason != "rejected":
             request.scheduled, request.tokens = 5.0, [6.0]
@@ -204,9 +210,9 @@ def test_who_waits_at_an_engine_that_fails_waits_there_no_longer() -> None:
 def test_prefix_cache_rate_is_in_tokens() -> None:
     """Hits and queries count prompt tokens of the requests that were scheduled."""
     seen = [
-        Seen(0.0, 1.0, [2.0], prompt=30, cached=16),
-        Seen(0.0, 1.0, [2.0], prompt=10),
-        Seen(0.0, prompt=99, reason="rejected"),
+        ObservedRequest(0.0, 1.0, [2.0], prompt=30, cached=16),
+        ObservedRequest(0.0, 1.0, [2.0], prompt=10),
+        ObservedRequest(0.0, prompt=99, reason="rejected"),
     ]
     log = Log(10, 4)
     for number, request in enumerate(seen):
@@ -227,8 +233,8 @@ def test_nothing_happened() -> None:
 def test_interrupted_before_the_first_token() -> None:
     """Requests that were sent but never ended are failed; those never sent are neither."""
     log = Log(10, 4)
-    add_request(log, 0, Seen(1.0, reason="unfinished"))
-    load = make_workload([Seen(1.0), Seen(2.0)])
+    add_request(log, 0, ObservedRequest(1.0, reason="unfinished"))
+    load = make_workload([ObservedRequest(1.0), ObservedRequest(2.0)])
     summary = summarize(load, np.array([1.0, np.nan]), [log])
     assert (summary["completed"], summary["failed"], summary["num_prompts"]) == (0, 1, 2)
     assert summary["headway"]["never_sent"] == 1
@@ -238,9 +244,11 @@ def test_interrupted_before_the_first_token() -> None:
 def test_single_tokens_have_no_tpot() -> None:
     """An answer of one token is left out of TPOT and keeps any bound on it."""
     log = Log(10, 4)
-    add_request(log, 0, Seen(0.0, 0.0, [0.5]))
+    add_request(log, 0, ObservedRequest(0.0, 0.0, [0.5]))
     add_run(log, 0, 0.5, 0, 0)
-    summary = summarize(make_workload([Seen(0.0)]), np.zeros(1), [log], goodput={"tpot": 1e-9})
+    summary = summarize(
+        make_workload([ObservedRequest(0.0)]), np.zeros(1), [log], goodput={"tpot": 1e-9}
+    )
     assert summary["mean_tpot_ms"] == summary["mean_itl_ms"] == 0.0
     assert summary["request_goodput"] == 2.0
     assert summary["mean_ttft_ms"] == summary["mean_e2el_ms"] == 500.0

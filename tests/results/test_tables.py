@@ -11,20 +11,20 @@ from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.support.engines import play
-from tests.support.handmade import (
+from tests.support.logs import (
     CLOCK,
-    Seen,
-    Story,
+    LoggedRun,
+    ObservedRequest,
     add_request,
     add_step,
     loads,
+    logged_runs,
     make_workload,
-    stories,
 )
 
 
-@given(stories(max_replicas=1))
-def test_expanded_steps(story: Story) -> None:
+@given(logged_runs(max_replicas=1))
+def test_expanded_steps(story: LoggedRun) -> None:
     """Unrolled leaps give start, duration and sums of every single step."""
     steps = story.steps[0]
     columns = expand_steps(story.logs[0])
@@ -61,7 +61,12 @@ def test_reserved_blocks_do_not_grow() -> None:
 
 def test_arrival_of_session_turns() -> None:
     """A later turn is due its delay after the end of the one before, or after its rejection."""
-    seen = [Seen(1.0, 1.0, [2.0, 3.0]), Seen(4.5), Seen(1.0, reason="rejected"), Seen(6.0)]
+    seen = [
+        ObservedRequest(1.0, 1.0, [2.0, 3.0]),
+        ObservedRequest(4.5),
+        ObservedRequest(1.0, reason="rejected"),
+        ObservedRequest(6.0),
+    ]
     log = Log(10, 4)
     for number, request in enumerate(seen):
         if request.reason != "rejected":

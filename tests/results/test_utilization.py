@@ -10,7 +10,7 @@ from simulator.models.gpus import find_gpu
 from simulator.models.spec import ModelSpec
 from simulator.results.metrics import summarize
 from simulator.results.utilization import Served
-from tests.support.handmade import Seen, add_request, add_step, make_workload
+from tests.support.logs import ObservedRequest, add_request, add_step, make_workload
 
 TINY = ModelSpec(
     name="tiny",
@@ -29,8 +29,8 @@ def test_mfu_counts_what_the_answer_needs() -> None:
     """Prompt 5, of which 2 cached, and 3 tokens: tokens 3 to 7 of 8 pass, each sees 3 to 7."""
     log = Log(10, 4)
     add_step(log, 0.0, 2.0, prefill_tokens=3, wasted=50)
-    add_request(log, 0, Seen(0.0, 0.0, [1.0, 1.5, 2.0], prompt=5, cached=2))
-    load = make_workload([Seen(0.0, tokens=[0.0] * 3)])
+    add_request(log, 0, ObservedRequest(0.0, 0.0, [1.0, 1.5, 2.0], prompt=5, cached=2))
+    load = make_workload([ObservedRequest(0.0, tokens=[0.0] * 3)])
     served = Served(TINY, find_gpu("A100-80GB"))
     summary = summarize(load, np.zeros(1), [log], served=served)
     through, out, pairs = 5, 3, 3 + 4 + 5 + 6 + 7
@@ -45,8 +45,8 @@ def test_bandwidth_counts_weights_and_context() -> None:
     add_step(log, 0.0, 1.0, prefill_tokens=4)
     add_step(log, 1.0, 4.0, steps=3, decodes=2, wasted=1, context=10)
     log.tick_ends.extend([2.0, 3.0, 4.0])
-    add_request(log, 0, Seen(0.0, 0.0, [1.0, 2.0, 3.0, 4.0]))
-    load = make_workload([Seen(0.0, tokens=[0.0] * 4)])
+    add_request(log, 0, ObservedRequest(0.0, 0.0, [1.0, 2.0, 3.0, 4.0]))
+    load = make_workload([ObservedRequest(0.0, tokens=[0.0] * 4)])
     served = Served(TINY, find_gpu("A100-80GB"), tensor_parallel_size=2, kv_cache_dtype="fp8")
     summary = summarize(load, np.zeros(1), [log], served=served)
     weights = 2 * (2 * LAYER + 800) * 4
@@ -60,8 +60,8 @@ def test_bandwidth_of_experts() -> None:
     log = Log(10, 4)
     add_step(log, 0.0, 1.0, decodes=1)
     add_step(log, 1.0, 2.0, decodes=1, wasted=1)
-    add_request(log, 0, Seen(0.0, 0.0, [1.0, 2.0]))
-    load = make_workload([Seen(0.0, tokens=[0.0] * 2)])
+    add_request(log, 0, ObservedRequest(0.0, 0.0, [1.0, 2.0]))
+    load = make_workload([ObservedRequest(0.0, tokens=[0.0] * 2)])
     model = replace(TINY, num_experts=4, num_experts_per_tok=2)
     summary = summarize(load, np.zeros(1), [log], served=Served(model, find_gpu("A100-80GB")))
     attention, expert, router = 8 * 24, 3 * 8 * 16, 8 * 4

@@ -18,7 +18,7 @@ from simulator.schedulers.vllm.drafts import SlotCounter
 from simulator.schedulers.vllm.speculative import Speculative
 from simulator.simulation.run import run
 from tests.support.engines import Clock, play, workload
-from tests.support.naive_drafts import Job, NaiveDrafts
+from tests.support.reference_speculative import Job, ReferenceSpeculative
 from tests.support.scenarios import errors
 
 SCENARIO = """name: drafts
@@ -167,7 +167,7 @@ def test_sums_decide_as_the_plain_loop_does(
     groups, method = Groups(*windows, budget), "eagle" if eagle else "ngram"
     fast = drafted(k, share, num_blocks, size, method, groups, **limits)
     ahead = k if eagle else 0
-    plain = NaiveDrafts(num_blocks, size, k, ahead, seats, budget, 40, windows)
+    plain = ReferenceSpeculative(num_blocks, size, k, ahead, seats, budget, 40, windows)
     for id, (prompt, output) in enumerate(load):
         request = Request(id, 0.0, prompt, output)
         if fast.fits(request):

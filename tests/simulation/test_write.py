@@ -24,7 +24,7 @@ from simulator.util.csv_text import Words, encode_header, encode_rows
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic, write_together
 from simulator.workload.workload import Workload
-from tests.support.handmade import Seen, add_request, add_run, add_step, make_workload
+from tests.support.logs import ObservedRequest, add_request, add_run, add_step, make_workload
 
 REQUESTS = """\
 id,client,arrival,client_queue_time,prompt_tokens,output_tokens,queue_time,ttft,tpot,e2el,\
@@ -75,11 +75,11 @@ class Ran:
 def ran() -> Ran:
     """Five requests: stopped, cut, rejected, unfinished, never sent; two rows of steps."""
     seen = [
-        Seen(0.0, 0.5, [1.0, 2.0, 3.0], cached=2, preemptions=1),
-        Seen(0.25, 0.5, [1.0], "length", prompt=7),
-        Seen(0.5, reason="rejected", prompt=900),
-        Seen(0.75, reason="unfinished"),
-        Seen(1000.123456789),
+        ObservedRequest(0.0, 0.5, [1.0, 2.0, 3.0], cached=2, preemptions=1),
+        ObservedRequest(0.25, 0.5, [1.0], "length", prompt=7),
+        ObservedRequest(0.5, reason="rejected", prompt=900),
+        ObservedRequest(0.75, reason="unfinished"),
+        ObservedRequest(1000.123456789),
     ]
     log = Log(num_blocks=10, block_size=4)
     add_step(log, 0.5, 1.0, running=2, waiting=1, prefill_tokens=12, wasted=3, blocks_used=4)

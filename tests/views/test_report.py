@@ -9,7 +9,7 @@ from simulator.core.log import Log
 from simulator.results.metrics import Summary, summarize
 from simulator.views.report import run_table
 from simulator.views.side_by_side import compare_table
-from tests.support.handmade import Seen, add_request, add_run, add_step, make_workload
+from tests.support.logs import ObservedRequest, add_request, add_run, add_step, make_workload
 
 TABLE = """\
 ============ Serving Benchmark Result ============
@@ -80,7 +80,11 @@ def summary() -> Summary:
     add_step(log, 1.0, 2.0, running=2, decodes=2, blocks_used=1, kv_tokens=2)
     add_step(log, 2.0, 4.0, running=1, decodes=1, wasted=1, blocks_used=1, kv_tokens=3)
     log.tick_ends.extend([2.0, 4.0])
-    seen = [Seen(0.0, 0.5, [1.0, 2.0, 4.0]), Seen(0.0, 0.5, [1.0, 2.0]), Seen(0.0)]
+    seen = [
+        ObservedRequest(0.0, 0.5, [1.0, 2.0, 4.0]),
+        ObservedRequest(0.0, 0.5, [1.0, 2.0]),
+        ObservedRequest(0.0),
+    ]
     seen[2].reason = "rejected"
     for number, request in enumerate(seen):
         add_request(log, number, request)

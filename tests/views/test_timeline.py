@@ -19,7 +19,7 @@ from simulator.views import timeline
 from simulator.views.prometheus import metrics_text
 from simulator.views.timeline import write_timeline
 from tests.support.engines import fcfs, play, workload
-from tests.support.handmade import Story, stories
+from tests.support.logs import LoggedRun, logged_runs
 from tests.support.scenarios import SMALL
 
 
@@ -140,8 +140,8 @@ def test_a_swap_and_a_queue_by_hand(tmp_path: Path) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(stories(max_replicas=2))
-def test_any_trace_is_well_formed(tmp_path_factory, story: Story) -> None:
+@given(logged_runs(max_replicas=2))
+def test_any_trace_is_well_formed(tmp_path_factory, story: LoggedRun) -> None:
     """Whatever the log says, of requests that were preempted, rejected or never finished."""
     result = result_of(story.workload, story.sent, story.logs)
     check(traced(result, tmp_path_factory.mktemp("trace")))

@@ -16,7 +16,7 @@ TICK = 1 / 64
 
 
 @dataclass
-class Seen:
+class ObservedRequest:
     """One request as a client sees it."""
 
     sent: float
@@ -38,10 +38,10 @@ class Seen:
 
 
 @dataclass
-class Story:
+class LoggedRun:
     """What happened in a run: requests, single steps (dicts with start and end), and the logs."""
 
-    requests: list[Seen]
+    requests: list[ObservedRequest]
     steps: list[list[dict]]  # per replica
     logs: list[Log]
 
@@ -54,7 +54,7 @@ class Story:
         return make_workload(self.requests)
 
 
-def make_workload(requests: list[Seen], **options) -> Workload:
+def make_workload(requests: list[ObservedRequest], **options) -> Workload:
     """Give the workload that would have led to these requests."""
     return Workload(
         arrival=np.array([r.sent for r in requests], float),
@@ -72,7 +72,7 @@ def add_step(log: Log, start: float, end: float, **values: int) -> None:
     log.step_rows += row.tobytes()
 
 
-def add_request(log: Log, number: int, seen: Seen) -> None:
+def add_request(log: Log, number: int, seen: ObservedRequest) -> None:
     """Write down a request's row, and that it joined the queue as it was sent."""
     if seen.reason != "rejected":
         log.joined.append(seen.sent)
@@ -158,12 +158,12 @@ def _tokens(draw, log: Log, steps: list[dict], number: int) -> list[float]:
 
 
 @st.composite
-def stories(draw, max_replicas: int = 2, max_requests: int = 6) -> Story:
+def logged_runs(draw, max_replicas: int = 2, max_requests: int = 6) -> LoggedRun:
     """A run with any requests on any steps; nothing ties the steps' sums to the requests."""
     replicas = [draw(_replica()) for _ in range(draw(st.integers(1, max_replicas)))]
     requests = []
     for number in range(draw(st.integers(0, max_requests))):
-        seen = Seen(sent=0.0, replica=draw(st.integers(0, len(replicas) - 1)))
+        seen = ObservedRequest(sent=0.0, replica=draw(st.integers(0, len(replicas) - 1)))
         log, steps = replicas[seen.replica]
         seen.prompt = draw(st.integers(1, 50))
         seen.reason = draw(st.sampled_from(REASONS))
@@ -181,7 +181,7 @@ def stories(draw, max_replicas: int = 2, max_requests: int = 6) -> Story:
             seen.sent = draw(times)
         add_request(log, number, seen)
         requests.append(seen)
-    return Story(requests, [s for _, s in replicas], [log for log, _ in replicas])
+    return LoggedRun(requests, [s for _, s in replicas], [log for log, _ in replicas])
 
 
 CLOCK = Clock(base=0.25, per_token=1 / 128, per_context=1 / 1024)

@@ -25,7 +25,7 @@ class Job:
         return self.prompt + self.said
 
 
-class NaiveDrafts:
+class ReferenceSpeculative:
     """First come, first served; blocks are a number."""
 
     def __init__(

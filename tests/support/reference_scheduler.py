@@ -31,7 +31,7 @@ class Job:
         return self.request.id
 
 
-class Naive:
+class ReferenceScheduler:
     """One engine; `step` decides and says what it decided, `end` hands out the tokens."""
 
     def __init__(
