@@ -29,7 +29,7 @@ from simulator.results.metrics import DRAFTED, PERCENTILES, acceptance, good, na
 from simulator.results.steady_state import BATCHES, FEWEST, judged
 from simulator.results.tables import RETRY, Floats, RequestTable, Tries, gather_requests, run_span
 from simulator.results.utilization import needed_flops, read_bytes, shares_of_peaks
-from simulator.util.quantile_sketch import Crowd, Sketch
+from simulator.util.quantile_sketch import ConcurrencyCounter, QuantileSketch
 from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -148,13 +148,13 @@ class Tally:
     prompts: int = 0  # tokens of completed requests
     good: int = 0
     given_up: tuple[int, int] = (0, 0)
-    latencies: dict[str, Sketch] = field(default_factory=dict)
-    crowd: Crowd = field(default_factory=Crowd)
+    latencies: dict[str, QuantileSketch] = field(default_factory=dict)
+    crowd: ConcurrencyCounter = field(default_factory=ConcurrencyCounter)
     most_here: int = 0
     seconds: Seconds = field(default_factory=Seconds)
     drafted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DRAFTED, 0))
     moved: Values = field(default_factory=dict)
-    system: Crowd = field(default_factory=Crowd)
+    system: ConcurrencyCounter = field(default_factory=ConcurrencyCounter)
     levels: list[int] = field(default_factory=lambda: [0] * BATCHES)
     first: float = inf  # s, when the first request came, and the last
     latest: float = 0.0
@@ -163,9 +163,9 @@ class Tally:
     def __post_init__(self) -> None:
         count = len(self.whole.numbers)
         self.ended, self.busy = np.zeros(count, np.int64), np.zeros(count)
-        self.latencies = {name: Sketch() for name in (*LATENCIES, *CLIENT_SIDE)}
+        self.latencies = {name: QuantileSketch() for name in (*LATENCIES, *CLIENT_SIDE)}
         if self.scenario.cluster is not None and self.scenario.cluster.tries_again:
-            self.latencies[RETRY] = Sketch()
+            self.latencies[RETRY] = QuantileSketch()
 
     def add(self, part: Part) -> None:
         """Take in a part of the run."""

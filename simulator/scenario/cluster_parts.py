@@ -11,8 +11,8 @@ from simulator.cluster.routers import ROUTERS, Own, Router
 from simulator.costs.cost_model import kv_block_bytes
 from simulator.models.load import load_model
 from simulator.scenario.scenario import Scenario
-from simulator.util.errors import meant
-from simulator.util.user_code import load_own
+from simulator.util.errors import meant, one_line
+from simulator.util.user_code import load_user_code
 
 
 def make_router(
@@ -61,11 +61,11 @@ def _own(name: str, arguments: dict[str, Any], scenario: Scenario, key: str) -> 
             f"no router {name!r}; there are {known}, or package.module:function"
             f"{meant(name, ROUTERS)}"
         )
-    found = load_own(name, scenario.folder)
+    found = load_user_code(name, scenario.folder)
     try:
         choose = found(**arguments).choose if isinstance(found, type) else found
     except Exception as error:  # whatever the class does
-        raise ValueError(f"cannot make {name}: {' '.join(str(error).split())}") from error
+        raise ValueError(f"cannot make {name}: {one_line(error)}") from error
     if arguments and not isinstance(found, type):
         raise ValueError(f"{name} is a function and takes no arguments from here")
     if not callable(choose):

@@ -18,9 +18,9 @@ from simulator.schedulers.tgi import Tgi
 from simulator.schedulers.trtllm import TrtLlm
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.schedulers.vllm_v0 import VllmV0
-from simulator.util.errors import meant
-from simulator.util.from_mapping import PLAIN, check
-from simulator.util.user_code import load_own
+from simulator.util.errors import meant, one_line
+from simulator.util.from_mapping import check_annotated
+from simulator.util.user_code import load_user_code
 
 POLICIES: dict[str, type] = {
     "fcfs": Scheduler,
@@ -84,7 +84,7 @@ def find_policy(scenario: Scenario) -> tuple[type, dict[str, Any]]:
             f"{meant(name, POLICIES)}"
         )
     try:
-        found = load_own(name, scenario.folder)
+        found = load_user_code(name, scenario.folder)
     except ValueError as error:
         raise ValueError(f"{field}: {error}") from error
     if not isinstance(found, type) or not (
@@ -115,7 +115,7 @@ def construct(found: type, *parts: object, **arguments: Any) -> Any:
     except Exception as error:
         raise ValueError(
             f"engine.scheduling_policy: {called(found)} raised {type(error).__name__}: "
-            f"{' '.join(str(error).split())}"
+            f"{one_line(error)}"
         ) from error
 
 
@@ -131,8 +131,9 @@ def check_arguments(found: type, arguments: dict[str, Any], taken: dict[str, Any
             wrong.append(f"{name}: give it as engine.{name}")
         elif name not in known and not free:
             wrong.append(f"{name}: {called(found)} takes no such argument")
-        elif name in known and (what := _mistyped(name, known[name], value)):
-            wrong.append(what)
+        elif name in known:
+            bad, message = check_annotated(name, known[name].annotation, value)
+            wrong += [message] if bad else []
     wrong += [
         f"{name}: is missing; {called(found)} needs it"
         for name, parameter in known.items()
@@ -142,14 +143,3 @@ def check_arguments(found: type, arguments: dict[str, Any], taken: dict[str, Any
     ]
     if wrong:
         raise ValueError("\n".join(f"engine.scheduling_policy.{what}" for what in wrong))
-
-
-def _mistyped(name: str, parameter: inspect.Parameter, value: object) -> str:
-    """Say that an argument is not of the plain type of its annotation; "" where it is."""
-    kind = parameter.annotation
-    for plain in PLAIN:
-        if kind in (plain, plain | None, plain.__name__, f"{plain.__name__} | None"):
-            optional = kind not in (plain, plain.__name__)
-            wrong, message = check(name, plain, value)
-            return message if wrong and not (optional and value is None) else ""
-    return ""

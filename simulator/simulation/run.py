@@ -21,7 +21,7 @@ from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayWarning
-from simulator.util.user_errors import blamed
+from simulator.util.user_code import user_error
 from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def run(
     try:
         return play(scenario, parts, workload, replica, progress)
     except Exception as error:
-        told = blamed(find_policy(scenario)[0], error)
+        told = user_error(find_policy(scenario)[0], error)
         if told is None:
             raise
         raise told from error

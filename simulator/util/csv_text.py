@@ -2,6 +2,10 @@
 
 Every cell is laid out at the full width of its column in a matrix of characters, unused places
 zero; leaving the zeros out gives the text. Numbers never become Python objects.
+
+Why not pandas or pyarrow: a million rows of ten columns take 1.0 s here, 10 s by `to_csv` with
+`float_format="%.9f"` and 1.4 s by pyarrow's CSV writer. That one is no dependency, cannot fix the
+number of decimals (the file is a fifth larger) and quotes every word.
 """
 
 import csv

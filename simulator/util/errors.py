@@ -11,6 +11,11 @@ class HeadwayError(Exception):
         super().__init__("\n".join(self.messages))
 
 
+def one_line(error: Exception) -> str:
+    """Give what an exception says without its line breaks."""
+    return " ".join(str(error).split())
+
+
 def meant(name: str, known: Iterable[str]) -> str:
     """Say, for a message's end, which known name a wrong one may mean; nothing if none is near."""
     from difflib import get_close_matches

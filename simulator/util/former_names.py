@@ -8,12 +8,12 @@ class FormerNames:
 
     def __init__(self, package: str, homes: dict[str, str]) -> None:
         """`homes` has the new name of each former one, both within `package`."""
-        self._homes = {f"{package}.{old}": f"{package}.{new}" for old, new in homes.items()}
+        self.homes = {f"{package}.{old}": f"{package}.{new}" for old, new in homes.items()}
         sys.meta_path.append(self)  # type: ignore[arg-type]
 
     def find_spec(self, name: str, *_: object) -> object:
         """Say who loads a module of a former name: called where nobody else knows it."""
-        if name not in self._homes:
+        if name not in self.homes:
             return None
         from importlib.machinery import ModuleSpec
 
@@ -28,7 +28,7 @@ class FormerNames:
         from warnings import warn
 
         name = module.__name__  # type: ignore[attr-defined]
-        home = self._homes[name]
+        home = self.homes[name]
         warn(f"{name} is now {home}", DeprecationWarning, stacklevel=2)
         sys.modules[name] = import_module(home)
 
@@ -36,5 +36,5 @@ class FormerNames:
         """Give what `python -m` runs."""
         from importlib.util import find_spec
 
-        spec = find_spec(self._homes[name])
+        spec = find_spec(self.homes[name])
         return spec.loader.get_code(spec.name)  # type: ignore[union-attr]

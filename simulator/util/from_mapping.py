@@ -2,6 +2,12 @@
 
 An error is a ValueError of lines `key: what is wrong`; whoever holds the mapping puts its own key
 before them, so that at last each begins with the whole path, as in `input_len.parts.0.low`.
+
+Why not pydantic's TypeAdapter on the same dataclasses: in strict mode it takes instances alone, so
+that every field would have to be marked strict; it refuses numpy's numbers and knows nothing of
+`inf` in a text; its errors need a table to become these; and what else is wrong beside a wrong type
+has to be found as here. That is more code than it replaces. It would build a `Generator` in 45 us
+rather than 95, once a run, after 65 ms to prepare the class.
 """
 
 import dataclasses
@@ -22,9 +28,6 @@ PLAIN: dict[type, tuple[type, str]] = {
     str: (str, "a text"),
     bool: (bool, "true or false"),
 }
-
-
-NUMBERS = {float, float | None}
 SHORT = 60  # characters of a wrong value that a message quotes
 
 
@@ -55,7 +58,7 @@ def build(cls: type[T], values: object) -> T:
         raise ValueError(f": {values!r} is not a mapping")
     known = {f.name: f for f in dataclasses.fields(cls) if f.init}
     values = {
-        key: number(value) if key in known and known[key].type in NUMBERS else value
+        key: number(value) if key in known and _plain(known[key].type) is float else value
         for key, value in values.items()
     }
     wrong = {key: f"{key}: unknown key" for key in values if key not in known}
@@ -78,9 +81,8 @@ def _others(
     """Say what else is wrong once a number of the right type stands for each that is wrong."""
     rest = {key: value for key, value in values.items() if key not in wrong}
     for name in wrong & set(known):
-        for kind in (int, float):
-            if known[name].type in {kind, kind | None}:
-                rest[name] = kind(1)
+        if (kind := _plain(known[name].type)) in (int, float):
+            rest[name] = kind(1)
         if name not in rest and known[name].default is dataclasses.MISSING:
             return []
     try:
@@ -106,10 +108,23 @@ def _check(f: "dataclasses.Field[object]", value: object) -> tuple[bool, str]:
         return True, f"{f.name}: missing"
     if value is None and f.default is None:
         return False, ""
+    return check_annotated(f.name, f.type, value)
+
+
+def _plain(annotation: object) -> type | None:
+    """Give the plain type that an annotation, or its text, has by itself or beside None."""
     for kind in PLAIN:
-        if f.type in {kind, kind | None}:
-            return check(f.name, kind, value)
-    return False, ""
+        if annotation in (kind, kind | None, kind.__name__, f"{kind.__name__} | None"):
+            return kind
+    return None
+
+
+def check_annotated(name: str, annotation: object, value: object) -> tuple[bool, str]:
+    """Check that a value fits an annotation, where this has a plain type; others fit always."""
+    kind = _plain(annotation)
+    if kind is None or (value is None and annotation not in (kind, kind.__name__)):
+        return False, ""
+    return check(name, kind, value)
 
 
 def check(name: str, kind: type, value: object) -> tuple[bool, str]:
@@ -117,9 +132,13 @@ def check(name: str, kind: type, value: object) -> tuple[bool, str]:
     accepted, words = PLAIN[kind]
     good = isinstance(value, accepted) and (kind is bool) == isinstance(value, bool)
     good = good and not (isinstance(value, Real) and _is_no_float(value))
+    return not good, f"{name}: {quoted(value)} is not {words}"
+
+
+def quoted(value: object) -> str:
+    """Write a wrong value for a message, and not too much of it."""
     text = repr(value)
-    text = text if len(text) <= SHORT else text[:SHORT] + "..."
-    return not good, f"{name}: {text} is not {words}"
+    return text if len(text) <= SHORT else text[:SHORT] + "..."
 
 
 def _is_no_float(value: Real) -> bool:

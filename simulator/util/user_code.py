@@ -1,9 +1,12 @@
-"""Code of the user's that a scenario names, looked up beside the scenario, too."""
+"""Code of the user's that a scenario names: found beside the scenario, blamed where it fails."""
 
 import importlib
 import sys
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
+
+from simulator.util.errors import HeadwayError, one_line
 
 
 def search_in(folder: Path) -> None:
@@ -13,11 +16,34 @@ def search_in(folder: Path) -> None:
         sys.path.append(path)
 
 
-def load_own(name: str, folder: Path) -> Any:
+def load_user_code(name: str, folder: Path) -> Any:
     """Import what `package.module:attribute` names; raise ValueError where that fails."""
     module, _, attribute = name.partition(":")
     search_in(folder)
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # whatever the module does
-        raise ValueError(f"cannot load {name}: {' '.join(str(error).split())}") from error
+        raise ValueError(f"cannot load {name}: {one_line(error)}") from error
+
+
+def user_error(found: type, error: Exception) -> HeadwayError | None:
+    """Say which line of a user's policy or scheduler, or of a base of it, led to an exception.
+
+    None where the class is one of Headway's, or the error is told in one line already. Where no
+    line of the user's file took part, the class alone is named.
+    """
+    modules = {cls.__module__ for cls in found.__mro__}
+    files = {
+        getattr(sys.modules.get(name), "__file__", None)
+        for name in modules
+        if name != "builtins" and not name.startswith("simulator.")
+    }
+    if not files or isinstance(error, HeadwayError):
+        return None
+    text = f"raised {type(error).__name__}: {one_line(error)}"
+    for place in reversed(extract_tb(error.__traceback__)):
+        if place.filename in files:
+            where = f"{Path(place.filename).name}:{place.lineno}"
+            text = f": {place.name} {text} ({where})"
+            return HeadwayError(f"engine.scheduling_policy: {found.__name__}{text}")
+    return HeadwayError(f"engine.scheduling_policy: {found.__name__} {text}")

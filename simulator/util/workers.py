@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, one_line
 
 BACKENDS = ("loky", "dask", "ray")
 PATIENCE = 5.0  # s to wait for a cluster's address to answer
@@ -71,7 +71,7 @@ def _alone(
         except (HeadwayError, KeyboardInterrupt):
             raise
         except Exception as again:
-            yield index, Died(_line(again) or _line(error))
+            yield index, Died(f"the worker died: {(one_line(again) or one_line(error))[:160]}")
 
 
 def _batch(
@@ -127,11 +127,6 @@ def workers(jobs: int | None) -> int:
     from joblib import effective_n_jobs
 
     return int(effective_n_jobs(_jobs(jobs)))
-
-
-def _line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"the worker died: {text[:160]}"
 
 
 @contextmanager
@@ -237,4 +232,4 @@ def _knock(address: str) -> None:
 
 def _unreachable(name: str, address: str | None, error: Exception) -> HeadwayError:
     what = f"--address {address}" if address else f"--backend {name}"
-    return HeadwayError(f"{what}: cannot start: {' '.join(str(error).split())[:200]}")
+    return HeadwayError(f"{what}: cannot start: {one_line(error)[:200]}")

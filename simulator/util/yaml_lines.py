@@ -2,6 +2,10 @@
 
 On top of YAML's own rules: a key given twice is an error, and so are anchors (a line would no
 longer say where a value comes from); `1e-3` and `inf` are numbers, which YAML 1.1 takes for words.
+
+Why not ruamel.yaml, which keeps positions: it reads the shipped scenarios in 2.7 times the time,
+stops at the first key that is given twice, gives wrapped values, and takes anchors and `inf` as
+YAML does, so that most of this file would stay.
 """
 
 import re

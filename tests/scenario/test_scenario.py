@@ -13,7 +13,6 @@ from simulator.scenario.load import load_scenario
 from simulator.scenario.reference_page import page
 from simulator.scenario.scenario import READING, Scenario, TraceConfig
 from simulator.util.errors import HeadwayError
-from simulator.util.files import resolve
 from simulator.workload.traces import read as traces
 from tests.support.scenarios import AZURE, errors
 
@@ -154,22 +153,6 @@ def test_an_override_can_mend_a_bad_file(write):
     """What is overridden is not looked at; but the file must be YAML with no key given twice."""
     path = write("engine:\n  max_num_seqs: none\n  foo: 1\n")
     assert load_scenario(path, ["engine={max_num_seqs: 4}"]).engine.max_num_seqs == 4
-
-
-def test_files_are_looked_up_beside_the_scenario_then_in_headway_data(tmp_path, monkeypatch):
-    """Beside the scenario wins; where there is neither, the message names that place."""
-    here, there = tmp_path / "here", tmp_path / "there"
-    for folder in (here, there):
-        folder.mkdir()
-        (folder / "both.csv").touch()
-    (there / "only.csv").touch()
-    monkeypatch.delenv("HEADWAY_DATA", raising=False)
-    assert resolve("only.csv", here) == here / "only.csv"
-    monkeypatch.setenv("HEADWAY_DATA", str(there))
-    assert resolve("only.csv", here) == there / "only.csv"
-    assert resolve("both.csv", here) == here / "both.csv"
-    assert resolve("none.csv", here) == here / "none.csv"
-    assert resolve(there / "only.csv", here) == there / "only.csv"
 
 
 def test_a_trace_is_read_and_its_part_taken(write):

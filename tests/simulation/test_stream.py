@@ -15,7 +15,7 @@ from simulator.simulation.chunks import chunks
 from simulator.simulation.run import run
 from simulator.simulation.stream import run_streamed
 from simulator.util.errors import HeadwayError
-from simulator.util.quantile_sketch import ERROR, Crowd, Sketch
+from simulator.util.quantile_sketch import ERROR
 from tests.support.scenarios import SMALL
 
 PERCENTILES = ("median_", "p90_", "p95_", "p99_", "p99.9_")
@@ -137,30 +137,6 @@ def test_the_logs_do_not_grow_with_the_requests(
         run_streamed(scenario(tmp_path, f"workload.num_prompts={count}"))
         most[count] = max(sizes)
     assert most[5000] < 1.5 * most[500]
-
-
-def test_a_sketch_knows_mean_and_spread_and_nearly_the_percentiles() -> None:
-    rng = np.random.default_rng(3)
-    values = np.concatenate((np.exp(rng.normal(0, 3, 5000)), np.zeros(50)))
-    weights = rng.integers(0, 4, len(values))
-    sketch = Sketch()
-    for at in range(0, len(values), 700):
-        sketch.add(values[at : at + 700], weights[at : at + 700])
-    every = np.repeat(values, weights)
-    assert sketch.count == len(every)
-    assert sketch.mean == pytest.approx(every.mean(), rel=1e-12)
-    assert sketch.std == pytest.approx(every.std(), rel=1e-12)
-    wanted = [0.0, 0.5, 10.0, 50.0, 99.0, 99.99, 100.0]
-    for mine, exact in zip(sketch.percentiles(wanted), np.percentile(every, wanted), strict=True):
-        assert mine == pytest.approx(exact, rel=ERROR, abs=1e-9)
-    assert Sketch().percentiles([50.0]) == [0.0]
-
-
-def test_a_crowd_counts_who_is_there() -> None:
-    crowd = Crowd()
-    assert crowd.add(np.array([0.0, 1.0]), np.array([1.0, 9.0])).tolist() == [1, 1]
-    assert crowd.add(np.array([2.0, 8.0]), np.array([3.0, 10.0])).tolist() == [2, 2]
-    assert crowd.add(np.array([9.5]), np.empty(0)).tolist() == [2]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import builtins
 import csv
-import io
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from simulator.core.log import Log
 from simulator.costs.piecewise import LinearCost
@@ -20,9 +17,7 @@ from simulator.results.breakdown import break_down
 from simulator.results.frames import request_frame, step_frame
 from simulator.results.tables import gather_requests
 from simulator.simulation.write import write_run
-from simulator.util.csv_text import Words, encode_header, encode_rows
 from simulator.util.errors import HeadwayError
-from simulator.util.files import write_atomic, write_together
 from simulator.workload.workload import Workload
 from tests.support.logs import ObservedRequest, add_request, add_run, add_step, make_workload
 
@@ -189,29 +184,6 @@ def test_a_failing_write_leaves_the_old_files(ran: Ran, tmp_path: Path) -> None:
     assert {p: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
-def test_interrupt_leaves_no_folder(tmp_path: Path) -> None:
-    """Ctrl-C while a file is written takes back the file and the folders made for it."""
-
-    def interrupted(file: io.BufferedWriter) -> None:
-        file.write(b"half")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_together(tmp_path / "a" / "b", {"x": lambda f: f.write(b"x"), "y": interrupted})
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_unwritable_output_names_the_path(tmp_path: Path) -> None:
-    """A file where the folder should be, or a folder where the file should be."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(HeadwayError, match=r"/file: cannot write: is not a folder"):
-        write_atomic(tmp_path / "file" / "x", lambda f: f.write(b""))
-    (tmp_path / "y").mkdir()
-    with pytest.raises(HeadwayError, match=r"y: cannot write: is a folder"):
-        write_together(tmp_path, {"x": lambda f: f.write(b""), "y": lambda f: f.write(b"")})
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "y"]
-
-
 def test_parquet(ran: Ran, tmp_path: Path) -> None:
     """The same tables; numbers need no rounding there."""
     pd = pytest.importorskip("pandas")
@@ -236,68 +208,3 @@ def test_parquet_without_pyarrow(ran: Ran, tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(HeadwayError, match=r"pip install headway\[parquet\]"):
         write_run(ran, tmp_path / "out", "parquet")
     assert not (tmp_path / "out").exists()
-
-
-cells = st.integers(0, 2**62)
-seconds = st.one_of(st.none(), st.floats(0, 8.9e9), st.floats(0, 1))
-words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=6)
-
-
-@given(st.lists(st.tuples(cells, seconds, words), min_size=1, max_size=20))
-def test_rows_read_back(rows: list[tuple[int, float | None, str]]) -> None:
-    """Python's csv reader finds the integers, the floats to the nanosecond, and any word."""
-    integers, floats, names = zip(*rows, strict=True)
-    words = sorted(set(names))
-    times = np.array([np.nan if f is None else f for f in floats])
-    codes = np.array([words.index(name) for name in names])
-    text = encode_rows([np.array(integers), times, Words(codes, words)]).decode()
-    back = list(csv.reader(io.StringIO(text, newline="")))
-    assert [int(row[0]) for row in back] == list(integers)
-    assert [row[2] for row in back] == list(names)
-    for cell, value in zip((row[1] for row in back), floats, strict=True):
-        if value is None:
-            assert cell == ""
-        else:
-            assert float(cell) == pytest.approx(value, rel=1e-15, abs=5.1e-10)
-            assert cell[-10] == "."
-
-
-def test_empty_cells() -> None:
-    """A negative integer, a NaN and the word -1 are empty; no rows are no text."""
-    columns = [np.array([-1, 12]), np.array([np.nan, 0.5]), Words(np.array([-1, 0]), ["a"])]
-    assert encode_rows(columns) == b",,\n12,0.500000000,a\n"
-    assert encode_rows([c[slice(0)] for c in columns]) == b""
-    assert encode_header(["a", "b"]) == b"a,b\n"
-
-
-@pytest.mark.parametrize("value", [-1e-6, 1e19, np.inf])
-def test_a_time_that_cannot_be_written_is_refused(value: float) -> None:
-    """Nothing is clamped in silence."""
-    with pytest.raises(ValueError, match="not every value lies in"):
-        encode_rows([np.array([0.0, value])])
-
-
-@pytest.mark.parametrize(
-    ("value", "cell"),
-    [
-        (9e9, "9000000000.000000000"),
-        (9.1e9, "9100000000.00000000"),
-        (1e12, "1000000000000.000000"),
-        (1e18, "1000000000000000000"),
-    ],
-)
-def test_large_values_have_fewer_decimals(value: float, cell: str) -> None:
-    """Such as the service of a client with a small weight; a float has no more digits."""
-    text = encode_rows([np.array([value, np.nan, 0.5]), np.array([1, 2, 3])]).decode()
-    first, empty, half = text.splitlines()
-    assert (first, empty) == (f"{cell},1", ",2")
-    decimals = len(cell.partition(".")[2])
-    assert half == (f"{0.5:.{decimals}f},3")
-
-
-def test_a_column_of_zeros() -> None:
-    """It takes a short cut, to the same text; a cell that is empty is no zero."""
-    zeros = np.zeros(2)
-    assert encode_rows([zeros, np.array([3, 4])]) == b"0.000000000,3\n0.000000000,4\n"
-    assert encode_rows([np.array([0.0, np.nan])]) == b"0.000000000\n\n"
-    assert encode_rows([np.zeros(0)]) == b""
