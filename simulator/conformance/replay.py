@@ -30,7 +30,7 @@ from simulator.core.alarm import Alarm
 from simulator.core.request import Request, Step
 from simulator.engine.replica import Replica
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
-from simulator.policies.policy import Priority
+from simulator.policies.orders import Priority
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.installed import InstalledBlocks
 from simulator.util.version import __version__

@@ -65,6 +65,16 @@ class DecodeSet:
             del self.members[phase][request]
         return ticks
 
+    def generated(self, request: Request) -> int:
+        """Count a request's tokens that have come out: a member's own count lags."""
+        joined = request.joined
+        return request.generated if joined < 0 else request.generated + self.tick - joined
+
+    def computed(self, request: Request) -> int:
+        """Count a request's tokens whose KV is in the cache."""
+        joined = request.joined
+        return request.computed if joined < 0 else request.computed + self.tick - joined
+
     def tell_longest(self) -> None:
         """Keep books of lengths from now on, while the set is empty."""
         self._begins = []

@@ -1,14 +1,9 @@
 """Host memory for the KV blocks of preempted requests: what leaves a step, what comes back."""
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from simulator.core.request import Request, Step, Swap
-
-if TYPE_CHECKING:
-    from simulator.policies.policy import Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,42 +75,3 @@ class HostMemory:
         if step.incoming is None:
             step.incoming = []
         step.incoming.append(Swap(request, count - first, first, names))
-
-
-class SwappedFirst:
-    """A waiting queue before which the swapped requests stand, whatever its order.
-
-    As in vLLM 0.4 to 0.6, where nobody is admitted as long as somebody is swapped out. Of several
-    the last preempted comes back first: the victims go from the least important on.
-    """
-
-    def __init__(self, others: "Waiting") -> None:
-        self._others = others
-        self.moves = others.moves
-        self._settles = hasattr(others, "settle")
-        self._swapped: deque[Request] = deque()
-
-    def __len__(self) -> int:
-        return len(self._swapped) + len(self._others)
-
-    def add(self, request: Request) -> bool:
-        # A queue that settles wants to before the next step, whoever stands before it.
-        return self._others.add(request) and (self._settles or not self._swapped)
-
-    def put_back(self, request: Request) -> None:
-        if request.swapped:
-            self._swapped.appendleft(request)
-        else:
-            self._others.put_back(request)
-
-    def head(self) -> Request:
-        return self._swapped[0] if self._swapped else self._others.head()
-
-    def take(self) -> Request:
-        return self._swapped.popleft() if self._swapped else self._others.take()
-
-    def remove(self, request: Request) -> None:
-        if request in self._swapped:
-            self._swapped.remove(request)
-        else:
-            self._others.remove(request)

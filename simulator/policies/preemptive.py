@@ -2,13 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from math import inf
-from typing import TYPE_CHECKING
 
 from simulator.core.request import Request
+from simulator.policies.policy import RunningView, hint_of
 from simulator.util.from_mapping import refuse
-
-if TYPE_CHECKING:
-    from simulator.schedulers.vllm.dynamic import Running
 
 
 class Preemptive:
@@ -33,7 +30,7 @@ class Preemptive:
     def key(self, request: Request) -> tuple[float, float, int]:
         return request.priority + self.ageing * request.arrival, request.arrival, request.id
 
-    def displaces(self, head: Request, running: "Running") -> Request | None:
+    def displaces(self, head: Request, running: RunningView) -> Request | None:
         worst = self.victim(running)
         return worst if self.key(worst)[0] - self.key(head)[0] > self.threshold else None
 
@@ -80,7 +77,7 @@ class Deadline:
     def key(self, request: Request) -> tuple[float, int]:
         return self.due(request, request.generated), request.id
 
-    def displaces(self, head: Request, running: "Running") -> Request | None:
+    def displaces(self, head: Request, running: RunningView) -> Request | None:
         worst, latest = None, self.key(head)[0] + self.slack
         for request in running:
             due = self.due(request, running.generated(request))
@@ -90,6 +87,111 @@ class Deadline:
 
     def victim(self, running: Iterable[Request]) -> Request:
         return max(running, key=self.key)
+
+
+class SRPT:
+    """Shortest remaining predicted length first, preemptive.
+
+    A waiting request displaces the running one with the most predicted tokens to go, if its own
+    are fewer by more than `margin`. Who has said more than `limit` times its prediction is not
+    displaced any more: the recomputation would cost too much (TRAIL, Shahout et al.,
+    arXiv:2410.01035, whose C is `limit`; 1 is SRPT itself while predictions hold). TRAIL predicts
+    anew at every token; here the first prediction stands, and what outlives it has 0 to go.
+    """
+
+    steady = True
+    needs_hint = True
+
+    def __init__(self, margin: int = 0, limit: float = 1.0) -> None:
+        refuse(
+            (margin < 0, f"margin: must be 0 tokens or more, not {margin}"),
+            (not 0 <= limit < inf, f"limit: must be 0 or more, not {limit}"),
+        )
+        self.margin, self.limit = margin, limit
+
+    def key(self, request: Request) -> tuple[int, float]:
+        return max(0, hint_of(request) - request.generated), request.arrival
+
+    def displaces(self, head: Request, running: RunningView) -> Request | None:
+        worst, most = None, max(0, hint_of(head) - head.generated) + self.margin
+        for request in running:
+            hint, out = hint_of(request), running.generated(request)
+            if hint - out > most and out <= self.limit * hint:
+                worst, most = request, hint - out
+        return worst
+
+    def victim(self, running: Iterable[Request]) -> Request:
+        return max(running, key=self.key)
+
+
+class MLFQ:
+    """Skip-join multi-level feedback queues (FastServe, Wu et al., arXiv:2305.05920).
+
+    Level l has a quantum of quantum * ratio ** l steps. A request joins the first level whose
+    quantum its prompt fits into (skip-join), at `prefill_rate` prompt tokens to a step, goes down
+    a level when it has used up the quantum of the one it is in, and is displaced by a waiting
+    request of a higher level (a smaller l). Within a level the order is that of joining the queue.
+    Who has waited for `starvation` seconds is promoted to the highest level, with a new quantum.
+
+    FastServe measures quanta in time (10 ms times 2 ** l, starvation 3 s, in its artifact), with a
+    profile of the model; a policy here has no clock for steps, so they are counted. FastServe
+    looks for the starved every 1,000 steps, Headway at every one. It chooses the whole batch anew
+    each step and copies KV in advance; here one request per step displaces others.
+    """
+
+    def __init__(
+        self,
+        quantum: int = 16,
+        ratio: float = 2.0,
+        levels: int = 6,
+        prefill_rate: int = 256,
+        starvation: float = 3.0,
+    ) -> None:
+        refuse(
+            (quantum < 1, f"quantum: must be 1 step or more, not {quantum}"),
+            (not 1 <= ratio <= 1000, f"ratio: must be from 1 to 1000, not {ratio}"),
+            (not 1 <= levels <= 64, f"levels: must be from 1 to 64, not {levels}"),
+            (prefill_rate < 1, f"prefill_rate: must be 1 token or more, not {prefill_rate}"),
+            (not starvation > 0, f"starvation: must be more than 0 s, not {starvation}"),
+        )
+        self.quanta = [quantum * ratio**level for level in range(levels)]
+        self.prefill_rate = prefill_rate
+        self.patience = starvation
+        self._promoted: dict[int, int] = {}  # by id, tokens that had come out then
+
+    def level(self, request: Request, generated: int) -> int:
+        """Give the level of a request after so many tokens, 0 being the highest."""
+        last = len(self.quanta) - 1
+        level, used = 0, 0.0
+        if request.id in self._promoted:
+            used = generated - self._promoted[request.id]
+        else:
+            prompt = request.prompt_tokens / self.prefill_rate
+            while level < last and self.quanta[level] < prompt:
+                level += 1
+            used = prompt + generated
+        while level < last and used >= self.quanta[level]:
+            used -= self.quanta[level]
+            level += 1
+        return level
+
+    def key(self, request: Request) -> int:
+        return self.level(request, request.generated)
+
+    def promote(self, request: Request) -> None:
+        self._promoted[request.id] = request.generated
+
+    def displaces(self, head: Request, running: RunningView) -> Request | None:
+        worst, lowest = None, self.key(head) + 1
+        for request in running:
+            level = self.level(request, running.generated(request))
+            if level >= lowest:
+                worst, lowest = request, level
+        return worst
+
+    def victim(self, running: Iterable[Request]) -> Request:
+        # Of equals the last admitted: were it the first, two could throw each other out for ever.
+        return max(running, key=lambda request: (self.key(request), request.seat))
 
 
 def _seconds(name: str, due: Mapping[str, object]) -> tuple[float, float]:

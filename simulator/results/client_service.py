@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.core.log import Log
-from simulator.policies.client_queues import check_shares
+from simulator.policies.fair import check_shares
 from simulator.results.tables import (
     REJECTED,
     Floats,

@@ -5,9 +5,8 @@ from functools import lru_cache
 from typing import Any
 
 from simulator.policies.fair import DRR, WFQ, Fair
-from simulator.policies.orders import HRRN, MLFQ, SRPT, Boost
-from simulator.policies.policy import SJF, Priority
-from simulator.policies.preemptive import Deadline, Preemptive
+from simulator.policies.orders import HRRN, SJF, Boost, Priority
+from simulator.policies.preemptive import MLFQ, SRPT, Deadline, Preemptive
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.fastgen import FastGen
 from simulator.schedulers.hf import HfStatic

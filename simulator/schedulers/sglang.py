@@ -7,7 +7,7 @@ from random import Random
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.radix_cache import pieces_of
-from simulator.policies.policy import Fifo
+from simulator.policies.waiting_queues import Fifo
 from simulator.schedulers.reservation import Asked, Asking
 from simulator.schedulers.unsaid import Unsaid
 from simulator.util.from_mapping import refuse

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.policies.policy import Fifo
+from simulator.policies.waiting_queues import Fifo
 from simulator.schedulers.batching import whole
 from simulator.schedulers.reservation import WITH_ANSWER, Asked, Reserving
 from simulator.util.from_mapping import refuse

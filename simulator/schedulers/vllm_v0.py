@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.swap_space import HostMemory
-from simulator.policies.policy import Fifo
+from simulator.policies.waiting_queues import Fifo
 from simulator.schedulers.batching import Batching, whole
 from simulator.util.from_mapping import refuse
 

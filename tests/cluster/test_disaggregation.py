@@ -23,7 +23,7 @@ from simulator.core.log import REASONS, TRANSFER
 from simulator.engine.client import Client
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.policies.fair import DRR, Fair
-from simulator.policies.policy import SJF, Priority
+from simulator.policies.orders import SJF, Priority
 from simulator.policies.predictor import Noisy
 from simulator.schedulers.vllm.kv_roles import Consumer, Producer
 from simulator.schedulers.vllm.scheduler import Scheduler

@@ -17,9 +17,8 @@ from simulator.kv_cache.own_blocks import OwnBlocks
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.kv_cache.swap_space import Prices
 from simulator.policies.fair import DRR, WFQ, Fair
-from simulator.policies.orders import HRRN, MLFQ, SRPT, Boost
-from simulator.policies.policy import SJF, Priority
-from simulator.policies.preemptive import Deadline, Preemptive
+from simulator.policies.orders import HRRN, SJF, Boost, Priority
+from simulator.policies.preemptive import MLFQ, SRPT, Deadline, Preemptive
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.dynamic import DynamicScheduler

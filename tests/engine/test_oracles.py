@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from simulator.core.request import Request, Segments, Step
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
-from simulator.policies.policy import SJF, Priority
+from simulator.policies.orders import SJF, Priority
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler

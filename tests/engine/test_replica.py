@@ -12,7 +12,7 @@ from simulator.core.request import Request, Step
 from simulator.engine.client import Client
 from simulator.engine.replica import Replica
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.policies.policy import SJF, Priority
+from simulator.policies.orders import SJF, Priority
 from simulator.schedulers.vllm.scheduler import Scheduler
 from tests.support.engines import Clock, fcfs, play, workload
 

@@ -24,7 +24,7 @@ from simulator.kv_cache.block_manager import BlockCounter, BlockManager  # noqa:
 from simulator.models.load import load_model  # noqa: E402
 from simulator.models.rope import RopeScaling  # noqa: E402
 from simulator.models.spec import ModelSpec  # noqa: E402
-from simulator.policies.policy import Priority  # noqa: E402
+from simulator.policies.orders import Priority  # noqa: E402
 from simulator.schedulers.static import Static  # noqa: E402
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler  # noqa: E402
 from simulator.schedulers.vllm.scheduler import Scheduler  # noqa: E402

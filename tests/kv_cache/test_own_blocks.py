@@ -18,7 +18,7 @@ from simulator.core.log import Log
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.kv_cache.own_blocks import OwnBlocks
-from simulator.policies.policy import SJF, Priority
+from simulator.policies.orders import SJF, Priority
 from simulator.policies.preemptive import Deadline, Preemptive
 from simulator.schedulers.sglang import SgLang
 from simulator.schedulers.trtllm import POLICIES, TrtLlm

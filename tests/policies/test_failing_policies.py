@@ -7,7 +7,8 @@ import pytest
 from simulator.cli.main import main
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.policies.policy import Ranked, victim_of
+from simulator.policies.policy import victim_of
+from simulator.policies.waiting_queues import KeyQueue
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from tests.support.engines import play, workload
@@ -45,7 +46,7 @@ class Choosy(Keyed):
 
 def ranked(*keys: object) -> list[int]:
     """Take requests with these keys in and out; return their ids in that order."""
-    queue = Ranked(Keyed(*keys))
+    queue = KeyQueue(Keyed(*keys))
     for id in range(len(keys)):
         queue.add(Request(id, 0.0, 1, 1))
     return [queue.take().id for _ in keys]
@@ -91,7 +92,7 @@ def test_keys_without_an_order_are_refused(keys: tuple[object, ...], message: st
 
 def test_removal_may_show_that_keys_have_no_order_too() -> None:
     """Two that never met in the heap do so then."""
-    queue = Ranked(Keyed((0, 0), (1, 1), (1, "a")))
+    queue = KeyQueue(Keyed((0, 0), (1, 1), (1, "a")))
     requests = [Request(id, 0.0, 1, 1) for id in range(3)]
     for request in requests:
         queue.add(request)

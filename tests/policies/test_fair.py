@@ -5,8 +5,7 @@ from hypothesis import given, settings
 
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.policies.client_queues import ClientQueues
-from simulator.policies.fair import DRR, WFQ, Fair
+from simulator.policies.fair import DRR, WFQ, ClientQueues, Fair
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload

@@ -7,9 +7,8 @@ import pytest
 
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.policies.orders import HRRN, MLFQ, SRPT, Boost
-from simulator.policies.policy import SJF
-from simulator.policies.preemptive import Deadline, Preemptive
+from simulator.policies.orders import HRRN, SJF, Boost
+from simulator.policies.preemptive import MLFQ, SRPT, Deadline, Preemptive
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError

@@ -5,7 +5,7 @@ import pytest
 
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
-from simulator.policies.policy import SJF, Priority
+from simulator.policies.orders import SJF, Priority
 from simulator.schedulers.vllm.scheduler import Scheduler
 from tests.schedulers.test_scheduler import steps
 from tests.support.engines import fcfs, play, workload

@@ -6,7 +6,7 @@ import pytest
 
 from simulator.core.log import REASONS
 from simulator.core.request import Request, Step
-from simulator.policies.policy import SJF, Priority
+from simulator.policies.orders import SJF, Priority
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.support.engines import Clock, fcfs, play, workload

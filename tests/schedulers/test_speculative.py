@@ -12,7 +12,7 @@ from simulator.core.speculative_config import DraftConfig, SpeculativeConfig
 from simulator.costs.drafting import DraftedCost
 from simulator.costs.piecewise import LinearCost, PiecewiseCost
 from simulator.models.attention import Groups
-from simulator.policies.policy import SJF
+from simulator.policies.orders import SJF
 from simulator.scenario.load import load_scenario
 from simulator.schedulers.vllm.drafts import SlotCounter
 from simulator.schedulers.vllm.speculative import Speculative

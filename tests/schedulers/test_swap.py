@@ -14,7 +14,7 @@ from simulator.costs.piecewise import LinearCost
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
-from simulator.policies.policy import Priority
+from simulator.policies.orders import Priority
 from simulator.scenario.assemble import assemble, make_scheduler
 from simulator.scenario.kv_memory import swap_blocks
 from simulator.scenario.scenario import Scenario

@@ -11,9 +11,9 @@ from simulator import load_scenario, run
 from simulator.core.request import Request, Step, Swap
 from simulator.costs.piecewise import LinearCost
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.kv_cache.swap_space import HostMemory, Prices, SwappedFirst
-from simulator.policies.orders import HRRN
-from simulator.policies.policy import SJF, Ranked
+from simulator.kv_cache.swap_space import HostMemory, Prices
+from simulator.policies.orders import HRRN, SJF
+from simulator.policies.waiting_queues import KeyQueue, SwappedFirst
 from simulator.results.frames import step_frame
 from simulator.scenario.assemble import assemble
 from simulator.scenario.kv_memory import swap_prices
@@ -73,7 +73,7 @@ def test_auto_chooses_for_each_victim() -> None:
 
 def test_swapped_requests_come_back_before_all_others() -> None:
     """Whatever the policy ranks first; the last preempted of them first."""
-    queue = SwappedFirst(Ranked(SJF()))
+    queue = SwappedFirst(KeyQueue(SJF()))
     long, short, out, again = (Request(i, 0.0, n, 1) for i, n in enumerate((50, 5, 90, 70)))
     assert queue.add(long)
     assert queue.add(short)

@@ -7,7 +7,7 @@ import pytest
 
 from simulator.core.request import Request, Step
 from simulator.policies.fair import Fair
-from simulator.policies.policy import Fifo
+from simulator.policies.waiting_queues import Fifo
 from simulator.scenario.policy_table import POLICIES
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.testing.check import check_policy

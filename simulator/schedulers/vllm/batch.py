@@ -9,13 +9,13 @@ from simulator.core.decode_set import DecodeSet
 from simulator.core.log import pack_pause, pack_run
 from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.policies.policy import Waiting
+from simulator.policies.waiting_queues import WaitingQueue
 
 
 class Batch:
     """The running and the waiting requests of one engine, and their blocks."""
 
-    def __init__(self, blocks: BlockCounter, waiting: Waiting) -> None:
+    def __init__(self, blocks: BlockCounter, waiting: WaitingQueue) -> None:
         self.blocks = blocks
         self.waiting = waiting
         self.running: dict[Request, None] = {}  # in order of admission

@@ -13,47 +13,12 @@ the first four, and then never again until the next; any other at every step, an
 somebody waits nothing is leapt over.
 """
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.kv_cache.swap_space import SwappedFirst
-from simulator.policies.dynamic_queues import queue_for
-from simulator.policies.policy import failed, short
+from simulator.policies.policy import RunningView, failed, none_of_them
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.util.errors import HeadwayError
-
-
-class Running(Mapping[Request, None]):
-    """The running requests as a policy sees them, in order of admission."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._running = scheduler.running
-        self._decodes = scheduler.decodes
-        self.gone: list[Request] = []  # of them, those that would make way already
-        self.now = 0.0  # s
-
-    def __len__(self) -> int:
-        return len(self._running) - len(self.gone)
-
-    def __iter__(self) -> Iterator[Request]:
-        if not self.gone:
-            return iter(self._running)
-        return (request for request in self._running if request not in self.gone)
-
-    def __getitem__(self, request: Request) -> None:
-        return self._running[request]
-
-    def generated(self, request: Request) -> int:
-        """Count the tokens that have come out (`request.generated` lags while it decodes)."""
-        joined = request.joined
-        return request.generated if joined < 0 else request.generated + self._decodes.tick - joined
-
-    def computed(self, request: Request) -> int:
-        """Count the tokens whose KV is in the cache."""
-        joined = request.joined
-        return request.computed if joined < 0 else request.computed + self._decodes.tick - joined
 
 
 class DynamicScheduler(Scheduler):
@@ -63,14 +28,11 @@ class DynamicScheduler(Scheduler):
 
     def __init__(self, blocks: BlockCounter, *, policy: Any, **options: Any) -> None:
         super().__init__(blocks, policy=policy, **options)
-        self._queue = queue_for(policy, self)
-        if self._queue is not None:
-            self.waiting = SwappedFirst(self._queue) if self.host.free else self._queue
         self._policy = policy
         self.displacing = hasattr(policy, "displaces")
         steady = getattr(policy, "steady", False) or not self.displacing
         self._steady = steady and not hasattr(policy, "promote")
-        self._view = Running(self)
+        self._view = RunningView(self, self.running)
         self._joined = 0  # requests so far
         self._seen = (-1, -1, -1)  # what had happened when the policy was asked last
         self._late = False  # the step before computed prompts: it was not leapt over
@@ -87,8 +49,10 @@ class DynamicScheduler(Scheduler):
         seats_free = len(self.running) < self.max_num_seqs
         if self.waiting and (seats_free or self.displacing):
             state = (self._seats, len(self.running), self._joined)
-            if self._queue is not None and (state != self._seen or self._late or not self._steady):
-                self._queue.refresh(now)
+            if self._refresh is not None and (
+                state != self._seen or self._late or not self._steady
+            ):
+                self._refresh(now)
             if self.displacing and (state != self._seen or self._open or not self._steady):
                 displaced = self._displace(now)
             self._seen = state
@@ -108,19 +72,19 @@ class DynamicScheduler(Scheduler):
         if room is None:
             return []
         seats, lacking = room
-        victims = view.gone = []
+        victims = view.displaced = []
         while len(victims) < seats or lacking > 0:
             victim = self._ask(head) if len(view) else None
             if victim is None:
                 self._open = bool(victims)  # those named hold more blocks in a while
-                view.gone = []
+                view.displaced = []
                 return []
             victims.append(victim)
             lacking -= self.blocks.owned(victim, view.computed(victim))
         for victim in victims:
             self._save(victim)
             self._evict(victim)
-        view.gone = []
+        view.displaced = []
         return victims
 
     def _ask(self, head: Request) -> Request | None:
@@ -128,11 +92,8 @@ class DynamicScheduler(Scheduler):
             victim: Request | None = self._policy.displaces(head, self._view)
         except Exception as error:
             raise failed(self._policy, f"displaces(request {head.id}, running)", error) from error
-        if victim is not None and (victim not in self.running or victim in self._view.gone):
-            raise HeadwayError(
-                f"engine.scheduling_policy: {type(self._policy).__name__}.displaces(head, running) "
-                f"gave {short(victim)}, which is none of the running requests"
-            )
+        if victim is not None and (victim not in self.running or victim in self._view.displaced):
+            raise none_of_them(self._policy, "displaces(head, running)", victim)
         return victim
 
     def _room(self, head: Request) -> tuple[int, int] | None:

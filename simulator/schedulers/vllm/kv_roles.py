@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.policies.policy import Waiting
+from simulator.policies.waiting_queues import WaitingQueue
 from simulator.schedulers.vllm.scheduler import Scheduler
 
 TO_PULL, ARRIVED, LOST = 1, 2, 3  # states of `Request.remote`
@@ -163,7 +163,7 @@ class LoadedFirst:
     skipped requests, in which these are, before the other.
     """
 
-    def __init__(self, others: Waiting) -> None:
+    def __init__(self, others: WaitingQueue) -> None:
         self._others = others
         self.moves = others.moves
         self._loaded: list[tuple[int, Request]] = []  # a heap; no two have the same number

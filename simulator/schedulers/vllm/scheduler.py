@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 from simulator.core.request import Chunk, Load, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.kv_cache.swap_space import HostMemory, Prices, SwappedFirst
-from simulator.policies.policy import Fifo, Policy, queue_of, victim_of
+from simulator.kv_cache.swap_space import HostMemory, Prices
+from simulator.policies.policy import Policy, victim_of
+from simulator.policies.waiting_queues import Fifo, SwappedFirst, queue_of
 from simulator.schedulers.vllm.admission import Admission, Reservation
 from simulator.schedulers.vllm.preemption_loop import Circles
 from simulator.schedulers.vllm.prefill_interval import Cadence
@@ -71,9 +72,11 @@ class Scheduler(Running):
     ) -> None:
         super().__init__(blocks, Fifo())
         self._settle: Callable[[float], None] | None = None
+        self._refresh: Callable[[float], None] | None = None
         if policy is not None:
             queue = queue_of(policy, self)
             self._settle = getattr(queue, "settle", None)
+            self._refresh = getattr(queue, "refresh", None)
             self.waiting = SwappedFirst(queue) if swap_blocks else queue
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens

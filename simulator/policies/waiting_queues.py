@@ -1,0 +1,345 @@
+"""The waiting queues: who is admitted next, by arrival, by a policy's key, rank or own queue.
+
+A queue whose order changes while nobody comes or goes has `refresh(now)`, which DynamicScheduler
+calls when an order may matter.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from itertools import count
+from math import isnan
+from operator import lt
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.core.request import Request
+from simulator.policies.policy import Batch, Policy, failed, one_line, short
+from simulator.util.errors import HeadwayError
+
+FIELDS = ("id", "arrival", "prompt_tokens", "priority", "hint", "generated", "preemptions")
+NONE = -1  # in the column `hint`: nobody predicted a length
+
+
+class WaitingQueue(Protocol):
+    """The waiting queue that a scheduler works with.
+
+    It may have `settle(now)`, which is called before each step is decided; `add` then says whether
+    that call is due for the new request, also where all `max_num_seqs` run.
+    """
+
+    moves: bool
+    """The head may change while nothing but decodes happens."""
+
+    def __len__(self) -> int: ...
+
+    def add(self, request: Request) -> bool:
+        """Take a new request; say whether it is now the head."""
+
+    def put_back(self, request: Request) -> None:
+        """Take back a preempted request."""
+
+    def head(self) -> Request: ...
+
+    def take(self) -> Request: ...
+
+    def remove(self, request: Request) -> None: ...
+
+
+QUEUE = ("moves", "__len__", "add", "put_back", "head", "take", "remove")
+"""What a waiting queue must have."""
+
+
+class Fifo(deque[Request]):
+    """First come, first served; a preempted request goes to the front (vLLM's `fcfs`)."""
+
+    moves = False
+
+    def add(self, request: Request) -> bool:
+        self.append(request)
+        return len(self) == 1
+
+    def put_back(self, request: Request) -> None:
+        self.appendleft(request)
+
+    def head(self) -> Request:
+        return self[0]
+
+    def take(self) -> Request:
+        return self.popleft()
+
+
+class KeyQueue:
+    """Ordered by `policy.key(request)`, a heap; equals in order of joining.
+
+    Raises HeadwayError where the policy fails, or its keys have no order.
+    """
+
+    moves = False
+
+    def __init__(self, policy: Policy) -> None:
+        self._heap: list[tuple[Any, int, Request]] = []
+        self._policy = policy
+        self._joined = count()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, request: Request) -> bool:
+        self._push(request)
+        return self._heap[0][2] is request
+
+    def _push(self, request: Request) -> int:
+        """Rank a request; return the number of its entry."""
+        number = next(self._joined)
+        try:
+            key = self._policy.key(request)
+        except Exception as error:
+            raise failed(self._policy, f"key(request {request.id})", error) from error
+        try:
+            if any(
+                isinstance(x, float) and isnan(x) for x in (key if type(key) is tuple else (key,))
+            ):
+                raise ValueError("NaN is neither less nor more than anything")
+            lt(key, key)  # None cannot be compared even with itself
+            heappush(self._heap, (key, number, request))
+        except Exception as error:
+            raise self._unordered(f"{short(key)} of request {request.id}", error) from error
+        return number
+
+    def _unordered(self, what: str, error: Exception) -> HeadwayError:
+        return HeadwayError(
+            f"engine.scheduling_policy: {type(self._policy).__name__}.key: {what} cannot be "
+            f"ranked: {one_line(error)}"
+        )
+
+    def put_back(self, request: Request) -> None:
+        self.add(request)
+
+    def head(self) -> Request:
+        return self._heap[0][2]
+
+    def take(self) -> Request:
+        try:
+            return heappop(self._heap)[2]
+        except Exception as error:  # keys that differ in type only further back
+            raise self._unordered("a key", error) from error
+
+    def remove(self, request: Request) -> None:
+        self._heap = [entry for entry in self._heap if entry[2] is not request]
+        try:
+            heapify(self._heap)
+        except Exception as error:
+            raise self._unordered("a key", error) from error
+
+
+class PromotingQueue(KeyQueue):
+    """Ordered by a policy's key, until somebody has waited `policy.patience` seconds.
+
+    Then the policy is told, `promote(request)`, and its key asked for again: once, until the
+    request has run and waits again. Raises ValueError where `patience` is no time.
+    """
+
+    def __init__(self, policy: Any, batch: Batch) -> None:
+        super().__init__(policy)
+        patience = getattr(policy, "patience", None)
+        if not isinstance(patience, int | float) or isnan(patience) or patience <= 0:
+            raise ValueError(
+                f"engine.scheduling_policy: {type(policy).__name__}.patience must be more than 0 "
+                f"seconds, not {patience!r}"
+            )
+        self._batch = batch
+        self._patience, self._promote = patience, policy.promote
+        self._valid: dict[Request, int] = {}  # the number of its entry in the heap; others are dead
+        self._line: deque[tuple[float, int, Request]] = deque()  # since when, in order of time
+
+    def __len__(self) -> int:
+        return len(self._valid)
+
+    def add(self, request: Request) -> bool:
+        self._line.append((request.arrival, self._push(request), request))
+        return self.head() is request
+
+    def put_back(self, request: Request) -> None:
+        self._line.append((self._batch.now, self._push(request), request))
+
+    def _push(self, request: Request) -> int:
+        number = self._valid[request] = super()._push(request)
+        return number
+
+    def head(self) -> Request:
+        heap, valid = self._heap, self._valid
+        while valid.get(heap[0][2]) != heap[0][1]:
+            heappop(heap)
+        return heap[0][2]
+
+    def take(self) -> Request:
+        self.head()
+        request = super().take()
+        del self._valid[request]
+        return request
+
+    def remove(self, request: Request) -> None:
+        del self._valid[request]
+
+    def refresh(self, now: float) -> None:
+        """Promote those who have waited long enough."""
+        line = self._line
+        while line and line[0][0] + self._patience <= now:
+            _, number, request = line.popleft()
+            if self._valid.get(request) == number:
+                self._promote(request)
+                self._push(request)
+
+
+class RankQueue:
+    """A queue ordered by `policy.rank(waiting, now)`, asked at most once per step.
+
+    The policy sees the queue as `waiting.arrival`, `waiting.prompt_tokens` and so on: the fields
+    of FIELDS as numpy arrays of floats, one entry per request, in no particular order. Of equals
+    the one with the smaller id is admitted first. Raises HeadwayError where the policy fails.
+    """
+
+    moves = False  # `refresh` is called when it may have
+
+    def __init__(self, policy: Any) -> None:
+        self._policy = policy
+        self._requests: list[Request] = []
+        self._table = np.empty((len(FIELDS), 64))
+        self._ranks: npt.NDArray[np.float64] | None = None  # None: to be asked for
+        self._now = 0.0  # s
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __getattr__(self, name: str) -> npt.NDArray[np.float64]:
+        if name not in FIELDS:
+            raise AttributeError(f"a column {name!r}; there are {', '.join(FIELDS)}")
+        return self._table[FIELDS.index(name), : len(self._requests)]
+
+    def add(self, request: Request) -> bool:
+        at = len(self._requests)
+        if at == self._table.shape[1]:
+            self._table = np.concatenate([self._table, np.empty_like(self._table)], axis=1)
+        values = [getattr(request, name) for name in FIELDS]
+        self._table[:, at] = [NONE if value is None else value for value in values]
+        self._requests.append(request)
+        self._ranks = None
+        return True
+
+    def put_back(self, request: Request) -> None:
+        self.add(request)
+
+    def refresh(self, now: float) -> None:
+        """Rank anew, as of now."""
+        self._now = now
+        self._ranks = None
+
+    def head(self) -> Request:
+        return self._requests[self._first()]
+
+    def take(self) -> Request:
+        return self._pop(self._first())
+
+    def remove(self, request: Request) -> None:
+        self._pop(self._requests.index(request))
+
+    def _first(self) -> int:
+        ranks = self._ranks
+        if ranks is None:
+            ranks = self._ranks = self._rank()
+        first = int(ranks.argmin())
+        equals = np.flatnonzero(ranks == ranks[first])
+        return first if len(equals) == 1 else int(equals[self.id[equals].argmin()])
+
+    def _rank(self) -> npt.NDArray[np.float64]:
+        call = "rank(waiting, now)"
+        try:
+            ranks = np.array(self._policy.rank(self, self._now), float)
+        except Exception as error:
+            raise failed(self._policy, call, error) from error
+        if ranks.shape != (len(self),) or np.isnan(ranks).any():
+            raise HeadwayError(
+                f"engine.scheduling_policy: {type(self._policy).__name__}.{call} must give a "
+                f"number for each of {len(self)} requests, not an array of shape {ranks.shape} "
+                f"with {int(np.isnan(ranks).sum())} NaN"
+            )
+        return ranks
+
+    def _pop(self, at: int) -> Request:
+        """Take out one request; the last takes its place."""
+        request, last = self._requests[at], self._requests.pop()
+        end = len(self._requests)
+        if at < end:
+            self._requests[at] = last
+            self._table[:, at] = self._table[:, end]
+        if self._ranks is not None:
+            self._ranks[at] = self._ranks[end]
+            self._ranks = self._ranks[:end]
+        return request
+
+
+class SwappedFirst:
+    """A waiting queue before which the swapped requests stand, whatever its order.
+
+    As in vLLM 0.4 to 0.6, where nobody is admitted as long as somebody is swapped out. Of several
+    the last preempted comes back first: the victims go from the least important on.
+    """
+
+    def __init__(self, others: WaitingQueue) -> None:
+        self._others = others
+        self.moves = others.moves
+        self._settles = hasattr(others, "settle")
+        self._swapped: deque[Request] = deque()
+
+    def __len__(self) -> int:
+        return len(self._swapped) + len(self._others)
+
+    def add(self, request: Request) -> bool:
+        # A queue that settles wants to before the next step, whoever stands before it.
+        return self._others.add(request) and (self._settles or not self._swapped)
+
+    def put_back(self, request: Request) -> None:
+        if request.swapped:
+            self._swapped.appendleft(request)
+        else:
+            self._others.put_back(request)
+
+    def head(self) -> Request:
+        return self._swapped[0] if self._swapped else self._others.head()
+
+    def take(self) -> Request:
+        return self._swapped.popleft() if self._swapped else self._others.take()
+
+    def remove(self, request: Request) -> None:
+        if request in self._swapped:
+            self._swapped.remove(request)
+        else:
+            self._others.remove(request)
+
+
+def queue_of(policy: Any, batch: Batch) -> WaitingQueue:
+    """Give the waiting queue that a policy brings along, or one ordered by its rank or key.
+
+    Raises HeadwayError where the policy fails, or gives something else; ValueError where its
+    `patience` is no time.
+    """
+    if hasattr(policy, "rank"):
+        return RankQueue(policy)
+    if hasattr(policy, "promote"):
+        return PromotingQueue(policy, batch)
+    make: Callable[[Batch], WaitingQueue] | None = getattr(policy, "queue", None)
+    if make is None:
+        return KeyQueue(policy)
+    try:
+        queue = make(batch)
+    except Exception as error:
+        raise failed(policy, "queue(batch)", error) from error
+    if lacking := [name for name in QUEUE if not hasattr(queue, name)]:
+        raise HeadwayError(
+            f"engine.scheduling_policy: {type(policy).__name__}.queue(batch) gave {short(queue)}, "
+            f"which is no waiting queue: it has no {', '.join(lacking)}"
+        )
+    return queue
