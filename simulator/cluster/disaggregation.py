@@ -22,9 +22,8 @@ from simulator.cluster.fleet import Fleet
 from simulator.cluster.kv_links import Handoff, Link
 from simulator.cluster.routers import Router, Target
 from simulator.core.executor import Executor
-from simulator.core.log import pack_transfer
+from simulator.core.log import REJECTED, UNFINISHED, pack_transfer
 from simulator.core.request import Request
-from simulator.engine.replica import REJECTED, UNFINISHED
 from simulator.schedulers.vllm.kv_roles import Consumer, Producer
 from simulator.schedulers.vllm.scheduler import Scheduler
 

@@ -29,6 +29,12 @@ from simulator.schedulers.vllm.scheduler import Scheduler
 
 M = TypeVar("M", bound=Member)
 
+COUNTERS = (
+    *("refused_tries", "timed_out_tries", "retries"),
+    *("failures", "tries_lost_in_failures", "scalings"),
+)
+"""What a fleet, its clients and its autoscaler count."""
+
 
 class Fleet:
     """Replicas behind a router.
@@ -50,6 +56,7 @@ class Fleet:
         self.engines: list[Member | Ranks] = []  # behind each target
         self.owners: list[Target] = []  # of each member
         self.open: dict[int, Target] = {}
+        self.counters = dict.fromkeys(COUNTERS, 0)
         self.sent_again: dict[int, float] = {}  # s, when a request was last sent once more
         self._sessions = sessions
         self._clock = Clock(env, self._ring)

@@ -5,7 +5,6 @@ Between the client, who sends each request once and hears once that it has ended
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from random import Random
 
@@ -14,18 +13,8 @@ import simpy
 from simulator.cluster.config import AdmissionConfig, ClientConfig
 from simulator.cluster.fleet import Fleet
 from simulator.core.alarm import Alarm
-from simulator.core.log import Log, pack_request
+from simulator.core.log import SHED, TIMEOUT, Log, pack_request
 from simulator.core.request import Request
-from simulator.engine.replica import SHED, TIMEOUT
-
-
-@dataclass(slots=True)
-class Counts:
-    """What became of tries that came to nothing."""
-
-    refused: int = 0
-    timeouts: int = 0
-    retries: int = 0
 
 
 class Deadlines:
@@ -95,7 +84,6 @@ class Gate:
         self.client = client or ClientConfig()
         self.on_finish: Callable[[Request], None] | None = None
         self.log = Log(0, 1)
-        self.counts = Counts()
         self._random = Random(seed)
         self._serial = 0
         self._live: dict[int, tuple[int, int]] = {}  # by id: the try's serial and its number
@@ -115,7 +103,7 @@ class Gate:
 
     def _try(self, request: Request, number: int, _: simpy.Event | None = None) -> None:
         if not self._admits(request):
-            self.counts.refused += 1
+            self.fleet.counters["refused_tries"] += 1
             self._again(request, number, SHED)
             return
         self._serial += 1
@@ -157,14 +145,14 @@ class Gate:
 
     def _give_up(self, id: int, number: int) -> None:
         del self._live[id]
-        self.counts.timeouts += 1
+        self.fleet.counters["timed_out_tries"] += 1
         self._again(self.fleet.cancel(id), number, TIMEOUT)
 
     def _again(self, request: Request, number: int, reason: int) -> None:
         """Try once more after a while, or give the request up for good."""
         client = self.client
         if number < client.max_retries:
-            self.counts.retries += 1
+            self.fleet.counters["retries"] += 1
             wait = client.backoff * client.backoff_factor**number
             wait *= 1.0 + client.jitter * self._random.random()
             Alarm(self.env, partial(self._try, request, number + 1)).set(self.env.now + wait)

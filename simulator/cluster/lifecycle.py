@@ -39,8 +39,6 @@ class Lifecycle:
         self.done = done
         self.states: list[State] = ["off"] * len(make)
         self.paid: list[list[float]] = [[] for _ in make]  # start, end, start, ...
-        self.failures = 0
-        self.lost = 0  # tries that failed with their replica
         self._make = make
         self._orders = [0] * len(make)
         fleet.on_idle = self._idle
@@ -82,9 +80,10 @@ class Lifecycle:
         state = self.states[target.index]
         if state not in ("up", "draining"):
             return False
-        self.failures += 1
+        self.fleet.counters["failures"] += 1
         self.states[target.index] = "down"
-        self.lost += self.fleet.crash(target, *self._make[target.index]())
+        lost = self.fleet.crash(target, *self._make[target.index]())
+        self.fleet.counters["tries_lost_in_failures"] += lost
         if state == "draining":
             self._off(target)
         return True
@@ -101,14 +100,6 @@ class Lifecycle:
     def _off(self, target: Target) -> None:
         self.states[target.index] = "off"
         self.paid[target.index].append(self.env.now)
-
-    def paid_seconds(self, index: int, start: float, end: float) -> float:
-        """Add up the seconds from `start` to `end` for which a replica is paid."""
-        times = [*self.paid[index], *([inf] if len(self.paid[index]) % 2 else [])]
-        total = 0.0
-        for begin, over in zip(times[::2], times[1::2], strict=True):
-            total += max(min(over, end) - max(begin, start), 0.0)
-        return total
 
 
 class Failures:
@@ -168,7 +159,6 @@ class Autoscaler:
         bounds: Mapping[str, float] | None = None,
     ) -> None:
         self.life, self.block, self.targets = life, block, targets
-        self.changes = 0
         self._sent, self._bounds = sent, bounds or {}
         self._changed = -inf
         self._ended = self._kept = 0  # requests since the last look
@@ -240,5 +230,5 @@ class Autoscaler:
             self.life.order(target, self.block.startup_delay)
 
     def _count(self) -> None:
-        self.changes += 1
+        self.life.fleet.counters["scalings"] += 1
         self._changed = self.life.env.now

@@ -14,11 +14,10 @@ import simpy
 
 from simulator.core.alarm import LATE, Alarm
 from simulator.core.executor import CanLeap, Executor
-from simulator.core.log import REASONS, Log, pack_request, pack_step
+from simulator.core.log import LENGTH, REJECTED, STOP, UNFINISHED, Log, pack_request, pack_step
 from simulator.core.request import Request, Step
 from simulator.schedulers.vllm.scheduler import Scheduler
 
-STOP, LENGTH, REJECTED, UNFINISHED, SHED, TIMEOUT = range(len(REASONS))
 NAP = 0.001  # s, in vLLM's EngineCore
 
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from simulator.cluster.gate import Counts
-from simulator.engine.replica import SHED, TIMEOUT
+from simulator.core.log import SHED, TIMEOUT
 from simulator.models.gpus import find_gpu
 from simulator.results.gauges import StepSums, gauge, share
 from simulator.results.kv_transfers import link_summary
@@ -138,17 +137,7 @@ def _total(values: list[object]) -> float | None:
 
 def _troubles(story: "ClusterRecord", given_up: tuple[int, int]) -> Values:
     """Count what came to nothing, and what was done about it."""
-    counts = Counts() if story.gate is None else story.gate.counts
-    return {
-        "shed": given_up[0],
-        "timed_out": given_up[1],
-        "refused_tries": counts.refused,
-        "timed_out_tries": counts.timeouts,
-        "retries": counts.retries,
-        "failures": story.life.failures,
-        "tries_lost_in_failures": story.life.lost,
-        "scalings": 0 if story.scaler is None else story.scaler.changes,
-    }
+    return {"shed": given_up[0], "timed_out": given_up[1], **story.counters}
 
 
 def _router(scenario: "Scenario") -> str:
@@ -215,7 +204,7 @@ def _group(
     served, role = served_by(scenario, parts), _role(whole, name)
     price = price_of_group(whole, name)
     servers = {story.servers[number] for number in numbers}
-    paid = sum(story.life.paid_seconds(server, *span) for server in sorted(servers))
+    paid = sum(story.paid_seconds(server, *span) for server in sorted(servers))
     # A replica that is off at times is idle only while it is paid for.
     shares = {**found.gauges}
     for key in ("gpu_busy_fraction", "mfu", "bandwidth_utilization"):
@@ -246,7 +235,7 @@ def _kv_transfer(story: "ClusterRecord", span: tuple[float, float]) -> Values:
     if story.transfers is None:
         return {}
     producers = story.transfers.producers
-    paid = {number: story.life.paid_seconds(number, *span) for number in producers}
+    paid = {number: story.paid_seconds(number, *span) for number in producers}
     return {"kv_transfer": link_summary(story.transfers, paid)}
 
 
@@ -259,7 +248,7 @@ def evenness(
     an autoscaler may leave some, do not count. Where prefill and decode are apart, the less even of
     the two halves counts.
     """
-    on = np.array([bool(story.life.paid[server]) for server in story.servers])
+    on = np.array([bool(story.paid[server]) for server in story.servers])
     halves = [on]
     if story.transfers is not None:
         prompts = np.isin(np.arange(len(ended)), [*story.transfers.producers])

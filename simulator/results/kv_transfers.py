@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from simulator.cluster.disaggregation import DisaggregatedFleet
-from simulator.core.log import TRANSFER, Log
+from simulator.core.log import REJECTED, TRANSFER, UNFINISHED, Log
 from simulator.costs.cost_model import CostModel
-from simulator.engine.replica import REJECTED, UNFINISHED
 from simulator.results.breakdown import PARTS, break_down
 from simulator.results.gauges import share
 from simulator.results.tables import TRANSFER_PARTS, Flags, Floats, Ints, gather_requests
@@ -32,19 +30,13 @@ class Transfers:
     """By number: transfers, bytes that they moved, seconds that they took of its link."""
 
     @classmethod
-    def of(cls, fleet: DisaggregatedFleet, block_bytes: Mapping[str, float]) -> "Transfers":
-        """Take the facts of a fleet that has run; `block_bytes` is of each group of producers."""
-        rows = np.frombuffer(bytes(fleet.transfers), TRANSFER)
-        _, last = np.unique(rows["id"][::-1], return_index=True)
-        producers = {
-            number: (
-                link.transfers,
-                link.blocks * block_bytes[fleet.targets[number].group],
-                link.busy,
-            )
-            for number, link in fleet.links.items()
-        }
-        return cls(rows[::-1][last], fleet.logs, producers)
+    def of(
+        cls, rows: bytes, engines: list[Log], producers: dict[int, tuple[int, float, float]]
+    ) -> "Transfers":
+        """Take the facts of a run; `rows` are of dtype TRANSFER, those of earlier tries, too."""
+        every = np.frombuffer(rows, TRANSFER)
+        _, last = np.unique(every["id"][::-1], return_index=True)
+        return cls(every[::-1][last], engines, producers)
 
     def is_producer(self, number: int) -> bool:
         """Say whether a replica computes prompts for others."""

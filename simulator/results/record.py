@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
 
-from simulator.cluster.gate import Gate
-from simulator.cluster.lifecycle import Autoscaler, Lifecycle
 from simulator.core.log import Log
 from simulator.costs.cost_model import CostModel
 from simulator.models.gpus import Gpu
@@ -27,19 +26,23 @@ class ClusterRecord:
     groups: list[str]  # of each engine core
     parts: list[Parts]  # likewise
     servers: list[int]  # likewise: the number of its server
-    life: Lifecycle
-    gate: Gate | None = None
-    scaler: Autoscaler | None = None
+    paid: list[list[float]]
+    """Of each server, s: when it was ordered, when it was gone, when it was ordered again, ..."""
+    counters: dict[str, int]  # of what came to nothing, under the names that the summary has
+    tries: Tries  # what clients sent again, and what they gave up
     transfers: Transfers | None = None  # where prefill and decode are apart
 
     def engine_logs(self, record: "Record") -> list[Log]:
         """Give what each engine wrote down; as clients see it, the record has it."""
         return record.logs if self.transfers is None else self.transfers.engines
 
-    @property
-    def tries(self) -> Tries:
-        """What clients sent again, and what they gave up."""
-        return Tries(self.life.fleet.sent_again, None if self.gate is None else self.gate.log)
+    def paid_seconds(self, server: int, start: float, end: float) -> float:
+        """Add up the seconds from `start` to `end` for which a server is paid."""
+        times = [*self.paid[server], *([inf] if len(self.paid[server]) % 2 else [])]
+        total = 0.0
+        for begin, over in zip(times[::2], times[1::2], strict=True):
+            total += max(min(over, end) - max(begin, start), 0.0)
+        return total
 
 
 @dataclass(slots=True)

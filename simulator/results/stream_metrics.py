@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.core.log import Log
+from simulator.core.log import SHED, TIMEOUT, Log
 from simulator.costs.cost_model import kv_block_bytes
-from simulator.engine.replica import SHED, TIMEOUT
 from simulator.results.cluster_metrics import Figures, served_by
 from simulator.results.gauges import (
     RequestSums,

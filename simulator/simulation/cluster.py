@@ -10,12 +10,12 @@ import numpy as np
 import simpy
 
 from simulator.cluster.disaggregation import DisaggregatedFleet
-from simulator.cluster.fleet import Fleet
+from simulator.cluster.fleet import COUNTERS, Fleet
 from simulator.cluster.gate import Gate
 from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.cluster.load_balancer import Balancer
 from simulator.cluster.routers import Target
-from simulator.core.log import PAUSE, RUN, STEP
+from simulator.core.log import PAUSE, REJECTED, RUN, STEP
 from simulator.core.request import Request
 from simulator.costs.cost_model import CostModel
 from simulator.costs.expert_parallel import split
@@ -25,6 +25,7 @@ from simulator.engine.stream_client import StreamClient
 from simulator.policies.predictor import make_predictor
 from simulator.results.kv_transfers import Transfers
 from simulator.results.record import ClusterRecord, replicas_in
+from simulator.results.tables import Tries
 from simulator.scenario.assemble import assemble, make_scheduler
 from simulator.scenario.cluster_parts import block_bytes, make_fleet, make_router
 from simulator.scenario.parts import Parts
@@ -68,10 +69,10 @@ def run_cluster(
         return _apart(scenario, workload, progress, cost=cost, leap=not stepwise)
     env = simpy.Environment()
     fleet = make_fleet(env, scenario, sessions_of(workload))
-    story = fill(fleet, scenario, workload.segments is not None, cost, leap=not stepwise)
+    story, life = fill(fleet, scenario, workload.segments is not None, cost, leap=not stepwise)
     predictor = make_predictor(scenario.predictor, workload, scenario.seed)
     client = connect(
-        *(fleet, scenario, story), lambda submit: Client(env, workload, submit, predictor)
+        *(fleet, scenario, story, life), lambda submit: Client(env, workload, submit, predictor)
     )
     try:
         interrupted = drive(env, client, progress)
@@ -88,7 +89,7 @@ def run_cluster(
     sent = np.frombuffer(client.sent)
     logs = fleet.logs
     if isinstance(fleet, DisaggregatedFleet):
-        story.transfers = Transfers.of(fleet, block_bytes(scenario))
+        story.transfers = _transfers(fleet, scenario)
         logs = story.transfers.seen()
     result = Result(scenario, workload, sent, logs, story.parts[0], interrupted)
     result.cluster = story
@@ -96,6 +97,20 @@ def run_cluster(
         result.hints = np.frombuffer(client.hints, np.int64)
     _warn(result)
     return result
+
+
+def _transfers(fleet: DisaggregatedFleet, scenario: Scenario) -> Transfers:
+    """Give what went over the links of a fleet that has run."""
+    sizes = block_bytes(scenario)
+    producers = {
+        number: (
+            link.transfers,
+            link.blocks * sizes[fleet.targets[number].group],
+            link.busy,
+        )
+        for number, link in fleet.links.items()
+    }
+    return Transfers.of(bytes(fleet.transfers), fleet.logs, producers)
 
 
 def spread_cluster(
@@ -136,8 +151,12 @@ def _apart(
         jobs=jobs,
     )
     result = Result(scenario, workload, found.sent, found.logs, found.parts[0], found.interrupted)
+    count = len(found.groups)
     result.cluster = ClusterRecord(
-        found.groups, found.parts, list(range(len(found.groups))), found.life
+        *(found.groups, found.parts, list(range(count))),
+        paid=[[0.0] for _ in range(count)],
+        counters=dict.fromkeys(COUNTERS, 0),
+        tries=Tries({}),
     )
     result.hints = found.hints
     _warn(result)
@@ -151,7 +170,7 @@ def fill(
     cost: CostModel | None = None,
     *,
     leap: bool,
-) -> ClusterRecord:
+) -> tuple[ClusterRecord, Lifecycle]:
     """Add all replicas that there may ever be, and start those that there are at first.
 
     `shares` says that prompts have contents, `cost` takes the place of the scenario's.
@@ -180,7 +199,13 @@ def fill(
     for target in first:
         life.order(target)
     owners = fleet.owners
-    return ClusterRecord([one.group for one in owners], every, [one.index for one in owners], life)
+    story = ClusterRecord(
+        *([one.group for one in owners], every, [one.index for one in owners]),
+        paid=life.paid,
+        counters=fleet.counters,
+        tries=Tries(fleet.sent_again),
+    )
+    return story, life
 
 
 def _engines(
@@ -202,17 +227,19 @@ def connect(
     fleet: Fleet,
     scenario: Scenario,
     story: ClusterRecord,
+    life: Lifecycle,
     make: Callable[[Callable[[Request], None]], AnyClient],
 ) -> AnyClient:
     """Put a client before the fleet, and what happens to replicas beside it.
 
     `make(submit)` gives the client that sends through `submit`.
     """
-    cluster, env, life = scenario.cluster, fleet.env, story.life
+    cluster, env = scenario.cluster, fleet.env
     assert cluster is not None
     door: Fleet | Gate = fleet
     if cluster.admission is not None or cluster.client is not None:
-        door = story.gate = Gate(env, fleet, cluster.admission, cluster.client, scenario.seed)
+        door = Gate(env, fleet, cluster.admission, cluster.client, scenario.seed)
+        story.tries = Tries(fleet.sent_again, door.log)
     client = make(door.submit)
     life.done = lambda: client.done == len(client.sent)
     door.on_finish = client.finished
@@ -220,7 +247,7 @@ def connect(
         Failures(life, cluster.failures, scenario.seed)
     if cluster.autoscaling is not None:
         name = cluster.autoscaling.group or next(iter(cluster.kinds))
-        scaler = story.scaler = Autoscaler(
+        scaler = Autoscaler(
             life,
             cluster.autoscaling,
             [target for target in fleet.targets if target.group == name],
@@ -270,6 +297,4 @@ def _warn(result: Result) -> None:
 
 
 def _rejected(result: Result) -> int:
-    from simulator.engine.replica import REJECTED
-
     return sum(int((log.requests["reason"] == REJECTED).sum()) for log in result.logs)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import simpy
 
+from simulator.core.log import REJECTED
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import Noise
 from simulator.engine.async_replica import make_replica
 from simulator.engine.client import Client
 from simulator.engine.drive import drive
-from simulator.engine.replica import REJECTED, Replica
+from simulator.engine.replica import Replica
 from simulator.policies.predictor import make_predictor
 from simulator.scenario.assemble import assemble, make_scheduler
 from simulator.scenario.parts import Parts

@@ -12,10 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-import simpy
 
-from simulator.cluster.fleet import Fleet
-from simulator.cluster.lifecycle import Lifecycle
 from simulator.cluster.routers import Router, Target
 from simulator.core.log import Log
 from simulator.core.request import Request
@@ -108,7 +105,6 @@ class Outcome:
     groups: list[str]  # of each replica
     logs: list[Log]  # likewise
     parts: list[Parts]  # likewise
-    life: Lifecycle
     sent: Floats
     hints: Ints | None
     interrupted: bool
@@ -150,8 +146,7 @@ def run_apart(
             if hints is not None:
                 hints[np.isnan(sent)] = 0
         logs = [_ended(lane) for lane in lanes]
-    life = _always_on(router, len(groups))
-    return Outcome(groups, logs, parts, life, sent, hints, interrupted)
+    return Outcome(groups, logs, parts, sent, hints, interrupted)
 
 
 def _replicas(
@@ -174,13 +169,6 @@ def _replicas(
 def with_cost(parts: Parts, cost: CostModel | None) -> Parts:
     """Put a given cost, if there is one, in place of the scenario's."""
     return parts if cost is None else replace(parts, cost=instead(parts.cost, cost))
-
-
-def _always_on(router: Router, count: int) -> Lifecycle:
-    """Give the story of replicas that run from the start to the end."""
-    life = Lifecycle(Fleet(simpy.Environment(), router), [list] * count, lambda: True)
-    life.paid = [[0.0] for _ in range(count)]
-    return life
 
 
 def _sort(

@@ -64,8 +64,8 @@ class Stream:
         lost = {} if self.fleet is None else self.fleet.sent_again
         before = self.client.unsettled()
         logs = [cut(log, ids, before, lost, last=last) for log in self.logs]
-        gate = None if self.story is None else self.story.gate
-        refused = None if gate is None else cut(gate.log, ids, before, {}, last=last)
+        given_up = None if self.story is None else self.story.tries.given_up
+        refused = None if given_up is None else cut(given_up, ids, before, {}, last=last)
         again = {id - ids.start: lost.pop(id) for id in [id for id in lost if id in ids]}
         sent = np.array(chunk.sent)
         end = max((float(log.steps["end"][-1]) for log in logs if log.step_rows), default=0.0)
@@ -203,9 +203,9 @@ def _set_up(scenario: Scenario, *, leap: bool) -> Stream:
     from simulator.simulation.cluster import connect, fill
 
     fleet = make_fleet(env, scenario, None)
-    story = fill(fleet, scenario, shares, leap=leap)
+    story, life = fill(fleet, scenario, shares, leap=leap)
     client = connect(
-        *(fleet, scenario, story),
+        *(fleet, scenario, story, life),
         lambda submit: StreamClient(env, total, size, parts, submit),
     )
     whole = Engines(scenario, story.parts[0], range(len(fleet.logs)))

@@ -230,7 +230,8 @@ def test_a_server_fails_with_all_its_ranks() -> None:
     }
     seen = World(load, fcfs, Clock(), 2, blocks)
     assert sorted(seen.table.replica.tolist()) == [2, 2, 3, 3]
-    assert (seen.life.failures, seen.life.lost) == (1, 2)
+    counts = seen.fleet.counters
+    assert (counts["failures"], counts["tries_lost_in_failures"]) == (1, 2)
     assert seen.reasons() == ["stop"] * 4
 
 

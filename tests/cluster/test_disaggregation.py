@@ -303,14 +303,14 @@ def test_a_failure_while_the_kv_moves_starts_the_request_anew(replica: int) -> N
     seen = world(workload((0.0, 8, 2)), (2, 2), failures=FailuresConfig(outages=[outage]))
     assert moved(seen) == [(2.5, 2.5, 2.5, 3.75, 3.75, 2, 0)]
     assert ended(seen) == [(4.75, 5.75)]
-    assert seen.life.lost == 1
+    assert seen.fleet.counters["tries_lost_in_failures"] == 1
 
 
 def test_a_producer_that_fails_has_no_part_in_what_has_been_moved() -> None:
     outage = OutageConfig(replica=0, start=2.5, duration=50.0)
     seen = world(workload((0.0, 8, 3)), failures=FailuresConfig(outages=[outage]))
     assert ended(seen) == [(3.25, 5.25)]
-    assert seen.life.lost == 0
+    assert seen.fleet.counters["tries_lost_in_failures"] == 0
 
 
 def test_transfers_behind_one_that_is_broken_off_move_up() -> None:

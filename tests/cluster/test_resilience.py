@@ -23,6 +23,7 @@ from simulator.core.log import REASONS
 from simulator.costs.joint_step import Joint
 from simulator.engine.client import Client
 from simulator.policies.predictor import Noisy
+from simulator.results.record import ClusterRecord
 from simulator.results.tables import Tries, gather_requests
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -165,7 +166,7 @@ def test_a_request_that_takes_too_long_leaves_at_the_end_of_a_step() -> None:
     seen = world(load, make=seat, client=ClientConfig(timeout=3.5))
     assert seen.reasons() == ["timeout", "stop"]
     assert seen.table.first_scheduled[1] == 4.0
-    assert seen.gate.counts.timeouts == 1
+    assert seen.fleet.counters["timed_out_tries"] == 1
 
 
 def test_the_first_token_may_be_in_time_and_the_others_take_their_time() -> None:
@@ -187,7 +188,7 @@ def test_a_retry_comes_after_its_back_off_and_begins_anew() -> None:
     assert seen.table.queue_time.tolist() == [0.0, 0.5]
     first, second, *_ = phases(seen.table, 1, [], 10.0)
     assert (first, second) == (("earlier tries", 0.5, 7.5), ("queued", 7.5, 8.0))
-    assert seen.gate.counts.retries == 2
+    assert seen.fleet.counters["retries"] == 2
 
 
 def test_a_full_cluster_refuses_and_the_less_important_first() -> None:
@@ -195,7 +196,7 @@ def test_a_full_cluster_refuses_and_the_less_important_first() -> None:
     load.priority = np.array([0, 1, 0, 0])
     seen = world(load, admission=AdmissionConfig(max_outstanding=2, shed_from=0.5))
     assert seen.reasons() == ["stop", "shed", "stop", "shed"]
-    assert seen.gate.counts.refused == 2
+    assert seen.fleet.counters["refused_tries"] == 2
 
 
 def test_a_token_bucket_for_each_client() -> None:
@@ -217,7 +218,7 @@ def test_a_failure_loses_work_but_no_request() -> None:
     assert seen.table.replica.tolist() == [1, 1]
     assert seen.table.finish.tolist() == [7.0, 5.0]
     assert seen.table.ttft[0] == 3.0  # asked anew: the token of 1.0 is worth nothing
-    assert seen.life.failures == seen.life.lost == 1
+    assert seen.fleet.counters["failures"] == seen.fleet.counters["tries_lost_in_failures"] == 1
     assert len(seen.fleet.logs[0].steps) == 1
     assert seen.fleet.logs[0].runs.size == 0
 
@@ -243,4 +244,5 @@ def test_scaling_grows_with_the_queue_pays_from_the_order_and_drains() -> None:
     gone = [times for times in paid if len(times) == 2]  # long before the last request
     assert len(gone) == 2
     assert all(30.0 <= end < 100.0 for _, end in gone)
-    assert seen.life.paid_seconds(paid.index(gone[0]), gone[0][1] - 3.0, 999.0) == 3.0
+    record = ClusterRecord([], [], [], paid, {}, Tries({}))
+    assert record.paid_seconds(paid.index(gone[0]), gone[0][1] - 3.0, 999.0) == 3.0

@@ -55,7 +55,7 @@ def test_what_earlier_tries_take_is_no_queue(tmp_path: Path, capsys) -> None:
     early = frame["arrival"] < 0.3  # the prompt and 8 tokens take some 0.1 s: gone before
     assert not again[early].any()
     lost = again & (frame["arrival"] < 0.5)
-    assert lost.sum() == result.cluster.life.lost > 0
+    assert lost.sum() == result.cluster.counters["tries_lost_in_failures"] > 0
     assert np.allclose((frame["arrival"] + frame["retry_time"])[lost], 0.5)
     refused = again & ~lost  # they come again every 0.25 s
     assert refused.any()
