@@ -77,7 +77,7 @@ class Bench:
         as_run, anew = [], []
         for _ in range(steps):
             as_run.append(self.step())
-            self.executor._decoding = []  # forgotten: the next step lists everybody
+            self.executor.decoding = []  # forgotten: the next step lists everybody
             anew.append(self.step())
         return [_middle(as_run), _middle(anew)]
 

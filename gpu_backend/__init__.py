@@ -1,4 +1,8 @@
-"""A real engine behind the simulator's scheduler: paged KV cache, continuous batching, torch."""
+"""A real engine in torch behind the simulator's scheduler: paged KV cache, continuous batching.
+
+It may import `simulator`; of the rest only `calibration` and `campaign/` import it. Start with
+`engine.py`, then `executor.py`: a `Step` in, seconds out.
+"""
 
 from importlib.util import find_spec
 

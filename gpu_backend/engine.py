@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gpu_backend.batch import Batch
-from gpu_backend.batching import Batcher
-from gpu_backend.cache import KVCache
 from gpu_backend.cuda.graphs import Graphs
 from gpu_backend.device import check_fits, check_supported, find_device
-from gpu_backend.model import Backend, TorchBackend, Transformer, rope_table
-from gpu_backend.rows import Rows
+from gpu_backend.input_batch import InputBatch, InputBatchBuilder
+from gpu_backend.kv_cache import KVCache
+from gpu_backend.model import Backend, Transformer, rotary_table
+from gpu_backend.request_states import RequestStates
+from gpu_backend.torch_backend import TorchBackend
 from gpu_backend.weights import random_weights, read_weights
 from simulator.core.request import Chunk, Request
 from simulator.models.gpus import GIB
@@ -41,9 +41,7 @@ class Measured:
     swap_in_s: float = 0.0  # and back
     bucket: int = 0  # sequences that a CUDA graph was padded to, 0: launched kernel by kernel
     n_logits: int = 0  # tokens after which a new one was sampled
-    unique_ctx: int = (
-        0  # KV entries that all running requests hold, shared ones once; a scheduler's
-    )
+    unique_ctx: int = 0  # KV entries of all running requests, shared ones once; a scheduler's
 
     @property
     def busy_s(self) -> float:
@@ -94,10 +92,10 @@ class Engine:
         else:
             loaded = read_weights(spec, weights, self.device, self.dtype)
         self.cache = KVCache(spec, num_blocks, block_size, self.device, self.dtype)
-        self.rows = Rows(spec.vocab_size)
-        table = rope_table(spec, spec.max_position_embeddings, self.device)
+        self.states = RequestStates(spec.vocab_size)
+        table = rotary_table(spec, spec.max_position_embeddings, self.device)
         self.model = Transformer(spec, loaded, self._backend(table, max_num_seqs))
-        self.batcher = Batcher(self.rows, block_size, self.device)
+        self.inputs = InputBatchBuilder(self.states, block_size, self.device)
         self.graphs: Graphs | None = None
         if on_cuda and graphs:
             self.graphs = Graphs(self.model, self.cache, max_num_seqs)
@@ -121,7 +119,8 @@ class Engine:
         """
         wall = time.perf_counter()
         begun = time.thread_time()
-        batch, emitting = self.batcher.advance() if chunks is None else self.batcher.build(chunks)
+        inputs = self.inputs
+        batch, emitting = inputs.advance() if chunks is None else inputs.build(chunks)
         longest, limit = int(batch.host.lengths.max()), self.spec.max_position_embeddings
         if longest > limit:
             raise ValueError(
@@ -131,7 +130,7 @@ class Engine:
         ready = time.thread_time()
         tokens, device_s, over = self._forward(batch)
         if keep:
-            self.rows.append(emitting, tokens)
+            self.states.append(emitting, tokens)
         host_s = ready - begun + time.thread_time() - over
         wall_s = time.perf_counter() - wall
         return Measured(device_s, host_s, wall_s, bucket=bucket, n_logits=len(batch.emits))
@@ -141,7 +140,7 @@ class Engine:
         """Batches of decodes that have a CUDA graph, ascending; none where there are no graphs."""
         return list(self.graphs.sizes) if self.graphs is not None else []
 
-    def _forward(self, batch: Batch) -> tuple[npt.NDArray[np.integer], float, float]:
+    def _forward(self, batch: InputBatch) -> tuple[npt.NDArray[np.integer], float, float]:
         """Run the model; give sampled tokens, seconds of the device, CPU time as it was over."""
         with torch.inference_mode():
             run = (self.graphs or self.model).sample
@@ -161,24 +160,33 @@ class Engine:
             over = time.thread_time()
             return tokens.numpy(), events[0].elapsed_time(events[1]) / 1e3, over
 
-    def _run_without_sampling(self, batch: Batch) -> torch.Tensor:
+    def _run_without_sampling(self, batch: InputBatch) -> torch.Tensor:
         self.model.hidden(batch)
         return batch.emits  # empty
 
     def swap_out(self, request: Request, blocks: list[int]) -> float:
         """Copy a request's blocks to the host; give the seconds, CPU time on CPU."""
-        with _Stopwatch(self.device) as watch, torch.inference_mode():
+        begun = self._now()
+        with torch.inference_mode():
             self._swapped[request.id] = self.cache.copy_out(blocks)
-        return watch.seconds
+        return self._now() - begun
 
     def swap_in(self, request: Request, blocks: list[int], first: int = 0) -> float:
         """Copy a request's saved blocks, from number `first` on, into `blocks`; give the seconds.
 
         What was saved is dropped.
         """
-        with _Stopwatch(self.device) as watch, torch.inference_mode():
+        begun = self._now()
+        with torch.inference_mode():
             self.cache.copy_in(self._swapped.pop(request.id), blocks, first)
-        return watch.seconds
+        return self._now() - begun
+
+    def _now(self) -> float:
+        """Read the clock of copies: CPU time on CPU; on CUDA the wall's, all work waited for."""
+        if self.device.type != "cuda":
+            return time.thread_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
 
     def reserve_host(self, blocks: int) -> None:
         """Pin host memory for so many swapped blocks beforehand; without CUDA nothing is done."""
@@ -186,21 +194,21 @@ class Engine:
 
     def tokens(self, request_id: int) -> list[int]:
         """Give a request's text, prompt and answer so far, until it is retired."""
-        return [int(token) for token in self.rows.tokens(request_id)]
+        return self.states.tokens(request_id).tolist()
 
     def answer(self, request_id: int) -> list[int] | None:
         """Give what a request has answered so far, also once it is retired."""
-        said = self.rows.answer(request_id)
-        return None if said is None else [int(token) for token in said]
+        answer = self.states.answer(request_id)
+        return None if answer is None else answer.tolist()
 
     def retire(self, request_id: int) -> None:
         """Forget a request but its answer, which the prompt of a later turn may contain."""
-        self.rows.retire(request_id)
+        self.states.retire(request_id)
 
     def reset(self) -> None:
         """Forget all requests; the cache keeps its numbers, which nobody owns any more."""
-        self.rows = Rows(self.spec.vocab_size)
-        self.batcher.reset(self.rows)
+        self.states = RequestStates(self.spec.vocab_size)
+        self.inputs.reset(self.states)
         for pieces in self._swapped.values():
             self.cache.give_back(pieces)
         self._swapped.clear()
@@ -208,24 +216,3 @@ class Engine:
     def fill_random(self) -> None:
         """Fill the cache with noise: steps over any context can then be timed without prefill."""
         self.cache.fill_random(self._generator)
-
-
-class _Stopwatch:
-    """Seconds of a `with` block: CPU time on CPU, wall time with the device waited for on CUDA."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.on_cuda = device.type == "cuda"
-        self.seconds = 0.0
-
-    def _now(self) -> float:
-        if not self.on_cuda:
-            return time.thread_time()
-        torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def __enter__(self) -> "_Stopwatch":
-        self._begun = self._now()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds = self._now() - self._begun

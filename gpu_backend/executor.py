@@ -45,7 +45,7 @@ class TorchExecutor:
         self.engine = engine
         self.scheduler = scheduler
         self.last = Measured(0.0, 0.0, 0.0)
-        self._decoding: list[Request] = []  # who did in the last step, if nobody did else
+        self.decoding: list[Request] = []  # in the last step, where that was of decodes alone
         engine.reserve_host(scheduler.host.free)
 
     @property
@@ -67,7 +67,7 @@ class TorchExecutor:
         for swap in step.incoming or ():
             back += engine.swap_in(swap.request, swap.blocks or [], swap.first)
         begun = time.thread_time()
-        chunks = None if self._goes_on(step) else self.scheduler.listed(step)
+        chunks = None if self._continues(step) else self.scheduler.listed(step)
         listing = time.thread_time() - begun
         done = engine.execute(chunks)
         self.last = replace(
@@ -78,23 +78,23 @@ class TorchExecutor:
             swap_in_s=back,
             unique_ctx=self.scheduler.stored(step),
         )
-        self._tidy()
+        self._retire()
         return self.last
 
-    def _goes_on(self, step: Step) -> bool:
+    def _continues(self, step: Step) -> bool:
         """Tell whether just those who decoded in the step before, all who run, decode on."""
         everybody = step.decodes - step.ghosts == self.scheduler.decodes.count
         alone = not (step.prefills or step.singles or step.incoming or step.ghosts)
         running = list(self.scheduler.running)
-        before, self._decoding = self._decoding, []
+        before, self.decoding = self.decoding, []
         if alone and everybody and step.decodes == len(running):
-            self._decoding = running
-        return bool(self._decoding) and self._decoding == before
+            self.decoding = running
+        return bool(self.decoding) and self.decoding == before
 
-    def _tidy(self) -> None:
+    def _retire(self) -> None:
         """Give up the rows of requests that are over, once they are many."""
-        running, rows = self.scheduler.running, self.engine.rows
-        if len(rows) > 2 * (len(running) + len(self.scheduler.waiting)) + SLACK:
-            for request in rows.requests:
+        running, states = self.scheduler.running, self.engine.states
+        if len(states) > 2 * (len(running) + len(self.scheduler.waiting)) + SLACK:
+            for request in states.requests:
                 if request.finish >= 0 and request not in running:
                     self.engine.retire(request.id)

@@ -28,8 +28,6 @@ from simulator.workload.workload import Workload
 
 Clock = Literal["exec", "wall", "model"]
 Progress = Callable[[float, int, int], None]
-Pace = Callable[[float, float, float, Measured], float]
-"""Seconds by which the clock advances, from its time, and what was predicted, taken, measured."""
 
 SHARED = 1.3  # wall time / CPU time above which somebody else was using the CPU
 SOONEST = 1e-9  # s: no step takes no time
@@ -52,38 +50,36 @@ class Timing:
     measured: Measured
 
 
-class Carrier(Protocol):
+class TimedExecutor(Executor, Protocol):
     """An executor that says in detail what its last step took; TorchExecutor is one."""
 
     last: Measured
 
-    def execute(self, step: Step) -> float:
-        """Carry out one forward pass and return the seconds it took."""
 
+class ShadowExecutor:
+    """Carries out steps on the device beside the cost model, and keeps what both say they take."""
 
-class Shadow:
-    """Carries a step out on the device, notes what was said and done, and lets `pace` tell time."""
-
-    def __init__(self, env: simpy.Environment, live: Carrier, model: Executor, pace: Pace) -> None:
+    def __init__(
+        self, env: simpy.Environment, live: TimedExecutor, model: Executor, clock: Clock
+    ) -> None:
         self.env = env
         self.live = live
         self.model = model
-        self.pace = pace
-        self.rows: list[Timing] = []
+        self.clock = clock
+        self.timings: list[Timing] = []
         self._over = thread_time()
 
     def execute(self, step: Step) -> float:
         """Carry out one forward pass; return the seconds it took on the clock of the run."""
-        schedule = thread_time() - self._over if self.rows else 0.0
-        now = self.env.now
-        said = self.model.execute(step)
-        took = self.live.execute(step)
-        seconds = max(self.pace(now, said, took, self.live.last), SOONEST)
-        self.rows.append(
+        schedule = thread_time() - self._over if self.timings else 0.0
+        predicted = self.model.execute(step)
+        taken = self.live.execute(step)
+        seconds = max(self._elapsed(predicted, taken), SOONEST)
+        self.timings.append(
             Timing(
-                start=now,
+                start=self.env.now,
                 seconds=seconds,
-                predicted_s=said,
+                predicted_s=predicted,
                 schedule_s=schedule,
                 decodes=step.decodes,
                 context=step.context,
@@ -96,6 +92,12 @@ class Shadow:
         self._over = thread_time()
         return seconds
 
+    def _elapsed(self, predicted: float, taken: float) -> float:
+        """Give the seconds by which the clock advances; real time has that between steps in it."""
+        if isinstance(self.env, RealtimeEnvironment):
+            return monotonic() - self.env.real_start - self.env.now
+        return predicted if self.clock == "model" else taken
+
 
 @dataclass(slots=True)
 class LiveRun:
@@ -105,25 +107,6 @@ class LiveRun:
     timings: list[Timing]
     clock: Clock
     device: str
-
-
-def said_time(now: float, said: float, took: float, done: Measured) -> float:
-    """Keep the cost model's time."""
-    return said
-
-
-def taken_time(now: float, said: float, took: float, done: Measured) -> float:
-    """Advance by what the step took, CPU time on a CPU."""
-    return took
-
-
-def real_time(env: RealtimeEnvironment) -> Pace:
-    """Advance to the real time, that between the steps included."""
-
-    def pace(now: float, said: float, took: float, done: Measured) -> float:
-        return monotonic() - env.real_start - now
-
-    return pace
 
 
 def build_engine(scenario: Scenario, parts: Parts, device: str) -> Engine:
@@ -204,18 +187,16 @@ def run_live(
     if engine is None:
         engine = build_engine(scenario, parts, device)
     engine.reset()
-    carrier = TorchExecutor(engine, scheduler)
+    executor = TorchExecutor(engine, scheduler)
     warm_up(engine, warm_s)
     env = simpy.Environment() if clock != "wall" else RealtimeEnvironment(strict=False)
-    pace: Pace = said_time if clock == "model" else taken_time
     if isinstance(env, RealtimeEnvironment):
-        pace = real_time(env)
         env.sync()
-    shadow = Shadow(env, carrier, parts.cost, pace)
+    shadow = ShadowExecutor(env, executor, parts.cost, clock)
     replica = Replica(env, scheduler, shadow)
     result = play(scenario, parts, workload, replica, progress)
-    _warn_if_shared(shadow.rows, device, clock)
-    return LiveRun(result, shadow.rows, clock, device)
+    _warn_if_shared(shadow.timings, device, clock)
+    return LiveRun(result, shadow.timings, clock, device)
 
 
 def _check_lengths(workload: Workload, parts: Parts) -> None:
@@ -231,18 +212,15 @@ def _check_lengths(workload: Workload, parts: Parts) -> None:
         )
 
 
-def _warn_if_shared(rows: Sequence[Timing], device: str, clock: Clock) -> None:
+def _warn_if_shared(timings: Sequence[Timing], device: str, clock: Clock) -> None:
     """Warn where others used the CPU: then wall time tells about them too."""
-    busy = sum(row.measured.busy_s for row in rows)
-    wall = sum(row.measured.wall_s for row in rows)
+    busy = sum(timing.measured.busy_s for timing in timings)
+    wall = sum(timing.measured.wall_s for timing in timings)
     if device == "cpu" and wall > SHARED * busy:
+        more = ", so the wall clock's figures are not the engine's" if clock == "wall" else ""
         warnings.warn(
             f"the steps took {wall:.1f} s for {busy:.1f} s of CPU time: something else used the "
-            + (
-                "CPU, so the wall clock's figures are not the engine's"
-                if clock == "wall"
-                else "CPU"
-            ),
+            f"CPU{more}",
             HeadwayWarning,
             stacklevel=3,
         )

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_backend.attention import GatherAttention
-from gpu_backend.batch import Batch
-from gpu_backend.cache import KVCache
+from gpu_backend.input_batch import InputBatch
 from gpu_backend.weights import LayerWeights, Weights
 from simulator.models.spec import ModelSpec
 
@@ -21,8 +19,8 @@ class Backend(Protocol):
     def add_norm(self, delta: Tensor, x: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Add `delta` to the residual stream `x`; return the sum's RMSNorm and the sum."""
 
-    def attend(self, number: int, layer: LayerWeights, qkv: Tensor, batch: Batch) -> Tensor:
-        """Store the new keys and values of layer `number` and attend over the pages, causally.
+    def attend(self, number: int, layer: LayerWeights, qkv: Tensor, batch: InputBatch) -> Tensor:
+        """Store the new keys and values of layer `number` and attend over the blocks, causally.
 
         `qkv` is [T, (n_q + 2 n_kv) D] as it comes out of the product: the heads of q and k are
         first normalised (where the layer has norms) and rotated. Returns [T, n_q D].
@@ -32,46 +30,7 @@ class Backend(Protocol):
         """SiLU of the first half times the second half."""
 
 
-class TorchBackend:
-    """Everything in plain torch, on any device."""
-
-    def __init__(self, spec: ModelSpec, cache: KVCache, table: Tensor) -> None:
-        self.spec = spec
-        self.table = table  # [positions, D]: cosines, then sines
-        self.attention = GatherAttention(cache)
-
-    def add_norm(self, delta: Tensor, x: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
-        x = delta if x is None else x + delta
-        return self._norm(x, weight), x
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(x, weight.shape, weight, self.spec.rms_norm_eps)
-
-    def attend(self, number: int, layer: LayerWeights, qkv: Tensor, batch: Batch) -> Tensor:
-        spec = self.spec
-        queries, keys = spec.num_attention_heads, spec.num_key_value_heads
-        heads = qkv.view(-1, queries + 2 * keys, spec.head_dim)
-        q, k, v = torch.split(heads, [queries, keys, keys], dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
-        q, k = self._turn(q, batch), self._turn(k, batch)
-        return self.attention.forward(number, q, k, v, batch)
-
-    def _turn(self, x: Tensor, batch: Batch) -> Tensor:
-        """Rotate pairs (i, i + D / 2) of each head by the angle of its position."""
-        if "rotation" not in batch.scratch:
-            rows = self.table.index_select(0, batch.positions)[:, None]
-            batch.scratch["rotation"] = rows.chunk(2, -1)
-        cos, sin = batch.scratch["rotation"]
-        one, two = x.float().chunk(2, -1)
-        return torch.cat((one * cos - two * sin, two * cos + one * sin), -1).to(x.dtype)
-
-    def act(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, -1)
-        return functional.silu(gate) * up
-
-
-def rope_table(spec: ModelSpec, positions: int, device: torch.device) -> Tensor:
+def rotary_table(spec: ModelSpec, positions: int, device: torch.device) -> Tensor:
     """Make the table of rotations: float32 [positions, D], cosines, then sines.
 
     With `rope_scaling` of type llama3, frequencies whose wavelength exceeds the original context
@@ -99,7 +58,7 @@ class Transformer:
         self.weights = weights
         self.backend = backend
 
-    def hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def hidden(self, batch: InputBatch) -> tuple[Tensor, Tensor]:
         """Run all layers: [T, H] of the last layer's output, and of the stream it adds to."""
         backend = self.backend
         delta = functional.embedding(batch.ids, self.weights.embedding)
@@ -113,7 +72,7 @@ class Transformer:
         assert x is not None
         return delta, x
 
-    def logits(self, batch: Batch) -> Tensor:
+    def logits(self, batch: InputBatch) -> Tensor:
         """Run the model; give the logits [m, V] after the tokens `batch.emits`."""
         delta, x = self.hidden(batch)
         if len(batch.emits) != len(x):
@@ -122,6 +81,6 @@ class Transformer:
         h, _ = self.backend.add_norm(delta, x, self.weights.norm)
         return functional.linear(h, self.weights.head)
 
-    def sample(self, batch: Batch) -> Tensor:
+    def sample(self, batch: InputBatch) -> Tensor:
         """Run the model; give the likeliest next tokens, int64 [m]."""
         return self.logits(batch).argmax(-1)

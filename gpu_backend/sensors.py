@@ -3,7 +3,6 @@
 import subprocess
 from dataclasses import dataclass
 from threading import Thread
-from types import TracebackType
 
 import torch
 
@@ -59,12 +58,7 @@ class Sensors:
         for line in self._process.stdout:
             self.latest = parse(line)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process is not None and self._reader is not None:
             self._process.terminate()
             self._process.wait()
@@ -73,8 +67,8 @@ class Sensors:
 
 def gpu_id(device: torch.device) -> str:
     """Name a GPU as nvidia-smi does, which does not know CUDA_VISIBLE_DEVICES."""
-    said = str(torch.cuda.get_device_properties(device).uuid)
-    return said if said.startswith("GPU-") else f"GPU-{said}"
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    return f"GPU-{uuid.removeprefix('GPU-')}"
 
 
 def parse(line: str) -> Sensed:

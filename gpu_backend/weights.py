@@ -4,16 +4,19 @@ Random weights are made on the device, with the spread that keeps activations of
 would be faster than real weights on a GPU, whose power depends on the bits it flips.
 """
 
-from collections.abc import Iterator
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_backend.safetensors import Checkpoint
 from simulator.models.spec import ModelSpec
 from simulator.util.errors import HeadwayError
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(slots=True)
@@ -41,39 +44,24 @@ class Weights:
     head: Tensor  # [V, H]
 
 
+class Source(Protocol):
+    """Where tensors come from; their names are those of a Hugging Face checkpoint."""
+
+    def matrix(self, rows: dict[str, int], columns: int) -> Tensor:
+        """Give matrices of so many rows each, one under the other."""
+
+    def bias(self, sizes: dict[str, int]) -> Tensor:
+        """Give vectors of these sizes, one behind the other."""
+
+    def norm(self, name: str, size: int) -> Tensor:
+        """Give the weight of a norm."""
+
+
 def random_weights(
     spec: ModelSpec, device: torch.device, dtype: torch.dtype, generator: torch.Generator
 ) -> Weights:
     """Draw matrices from N(0, 1 / fan-in); norms are ones, biases zeros."""
-    hidden, inner, width = spec.hidden_size, spec.intermediate_size, spec.head_dim
-    queries, keys = spec.num_attention_heads * width, spec.num_key_value_heads * width
-
-    def matrix(rows: int, columns: int) -> Tensor:
-        empty = torch.empty(rows, columns, device=device, dtype=dtype)
-        return empty.normal_(std=columns**-0.5, generator=generator)
-
-    def ones(size: int) -> Tensor:
-        return torch.ones(size, device=device, dtype=dtype)
-
-    def layer() -> LayerWeights:
-        rows = queries + 2 * keys
-        bias = torch.zeros(rows, device=device, dtype=dtype) if spec.attention_bias else None
-        return LayerWeights(
-            input_norm=ones(hidden),
-            qkv=matrix(rows, hidden),
-            qkv_bias=bias,
-            q_norm=ones(width) if spec.qk_norm else None,
-            k_norm=ones(width) if spec.qk_norm else None,
-            o=matrix(hidden, queries),
-            post_norm=ones(hidden),
-            gate_up=matrix(2 * inner, hidden),
-            down=matrix(hidden, inner),
-        )
-
-    embedding = matrix(spec.vocab_size, hidden)
-    layers = [layer() for _ in range(spec.num_hidden_layers)]
-    head = embedding if spec.tie_word_embeddings else matrix(spec.vocab_size, hidden)
-    return Weights(embedding, layers, ones(hidden), head)
+    return _load(spec, _Random(device, dtype, generator))
 
 
 def read_weights(
@@ -84,66 +72,131 @@ def read_weights(
     Raises HeadwayError for a file that is damaged, and for tensors that are missing or do not
     have the shape that the config says, all at once.
     """
-    reader = _Reader(spec, Checkpoint(folder), device, dtype)
+    checkpoint = _Checkpoint(folder, device, dtype)
+    weights = _load(spec, checkpoint)
+    if checkpoint.wrong:
+        raise HeadwayError(f"{folder}: {message}" for message in checkpoint.wrong)
+    return weights
+
+
+def _load(spec: ModelSpec, source: Source) -> Weights:
     hidden, vocab = spec.hidden_size, spec.vocab_size
-    embedding = reader.take("model.embed_tokens.weight", vocab, hidden)
-    layers = [reader.layer(number) for number in range(spec.num_hidden_layers)]
-    norm = reader.take("model.norm.weight", hidden)
-    head = embedding
+    embedding = source.matrix({"model.embed_tokens.weight": vocab}, hidden)
+    layers = [_layer(spec, source, number) for number in range(spec.num_hidden_layers)]
+    norm, head = source.norm("model.norm.weight", hidden), embedding
     if not spec.tie_word_embeddings:
-        head = reader.take("lm_head.weight", vocab, hidden)
-    if reader.wrong:
-        raise HeadwayError(f"{folder}: {message}" for message in reader.wrong)
+        head = source.matrix({"lm_head.weight": vocab}, hidden)
     return Weights(embedding, layers, norm, head)
 
 
-class _Reader:
-    """Takes tensors by name and writes down what is wrong with them."""
+def _layer(spec: ModelSpec, source: Source, number: int) -> LayerWeights:
+    at = f"model.layers.{number}"
+    attention, mlp = f"{at}.self_attn", f"{at}.mlp"
+    hidden, inner, width = spec.hidden_size, spec.intermediate_size, spec.head_dim
+    queries, keys = spec.num_attention_heads * width, spec.num_key_value_heads * width
+    rows = {f"{attention}.{x}_proj": n for x, n in {"q": queries, "k": keys, "v": keys}.items()}
+    bias = None
+    if spec.attention_bias:
+        bias = source.bias({f"{name}.bias": n for name, n in rows.items()})
+    return LayerWeights(
+        input_norm=source.norm(f"{at}.input_layernorm.weight", hidden),
+        qkv=source.matrix({f"{name}.weight": n for name, n in rows.items()}, hidden),
+        qkv_bias=bias,
+        q_norm=source.norm(f"{attention}.q_norm.weight", width) if spec.qk_norm else None,
+        k_norm=source.norm(f"{attention}.k_norm.weight", width) if spec.qk_norm else None,
+        o=source.matrix({f"{attention}.o_proj.weight": hidden}, queries),
+        post_norm=source.norm(f"{at}.post_attention_layernorm.weight", hidden),
+        gate_up=source.matrix(
+            {f"{mlp}.gate_proj.weight": inner, f"{mlp}.up_proj.weight": inner}, hidden
+        ),
+        down=source.matrix({f"{mlp}.down_proj.weight": hidden}, inner),
+    )
 
-    def __init__(
-        self, spec: ModelSpec, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        self.spec = spec
-        self.checkpoint = checkpoint
+
+@dataclass(frozen=True)
+class _Random:
+    device: torch.device
+    dtype: torch.dtype
+    generator: torch.Generator
+
+    def matrix(self, rows: dict[str, int], columns: int) -> Tensor:
+        empty = torch.empty(sum(rows.values()), columns, device=self.device, dtype=self.dtype)
+        return empty.normal_(std=columns**-0.5, generator=self.generator)
+
+    def bias(self, sizes: dict[str, int]) -> Tensor:
+        return torch.zeros(sum(sizes.values()), device=self.device, dtype=self.dtype)
+
+    def norm(self, name: str, size: int) -> Tensor:
+        return torch.ones(size, device=self.device, dtype=self.dtype)
+
+
+class _Checkpoint:
+    """All tensors of the *.safetensors files in a folder, read when asked for.
+
+    A file is a length, a JSON header with names, types, shapes and offsets, and the numbers
+    (https://github.com/huggingface/safetensors, format section). The package of that name would
+    spare a third of this class, and be one more to carry to a GPU machine without an index.
+    """
+
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise HeadwayError(f"{folder}: holds no *.safetensors file")
         self.device = device
         self.dtype = dtype
         self.wrong: list[str] = []
+        self._places: dict[str, tuple[Path, int, dict[str, Any]]] = {}
+        for path in files:
+            data, header = _header(path)
+            for name, entry in header.items():
+                if name != "__metadata__":
+                    self._places[name] = (path, data, entry)
 
-    def take(self, name: str, *shape: int) -> Tensor:
+    def matrix(self, rows: dict[str, int], columns: int) -> Tensor:
+        return self._fused({name: (n, columns) for name, n in rows.items()})
+
+    def bias(self, sizes: dict[str, int]) -> Tensor:
+        return self._fused({name: (n,) for name, n in sizes.items()})
+
+    def norm(self, name: str, size: int) -> Tensor:
+        return self._take(name, (size,))
+
+    def _fused(self, shapes: dict[str, tuple[int, ...]]) -> Tensor:
+        tensors = [self._take(name, shape) for name, shape in shapes.items()]
+        return torch.cat(tensors) if len(tensors) > 1 and not self.wrong else tensors[0]
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Give a tensor on the device; an empty one, and a complaint, where it is not as said."""
-        found = self.checkpoint.shape(name)
-        if found is None:
+        if name not in self._places:
             self.wrong.append(f"{name}: missing")
-        elif found != shape:
-            self.wrong.append(f"{name}: has shape {list(found)}, the config says {list(shape)}")
+        elif (found := self._places[name][2]["shape"]) != [*shape]:
+            self.wrong.append(f"{name}: has shape {found}, the config says {[*shape]}")
         else:
-            return self.checkpoint.read(name).to(self.device, self.dtype)
+            return self._read(name).to(self.device, self.dtype)
         return torch.empty(0, device=self.device, dtype=self.dtype)
 
-    def fused(self, parts: Iterator[tuple[str, tuple[int, ...]]]) -> Tensor:
-        """Put several tensors into one, row after row."""
-        tensors = [self.take(name, *shape) for name, shape in parts]
-        return torch.cat(tensors) if not self.wrong else tensors[0]
+    def _read(self, name: str) -> Tensor:
+        path, data, entry = self._places[name]
+        dtype = DTYPES.get(str(entry["dtype"]))
+        if dtype is None:
+            raise HeadwayError(f"{path}: {name}: dtype {entry['dtype']} is none of {[*DTYPES]}")
+        first, last = entry["data_offsets"]
+        if data + last > path.stat().st_size:
+            raise HeadwayError(f"{path}: is cut off: {name} ends beyond the end of the file")
+        numbers = np.fromfile(path, np.uint8, last - first, offset=data + first)
+        return torch.from_numpy(numbers).view(dtype).view(entry["shape"])
 
-    def layer(self, number: int) -> LayerWeights:
-        spec, at = self.spec, f"model.layers.{number}"
-        hidden, inner, width = spec.hidden_size, spec.intermediate_size, spec.head_dim
-        queries, keys = spec.num_attention_heads * width, spec.num_key_value_heads * width
-        rows = {"q": queries, "k": keys, "v": keys}
-        own = f"{at}.self_attn"
-        bias = None
-        if spec.attention_bias:
-            bias = self.fused((f"{own}.{x}_proj.bias", (n,)) for x, n in rows.items())
-        return LayerWeights(
-            input_norm=self.take(f"{at}.input_layernorm.weight", hidden),
-            qkv=self.fused((f"{own}.{x}_proj.weight", (n, hidden)) for x, n in rows.items()),
-            qkv_bias=bias,
-            q_norm=self.take(f"{own}.q_norm.weight", width) if spec.qk_norm else None,
-            k_norm=self.take(f"{own}.k_norm.weight", width) if spec.qk_norm else None,
-            o=self.take(f"{own}.o_proj.weight", hidden, queries),
-            post_norm=self.take(f"{at}.post_attention_layernorm.weight", hidden),
-            gate_up=self.fused(
-                (f"{at}.mlp.{x}_proj.weight", (inner, hidden)) for x in ("gate", "up")
-            ),
-            down=self.take(f"{at}.mlp.down_proj.weight", hidden, inner),
-        )
+
+def _header(path: Path) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Read where the numbers begin, and the header."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > path.stat().st_size:
+            raise HeadwayError(f"{path}: is no safetensors file, or is cut off")
+        try:
+            header = json.loads(file.read(size))
+        except ValueError:
+            raise HeadwayError(f"{path}: is no safetensors file: its header is no JSON") from None
+    if not isinstance(header, dict):
+        raise HeadwayError(f"{path}: is no safetensors file: its header is no JSON object")
+    return 8 + size, header

@@ -120,41 +120,41 @@ def ceilings(bench: Bench) -> Iterator[Row]:
 
 def decodes(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
     """Time decode attention of one layer at (rows, context): as run, then with other cuts."""
-    from gpu_backend.cuda import attention as launch
+    from gpu_backend.cuda import ops
 
     k, v = bench.cache()
     for rows, context in points:
         lengths = np.full(rows, context)
-        default = launch.splits_for(rows, bench.shape.kv_heads)
-        yield _decode(bench, k, v, lengths, default, launch.DECODE_TILE)
+        default = ops.splits_for(rows, bench.shape.kv_heads)
+        yield _decode(bench, k, v, lengths, default, ops.DECODE_TILE)
         if bench.cuda:
             for splits in {1, 2, 8, 16} - {default}:
-                yield _decode(bench, k, v, lengths, splits, launch.DECODE_TILE)
+                yield _decode(bench, k, v, lengths, splits, ops.DECODE_TILE)
             yield _decode(bench, k, v, lengths, default, 128)
     rows, context = points[-1]
     skewed = np.full(rows, max(1, context // 4))
     skewed[0] = min(16 * context, bench.shape.tokens // rows // bench.shape.page * bench.shape.page)
-    yield _decode(bench, k, v, skewed, default, launch.DECODE_TILE)
+    yield _decode(bench, k, v, skewed, default, ops.DECODE_TILE)
 
 
 def _decode(
     bench: Bench, k: Tensor, v: Tensor, lengths: "np.ndarray[tuple[int], np.dtype[np.int64]]",
     splits: int, tile: int,
 ) -> Row:  # fmt: skip
-    from gpu_backend.cuda import attention as launch
+    from gpu_backend.cuda import ops
 
     shape, rows = bench.shape, len(lengths)
     pages = -(-int(lengths.max()) // shape.page)
     turns = max(1, min(16, shape.tokens // (rows * pages * shape.page)))
     width, sizes = bench.ints([pages]), bench.ints(lengths)
-    scratch = launch.Scratch(
+    scratch = ops.Scratch(
         torch.empty(rows * shape.heads * splits * shape.dim, device=bench.device),
         torch.empty(rows * shape.heads * splits, device=bench.device),
     )
     q, out = (bench.randn(rows, shape.heads, shape.dim) for _ in range(2))
     calls = [
         partial(
-            launch.decode, q, k, v, table, width, sizes, out, scratch,
+            ops.decode, q, k, v, table, width, sizes, out, scratch,
             page=shape.page, splits=splits, tile=tile,
         )
         for table in bench.tables(rows, pages, turns)
@@ -170,7 +170,7 @@ def _decode(
 
 def prefills(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
     """Time prefill attention of one layer at (chunk, cached): own tiles, then gathered pages."""
-    from gpu_backend.cuda import attention as launch
+    from gpu_backend.cuda import ops
 
     k, v = bench.cache()
     shape = bench.shape
@@ -182,10 +182,10 @@ def prefills(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
         cuts = ((128, 64, 8), (64, 64, 4), (128, 128, 8)) if bench.cuda else ((128, 64, 8),)
         for rows, tile, warps in cuts:
             one = np.array([[cached], [new]], np.int32)
-            tiles = bench.ints(launch.prefill_tiles(one[0], one[1], 0, rows))
+            tiles = bench.ints(ops.prefill_tiles(one[0], one[1], 0, rows))
 
             own = partial(
-                launch.prefill, q, k, v, table, width, tiles, out,
+                ops.prefill, q, k, v, table, width, tiles, out,
                 page=shape.page, rows=rows, tile=tile, warps=warps,
             )  # fmt: skip
             took = bench.seconds([own])
@@ -239,7 +239,7 @@ def gathered(q: Tensor, k: Tensor, v: Tensor, table: Tensor, cached: int, page: 
 
 def fused(bench: Bench, sizes: Sequence[int]) -> Iterator[Row]:
     """Time norm, rope with store, and activation at so many rows."""
-    from gpu_backend.cuda import attention as launch
+    from gpu_backend.cuda import ops
 
     shape = bench.shape
     k, v = bench.cache()
@@ -252,10 +252,10 @@ def fused(bench: Bench, sizes: Sequence[int]) -> Iterator[Row]:
         gate_up = bench.randn(rows, 2 * shape.wide)
         calls: tuple[tuple[str, int, Call], ...] = (
             ("add_rmsnorm", 4 * shape.hidden,
-             partial(launch.add_rmsnorm, x, residual, weight, 1e-6)),
+             partial(ops.add_rmsnorm, x, residual, weight, 1e-6)),
             ("rope_store", 2 * width,
-             partial(launch.rope_store, qkv, None, None, turns, places, places, k, v, 1e-6)),
-            ("silu_mul", 3 * shape.wide, partial(launch.silu_mul, gate_up)),
+             partial(ops.rope_store, qkv, None, None, turns, places, places, k, v, 1e-6)),
+            ("silu_mul", 3 * shape.wide, partial(ops.silu_mul, gate_up)),
         )  # fmt: skip
         for name, numbers, call in calls:
             took = bench.seconds([call])

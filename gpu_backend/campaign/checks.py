@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_backend.cuda import attention as launch
+from gpu_backend.cuda import ops
 from gpu_backend.cuda.backend import CudaBackend
 from gpu_backend.cuda.graphs import Graphs
 from gpu_backend.engine import Engine
-from gpu_backend.model import TorchBackend, rope_table
+from gpu_backend.model import rotary_table
+from gpu_backend.torch_backend import TorchBackend
 from simulator.core.request import Chunk, Request
 from simulator.models.spec import ModelSpec
 
@@ -93,13 +94,13 @@ class Attentions:
         wide = self.randn(rows, sizes.heads + 2 * sizes.kv_heads, sizes.dim)
         q = wide[:, : sizes.heads]
         out = torch.full_like(q, math.nan, memory_format=torch.contiguous_format)
-        cells = rows * sizes.heads * max(splits, launch.MOST_SPLITS)
-        scratch = launch.Scratch(
+        cells = rows * sizes.heads * max(splits, ops.MOST_SPLITS)
+        scratch = ops.Scratch(
             torch.full((cells * sizes.dim,), math.nan, device=self.device),
             torch.full((cells,), math.nan, device=self.device),
         )
         sent = torch.tensor(lengths, dtype=torch.int32, device=self.device)
-        launch.decode(
+        ops.decode(
             q, self.k, self.v, self.tables, self.width, sent, out, scratch,
             page=PAGE, splits=splits,
         )  # fmt: skip
@@ -115,9 +116,9 @@ class Attentions:
         total = 1 + sum(new)
         q = self.randn(total, self.sizes.heads, self.sizes.dim)
         out = torch.full_like(q, math.nan)
-        tiles = launch.prefill_tiles(np.array(starts, np.int32), np.array(new, np.int32), 1)
+        tiles = ops.prefill_tiles(np.array(starts, np.int32), np.array(new, np.int32), 1)
         there = torch.from_numpy(tiles).to(self.device)
-        launch.prefill(q, self.k, self.v, self.tables, self.width, there, out, page=PAGE)
+        ops.prefill(q, self.k, self.v, self.tables, self.width, there, out, page=PAGE)
         wanted, first = [], 1
         for row, (start, count) in enumerate(zip(starts, new, strict=True)):
             k, v = self.dense(row, start + count)
@@ -146,10 +147,10 @@ def check_fused(device: str, dtype: torch.dtype) -> Iterator[Row]:
     new = (x + old).double()
     normed = new * (new.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight.double()
     stream = old.clone()
-    out = launch.add_rmsnorm(x, stream, weight, 1e-6)
+    out = ops.add_rmsnorm(x, stream, weight, 1e-6)
     yield _row(f"add_rmsnorm {about}", max(error(out, normed), error(stream, new)), LIMITS[dtype])
     gate, up = torch.randn(5, 192, dtype=dtype, device=device).chunk(2, -1)
-    out = launch.silu_mul(torch.cat((gate, up), -1))
+    out = ops.silu_mul(torch.cat((gate, up), -1))
     wanted = gate.double() * gate.double().sigmoid() * up.double()
     yield _row(f"silu_mul {about}", error(out, wanted), LIMITS[dtype])
 
@@ -174,7 +175,7 @@ def check_rope(device: str, dtype: torch.dtype) -> Row:
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
     sent = [torch.tensor(part, dtype=torch.int32, device=device) for part in (places, slots)]
-    out = launch.rope_store(qkv.clone(), one, two, table, sent[0], sent[1], keys, values, eps)
+    out = ops.rope_store(qkv.clone(), one, two, table, sent[0], sent[1], keys, values, eps)
     wanted_k, stored = turned(k, two), [0, 2]
     found = max(
         error(out, turned(q, one)),
@@ -189,7 +190,7 @@ def check_rope(device: str, dtype: torch.dtype) -> Row:
 def reference_engine(spec: ModelSpec, device: str, dtype: torch.dtype) -> Engine:
     """Make an engine in plain torch, also on CUDA."""
     engine = Engine(spec, 64, PAGE, device, dtype, graphs=False)
-    table = rope_table(spec, spec.max_position_embeddings, engine.device)
+    table = rotary_table(spec, spec.max_position_embeddings, engine.device)
     engine.model.backend = TorchBackend(spec, engine.cache, table)
     _vary_norms(engine)
     return engine
@@ -199,7 +200,7 @@ def triton_engine(spec: ModelSpec, device: str, dtype: torch.dtype) -> Engine:
     """Make an engine on the Triton kernels and graphs, also on CPU (in the interpreter)."""
     most = 8  # sequences of a graph
     engine = Engine(spec, 64, PAGE, device, dtype, graphs=False)
-    table = rope_table(spec, spec.max_position_embeddings, engine.device)
+    table = rotary_table(spec, spec.max_position_embeddings, engine.device)
     engine.model.backend = CudaBackend(spec, engine.cache, table, most)
     _vary_norms(engine)
     engine.graphs = Graphs(engine.model, engine.cache, most)
@@ -266,7 +267,7 @@ def check_logits(device: str, spec: ModelSpec) -> Row:
     logits = []
     for make in (reference_engine, triton_engine):
         engine = make(spec, device, torch.bfloat16)
-        batch, _ = engine.batcher.build(chunks)
+        batch, _ = engine.inputs.build(chunks)
         with torch.inference_mode():
             logits.append(engine.model.logits(batch))
     return _row(f"logits, {spec.name}, bf16", error(logits[1], logits[0]), 3e-2)
@@ -309,7 +310,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     device = parser.parse_args().device
     if device == "cpu":
-        launch.PROGRAMS = 8  # the interpreter runs them one after the other
+        ops.PROGRAMS = 8  # the interpreter runs them one after the other
     wrong = 0
     for row in run_checks(device):
         wrong += not row["ok"]

@@ -1,7 +1,7 @@
 """CUDA graphs of decode steps, in sizes: one launch from the host instead of some three hundred.
 
 A graph replays its kernels on the addresses it was captured with, so a step's numbers (token ids,
-positions, slots, lengths, page tables) go into one block of int32 that lies at the same place
+positions, slots, lengths, block tables) go into one block of int32 that lies at the same place
 every time, with one copy from pinned memory. A batch runs in the graph of the next size; rows
 that only pad have length 0 and slot -1, so they read and write no cache. What the matrix products
 cost follows the padded size, not the batch's.
@@ -9,72 +9,20 @@ cost follows the padded size, not the batch's.
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_backend.batch import Batch, Ints
-from gpu_backend.cache import KVCache
+from gpu_backend.input_batch import InputBatch
+from gpu_backend.kv_cache import KVCache
 from gpu_backend.model import Transformer
-
-ALIGN = 16  # int32: sections begin at 64 bytes, as the kernels' wide loads want them
-SMALL = (1, 2, 4)
-STEP = 8
+from gpu_backend.staging import ALIGN, Ints, StagingBuffer, aligned
 
 
 def sizes_for(most: int) -> tuple[int, ...]:
     """Sizes of the graphs for batches of up to `most`: 1, 2, 4, then multiples of 8."""
-    sizes = {size for size in SMALL if size < most} | set(range(STEP, most, STEP))
-    return (*sorted(sizes), most)
-
-
-def aligned(size: int) -> int:
-    """The size of a section, rounded up to where the next one may begin."""
-    return -(-size // ALIGN) * ALIGN
-
-
-class Staging:
-    """A block of int32 that is filled on the host and lands on the device in one copy."""
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        self.size = size
-        self._on_cuda = device.type == "cuda"
-        self._host = torch.zeros(size, dtype=torch.int32, pin_memory=self._on_cuda)
-        self._there = self._host.to(device)
-        self._array: Ints = self._host.numpy()
-        self._landed: torch.cuda.Event | None = None
-        if self._on_cuda:
-            self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
-
-    def send(self, parts: Sequence[Ints]) -> list[Tensor]:
-        """Send arrays, all in one copy; return them as flat tensors on the device.
-
-        Parts of equal sizes always land at the same addresses. The tensors are good until the
-        next call. Raises ValueError where the block is too small.
-        """
-        ends = np.cumsum([0, *(aligned(part.size) for part in parts)]).tolist()
-        if ends[-1] > self.size:
-            raise ValueError(f"a step needs {ends[-1]} numbers and the block holds {self.size}")
-        if self._landed is not None:
-            self._landed.synchronize()  # the copy before this one has left the block
-        for first, part in zip(ends, parts, strict=False):
-            self._array[first : first + part.size] = part.reshape(-1)
-        if self._landed is not None:
-            self._there[: ends[-1]].copy_(self._host[: ends[-1]], non_blocking=True)
-            self._landed.record()
-        return [
-            self._there[first : first + part.size] for first, part in zip(ends, parts, strict=False)
-        ]
-
-
-@dataclass(slots=True)
-class _Captured:
-    """A graph, and where it leaves its tokens."""
-
-    graph: torch.cuda.CUDAGraph
-    tokens: Tensor
+    return (*(size for size in (1, 2, 4, *range(8, most, 8)) if size < most), most)
 
 
 class Graphs:
@@ -88,20 +36,21 @@ class Graphs:
         self.sizes = sizes_for(most)
         self._model = model
         limit = -(-model.spec.max_position_embeddings // cache.block_size)
-        pages = aligned(min(limit, cache.num_blocks))
-        self._staging = Staging(ALIGN + 4 * aligned(most) + aligned(most * pages), cache.kv.device)
-        self._captured: dict[int, _Captured] = {}
+        blocks = aligned(min(limit, cache.num_blocks))
+        size = ALIGN + 4 * aligned(most) + aligned(most * blocks)
+        self._staging = StagingBuffer(size, cache.kv.device, fixed=True)
+        self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}  # and its tokens
         if cache.kv.is_cuda:
             self._capture_all()
 
-    def bucket(self, batch: Batch) -> int:
+    def bucket(self, batch: InputBatch) -> int:
         """The size that a batch is padded to, 0 where it runs outside the graphs."""
         rows = batch.decodes
         if not rows == batch.tokens == len(batch.emits) <= self.sizes[-1]:
             return 0
         return self.sizes[bisect_left(self.sizes, rows)]
 
-    def sample(self, batch: Batch) -> Tensor:
+    def sample(self, batch: InputBatch) -> Tensor:
         """Run a step; give the likeliest next tokens, int64 [m], good until the next step.
 
         Nothing waits for the device.
@@ -112,22 +61,22 @@ class Graphs:
         host = batch.host
         parts = (host.ids, host.positions, host.slots, host.lengths)
         padded = self._pad(size, parts, host.tables)
-        captured = self._captured.get(size)
-        if captured is None:
+        if size not in self._captured:
             return self._model.sample(padded)[: batch.decodes]
-        captured.graph.replay()
-        return captured.tokens[: batch.decodes]
+        graph, tokens = self._captured[size]
+        graph.replay()
+        return tokens[: batch.decodes]
 
-    def _pad(self, size: int, parts: Sequence[Ints], tables: Ints) -> Batch:
+    def _pad(self, size: int, parts: Sequence[Ints], tables: Ints) -> InputBatch:
         """Send ids, positions, slots and lengths, padded to `size`, to where its graph reads."""
-        rows, pages = tables.shape
+        rows, blocks = tables.shape
         whole = np.zeros((4, size), np.int32)
         whole[2] = -1
         for line, part in zip(whole, parts, strict=True):
             line[:rows] = part
-        sent = self._staging.send([np.array([pages], np.int32), *whole, tables])
+        _, sent = self._staging.stage([np.array([blocks], np.int32), *whole, tables])
         width, ids, positions, slots, lengths, flat = sent
-        return Batch(
+        return InputBatch(
             decodes=size,
             ids=ids,
             positions=positions,
@@ -146,7 +95,7 @@ class Graphs:
                 self._captured[size] = self._capture(size, pool)
             torch.cuda.synchronize()
 
-    def _capture(self, size: int, pool: object) -> _Captured:
+    def _capture(self, size: int, pool: object) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """Capture the graph of one size."""
         one = np.ones(size, np.int32)
         tables = np.zeros((size, ALIGN), np.int32)
@@ -159,4 +108,4 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):  # type: ignore[arg-type]
             tokens = self._model.sample(batch)
-        return _Captured(graph, tokens)
+        return graph, tokens

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'headway[g
 
 from gpu_backend.engine import Engine  # noqa: E402
 from gpu_backend.executor import TorchExecutor  # noqa: E402
-from gpu_backend.tokens import prompt_ids, token_ids  # noqa: E402
+from gpu_backend.prompts import prompt_ids, token_ids  # noqa: E402
 from simulator.core.request import Chunk, Request, Step  # noqa: E402
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager  # noqa: E402
 from simulator.models.load import load_model  # noqa: E402
@@ -255,7 +255,7 @@ def test_logits_are_those_of_the_reference(engine: Engine) -> None:
     """To float32's rounding, not only in their order."""
     engine.reset()
     request = Request(0, 0.0, 33, 9, blocks=list(range(1, 10)))
-    batch, _ = engine.batcher.build([Chunk(request, 0, 33)])
+    batch, _ = engine.inputs.build([Chunk(request, 0, 33)])
     with torch.inference_mode():
         found = engine.model.logits(batch)[-1]
     want = logits(engine, engine.tokens(0))[-1]
@@ -301,7 +301,7 @@ def test_rows_of_requests_that_are_over_are_given_up(engine: Engine) -> None:
     """A long run needs no more rows than requests at once, and the slack."""
     load = workload(*((2.0 * i, 2, 2) for i in range(300)))
     live(engine, load, Scheduler(manager(200), **OPTIONS))
-    assert len(engine.rows.length) <= 128
+    assert len(engine.states.num_tokens) <= 128
     assert engine.answer(0) is not None
     engine.reset()
     assert engine.answer(0) is None

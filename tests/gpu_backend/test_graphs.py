@@ -11,8 +11,9 @@ pytest.importorskip("torch", reason="torch is not installed: pip install 'headwa
 
 import torch
 
-from gpu_backend.batch import Batch, HostBatch
-from gpu_backend.cuda.graphs import Graphs, Staging, aligned, sizes_for
+from gpu_backend.cuda.graphs import Graphs, sizes_for
+from gpu_backend.input_batch import HostInputs, InputBatch
+from gpu_backend.staging import StagingBuffer, aligned
 
 CPU = torch.device("cpu")
 
@@ -22,10 +23,10 @@ class Model:
 
     def __init__(self) -> None:
         self.spec = SimpleNamespace(max_position_embeddings=512)
-        self.seen: list[Batch] = []
+        self.seen: list[InputBatch] = []
         self.capturing: list[Callable[[], object]] | None = None
 
-    def sample(self, batch: Batch) -> torch.Tensor:
+    def sample(self, batch: InputBatch) -> torch.Tensor:
         self.seen.append(batch)
         out = torch.empty(len(batch.emits), dtype=torch.int64)
 
@@ -45,12 +46,12 @@ def cache(on_cuda: bool = False) -> SimpleNamespace:
     return SimpleNamespace(block_size=16, num_blocks=1000, kv=kv)
 
 
-def decodes(rows: int, emits: int | None = None) -> Batch:
+def decodes(rows: int, emits: int | None = None) -> InputBatch:
     """A step in which each of some rows has one new token."""
     count = np.arange(rows, dtype=np.int32)
     tables = np.arange(rows * 16, dtype=np.int32).reshape(rows, 16) + 1
     emitting = count[: rows if emits is None else emits]
-    host = HostBatch(
+    host = HostInputs(
         starts=10 * count, counts=count * 0 + 1, lengths=10 * count + 1,
         query_starts=np.arange(rows + 1, dtype=np.int32), ids=100 + count, positions=10 * count,
         slots=7 + count, tables=tables, emits=emitting,
@@ -58,7 +59,7 @@ def decodes(rows: int, emits: int | None = None) -> Batch:
     ids, positions, slots, lengths = (
         torch.from_numpy(part) for part in (host.ids, host.positions, host.slots, host.lengths)
     )
-    return Batch(
+    return InputBatch(
         decodes=rows, ids=ids, positions=positions, slots=slots, lengths=lengths,
         width=torch.tensor([16]), tables=torch.from_numpy(tables),
         emits=torch.from_numpy(emitting), on_host=host,
@@ -134,15 +135,15 @@ def test_a_replayed_graph_reads_the_new_batch(monkeypatch: pytest.MonkeyPatch) -
 
 def test_staging_keeps_addresses_and_refuses_what_does_not_fit() -> None:
     """Parts begin at multiples of 16 numbers, at the same place every time."""
-    staging = Staging(64, CPU)
-    first = staging.send([np.arange(3, dtype=np.int32), np.arange(20, dtype=np.int32)])
+    staging = StagingBuffer(64, CPU, fixed=True)
+    _, first = staging.stage([np.arange(3, dtype=np.int32), np.arange(20, dtype=np.int32)])
     places = [part.data_ptr() for part in first]
     assert places[1] - places[0] == 4 * aligned(3) == 64
-    again = staging.send([np.full(3, 9, np.int32), np.full(20, 8, np.int32)])
+    _, again = staging.stage([np.full(3, 9, np.int32), np.full(20, 8, np.int32)])
     assert [part.data_ptr() for part in again] == places
     assert first[0].tolist() == [9, 9, 9]
     with pytest.raises(ValueError, match="a step needs 80 numbers and the block holds 64"):
-        staging.send([np.zeros(70, np.int32)])
+        staging.stage([np.zeros(70, np.int32)])
 
 
 def test_an_engine_tells_how_its_steps_were_launched() -> None:
@@ -152,7 +153,7 @@ def test_an_engine_tells_how_its_steps_were_launched() -> None:
     from simulator.models.load import load_model
 
     class Uncaptured(Graphs):
-        def sample(self, batch: Batch) -> torch.Tensor:
+        def sample(self, batch: InputBatch) -> torch.Tensor:
             return self._model.sample(batch)  # the plain backend knows no padding
 
     engine = Engine(load_model("tiny-test"), 20)

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: pip install 'headway[gpu]'")
 pytest.importorskip("triton", reason="triton is not installed: it comes with torch for CUDA")
 
-from gpu_backend.cuda import attention as launch
+from gpu_backend.cuda import ops
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,11 +62,11 @@ def test_kernels_compile_for_hopper(model: str) -> None:
 
 def test_splits_fill_the_gpu_and_no_more() -> None:
     """Few rows are cut into many splits; many rows still into a few, lest one long one drag."""
-    assert [launch.splits_for(rows, 8) for rows in (1, 2, 4, 8, 16, 256)] == [32, 32, 16, 8, 4, 4]
-    assert launch.splits_for(1, 64) == 8
+    assert [ops.splits_for(rows, 8) for rows in (1, 2, 4, 8, 16, 256)] == [32, 32, 16, 8, 4, 4]
+    assert ops.splits_for(1, 64) == 8
 
 
 def test_prefill_tiles_cover_each_chunk_once() -> None:
     """Tiles of 128 rows, each with its place in its sequence; those with most keys come first."""
-    tiles = launch.prefill_tiles(np.array([0, 37], np.int32), np.array([50, 200], np.int32), 3)
+    tiles = ops.prefill_tiles(np.array([0, 37], np.int32), np.array([50, 200], np.int32), 3)
     assert tiles.tolist() == [[181, 72, 165, 1], [53, 128, 37, 1], [3, 50, 0, 0]]

@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from gpu_backend.cuda import attention as launch
+from gpu_backend.cuda import ops
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 MODELS = {  # heads, KV heads, dim, hidden, intermediate, norms
@@ -60,18 +60,18 @@ def launch_all(model: str) -> None:
     qkv = torch.zeros(32, (heads + 2 * kv_heads) * dim, dtype=kind)
     weight = torch.zeros(dim, dtype=kind) if norms else None
     turns = torch.zeros(64, dim)
-    q = launch.rope_store(qkv, weight, weight, turns, whole, whole, *cache, 1e-6)
+    q = ops.rope_store(qkv, weight, weight, turns, whole, whole, *cache, 1e-6)
     out = torch.empty(32, heads, dim, dtype=kind)
-    scratch = launch.Scratch.for_rows(32, heads, kv_heads, dim, torch.device("cpu"))
+    scratch = ops.Scratch.for_rows(32, heads, kv_heads, dim, torch.device("cpu"))
     for splits in (0, 1, 32):
-        launch.decode(q, *cache, table, width, whole, out, scratch, splits=splits)
+        ops.decode(q, *cache, table, width, whole, out, scratch, splits=splits)
     new = np.array([32], np.int32)
-    tiles = torch.from_numpy(launch.prefill_tiles(new * 0, new, 0))
-    launch.prefill(q, *cache, table, width, tiles, out)
+    tiles = torch.from_numpy(ops.prefill_tiles(new * 0, new, 0))
+    ops.prefill(q, *cache, table, width, tiles, out)
     x = torch.zeros(32, hidden, dtype=kind)
-    launch.add_rmsnorm(None, x, x[0], 1e-6)
-    launch.add_rmsnorm(x, x, x[0], 1e-6)
-    launch.silu_mul(torch.zeros(32, 2 * wide, dtype=kind))
+    ops.add_rmsnorm(None, x, x[0], 1e-6)
+    ops.add_rmsnorm(x, x, x[0], 1e-6)
+    ops.silu_mul(torch.zeros(32, 2 * wide, dtype=kind))
 
 
 def describe(kernel: object) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The KV cache, one tensor of pages, and the way of pages to host memory and back."""
+"""The KV cache, one tensor of blocks, and the way of blocks to host memory and back."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ STAGED = 64  # blocks that one copy between device and host takes
 class KVCache:
     """Keys and values of all layers: `kv` is [2, layers, num_blocks, block_size, n_kv, D].
 
-    Block 0 is the null page: nobody owns it, and padding may point there.
+    Block 0 is the null block: nobody owns it, and padding may point there.
     """
 
     def __init__(

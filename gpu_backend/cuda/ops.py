@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_backend.batch import Ints
 from gpu_backend.cuda import kernels
+from gpu_backend.staging import Ints
 
 PROGRAMS = 264  # what decode wants in flight: two for each of the 132 multiprocessors of an H200
 MOST_SPLITS = 32

@@ -5,10 +5,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'headway[gpu]'")
 
-from gpu_backend.batch import Batch  # noqa: E402
-from gpu_backend.batching import Batcher  # noqa: E402
 from gpu_backend.engine import Engine  # noqa: E402
 from gpu_backend.executor import TorchExecutor  # noqa: E402
+from gpu_backend.input_batch import InputBatch, InputBatchBuilder  # noqa: E402
 from simulator.core.request import Step  # noqa: E402
 from simulator.kv_cache.block_manager import BlockManager  # noqa: E402
 from simulator.models.load import load_model  # noqa: E402
@@ -32,13 +31,13 @@ class Compared(TorchExecutor):
     went_on = listed = 0
 
     def execute(self, step: Step) -> float:
-        engine, batcher = self.engine, self.engine.batcher
-        advance = batcher.advance
+        engine, inputs = self.engine, self.engine.inputs
+        advance = inputs.advance
 
-        def both() -> tuple[Batch, np.ndarray]:
+        def both() -> tuple[InputBatch, np.ndarray]:
             type(self).went_on += 1
             batch, rows = advance()
-            plain, same = Batcher(engine.rows, BLOCK, engine.device).build(
+            plain, same = InputBatchBuilder(engine.states, BLOCK, engine.device).build(
                 self.scheduler.listed(step)
             )
             assert rows.tolist() == same.tolist()
@@ -55,12 +54,12 @@ class Compared(TorchExecutor):
             assert batch.width.item() >= plain.width.item() - 16
             return batch, rows
 
-        batcher.advance = both  # type: ignore[method-assign]
+        inputs.advance = both  # type: ignore[method-assign]
         type(self).listed += 1
         try:
             return super().execute(step)
         finally:
-            batcher.advance = advance  # type: ignore[method-assign]
+            inputs.advance = advance  # type: ignore[method-assign]
 
 
 @pytest.fixture

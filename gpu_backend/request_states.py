@@ -1,0 +1,163 @@
+"""What the host keeps of each request, in numpy rows that last from step to step.
+
+A row holds the request's block table and its token ids. A step's inputs are then gathered from
+them with a handful of numpy calls, and only what has changed is written: at most one block per
+request and step, once in `block_size` steps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gpu_backend.prompts import Ids, prompt_ids, token_ids
+from gpu_backend.staging import aligned
+from simulator.core.request import Chunk, Request
+
+RowIndices = npt.NDArray[np.intp]
+ROWS, WIDTH, TOKENS = 64, 16, 256  # of the arrays, at the beginning
+
+
+@dataclass(slots=True)
+class _Entry:
+    """Whose row it is, and what of its block table has been written."""
+
+    row: int
+    request: Request
+    padding: int
+    table: list[int] | None = None
+    written: int = 0  # blocks
+
+
+class RequestStates:
+    """Block tables and token ids of the requests that have been seen and not been retired."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.block_tables: Ids = np.zeros((ROWS, WIDTH), np.int32)
+        self.token_ids: Ids = np.zeros((ROWS, TOKENS), np.int32)  # padding, prompt and answer
+        self.num_tokens: npt.NDArray[np.int64] = np.zeros(ROWS, np.int64)
+        self._entries: dict[int, _Entry] = {}  # by request
+        self._by_row: dict[int, _Entry] = {}
+        self._free = list(range(ROWS - 1, -1, -1))
+        self._answers: dict[int, Ids] = {}  # of requests that are over
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def requests(self) -> list[Request]:
+        """Requests that have a row."""
+        return [entry.request for entry in self._entries.values()]
+
+    def find(self, chunks: Sequence[Chunk]) -> RowIndices:
+        """Give each chunk's row, its block table brought up to date; new requests get one."""
+        entries = self._entries
+        found = []
+        for chunk in chunks:
+            request = chunk.request
+            entry = entries.get(request.id)
+            if entry is None or entry.request is not request:
+                entry = self._add(request)
+            blocks = request.blocks
+            if entry.table is not blocks or entry.written != len(blocks):  # type: ignore[arg-type]
+                self._write_blocks(entry)
+            found.append(entry.row)
+        return np.array(found, np.intp)
+
+    def add_blocks(self, rows: RowIndices, numbers: npt.NDArray[np.integer]) -> Ids:
+        """Write down the block that each of the rows' requests has just got; give those blocks.
+
+        `numbers` are their places in the block tables.
+        """
+        for row in rows.tolist():
+            self._write_blocks(self._by_row[row])
+        return self.block_tables[rows, numbers]
+
+    def _add(self, request: Request) -> _Entry:
+        """Give a new request a row with its prompt, and what it has answered elsewhere."""
+        self._drop(request.id)  # another run's request of the same name
+        if not self._free:
+            self._add_rows()
+        entry = _Entry(self._free.pop(), request, request.padding)
+        self._entries[request.id] = self._by_row[entry.row] = entry
+        answered = token_ids(("out", request.id), 0, request.generated, self.vocab_size)
+        prompt = prompt_ids(request, self.vocab_size, self.answer)
+        self._write_ids(entry, np.concatenate((prompt, answered)))
+        return entry
+
+    def _write_ids(self, entry: _Entry, ids: Ids) -> None:
+        """Write a request's prompt and answer behind its padding."""
+        padding, row = entry.padding, entry.row
+        self.num_tokens[row] = end = padding + len(ids)
+        self._reserve(end + 1)
+        self.token_ids[row, :padding] = 0
+        self.token_ids[row, padding:end] = ids
+
+    def _write_blocks(self, entry: _Entry) -> None:
+        """Write a request's block table, from where it was not written yet."""
+        request, blocks = entry.request, entry.request.blocks
+        if blocks is None:
+            raise ValueError(f"request {request.id} has no blocks: live runs need a BlockManager")
+        width = self.block_tables.shape[1]
+        if len(blocks) > width:
+            more = max(2 * width, aligned(len(blocks))) - width
+            self.block_tables = np.pad(self.block_tables, ((0, 0), (0, more)))
+        first = entry.written if entry.table is blocks and entry.written <= len(blocks) else 0
+        self.block_tables[entry.row, first : len(blocks)] = blocks[first:]
+        entry.table, entry.written = blocks, len(blocks)
+        if entry.padding != request.padding:  # a static batch is evened out anew each time
+            ids = self._ids(entry)
+            entry.padding = request.padding
+            self._write_ids(entry, ids)
+
+    def append(self, rows: RowIndices, tokens: npt.NDArray[np.integer]) -> None:
+        """Let each of the rows' texts go on by a token."""
+        ends = self.num_tokens[rows]
+        if len(ends):
+            self._reserve(int(ends.max()) + 2)
+        self.token_ids[rows, ends] = tokens
+        self.num_tokens[rows] = ends + 1
+
+    def _ids(self, entry: _Entry) -> Ids:
+        """Copy a request's prompt and answer so far."""
+        return self.token_ids[entry.row, entry.padding : self.num_tokens[entry.row]].copy()
+
+    def tokens(self, request_id: int) -> Ids:
+        """Give the text of a request that has a row: prompt and answer so far."""
+        return self._ids(self._entries[request_id])
+
+    def answer(self, request_id: int) -> Ids | None:
+        """Give what a request has answered so far, None where that is not known."""
+        entry = self._entries.get(request_id)
+        if entry is None:
+            return self._answers.get(request_id)
+        return self._ids(entry)[entry.request.prompt_tokens :]
+
+    def retire(self, request_id: int) -> None:
+        """Give a row up but keep the answer, which a later turn's prompt may quote."""
+        answer = self.answer(request_id)
+        if answer is not None:
+            self._answers[request_id] = answer
+        self._drop(request_id)
+
+    def _drop(self, request_id: int) -> None:
+        """Let others have a request's row, if it has one."""
+        entry = self._entries.pop(request_id, None)
+        if entry is not None:
+            del self._by_row[entry.row]
+            self._free.append(entry.row)
+
+    def _reserve(self, tokens: int) -> None:
+        width = self.token_ids.shape[1]
+        if tokens > width:
+            self.token_ids = np.pad(self.token_ids, ((0, 0), (0, max(tokens - width, width))))
+
+    def _add_rows(self) -> None:
+        """Double the number of rows."""
+        count = len(self.num_tokens)
+        self.block_tables = np.pad(self.block_tables, ((0, count), (0, 0)))
+        self.token_ids = np.pad(self.token_ids, ((0, count), (0, 0)))
+        self.num_tokens = np.pad(self.num_tokens, (0, count))
+        self._free += range(2 * count - 1, count - 1, -1)
