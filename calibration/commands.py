@@ -3,7 +3,6 @@
 The command line loads this module only for them: it is all that reaches from it to torch.
 """
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -156,8 +155,8 @@ def live(
     from calibration.engine_steps.live_files import write_live
     from calibration.engine_steps.meta import describe_engine
     from gpu_backend.live import build_engine, run_live
-    from simulator.cli.console import tell_interrupted
-    from simulator.cli.progress import Bar
+    from simulator.cli.interrupts import tell_interrupted_run
+    from simulator.cli.progress import run_progress
     from simulator.scenario.assemble import assemble
     from simulator.scenario.load import load_scenario
     from simulator.simulation.write import check_folder
@@ -168,14 +167,10 @@ def live(
     engine = build_engine(loaded, assemble(loaded), device)
     about = describe_engine(engine) | {"seed": loaded.seed}
     for number in range(reruns + 1):
-        bar = None if quiet or not sys.stderr.isatty() else Bar(f"{loaded.name} live {number}")
-        try:
-            done = run_live(loaded, device, clock, engine=engine, progress=bar)
-        finally:
-            if bar is not None:
-                bar.close()
+        with run_progress(f"{loaded.name} live {number}", quiet) as progress:
+            done = run_live(loaded, device, clock, engine=engine, progress=progress)
         if done.result.interrupted:
-            return tell_interrupted(done.result)
+            return tell_interrupted_run(done.result)
         place = folder / f"rerun-{number}" if number else folder
         report = run_table(done.result.summary())
         files = write_live(done, place, about)

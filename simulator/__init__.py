@@ -7,7 +7,7 @@ TYPE_CHECKING = False  # typing's own costs milliseconds in which Ctrl-C would b
 if TYPE_CHECKING:
     from typing import Any
 
-    from simulator.cli.plan import plan
+    from simulator.planning.plan import plan
     from simulator.planning.sweep import sweep
     from simulator.scenario.load import load_scenario
     from simulator.scenario.scenario import Scenario
@@ -20,7 +20,7 @@ _HOMES = {
     "Result": "simulator.simulation.result",
     "Scenario": "simulator.scenario.scenario",
     "load_scenario": "simulator.scenario.load",
-    "plan": "simulator.cli.plan",
+    "plan": "simulator.planning.plan",
     "run": "simulator.simulation.run",
     "sweep": "simulator.planning.sweep",
 }

@@ -1,19 +1,15 @@
-"""What the command says on stderr, and its exit codes."""
+"""Errors and warnings on stderr, one in a line, and exit codes."""
 
 import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simulator.util.errors import HeadwayWarning
-from simulator.util.files import WRITTEN
 
-if TYPE_CHECKING:
-    from simulator.simulation.result import Result
-
-BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # the last two as a shell gives them
+BAD_INPUT, BROKEN_PIPE = 2, 141  # the latter as a shell gives it
 
 
 def tell_errors(messages: Iterable[str]) -> int:
@@ -21,31 +17,6 @@ def tell_errors(messages: Iterable[str]) -> int:
     for message in messages:
         print(f"headway: error: {message}", file=sys.stderr)
     return BAD_INPUT
-
-
-def left_behind() -> str:
-    """Say what an interrupted command has written."""
-    folders = {path.parent for path in WRITTEN}
-    outer = sorted(str(folder) for folder in folders if not folders & set(folder.parents))
-    if not outer:
-        return "no file was written"
-    count = "1 file is" if len(WRITTEN) == 1 else f"{len(WRITTEN)} files are"
-    return f"{count} written, in {', '.join(outer)}"
-
-
-def tell_interrupted(result: "Result") -> int:
-    """Say how far an interrupted run came, and what there is of those before it."""
-    from simulator.core.log import REASONS
-
-    unfinished = REASONS.index("unfinished")
-    done = sum(int((log.requests["reason"] != unfinished).sum()) for log in result.logs)
-    now = max((float(log.steps["end"][-1]) for log in result.logs if log.step_rows), default=0.0)
-    print(
-        f"headway: interrupted at {now:,.1f} s of simulated time, {done:,} of "
-        f"{len(result.workload):,} requests done; {left_behind()}",
-        file=sys.stderr,
-    )
-    return INTERRUPTED
 
 
 def tell_os_error(error: OSError) -> int:
@@ -64,7 +35,7 @@ def tell_os_error(error: OSError) -> int:
 
 
 @contextmanager
-def told_warnings() -> Iterator[None]:
+def tell_warnings() -> Iterator[None]:
     """Tell each of our own warnings once, in one line on stderr; leave others to Python."""
     others = warnings.showwarning
     told: set[str] = set()

@@ -1,6 +1,8 @@
-"""A progress bar for runs that last, on a terminal only."""
+"""Progress of what lasts, on stderr and on a terminal only."""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -11,7 +13,7 @@ PATIENCE = 0.7  # s; a shorter run shows nothing and pays nothing
 
 
 class Bar:
-    """Shows the simulated time and the requests done, on stderr, after PATIENCE seconds."""
+    """Shows the simulated time and the requests done of a run, after PATIENCE seconds."""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -47,3 +49,63 @@ class Bar:
         """Take the bar away."""
         if self._shown is not None:
             self._shown[0].stop()
+
+
+@contextmanager
+def run_progress(label: str, quiet: bool) -> Iterator[Bar | None]:
+    """Show how far a run is."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    bar = Bar(label)
+    try:
+        yield bar
+    finally:
+        bar.close()
+
+
+@contextmanager
+def runs_progress(unit: str, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """Show how many runs, or whatever their unit is, are done of how many, and the time left."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    with Progress(
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn(f"{unit}, left"),
+        TimeRemainingColumn(),
+        console=Console(file=sys.stderr),
+        transient=True,
+        speed_estimate_period=600,
+    ) as progress:
+        task = progress.add_task("")
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def search_progress(quiet: bool) -> Iterator[Callable[[int], None] | None]:
+    """Count the runs of a search; how many it takes is not known before."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    done = 0
+    with Console(file=sys.stderr).status("searching") as status:
+
+        def tell(runs: int) -> None:
+            nonlocal done
+            done += runs
+            status.update(f"searching: {done:,} runs")
+
+        yield tell

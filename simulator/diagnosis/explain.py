@@ -4,9 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from simulator.results.breakdown import PARTS
 from simulator.results.read import (
@@ -68,16 +66,6 @@ class Around:
     with_prompts: int = 0
     batch_time: float = 0.0  # requests x s
     time: float = 0.0
-
-
-def command(
-    folder: Annotated[Path, Parameter(name="OUT_DIR", help="folder that `headway run` wrote")],
-    request: Annotated[int, Parameter(name="REQUEST_ID", help="id of requests.csv, from 0")],
-    /,
-) -> int:
-    """Tell one request's story in words: where its time went, and why."""
-    print(explain(folder, request))
-    return 0
 
 
 def explain(folder: Path, request: int) -> str:

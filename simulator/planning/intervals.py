@@ -8,8 +8,6 @@ import numpy as np
 
 CONFIDENCE = 0.95
 
-Numbers = Mapping[str, float]
-
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -18,34 +16,32 @@ class Estimate:
     mean: float
     sd: float  # between replications
     count: int
-    half: float  # of the interval of the mean, Student's t
-    spread: float  # of the interval that holds one more run
+    half_width: float  # of the confidence interval of the mean, Student's t
+    prediction_half_width: float  # of the interval that holds one more run
 
     @property
     def interval(self) -> tuple[float, float]:
         """The confidence interval of the mean: narrower with every replication."""
-        return self.mean - self.half, self.mean + self.half
+        return self.mean - self.half_width, self.mean + self.half_width
 
     @property
-    def one_run(self) -> tuple[float, float]:
+    def prediction_interval(self) -> tuple[float, float]:
         """The prediction interval of a single further run: as wide as runs differ."""
-        return self.mean - self.spread, self.mean + self.spread
+        return self.mean - self.prediction_half_width, self.mean + self.prediction_half_width
 
 
 def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
-    """Estimate the mean of independent values, at least two of them."""
+    """Estimate the mean of independent values; of a single one the intervals are infinite."""
     count = len(values)
-    mean, sd = float(np.mean(values)), float(np.std(values, ddof=1))
+    if count == 1:
+        return Estimate(float(values[0]), 0.0, 1, inf, inf)
     if min(values) == max(values):
         return Estimate(float(values[0]), 0.0, count, 0.0, 0.0)
-    factor = _quantile(confidence, count - 1) * sd
+    from scipy.special import stdtrit  # scipy.stats takes 1 s longer to import
+
+    mean, sd = float(np.mean(values)), float(np.std(values, ddof=1))
+    factor = float(stdtrit(count - 1, (1 + confidence) / 2)) * sd
     return Estimate(mean, sd, count, factor / sqrt(count), factor * sqrt(1 + 1 / count))
-
-
-def _quantile(confidence: float, freedom: int) -> float:
-    from scipy.stats import t
-
-    return float(t.ppf((1 + confidence) / 2, freedom))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +71,13 @@ def paired(metric: str, first: Sequence[float], other: Sequence[float]) -> Diffe
 
 
 def _p_value(found: Estimate) -> float:
-    from scipy.stats import t
-
+    """Test whether the mean is 0, two-sided."""
     if not found.sd:
         return 1.0 if not found.mean else 0.0
+    from scipy.special import stdtr
+
     score = abs(found.mean) / (found.sd / sqrt(found.count))
-    return float(2 * t.sf(score, found.count - 1))
+    return float(2 * stdtr(found.count - 1, -score))
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -97,7 +94,7 @@ def holm(values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def columns(runs: Sequence[Numbers], names: Sequence[str]) -> dict[str, list[float]]:
+def columns(runs: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, list[float]]:
     """Give the metrics that every run has, by name."""
     return {
         name: [float(run[name]) for run in runs]

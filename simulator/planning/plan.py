@@ -4,42 +4,55 @@ Every place is run several times under seeds that all configurations share (comm
 numbers: the same arrivals and lengths), and told by the confidence interval over these runs.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product
-from math import inf
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simulator.models.gpus import find_gpu
-from simulator.planning.intervals import Estimate, Numbers
-from simulator.planning.search import Answer, Rules, Search, Trial, Wish, interval
+from simulator.planning.intervals import Estimate
+from simulator.planning.points import (
+    Point,
+    as_yaml,
+    factors,
+    load_point,
+    load_points,
+    need_one,
+)
+from simulator.planning.question import Options, Question, make_question
+from simulator.planning.runs import Numbers, Outcome, run_each
+from simulator.planning.search import Answer, Search, Trial, Wanted, interval
+from simulator.planning.service_levels import read_numbers
 from simulator.results.cluster_metrics import price_of_cluster
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
-from simulator.util.workers import Died, each
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from simulator.scenario.scenario import Scenario
 
-LADDER = (0.125, 0.25, 0.5, 0.75)
+LOWER_LOADS = (0.125, 0.25, 0.5, 0.75)
 """Shares of the largest load that are run, too, for the front of speed against throughput."""
+BATCH = 4  # candidates that Optuna names at a time
+
+Progress = Callable[[int], None]
+"""Called after every round of so many runs."""
 
 
 @dataclass(slots=True)
-class Candidate:
-    """One configuration and what was found out about it."""
+class Candidate(Point):
+    """One configuration, at the scenario's own load, and what was found out about it."""
 
-    varied: dict[str, str]  # value by dotted key, as YAML
-    scenario: "Scenario | None" = None  # at the scenario's own load
-    error: str = ""  # why it cannot be run
     answer: Answer = field(default_factory=lambda: Answer(None, []))
-    ladder: list[Trial] = field(default_factory=list)
+    lower_loads: list[Trial] = field(default_factory=list)
 
     @property
-    def label(self) -> str:
-        """Name it by what it varies."""
-        return " ".join(f"{k}={v}" for k, v in self.varied.items()) or "the scenario"
+    def best(self) -> Trial:
+        """Where it just holds; only of one that does."""
+        assert self.answer.best is not None
+        return self.answer.best
 
     @property
     def scales(self) -> bool:
@@ -55,8 +68,7 @@ class Candidate:
     @property
     def gpus(self) -> float:
         """GPUs that it takes where it just holds."""
-        assert self.answer.best is not None
-        return self.gpus_at(self.answer.best)
+        return self.gpus_at(self.best)
 
     def dollars_at(self, trial: Trial) -> float | None:
         """Give its price per hour, of one that scales what its runs there paid; None: unknown."""
@@ -67,87 +79,31 @@ class Candidate:
     @property
     def dollars_per_hour(self) -> float | None:
         """Give its price where it just holds, None where a GPU has none."""
-        assert self.answer.best is not None
-        return self.dollars_at(self.answer.best)
+        return self.dollars_at(self.best)
 
     def read(self, metric: str, confidence: float = 0.95) -> Estimate:
         """Give a metric where the configuration just holds."""
-        assert self.answer.best is not None
-        return interval(self.answer.best.runs, metric, confidence)
+        return interval(self.best.runs, metric, confidence)
 
+    def speeds(self) -> Iterator[tuple[Trial, float, float]]:
+        """Give, for each load tried, tokens/s per user and tokens/s per GPU.
 
-@dataclass(slots=True, frozen=True)
-class Question:
-    """What is to be found out about every candidate."""
-
-    path: Path
-    overrides: Sequence[str]
-    seed: int
-    rules: Rules
-    key: str  # that the search sets; "" to run things as they are
-    low: int = 0  # for a whole number: from here ...
-    high: int = 0  # ... to here; 0: a rate
-
-    def search(self, scenario: "Scenario") -> Search:
-        """Begin the search for one candidate."""
-        from simulator.planning.search import fewest, holds, largest_rate
-
-        rules = self.rules
-        if not has_chance(scenario):
-            rules = replace(rules, replications=1, most_replications=1)
-        if not self.key:
-            return holds(rules)
-        if self.high:
-            return fewest(self.low, self.high, rules)
-        return largest_rate(rate_key(scenario)[1], rules)
-
-    def settings(self, varied: Mapping[str, str], wish: Wish) -> list[tuple[str, str]]:
-        """Give the keys to set for one run."""
-        at, replication = wish
-        keys = [*varied.items(), ("seed", str(self.seed + replication))]
-        if self.key:
-            keys.append((self.key, str(int(at)) if self.high else repr(at)))
-        return keys
+        Of a fleet whose size was searched for, only the place that was found.
+        """
+        tried = self.answer.trials
+        fleet = self.scenario is not None and self.scenario.cluster is not None
+        if fleet and not self.lower_loads:
+            tried = [trial for trial in tried if trial is self.answer.best]
+        for trial in [*tried, *self.lower_loads]:
+            tpot = interval(trial.runs, "mean_tpot_ms").mean
+            if tpot:
+                tokens = interval(trial.runs, "output_throughput").mean
+                yield trial, 1000.0 / tpot, tokens / self.gpus_at(trial)
 
 
 def _in_an_hour(trial: Trial, paid: str) -> float:
     """Give what a place's runs paid for in an hour, on average."""
     return sum(3600.0 * run[paid] / run["duration"] for run in trial.runs) / len(trial.runs)
-
-
-def rate_key(scenario: "Scenario") -> tuple[str, float]:
-    """Find the key that says how fast requests come, and the rate to begin with."""
-    if scenario.workload.trace is not None:
-        return "workload.trace.rate_scale", scenario.workload.trace.rate_scale
-    generator = scenario.workload.generator
-    if generator.ramp_up_strategy is not None:
-        raise HeadwayError(
-            "workload.ramp_up_strategy: a plan searches the rate itself; give request_rate"
-        )
-    if generator.max_concurrency is not None:
-        raise HeadwayError(
-            "workload.max_concurrency: clients that wait for answers slow down with the server, so "
-            "there is no largest rate; take it out, or vary it with --fewest or --cheapest"
-        )
-    return "workload.request_rate", (
-        generator.request_rate if generator.request_rate != inf else 1.0
-    )
-
-
-def has_chance(scenario: "Scenario") -> bool:
-    """Say whether another seed gives another run: a trace alone is replayed as recorded."""
-    engine, cluster = scenario.engine, scenario.cluster
-    if scenario.workload.trace is None or scenario.predictor or engine.speculative_config:
-        return True
-    if cluster is None:
-        return False
-    router = cluster.router if isinstance(cluster.router, str) else cluster.router["router"]
-    return (
-        router in ("random", "power_of_two")
-        or (cluster.failures is not None and cluster.failures.mtbf is not None)
-        or (cluster.client is not None and cluster.client.jitter > 0)
-        or any(scenario.of_group(k).engine.data_parallel_size > 1 for k in cluster.kinds)
-    )
 
 
 def gpus_of(scenario: "Scenario") -> int:
@@ -166,124 +122,121 @@ def price_of(scenario: "Scenario") -> float | None:
     return None if price is None else price * scenario.gpu.count
 
 
-def load_candidate(
-    path: Path, overrides: Sequence[str], seed: int | None, varied: dict[str, str]
-) -> Candidate:
-    """Load one combination, whatever is wrong with it."""
-    try:
-        return Candidate(varied, load_scenario(path, overrides, seed, vary=varied.items()))
-    except HeadwayError as error:
-        return Candidate(varied, None, "; ".join(error.messages))
+def plan(
+    scenario: str | Path,
+    slo: Sequence[str] = (),
+    vary: Mapping[str, Sequence[object]] | None = None,
+    *,
+    fewest: str | None = None,
+    cheapest: bool = False,
+    jobs: int | None = None,
+) -> "pd.DataFrame":
+    """Find what `headway plan` finds; return a row per candidate, the best first.
+
+    Runs on joblib's active backend. HeadwayError where no candidate keeps the bounds.
+    """
+    import pandas as pd
+
+    items = [f"{k}={','.join(as_yaml(v) for v in values)}" for k, values in (vary or {}).items()]
+    options = Options([*slo] or None, items or None, fewest, cheapest)
+    question = make_question(Path(scenario), options)
+    candidates, best = find_best(question, jobs=jobs)
+    ordered = [best, *(c for c in candidates if c is not best)]
+    return pd.DataFrame([row_of(question, candidate) for candidate in ordered])
 
 
-def find_candidates(
-    path: Path,
-    axes: Iterable[tuple[str, Sequence[str]]],
-    overrides: Sequence[str],
-    seed: int | None,
-) -> list[Candidate]:
-    """Load every combination of the varied keys; HeadwayError if none can be loaded."""
-    pairs = [[(key, value) for value in values] for key, values in axes]
-    found = [load_candidate(path, overrides, seed, dict(chosen)) for chosen in product(*pairs)]
-    if all(candidate.scenario is None for candidate in found):
-        raise HeadwayError(dict.fromkeys(candidate.error for candidate in found))
-    return found
+def find_best(
+    question: Question,
+    optuna: int | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[list[Candidate], Candidate]:
+    """Search for every candidate, or for `optuna` of them; return them answered, and the best.
+
+    Raises HeadwayError where none can be run, or none holds.
+    """
+    if optuna is None:
+        design = factors(question.axes)
+        candidates = load_points(
+            question.path, design, question.overrides, question.seed, Candidate
+        )
+        need_one(candidates)
+        answer(question, candidates, jobs, progress)
+    else:
+        candidates = answer_by_optuna(question, optuna, jobs, progress)
+    best = best_of(question, candidates)
+    if question.key and not question.high:
+        run_lower_loads(question, candidates, jobs)
+    return candidates, best
 
 
 def answer(
     question: Question,
     candidates: Sequence[Candidate],
     jobs: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> None:
-    """Search for every candidate, all at once; what is found is written into them.
-
-    `progress(runs)` is called after every round of so many runs.
-    """
-    active: list[tuple[Candidate, Search, list[Wish]]] = []
+    """Search for every candidate, all at once; what is found is written into them."""
+    active: list[tuple[Candidate, Search, list[Wanted]]] = []
     for candidate in candidates:
-        if candidate.scenario is None:
-            continue
-        search = question.search(candidate.scenario)
-        active.append((candidate, search, next(search)))
+        if candidate.scenario is not None:
+            search = question.search(candidate.scenario)
+            active.append((candidate, search, next(search)))
     while active:
-        work = [(c, wish) for c, _, wishes in active for wish in wishes]
-        results = _run_all(question, work, jobs)
+        work = [(candidate, wanted) for candidate, _, runs in active for wanted in runs]
+        outcomes = iter(_run_all(question, work, jobs))
         still = []
-        for candidate, search, wishes in active:
-            own = [results.pop(0) for _ in wishes]
-            if (error := next((run for run in own if isinstance(run, str)), None)) is not None:
-                candidate.error = error
+        for candidate, search, runs in active:
+            own = [next(outcomes) for _ in runs]
+            if failed := [outcome for outcome in own if outcome.errors]:
+                candidate.errors = failed[0].errors
                 continue
             try:
-                wanted = search.send([run for run in own if not isinstance(run, str)])
-                still.append((candidate, search, wanted))
+                still.append((candidate, search, search.send([one.numbers for one in own])))
             except StopIteration as end:
                 candidate.answer = end.value
-                _settle(question, candidate)
+                if question.high and candidate.answer.best is not None:
+                    # GPUs and price may depend on what the search has found.
+                    found = question.settings(candidate.varied, (candidate.best.at, 0))
+                    candidate.scenario = load_scenario(
+                        question.path, question.overrides, vary=found
+                    )
         active = still
         if progress is not None:
             progress(len(work))
 
 
-def _settle(question: Question, candidate: Candidate) -> None:
-    """Let a candidate be what the search has found: GPUs and price may depend on it."""
-    if question.high and candidate.answer.best is not None:
-        found = question.settings(candidate.varied, (candidate.answer.best.at, 0))
-        candidate.scenario = load_scenario(question.path, question.overrides, vary=found)
-
-
-def climb(question: Question, candidates: Sequence[Candidate], jobs: int | None = None) -> None:
+def run_lower_loads(
+    question: Question, candidates: Sequence[Candidate], jobs: int | None = None
+) -> None:
     """Run every candidate that holds at lower loads, too, once each."""
     places = [
-        (candidate, share * candidate.answer.best.at)
+        (candidate, share * candidate.best.at)
         for candidate in candidates
         if candidate.answer.best is not None
-        for share in LADDER
+        for share in LOWER_LOADS
     ]
-    results = _run_all(question, [(candidate, (at, 0)) for candidate, at in places], jobs)
-    for (candidate, at), run in zip(places, results, strict=True):
-        if not isinstance(run, str):
-            candidate.ladder.append(Trial(at, [run]))
+    outcomes = _run_all(question, [(candidate, (at, 0)) for candidate, at in places], jobs)
+    for (candidate, at), outcome in zip(places, outcomes, strict=True):
+        if not outcome.errors:
+            candidate.lower_loads.append(Trial(at, [outcome.numbers]))
 
 
 def _run_all(
-    question: Question, work: Sequence[tuple[Candidate, Wish]], jobs: int | None
-) -> list[Numbers | str]:
-    """Make the runs; give each one's numbers, or what is wrong with it."""
-    tasks = [
-        (
-            question.path,
-            tuple(question.overrides),
-            question.settings(c.varied, wish),
-            question.rules,
-        )
-        for c, wish in work
-    ]
-    results: list[Numbers | str] = [""] * len(tasks)
-    for index, outcome in each(_run, tasks, jobs):
-        results[index] = outcome.reason if isinstance(outcome, Died) else outcome
-    return results
+    question: Question, work: Sequence[tuple[Candidate, Wanted]], jobs: int | None
+) -> list[Outcome]:
+    """Make the runs. What they warn of was told when the candidates were loaded."""
+    tasks = [question.settings(candidate.varied, wanted) for candidate, wanted in work]
+    outcomes = dict(run_each(partial(_measure, question), tasks, jobs))
+    return [outcomes[index] for index in range(len(tasks))]
 
 
-def _run(task: tuple[Path, Sequence[str], list[tuple[str, str]], Rules]) -> Numbers | str:
+def _measure(question: Question, settings: Sequence[tuple[str, str]]) -> Numbers:
     """Make one run, in a worker."""
-    import warnings
-
-    from simulator.planning.service_levels import read_numbers
     from simulator.simulation.run import run
-    from simulator.util.errors import HeadwayWarning
 
-    path, overrides, settings, rules = task
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", HeadwayWarning)  # told when the candidates were loaded
-        try:
-            result = run(load_scenario(path, overrides, vary=settings))
-            return read_numbers(result, rules.slos)
-        except HeadwayError as error:
-            return "; ".join(error.messages)
-        except Exception as error:
-            return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    result = run(load_scenario(question.path, question.overrides, vary=settings))
+    return read_numbers(result, question.rules.slos)
 
 
 def best_of(question: Question, candidates: Sequence[Candidate]) -> Candidate:
@@ -294,13 +247,12 @@ def best_of(question: Question, candidates: Sequence[Candidate]) -> Candidate:
     """
     holding = [candidate for candidate in candidates if candidate.answer.best is not None]
     if not holding:
-        raise HeadwayError(_nobody(question, candidates))
+        raise HeadwayError(_none_holds(question, candidates))
     prices = [candidate.dollars_per_hour for candidate in holding]
     weights = [float(c.gpus) for c in holding] if None in prices else [p or 0.0 for p in prices]
 
     def rank(k: int) -> tuple[float, float]:
-        candidate = holding[k]
-        rate = candidate.read("request_throughput").mean
+        rate = holding[k].read("request_throughput").mean
         if question.high or not question.key:
             return weights[k], -rate
         return -rate / weights[k] if weights[k] else -rate, weights[k]
@@ -308,29 +260,91 @@ def best_of(question: Question, candidates: Sequence[Candidate]) -> Candidate:
     return holding[min(range(len(holding)), key=rank)]
 
 
-def _nobody(question: Question, candidates: Sequence[Candidate]) -> str:
+def _none_holds(question: Question, candidates: Sequence[Candidate]) -> str:
+    """Say so, and what comes closest."""
     slos = question.rules.slos
     tried = [(c, trial) for c in candidates for trial in c.answer.trials if trial.runs]
     if not tried:
-        return next(c.error for c in candidates if c.error)
-    closest, trial = min(tried, key=lambda pair: (pair[1].miss(slos), pair[1].at))
+        return next(c.error for c in candidates if c.errors)
+    closest, trial = min(tried, key=lambda pair: (pair[1].violation(slos), pair[1].at))
     got = ", ".join(f"{slo.metric} {interval(trial.runs, slo.metric).mean:.4g}" for slo in slos)
     wanted = " and ".join(slo.text for slo in slos)
     place = f" at {question.key}={trial.at:g}" if question.key else ""
     return f"no configuration meets {wanted}; the closest is {closest.label}{place}: {got}"
 
 
-def speeds(candidate: Candidate) -> Iterator[tuple[Trial, float, float]]:
-    """Give, for each load tried, tokens/s per user and tokens/s per GPU.
+def answer_by_optuna(
+    question: Question, trials: int, jobs: int | None = None, progress: Progress | None = None
+) -> list[Candidate]:
+    """Search among the combinations by Optuna's TPE; return those it tried, answered.
 
-    Of a fleet whose size was searched for, only the place that was found.
+    The batches are of one size whatever `jobs` says, so the same seed tries the same ones.
     """
-    best, tried = candidate.answer.best, candidate.answer.trials
-    fleet = candidate.scenario is not None and candidate.scenario.cluster is not None
-    if fleet and not candidate.ladder:
-        tried = [trial for trial in tried if trial is best]
-    for trial in [*tried, *candidate.ladder]:
-        tpot = interval(trial.runs, "mean_tpot_ms").mean
-        if tpot:
-            tokens = interval(trial.runs, "output_throughput").mean
-            yield trial, 1000.0 / tpot, tokens / candidate.gpus_at(trial)
+    try:
+        import optuna
+    except ImportError:
+        raise HeadwayError("--optuna: needs optuna; pip install headway[optuna]") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(
+        direction="maximize",
+        sampler=optuna.samplers.TPESampler(seed=question.seed % 2**32, constant_liar=True),
+    )
+    tried: dict[tuple[str, ...], Candidate] = {}
+    for begin in range(0, trials, BATCH):
+        asked = [study.ask() for _ in range(min(BATCH, trials - begin))]
+        chosen = [
+            tuple(trial.suggest_categorical(key, list(values)) for key, values in question.axes)
+            for trial in asked
+        ]
+        fresh = []
+        for values in chosen:
+            if values not in tried:
+                varied = {key: v for (key, _), v in zip(question.axes, values, strict=True)}
+                candidate = load_point(
+                    question.path, varied, question.overrides, question.seed, Candidate
+                )
+                tried[values] = candidate
+                fresh.append(candidate)
+        answer(question, fresh, jobs, progress)
+        for trial, values in zip(asked, chosen, strict=True):
+            study.tell(trial, _worth(tried[values], question))
+    return list(tried.values())
+
+
+def _worth(candidate: Candidate, question: Question) -> float:
+    """Rate a candidate for Optuna: more is better, and less than nothing where it does not hold."""
+    if candidate.answer.best is None:
+        violations = [trial.violation(question.rules.slos) for trial in candidate.answer.trials]
+        return -1e6 - min(violations, default=1e6)
+    weight = candidate.dollars_per_hour or float(candidate.gpus)
+    if question.high or not question.key:
+        return -weight
+    return candidate.read("request_throughput").mean / weight
+
+
+def row_of(question: Question, candidate: Candidate) -> dict[str, Any]:
+    """Tell one candidate's answer: where it just holds, and what it does there."""
+    row: dict[str, Any] = {**candidate.varied, "holds": candidate.answer.best is not None}
+    row |= {"at": None, "surely_holds": None, "surely_fails": None}
+    row["error"] = candidate.error or None
+    if candidate.answer.best is None:
+        return row
+    surely, surely_not = candidate.answer.between
+    row |= {"at": candidate.best.at, "surely_holds": surely, "surely_fails": surely_not}
+    row["replications"] = len(candidate.best.runs)
+    metrics = dict.fromkeys([slo.metric for slo in question.rules.slos])
+    for metric in (*metrics, "request_throughput", "output_throughput"):
+        found = candidate.read(metric, question.rules.confidence)
+        row[metric] = found.mean
+        row[f"{metric}_half_width"] = found.half_width if found.count > 1 else None
+    tokens = row["output_throughput"]
+    price = candidate.dollars_per_hour
+    tpot = candidate.read("mean_tpot_ms").mean
+    row["gpus"] = candidate.gpus
+    row["tokens_per_s_per_gpu"] = tokens / candidate.gpus
+    row["tokens_per_s_per_user"] = 1000.0 / tpot if tpot else None
+    row["dollars_per_hour"] = price
+    row["dollars_per_million_output_tokens"] = (
+        price / 3600.0 / tokens * 1e6 if price is not None and tokens else None
+    )
+    return row

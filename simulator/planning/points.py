@@ -1,26 +1,53 @@
-"""Several runs of one scenario that differ in a few keys, side by side."""
+"""A scenario at many points: what `--vary`, the block `sweep` and `vary` of a plan set."""
 
-import csv
-import io
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
+
+import yaml
 
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     from simulator.scenario.scenario import Scenario
-    from simulator.simulation.result import Result
 
 _ITEM = re.compile(r"""(?:[^,"'\[\]{}()]|"[^"]*"|'[^']*')+|[\[\]{}(),"']""")
 
+Axes = Sequence[tuple[str, Sequence[str]]]
+"""Dotted keys and the values to try, as YAML."""
+Factor = Sequence[Mapping[str, str]]
+"""Levels of a design of experiments: in each, values by dotted key that are set together."""
+
+
+@dataclass(slots=True)
+class Point:
+    """A scenario with some keys set, or what is wrong with it."""
+
+    varied: dict[str, str]  # value by dotted key, as YAML
+    scenario: "Scenario | None" = None  # None: it cannot be loaded
+    errors: Sequence[str] = ()
+
+    @property
+    def error(self) -> str:
+        """All that is wrong, in one line."""
+        return "; ".join(self.errors)
+
+    @property
+    def label(self) -> str:
+        """Name it by the keys that it sets."""
+        return " ".join(f"{k}={v}" for k, v in self.varied.items()) or "the scenario"
+
+
+P = TypeVar("P", bound=Point)
+
 
 @dataclass(slots=True, frozen=True)
-class Point:
+class Alternative:
     """One of the runs to compare."""
 
     label: str  # for tables
@@ -31,38 +58,74 @@ class Point:
 
 def expand(
     path: Path, vary: Iterable[str], overrides: Sequence[str] = (), seed: int | None = None
-) -> list[Point]:
+) -> list[Alternative]:
     """Load the scenario once for every combination of the values in `vary`, the last key fastest.
 
     An item of `vary` is `dotted.key=value,value,...`, each value YAML; commas inside brackets or
     quotes part nothing. Raises HeadwayError with all that is wrong with any of the scenarios.
     """
-    items = [split_values(item) for item in vary]
-    if not items:
+    axes = [split_values(item) for item in vary]
+    if not axes:
         raise HeadwayError("--vary: is missing; for example --vary engine.max_num_seqs=64,256")
-    if messages := hidden([key for key, _ in items], overrides, seed):
-        raise HeadwayError(messages)
-    axes = dict(items)
-    points: list[Point] = []
-    wrong: dict[str, list[dict[str, str]]] = {}  # what some points vary, by what is wrong there
-    for values in product(*axes.values()):
-        varied = dict(zip(axes, values, strict=True))
-        try:
-            scenario = load_scenario(path, overrides, seed, vary=varied.items())
-            label = _label(varied)
-            points.append(Point(label, _folder(label, points), varied, scenario))
-        except HeadwayError as error:
-            for message in error.messages:
-                wrong.setdefault(message, []).append(varied)
-    if wrong:
-        raise HeadwayError(_blamed(wrong, path, overrides, seed))
+    refuse_hidden([key for key, _ in axes], overrides, seed)
+    points = load_points(path, factors(axes), overrides, seed, Point)
+    if any(point.errors for point in points):
+        raise HeadwayError(_errors_with_values(points, path, overrides, seed))
+    found: list[Alternative] = []
+    for point in points:
+        assert point.scenario is not None
+        label = _label(point.varied)
+        folder = _folder(label, {other.folder for other in found})
+        found.append(Alternative(label, folder, point.varied, point.scenario))
+    return found
+
+
+def factors(axes: Axes) -> list[Factor]:
+    """Let each key be varied by itself."""
+    return [[{key: value} for value in values] for key, values in axes]
+
+
+def load_points(
+    path: Path,
+    factors: Sequence[Factor],
+    overrides: Sequence[str],
+    seed: int | None,
+    kind: type[P],
+) -> list[P]:
+    """Load the scenario once for every combination of levels, whatever is wrong with it.
+
+    The last factor varies fastest. Raises HeadwayError where a key is in two factors.
+    """
+    points = []
+    for levels in product(*factors):
+        keys = [key for level in levels for key in level]
+        if twice := [key for key in dict.fromkeys(keys) if keys.count(key) > 1]:
+            raise HeadwayError(f"{path}: sweep: a key is varied twice: {', '.join(twice)}")
+        varied = {key: value for level in levels for key, value in level.items()}
+        points.append(load_point(path, varied, overrides, seed, kind))
     return points
 
 
-def hidden(
+def load_point(
+    path: Path, varied: dict[str, str], overrides: Sequence[str], seed: int | None, kind: type[P]
+) -> P:
+    """Load the scenario with some keys set."""
+    try:
+        return kind(varied, load_scenario(path, overrides, seed, vary=varied.items()))
+    except HeadwayError as error:
+        return kind(varied, None, error.messages)
+
+
+def need_one(points: Sequence[Point]) -> None:
+    """Raise HeadwayError where not one of the points can be run."""
+    if all(point.scenario is None for point in points):
+        raise HeadwayError(dict.fromkeys(point.error for point in points))
+
+
+def refuse_hidden(
     keys: Sequence[str], overrides: Iterable[str], seed: int | None, searched: str = ""
-) -> list[str]:
-    """Name the options that would be lost, since a later --vary sets their key again.
+) -> None:
+    """Raise HeadwayError for options that would be lost: a later --vary sets their key again.
 
     So does a plan that searches a key, last of all.
     """
@@ -80,15 +143,16 @@ def hidden(
             if _path(other)[: len(path)] == path
         ]
         earlier.append((f"--vary {key} before it", key))
-    return messages
+    if messages:
+        raise HeadwayError(messages)
 
 
 def _path(key: str) -> list[str]:
     return key.strip().split(".")
 
 
-def _blamed(
-    wrong: dict[str, list[dict[str, str]]], path: Path, overrides: Sequence[str], seed: int | None
+def _errors_with_values(
+    points: Sequence[Point], path: Path, overrides: Sequence[str], seed: int | None
 ) -> list[str]:
     """Add to each message the varied values that it comes with, unless it comes without any."""
     try:
@@ -97,11 +161,12 @@ def _blamed(
     except HeadwayError as error:
         anyway = set(error.messages)
     told = []
-    for message, where in wrong.items():
+    for message in dict.fromkeys(message for point in points for message in point.errors):
+        first, *others = [point.varied for point in points if message in point.errors]
         common = [
             f"--vary {key}={value}"
-            for key, value in where[0].items()
-            if all(varied[key] == value for varied in where)
+            for key, value in first.items()
+            if all(varied[key] == value for varied in others)
         ]
         known = not common or message in anyway or message.startswith("--")
         told.append(message if known else f"{message} (with {' '.join(common)})")
@@ -127,41 +192,25 @@ def split_values(item: str) -> tuple[str, list[str]]:
     return key.strip(), values
 
 
+def as_yaml(value: object) -> str:
+    """Write a value as YAML, plain words without quotes."""
+    if isinstance(value, str) and yaml.safe_load(value) == value:
+        return value
+    return json.dumps(value)
+
+
 def _label(varied: dict[str, str]) -> str:
-    """Name a point by its values, with their keys where there are several."""
+    """Name an alternative by its values, with their keys where there are several."""
     if len(varied) == 1:
         return next(iter(varied.values()))
     return ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in varied.items())
 
 
-def _folder(label: str, others: Iterable[Point]) -> str:
-    """Make a label the name of a folder that no other point has."""
+def _folder(label: str, taken: set[str]) -> str:
+    """Make a label the name of a folder that no other alternative has."""
     plain = re.sub(r"[^\w.=+-]+", "-", label).strip("-.") or "point"
-    taken = {point.folder for point in others}
     return next(
         name
         for name in (plain, *(f"{plain}-{k}" for k in range(2, len(taken) + 3)))
         if name not in taken
     )
-
-
-def numbers(summary: Mapping[str, Any]) -> dict[str, int | float]:
-    """Give the single numbers of a summary: vLLM's words, our own, a cluster's as a whole."""
-    own = summary["headway"]
-    cluster = own.get("cluster", {})
-    links = {f"kv_transfer_{key}": value for key, value in cluster.get("kv_transfer", {}).items()}
-    values = {**summary, **own, **cluster, **links}
-    return {key: value for key, value in values.items() if isinstance(value, int | float)}
-
-
-def encode_comparison(points: Sequence[Point], results: "Sequence[Result]") -> bytes:
-    """Give the runs as CSV: a row for each, what was varied, then the numbers of its summary."""
-    rows = []
-    for point, result in zip(points, results, strict=True):
-        rows.append({"run": point.folder, **point.varied, **numbers(result.summary())})
-    columns = dict.fromkeys(key for row in rows for key in row)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()

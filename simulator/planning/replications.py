@@ -1,9 +1,5 @@
 """One scenario or several, run K times with other requests and other errors of the cost model."""
 
-import csv
-import io
-import os
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,10 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.costs.noise import Noise
-from simulator.planning.intervals import Numbers
-from simulator.planning.points import Point, numbers
-from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.util.workers import Died, each, use_backend
+from simulator.planning.runs import Numbers, numbers, run_each, warn_once
+from simulator.util.errors import HeadwayError
+from simulator.util.workers import use_backend
 
 if TYPE_CHECKING:
     from simulator.scenario.scenario import Scenario
@@ -24,12 +19,12 @@ STREAM = 0x4E9  # of the seeds of replications
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Replication:
     """One run: a scenario, which already has the replication's seed, and what is cut off."""
 
     scenario: "Scenario"
-    warmup: float = 0.0
-    cooldown: float = 0.0
+    warmup: float
+    cooldown: float
 
 
 def seeds(seed: int, count: int) -> list[int]:
@@ -64,58 +59,28 @@ def replicate(
     HeadwayError where a run fails.
     """
     work = [
-        Job(scenario.model_copy(update={"seed": seed}), warmup, cooldown)
+        Replication(scenario.model_copy(update={"seed": seed}), warmup, cooldown)
         for scenario in scenarios
         for seed in seeds(scenario.seed, count)
     ]
     found: dict[int, Numbers] = {}
-    told: dict[str, None] = {}
+    warned: set[str] = set()
     with use_backend("loky", jobs):
-        for index, outcome in each(run_job, work, jobs):
-            if isinstance(outcome, Died):
-                raise HeadwayError(outcome.reason)
-            found[index], warned = outcome
-            told |= dict.fromkeys(warned)
+        for index, outcome in run_each(_measure, work, jobs):
+            if outcome.errors:
+                raise HeadwayError(outcome.errors)
+            found[index] = outcome.numbers
+            warned.update(outcome.warned)
             if progress is not None:
                 progress(len(found), len(work))
-    for message in sorted(told):
-        warnings.warn(message, HeadwayWarning, stacklevel=2)
+    warn_once(sorted(warned), set())
     return [[found[k * count + j] for j in range(count)] for k in range(len(scenarios))]
 
 
-def run_job(job: Job) -> tuple[Numbers, list[str]]:
-    """Run one replication in a worker; return its numbers and what it warned of."""
+def _measure(replication: Replication) -> Numbers:
+    """Make one run, in a worker."""
     from simulator.simulation.run import run
 
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", HeadwayWarning)
-        try:
-            result = run(job.scenario, noise=Noise.drawn(job.scenario.seed))
-            result.warmup, result.cooldown = job.warmup, job.cooldown
-            row = numbers(result.summary())
-        except ValueError as error:  # `field: what is wrong`
-            raise HeadwayError(str(error).split("\n")) from None
-    return row, [str(w.message) for w in caught if issubclass(w.category, HeadwayWarning)]
-
-
-def encode_runs(points: Sequence[Point], runs: Sequence[Sequence[Numbers]]) -> bytes:
-    """Give every run as CSV: which point, what was varied, which replication, its numbers."""
-    rows = [
-        {"run": point.folder, **point.varied, "replication": k, **row}
-        for point, same in zip(points, runs, strict=True)
-        for k, row in enumerate(same)
-    ]
-    if len(points) == 1:
-        rows = [{key: value for key, value in row.items() if key != "run"} for row in rows]
-    return encode_csv(rows)
-
-
-def encode_csv(rows: "Sequence[dict[str, object]]") -> bytes:
-    """Give rows as CSV; a cell that a row lacks stays empty."""
-    names = dict.fromkeys(key for row in rows for key in row)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
+    result = run(replication.scenario, noise=Noise.drawn(replication.scenario.seed))
+    result.warmup, result.cooldown = replication.warmup, replication.cooldown
+    return numbers(result.summary())

@@ -6,13 +6,16 @@ workers, and none knows how its runs are made.
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from math import inf, isfinite, sqrt
 
-from simulator.planning.intervals import CONFIDENCE, Estimate, Numbers, estimate
+from simulator.planning.intervals import CONFIDENCE, Estimate, estimate
+from simulator.planning.runs import Numbers
 from simulator.planning.service_levels import Slo
 
-Wish = tuple[float, int]  # where to run (a rate, a number of replicas), which replication
-Search = Generator[list[Wish], list[Numbers], "Answer"]
+Wanted = tuple[float, int]
+"""A run: where (a rate, a number of replicas), and which replication."""
+Search = Generator[list[Wanted], list[Numbers], "Answer"]
 
 DOUBLINGS = 10  # of the first rate, or halvings, before a search gives up
 
@@ -26,9 +29,9 @@ class Trial:
     ok: bool = False
     sure: bool = True  # the confidence interval decided it, not the mean alone
 
-    def miss(self, slos: Sequence[Slo]) -> float:
+    def violation(self, slos: Sequence[Slo]) -> float:
         """Say how far the worst metric is from its bound, relative to it."""
-        return max(slo.miss(interval(self.runs, slo.metric).mean) for slo in slos)
+        return max(slo.violation(interval(self.runs, slo.metric).mean) for slo in slos)
 
 
 @dataclass(slots=True)
@@ -47,11 +50,11 @@ class Answer:
         if self.best is None:
             return None, None
         sure = [trial for trial in self.trials if trial.sure]
-        fewer = [t.at for t in sure if not t.ok]
+        fail = [t.at for t in sure if not t.ok]
         rising = any(t.at < self.best.at for t in self.trials if not t.ok)
-        good = [t.at for t in sure if t.ok]
+        hold = [t.at for t in sure if t.ok]
         pick = (min, max) if rising else (max, min)
-        return pick[0](good, default=None), pick[1](fewer, default=None)
+        return pick[0](hold, default=None), pick[1](fail, default=None)
 
 
 @dataclass(slots=True, frozen=True)
@@ -67,10 +70,7 @@ class Rules:
 
 def interval(runs: Sequence[Numbers], metric: str, confidence: float = CONFIDENCE) -> Estimate:
     """Estimate a metric over independent runs; of a single one the interval is infinite."""
-    values = [float(run[metric]) for run in runs]
-    if len(values) == 1:
-        return Estimate(values[0], 0.0, 1, inf, inf)
-    return estimate(values, confidence)
+    return estimate([float(run[metric]) for run in runs], confidence)
 
 
 def verdict(runs: Sequence[Numbers], rules: Rules) -> bool | None:
@@ -79,7 +79,7 @@ def verdict(runs: Sequence[Numbers], rules: Rules) -> bool | None:
     for slo in rules.slos:
         found = interval(runs, slo.metric, rules.confidence)
         low, high = found.interval
-        if not isfinite(found.half):
+        if not isfinite(found.half_width):
             low = high = found.mean  # a single run has no interval: its value decides
         best, worst = (low, high) if slo.at_most else (high, low)
         if not slo.met(best):
@@ -88,9 +88,9 @@ def verdict(runs: Sequence[Numbers], rules: Rules) -> bool | None:
     return None if unsure else True
 
 
-def look(
+def evaluate(
     at: float, rules: Rules, trials: list[Trial]
-) -> Generator[list[Wish], list[Numbers], Trial]:
+) -> Generator[list[Wanted], list[Numbers], Trial]:
     """Run one place, with as many replications as its verdict needs."""
     trial = Trial(at)
     trials.append(trial)
@@ -98,17 +98,15 @@ def look(
     while True:
         have = len(trial.runs)
         trial.runs += yield [(at, k) for k in range(have, wanted)]
-        told = verdict(trial.runs, rules)
-        if told is not None or wanted >= rules.most_replications:
+        kept = verdict(trial.runs, rules)
+        if kept is not None or wanted >= rules.most_replications:
             break
         wanted = min(2 * wanted, rules.most_replications)
-    trial.sure = told is not None
-    trial.ok = told if told is not None else _by_means(trial.runs, rules)
+    trial.sure = kept is not None
+    if kept is None:
+        kept = all(slo.met(interval(trial.runs, slo.metric).mean) for slo in rules.slos)
+    trial.ok = kept
     return trial
-
-
-def _by_means(runs: Sequence[Numbers], rules: Rules) -> bool:
-    return all(slo.met(interval(runs, slo.metric).mean) for slo in rules.slos)
 
 
 def largest_rate(start: float, rules: Rules) -> Search:
@@ -117,24 +115,22 @@ def largest_rate(start: float, rules: Rules) -> Search:
     It ends when the lowest rate that fails is within the tolerance of the highest that holds.
     """
     trials: list[Trial] = []
-    trial = yield from look(start, rules, trials)
-    best, low, high = (trial, start, inf) if trial.ok else (None, 0.0, start)
-    for _ in range(DOUBLINGS):
+    best: Trial | None = None
+    at, low, high = start, 0.0, inf
+    while True:
+        trial = yield from evaluate(at, rules, trials)
+        if trial.ok:
+            best, low = trial, at
+        else:
+            high = at
         if low and isfinite(high):
+            if high <= low * (1 + rules.tolerance):
+                break
+            at = sqrt(low * high)
+        elif len(trials) > DOUBLINGS:
             break
-        at = low * 2 if low else high / 2
-        trial = yield from look(at, rules, trials)
-        if trial.ok:
-            best, low = trial, at
         else:
-            high = at
-    while best is not None and isfinite(high) and high > low * (1 + rules.tolerance):
-        at = sqrt(low * high)
-        trial = yield from look(at, rules, trials)
-        if trial.ok:
-            best, low = trial, at
-        else:
-            high = at
+            at = low * 2 if low else high / 2
     return Answer(best, trials)
 
 
@@ -147,7 +143,7 @@ def fewest(low: int, high: int, rules: Rules) -> Search:
     bad, at = low - 1, low
     best: Trial | None = None
     while best is None:
-        trial = yield from look(at, rules, trials)
+        trial = yield from evaluate(at, rules, trials)
         if trial.ok:
             best = trial
         elif at == high:
@@ -156,7 +152,7 @@ def fewest(low: int, high: int, rules: Rules) -> Search:
             bad, at = at, min(max(2 * at, 1), high)
     while best.at - bad > 1:
         at = (bad + int(best.at)) // 2
-        trial = yield from look(at, rules, trials)
+        trial = yield from evaluate(at, rules, trials)
         if trial.ok:
             best = trial
         else:
@@ -167,7 +163,7 @@ def fewest(low: int, high: int, rules: Rules) -> Search:
 def holds(rules: Rules) -> Search:
     """Find out whether the bounds are kept as things are (at 1.0 times the load)."""
     trials: list[Trial] = []
-    trial = yield from look(1.0, rules, trials)
+    trial = yield from evaluate(1.0, rules, trials)
     return Answer(trial if trial.ok else None, trials)
 
 
@@ -179,7 +175,6 @@ def not_monotone(trials: Sequence[Trial], rising: bool) -> list[tuple[Trial, Tri
     sure = sorted((trial for trial in trials if trial.sure), key=lambda trial: trial.at)
     return [
         (a, b)
-        for k, a in enumerate(sure)
-        for b in sure[k + 1 :]
+        for a, b in combinations(sure, 2)
         if a.at < b.at and (a.ok and not b.ok if rising else b.ok and not a.ok)
     ]

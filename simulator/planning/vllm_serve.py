@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from simulator.scenario.engine_config import EngineConfig
     from simulator.scenario.scenario import Scenario
 
-PLAIN = (
+VALUES = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "block_size",
@@ -25,10 +25,10 @@ PLAIN = (
     "api_server_count",
     "long_prefill_token_threshold",
 )
-SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")
+FLAGS = ("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")
 VLLM_POLICIES = ("fcfs", "priority")
-SAID = (
-    *(*PLAIN, *SWITCHES, "name", "version", "scheduling_policy", "allocation", "preemption_mode"),
+COVERED = (
+    *(*VALUES, *FLAGS, "name", "version", "scheduling_policy", "allocation", "preemption_mode"),
     "disable_hybrid_kv_cache_manager",  # vLLM's default is as good
 )
 """Keys that the command has, or a comment of its own; others are told to be missing."""
@@ -46,22 +46,22 @@ def serve_command(scenario: "Scenario") -> str:
     if cluster is None:
         return "\n".join([*lines, *_command(scenario.model, scenario.engine), ""])
     for name, kind in cluster.kinds.items():
-        own, most = scenario.of_group(name), cluster.most(name)
+        group, most = scenario.of_group(name), cluster.most(name)
         if not most:
             continue
         if most > 1 or len(cluster.kinds) > 1:
             count = f"{kind.replicas}" if most == kind.replicas else f"up to {most}"
-            lines.append(f"# {name}: {count}, each on {own.gpu.count} {own.gpu.name}")
+            lines.append(f"# {name}: {count}, each on {group.gpu.count} {group.gpu.name}")
         more = []
         if kind.kv_role is not None:
             config = {"kv_connector": "NixlConnector", "kv_role": kind.kv_role}
             more = ["--kv-transfer-config", json.dumps(config)]
-        lines += _command(scenario.model, own.engine, *more)
+        lines += _command(scenario.model, group.engine, *more)
     return "\n".join([*lines, ""])
 
 
 def _command(model: str, engine: "EngineConfig", *more: str) -> list[str]:
-    """Write the command of one engine after what is to be said of it."""
+    """Write the command of one engine after comments on what it cannot have."""
     lines = []
     policy = engine.scheduling_policy
     name = policy if isinstance(policy, str) else policy["policy"]
@@ -75,14 +75,14 @@ def _command(model: str, engine: "EngineConfig", *more: str) -> list[str]:
     if engine.preemption_mode != "recompute":
         lines.append(f"# vLLM V1 preempts by recomputation, not by {engine.preemption_mode}")
     for key, field in type(engine).model_fields.items():
-        if key not in SAID and (value := getattr(engine, key)) != field.default:
-            told = value.model_dump(exclude_defaults=True) if isinstance(value, Config) else value
-            lines.append(f"# not in this command: {key} {told}")
-    for key in PLAIN:
+        if key not in COVERED and (value := getattr(engine, key)) != field.default:
+            plain = value.model_dump(exclude_defaults=True) if isinstance(value, Config) else value
+            lines.append(f"# not in this command: {key} {plain}")
+    for key in VALUES:
         value = getattr(engine, key)
         default = type(engine).model_fields[key].default
-        if value is not None and (value != default or key in PLAIN[:2]):
+        if value is not None and (value != default or key in VALUES[:2]):
             words += [f"--{key.replace('_', '-')}", f"{value}"]
-    for key in SWITCHES:
+    for key in FLAGS:
         words.append(f"--{'' if getattr(engine, key) else 'no-'}{key.replace('_', '-')}")
     return [*lines, shlex.join([*words, *more])]

@@ -306,7 +306,7 @@ def test_without_stdout_nothing_is_printed(folder):
     assert names(folder / "out" / "small") == FILES
 
 
-@pytest.mark.parametrize("module", ["simulator.cli.main", "cyclopts", "simulator.cli.console"])
+@pytest.mark.parametrize("module", ["simulator.cli.main", "cyclopts", "simulator.cli.interrupts"])
 def test_an_interrupt_of_the_imports_is_told_too(monkeypatch, capsys, module):
     """The command's door is open before the command line is there."""
 

@@ -10,7 +10,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.cli.plan import plan
+from simulator import plan
 from simulator.cluster.config import FailuresConfig, OutageConfig
 from simulator.cluster.fleet import Fleet
 from simulator.cluster.load_balancer import Balancer

@@ -12,11 +12,14 @@ def test_intervals_by_hand():
     """Of 1, 2, 3: sd 1, t(0.975, 2) = 4.302653."""
     found = estimate([1.0, 2.0, 3.0])
     assert (found.mean, found.sd, found.count) == (2.0, 1.0, 3)
-    assert found.half == pytest.approx(4.302653 / sqrt(3), rel=1e-6)
-    assert found.spread == pytest.approx(4.302653 * sqrt(4 / 3), rel=1e-6)
-    assert found.interval == (2.0 - found.half, 2.0 + found.half)
-    assert found.one_run == (2.0 - found.spread, 2.0 + found.spread)
-    assert estimate([0.1, 0.1]).half == estimate([0.1, 0.1]).sd == 0.0
+    assert found.half_width == pytest.approx(4.302653 / sqrt(3), rel=1e-6)
+    assert found.prediction_half_width == pytest.approx(4.302653 * sqrt(4 / 3), rel=1e-6)
+    assert found.interval == (2.0 - found.half_width, 2.0 + found.half_width)
+    assert found.prediction_interval == (
+        2.0 - found.prediction_half_width,
+        2.0 + found.prediction_half_width,
+    )
+    assert estimate([0.1, 0.1]).half_width == estimate([0.1, 0.1]).sd == 0.0
 
 
 def test_paired_differences_by_hand():
@@ -42,7 +45,7 @@ def test_intervals_cover_as_often_as_they_say():
     found = [estimate(row[:6].tolist()) for row in runs]
     means = np.mean([e.interval[0] <= 5.0 <= e.interval[1] for e in found])
     pairs = zip(found, runs[:, 6], strict=True)
-    single = np.mean([e.one_run[0] <= x <= e.one_run[1] for e, x in pairs])
+    single = np.mean([e.prediction_interval[0] <= x <= e.prediction_interval[1] for e, x in pairs])
     assert abs(means - 0.95) < 0.015
     assert abs(single - 0.95) < 0.015
 

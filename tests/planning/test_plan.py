@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from simulator import load_scenario, plan, run
 from simulator.cli.main import main
-from simulator.planning.plan import Question, has_chance
-from simulator.planning.plan_files import _strain
+from simulator.planning.plan_report import bound_ratio
+from simulator.planning.question import Question, is_random
 from simulator.planning.search import (
     Answer,
     Rules,
@@ -109,8 +109,10 @@ def test_the_interval_is_students():
     runs = [{"x": value} for value in (1.0, 2.0, 3.0)]
     found = interval(runs, "x", 0.95)
     assert found.mean == 2.0
-    assert found.half == pytest.approx(4.302652729911275 / 3**0.5)  # t(0.975, 2) * 1 / sqrt(3)
-    assert interval(runs[:1] * 4, "x").half == 0.0
+    assert found.half_width == pytest.approx(
+        4.302652729911275 / 3**0.5
+    )  # t(0.975, 2) * 1 / sqrt(3)
+    assert interval(runs[:1] * 4, "x").half_width == 0.0
 
 
 def test_the_verdict_is_open_while_the_interval_holds_the_bound():
@@ -315,9 +317,9 @@ def test_a_trace_is_run_once_unless_a_seed_makes_a_difference(tmp_path: Path):
         "predictor={kind: noisy, sigma: 1}",
         "engine.speculative_config={num_speculative_tokens: 1, acceptance: 0.5}",
     ):
-        assert has_chance(load_scenario(path, [more]))
-    assert not has_chance(load_scenario(path, ["cluster.failures={outages: []}"]))
-    assert not has_chance(load_scenario(path, ["cluster=null"]))
+        assert is_random(load_scenario(path, [more]))
+    assert not is_random(load_scenario(path, ["cluster.failures={outages: []}"]))
+    assert not is_random(load_scenario(path, ["cluster=null"]))
 
 
 def test_none_may_be_the_fewest(tmp_path: Path):
@@ -378,7 +380,7 @@ def test_a_share_is_as_near_to_its_bound_as_what_is_missed_to_what_may_be():
     question = Question(Path(), (), 0, Rules([parse_slo("goodput>=0.99"), SLO]), "seed")
     for goodput, ttft, strain in ((0.0, 90.0, 100.0), (0.98, 0.0, 2.0), (1.0, 90.0, 0.9)):
         trial = Trial(1.0, [{"goodput": goodput, "p99_ttft_ms": ttft}])
-        assert _strain(trial, question) == pytest.approx(strain)
+        assert bound_ratio(trial, question) == pytest.approx(strain)
 
 
 def test_any_percentile_can_be_bounded(scenario: Path):

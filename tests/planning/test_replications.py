@@ -75,8 +75,10 @@ def test_common_random_numbers_narrow_the_difference(write):
     first, other = replicate([point.scenario for point in points], 10, jobs=2)
     ttft = [np.array([row["mean_ttft_ms"] for row in same]) for same in (first, other)]
     pairs = estimate((ttft[1] - ttft[0]).tolist())
-    apart = np.sqrt(estimate(ttft[0].tolist()).half ** 2 + estimate(ttft[1].tolist()).half ** 2)
-    assert 0 < pairs.half < apart / 2
+    apart = np.sqrt(
+        estimate(ttft[0].tolist()).half_width ** 2 + estimate(ttft[1].tolist()).half_width ** 2
+    )
+    assert 0 < pairs.half_width < apart / 2
     prompts = [[row["total_input_tokens"] for row in same] for same in (first, other)]
     assert prompts[0] == prompts[1]
 
@@ -97,7 +99,7 @@ def test_run_command(write, tmp_path, capsys):
     metric = told["metrics"]["mean_ttft_ms"]
     assert metric["mean"] == pytest.approx(found.mean)
     assert metric["mean_interval"] == pytest.approx([*found.interval])
-    assert metric["one_run_interval"] == pytest.approx([*found.one_run])
+    assert metric["one_run_interval"] == pytest.approx([*found.prediction_interval])
     assert "small, 4 replications" in capsys.readouterr().out
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from simulator import load_scenario, sweep
 from simulator.cli.main import main
-from simulator.planning.points import numbers
-from simulator.planning.sweep import plan_points, read_journal, sweep_points
+from simulator.planning.runs import numbers
+from simulator.planning.sweep import load_sweep_points, read_journal, run_sweep
 from simulator.scenario.sweep_config import SpreadConfig
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
@@ -60,12 +60,12 @@ def test_a_row_has_the_varied_keys_then_the_numbers_of_the_runs_own_summary(smal
 
 @pytest.mark.filterwarnings("ignore")
 def test_every_backend_gives_the_same_bytes(small: Path):
-    points = plan_points(small, [("engine.max_num_seqs", ["1", "2", "4"])])
+    points = load_sweep_points(small, [("engine.max_num_seqs", ["1", "2", "4"])])
     texts = set()
     for name in ("loky", "dask", "ray"):
         pytest.importorskip({"dask": "distributed", "loky": "joblib"}.get(name, name))
         out = small.parent / name
-        sweep_points(points, out, jobs=2, backend=name)
+        run_sweep(points, out, jobs=2, backend=name)
         texts.add((out / "results.csv").read_bytes())
     assert len(texts) == 1
 
@@ -79,7 +79,7 @@ sweep:
   points: [{seed: 1, workload.num_prompts: 5}, {seed: 2, workload.num_prompts: 6}]
 """
     )
-    points = plan_points(small, [("workload.output_len", ["3"])])
+    points = load_sweep_points(small, [("workload.output_len", ["3"])])
     assert [point.varied for point in points] == [
         {
             "engine.max_num_seqs": seats,
@@ -108,8 +108,8 @@ sweep:
       engine.scheduling_policy: {choice: [fcfs, sjf]}
 """
     )
-    points = plan_points(small)
-    assert [p.varied for p in points] == [p.varied for p in plan_points(small)]
+    points = load_sweep_points(small)
+    assert [p.varied for p in points] == [p.varied for p in load_sweep_points(small)]
     seats = [int(p.varied["engine.max_num_seqs"]) for p in points]
     rates = [float(p.varied["workload.request_rate"]) for p in points]
     assert 1 <= min(seats) < 8 < max(seats) <= 64  # half of them below 8 on a log scale
@@ -117,7 +117,7 @@ sweep:
     assert 2 < max(rates) <= 2.5
     assert {p.varied["engine.scheduling_policy"] for p in points} == {"fcfs", "sjf"}
     assert len({p.varied["workload.request_rate"] for p in points}) == 30
-    other = plan_points(small, seed=1)
+    other = load_sweep_points(small, seed=1)
     assert [p.varied for p in other] != [p.varied for p in points]
 
 
@@ -159,20 +159,20 @@ def test_a_point_that_contradicts_itself_is_a_row_too(small: Path):
 
 def test_what_is_done_is_not_run_again(small: Path, monkeypatch: pytest.MonkeyPatch):
     out = small.parent / "out"
-    points = plan_points(small, [("engine.max_num_seqs", ["1", "2", "4"])])
-    sweep_points(points[:2], out, jobs=2)
+    points = load_sweep_points(small, [("engine.max_num_seqs", ["1", "2", "4"])])
+    run_sweep(points[:2], out, jobs=2)
     seen: list[int] = []
 
     def watched(function, items, jobs=None):
         seen.extend(item.engine.max_num_seqs for item in items)
         return ((k, function(item)) for k, item in enumerate(items))
 
-    monkeypatch.setattr("simulator.planning.sweep.each", watched)
-    rows = sweep_points(points, out)
+    monkeypatch.setattr("simulator.planning.runs.each", watched)
+    rows = run_sweep(points, out)
     assert seen == [4]
     assert [row["completed"] for row in rows] == [20, 20, 20]
     small.write_text(SMALL.replace("input_len: 20", "input_len: 21"))
-    sweep_points(plan_points(small, [("engine.max_num_seqs", ["1"])]), out)
+    run_sweep(load_sweep_points(small, [("engine.max_num_seqs", ["1"])]), out)
     assert seen == [4, 1]  # another scenario is another point
 
 
@@ -250,7 +250,7 @@ def test_a_wrong_command_is_one_clear_error(
 def test_a_wrong_block_names_its_key(small: Path, block: str, message: str):
     small.write_text(SMALL + f"sweep: {block}\n")
     with pytest.raises(HeadwayError, match=message.replace("?", r"\?")) as told:
-        plan_points(small)
+        load_sweep_points(small)
     assert len(told.value.messages) == 1
 
 
@@ -259,19 +259,19 @@ def test_points_may_put_a_scenario_right_and_without_any_it_says_what_is_wrong(s
     text = SMALL.replace("A100-80GB}", "A100-80GB, count: 2}")
     small.write_text(text)
     with pytest.raises(HeadwayError, match=r"gpu.count: must equal engine.tensor_parallel_size"):
-        plan_points(small)
+        load_sweep_points(small)
     small.write_text(text + "sweep: {grid: {engine.tensor_parallel_size: [1, 2]}}\n")
     for more in ((), [("seed", ["3"])]):
-        wrong, right = plan_points(small, more)
+        wrong, right = load_sweep_points(small, more)
         assert "gpu.count: must equal engine.tensor_parallel_size (1), not 2" in wrong.error
         assert right.scenario.engine.tensor_parallel_size == 2
 
 
 def test_a_damaged_journal_is_told_by_its_line(small: Path):
     out = small.parent / "out"
-    points = plan_points(small, [("seed", ["1"])])
-    sweep_points(points, out, jobs=1)
+    points = load_sweep_points(small, [("seed", ["1"])])
+    run_sweep(points, out, jobs=1)
     journal = out / "points.jsonl"
     journal.write_text("what?\n" + journal.read_text())
     with pytest.raises(HeadwayError, match=r"points.jsonl:1: is no line of a sweep"):
-        sweep_points(points, out, jobs=1)
+        run_sweep(points, out, jobs=1)

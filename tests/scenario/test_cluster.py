@@ -5,8 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from simulator.cli.plan import plan
-from simulator.planning.sweep import sweep
+from simulator import plan, sweep
 from simulator.scenario.load import load_scenario
 from simulator.simulation.result import Result
 from simulator.simulation.run import run

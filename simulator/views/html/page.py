@@ -4,15 +4,10 @@ import json
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from simulator.util.errors import HeadwayError
-from simulator.util.files import check_file, write_atomic
 from simulator.util.version import __version__
 from simulator.views.html.origin import profiles, scenarios
-from simulator.views.html.runs import Run, read_runs
+from simulator.views.html.runs import Run
 from simulator.views.html.series import charts
 from simulator.views.html.tables import (
     clients,
@@ -26,7 +21,6 @@ from simulator.views.html.tables import (
 from simulator.views.report import profiles_of
 
 ASSETS = Path(__file__).parent / "assets"
-MOST = 8  # runs: colours that people can tell apart
 
 ZOOM = "Drag to zoom, double-click to see all."
 OVER_TIME = (
@@ -38,29 +32,6 @@ OVER_TIME = (
     ("longest", "Longest step with decodes, ms", "What the unluckiest token waited for."),
 )
 LATENCY = (("ttft", "TTFT, ms"), ("tpot", "TPOT, ms"), ("e2el", "E2EL, ms"))
-
-
-def report(
-    folders: Annotated[
-        tuple[Path, ...],
-        Parameter(name="OUT_DIR", help="folder that `headway run` or `compare` wrote; several"),
-    ],
-    /,
-    *,
-    out: Annotated[Path, Parameter(help="file to write")] = Path("report.html"),
-) -> int:
-    """Write one self-contained HTML page about a run, or about several side by side."""
-    if not folders:
-        raise HeadwayError("OUT_DIR: is missing; for example headway report out/demo")
-    check_file("--out", out)
-    runs = read_runs(folders)
-    if len(runs) > MOST:
-        raise HeadwayError(f"{len(runs)} runs are too many for one page, which holds {MOST}")
-    text = page(runs).encode()
-    write_atomic(out, lambda file: file.write(text))
-    names = ", ".join(run.label for run in runs)
-    print(f"written to {out}: {names}; {len(text) / 1e6:.1f} MB, open it in a browser")
-    return 0
 
 
 def page(runs: Sequence[Run]) -> str:

@@ -1,21 +1,14 @@
 """Replications as text, files and a picture: means with intervals, paired differences."""
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from simulator.planning.intervals import (
-    Difference,
-    Estimate,
-    Numbers,
-    columns,
-    estimate,
-    holm,
-    paired,
-)
-from simulator.planning.points import Point
-from simulator.planning.replications import encode_csv
+from simulator.planning.intervals import Difference, Estimate, columns, estimate, holm, paired
+from simulator.planning.runs import Numbers, encode_csv
+from simulator.util.errors import HeadwayWarning
 from simulator.views.report import METRICS, Gauge
 from simulator.views.side_by_side import align
 
@@ -44,30 +37,10 @@ def estimates(runs: Sequence[Numbers]) -> dict[str, Estimate]:
     return {key: estimate(values) for key, values in columns(runs, [*BY_KEY]).items()}
 
 
-def run_intervals(name: str, found: Mapping[str, Estimate]) -> str:
-    """Tabulate the replications of one scenario."""
-    count = next(iter(found.values())).count
-    rows = [(f"{name}, {count} replications", "mean", "95 % of the mean", "95 % of one run")]
-    rows += [
-        (BY_KEY[key].label, _number(e.mean), _range(e.interval), _range(e.one_run))
-        for key, e in found.items()
-    ]
-    return align(rows)
-
-
-def encode_intervals(found: Mapping[str, Estimate], about: Mapping[str, object]) -> bytes:
-    """Give the same as JSON."""
-    metrics = {
-        key: {
-            "mean": e.mean,
-            "sd": e.sd,
-            "mean_interval": [*e.interval],
-            "one_run_interval": [*e.one_run],
-        }
-        for key, e in found.items()
-    }
-    text = json.dumps({**about, "metrics": metrics}, indent=2, allow_nan=False)
-    return text.encode() + b"\n"
+def warn_constant(runs: Sequence[Sequence[Numbers]]) -> None:
+    """Warn where no replication differs from another."""
+    if not any(e.sd for same in runs for e in estimates(same).values()):
+        warnings.warn(CONSTANT, HeadwayWarning, stacklevel=2)
 
 
 def differences(runs: Sequence[Sequence[Numbers]]) -> list[list[Difference]]:
@@ -78,13 +51,27 @@ def differences(runs: Sequence[Sequence[Numbers]]) -> list[list[Difference]]:
         theirs = columns(other, TESTED)
         found.append([paired(key, first[key], theirs[key]) for key in first if key in theirs])
     adjusted = iter(holm([one.p for same in found for one in same]))
-    return [
-        [
-            Difference(one.metric, one.first, one.other, one.difference, one.p, next(adjusted))
-            for one in same
-        ]
-        for same in found
+    return [[replace(one, adjusted=next(adjusted)) for one in same] for same in found]
+
+
+def verdict(one: Difference) -> str:
+    """Give the mark of a difference."""
+    if not one.difference.mean and not one.difference.sd:
+        return "="
+    if not one.significant:
+        return "?"
+    return "+" if one.difference.mean * BY_KEY[one.metric].better > 0 else "-"
+
+
+def run_intervals(name: str, found: Mapping[str, Estimate]) -> str:
+    """Tabulate the replications of one scenario."""
+    count = next(iter(found.values())).count
+    rows = [(f"{name}, {count} replications", "mean", "95 % of the mean", "95 % of one run")]
+    rows += [
+        (BY_KEY[key].label, f"{e.mean:,.2f}", _range(e.interval), _range(e.prediction_interval))
+        for key, e in found.items()
     ]
+    return align(rows)
 
 
 def compare_intervals(labels: Sequence[str], found: Sequence[Sequence[Difference]]) -> str:
@@ -97,11 +84,11 @@ def compare_intervals(labels: Sequence[str], found: Sequence[Sequence[Difference
         rows += [
             (
                 BY_KEY[one.metric].label,
-                _number(one.first.mean),
-                _number(one.other.mean),
+                f"{one.first.mean:,.2f}",
+                f"{one.other.mean:,.2f}",
                 f"{one.difference.mean:+,.2f}",
                 _range(one.difference.interval, "+,.2f"),
-                f"{_p(one.adjusted)} {verdict(one)}",
+                ("<0.001" if one.adjusted < 0.001 else f"{one.adjusted:.3f}") + f" {verdict(one)}",
             )
             for one in same
         ]
@@ -113,48 +100,68 @@ def compare_intervals(labels: Sequence[str], found: Sequence[Sequence[Difference
     return "\n\n".join(blocks)
 
 
-def verdict(one: Difference) -> str:
-    """Give the mark of a difference."""
-    if not one.difference.mean and not one.difference.sd:
-        return "="
-    if not one.significant:
-        return "?"
-    return "+" if one.difference.mean * BY_KEY[one.metric].better > 0 else "-"
+def _range(pair: tuple[float, float], form: str = ",.2f") -> str:
+    return f"{pair[0]:{form}} to {pair[1]:{form}}"
+
+
+def encode_intervals(found: Mapping[str, Estimate], about: Mapping[str, object]) -> bytes:
+    """Give the estimates as JSON, after what they are `about`."""
+    metrics = {
+        key: {
+            "mean": e.mean,
+            "sd": e.sd,
+            "mean_interval": [*e.interval],
+            "one_run_interval": [*e.prediction_interval],
+        }
+        for key, e in found.items()
+    }
+    text = json.dumps({**about, "metrics": metrics}, indent=2, allow_nan=False)
+    return text.encode() + b"\n"
+
+
+def encode_replications(
+    origins: Sequence[Mapping[str, object]], runs: Sequence[Sequence[Numbers]]
+) -> bytes:
+    """Give every run as CSV: of what (cells that all of a scenario have), which one, its numbers.
+
+    Of a single scenario the name of the run is left out.
+    """
+    rows = [
+        {**origin, "replication": k, **numbers}
+        for origin, same in zip(origins, runs, strict=True)
+        for k, numbers in enumerate(same)
+    ]
+    if len(runs) == 1:
+        for row in rows:
+            row.pop("run", None)
+    return encode_csv(rows)
 
 
 def encode_differences(
-    points: Sequence[Point],
+    origins: Sequence[Mapping[str, object]],
     runs: Sequence[Sequence[Numbers]],
     found: Sequence[Sequence[Difference]],
 ) -> bytes:
     """Give a row for each run and metric as CSV; the first run has no difference."""
     rows: list[dict[str, object]] = []
-    for point, same, tested in zip(points, runs, [[], *found], strict=True):
+    for origin, same, tested in zip(origins, runs, [[], *found], strict=True):
         by_metric = {one.metric: one for one in tested}
-        for key, values in columns(same, [*BY_KEY]).items():
-            e = estimate(values)
-            row: dict[str, object] = {"run": point.folder, **point.varied, "metric": key}
-            row |= {"replications": e.count, "mean": e.mean, "sd": e.sd}
-            row |= {"low": e.interval[0], "high": e.interval[1]}
+        for key, e in estimates(same).items():
+            low, high = e.interval
+            row = {**origin, "metric": key, "replications": e.count, "mean": e.mean, "sd": e.sd}
+            row |= {"low": low, "high": high}
             if key in by_metric:
                 one = by_metric[key]
+                low, high = one.difference.interval
                 row |= {"difference": one.difference.mean}
-                row |= {"difference_low": one.difference.interval[0]}
-                row |= {"difference_high": one.difference.interval[1]}
+                row |= {"difference_low": low, "difference_high": high}
                 row |= {"p_value": one.p, "p_holm": one.adjusted, "verdict": verdict(one)}
             rows.append(row)
     return encode_csv(rows)
 
 
-def plot_intervals(labels: Sequence[str], runs: Sequence[Sequence[Numbers]], path: Path) -> Path:
-    """Draw the mean of each run with its interval, and that of one run thin, as a PNG."""
-    from simulator.figures.style import save
-
-    return save(draw_intervals(labels, runs), path)
-
-
 def draw_intervals(labels: Sequence[str], runs: Sequence[Sequence[Numbers]]) -> "Figure":
-    """Draw the picture of `plot_intervals` without writing it."""
+    """Draw the mean of each run with its interval, and that of one run thin."""
     from simulator.figures.style import grid, sheet
 
     shown = [key for key in DRAWN if all(key in columns(same, [key]) for same in runs)]
@@ -163,8 +170,9 @@ def draw_intervals(labels: Sequence[str], runs: Sequence[Sequence[Numbers]]) -> 
         for axes, key in zip(panels, shown, strict=False):
             for place, same in enumerate(runs):
                 e = estimate(columns(same, [key])[key])
-                axes.errorbar(e.mean, place, xerr=e.spread, color="0.7", capsize=2, linewidth=1)
-                axes.errorbar(e.mean, place, xerr=e.half, fmt="o", color="#0072B2", capsize=4)
+                prediction, mean = e.prediction_half_width, e.half_width
+                axes.errorbar(e.mean, place, xerr=prediction, color="0.7", capsize=2, linewidth=1)
+                axes.errorbar(e.mean, place, xerr=mean, fmt="o", color="#0072B2", capsize=4)
             axes.set_title(BY_KEY[key].label)
             axes.set_yticks(range(len(labels)), labels)
             axes.set_ylim(len(labels) - 0.5, -0.5)
@@ -175,15 +183,3 @@ def draw_intervals(labels: Sequence[str], runs: Sequence[Sequence[Numbers]]) -> 
             axes.set_visible(False)
         figure.supxlabel("blue: mean and its 95 % interval; grey: 95 % of single runs", fontsize=11)
     return figure
-
-
-def _number(value: float) -> str:
-    return f"{value:,.2f}"
-
-
-def _range(pair: tuple[float, float], form: str = ",.2f") -> str:
-    return f"{pair[0]:{form}} to {pair[1]:{form}}"
-
-
-def _p(value: float) -> str:
-    return "<0.001" if value < 0.001 else f"{value:.3f}"

@@ -1,0 +1,145 @@
+"""The verb `headway compare`: a scenario with keys varied, side by side."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from simulator.cli.interrupts import tell_interrupted_run
+from simulator.cli.options import (
+    Cooldown,
+    Format,
+    Overrides,
+    Quiet,
+    Replications,
+    ScenarioOrName,
+    Seed,
+    Stepwise,
+    Vary,
+    Warmup,
+    check_trim,
+)
+from simulator.cli.progress import run_progress, runs_progress
+
+if TYPE_CHECKING:
+    from simulator.planning.points import Alternative
+    from simulator.simulation.result import Result
+
+
+def compare(
+    scenario: ScenarioOrName,
+    /,
+    *,
+    vary: Vary,
+    set_: Overrides = None,
+    seed: Seed = None,
+    out: Annotated[
+        Path | None,
+        Parameter(help="folder for the files [default: out/NAME-compare]", show_default=False),
+    ] = None,
+    stepwise: Stepwise = False,
+    format: Format = "csv",
+    quiet: Quiet = False,
+    replications: Replications = None,
+    warmup: Warmup = 0.0,
+    cooldown: Cooldown = 0.0,
+) -> int:
+    """Simulate a scenario with some keys varied, side by side."""
+    from simulator.planning.points import expand
+    from simulator.simulation.run import run
+    from simulator.simulation.write import check_folder
+
+    alternatives = expand(scenario, vary or (), set_ or (), seed)
+    name = alternatives[0].scenario.name
+    folder = check_folder(out or Path("out") / f"{name}-compare", format)
+    trim = check_trim(warmup, cooldown)
+    if replications is not None:
+        return _compare_replications(alternatives, folder, replications, trim, quiet)
+    results = []
+    for k, alternative in enumerate(alternatives, 1):
+        label = f"{k}/{len(alternatives)} {alternative.label}"
+        with run_progress(label, quiet) as progress:
+            result = run(alternative.scenario, stepwise=stepwise, progress=progress)
+        result.warmup, result.cooldown = trim
+        if result.interrupted:
+            return tell_interrupted_run(result)
+        results.append(result)
+    _write_runs(alternatives, results, folder, format, quiet)
+    return 0
+
+
+def _write_runs(
+    alternatives: "Sequence[Alternative]",
+    results: "Sequence[Result]",
+    folder: Path,
+    format: str,
+    quiet: bool,
+) -> None:
+    """Write every run, the table and the plot; print the table."""
+    from simulator.figures.compare import plot_compare
+    from simulator.figures.compare_many import plot_many
+    from simulator.figures.style import COLORS
+    from simulator.planning.runs import encode_csv, numbers
+    from simulator.simulation.write import write_run
+    from simulator.util.files import write_atomic
+    from simulator.views.side_by_side import compare_table
+
+    rows = []
+    for alternative, result in zip(alternatives, results, strict=True):
+        write_run(result, folder / alternative.folder, format)
+        rows.append({**_origin(alternative), **numbers(result.summary())})
+    write_atomic(folder / "comparison.csv", lambda file: file.write(encode_csv(rows)))
+    labels = [alternative.label for alternative in alternatives]
+    plot = plot_many if len(results) > len(COLORS) else plot_compare
+    plot(labels, results, folder / "comparison.png")
+    if not quiet:
+        print(compare_table(labels, [result.summary() for result in results]))
+        print(f"written to {folder}: comparison.csv, comparison.png, each run's folder", flush=True)
+
+
+def _compare_replications(
+    alternatives: "Sequence[Alternative]",
+    folder: Path,
+    count: int,
+    trim: tuple[float, float],
+    quiet: bool,
+) -> int:
+    """Run every alternative so many times under common random numbers; tell their differences."""
+    from simulator.figures.style import save
+    from simulator.planning.replication_report import (
+        compare_intervals,
+        differences,
+        draw_intervals,
+        encode_differences,
+        encode_replications,
+        warn_constant,
+    )
+    from simulator.planning.replications import check_count, replicate
+    from simulator.util.files import write_together
+
+    check_count(count, [*alternatives[0].varied])
+    scenarios = [alternative.scenario for alternative in alternatives]
+    with runs_progress("runs", quiet) as progress:
+        runs = replicate(scenarios, count, warmup=trim[0], cooldown=trim[1], progress=progress)
+    warn_constant(runs)
+    found = differences(runs)
+    origins = [_origin(alternative) for alternative in alternatives]
+    write_together(
+        folder,
+        {
+            "comparison.csv": lambda file: file.write(encode_differences(origins, runs, found)),
+            "replications.csv": lambda file: file.write(encode_replications(origins, runs)),
+        },
+    )
+    labels = [alternative.label for alternative in alternatives]
+    save(draw_intervals(labels, runs), folder / "comparison.png")
+    if not quiet:
+        print(compare_intervals(labels, found))
+        print(f"written to {folder}: comparison.csv, replications.csv, comparison.png", flush=True)
+    return 0
+
+
+def _origin(alternative: "Alternative") -> dict[str, object]:
+    """Give the first cells of an alternative's rows."""
+    return {"run": alternative.folder, **alternative.varied}

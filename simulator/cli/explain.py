@@ -1,0 +1,18 @@
+"""The verb `headway explain`: one request's story."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+
+def explain(
+    folder: Annotated[Path, Parameter(name="OUT_DIR", help="folder that `headway run` wrote")],
+    request: Annotated[int, Parameter(name="REQUEST_ID", help="id of requests.csv, from 0")],
+    /,
+) -> int:
+    """Tell one request's story in words: where its time went, and why."""
+    from simulator.diagnosis.explain import explain as tell
+
+    print(tell(folder, request))
+    return 0

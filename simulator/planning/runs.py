@@ -1,0 +1,88 @@
+"""Many runs on workers: the numbers of each, or why it failed, and what it warned of."""
+
+import csv
+import io
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.workers import Died, each
+
+T = TypeVar("T")
+
+Numbers = Mapping[str, float]
+"""What a run has measured, by name."""
+
+
+@dataclass(slots=True, frozen=True)
+class Outcome:
+    """What came of a run."""
+
+    numbers: Numbers
+    errors: Sequence[str] = ()  # why there are no numbers
+    warned: Sequence[str] = ()
+
+    @property
+    def error(self) -> str:
+        """Why there are no numbers, in one line."""
+        return "; ".join(self.errors)
+
+
+def run_each(
+    measure: Callable[[T], Numbers], tasks: Sequence[T], jobs: int | None
+) -> Iterator[tuple[int, Outcome]]:
+    """Call `measure` with every task on workers; yield (index, outcome) as they get done.
+
+    Whatever it raises is an outcome too: one bad run ends no other.
+    """
+    for index, outcome in each(partial(_outcome, measure), tasks, jobs):
+        yield index, Outcome({}, [outcome.reason]) if isinstance(outcome, Died) else outcome
+
+
+def _outcome(measure: Callable[[T], Numbers], task: T) -> Outcome:
+    """Make one run, in a worker."""
+    numbers: Numbers = {}
+    errors: Sequence[str] = ()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", HeadwayWarning)
+        try:
+            numbers = measure(task)
+        except HeadwayError as error:
+            errors = error.messages
+        except Exception as error:
+            errors = [f"{type(error).__name__}: {' '.join(str(error).split())}"]
+    warned = [str(w.message) for w in caught if issubclass(w.category, HeadwayWarning)]
+    return Outcome(numbers, errors, warned)
+
+
+def warn_once(messages: Iterable[str], told: set[str]) -> None:
+    """Pass on what workers warned of, unless it has been told."""
+    for message in messages:
+        if message not in told:
+            told.add(message)
+            warnings.warn(message, HeadwayWarning, stacklevel=3)
+
+
+def numbers(summary: Mapping[str, Any]) -> dict[str, int | float]:
+    """Give the single numbers of a summary: vLLM's words, our own, a cluster's as a whole."""
+    own = summary["headway"]
+    cluster = own.get("cluster", {})
+    links = {f"kv_transfer_{key}": value for key, value in cluster.get("kv_transfer", {}).items()}
+    values = {**summary, **own, **cluster, **links}
+    return {key: value for key, value in values.items() if isinstance(value, int | float)}
+
+
+def encode_csv(rows: Sequence[Mapping[str, object]], columns: Iterable[str] = ()) -> bytes:
+    """Give rows as CSV, in the order of `columns` and then of the rows' further keys.
+
+    A cell that a row lacks stays empty. Python writes each float with the digits that tell it.
+    """
+    names = dict.fromkeys([*columns, *(key for row in rows for key in row)])
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
