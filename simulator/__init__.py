@@ -47,6 +47,6 @@ FormerNames(
         "request": "core.request",
         "scenario_page": "scenario.reference_page",
         "scheduler": "schedulers.vllm.scheduler",
-        "traces": "workload.traces.read",
+        "traces": "workload.traces",
     },
 )

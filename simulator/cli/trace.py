@@ -21,7 +21,8 @@ def describe(
     ] = None,
 ) -> int:
     """Tell how many requests, how fast, how bursty, how long."""
-    from simulator.workload.traces.read import describe_text, detect_format
+    from simulator.workload.describe import describe_text
+    from simulator.workload.traces import detect_format
 
     workload = _read(file, format)
     scenario = file.suffix in {".yaml", ".yml"}
@@ -41,7 +42,7 @@ def convert(
 ) -> int:
     """Write a workload as Mooncake JSONL, which other tools read too; the folder must be there."""
     from simulator.util.files import check_target
-    from simulator.workload.traces.read import write_mooncake
+    from simulator.workload.traces import write_mooncake
 
     check_target(source, target)
     workload = _read(source, format)
@@ -56,6 +57,6 @@ def _read(path: Path, format: str | None) -> "Workload":
         from simulator.scenario.load import load_scenario
 
         return load_scenario(path).make_workload()
-    from simulator.workload.traces.read import read_trace
+    from simulator.workload.traces import read_trace
 
     return read_trace(path, format)

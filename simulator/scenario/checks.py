@@ -280,7 +280,7 @@ def _trace(scenario: Scenario) -> Iterator[Contradiction]:
     trace = scenario.workload.trace
     if trace is None:
         return
-    from simulator.workload.traces.read import OPTIONS, missing_trace
+    from simulator.workload.traces import OPTIONS, missing_trace
 
     path = resolve(trace.path, scenario.folder)
     if not path.exists():

@@ -230,7 +230,7 @@ class Scenario(Config):
 
     def reader(self) -> "Load":
         """Give what reads the traces that the workload names."""
-        from simulator.workload.traces.read import read_trace
+        from simulator.workload.traces import read_trace
 
         def load(path: str, form: str | None, **options: Any) -> "Workload":
             return read_trace(resolve(path, self.folder), form, **options)
@@ -239,7 +239,7 @@ class Scenario(Config):
 
     def _requests(self) -> "Workload":
         from simulator.workload.generate import generate
-        from simulator.workload.traces.read import select
+        from simulator.workload.select import select
 
         load, trace = self.reader(), self.workload.trace
         if trace is None:

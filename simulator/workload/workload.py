@@ -48,6 +48,18 @@ step is in the way. On a client's, HTTP and the tokenizer of one API server, too
 AIConfigurator's points."""
 
 
+COLUMNS = (
+    "arrival",
+    "prompt_tokens",
+    "output_tokens",
+    "client",
+    "priority",
+    "segments",
+    "after",
+    "delay",
+)
+
+
 @dataclass(slots=True)
 class Workload:
     """Requests as columns; a request's id is its index in them.
@@ -91,19 +103,20 @@ class Workload:
         known = self.arrival[~np.isnan(self.arrival)]
         return float(known[-1]) if len(known) else 0.0
 
-    def part(self, rows: Ints) -> "Workload":
+    def rows(self, indices: Ints) -> "Workload":
+        """Give some of the requests, in this order; `after` and `segments` stay as they are."""
+        part = replace(self)
+        for name in COLUMNS:
+            column = getattr(self, name)
+            if isinstance(column, list):
+                setattr(part, name, [column[i] for i in indices.tolist()])
+            elif column is not None:
+                setattr(part, name, column[indices])
+        return part
+
+    def part(self, indices: Ints) -> "Workload":
         """Give some of the requests, in this order; none of them may follow another's end."""
-        return replace(
-            self,
-            arrival=self.arrival[rows],
-            prompt_tokens=self.prompt_tokens[rows],
-            output_tokens=self.output_tokens[rows],
-            client=None if self.client is None else [self.client[row] for row in rows],
-            priority=None if self.priority is None else self.priority[rows],
-            segments=None if self.segments is None else [self.segments[row] for row in rows],
-            after=None,
-            delay=None,
-        )
+        return replace(self, after=None, delay=None).rows(indices)
 
     def check(self) -> None:
         """Raise ValueError, `field: what is wrong`, unless this is a workload that can be run."""
@@ -120,8 +133,7 @@ class Workload:
             raise ValueError(f"max_concurrency: {self.max_concurrency} is not 1 or more")
 
     def _check_columns(self) -> None:
-        columns = ("prompt_tokens", "output_tokens", "client", "priority")
-        for name in (*columns, "segments", "after", "delay"):
+        for name in COLUMNS[1:]:
             column = getattr(self, name)
             if column is not None and len(column) != len(self):
                 raise ValueError(f"{name}: {len(column)} values for {len(self)} requests")

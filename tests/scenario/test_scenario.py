@@ -13,7 +13,8 @@ from simulator.scenario.load import load_scenario
 from simulator.scenario.reference_page import page
 from simulator.scenario.scenario import READING, Scenario, TraceConfig
 from simulator.util.errors import HeadwayError
-from simulator.workload.traces import read as traces
+from simulator.workload import traces
+from simulator.workload.select import select
 from tests.support.scenarios import AZURE, errors
 
 ROOT = Path(__file__).parents[2]
@@ -219,9 +220,9 @@ def test_the_scenario_knows_the_formats_and_options_of_the_readers():
     assert set(get_args(formats)) == set(traces.FORMATS)
     assert set(traces.OPTIONS) == READING
     part = set(TraceConfig.model_fields) - READING - {"path", "format"}
-    assert part == set(inspect.signature(traces.select).parameters) - {"workload"}
+    assert part == set(inspect.signature(select).parameters) - {"workload"}
     for name in part:
-        default = inspect.signature(traces.select).parameters[name].default
+        default = inspect.signature(select).parameters[name].default
         assert TraceConfig.model_fields[name].default == default
 
 

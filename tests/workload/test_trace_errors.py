@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.util.errors import HeadwayError
-from simulator.workload.traces.json_formats import Blocks
-from simulator.workload.traces.lines import Problems
-from simulator.workload.traces.read import FORMATS, read_trace
+from simulator.workload.traces import FORMATS, read_trace
+from simulator.workload.traces.format import Problems
+from simulator.workload.traces.json_lines import HashBlocks, Row
 
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
@@ -177,17 +177,18 @@ def test_ids_of_16_tokens_in_a_mooncake_file_are_told_once(put):
 @given(st.integers(1, 40), st.lists(st.integers(1, 200), min_size=1), st.booleans())
 def test_the_size_that_is_proposed_fits(size, lengths, open_end):
     """Ids of some size are told to be so, or of another size that fits every line as well."""
-    problems, blocks = Problems(Path("x")), Blocks(512, open_end=open_end)
-    for number, tokens in enumerate([*lengths, 2000]):
-        count = tokens // size if open_end and tokens > size else -(-tokens // size)
-        blocks.fit(problems, number, count, tokens)
-    assert blocks.least <= size <= blocks.most
-    assert blocks.misfits
-    for good in {blocks.least, blocks.most}:
-        again = Blocks(good, open_end=open_end)
+
+    def check(blocks: HashBlocks) -> HashBlocks:
         for number, tokens in enumerate([*lengths, 2000]):
             count = tokens // size if open_end and tokens > size else -(-tokens // size)
-            assert again.fit(problems, number, count, tokens)
+            blocks.check(Row(number, {}, Problems(Path("x"))), count, tokens)
+        return blocks
+
+    found = check(HashBlocks(512, open_end=open_end))
+    assert found.least <= size <= found.most
+    assert found.misfits
+    for good in {found.least, found.most}:
+        assert not check(HashBlocks(good, open_end=open_end)).misfits
 
 
 @pytest.mark.parametrize(

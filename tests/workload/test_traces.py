@@ -1,6 +1,5 @@
 """Published traces: every format as it comes, what is wrong in it, parts of it, Mooncake again."""
 
-import datetime as dt
 import gzip
 import math
 import time
@@ -8,12 +7,9 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload.traces.csv_formats import FORMS, _read_fast, _read_slow
-from simulator.workload.traces.read import detect_format, read_trace
+from simulator.workload.traces import detect_format, read_trace
 from simulator.workload.workload import Workload
 
 AZURE = (
@@ -227,55 +223,6 @@ def test_requests_out_of_order_are_sorted(put):
     assert workload.after.tolist() == [-1, -1, 1, -1]
     assert workload.segments[2][2] == (("out", 1), 5)
     assert np.nanmax(workload.arrival) == pytest.approx(0.08)
-
-
-STAMPS = st.datetimes(
-    min_value=dt.datetime(1990, 1, 1), max_value=dt.datetime(2099, 12, 31)
-) | st.sampled_from([dt.datetime(2024, 2, 29), dt.datetime(1999, 12, 31, 23, 59, 59, 1)])
-ROWS = st.tuples(STAMPS, st.integers(1, 10**6), st.integers(1, 10**6), st.booleans())
-
-
-@given(st.lists(ROWS, min_size=1, max_size=20), st.booleans())
-def test_fast_and_slow_way_read_the_same(tmp_path_factory, rows, windows):
-    """Whole columns at once give what line by line gives, and what datetime gives."""
-    end = "\r\n" if windows else "\n"
-    text = end.join(
-        f"{str(when) + ('00' if when.microsecond else '')}{'+00:00' * utc},{a},{b}"
-        for when, a, b, utc in rows
-    )
-    path = tmp_path_factory.mktemp("law") / "rows"
-    path.write_bytes(f"TIMESTAMP,ContextTokens,GeneratedTokens{end}{text}".encode())
-    wanted = dict(enumerate(FORMS["azure"].columns))
-    slow = [column.tolist() for column in _read_slow(path, 1, 3, wanted)]
-    epoch = dt.datetime(1970, 1, 1)
-    assert slow[0] == [(when - epoch) // dt.timedelta(microseconds=1) * 1000 for when, *_ in rows]
-    assert slow[1:] == [[a for _, a, _, _ in rows], [b for _, _, b, _ in rows]]
-    if len({utc for *_, utc in rows}) == 1 or rows[0][3]:
-        assert [column.tolist() for column in _read_fast(path, 1, 3, wanted)] == slow
-
-
-LINES = st.sampled_from(
-    ["2023-11-16 18:15:46.68,374,44", "2024-02-29 00:00:00+00:00,1,1", "1.5,2,3"]
-)
-TYPOS = st.tuples(st.integers(0, 40), st.sampled_from([*"09,-: .eE+TZ_", "", "\r", '"', "nan"]))
-
-
-@given(st.lists(st.tuples(LINES, st.none() | TYPOS), min_size=1, max_size=4), st.booleans())
-def test_the_fast_way_accepts_nothing_that_the_slow_way_refuses(tmp_path_factory, lines, stamps):
-    """Whatever the bulk conversion lets through is what the line by line reader says, too."""
-    text = "\n".join(
-        line if typo is None else line[: typo[0]] + typo[1] + line[typo[0] + 1 :]
-        for line, typo in lines
-    )
-    path = tmp_path_factory.mktemp("fuzz") / "rows"
-    path.write_bytes(f"a,b,c\n{text}\n".encode())
-    wanted = dict(enumerate(FORMS["azure" if stamps else "burstgpt"].columns))
-    try:
-        fast = _read_fast(path, 1, 3, wanted)
-    except ValueError:
-        return
-    slow = _read_slow(path, 1, 3, wanted)
-    assert [column.tolist() for column in fast] == [column.tolist() for column in slow]
 
 
 # The published files.

@@ -1,9 +1,4 @@
-"""Published traces as workloads: read them as they are, take a part, write Mooncake JSONL.
-
-The formats: `azure` (2023 and 2024), `burstgpt` and `lengths` (Splitwise, Vidur) are CSV;
-`mooncake`, vLLM's `timed_trace` and `custom`, and `llmservingsim` are JSONL. Any may be packed
-by gzip. Time starts at the first arrival.
-"""
+"""Read a trace of any known format; time starts at the first arrival."""
 
 import json
 import warnings
@@ -12,46 +7,30 @@ from pathlib import Path
 import numpy as np
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload.traces.csv_formats import FORMS, header, read_csv
-from simulator.workload.traces.describe import describe, describe_text
-from simulator.workload.traces.json_formats import (
-    OUTPUT_KEYS,
-    PROMPT_KEYS,
-    read_custom,
-    read_llmservingsim,
-)
-from simulator.workload.traces.lines import Table, first_line, missing_trace
-from simulator.workload.traces.mooncake import read_mooncake, write_mooncake
-from simulator.workload.traces.select import select, starts, take
+from simulator.workload.select import starts, take
+from simulator.workload.traces.csv_columns import header
+from simulator.workload.traces.format import FirstLine, Table
+from simulator.workload.traces.formats import FORMATS
+from simulator.workload.traces.lines import first_line
 from simulator.workload.workload import Workload
 
-__all__ = [
-    "FORMATS",
-    "describe",
-    "describe_text",
-    "detect_format",
-    "missing_trace",
-    "read_trace",
-    "select",
-    "write_mooncake",
-]
+OPTIONS = {
+    option: tuple(form.name for form in FORMATS.values() if option in form.options)
+    for option in ("time_unit", "hash_block_size", "session_turns", "chars_per_token")
+}
+"""The formats that take each option."""
+WORDS = {"time_unit": ("s", "ms"), "session_turns": ("delta", "whole")}
 
-FORMATS = {  # what a file's first line must have
-    "azure": "CSV: TIMESTAMP,ContextTokens,GeneratedTokens",
-    "burstgpt": "CSV: Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
-    "lengths": "CSV: [arrived_at,]num_prefill_tokens,num_decode_tokens",
-    "mooncake": 'JSONL: {"timestamp": ms, "input_length": .., "output_length": .., "hash_ids": []}',
-    "timed_trace": "JSONL: as mooncake, but in seconds and with 16 tokens per id, as vLLM reads it",
-    "custom": 'JSONL: {"prompt": .., "prompt_len": .., "output_tokens": ..}',
-    "llmservingsim": 'JSONL: {"arrival_time_ns": .., "input_toks": .., "output_toks": ..}',
-}
-OPTIONS = {  # the options a format takes
-    "time_unit": ("mooncake", "timed_trace"),
-    "hash_block_size": ("mooncake", "timed_trace", "llmservingsim"),
-    "session_turns": ("mooncake", "timed_trace"),
-    "chars_per_token": ("custom",),
-}
-PER_SECOND = {"s": 1.0, "ms": 1e3}
+
+def missing_trace(path: Path) -> HeadwayError:
+    """Say that the file is missing and, of a well-known trace, whose it is and how to get it."""
+    for published in (one for form in FORMATS.values() for one in form.published):
+        if any(part in path.name.lower() for part in published.name_parts):
+            return HeadwayError(
+                f"{path}: no such file. It is {published.source}, and put it, plain or packed by "
+                f"gzip, as {path.name} under traces/ in the folder that HEADWAY_DATA names"
+            )
+    return HeadwayError(f"{path}: no such file")
 
 
 def detect_format(path: Path) -> str:
@@ -60,24 +39,20 @@ def detect_format(path: Path) -> str:
     A `timed_trace` cannot be told from `mooncake` and is called that. Raises HeadwayError, with
     the formats there are, if it is none of them.
     """
+    if not path.exists():
+        raise missing_trace(path)
     number, line = first_line(path)
     if line.startswith("{"):
         try:
-            keys = set(json.loads(line))
+            first = FirstLine(keys=frozenset(json.loads(line)))
         except (ValueError, RecursionError) as error:
             raise HeadwayError(f"{path}:{number}: line: bad JSON: {error}") from None
-        if keys & {"input_length", "text_input", "messages"}:
-            return "mooncake"
-        if keys & {"arrival_time_ns", "input_toks"}:
-            return "llmservingsim"
-        if keys & {"prompt", *PROMPT_KEYS, *OUTPUT_KEYS}:
-            return "custom"
     else:
-        names = set(header(line))
-        for name, form in FORMS.items():
-            if {form.prompt.name, form.output.name} & names:
-                return name
-    known = "; ".join(f"{name} ({what})" for name, what in FORMATS.items())
+        first = FirstLine(columns=frozenset(header(line)))
+    for form in FORMATS.values():
+        if form.detect(first):
+            return form.name
+    known = "; ".join(f"{form.name} ({form.begins})" for form in FORMATS.values())
     raise HeadwayError(
         f"{path}:{number}: format: {line[:60]!r} begins no known format. Known are: {known}"
     )
@@ -109,38 +84,27 @@ def read_trace(
     """
     if format is not None and format not in FORMATS:
         raise HeadwayError(f"format: {format!r} is not known; known are {', '.join(FORMATS)}")
-    form = format or detect_format(path)
+    name = format or detect_format(path)
     values = (time_unit, hash_block_size, session_turns, chars_per_token)
-    _check_options(form, dict(zip(OPTIONS, values, strict=True)))
-    if form in FORMS:
-        table = read_csv(path, FORMS[form])
-    elif form == "custom":
-        table = read_custom(path, chars_per_token)
-    elif form == "llmservingsim":
-        table = read_llmservingsim(path, hash_block_size or 16)
-    else:
-        unit, block = ("s", 16) if form == "timed_trace" else ("ms", 512)
-        scale, whole = PER_SECOND[time_unit or unit], session_turns == "whole"
-        table = read_mooncake(path, hash_block_size or block, scale, whole=whole)
-    return _workload(table, path, form)
+    given = {k: v for k, v in zip(OPTIONS, values, strict=True) if v is not None}
+    _check_options(name, given)
+    if not path.exists():
+        raise missing_trace(path)
+    return _workload(FORMATS[name].read(path, **given), path, name)
 
 
-def _check_options(form: str, given: dict[str, str | int | float | None]) -> None:
+def _check_options(name: str, given: dict[str, str | int | float]) -> None:
     """Raise HeadwayError for every option that the format does not take or whose value is wrong."""
     wrong = []
-    for name, value in given.items():
-        if value is None:
-            continue
-        if form not in OPTIONS[name]:
-            wrong.append(
-                f"{name}: not an option of format {form}, only of {' or '.join(OPTIONS[name])}"
-            )
-        elif name == "time_unit" and value not in PER_SECOND:
-            wrong.append(f"{name}: {value!r} is neither 's' nor 'ms'")
-        elif name == "session_turns" and value not in ("delta", "whole"):
-            wrong.append(f"{name}: {value!r} is neither 'delta' nor 'whole'")
+    for option, value in given.items():
+        if name not in OPTIONS[option]:
+            takers = " or ".join(OPTIONS[option])
+            wrong.append(f"{option}: not an option of format {name}, only of {takers}")
+        elif option in WORDS and value not in WORDS[option]:
+            one, other = WORDS[option]
+            wrong.append(f"{option}: {value!r} is neither {one!r} nor {other!r}")
         elif isinstance(value, int | float) and not value > 0:
-            wrong.append(f"{name}: {value} is not above 0")
+            wrong.append(f"{option}: {value} is not above 0")
     if wrong:
         raise HeadwayError(wrong)
 

@@ -11,14 +11,9 @@ from hypothesis import strategies as st
 
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload.traces.describe import shared_prefix_tokens
-from simulator.workload.traces.read import (
-    describe,
-    describe_text,
-    read_trace,
-    select,
-    write_mooncake,
-)
+from simulator.workload.describe import describe, shared_prefix_tokens
+from simulator.workload.select import select
+from simulator.workload.traces import read_trace, write_mooncake
 from simulator.workload.workload import Workload
 
 
@@ -166,88 +161,6 @@ def test_writing_and_reading_keeps_lengths_times_and_shared_blocks(tmp_path_fact
                 a, b = (spelled[r][: (k + 1) * 512] for r in (i, j))
                 same = segments[i] is not None and segments[j] is not None and a == b
                 assert (mine == yours) == same
-
-
-# What a trace is like.
-
-
-def test_shared_prefixes_are_counted_from_the_front():
-    """Only what follows an equal beginning counts; a run counts as far as it was seen before."""
-    a, b, c = ("a", 100), ("b", 50), ("c", 30)
-    assert shared_prefix_tokens(of([(a, b), (a, c), (c, b)])) == 100
-    assert shared_prefix_tokens(of([(a, b), (a, b), (b, a)])) == 150
-    assert shared_prefix_tokens(of([(a, b), (("a", 40), b)])) == 40
-    assert shared_prefix_tokens(of([(("a", 40), b), (a, b), (a, b)])) == 40 + 150
-    assert shared_prefix_tokens(of([(a, b), None, (a,)], [150, 7, 100])) == 100
-    assert shared_prefix_tokens(of([None, None], [5, 5])) is None
-
-
-def test_describe():
-    """Plain numbers: rate over the gaps, CV of the gaps, linear percentiles."""
-    workload = of([(("a", 100),), (("a", 100), ("b", 100)), (("c", 600),)])
-    workload.arrival = np.array([0.0, 1.0, 4.0])
-    workload.source = "x (mooncake)"
-    assert describe(workload, "mooncake") == {
-        "format": "mooncake",
-        "source": "x (mooncake)",
-        "requests": 3,
-        "session_turns": 0,
-        "span_s": 4.0,
-        "request_rate": 0.5,
-        "burstiness_cv": 0.5,
-        "input_tokens": 900,
-        "output_tokens": 6,
-        "input_len": {
-            "min": 100,
-            "mean": 300,
-            "p50": 200,
-            "p90": 520,
-            "p95": 560,
-            "p99": 592,
-            "max": 600,
-        },
-        "output_len": {
-            "min": 1,
-            "mean": 2,
-            "p50": 2,
-            "p90": 2.8,
-            "p95": 2.9,
-            "p99": 2.98,
-            "max": 3,
-        },
-        "prefix_sharing": pytest.approx(1 / 9),
-        "prefix_granularity": 600,
-    }
-    assert describe_text(workload, "mooncake").splitlines() == [
-        "format          mooncake",
-        "requests        3",
-        "span            4.000 s",
-        "request rate    0.500 req/s",
-        "burstiness      CV of gaps 0.50 (Poisson: 1, burstiness: 4 in a scenario)",
-        "input tokens    900",
-        "output tokens   6",
-        "prefix sharing  11.1% of input tokens (blocks of 600)",
-        "tokens                 min      mean       p50       p90       p95       p99       max",
-        "input length           100       300       200       520       560       592       600",
-        "output length            1         2         2         3         3         3         3",
-    ]
-
-
-def test_describe_of_times_whose_squares_overflow():
-    """The CV of the gaps has no unit."""
-    workload = of([None, None, None], [1, 1, 1])
-    workload.arrival = np.array([0.0, 1e200, 4e200])
-    assert describe(workload, "lengths")["burstiness_cv"] == pytest.approx(0.5)
-
-
-def test_describe_without_times_or_contents():
-    """All at once has no rate; lengths alone share nothing that is known."""
-    workload = of([None, None], [5, 6])
-    workload.arrival[:] = 0.0
-    text = describe_text(workload, "lengths")
-    assert "request rate    all at once" in text
-    assert "burstiness      none" in text
-    assert "prefix sharing  no prefix information" in text
 
 
 def test_published_mooncake_there_and_back(data, tmp_path):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload.traces.read import select
+from simulator.workload.select import select
 from simulator.workload.workload import Workload
 
 NAN = math.nan

@@ -1,18 +1,11 @@
-"""Mooncake's JSONL, which vLLM, guidellm and AIPerf replay too: our own format for workloads.
-
-One object per line: `timestamp`, `input_length`, `output_length`, and `hash_ids`, one id per
-512 tokens of the prompt, the last one cut at `input_length`. AIPerf adds `session_id` and `delay`:
-a later line of a session is sent `delay` after the answer to the line before, and says what it
-adds to the conversation so far, not the whole prompt.
-"""
+"""Workloads written as Mooncake JSONL, which other simulators and load generators read too."""
 
 import gzip
 import json
 import warnings
 from collections.abc import Hashable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from math import ceil, isnan, nan
+from math import ceil
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,140 +14,13 @@ import numpy as np
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import write_atomic
-from simulator.workload.traces.describe import shared_prefix_tokens
-from simulator.workload.traces.json_formats import Blocks, Row, number_of, rows, tokens_of
-from simulator.workload.traces.lines import Problems, Table
+from simulator.workload.describe import shared_prefix_tokens
+from simulator.workload.traces.formats.mooncake import read_mooncake
 from simulator.workload.workload import Workload
 
 BLOCK = 512  # tokens that one id stands for
 NOTICEABLE = 0.005  # of the input tokens
 Piece = tuple[tuple[Hashable, int, int], ...]  # what one block says: (name, first token, tokens)
-
-
-@dataclass(slots=True)
-class _Columns:
-    """The lines of a file, one list per column; sessions are linked once all are there."""
-
-    line: list[int] = field(default_factory=list)
-    time: list[float] = field(default_factory=list)  # NaN: none
-    delay: list[float] = field(default_factory=list)  # NaN: none
-    prompt: list[int] = field(default_factory=list)
-    output: list[int] = field(default_factory=list)
-    segments: list[Segments | None] = field(default_factory=list)
-    session: list[str | int | None] = field(default_factory=list)
-
-    def link(self, *, whole: bool) -> list[int]:
-        """Give the turn before each request, or -1; a later turn's prompt takes in its history."""
-        after: list[int] = []
-        latest: dict[str | int, int] = {}
-        opening: dict[str | int, Segments | None] = {}
-        repeating = 0
-        for i, session in enumerate(self.session):
-            last = -1 if session is None else latest.get(session, -1)
-            after.append(last)
-            if session is None:
-                continue
-            latest[session] = i
-            own = self.segments[i]
-            if last < 0:
-                opening[session] = own
-            elif not whole:
-                first = opening[session]
-                repeating += bool(own and first and own[0] == first[0])
-                self._take_in(last, i)
-        if repeating:
-            warnings.warn(
-                f"session_turns: {repeating} later turns begin like their session; if every line "
-                "holds its whole prompt, say session_turns: whole",
-                HeadwayWarning,
-                stacklevel=4,
-            )
-        return after
-
-    def _take_in(self, last: int, i: int) -> None:
-        """Put the conversation up to the answer to turn `last` before what turn `i` adds."""
-        history = self.segments[last] or ((("turn", last), self.prompt[last]),)
-        own = self.segments[i] or ((("turn", i), self.prompt[i]),)
-        self.segments[last] = history
-        self.segments[i] = (*history, (("out", last), self.output[last]), *own)
-        self.prompt[i] += self.prompt[last] + self.output[last]
-
-
-def read_mooncake(path: Path, block: int, per_second: float, *, whole: bool) -> Table:
-    """Read Mooncake's JSONL with ids of `block` tokens and `per_second` units of time in a second.
-
-    Without any `timestamp` in the file everything arrives at once. A later turn of a session
-    that has a `timestamp` and no `delay` arrives at that time, whatever has been answered by then.
-    `whole`: the line of a later turn holds its whole prompt, contrary to AIPerf.
-    """
-    problems, blocks, columns = Problems(path), Blocks(block), _Columns()
-    for number, row in rows(path, problems):
-        _read_row(problems, number, row, blocks, columns)
-    blocks.conclude(problems)
-    problems.stop()
-    if not columns.line:
-        return Table(np.zeros(0), per_second, *(np.zeros(0, dtype=np.int64),) * 2)
-    after = np.array(columns.link(whole=whole), dtype=np.int64)
-    time, delay = np.array(columns.time), np.array(columns.delay)
-    waits = (after >= 0) & (~np.isnan(delay) | np.isnan(time))
-    lost = np.flatnonzero(np.isnan(time) & ~waits)
-    if not np.isnan(time).all():
-        for i in lost:
-            problems.add(columns.line[i], "timestamp", "missing")
-        problems.stop()
-    time[lost] = 0.0
-    delay = np.nan_to_num(delay)
-    time = np.where(waits, nan, time + np.where(after < 0, delay, 0.0))
-    return Table(
-        time,
-        per_second,
-        np.array(columns.prompt),
-        np.array(columns.output),
-        columns.segments if any(columns.segments) else None,
-        np.where(waits, after, -1) if waits.any() else None,
-        delay / per_second if waits.any() else None,
-    )
-
-
-def _read_row(problems: Problems, number: int, row: Row, blocks: Blocks, columns: _Columns) -> None:
-    """Add one line to the columns, or a problem for each column of it that is wrong."""
-    before = problems.count
-    found: dict[str, float] = {}
-    for key in ("input_length", "output_length", "timestamp", "delay"):
-        try:
-            found[key] = _number(row, key)
-        except ValueError as error:
-            problems.add(number, key, str(error))
-    session = row.get("session_id")
-    if session is not None and not isinstance(session, str | int):
-        problems.add(number, "session_id", "neither a text nor a whole number")
-    if session is None and not isnan(found.get("delay", nan)):
-        problems.add(number, "delay", "needs a session_id, to say whose answer it waits for")
-    tokens = int(found.get("input_length", 0))
-    try:
-        ids = blocks.ids(row)
-    except ValueError as error:
-        problems.add(number, "hash_ids", str(error))
-        return
-    fits = not (ids and tokens) or blocks.fit(problems, number, len(ids), tokens)
-    if problems.count > before or not fits:
-        return
-    columns.line.append(number)
-    columns.time.append(found["timestamp"])
-    columns.delay.append(found["delay"])
-    columns.prompt.append(tokens)
-    columns.output.append(int(found["output_length"]))
-    columns.segments.append(blocks.segments(ids, tokens) if ids else None)
-    columns.session.append(session if isinstance(session, str | int) else None)
-
-
-def _number(row: Row, key: str) -> float:
-    """Give one number of a line; a time that is not there is NaN."""
-    if key.endswith("length"):
-        if key not in row and ("text_input" in row or "messages" in row):
-            raise ValueError("missing; counting the tokens of a text needs a tokenizer")
-        return tokens_of(row, key)
-    return nan if row.get(key) is None else number_of(row, key)
 
 
 def write_mooncake(workload: Workload, path: Path) -> None:
@@ -177,7 +43,7 @@ def write_mooncake(workload: Workload, path: Path) -> None:
 
 def _tell_lost(path: Path, before: float) -> None:
     """Read a file again and warn where blocks of 512 tokens are too coarse for its sharing."""
-    table = read_mooncake(path, BLOCK, 1e3, whole=False)
+    table = read_mooncake(path)
     times = table.time.astype(np.float64)
     again = Workload(times, table.prompt, table.output, segments=table.segments)
     after = (shared_prefix_tokens(again) or 0) / again.total_input

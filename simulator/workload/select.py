@@ -108,18 +108,12 @@ def take(workload: Workload, rows: Ints) -> Workload:
     if len(rows) < wanted:
         text = f"{wanted - len(rows)} turns of sessions are left out with the turn before them"
         warnings.warn(text, HeadwayWarning, stacklevel=3)
-    order = rows.tolist()
-    return replace(
-        workload,
-        arrival=workload.arrival[rows],
-        prompt_tokens=workload.prompt_tokens[rows],
-        output_tokens=workload.output_tokens[rows],
-        client=workload.client and [workload.client[i] for i in order],
-        priority=None if workload.priority is None else workload.priority[rows],
-        segments=workload.segments and _renamed([workload.segments[i] for i in order], place),
-        after=None if after is None else np.where(after[rows] < 0, -1, place[after[rows]]),
-        delay=None if workload.delay is None else workload.delay[rows],
-    )
+    part = workload.rows(rows)
+    if part.segments:
+        part.segments = _renamed(part.segments, place)
+    if part.after is not None:
+        part.after = np.where(part.after < 0, -1, place[part.after])
+    return part
 
 
 def _renamed(segments: list[Segments | None], place: Ints) -> list[Segments | None]:
@@ -161,24 +155,14 @@ def _repeat(workload: Workload, times: int, limit: int | None) -> Workload:
     gaps = max(len(known) - 1, 1)
     period = (known[-1] - known[0]) * (1 + 1 / gaps)
     turn = np.repeat(np.arange(times), n)
-    after, segments = workload.after, workload.segments
-    if after is not None:
-        after = np.tile(after, times)
-        after = np.where(after < 0, -1, after + turn * n)
-    if segments:
+    played = workload.rows(np.tile(np.arange(n), times))
+    played.arrival += turn * period
+    if played.after is not None:
+        played.after = np.where(played.after < 0, -1, played.after + turn * n)
+    if workload.segments:
         places = (np.arange(n + 1) + k * n for k in range(times))
-        segments = [parts for place in places for parts in _renamed(segments, place)]
-    return replace(
-        workload,
-        arrival=np.tile(workload.arrival, times) + turn * period,
-        prompt_tokens=np.tile(workload.prompt_tokens, times),
-        output_tokens=np.tile(workload.output_tokens, times),
-        client=workload.client and workload.client * times,
-        priority=None if workload.priority is None else np.tile(workload.priority, times),
-        segments=segments,
-        after=after,
-        delay=None if workload.delay is None else np.tile(workload.delay, times),
-    )
+        played.segments = [p for place in places for p in _renamed(workload.segments, place)]
+    return played
 
 
 def _drop_long(workload: Workload, longest_in: int | None, longest_out: int | None) -> Workload:

@@ -1,0 +1,93 @@
+"""What a format of traces is: how its files begin, and how they are read into columns.
+
+How to add one is told in the package's `__init__`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.core.request import Segments
+from simulator.util.errors import HeadwayError
+from simulator.workload.workload import Floats, Ints
+
+NAMED = 20  # problems told one by one; the rest are counted
+
+Numbers = npt.NDArray[np.int64 | np.float64]
+
+
+@dataclass(slots=True)
+class Table:
+    """What a file says, in its own unit of time and its own order of lines."""
+
+    time: Numbers  # NaN: `delay` after the end of the request `after`
+    per_second: float  # units of `time` in a second
+    prompt: Ints
+    output: Ints
+    segments: list[Segments | None] | None = None
+    after: Ints | None = None
+    delay: Floats | None = None  # s
+    failed: int = 0  # requests left out because the file marks them as failed
+
+
+@dataclass(frozen=True, slots=True)
+class FirstLine:
+    """The names in a file's first line: of a CSV's columns, or of a JSON object's keys."""
+
+    columns: frozenset[str] = frozenset()
+    keys: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Well-known files of a format, to tell who has none of them whose they are."""
+
+    name_parts: tuple[str, ...]  # of the files' names, in lower case
+    source: str  # what it is, its paper and licence, and where to get it
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One format of traces.
+
+    `read` takes the file's path and, by name, those `options` that are given. It raises
+    HeadwayError with all that is wrong in the file, see `Problems`.
+    """
+
+    name: str
+    begins: str  # what a file's first line must have, for people
+    detect: Callable[[FirstLine], bool]
+    read: Callable[..., Table]
+    options: tuple[str, ...] = ()
+    published: tuple[Published, ...] = ()
+
+
+class Problems:
+    """What is wrong in one file, in the order of its lines: `FILE:LINE: column: what is wrong`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.count = 0
+        self.messages: list[str] = []
+
+    def add(self, line: int, column: str, wrong: str) -> int:
+        """Note a problem and give its number from 0 on; past the first few it is only counted."""
+        self.count += 1
+        if self.count <= NAMED:
+            self.messages.append(f"{self.path}:{line}: {column}: {wrong}")
+        return self.count - 1
+
+    def extend(self, number: int, more: str) -> None:
+        """Add to what a problem says, if it is one of those that are told."""
+        if number < len(self.messages):
+            self.messages[number] += more
+
+    def stop(self) -> None:
+        """Raise HeadwayError with all problems, if there are any."""
+        if self.count > NAMED:
+            self.messages.append(f"{self.path}: ... and {self.count - NAMED} more")
+        if self.count:
+            raise HeadwayError(self.messages)

@@ -1,0 +1,170 @@
+"""Mooncake's JSONL, which vLLM, guidellm and AIPerf replay too.
+
+One object per line: `timestamp`, `input_length`, `output_length`, and `hash_ids`, one id per
+512 tokens of the prompt, the last one cut at `input_length`. AIPerf adds `session_id` and `delay`:
+a later line of a session is sent `delay` after the answer to the line before, and says what it
+adds to the conversation so far, not the whole prompt.
+"""
+
+import warnings
+from dataclasses import dataclass, replace
+from functools import partial
+from math import isnan, nan
+from pathlib import Path
+
+import numpy as np
+
+from simulator.core.request import Segments
+from simulator.util.errors import HeadwayWarning
+from simulator.workload.traces.format import Format, Problems, Published, Table
+from simulator.workload.traces.json_lines import HashBlocks, Row, rows
+
+PER_SECOND = {"s": 1.0, "ms": 1e3}
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One line: a request by itself, or a turn of a session."""
+
+    line: int
+    time: float  # NaN: none
+    delay: float  # NaN: none
+    prompt: int
+    output: int
+    segments: Segments | None
+    session: str | int | None
+
+
+def read_mooncake(
+    path: Path, time_unit: str = "ms", hash_block_size: int = 512, session_turns: str = "delta"
+) -> Table:
+    """Read Mooncake's JSONL.
+
+    Without any `timestamp` in the file everything arrives at once. A later turn of a session
+    that has a `timestamp` and no `delay` arrives at that time, whatever has been answered by then.
+
+    Args:
+        path: the file.
+        time_unit: `ms` or `s`.
+        hash_block_size: tokens that one id stands for.
+        session_turns: `whole` where the line of a later turn holds its whole prompt, contrary to
+            AIPerf.
+    """
+    per_second = PER_SECOND[time_unit]
+    problems, blocks = Problems(path), HashBlocks(hash_block_size)
+    turns = [turn for row in rows(path, problems) if (turn := _turn(row, blocks))]
+    blocks.conclude(problems)
+    problems.stop()
+    after = np.array(_link(turns, whole=session_turns == "whole"), dtype=np.int64)
+    time, delay = np.array([t.time for t in turns]), np.array([t.delay for t in turns])
+    waits = (after >= 0) & (~np.isnan(delay) | np.isnan(time))
+    lost = np.flatnonzero(np.isnan(time) & ~waits)
+    if not np.isnan(time).all():
+        for i in lost:
+            problems.add(turns[i].line, "timestamp", "missing")
+        problems.stop()
+    time[lost] = 0.0
+    delay = np.nan_to_num(delay)
+    time = np.where(waits, nan, time + np.where(after < 0, delay, 0.0))
+    segments = [t.segments for t in turns]
+    return Table(
+        time,
+        per_second,
+        np.array([t.prompt for t in turns]),
+        np.array([t.output for t in turns]),
+        segments if any(segments) else None,
+        np.where(waits, after, -1) if waits.any() else None,
+        delay / per_second if waits.any() else None,
+    )
+
+
+def _turn(row: Row, blocks: HashBlocks) -> _Turn | None:
+    """Read one line; None, and a problem for each column that is wrong."""
+    prompt, output = _length(row, "input_length"), _length(row, "output_length")
+    time, delay = _time(row, "timestamp"), _time(row, "delay")
+    session = row.values.get("session_id")
+    if session is not None and not isinstance(session, str | int):
+        row.refuse("session_id", "neither a text nor a whole number")
+        session = None
+    elif session is None and not isnan(delay):
+        row.refuse("delay", "needs a session_id, to say whose answer it waits for")
+    ids = row.hash_ids()
+    if ids and prompt:
+        blocks.check(row, len(ids), prompt)
+    if row.wrong:
+        return None
+    segments = blocks.segments(ids, prompt) if ids else None
+    return _Turn(row.line, time, delay, prompt, output, segments, session)
+
+
+def _length(row: Row, key: str) -> int:
+    if key not in row.values and ("text_input" in row.values or "messages" in row.values):
+        row.refuse(key, "missing; counting the tokens of a text needs a tokenizer")
+        return 0
+    return row.tokens(key)
+
+
+def _time(row: Row, key: str) -> float:
+    return nan if row.values.get(key) is None else row.number(key)
+
+
+def _link(turns: list[_Turn], *, whole: bool) -> list[int]:
+    """Give the turn before each request, or -1; a later turn's prompt takes in its history."""
+    after: list[int] = []
+    latest: dict[str | int, int] = {}
+    opening: dict[str | int, Segments | None] = {}
+    repeating = 0
+    for i, turn in enumerate(turns):
+        if turn.session is None:
+            after.append(-1)
+            continue
+        last = latest.get(turn.session, -1)
+        after.append(last)
+        latest[turn.session] = i
+        if last < 0:
+            opening[turn.session] = turn.segments
+        elif not whole:
+            first = opening[turn.session]
+            repeating += bool(turn.segments and first and turn.segments[0] == first[0])
+            _take_in(turns, last, i)
+    if repeating:
+        warnings.warn(
+            f"session_turns: {repeating} later turns begin like their session; if every line "
+            "holds its whole prompt, say session_turns: whole",
+            HeadwayWarning,
+            stacklevel=4,
+        )
+    return after
+
+
+def _take_in(turns: list[_Turn], last: int, i: int) -> None:
+    """Put the conversation up to the answer to turn `last` before what turn `i` adds."""
+    before, turn = turns[last], turns[i]
+    before.segments = before.segments or ((("turn", last), before.prompt),)
+    added = turn.segments or ((("turn", i), turn.prompt),)
+    turn.segments = (*before.segments, (("out", last), before.output), *added)
+    turn.prompt += before.prompt + before.output
+
+
+FORMAT = Format(
+    "mooncake",
+    'JSONL: {"timestamp": ms, "input_length": .., "output_length": .., "hash_ids": []}',
+    detect=lambda first: bool({"input_length", "text_input", "messages"} & first.keys),
+    read=read_mooncake,
+    options=("time_unit", "hash_block_size", "session_turns"),
+    published=(
+        Published(
+            ("mooncake", "conversation_trace", "toolagent_trace", "synthetic_trace"),
+            "a Mooncake trace (Qin et al., FAST'25), licence Apache-2.0: get it from the folder "
+            "FAST25-release/traces of the repository kvcache-ai/Mooncake on GitHub",
+        ),
+    ),
+)
+TIMED_TRACE = replace(
+    FORMAT,
+    name="timed_trace",
+    begins="JSONL: as mooncake, but in seconds and with 16 tokens per id, as vLLM reads it",
+    detect=lambda first: False,  # cannot be told from mooncake
+    read=partial(read_mooncake, time_unit="s", hash_block_size=16),
+    published=(),
+)

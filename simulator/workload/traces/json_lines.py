@@ -1,0 +1,148 @@
+"""Formats with one JSON object per line, and the ids of blocks of tokens that some of them have.
+
+The contents of a prompt come as ids of blocks of tokens: equal ids stand for equal tokens, so a
+block becomes the segment (("h", id), tokens).
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil, isnan, nan
+from pathlib import Path
+
+from simulator.core.request import Segments
+from simulator.workload.traces.format import Problems
+from simulator.workload.traces.lines import lines
+
+LARGEST = 9e18  # what still fits 64 bits
+COMMON = (16, 512, *(2**k for k in range(13)))  # sizes of blocks, the best known first
+
+
+@dataclass(slots=True)
+class Row:
+    """The object in one line; what is wrong with a value that is asked for becomes a problem."""
+
+    line: int
+    values: dict[str, object]
+    problems: Problems
+    wrong: bool = False
+
+    def refuse(self, key: str, why: str) -> int:
+        """Note what is wrong with a value, and give the problem's number."""
+        self.wrong = True
+        return self.problems.add(self.line, key, why)
+
+    def number(self, key: str) -> int | float:
+        """Give a number that is finite and 0 or more; NaN where it is wrong."""
+        value = self.values.get(key)
+        if type(value) is not int and type(value) is not float:
+            missing = key not in self.values
+            self.refuse(key, "missing" if missing else f"{_short(value)} is not a number")
+            return nan
+        if not 0 <= value < LARGEST:
+            self.refuse(key, f"{_short(value)} is {'negative' if value < 0 else 'not finite'}")
+            return nan
+        return value
+
+    def tokens(self, key: str) -> int:
+        """Give a whole number of 1 or more; 0 where it is wrong."""
+        value = self.number(key)
+        if isnan(value):
+            return 0
+        if value != int(value):
+            self.refuse(key, f"{value} is not a whole number")
+            return 0
+        if value < 1:
+            self.refuse(key, "zero")
+        return int(value)
+
+    def hash_ids(self) -> list[int | str]:
+        """Give the `hash_ids`; [] for none, or where they are wrong."""
+        ids = self.values.get("hash_ids")
+        if ids is None:
+            return []
+        if not isinstance(ids, list) or not all(type(i) is int or type(i) is str for i in ids):
+            self.refuse("hash_ids", "not a list of ids")
+            return []
+        return ids
+
+
+def rows(path: Path, problems: Problems) -> Iterator[Row]:
+    """Yield the objects of a file."""
+    for number, line in lines(path):
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            problems.add(number, "line", f"bad JSON: {error}")
+            continue
+        if isinstance(values, dict):
+            yield Row(number, values, problems)
+        else:
+            problems.add(number, "line", "not a JSON object")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+class HashBlocks:
+    """Turns ids of blocks of `size` tokens into segments; the same id is the same segment.
+
+    `open_end`: a last block that is not full may have no id.
+    """
+
+    def __init__(self, size: int, *, open_end: bool = False) -> None:
+        self.size = size
+        self.open_end = open_end
+        self.full: dict[int | str, tuple[tuple[str, int | str], int]] = {}
+        self.least, self.most = 1, LARGEST  # the sizes that would fit every line so far
+        self.misfits = 0
+        self.place = 0  # of the first misfit among the messages
+
+    def check(self, row: Row, count: int, tokens: int) -> None:
+        """Refuse a row whose ids do not fit its tokens; only the first such row is told."""
+        size = self.size
+        self.least = max(
+            self.least, tokens // (count + 1) + 1 if self.open_end else -(-tokens // count)
+        )
+        if count > 1:
+            self.most = min(self.most, (tokens - 1) // (count - 1))
+        need = ceil(tokens / size)
+        if (tokens // size if self.open_end else need) <= count <= need:
+            return
+        row.wrong = True
+        if not self.misfits:
+            wrong = f"{count} blocks of {size} tokens do not fit {tokens} tokens, which take {need}"
+            self.place = row.refuse("hash_ids", wrong)
+        self.misfits += 1
+
+    def conclude(self, problems: Problems) -> None:
+        """Add to what was told of the first misfit how many there are, and what would fit."""
+        if not self.misfits:
+            return
+        others = self.misfits - 1
+        more = f", and so in {others} more line{'s' * (others > 1)}" if others else ""
+        powers = [size for size in COMMON if self.least <= size <= self.most]
+        if powers or self.least == self.most:
+            size = powers[0] if powers else self.least
+            more += f"; {size} tokens fit every line: say hash_block_size: {size}"
+            if size == 16 and not self.open_end:
+                more += ", or format: timed_trace if its times are in seconds"
+        else:
+            more += ": wrong hash_block_size?"
+        problems.extend(self.place, more)
+
+    def segments(self, ids: Sequence[int | str], tokens: int) -> Segments:
+        """Spell out `tokens` tokens; of the last block only those that are left.
+
+        Tokens beyond the last block have no name, so there must not be any.
+        """
+        full, size = self.full, self.size
+        count = tokens // size
+        for i in ids[:count]:
+            if i not in full:
+                full[i] = (("h", i), size)
+        spelled = tuple([full[i] for i in ids[:count]])
+        rest = tokens - count * size
+        return (*spelled, (("h", ids[count]), rest)) if rest else spelled
