@@ -5,8 +5,7 @@ import warnings
 from pathlib import Path
 
 from simulator.models.gpus import GPUS, find_gpu
-from simulator.models.load import shipped_models
-from simulator.models.shapes import shipped_shape
+from simulator.models.load import shipped_models, shipped_shape
 from simulator.util.errors import HeadwayWarning
 
 GPU_WORDS = (

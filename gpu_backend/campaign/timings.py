@@ -34,7 +34,8 @@ from gpu_backend.campaign.bench import (
 )
 from gpu_backend.engine import Engine
 from simulator.core.request import Chunk, Request
-from simulator.models.load import MODELS, read_config
+from simulator.models.config_json import read_config
+from simulator.models.load import MODELS
 
 COLUMNS = (
     "kernel", "rows", "context", "tokens", "variant", "us", "gb_s", "tflop_s", "host_us",

@@ -55,7 +55,7 @@ from simulator.costs.linear import (
     LinearCost,
     check_terms,
 )
-from simulator.models.attention import window_pairs
+from simulator.models.sliding_window import window_pairs
 from simulator.util.from_mapping import refuse
 
 __all__ = ["QUANTITIES", "TERMS", "Fitted", "Limits", "LinearCost", "PiecewiseCost", "Table"]

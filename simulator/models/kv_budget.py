@@ -19,8 +19,8 @@ of inference-sim, Apache-2.0); the estimates are 0.1 % and 1.5 % above. CUDA gra
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from simulator.models.attention import layer_groups, window_blocks
 from simulator.models.gpus import GIB, NVLINK, Gpu
+from simulator.models.sliding_window import layer_groups, window_blocks
 from simulator.models.spec import HALF, ModelSpec
 
 LOGIT_BYTES = 40

@@ -1,47 +1,60 @@
-"""Load a model: a shipped one, or a Hugging Face config.json.
+"""Find a model: a shipped one by its name or by that of one of its shape, or a config.json."""
 
-What is wrong in the file is told by line and key. What is read of it makes a `ModelSpec`.
-"""
-
-import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 
-from simulator.models.attention import read_latent, read_window
-from simulator.models.rope import read_number, read_rope
-from simulator.models.shapes import shipped_shape
-from simulator.models.spec import BYTES, REQUIRED, ModelSpec
-from simulator.util.errors import HeadwayError
-from simulator.util.yaml_lines import read_text
+from simulator.models.config_json import read_config
+from simulator.models.spec import ModelSpec
+from simulator.util.files import resolve
 
 MODELS = Path(__file__).parent / "configs"
-FAMILIES = (
-    "llama",
-    "mistral",
-    "mixtral",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "deepseek_v2",
-    "deepseek_v3",
-    "gemma2",
-    "gemma3_text",
-    "glm",
-    "glm4",
-    "glm4_moe",
-    "gpt_oss",
+
+LLAMAS = ("hermes-4", "llama-3.1-tulu-3")
+SAME_SHAPE = {
+    "llama-7b": "llama-2-7b",
+    "llama-13b": "llama-2-13b",
+    "vicuna-7b": "llama-2-7b",
+    "vicuna-13b": "llama-2-13b",
+    "llama-3.1-nemotron-70b": "llama-3.1-70b",
+    "mistral-7b": "mistral-7b-v0.3",
+    "distill-llama-8b": "llama-3.1-8b",  # DeepSeek-R1's
+    "distill-llama-70b": "llama-3.3-70b",
+    "qwq-32b": "qwen2.5-32b",
+    "qwen3-coder-30b-a3b": "qwen3-30b-a3b",
+    "deepseek-r1": "deepseek-v3",
+    "deepseek-coder-v2-lite": "deepseek-v2-lite",
+    "phi-3.5-mini": "phi-3-mini-128k",
+    "glm-4.6": "glm-4.5",
+    "hermes-4-14b": "qwen3-14b",
+    "zephyr-7b": "mistral-7b-v0.1",
+    **{f"glm-z1-{size}": f"glm-4-{size}" for size in ("9b", "32b")},
+    **{f"{name}-{size}": f"llama-3.1-{size}" for name in LLAMAS for size in ("8b", "70b", "405b")},
+    **{f"distill-qwen-{size}": f"qwen2.5-{size}" for size in ("1.5b", "7b", "14b", "32b")},
+    **{f"qwen2-{size}": f"qwen2.5-{size}" for size in ("0.5b", "1.5b", "7b", "72b")},
+    **{
+        f"qwen2.5-{kind}-{size}": f"qwen2.5-{size}"
+        for kind in ("coder", "math")
+        for size in ("0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b")
+    },
+    **{f"mistral-small-{version}-24b": "mistral-small-24b" for version in ("3.1", "3.2")},
+}
+"""Models whose shape is that of a shipped one of another name."""
+
+ANOTHER_SHAPE = (
+    "deepseek-v3.2",  # sparse attention
+    "deepseek-r1-distill",  # of a model not named here
+    "glm-4-9b-chat-1m",  # 4 KV heads
+    "glm-4.5v",
+    "glm-4.6v",
+    "phi-4-mini-flash",
 )
-"""Values of config.json's `model_type` whose architecture is the one that `ModelSpec` counts."""
-NORMED_TWICE = {"gemma2", "gemma3_text", "glm4"}  # before attention and MLP, and behind each
-NORMED_QK = {"qwen3", "qwen3_moe", "gemma3_text"}
-TIED = {"gemma2", "gemma3_text"}  # their files leave tie_word_embeddings out
+"""Models whose names begin like a shipped one's."""
 
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
-DENSE = ("n_shared_experts", "first_k_dense_replace")
-
-OPTIONAL = ("num_key_value_heads", "head_dim", "num_experts_per_tok", *EXPERTS, *DENSE)
+OTHERS = r"mini|vl|vision|omni|multimodal|audio|embed|rerank|reward|eagle|draft|next|a\d+b"
+"""What a name holds beside that of a shipped model where it means another one."""
 
 
 def shipped_models() -> list[str]:
@@ -52,13 +65,11 @@ def shipped_models() -> list[str]:
 def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
     """Load a shipped model by its name, or the config.json at a path or in a folder.
 
-    A Hugging Face name stands for the shipped model of that shape (`shapes.py`).
+    A Hugging Face name stands for the shipped model of that shape (`shipped_shape`).
     A relative path is looked up in `base` (the current folder by default), then in the folder
     that HEADWAY_DATA names. Raises ValueError where neither is there, HeadwayError with all that
     is wrong in the file.
     """
-    from simulator.util.files import resolve
-
     names = shipped_models()
     if name_or_path in names:
         return read_config(MODELS / name_or_path / "config.json")
@@ -77,98 +88,33 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
     return read_config(path)
 
 
-def read_config(path: Path) -> ModelSpec:
-    """Read a Hugging Face config.json; HeadwayError names the file and every bad key."""
-    text = read_text(path)
-    try:
-        raw = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise HeadwayError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
-    if not isinstance(raw, dict):
-        raise HeadwayError(f"{path}:1: must be a JSON object, not {type(raw).__name__}")
-    lines = text.splitlines()
+def shipped_shape(name: str, shipped: Sequence[str]) -> str | None:
+    """Give the one of `shipped` that has the shape of a Hugging Face name; None where none has.
 
-    def tell(messages: Iterable[str]) -> HeadwayError:
-        return HeadwayError(f"{path}{_line(lines, message)}: {message}" for message in messages)
-
-    if wrong := _wrong(raw):
-        raise tell(wrong)
-    try:
-        return _spec(path.resolve().parent.name, raw)
-    except ValueError as error:
-        raise tell(str(error).split("\n")) from None
+    The owner, case, punctuation and what is before and behind a model's name do not matter:
+    `RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8` is `llama-3.1-8b`. Of two models named, that with a
+    size counts: `DeepSeek-R1-0528-Qwen3-8B` is `qwen3-8b`.
+    """
+    word = _squeeze(name.rstrip("/").rsplit("/", 1)[-1])
+    known = _known(tuple(shipped))
+    found = max((plain for plain in known if plain in word), key=_weight, default="")
+    if not found or re.search(OTHERS, word.replace(found, " ", 1)):
+        return None
+    return known[found]
 
 
-def _line(lines: list[str], message: str) -> str:
-    """Find the line of the key that a message begins with."""
-    key = f'"{message.partition(":")[0]}"'
-    return next((f":{k}" for k, line in enumerate(lines, 1) if key in line), "")
+def _weight(plain: str) -> tuple[bool, int]:
+    """Give a name's weight among those that a name holds: with a size, and long, is the best."""
+    return re.search(r"\db", plain) is not None, len(plain)
 
 
-def _count(raw: Mapping[str, object], *names: str) -> int | None:
-    """Give the first of the keys that is there and not null."""
-    found = (raw[name] for name in names if raw.get(name) is not None)
-    value = next(found, None)
-    return value if isinstance(value, int) else None
+@lru_cache(maxsize=4)
+def _known(shipped: tuple[str, ...]) -> dict[str, str | None]:
+    """Give the models by their names without punctuation; None for those of another shape."""
+    others: dict[str, str | None] = {_squeeze(name): None for name in ANOTHER_SHAPE}
+    same = {_squeeze(name): shape for name, shape in SAME_SHAPE.items() if shape in shipped}
+    return others | same | {_squeeze(name): name for name in shipped}
 
 
-def _wrong(raw: Mapping[str, object]) -> list[str]:
-    """Tell what a config lacks and what it has that a ModelSpec does not count."""
-    wrong = [f"{name}: is missing" for name in REQUIRED if raw.get(name) is None]
-    wrong += [
-        f"{name}: must be a whole number, not {raw[name]!r}"
-        for name in (*REQUIRED, *OPTIONAL)
-        if raw.get(name) is not None and (not isinstance(raw[name], int) or raw[name] is True)
-    ]
-    kind = raw.get("model_type", "llama")
-    if kind not in FAMILIES:
-        wrong.append(f"model_type: {kind!r} is not supported; there are {', '.join(FAMILIES)}")
-    if raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
-        wrong.append("mlp_only_layers: every layer must have experts, or none")
-    dtype = _dtype(raw)
-    if dtype not in BYTES:
-        wrong.append(f"torch_dtype: {dtype!r} is none of {', '.join(BYTES)}")
-    return wrong
-
-
-def _dtype(raw: Mapping[str, object]) -> str:
-    given = raw.get("dtype") or raw.get("torch_dtype") or "float16"
-    return str(given).removeprefix("torch.")
-
-
-def _spec(name: str, raw: Mapping[str, object]) -> ModelSpec:
-    """Make the ModelSpec of a config whose keys are known to be good."""
-    sizes = {key: _count(raw, key) or 0 for key in REQUIRED}
-    heads = sizes["num_attention_heads"]
-    inner = sizes["intermediate_size"]
-    experts = _count(raw, *EXPERTS[:3]) or 0
-    dense = (_count(raw, "first_k_dense_replace") or 0) if experts else 0
-    longest = sizes["max_position_embeddings"]
-    window, windowed = read_window(raw, sizes["num_hidden_layers"], longest)
-    if experts:
-        moe_size = _count(raw, "moe_intermediate_size")
-        sizes["intermediate_size"] = moe_size or sizes["intermediate_size"]
-    kind = str(raw.get("model_type", "llama"))
-    theta, scaling = read_rope(raw)
-    return ModelSpec(
-        name=name,
-        **sizes,
-        num_key_value_heads=_count(raw, "num_key_value_heads") or heads,
-        head_dim=_count(raw, "head_dim") or sizes["hidden_size"] // max(heads, 1),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", kind in TIED)),
-        attention_bias=bool(raw.get("attention_bias", kind == "qwen2")),
-        num_shared_experts=(_count(raw, "n_shared_experts") or 0) if experts else 0,
-        dense_layers=dense,
-        dense_intermediate_size=inner if dense else 0,
-        latent=read_latent(raw),
-        sliding_window=window,
-        windowed_layers=windowed,
-        norms_per_layer=4 if kind in NORMED_TWICE else 2,
-        qk_norm=bool(raw.get("use_qk_norm", kind in NORMED_QK)),
-        num_experts=experts,
-        num_experts_per_tok=_count(raw, "num_experts_per_tok") or 0 if experts else 0,
-        dtype=_dtype(raw),
-        rms_norm_eps=read_number(raw, "rms_norm_eps", 1e-6),
-        rope_theta=theta,
-        rope_scaling=scaling,
-    )
+def _squeeze(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -9,9 +9,6 @@ on a token's numbers one by one is not counted: which function gates the MLP, Ge
 from dataclasses import astuple, dataclass
 from functools import cached_property
 
-from simulator.models.attention import Latent
-from simulator.models.rope import RopeScaling
-
 REQUIRED = (
     "num_hidden_layers",
     "hidden_size",
@@ -48,6 +45,60 @@ def bytes_of(dtype: str) -> float:
 
 
 @dataclass(frozen=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, 2024), under the names of config.json.
+
+    The cache holds one vector per token and layer, of `kv_lora_rank` + `qk_rope_head_dim` numbers,
+    whatever the heads; so with tensor parallelism every GPU holds all of it (vLLM's
+    MLAAttentionSpec, page_size_bytes).
+    """
+
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    q_lora_rank: int = 0  # 0: queries are projected at once
+
+    @property
+    def cached(self) -> int:
+        """Numbers that a token and layer take in the cache."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    def parameters(self, hidden: int, heads: int) -> int:
+        """Weights of one layer's projections, the norms of the latents left out."""
+        width = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
+        rank = self.q_lora_rank
+        query = rank * (hidden + width) if rank else hidden * width
+        down = hidden * self.cached
+        up = self.kv_lora_rank * heads * (self.qk_nope_head_dim + self.v_head_dim)
+        return query + down + up + heads * self.v_head_dim * hidden
+
+    @property
+    def prompt_flops(self) -> int:
+        """FLOPs of a head and (query, key) pair where keys and values are spelt out."""
+        return 2 * (self.qk_nope_head_dim + self.qk_rope_head_dim + self.v_head_dim)
+
+    @property
+    def decode_flops(self) -> int:
+        """FLOPs of the same where the query is multiplied with the latents themselves."""
+        return 2 * (self.cached + self.kv_lora_rank)
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Rotary embeddings stretched to more positions than the model was first trained on.
+
+    A step takes the same time whatever they are; an engine that runs real weights needs them.
+    """
+
+    rope_type: str
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: float = 8192
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """The sizes of a decoder-only transformer, under their names in config.json."""
 
@@ -67,7 +118,7 @@ class ModelSpec:
     num_shared_experts: int = 0  # that every token meets, beside the chosen ones
     dense_layers: int = 0  # layers without experts
     dense_intermediate_size: int = 0  # of their MLP
-    latent: Latent | None = None
+    latent: LatentAttention | None = None
     sliding_window: int = 0  # tokens; 0: none
     windowed_layers: int = 0
     norms_per_layer: int = 2  # of the hidden size

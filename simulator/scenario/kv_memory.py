@@ -10,9 +10,9 @@ from simulator.kv_cache.host_tier import HostTier
 from simulator.kv_cache.own_blocks import OwnBlocks
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.kv_cache.swap_space import Prices
-from simulator.models.attention import Groups, layer_groups
 from simulator.models.gpus import GIB, Gpu
 from simulator.models.kv_budget import kv_budget
+from simulator.models.sliding_window import Groups, layer_groups
 from simulator.models.spec import ModelSpec
 from simulator.scenario.engine_config import EngineConfig
 from simulator.scenario.engines import fraction_of

@@ -22,8 +22,7 @@ from gpu_backend.prompts import prompt_ids, token_ids  # noqa: E402
 from simulator.core.request import Chunk, Request, Step  # noqa: E402
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager  # noqa: E402
 from simulator.models.load import load_model  # noqa: E402
-from simulator.models.rope import RopeScaling  # noqa: E402
-from simulator.models.spec import ModelSpec  # noqa: E402
+from simulator.models.spec import ModelSpec, RopeScaling  # noqa: E402
 from simulator.policies.orders import Priority  # noqa: E402
 from simulator.schedulers.static import Static  # noqa: E402
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler  # noqa: E402

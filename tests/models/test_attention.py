@@ -11,10 +11,11 @@ from simulator.core.log import REASONS
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.roofline import roofline
-from simulator.models.attention import Groups, Latent, layer_groups, window_blocks, window_pairs
 from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import kv_budget, memory_table
 from simulator.models.load import load_model
+from simulator.models.sliding_window import Groups, layer_groups, window_blocks, window_pairs
+from simulator.models.spec import LatentAttention
 from simulator.scenario.load import load_scenario
 from simulator.schedulers.vllm.drafts import SlotCounter
 from simulator.schedulers.vllm.speculative import Speculative
@@ -50,7 +51,7 @@ def test_deepseek_v2_lite_to_the_last_weight() -> None:
 
 def test_queries_may_have_a_rank_too() -> None:
     """DeepSeek-V3: 1,536 between 7,168 and 128 heads of 192."""
-    latent = Latent(512, 128, 64, 128, q_lora_rank=1536)
+    latent = LatentAttention(512, 128, 64, 128, q_lora_rank=1536)
     query = 7168 * 1536 + 1536 * 128 * 192
     rest = 7168 * 576 + 512 * 128 * 256 + 128 * 128 * 7168
     assert latent.parameters(7168, 128) == query + rest

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator.models.load import load_model, read_config
-from simulator.models.rope import RopeScaling, read_rope
+from simulator.models.config_json import read_config, read_rope
+from simulator.models.load import load_model
+from simulator.models.spec import RopeScaling
 from simulator.util.errors import HeadwayError
 from tests.models.test_spec import write
 

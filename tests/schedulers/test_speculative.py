@@ -11,7 +11,7 @@ from simulator.core.request import Chunk, Request, Step
 from simulator.core.speculative_config import DraftConfig, SpeculativeConfig
 from simulator.costs.drafting import DraftedCost
 from simulator.costs.piecewise import LinearCost, PiecewiseCost
-from simulator.models.attention import Groups
+from simulator.models.sliding_window import Groups
 from simulator.policies.orders import SJF
 from simulator.scenario.load import load_scenario
 from simulator.schedulers.vllm.drafts import SlotCounter

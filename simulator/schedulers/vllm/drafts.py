@@ -16,7 +16,7 @@ import numpy.typing as npt
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.models.attention import Groups
+from simulator.models.sliding_window import Groups
 
 Ints = npt.NDArray[np.int64]
 ROWS = 7

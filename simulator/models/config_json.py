@@ -1,0 +1,228 @@
+"""Read a Hugging Face config.json.
+
+`WHOLE_NUMBERS` tells which key means what, `FAMILIES` what the files of a `model_type` leave
+unsaid because its code in transformers says it. What is wrong in a file is told by line and key.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from simulator.models.spec import BYTES, REQUIRED, LatentAttention, ModelSpec, RopeScaling
+from simulator.util.errors import HeadwayError
+from simulator.util.yaml_lines import read_text
+
+WHOLE_NUMBERS = {
+    **{name: (name,) for name in (*REQUIRED, "num_key_value_heads", "head_dim")},
+    "num_experts_per_tok": ("num_experts_per_tok",),
+    "num_experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "expert_intermediate_size": ("moe_intermediate_size",),
+    "num_shared_experts": ("n_shared_experts",),
+    "dense_layers": ("first_k_dense_replace",),
+}
+"""Keys of each size, of which the first that is there counts."""
+LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+ROPE_SCALING = (
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """What holds for the files of a `model_type` where they do not say otherwise."""
+
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    use_qk_norm: bool = False
+    norms_per_layer: int = 2  # 4: before attention and MLP, and behind each
+    latent_attention: bool = False  # True: its sizes must be there
+    sliding_window_pattern: int = 1  # each n-th layer has no window; 1: all have it
+
+
+FAMILIES = {
+    "llama": Family(),
+    "mistral": Family(),
+    "mixtral": Family(),
+    "phi3": Family(),
+    "qwen2": Family(attention_bias=True),
+    "qwen3": Family(use_qk_norm=True),
+    "qwen3_moe": Family(use_qk_norm=True),
+    "deepseek_v2": Family(latent_attention=True),
+    "deepseek_v3": Family(latent_attention=True),
+    "gemma2": Family(tie_word_embeddings=True, norms_per_layer=4, sliding_window_pattern=2),
+    "gemma3_text": Family(
+        tie_word_embeddings=True, use_qk_norm=True, norms_per_layer=4, sliding_window_pattern=6
+    ),
+    "glm": Family(),
+    "glm4": Family(norms_per_layer=4),
+    "glm4_moe": Family(),
+    "gpt_oss": Family(),
+}
+"""Values of `model_type` whose architecture is the one that `ModelSpec` counts."""
+
+
+def read_config(path: Path) -> ModelSpec:
+    """Read a Hugging Face config.json; HeadwayError names the file and every bad key."""
+    text = read_text(path)
+    try:
+        raw = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise HeadwayError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
+    if not isinstance(raw, dict):
+        raise HeadwayError(f"{path}:1: must be a JSON object, not {type(raw).__name__}")
+    lines = text.splitlines()
+
+    def tell(messages: Iterable[str]) -> HeadwayError:
+        return HeadwayError(f"{path}{_line(lines, message)}: {message}" for message in messages)
+
+    if wrong := _wrong(raw):
+        raise tell(wrong)
+    try:
+        return _spec(path.resolve().parent.name, raw)
+    except ValueError as error:
+        raise tell(str(error).split("\n")) from None
+
+
+def _line(lines: list[str], message: str) -> str:
+    """Find the line of the key that a message begins with."""
+    key = f'"{message.partition(":")[0]}"'
+    return next((f":{k}" for k, line in enumerate(lines, 1) if key in line), "")
+
+
+def _wrong(raw: Mapping[str, object]) -> list[str]:
+    """Tell what a config lacks and what it has that a ModelSpec does not count."""
+    wrong = [f"{key}: is missing" for key in REQUIRED if raw.get(key) is None]
+    wrong += [
+        f"{key}: must be a whole number, not {raw[key]!r}"
+        for keys in WHOLE_NUMBERS.values()
+        for key in keys
+        if raw.get(key) is not None and (not isinstance(raw[key], int) or raw[key] is True)
+    ]
+    kind = raw.get("model_type", "llama")
+    if kind not in FAMILIES:
+        wrong.append(f"model_type: {kind!r} is not supported; there are {', '.join(FAMILIES)}")
+    if raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
+        wrong.append("mlp_only_layers: every layer must have experts, or none")
+    dtype = _dtype(raw)
+    if dtype not in BYTES:
+        wrong.append(f"torch_dtype: {dtype!r} is none of {', '.join(BYTES)}")
+    return wrong
+
+
+def _dtype(raw: Mapping[str, object]) -> str:
+    given = raw.get("dtype") or raw.get("torch_dtype") or "float16"
+    return str(given).removeprefix("torch.")
+
+
+def _spec(name: str, raw: Mapping[str, object]) -> ModelSpec:
+    """Make the ModelSpec of a config whose whole numbers and `model_type` are known to be good."""
+    family = FAMILIES[str(raw.get("model_type", "llama"))]
+    sizes = {}
+    for size, keys in WHOLE_NUMBERS.items():
+        value = next((raw[key] for key in keys if raw.get(key) is not None), 0)
+        sizes[size] = value if isinstance(value, int) else 0
+    heads, intermediate_size = sizes["num_attention_heads"], sizes["intermediate_size"]
+    expert_size = sizes.pop("expert_intermediate_size")
+    if sizes["num_experts"]:
+        sizes["intermediate_size"] = expert_size or intermediate_size
+    else:
+        sizes |= {"num_experts_per_tok": 0, "num_shared_experts": 0, "dense_layers": 0}
+    sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or heads
+    sizes["head_dim"] = sizes["head_dim"] or sizes["hidden_size"] // max(heads, 1)
+    window, windowed_layers = _read_window(raw, family, sizes)
+    rope_theta, rope_scaling = read_rope(raw)
+    return ModelSpec(
+        name=name,
+        **sizes,
+        dense_intermediate_size=intermediate_size if sizes["dense_layers"] else 0,
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", family.tie_word_embeddings)),
+        attention_bias=bool(raw.get("attention_bias", family.attention_bias)),
+        qk_norm=bool(raw.get("use_qk_norm", family.use_qk_norm)),
+        norms_per_layer=family.norms_per_layer,
+        latent=_read_latent(raw, family),
+        sliding_window=window,
+        windowed_layers=windowed_layers,
+        dtype=_dtype(raw),
+        rms_norm_eps=_number(raw, "rms_norm_eps", 1e-6),
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
+    )
+
+
+def _read_latent(raw: Mapping[str, object], family: Family) -> LatentAttention | None:
+    """Read the sizes of multi-head latent attention; None where there is none.
+
+    ValueError, `key: what is wrong`, where one is missing or no positive whole number.
+    """
+    if raw.get("kv_lora_rank") is None and not family.latent_attention:
+        return None
+    rank = 0 if raw.get("q_lora_rank") is None else _size(raw, "q_lora_rank")
+    return LatentAttention(**{key: _size(raw, key) for key in LATENT}, q_lora_rank=rank)
+
+
+def _read_window(
+    raw: Mapping[str, object], family: Family, sizes: Mapping[str, int]
+) -> tuple[int, int]:
+    """Give the tokens of a sliding window, and the layers that have it; else 0, 0.
+
+    `layer_types` names each layer's kind (gpt-oss and new files of other families); without it all
+    layers have the window (Mistral-7B-v0.1), in Qwen's families those from `max_window_layers` on,
+    in Gemma's all but each `sliding_window_pattern`-th.
+    A window as long as the model's longest request is none. ValueError where a key is wrong.
+    """
+    if raw.get("sliding_window") is None or not raw.get("use_sliding_window", True):
+        return 0, 0
+    window, layers = _size(raw, "sliding_window"), sizes["num_hidden_layers"]
+    kinds = raw.get("layer_types")
+    if isinstance(kinds, list):
+        if len(kinds) != layers:
+            raise ValueError(f"layer_types: must name {layers} layers, not {len(kinds)}")
+        windowed = kinds.count("sliding_attention")
+    elif "use_sliding_window" in raw and raw.get("max_window_layers") is not None:
+        windowed = max(layers - _size(raw, "max_window_layers"), 0)
+    elif (every := family.sliding_window_pattern) > 1:
+        if raw.get("sliding_window_pattern") is not None:
+            every = _size(raw, "sliding_window_pattern")
+        windowed = layers - layers // every
+    else:
+        windowed = layers
+    return (window, windowed) if windowed and window < sizes["max_position_embeddings"] else (0, 0)
+
+
+def read_rope(raw: Mapping[str, object]) -> tuple[float, RopeScaling | None]:
+    """Give theta and scaling; ValueError, `key: what is wrong`, where they are no numbers.
+
+    Newer files hold both in `rope_parameters`.
+    """
+    key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+    scaling = raw.get(key) or {}
+    if not isinstance(scaling, Mapping):
+        raise ValueError(f"{key}: must be a mapping, not {scaling!r}")
+    theta = _number({**raw, **scaling}, "rope_theta", 10000.0)
+    kind = str(scaling.get("rope_type", scaling.get("type", "default")))
+    if kind == "default":
+        return theta, None
+    values = {part: _number(scaling, part, 0.0) for part in ROPE_SCALING if part in scaling}
+    return theta, RopeScaling(kind, **values)
+
+
+def _number(raw: Mapping[str, object], key: str, default: float) -> float:
+    """Give a positive number, the default where the key is missing or null."""
+    value = raw.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ValueError(f"{key}: must be a positive number, not {value!r}")
+    return value
+
+
+def _size(raw: Mapping[str, object], key: str) -> int:
+    """Give a positive whole number."""
+    value = raw.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{key}: must be a positive whole number, not {value!r}")
+    return value
