@@ -6,7 +6,6 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from simulator.core.request import Segments
-from simulator.workload.arrivals import arrival_parts
 from simulator.workload.generate import Generator, draw_lengths, streams
 from simulator.workload.lengths import Load
 from simulator.workload.workload import Workload
@@ -42,7 +41,7 @@ def generate_parts(
 ) -> Iterator[Workload]:
     """Make the workload of `generate` in parts of these sizes, one at a time: the same numbers."""
     rng = streams(seed)
-    times = arrival_parts(spec, sum(sizes), lambda: streams(seed)["arrivals"], sizes)
+    times = spec.arrival_parts(sum(sizes), lambda: streams(seed)["arrivals"], sizes)
     shared: Segments = ((("shared",), spec.prefix_len),) if spec.prefix_len else ()
     first = 0
     for size, arrival in zip(sizes, times, strict=True):

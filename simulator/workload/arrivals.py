@@ -1,19 +1,18 @@
-"""When generated requests come: the arrival processes of `vllm bench serve`."""
+"""When generated requests come: the arrival processes of `vllm bench serve`, and a diurnal load."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, pi
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simulator.util.from_mapping import build, refuse
 from simulator.workload.workload import Floats
 
-if TYPE_CHECKING:
-    from simulator.workload.generate import Generator
-
 WARP = 10_000  # points of the table of a diurnal load, a period
+
+Checks = list[tuple[bool, str]]
+"""What `refuse` takes: whether something is wrong, and what."""
 
 
 @dataclass(slots=True)
@@ -34,7 +33,7 @@ class Diurnal:
 
         The integral of the rate has no inverse in closed form: it is tabulated.
         """
-        if not len(times) or not self.amplitude:
+        if not self.amplitude:
             return times
         turn = 2 * pi / self.period
         grid = np.linspace(0.0, last + self.period, WARP * (2 + int(last / self.period)))
@@ -43,30 +42,9 @@ class Diurnal:
         return warped
 
 
-def check_rates(spec: "Generator") -> list[tuple[bool, str]]:
-    """Check what a generator says of its arrivals; for `refuse`."""
-    start, end, ramp = spec.ramp_up_start_rps, spec.ramp_up_end_rps, spec.ramp_up_strategy
-    checks = [
-        (not spec.request_rate > 0, f"request_rate: {spec.request_rate} is not above 0"),
-        (not spec.burstiness > 0, f"burstiness: {spec.burstiness} is not above 0"),
-    ]
-    if ramp is None:
-        given = start is not None or end is not None
-        return [*checks, (given, "ramp_up_strategy: missing, but there is a rate to ramp up")]
-    if start is None or end is None:
-        name = "ramp_up_start_rps" if start is None else "ramp_up_end_rps"
-        return [*checks, (True, f"{name}: missing, as ramp_up_strategy is given")]
-    return [
-        *checks,
-        (ramp not in {"linear", "exponential"}, f"ramp_up_strategy: {ramp!r} is unknown"),
-        (spec.request_rate < inf, "request_rate: cannot be given with ramp_up_strategy"),
-        (not start > 0, f"ramp_up_start_rps: {start} is not above 0"),
-        (not start <= end < inf, f"ramp_up_end_rps: {end} is not finite and {start} or more"),
-    ]
-
-
-def arrival_times(spec: "Generator", count: int, rng: np.random.Generator) -> Floats:
-    """Draw when `count` requests (or sessions) come, in seconds.
+@dataclass(slots=True, kw_only=True)
+class ArrivalProcess:
+    """When requests (or sessions) come.
 
     As `get_request` in vllm/benchmarks/serve.py: the gap before request i is
     Gamma(shape=burstiness, scale=1 / (rate_i * burstiness)), the first one included, so that
@@ -75,67 +53,84 @@ def arrival_times(spec: "Generator", count: int, rng: np.random.Generator) -> Fl
     ramp all times are then stretched so that the last is count / request_rate. A diurnal load
     comes by the same gaps, longer at night and shorter by day.
     """
-    return next(arrival_parts(spec, count, lambda: rng, [count]))
 
+    request_rate: float = inf  # per second
+    burstiness: float = 1.0  # shape of the Gamma distribution of gaps: 1 / CV ** 2
+    rescale: bool = True  # so that the last arrival is at count / request_rate
+    ramp_up_strategy: str | None = None  # linear or exponential
+    ramp_up_start_rps: float | None = None
+    ramp_up_end_rps: float | None = None
+    diurnal: Mapping[str, object] | None = None
 
-def arrival_parts(
-    spec: "Generator",
-    count: int,
-    make_rng: Callable[[], np.random.Generator],
-    sizes: Sequence[int],
-) -> Iterator[Floats]:
-    """Yield the same times in parts of these sizes, which add up to `count`.
+    def check_rates(self) -> Checks:
+        """Check what is said of the rates; `diurnal` checks itself."""
+        start, end, ramp = self.ramp_up_start_rps, self.ramp_up_end_rps, self.ramp_up_strategy
+        checks = [
+            (not self.request_rate > 0, f"request_rate: {self.request_rate} is not above 0"),
+            (not self.burstiness > 0, f"burstiness: {self.burstiness} is not above 0"),
+        ]
+        if ramp is None:
+            given = start is not None or end is not None
+            return [*checks, (given, "ramp_up_strategy: missing, but there is a rate to ramp up")]
+        if start is None or end is None:
+            name = "ramp_up_start_rps" if start is None else "ramp_up_end_rps"
+            return [*checks, (True, f"{name}: missing, as ramp_up_strategy is given")]
+        return [
+            *checks,
+            (ramp not in {"linear", "exponential"}, f"ramp_up_strategy: {ramp!r} is unknown"),
+            (self.request_rate < inf, "request_rate: cannot be given with ramp_up_strategy"),
+            (not start > 0, f"ramp_up_start_rps: {start} is not above 0"),
+            (not start <= end < inf, f"ramp_up_end_rps: {end} is not finite and {start} or more"),
+        ]
 
-    In several parts the gaps are drawn twice, to know their sum beforehand.
-    """
-    gaps = list(_gaps(spec, count, make_rng(), sizes)) if len(sizes) == 1 else None
-    stretch, last = 1.0, 0.0
-    stretches = spec.rescale and spec.ramp_up_strategy is None
-    swings = spec.diurnal is not None and spec.request_rate < inf
-    if stretches or swings:
-        for times in _add_up(gaps or _gaps(spec, count, make_rng(), sizes)):
-            last = float(times[-1]) if len(times) else last
-    if stretches and last > 0:
-        stretch = count / spec.request_rate / last
-    for times in _add_up(gaps or _gaps(spec, count, make_rng(), sizes)):
-        stretched = times * stretch
-        if swings and spec.diurnal is not None:
-            stretched = build(Diurnal, spec.diurnal).warp(stretched, last * stretch)
-        yield stretched
+    def arrival_times(self, count: int, rng: np.random.Generator) -> Floats:
+        """Draw when `count` requests come, in seconds."""
+        return next(self.arrival_parts(count, lambda: rng, [count]))
 
+    def arrival_parts(
+        self, count: int, make_rng: Callable[[], np.random.Generator], sizes: Sequence[int]
+    ) -> Iterator[Floats]:
+        """Yield the same times in parts of these sizes, which add up to `count`.
 
-def _gaps(
-    spec: "Generator", count: int, rng: np.random.Generator, sizes: Sequence[int]
-) -> Iterator[Floats]:
-    """Draw the gaps before successive requests."""
-    first = 0
-    for size in sizes:
-        rate = _rates(spec, count, first, size)
-        first += size
-        if spec.burstiness == inf:
-            yield 1 / rate
-        else:
-            yield rng.standard_gamma(spec.burstiness, size) / (rate * spec.burstiness)
+        In several parts they are drawn twice, to know the last beforehand.
+        """
+        whole = list(self._drawn(count, make_rng(), sizes)) if len(sizes) == 1 else None
+        stretches = self.rescale and self.ramp_up_strategy is None
+        diurnal = None
+        if self.diurnal is not None and self.request_rate < inf:
+            diurnal = build(Diurnal, self.diurnal)
+        last, stretch = 0.0, 1.0
+        if stretches or diurnal:
+            for times in whole or self._drawn(count, make_rng(), sizes):
+                last = float(times[-1])
+        if stretches and last > 0:
+            stretch = count / self.request_rate / last
+        for times in whole or self._drawn(count, make_rng(), sizes):
+            stretched = times * stretch
+            yield diurnal.warp(stretched, last * stretch) if diurnal else stretched
 
+    def _drawn(
+        self, count: int, rng: np.random.Generator, sizes: Sequence[int]
+    ) -> Iterator[Floats]:
+        """Draw the times: one sum of gaps over all parts, in the same order as over one."""
+        first, last = 0, 0.0
+        for size in sizes:
+            rate = self._rates(count, first, size)
+            if self.burstiness == inf:
+                gaps = 1 / rate
+            else:
+                gaps = rng.standard_gamma(self.burstiness, size) / (rate * self.burstiness)
+            gaps[0] += last
+            times = np.cumsum(gaps)
+            first, last = first + size, float(times[-1])
+            yield times
 
-def _add_up(parts: Iterable[Floats]) -> Iterator[Floats]:
-    """Turn gaps into times: one sum over all parts, in the same order as over one."""
-    last = 0.0
-    for gaps in parts:
-        times = gaps.copy()
-        if len(times):
-            times[0] += last
-            np.cumsum(times, out=times)
-            last = float(times[-1])
-        yield times
-
-
-def _rates(spec: "Generator", count: int, first: int, size: int) -> Floats:
-    """Give the rate at which each of `size` requests comes, from number `first` on."""
-    start, end = spec.ramp_up_start_rps, spec.ramp_up_end_rps
-    if start is None or end is None:
-        return np.full(size, float(spec.request_rate))
-    progress = np.arange(first, first + size) / max(count - 1, 1)
-    if spec.ramp_up_strategy == "linear":
-        return start + (end - start) * progress
-    return start * (end / start) ** progress
+    def _rates(self, count: int, first: int, size: int) -> Floats:
+        """Give the rate at which each of `size` requests comes, from number `first` on."""
+        start, end = self.ramp_up_start_rps, self.ramp_up_end_rps
+        if start is None or end is None:
+            return np.full(size, float(self.request_rate))
+        progress = np.arange(first, first + size) / max(count - 1, 1)
+        if self.ramp_up_strategy == "linear":
+            return start + (end - start) * progress
+        return start * (end / start) ** progress

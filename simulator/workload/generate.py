@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from simulator.core.request import Segments
 from simulator.util.from_mapping import build, fault, inside, number, refuse
-from simulator.workload.arrivals import Diurnal, arrival_times, check_rates
+from simulator.workload.arrivals import ArrivalProcess, Checks, Diurnal
 from simulator.workload.lengths import (
     MOST,
     Distribution,
@@ -32,8 +32,6 @@ from simulator.workload.workload import MOST_KEPT, MOST_REQUESTS, Floats, Ints, 
 
 STREAMS = ("arrivals", "input", "output", "prefixes", "sessions", "clients")
 INPUT_LEN, OUTPUT_LEN = 1024, 128  # tokens, vLLM's defaults
-
-Checks = list[tuple[bool, str]]
 
 
 @dataclass(slots=True)
@@ -82,7 +80,7 @@ class Joint:
 
 
 @dataclass(slots=True, kw_only=True)
-class Generator:
+class Generator(ArrivalProcess):
     """What is to be generated; the constructor raises ValueError, one line for each wrong key.
 
     With sessions `num_prompts` counts their turns (the last session may be cut short), and
@@ -90,13 +88,6 @@ class Generator:
     from floor(n (1 - r)) to ceil(n (1 + r)), in one number or as {input: r, output: r}.
     """
 
-    request_rate: float = inf  # per second
-    burstiness: float = 1.0  # shape of the Gamma distribution of gaps: 1 / CV ** 2
-    rescale: bool = True  # so that the last arrival is at num_prompts / request_rate
-    ramp_up_strategy: str | None = None  # linear or exponential
-    ramp_up_start_rps: float | None = None
-    ramp_up_end_rps: float | None = None
-    diurnal: Mapping[str, object] | None = None
     num_prompts: int = 1000
     max_concurrency: int | None = None
     input_len: Spec | None = None  # tokens; 1024
@@ -112,7 +103,7 @@ class Generator:
     def __post_init__(self) -> None:
         concurrency = self.max_concurrency
         refuse(
-            *check_rates(self),
+            *self.check_rates(),
             *self._check_lengths(),
             *_count("num_prompts", self.num_prompts, MOST_REQUESTS),
             (self.prefix_len < 0, f"prefix_len: {self.prefix_len} is less than 0"),
@@ -250,7 +241,7 @@ def generate(
     heads, group = _draw_prefixes(spec, len(starts), rng["prefixes"])
 
     arrival = np.full(len(new), np.nan)
-    arrival[starts] = arrival_times(spec, len(starts), rng["arrivals"])
+    arrival[starts] = spec.arrival_times(len(starts), rng["arrivals"])
     before = np.cumsum(new + output) - (new + output)
     head = np.array([sum(count for _, count in parts) for parts in heads])[group]
     work = Workload(
