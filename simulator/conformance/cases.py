@@ -1,79 +1,260 @@
-"""Case files and recorded schedules: what `headway conform` compares.
+"""Case files: what `headway conform` lets a scheduler decide.
 
 A case is a JSON object: scheduler settings, a step-time model and requests, all times in integer
 nanoseconds (`docs/conformance.md` has the fields). A file holds one case (.json) or one in each
-line (.jsonl); either may be packed by gzip. Its schedule is a file of JSON lines.
+line (.jsonl); either may be packed by gzip.
 """
 
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError
-from simulator.util.yaml_lines import Key, parse
+from simulator.util.files import write_atomic
+from simulator.util.yaml_lines import Fault, Places, faults, parse
 
-Fault = tuple[Key, str]
-
-CONFIG: dict[str, Any] = {
-    "policy": "fcfs",
-    "max_num_seqs": 128,
-    "max_num_batched_tokens": 2048,
-    "max_model_len": 8192,
-    "enable_chunked_prefill": True,
-    "long_prefill_token_threshold": 0,
-    "long_prefill_token_threshold_adaptive": False,
-    "reserve_full_isl": True,
-    "watermark": 0.0,
-    "prefill_schedule_interval": 1,
-    "async_scheduling": False,
-    "block_size": 16,
-    "num_gpu_blocks": 10000,
-    "enable_prefix_caching": True,
-    "hash_id_tokens": 512,
-}
-"""Settings of a case and their defaults: vLLM's names, but `reserve_full_isl` for
-`scheduler_reserve_full_isl`."""
-STEP_TIME = {
-    "base_ns": 6_000_000,
-    "per_token_ns": 40_000,
-    "per_context_token_ns": 40,
-    "empty_ns": 1_000_000,
-}
-"""A step takes base + per_token * tokens + per_context_token * context, an empty one empty_ns."""
-_CASE = {"schema", "name", "about", "config", "step_time", "max_steps", "requests"}
-_REQUEST = {
-    "id", "arrival_ns", "prompt_len", "output_len", "priority", "segments", "hash_ids"
-}  # fmt: skip
-_LEAST = {"long_prefill_token_threshold": 0, "num_gpu_blocks": 2}
 _LIMIT = 2**53  # integers up to here are exact in a float
 
 
-@dataclass(slots=True, frozen=True)
-class CaseRequest:
-    """One request of a case."""
+def _checked(good: Callable[[Any], bool], words: str) -> PlainValidator:
+    """Take a value as it is if it is good; else say what it must be."""
 
-    id: int
-    arrival_ns: int
-    prompt_len: int
-    output_len: int
-    priority: int
-    segments: Segments | None
+    def check(value: Any) -> Any:
+        if not good(value):
+            raise ValueError(f": must be {words}, not {value!r}")
+        return value
+
+    return PlainValidator(check)
 
 
-@dataclass(slots=True, frozen=True)
-class Case:
+def _is_whole(value: object, least: int) -> bool:
+    return type(value) is int and least <= value < _LIMIT
+
+
+def _whole(least: int) -> PlainValidator:
+    return _checked(lambda v: _is_whole(v, least), f"a whole number >= {least}")
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
+
+
+Natural = Annotated[int, _whole(0)]
+Positive = Annotated[int, _whole(1)]
+Flag = Annotated[bool, _checked(lambda v: isinstance(v, bool), "true or false")]
+Share = Annotated[float, _checked(_is_share, "a number from 0 to below 1")]
+Policy = Annotated[
+    Literal["fcfs", "priority"], _checked(lambda v: v in ("fcfs", "priority"), "fcfs or priority")
+]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class VllmConfig(_Model):
+    """Settings of vLLM's scheduler: its names, but for `scheduler_reserve_full_isl`."""
+
+    policy: Policy = "fcfs"
+    max_num_seqs: Positive = 128
+    max_num_batched_tokens: Positive = 2048
+    max_model_len: Positive = 8192
+    enable_chunked_prefill: Flag = True
+    long_prefill_token_threshold: Natural = 0
+    long_prefill_token_threshold_adaptive: Flag = False
+    reserve_full_isl: Flag = True
+    watermark: Share = 0.0
+    prefill_schedule_interval: Positive = 1
+    async_scheduling: Flag = False
+    block_size: Positive = 16
+    num_gpu_blocks: Annotated[int, _whole(2)] = 10000
+    enable_prefix_caching: Flag = True
+    hash_id_tokens: Positive = 512
+
+    @model_validator(mode="after")
+    def _refuse_what_vllm_refuses(self) -> "VllmConfig":
+        tokens = self.max_num_batched_tokens
+        wrong = []
+        if tokens < self.max_num_seqs:
+            wrong.append(f"must be >= max_num_seqs ({self.max_num_seqs}), not {tokens}")
+        if not self.enable_chunked_prefill and tokens < self.max_model_len:
+            wrong.append(f"without chunked prefill must be >= max_model_len, not {tokens}")
+        if wrong:
+            raise ValueError("\n".join(f"max_num_batched_tokens: {what}" for what in wrong))
+        return self
+
+
+class StepTime(_Model):
+    """A step takes base + per_token * tokens + per_context_token * context, an empty one empty."""
+
+    base_ns: Natural = 6_000_000
+    per_token_ns: Natural = 40_000
+    per_context_token_ns: Natural = 40
+    empty_ns: Natural = 1_000_000
+
+
+class CaseRequest(_Model):
+    """One request of a case; its prompt may be named by `segments` or `hash_ids`."""
+
+    id: Any = None  # its position: checked by the case
+    arrival_ns: Natural
+    prompt_len: Positive
+    output_len: Positive
+    priority: Annotated[
+        int | None, _checked(lambda v: not v or type(v) is int, "a whole number")
+    ] = 0
+    segments: Any = None
+    hash_ids: Any = None
+
+    def named_prompt(self, hash_id_tokens: int) -> Segments | None:
+        """Name the prompt's tokens; ValueError is `key: what is wrong`."""
+        if self.segments is not None:
+            if self.hash_ids is not None:
+                raise ValueError("segments: give segments or hash_ids, not both")
+            try:
+                named = [(_segment_name(name), count) for name, count in self.segments]
+            except (TypeError, ValueError):
+                raise ValueError("segments: must be a list of [name, tokens]") from None
+            if not all(_is_whole(count, 1) for _, count in named):
+                raise ValueError("segments: tokens must be whole numbers >= 1")
+            if sum(count for _, count in named) != self.prompt_len:
+                raise ValueError(f"segments: must add up to prompt_len ({self.prompt_len})")
+            return tuple(named)
+        if (ids := self.hash_ids) is None:
+            return None
+        if not isinstance(ids, list) or not all(type(key) is int for key in ids):
+            raise ValueError("hash_ids: must be a list of whole numbers")
+        if len(ids) * hash_id_tokens < self.prompt_len:
+            raise ValueError(
+                f"hash_ids: stand for fewer tokens than prompt_len ({self.prompt_len})"
+            )
+        full, rest = divmod(self.prompt_len, hash_id_tokens)
+        whole = [(("h", key), hash_id_tokens) for key in ids[:full]]
+        return tuple(whole + ([(("h", ids[full]), rest)] if rest else []))
+
+
+def _segment_name(name: object) -> tuple[str, int] | str:
+    """Translate a segment's name: `in:3` and `out:3` are request 3's prompt and answer."""
+    if not isinstance(name, str):
+        raise TypeError(name)
+    kind, _, number = name.partition(":")
+    if kind in {"in", "out"} and number.isdecimal() and str(int(number)) == number:
+        return kind, int(number)
+    return name
+
+
+class Case(_Model):
     """One case, with all defaults filled in."""
 
+    version: Annotated[int, _checked(lambda v: v == 1, "1")] = Field(alias="schema")
     name: str
-    config: dict[str, Any]
-    step_time: dict[str, int]
+    about: Any = None
+    config: VllmConfig = VllmConfig()
+    step_time: StepTime = StepTime()
+    max_steps: Annotated[
+        int | None, _checked(lambda v: v is None or _is_whole(v, 1), "a whole number >= 1")
+    ] = None
     requests: list[CaseRequest]
-    max_steps: int | None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, raw: object) -> object:
+        if not isinstance(raw, dict):
+            return raw
+        needed = dict.fromkeys(("schema", "name", "requests"))  # what is not there is null
+        return needed | raw | {"step_time": raw.get("step_time") or {}}
+
+    @model_validator(mode="after")
+    def _check_requests(self) -> "Case":
+        wrong = []
+        longest = self.config.max_model_len
+        for index, request in enumerate(self.requests):
+            at = f"requests.{index}"
+            if request.id != index:
+                wrong.append(f"{at}.id: must be {index}, its position, not {request.id!r}")
+            if request.prompt_len >= longest:
+                wrong.append(f"{at}.prompt_len: must be less than max_model_len ({longest})")
+            try:
+                request.named_prompt(self.config.hash_id_tokens)
+            except ValueError as error:
+                wrong.append(f"{at}.{error}")
+        if wrong:
+            raise ValueError("\n".join(wrong))
+        return self
+
+
+def read_cases(path: Path) -> list[Case]:
+    """Read a file of one case or of many; HeadwayError lists all mistakes with their lines."""
+    lines = read_lines(path)
+    if not path.name.removesuffix(".gz").endswith(".jsonl"):
+        text = "\n".join(lines)
+        try:
+            raw = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise HeadwayError(f"{path}:{getattr(error, 'lineno', 1)}: bad JSON: {error}") from None
+        return [_check(raw, lambda: _places(path, text))]
+    cases, messages = [], []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                raw = parse_line(path, number, line)
+                cases.append(_check(raw, partial(Places, f"{path}:{number}", {})))
+            except HeadwayError as error:
+                messages += error.messages
+    if messages or not cases:
+        raise HeadwayError(messages or f"{path}: holds no case")
+    return cases
+
+
+def _places(path: Path, text: str) -> Places:
+    """Find the line of every key."""
+    try:
+        lines = parse(text, str(path))[1]
+    except HeadwayError:
+        lines = {}  # JSON that is not YAML: a key twice, a tab
+    return Places(str(path), {(): 1} | lines)
+
+
+def _check(raw: object, places: Callable[[], Places]) -> Case:
+    """Make a case of plain values, or raise HeadwayError with everything that is wrong."""
+    try:
+        return Case.model_validate(raw)
+    except ValidationError as error:
+        wrong = [fault for one in error.errors(include_url=False) for fault in _faults(one)]
+        raise HeadwayError(map(places().tell, wrong)) from None
+
+
+def _faults(details: Any) -> Iterator[Fault]:
+    """Put one of pydantic's errors into our words."""
+    key = tuple(map(str, details["loc"]))
+    option = key[:1] in (("config",), ("step_time",))
+    words = {
+        "missing": "missing",
+        "extra_forbidden": "an option that Headway does not know"
+        if option
+        else "Headway does not know this key",
+        "model_type": "must be an object" if key else "not a JSON object",
+        "list_type": "must be a list",
+        "string_type": "must be a string",
+    }
+    if details["type"] == "value_error":
+        yield from faults(key, details["ctx"]["error"])
+    else:
+        yield key, words.get(details["type"], details["msg"])
 
 
 def read_lines(path: Path) -> list[str]:
@@ -94,31 +275,6 @@ def read_lines(path: Path) -> list[str]:
         raise HeadwayError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def read_cases(path: Path) -> list[Case]:
-    """Read a file of one case or of many; HeadwayError lists all mistakes with their lines."""
-    lines = read_lines(path)
-    if not path.name.removesuffix(".gz").endswith(".jsonl"):
-        text = "\n".join(lines)
-        try:
-            raw = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise HeadwayError(f"{path}:{getattr(error, 'lineno', 1)}: bad JSON: {error}") from None
-        case, wrong = _case(raw)
-        if case is None:
-            raise HeadwayError(_told(path, text, wrong))
-        return [case]
-    cases, messages = [], []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            case, wrong = _case(parse_line(path, number, line))
-            messages += [_message(f"{path}:{number}", fault) for fault in wrong]
-            if case is not None:
-                cases.append(case)
-    if messages or not cases:
-        raise HeadwayError(messages or f"{path}: holds no case")
-    return cases
-
-
 def parse_line(path: Path, number: int, line: str) -> Any:
     """Parse one line of JSON."""
     try:
@@ -127,165 +283,8 @@ def parse_line(path: Path, number: int, line: str) -> Any:
         raise HeadwayError(f"{path}:{number}: bad JSON: {error}") from None
 
 
-def _told(path: Path, text: str, wrong: list[Fault]) -> Iterator[str]:
-    """Give each mistake the line on which it stands."""
-    try:
-        lines = parse(text, str(path))[1]
-    except HeadwayError:
-        lines = {}  # JSON that is not YAML: a key twice, a tab
-    for key, what in wrong:
-        near = key
-        while near and near not in lines:
-            near = near[:-1]
-        yield _message(f"{path}:{lines.get(near, 1)}", (key, what))
-
-
-def _message(place: str, fault: Fault) -> str:
-    key, what = fault
-    return ": ".join([place, *([".".join(key)] if key else []), what])
-
-
-def _case(raw: object) -> tuple[Case | None, list[Fault]]:
-    """Check a case; return it, or None and what is wrong."""
-    if not isinstance(raw, dict):
-        return None, [((), "not a JSON object")]
-    wrong = _unknown(raw, _CASE, ())
-    if raw.get("schema") != 1:
-        wrong.append((("schema",), f"must be 1, not {raw.get('schema')!r}"))
-    if not isinstance(raw.get("name"), str):
-        wrong.append((("name",), "must be a string"))
-    config = _settings(raw.get("config", {}), CONFIG, "config", wrong)
-    step_time = _settings(raw.get("step_time") or {}, STEP_TIME, "step_time", wrong)
-    max_steps = raw.get("max_steps")
-    if max_steps is not None and not _whole(max_steps, 1):
-        wrong.append((("max_steps",), f"must be a whole number >= 1, not {max_steps!r}"))
-    listed = raw.get("requests")
-    if not isinstance(listed, list):
-        wrong.append((("requests",), "must be a list"))
-    if not wrong:
-        _check_config(config, wrong)
-    if wrong or not isinstance(listed, list):
-        return None, wrong
-    requests = [_request(k, row, config, wrong) for k, row in enumerate(listed)]
-    if wrong:
-        return None, wrong
-    good = [request for request in requests if request is not None]
-    return Case(raw["name"], config, step_time, good, max_steps), []
-
-
-def _unknown(raw: dict[str, Any], known: set[str], at: Key) -> list[Fault]:
-    return [((*at, key), "Headway does not know this key") for key in raw if key not in known]
-
-
-def _settings(raw: object, defaults: dict[str, Any], at: str, wrong: list[Fault]) -> dict[str, Any]:
-    """Fill in the defaults; each value must be of its default's type and in range."""
-    if not isinstance(raw, dict):
-        wrong.append(((at,), "must be an object"))
-        return dict(defaults)
-    wrong += [
-        ((at, key), "an option that Headway does not know") for key in set(raw) - set(defaults)
-    ]
-    for key, value in raw.items():
-        default = defaults.get(key)
-        if isinstance(default, bool):
-            if not isinstance(value, bool):
-                wrong.append(((at, key), f"must be true or false, not {value!r}"))
-        elif isinstance(default, int):
-            least = _LEAST.get(key, 1 if defaults is CONFIG else 0)
-            if not _whole(value, least):
-                wrong.append(((at, key), f"must be a whole number >= {least}, not {value!r}"))
-        elif isinstance(default, float):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not 0 <= value < 1:
-                wrong.append(((at, key), f"must be a number from 0 to below 1, not {value!r}"))
-        elif key == "policy" and value not in {"fcfs", "priority"}:
-            wrong.append(((at, key), f"must be fcfs or priority, not {value!r}"))
-    return {key: raw.get(key, default) for key, default in defaults.items()}
-
-
-def _check_config(config: dict[str, Any], wrong: list[Fault]) -> None:
-    """Refuse what vLLM refuses."""
-    tokens = config["max_num_batched_tokens"]
-    if tokens < config["max_num_seqs"]:
-        what = f"must be >= max_num_seqs ({config['max_num_seqs']}), not {tokens}"
-        wrong.append((("config", "max_num_batched_tokens"), what))
-    if not config["enable_chunked_prefill"] and tokens < config["max_model_len"]:
-        what = f"without chunked prefill must be >= max_model_len, not {tokens}"
-        wrong.append((("config", "max_num_batched_tokens"), what))
-
-
-def _whole(value: object, least: int) -> bool:
-    return type(value) is int and least <= value < _LIMIT
-
-
-def _request(
-    index: int, raw: object, config: dict[str, Any], wrong: list[Fault]
-) -> CaseRequest | None:
-    """Check one request; append what is wrong."""
-    at = ("requests", str(index))
-    if not isinstance(raw, dict):
-        wrong.append((at, "must be an object"))
-        return None
-    before = len(wrong)
-    wrong += _unknown(raw, _REQUEST, at)
-    if raw.get("id") != index:
-        wrong.append(((*at, "id"), f"must be {index}, its position, not {raw.get('id')!r}"))
-    for key, least in (("arrival_ns", 0), ("prompt_len", 1), ("output_len", 1)):
-        if not _whole(raw.get(key), least):
-            what = (
-                f"must be a whole number >= {least}, not {raw[key]!r}" if key in raw else "missing"
-            )
-            wrong.append(((*at, key), what))
-    priority = raw.get("priority") or 0
-    if type(priority) is not int:
-        wrong.append(((*at, "priority"), f"must be a whole number, not {priority!r}"))
-    if len(wrong) > before:
-        return None
-    if raw["prompt_len"] >= config["max_model_len"]:
-        what = f"must be less than max_model_len ({config['max_model_len']})"
-        wrong.append(((*at, "prompt_len"), what))
-    try:
-        segments = _segments(raw, config["hash_id_tokens"])
-    except ValueError as error:
-        key, _, what = str(error).partition(": ")
-        wrong.append(((*at, key), what))
-        return None
-    return CaseRequest(
-        index, raw["arrival_ns"], raw["prompt_len"], raw["output_len"], priority, segments
-    )
-
-
-def _segments(raw: dict[str, Any], hash_id_tokens: int) -> Segments | None:
-    """Name the prompt's tokens; ValueError is `key: what is wrong`."""
-    length = raw["prompt_len"]
-    if (pieces := raw.get("segments")) is not None:
-        if raw.get("hash_ids") is not None:
-            raise ValueError("segments: give segments or hash_ids, not both")
-        try:
-            named = [(_name(name), count) for name, count in pieces]
-        except (TypeError, ValueError):
-            raise ValueError("segments: must be a list of [name, tokens]") from None
-        if not all(_whole(count, 1) for _, count in named):
-            raise ValueError("segments: tokens must be whole numbers >= 1")
-        if sum(count for _, count in named) != length:
-            raise ValueError(f"segments: must add up to prompt_len ({length})")
-        return tuple(named)
-    if (ids := raw.get("hash_ids")) is None:
-        return None
-    if not isinstance(ids, list) or not all(type(key) is int for key in ids):
-        raise ValueError("hash_ids: must be a list of whole numbers")
-    if len(ids) * hash_id_tokens < length:
-        raise ValueError(f"hash_ids: stand for fewer tokens than prompt_len ({length})")
-    full, rest = divmod(length, hash_id_tokens)
-    whole = [(("h", key), hash_id_tokens) for key in ids[:full]]
-    return tuple(whole + ([(("h", ids[full]), rest)] if rest else []))
-
-
-def _name(name: object) -> tuple[str, int] | str:
-    """Translate a segment's name: `in:3` and `out:3` are request 3's prompt and answer."""
-    if not isinstance(name, str):
-        raise TypeError(name)
-    kind, _, number = name.partition(":")
-    if kind in {"in", "out"} and number.isdecimal() and str(int(number)) == number:
-        return kind, int(number)
-    return name
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write lines of text, packed if the file's name ends in .gz."""
+    data = "".join([f"{line}\n" for line in lines]).encode()
+    packed = gzip.compress(data, mtime=0) if path.suffix == ".gz" else data
+    write_atomic(path, lambda file: file.write(packed))

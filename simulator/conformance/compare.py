@@ -4,7 +4,6 @@ Every row that `simulator.conformance.replay` yields must be the recorded one. R
 are equal; only where the text differs are the fields looked at.
 """
 
-import gzip
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -13,14 +12,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from simulator.conformance.cases import CONFIG, STEP_TIME, Case, parse_line, read_cases, read_lines
+from simulator.conformance.cases import Case, parse_line, read_cases, read_lines, write_lines
 from simulator.conformance.replay import Replay
 from simulator.util.errors import HeadwayError
-from simulator.util.files import write_atomic
 
 Row = dict[str, Any]
 _TYPE = re.compile(r'\s*\{\s*"type"\s*:\s*"(\w+)"')
-_TOLD = 3  # differences that a report shows in full
+_SHOWN = 3  # differences that a report shows in full
 _WIDTH = 60  # of a value side by side
 
 
@@ -85,23 +83,20 @@ def conform(
     fault.
     """
     cases = read_cases(path)
-    if write is not None and golden is None and not default_golden(path).exists():
-        _write(write, [row for case in cases for row in _play(case, leap)])
-        return []
-    log: list[str] | None = None if write is None else []
+    default = default_golden(path)
+    goldens: list[Golden] | None = None
     try:
-        recordings = read_goldens(golden or default_golden(path), cases)
-    except HeadwayError:
+        if write is None or golden is not None or default.exists():
+            goldens = read_goldens(golden or default, cases)
+    finally:
         if write is not None:
-            _write(write, [row for case in cases for row in _play(case, leap)])
-        raise
-    outcomes = [
-        _compare(case, recording, leap, log)
-        for case, recording in zip(cases, recordings, strict=True)
+            replays = [Replay(case, leap=leap) for case in cases]
+            write_lines(write, (row for one in replays for row in (one.header(), *one.rows())))
+    if goldens is None:
+        return []
+    return [
+        _compare(Replay(case, leap=leap), one) for case, one in zip(cases, goldens, strict=True)
     ]
-    if write is not None and log is not None:
-        _write(write, log)
-    return outcomes
 
 
 def default_golden(path: Path) -> Path:
@@ -115,9 +110,9 @@ def default_golden(path: Path) -> Path:
 def report(outcomes: list[Outcome]) -> str:
     """Tell in words what agrees and what does not."""
     wrong = [outcome.difference for outcome in outcomes if outcome.difference is not None]
-    parts = [str(difference) for difference in wrong[:_TOLD]]
-    if len(wrong) > _TOLD:
-        parts.append(f"and {', '.join(one.case for one in wrong[_TOLD:])}")
+    parts = [str(difference) for difference in wrong[:_SHOWN]]
+    if len(wrong) > _SHOWN:
+        parts.append(f"and {', '.join(one.case for one in wrong[_SHOWN:])}")
     steps = sum(outcome.steps for outcome in outcomes)
     if len(outcomes) == 1:
         parts.append(f"{outcomes[0].case}: {steps:,} steps agree{', then not' if wrong else ''}")
@@ -159,11 +154,10 @@ def _check(case: Case, golden: Golden) -> Iterator[str]:
         yield f"{place}: name: is of case {header.get('name')!r}, not of {case.name!r}"
     if header.get("requests", len(case.requests)) != len(case.requests):
         yield f"{place}: requests: {header['requests']}, but the case has {len(case.requests)}"
-    known = (("config", case.config, CONFIG), ("step_time", case.step_time, STEP_TIME))
-    for block, mine, names in known:
-        theirs = header.get(block, {})
+    for block in ("config", "step_time"):
+        mine, theirs = getattr(case, block).model_dump(), header.get(block, {})
         for key in theirs if isinstance(theirs, dict) else ():
-            if key not in names:
+            if key not in mine:
                 yield f"{place}: {block}.{key}: an option that Headway does not know"
             elif theirs[key] != mine[key]:
                 yield f"{place}: {block}.{key}: recorded with {theirs[key]!r}, not {mine[key]!r}"
@@ -173,32 +167,17 @@ def _check(case: Case, golden: Golden) -> Iterator[str]:
         yield f"{golden.path}:{number}: the recording breaks off: no record of type end"
 
 
-def _play(case: Case, leap: bool) -> Iterator[str]:
-    replay = Replay(case, leap=leap)
-    yield replay.header()
-    yield from replay.rows()
-
-
-def _compare(case: Case, golden: Golden, leap: bool, log: list[str] | None) -> Outcome:
-    """Play one case next to its recording, to the first difference, or to the end for the log."""
-    replay = Replay(case, leap=leap)
-    rows = replay.rows()
-    if log is not None:
-        log.append(replay.header())
-    difference = None
+def _compare(replay: Replay, golden: Golden) -> Outcome:
+    """Play one case next to its recording, to the first difference."""
     steps = 0
-    for mine, numbered in zip_longest(rows, golden.lines, fillvalue=None):
+    for mine, numbered in zip_longest(replay.rows(), golden.lines, fillvalue=None):
         number, theirs = numbered or (golden.lines[-1][0], "")
-        if log is not None and mine:
-            log.append(mine)
         if mine != theirs:
             difference = _differ(replay, golden, mine or "", number, theirs)
             if difference is not None:
-                break
+                return Outcome(replay.case.name, steps, difference)
         steps += theirs.startswith('{"type":"step"')
-    if difference is not None and log is not None:
-        log.extend(rows)
-    return Outcome(case.name, steps, difference)
+    return Outcome(replay.case.name, steps, None)
 
 
 def _differ(
@@ -273,9 +252,3 @@ def _but(items: Iterable[Any], same: int) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
-
-
-def _write(path: Path, lines: list[str]) -> None:
-    data = "".join([f"{line}\n" for line in lines]).encode()
-    packed = gzip.compress(data, mtime=0) if path.suffix == ".gz" else data
-    write_atomic(path, lambda file: file.write(packed))

@@ -1,0 +1,162 @@
+"""Headway's own engine under observation: it behaves as in a simulation, and tells a recorder."""
+
+from simulator.conformance.cases import StepTime
+from simulator.conformance.recorder import Recorder
+from simulator.core.decode_set import DecodeSet
+from simulator.core.request import Request, Step
+from simulator.engine.async_replica import AsyncReplica, Flight
+from simulator.engine.replica import Replica
+from simulator.kv_cache.block_manager import BlockCounter, BlockManager
+from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+from simulator.schedulers.vllm.installed import InstalledScheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
+
+
+class _RecordedBlocks(BlockCounter):
+    """Blocks that tell, step by step of a leap, how many are left."""
+
+    recorder: Recorder
+
+    def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
+        left = self.free - decodes.blocks(ticks, skip)
+        for tick in range(skip, skip + ticks):
+            super().take_ticks(decodes, 1, tick)
+            self.recorder.blocks.append((self.free, self.hashed))
+        assert self.free == left
+
+
+class RecordedCounter(_RecordedBlocks, BlockCounter):
+    """Blocks without prefix caching."""
+
+
+class RecordedManager(_RecordedBlocks, BlockManager):
+    """Blocks with prefix caching."""
+
+
+class RecordedScheduler(Scheduler):
+    """A scheduler that tells whom it admits and preempts."""
+
+    recorder: Recorder
+
+    def schedule(self, now: float) -> Step:
+        self.recorder.begin_step()
+        return super().schedule(now)
+
+    def _seat(self, request: Request, now: float) -> None:
+        self.recorder.admitted.append(request)
+        super()._seat(request, now)
+
+    def _preempt(self, request: Request) -> None:
+        self.recorder.preempted.append(request.id)
+        super()._preempt(request)
+
+
+class RecordedAsyncScheduler(RecordedScheduler, AsyncScheduler):
+    """The same, asynchronous."""
+
+
+class RecordedInstalledScheduler(RecordedScheduler, InstalledScheduler):
+    """The installed vLLM's."""
+
+
+class RecordedClock:
+    """The step-time model of a case, in nanoseconds; an executor of a recorded engine."""
+
+    def __init__(self, recorder: Recorder, times: StepTime) -> None:
+        self.recorder, self.times = recorder, times
+
+    def execute(self, step: Step) -> int:
+        row, times = self.recorder.add_step(step), self.times
+        return (
+            times.base_ns
+            + times.per_token_ns * row.tokens
+            + times.per_context_token_ns * row.context
+        )
+
+    def leap(self, step: Step, repeats: int) -> list[float]:
+        recorder = self.recorder
+        first = self.execute(step)
+        if recorder.max_steps is not None:
+            repeats = min(repeats, recorder.max_steps - recorder.steps + 1)
+        more = self.times.per_context_token_ns * step.decodes
+        return [first + more * k for k in range(repeats)]
+
+
+class _Recorded(Replica):
+    """A replica that takes whatever comes and tells who came and who finished."""
+
+    recorder: Recorder
+
+    def submit(self, request: Request) -> None:
+        may_admit = self.scheduler.add(request)
+        self.recorder.queue_changed()
+        self._arrived(may_admit)
+
+    def _end(self, request: Request) -> None:
+        self.recorder.finished.append(request.id)
+        super()._end(request)
+
+    def cut(self) -> None:
+        """Tell of the steps that are over when a case is cut short."""
+
+
+class RecordedReplica(_Recorded):
+    """Tells of each outcome."""
+
+    def _rest(self, now: float) -> None:
+        """Wait for the next arrival; tell of a step that only preempted."""
+        if self.scheduler.preempted:
+            self.recorder.add_step(Step([]))
+            self.recorder.write_outcome([int(now + self.nap)])
+            super()._rest(now)
+
+    def _commit(self, step: Step) -> None:
+        recorder = self.recorder
+        recorder.blocks.clear()
+        super()._commit(step)
+        recorder.add_leap(recorder.pending[0], len(self._ends) - 1)
+        recorder.write_outcome(self._ends)
+
+
+class RecordedAsyncReplica(_Recorded, AsyncReplica):
+    """The same with two batches in flight."""
+
+    def _rest(self, now: float) -> None:
+        """Wait for the next arrival."""
+        if self.scheduler.preempted:
+            super()._rest(now)
+
+    def _launch(self, step: Step, now: float) -> Flight:
+        flight = super()._launch(step, now)
+        self.recorder.pending[-1].start = int(flight.start)
+        self.recorder.write_empty()
+        return flight
+
+    def _wait(self, now: float) -> None:
+        recorder = self.recorder
+        recorder.write_empty()
+        if self.scheduler.preempted:
+            recorder.add_step(Step([]))
+            recorder.empty = recorder.pending.pop()
+            if self._flights:
+                recorder.empty.start = int(self._flights[-1].ends[-1])
+        super()._wait(now)
+
+    def _settle(self, flight: Flight) -> None:
+        if flight.settled:
+            return
+        recorder = self.recorder
+        recorder.blocks.clear()
+        super()._settle(flight)
+        recorder.add_leap(recorder.pending[-1], len(flight.ends) - 1)
+
+    def _land(self, flight: Flight) -> None:
+        super()._land(flight)
+        self.recorder.write_outcome(flight.ends)
+
+    def cut(self) -> None:
+        recorder = self.recorder
+        if recorder.pending and len(recorder.pending[0].blocks) > 1:
+            leap = recorder.pending[0]
+            recorder.write_outcome(self._flights[0].ends[:-1])
+            recorder.pending.append(leap)
