@@ -194,7 +194,7 @@ def _preemptions(summary: Mapping[str, object]) -> int:
 
 def _per_request(folder: Path, result: "Result") -> dict[str, float]:
     """Give the median absolute relative error of single requests."""
-    from simulator.results.tables import gather_requests
+    from simulator.results.request_table import gather_requests
 
     table = gather_requests(result.workload, result.sent, result.logs)
     errors = {}

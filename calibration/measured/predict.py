@@ -204,7 +204,7 @@ def _compare(outcome: Outcome, result: "Result", requests: Requests | None) -> N
     With a per-request file both are computed over the same requests: those that both completed,
     without the first, which met a cold engine. Else the row's numbers are the measured ones.
     """
-    from simulator.results.tables import gather_requests
+    from simulator.results.request_table import gather_requests
 
     table = gather_requests(result.workload, result.sent, result.logs)
     keep = table.completed.copy()

@@ -96,7 +96,7 @@ class Log:
                 self.known[keys[index]] = found
 
     def _simulate(self, terms: Floats) -> dict[str, Floats]:
-        from simulator.results.tables import gather_requests
+        from simulator.results.request_table import gather_requests
         from simulator.simulation.run import run
 
         result = run(self.scenario, workload=self.workload, cost=with_terms(self.cost, terms))

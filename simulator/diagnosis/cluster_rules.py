@@ -1,7 +1,7 @@
 """What stands out in a cluster: requests that were given up or tried again, slow links."""
 
 from simulator.diagnosis.facts import Facts, Finding
-from simulator.results.tables import RETRY
+from simulator.results.request_table import RETRY
 
 MOVED = 0.05  # share of the requests' time that KV caches must be on their way
 GIVEN_UP = 0.01  # share of the requests

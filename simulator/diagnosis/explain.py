@@ -15,7 +15,7 @@ from simulator.results.read import (
     read_rows,
     read_yaml,
 )
-from simulator.results.tables import RETRY, TRANSFER_PARTS
+from simulator.results.request_table import RETRY, TRANSFER_PARTS
 from simulator.util.errors import HeadwayError
 
 ENDINGS = {

@@ -6,8 +6,8 @@ from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from simulator.results.blocked_time import CAUSES, blocked_time
-from simulator.results.tables import RequestTable, gather_requests
+from simulator.diagnosis.blocked_time import CAUSES, blocked_time
+from simulator.results.request_table import RequestTable, gather_requests
 
 SPARE = 0.25
 """Of the blocks: more than any head of a queue should need."""

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simulator.diagnosis.blocked_time import BLOCKS, BUDGET, CAUSES, POLICY, SEATS
 from simulator.diagnosis.cluster_rules import kv_transfer, tries
 from simulator.diagnosis.facts import Facts, Finding
 from simulator.diagnosis.unfairness import most_slighted
-from simulator.results.blocked_time import BLOCKS, BUDGET, CAUSES, POLICY, SEATS
 from simulator.results.breakdown import prompt_rows, prompt_stalls
-from simulator.results.client_service import Clients, several_clients
-from simulator.results.tables import Floats, run_span
+from simulator.results.fairness import Clients, several_clients
+from simulator.results.request_table import Floats, run_span
 
 if TYPE_CHECKING:
     from simulator.results.record import Record

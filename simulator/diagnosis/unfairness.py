@@ -6,7 +6,7 @@ run's own batches took at most; the bound is doubled, as the other client need n
 time; and a client is treated unfairly while another gets more than twice what it gets, by more than
 that. Waits say nothing of it: who asks for more than the others rightly waits longer.
 
-A request's service (`client_service.py`) counts where it is first admitted: that is what
+A request's service (`results/fairness.py`) counts where it is first admitted: that is what
 a policy decides.
 """
 
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.results.client_service import INPUT_WEIGHT, OUTPUT_WEIGHT, Clients, backlogs, spans
-from simulator.results.tables import Floats, Ints, RequestTable
+from simulator.results.fairness import INPUT_WEIGHT, OUTPUT_WEIGHT, Clients, backlogs, spans
+from simulator.results.request_table import Floats, Ints, RequestTable
 
 FEWEST = 10  # requests that a client must have sent to be compared
 COMPARED = 16  # clients that waited the longest, and as many that got the most: 256 pairs

@@ -8,8 +8,8 @@ import numpy as np
 
 from simulator.core.log import Log
 from simulator.figures.style import COLORS, grid, log_scale, save, sheet
-from simulator.results.tables import Floats, arrivals, gather_requests, queue_levels
-from simulator.results.time_bins import depth_in_bins, mean_in_bins
+from simulator.results.request_table import Floats, gather_requests
+from simulator.results.time_series import arrivals, depth_in_bins, mean_in_bins, queue_levels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from simulator.results.time_bins import mean_in_bins
+from simulator.results.time_series import mean_in_bins
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Run:
         """Take a run from memory."""
         import pandas as pd
 
-        from simulator.results.client_service import several_clients
+        from simulator.results.fairness import several_clients
         from simulator.results.frames import client_tables
 
         fairness = None

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from simulator.figures.data import Floats, Run
 from simulator.figures.style import PALE, color, sheet
-from simulator.results.tables import RETRY
+from simulator.results.request_table import RETRY
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:

@@ -84,10 +84,10 @@ def parse_slo(text: str) -> Slo:
 
 def read_numbers(result: "Result", slos: Sequence[Slo]) -> Numbers:
     """Give a run's numbers by name, with those percentiles and shares that the bounds ask for."""
-    from simulator.results.metrics import PERCENTILES, summarize_result
+    from simulator.results.metrics import PERCENTILES, summarize_record
 
     asked = {slo.percentile for slo in slos if slo.percentile is not None}
-    found = numbers(summarize_result(result, percentiles=sorted({*PERCENTILES, *asked})))
+    found = numbers(summarize_record(result, percentiles=sorted({*PERCENTILES, *asked})))
     total = len(result.workload) or 1
     good = (found.get("request_goodput") or 0.0) * found["duration"]
     return {**found, "goodput": good / total, "completion": found["completed"] / total}

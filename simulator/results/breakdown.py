@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from simulator.core.log import Log
 from simulator.core.request import Step
-from simulator.results.tables import Flags, Floats, Ints, RequestTable
+from simulator.results.request_table import Flags, Floats, Ints, RequestTable
 
 if TYPE_CHECKING:
     from simulator.costs.cost_model import CostModel

@@ -1,40 +1,70 @@
-"""The tables of a run, as columns and as DataFrames."""
+"""The tables of a run as users get them, as columns and as DataFrames.
+
+One row per request (requests.csv), one per logged row of steps (steps.csv) or one per step with the
+leaps unrolled, one per client (clients.csv), one per window of time (fairness.csv).
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.core.log import Log
-from simulator.results.client_service import Clients, client_columns, share_columns
+from simulator.core.log import REASONS, Log
+from simulator.results.fairness import Clients, client_columns, share_columns
 from simulator.results.record import Record
-from simulator.results.tables import Floats, expand_steps, request_columns, run_span, step_columns
-from simulator.util.csv_text import Column, Words
+from simulator.results.request_table import Floats, Ints, client_words, run_span
+from simulator.results.time_series import arrivals, block_growth, decisions
+from simulator.util.csv_text import Column, Numbers, Words
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def request_frame(result: Record) -> "pd.DataFrame":
+def request_frame(record: Record) -> "pd.DataFrame":
     """Give the columns of requests.csv as a DataFrame, a row for each request, by id."""
-    return as_frame(request_cells(result))
+    return as_frame(request_columns(record))
 
 
-def request_cells(result: Record) -> dict[str, Column]:
-    """Give the columns of requests.csv."""
-    apart = result.transfers
-    return request_columns(
-        result.workload,
-        result.sent,
-        result.logs,
-        result.time_parts(),
-        result.hints,
-        tries=result.tries,
-        prefilled=None if apart is None else apart.producer_of(len(result.workload)),
-    )
+def request_columns(record: Record) -> dict[str, Column]:
+    """Give the columns of requests.csv, a row for each request of the workload, by id.
+
+    The predicted output tokens and the replicas that computed the prompts are there only where
+    the run has them.
+    """
+    table, workload, hints = record.request_table(), record.workload, record.hints
+    predicted: dict[str, Column] = {} if hints is None else {"predicted_output_tokens": hints}
+    producers: dict[str, Column] = {}
+    if record.transfers is not None:
+        producers["prefill_replica"] = record.transfers.producer_of(len(workload))
+    return {
+        "id": np.arange(len(workload)),
+        "client": client_words(workload),
+        "arrival": table.arrival,
+        "client_queue_time": table.client_queue_time,
+        "prompt_tokens": workload.prompt_tokens,
+        "output_tokens": table.generated,
+        **predicted,
+        "queue_time": table.queue_time,
+        "ttft": table.ttft,
+        "tpot": table.tpot,
+        "e2el": table.e2el,
+        **record.time_parts(),
+        "preemptions": table.preemptions,
+        "cached_tokens": table.cached,
+        "replica": table.replica,
+        **producers,
+        "finish_reason": Words(table.reason, REASONS),
+    }
 
 
-def step_frame(result: Record, *, expanded: bool = False) -> "pd.DataFrame":
+def client_tables(record: Record) -> dict[str, dict[str, Column]]:
+    """Give the columns of clients.csv and fairness.csv, by name."""
+    clients = Clients.of(record)
+    span = run_span(clients.table, record.logs)
+    return {"clients": client_columns(clients), "fairness": share_columns(clients, span)}
+
+
+def step_frame(record: Record, *, expanded: bool = False) -> "pd.DataFrame":
     """Give the columns of steps.csv as a DataFrame; `expanded`: one row for each single step.
 
     As in the file, `replica` is there only where there are several.
@@ -42,31 +72,129 @@ def step_frame(result: Record, *, expanded: bool = False) -> "pd.DataFrame":
     import pandas as pd
 
     frames = []
-    for number, (log, seconds) in enumerate(with_copy_seconds(result)):
+    for number, (log, seconds) in enumerate(with_copy_seconds(record)):
         columns = step_columns(log, copy_seconds=seconds)
         if expanded:
-            contiguous = result.scenario.engine.reserves
+            contiguous = record.scenario.engine.reserves
             columns = expand_steps(log, contiguous=contiguous, copy_seconds=seconds)
-        if len(result.logs) > 1:
+        if len(record.logs) > 1:
             columns = {"replica": np.full(count_rows(columns), number), **columns}
         frames.append(as_frame(columns))
     return pd.concat(frames, ignore_index=True)
 
 
-def with_copy_seconds(result: Record) -> Iterator[tuple[Log, Floats | None]]:
+def with_copy_seconds(record: Record) -> Iterator[tuple[Log, Floats | None]]:
     """Give each log with the time of each of its swaps, if there are any, be it in another."""
-    if not any(log.swap_rows for log in result.logs):
-        yield from ((log, None) for log in result.logs)
+    if not any(log.swap_rows for log in record.logs):
+        yield from ((log, None) for log in record.logs)
         return
-    for log, cost in zip(result.logs, result.costs, strict=True):
+    for log, cost in zip(record.logs, record.costs, strict=True):
         yield log, cost.logged_swap_seconds(log.swaps)
 
 
-def client_tables(result: Record) -> dict[str, dict[str, Column]]:
-    """Give the columns of clients.csv and fairness.csv, by name."""
-    clients = Clients.of(result)
-    span = run_span(clients.table, result.logs)
-    return {"clients": client_columns(clients), "fairness": share_columns(clients, span)}
+def step_columns(
+    log: Log, rows: slice = slice(None), copy_seconds: Floats | None = None
+) -> dict[str, Numbers]:
+    """Give the columns of steps.csv but `replica`: a row for each logged row, in order of time.
+
+    A row stands for `steps` successive steps; `duration` is that of all of them, the token
+    counts are those of each, `context` and the blocks are those of the first. The columns of
+    `copy_columns` follow.
+    """
+    part = log.steps[rows]
+    used = part["blocks_used"].astype(np.int64)
+    return {
+        "start": part["start"],
+        "duration": part["end"] - part["start"],
+        "steps": part["steps"],
+        "running": part["running"],
+        "waiting": part["waiting"],
+        "prefill_tokens": part["prefill_tokens"],
+        "decode_tokens": part["decodes"],
+        "wasted_tokens": part["wasted"],
+        "context": part["context"],
+        "kv_blocks_used": used,
+        "kv_blocks_free": log.num_blocks - used,
+        "preempted": part["preempted"],
+    } | copy_columns(log, part["start"], copy_seconds)
+
+
+def copy_columns(log: Log, starts: Floats, seconds: Floats | None) -> dict[str, Numbers]:
+    """Give the blocks that went to the host and back in steps that start then, and their time.
+
+    `seconds` is the time of each of `log.swaps`. Without any in the whole run it is None, and there
+    are no columns; where others swapped and this replica did not, they hold zeros.
+    """
+    swaps = log.swaps
+    if not len(swaps):
+        none = np.zeros(len(starts), np.int64)
+        zeros: dict[str, Numbers] = {"swapped_out_blocks": none, "swapped_in_blocks": none}
+        return {} if seconds is None else zeros | {"swap_time": np.zeros(len(starts))}
+    at = np.minimum(np.searchsorted(swaps["start"], starts), len(swaps) - 1)
+    moved = swaps["start"][at] == starts
+    columns: dict[str, Numbers] = {
+        "swapped_out_blocks": np.where(moved, swaps["blocks_out"][at], 0),
+        "swapped_in_blocks": np.where(moved, swaps["blocks_in"][at], 0),
+    }
+    if seconds is not None:
+        columns["swap_time"] = np.where(moved, seconds[at], 0.0)
+    return columns
+
+
+def expand_steps(
+    log: Log, *, contiguous: bool = False, copy_seconds: Floats | None = None
+) -> dict[str, Numbers]:
+    """Unroll the leaps: the columns of steps.csv with one row per step, in order of time.
+
+    `waiting` is what the row began with and the requests that have come since.
+    `kv_blocks_used` is exact at the first step of a row and estimated by even growth after it,
+    or constant where allocation is `contiguous`.
+    """
+    rows = log.steps
+    row, index = _unroll(rows["steps"].astype(np.int64))
+    starts, ends = _step_times(log, row, index)
+    queue, decided = arrivals(log), starts
+    if log.decided:  # each step when the one before it began
+        decided = np.where(index > 0, np.append(0.0, starts[:-1]), decisions(log)[row])
+    since = np.searchsorted(queue, decided, "right")
+    since -= np.searchsorted(queue, decisions(log), "right")[row]
+    used = rows["blocks_used"].astype(np.int64)[row]
+    if not contiguous:
+        used = np.minimum(used + (index * block_growth(log, rows)[row]).astype(int), log.num_blocks)
+    return {
+        "start": starts,
+        "duration": ends - starts,
+        "running": rows["running"][row],
+        "waiting": rows["waiting"][row] + since,
+        "prefill_tokens": rows["prefill_tokens"][row],
+        "decode_tokens": rows["decodes"][row],
+        "wasted_tokens": rows["wasted"][row],
+        "context": rows["context"][row] + index * (rows["decodes"] + rows["wasted"])[row],
+        "kv_blocks_used": used,
+        "kv_blocks_free": log.num_blocks - used,
+        "preempted": np.where(index == 0, rows["preempted"][row], 0),
+    } | copy_columns(log, np.where(index == 0, rows["start"][row], -1.0), copy_seconds)
+
+
+def _unroll(steps: Ints) -> tuple[Ints, Ints]:
+    """Give, for every step, its row and its place in the row."""
+    row = np.repeat(np.arange(len(steps)), steps)
+    return row, np.arange(len(row)) - np.repeat(np.cumsum(steps) - steps, steps)
+
+
+def _step_times(log: Log, row: Ints, index: Ints) -> tuple[Floats, Floats]:
+    """Give start and end of every step; those inside a leap are ticks."""
+    rows = log.steps
+    steps = rows["steps"].astype(np.int64)
+    starts: Floats = rows["start"][row]
+    ends: Floats = rows["end"][row]
+    ticks = np.asarray(log.tick_ends)
+    last = np.searchsorted(ticks, rows["end"], side="right") - 1
+    leapt = np.flatnonzero(steps[row] > 1)
+    ends[leapt] = ticks[last[row[leapt]] - (steps[row] - 1 - index)[leapt]]
+    inner = np.flatnonzero(index > 0)
+    starts[inner] = ends[inner - 1]
+    return starts, ends
 
 
 def as_frame(columns: Mapping[str, Column]) -> "pd.DataFrame":

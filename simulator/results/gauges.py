@@ -1,24 +1,29 @@
-"""How full the engine was: batch, queue and KV cache over time, and what became of the work."""
+"""How full engines were: batch, queue and KV cache over time, and what became of the work.
+
+All of it follows from sums over the steps (`StepSums`) and over the requests (`RequestSums`), so a
+run may come in parts.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from simulator.core.log import Log
-from simulator.results.tables import (
-    REJECTED,
-    UNFINISHED,
-    RequestTable,
-    arrivals,
-    block_growth,
-    queue_levels,
-)
+from simulator.results.request_table import REJECTED, UNFINISHED, RequestTable
+from simulator.results.time_series import block_growth, queue_depth
+from simulator.results.utilization import Served, needed_flops, read_bytes
+
+if TYPE_CHECKING:
+    from simulator.scenario.parts import Parts
+    from simulator.scenario.scenario import Scenario
 
 SLICE = 1 << 17  # rows looked at together: bounds the temporaries
 
 Rows = npt.NDArray[np.void]
+Values = dict[str, object]
 
 
 def share(part: float, whole: float) -> float:
@@ -40,11 +45,16 @@ class StepSums:
     used_time: float = 0.0  # blocks x s, each replica's as a share of its cache
     stored_time: float = 0.0  # tokens x s that are in the blocks in use
     reserved_time: float = 0.0  # tokens x s that these blocks have room for
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    offloaded_blocks: int = 0
+    loaded_blocks: int = 0
+    loaded_tokens: int = 0  # hits of the host tier, at first admissions
     max_running: int = 0
     max_used: float = 0.0  # share of one replica's cache
 
-    def add(self, log: Log, contiguous: bool) -> None:
-        """Add one replica's steps."""
+    def add(self, log: Log, reserves: bool) -> None:
+        """Add one replica's steps; `reserves`: blocks are set aside on admission."""
         for rows in _slices(log.steps):
             steps = rows["steps"].astype(np.int64)
             later = steps - 1
@@ -54,7 +64,7 @@ class StepSums:
             self.running_time += float((rows["running"] * time).sum())
             self.max_running = max(self.max_running, int(rows["running"].max()))
             self._add_tokens(rows, steps)
-            growth = np.zeros(len(rows)) if contiguous else block_growth(log, rows)
+            growth = np.zeros(len(rows)) if reserves else block_growth(log, rows)
             used = rows["blocks_used"] + growth * (later / 2)
             most = rows["blocks_used"] + growth * later
             used_time = float((np.minimum(used, log.num_blocks) * time).sum())
@@ -63,6 +73,26 @@ class StepSums:
             self.reserved_time += used_time * log.block_size
             self.stored_time += float((stored * time).sum())
             self.max_used = max(self.max_used, min(share(most.max(), log.num_blocks), 1.0))
+        self._add_copies(log)
+
+    def _add_tokens(self, rows: Rows, steps: npt.NDArray[np.int64]) -> None:
+        sequences = rows["decodes"] + rows["wasted"]  # of a leapt row, which has no prefills
+        self.prefill_tokens += int((rows["prefill_tokens"] * steps).sum())
+        self.decode_tokens += int((rows["decodes"] * steps).sum())
+        self.wasted_tokens += int((rows["wasted"] * steps).sum())
+        context = rows["context"] * steps + sequences * (steps * (steps - 1) // 2)
+        self.context += int(context.sum())
+
+    def _add_copies(self, log: Log) -> None:
+        """Add what went between GPU and host."""
+        self.offloaded_blocks += log.offloaded
+        if log.swap_rows:
+            self.swapped_out_blocks += int(log.swaps["blocks_out"].sum())
+            self.swapped_in_blocks += int(log.swaps["blocks_in"].sum())
+        if log.load_rows:
+            loads = log.loads
+            self.loaded_blocks += int(loads["blocks"].sum())
+            self.loaded_tokens += log.block_size * int(loads["blocks"][loads["fresh"] == 1].sum())
 
     def merge(self, other: "StepSums") -> None:
         """Add the sums of other steps."""
@@ -71,136 +101,10 @@ class StepSums:
             most = name in ("max_running", "max_used")
             setattr(self, name, max(mine, theirs) if most else mine + theirs)
 
-    def _add_tokens(self, rows: Rows, steps: npt.NDArray[np.int64]) -> None:
-        seats = rows["decodes"] + rows["wasted"]  # of a leapt row, which has no prefills
-        self.prefill_tokens += int((rows["prefill_tokens"] * steps).sum())
-        self.decode_tokens += int((rows["decodes"] * steps).sum())
-        self.wasted_tokens += int((rows["wasted"] * steps).sum())
-        self.context += int((rows["context"] * steps + seats * (steps * (steps - 1) // 2)).sum())
-
-    @property
-    def slots(self) -> int:
-        """Count the token slots that went through the model, needed or not."""
-        return self.prefill_tokens + self.decode_tokens + self.wasted_tokens
-
 
 def _slices(rows: Rows) -> Iterator[Rows]:
     for at in range(0, len(rows), SLICE):
         yield rows[at : at + SLICE]
-
-
-def queue_depth(log: Log, end: float) -> tuple[float, int]:
-    """Integrate the waiting requests over time up to `end`; give that (in s) and the maximum.
-
-    A row tells how many waited as it was decided; each request that comes before the next row is
-    decided adds to it. Only levels that last count for the maximum.
-    """
-    if not (log.step_rows or log.joined):  # of a large fleet perhaps most
-        return 0.0, 0
-    starts, waiting = queue_levels(log)
-    starts = np.append(starts, end)
-    queue = arrivals(log)
-    queue = queue[queue <= end]
-    after = np.searchsorted(starts, queue, side="left")  # the row that begins next
-    wait = starts[after] - queue
-    area = float((waiting * np.diff(starts)).sum()) + float(wait.sum())
-    joined = np.bincount(after[wait > 0.0], minlength=len(starts))
-    most = max(int(joined[0]), int((waiting + joined[1:]).max(initial=0)))
-    return area, most
-
-
-def gauge(
-    table: RequestTable,
-    logs: Sequence[Log],
-    sums: StepSums,
-    span: tuple[float, float],
-    max_num_seqs: int | None,
-) -> dict[str, object]:
-    """Give the gauges; means are over time and over replicas, `span` is the run's (s)."""
-    depths = [queue_depth(log, span[1]) for log in logs]
-    waited = sum(area for area, _ in depths), max((most for _, most in depths), default=0)
-    requests = RequestSums()
-    requests.add(table, logs)
-    return gauges(
-        *(sums, requests, waited),
-        replicas=len(logs),
-        duration=span[1] - span[0],
-        max_num_seqs=max_num_seqs,
-    )
-
-
-def gauges(
-    sums: StepSums,
-    requests: "RequestSums",
-    waited: tuple[float, int],
-    *,
-    replicas: int,
-    duration: float,
-    max_num_seqs: int | None,
-) -> dict[str, object]:
-    """Give the gauges by sums; `waited` are waiting requests over time, and their maximum."""
-    whole = duration * replicas
-    mean_running = share(sums.running_time, sums.busy_time)
-    efficiency = share(sums.stored_time, sums.reserved_time)
-    return {
-        "replicas": replicas,
-        "steps": sums.steps,
-        "gpu_busy_fraction": share(sums.busy_time, whole),
-        "mean_running": mean_running,
-        "max_running": sums.max_running,
-        "batch_occupancy": mean_running / max_num_seqs if max_num_seqs else None,
-        "mean_waiting": share(waited[0], whole),
-        "max_waiting": waited[1],
-        "kv_cache_usage_mean": share(sums.used_time, sums.busy_time),
-        "kv_cache_usage_max": sums.max_used,
-        "memory_efficiency": efficiency,
-        "internal_fragmentation": 1.0 - efficiency if sums.reserved_time else 0.0,
-        "prefill_tokens": sums.prefill_tokens,
-        "decode_tokens": sums.decode_tokens,
-        "wasted_tokens": sums.wasted_tokens,
-        "wasted_share": share(sums.wasted_tokens, sums.slots),
-        **requests.gauges(),
-    }
-
-
-def copied(
-    logs: Sequence[Log], block_bytes: float | None, seconds: float | None
-) -> dict[str, object]:
-    """Give what swap moved between GPU and host; bytes are those of all GPUs, None: not known."""
-    logs = [log for log in logs if log.swap_rows]
-    out, back = (
-        sum(int(log.swaps[name].sum()) for log in logs) for name in ("blocks_out", "blocks_in")
-    )
-    return {
-        "swapped_out_blocks": out,
-        "swapped_in_blocks": back,
-        "swapped_bytes": None if block_bytes is None else (out + back) * block_bytes,
-        "swap_time": seconds,
-    }
-
-
-def host_tier(
-    table: RequestTable, logs: Sequence[Log], block_bytes: float | None
-) -> dict[str, object]:
-    """Give the hits of the host tier, at first admissions, and what moved to and from it.
-
-    Its queries are the tokens that the GPU's prefix cache did not have.
-    """
-    size = logs[0].block_size if logs else 0
-    loads = [log.loads for log in logs if log.load_rows]
-    hits = size * sum(int(rows["blocks"][rows["fresh"] == 1].sum()) for rows in loads)
-    loaded = sum(int(rows["blocks"].sum()) for rows in loads)
-    offloaded = sum(log.offloaded for log in logs)
-    scheduled = ~np.isnan(table.first_scheduled)
-    prompts = int(table.workload.prompt_tokens[scheduled].sum())
-    queries = prompts - int(table.cached.sum()) + hits
-    return {
-        "external_prefix_cache_hits": hits,
-        "external_prefix_cache_hit_rate": share(hits, queries),
-        "offloaded_blocks": offloaded,
-        "loaded_blocks": loaded,
-        "offloading_bytes": None if block_bytes is None else (offloaded + loaded) * block_bytes,
-    }
 
 
 @dataclass(slots=True)
@@ -209,39 +113,144 @@ class RequestSums:
 
     accepted: int = 0
     preemptions: int = 0
-    queries: int = 0
-    cached: int = 0
-    loaded: int = 0  # from the host tier, at first admissions
+    queries: int = 0  # tokens looked up in the prefix caches
+    cached: int = 0  # tokens found there, the host tier's included
     rejected: int = 0
     unfinished: int = 0
     never_sent: int = 0
+    completed: int = 0
+    generated: int = 0  # tokens of the completed ones
 
-    def add(self, table: RequestTable, logs: Sequence[Log]) -> None:
-        """Add a table, and what the logs of its requests say."""
-        scheduled = ~np.isnan(table.first_scheduled)
+    def add(self, table: RequestTable) -> None:
+        """Add the requests of a table."""
+        scheduled, done = ~np.isnan(table.first_scheduled), table.completed
         self.accepted += int(((table.replica >= 0) & (table.reason != REJECTED)).sum())
         self.preemptions += int(table.preemptions.sum())
         self.queries += int(table.workload.prompt_tokens[scheduled].sum())
         self.cached += int(table.cached.sum())
-        self.loaded += sum(
-            log.block_size * int(log.loads["blocks"][log.loads["fresh"] == 1].sum())
-            for log in logs
-            if log.load_rows
-        )
         self.rejected += int((table.reason == REJECTED).sum())
         self.unfinished += int((table.reason == UNFINISHED).sum())
         self.never_sent += int((table.reason < 0).sum())
+        self.completed += int(done.sum())
+        self.generated += int(table.generated[done].sum())
 
-    def gauges(self) -> dict[str, object]:
-        """Give the gauges that follow from these alone."""
-        hits = self.cached - self.loaded
+
+class EngineMetrics:
+    """What some replicas did, all alike: gauges and utilizations, of parts of a run."""
+
+    def __init__(
+        self,
+        replicas: int,
+        *,
+        served: Served | None = None,
+        max_num_seqs: int | None = None,
+        reserves: bool = False,
+        kv_role: str | None = None,
+    ) -> None:
+        """`served` is needed for the utilizations, `max_num_seqs` for the occupancy."""
+        self.replicas, self.served, self.kv_role = replicas, served, kv_role
+        self.steps, self.requests = StepSums(), RequestSums()
+        self._max_num_seqs, self._reserves = max_num_seqs, reserves
+        self._waiting_time = self._flops = self._read = 0.0
+        self._max_waiting = 0
+
+    @classmethod
+    def of(
+        cls, scenario: "Scenario", parts: "Parts", replicas: int, kv_role: str | None = None
+    ) -> "EngineMetrics":
+        """Measure replicas with the engine of this scenario."""
+        engine = scenario.engine
+        return cls(
+            replicas,
+            served=Served.of(scenario, parts),
+            max_num_seqs=engine.max_num_seqs,
+            reserves=engine.reserves,
+            kv_role=kv_role,
+        )
+
+    def add(self, table: RequestTable, logs: Sequence[Log], until: Sequence[float]) -> None:
+        """Add the table of these logs' requests; `until` (s) each log tells who waits."""
+        sums = StepSums()
+        for log in logs:
+            sums.add(log, self._reserves)
+        depths = [queue_depth(log, end) for log, end in zip(logs, until, strict=True)]
+        self._waiting_time += sum(area for area, _ in depths)
+        self._max_waiting = max([self._max_waiting, *(most for _, most in depths)])
+        self.steps.merge(sums)
+        self.requests.add(table)
+        if self.served is None:
+            return
+        if self.kv_role == "kv_consumer":  # it computes what comes after the prompt's last token
+            done = table.completed
+            table.cached[done] = table.workload.prompt_tokens[done] - 1
+        self._flops += needed_flops(self.served.model, table)
+        self._read += read_bytes(self.served, logs, sums.steps, sums.context)
+
+    def gauges(self, duration: float) -> Values:
+        """Give the gauges of a run of so many s; means are over time and over replicas."""
+        steps, requests, whole = self.steps, self.requests, duration * self.replicas
+        mean_running = share(steps.running_time, steps.busy_time)
+        efficiency = share(steps.stored_time, steps.reserved_time)
+        slots = steps.prefill_tokens + steps.decode_tokens + steps.wasted_tokens
+        hits = requests.cached - steps.loaded_tokens
         return {
-            "preemptions": self.preemptions,
-            "preemption_rate": share(self.preemptions, self.accepted),
-            "prefix_cache_queries": self.queries,
+            "replicas": self.replicas,
+            "steps": steps.steps,
+            "gpu_busy_fraction": share(steps.busy_time, whole),
+            "mean_running": mean_running,
+            "max_running": steps.max_running,
+            "batch_occupancy": mean_running / self._max_num_seqs if self._max_num_seqs else None,
+            "mean_waiting": share(self._waiting_time, whole),
+            "max_waiting": self._max_waiting,
+            "kv_cache_usage_mean": share(steps.used_time, steps.busy_time),
+            "kv_cache_usage_max": steps.max_used,
+            "memory_efficiency": efficiency,
+            "internal_fragmentation": 1.0 - efficiency if steps.reserved_time else 0.0,
+            "prefill_tokens": steps.prefill_tokens,
+            "decode_tokens": steps.decode_tokens,
+            "wasted_tokens": steps.wasted_tokens,
+            "wasted_share": share(steps.wasted_tokens, slots),
+            "preemptions": requests.preemptions,
+            "preemption_rate": share(requests.preemptions, requests.accepted),
+            "prefix_cache_queries": requests.queries,
             "prefix_cache_hits": hits,
-            "prefix_cache_hit_rate": share(hits, self.queries),
-            "rejected": self.rejected,
-            "unfinished": self.unfinished,
-            "never_sent": self.never_sent,
+            "prefix_cache_hit_rate": share(hits, requests.queries),
+            "rejected": requests.rejected,
+            "unfinished": requests.unfinished,
+            "never_sent": requests.never_sent,
+        }
+
+    def copies(self, block_bytes: float | None, swap_time: float | None) -> Values:
+        """Give what went between GPU and host: by swap, and to and from the host tier.
+
+        `block_bytes` is the size of a block on all GPUs together, `swap_time` the s that swaps
+        took; None: not known. The host tier is asked for what the GPU's prefix cache lacks.
+        """
+        steps, requests = self.steps, self.requests
+        swapped = steps.swapped_out_blocks + steps.swapped_in_blocks
+        offloading = steps.offloaded_blocks + steps.loaded_blocks
+        hits = steps.loaded_tokens
+        return {
+            "swapped_out_blocks": steps.swapped_out_blocks,
+            "swapped_in_blocks": steps.swapped_in_blocks,
+            "swapped_bytes": None if block_bytes is None else swapped * block_bytes,
+            "swap_time": swap_time,
+            "external_prefix_cache_hits": hits,
+            "external_prefix_cache_hit_rate": share(
+                hits, requests.queries - requests.cached + hits
+            ),
+            "offloaded_blocks": steps.offloaded_blocks,
+            "loaded_blocks": steps.loaded_blocks,
+            "offloading_bytes": None if block_bytes is None else offloading * block_bytes,
+        }
+
+    def utilizations(self, duration: float) -> Values:
+        """Give the FLOPs needed and the bytes read as shares of the peaks; null: not known."""
+        served = self.served
+        if served is None:
+            return {"mfu": None, "bandwidth_utilization": None}
+        gpus = served.tensor_parallel_size * self.replicas
+        return {
+            "mfu": share(self._flops, served.peak_flops * gpus * duration),
+            "bandwidth_utilization": share(self._read, served.gpu.bandwidth * gpus * duration),
         }

@@ -4,7 +4,7 @@ The engines' logs each tell of their own: a producer has a row for each prompt t
 consumer for each answer. What the client saw is put together here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from simulator.core.log import REJECTED, TRANSFER, UNFINISHED, Log
 from simulator.costs.cost_model import CostModel
 from simulator.results.breakdown import PARTS, break_down
 from simulator.results.gauges import share
-from simulator.results.tables import TRANSFER_PARTS, Flags, Floats, Ints, gather_requests
+from simulator.results.request_table import TRANSFER_PARTS, Flags, Floats, Ints, gather_requests
 from simulator.workload.workload import Workload
 
 Rows = npt.NDArray[np.void]
@@ -146,8 +146,8 @@ def time_parts(
     return {name: parts[name] for name in (first, *TRANSFER_PARTS, *others)}
 
 
-def link_summary(transfers: Transfers, paid: Mapping[int, float]) -> dict[str, object]:
-    """Give the figures of the links; `paid` has the seconds that each producer is paid for.
+def link_summary(transfers: Transfers, paid: float) -> dict[str, object]:
+    """Give the figures of the links; `paid` are the seconds that all producers are paid for.
 
     A transfer's time counts from when the consumer had blocks for it, `mean_link_wait_ms` of it
     until the link turned to it. `blocks_found_rate` is the share of the blocks that need not move.
@@ -163,6 +163,6 @@ def link_summary(transfers: Transfers, paid: Mapping[int, float]) -> dict[str, o
         "mean_transfer_time_ms": float(moved.mean()) if some else 0.0,
         "p99_transfer_time_ms": float(np.percentile(moved, 99)) if some else 0.0,
         "mean_link_wait_ms": float(waited.mean()) if some else 0.0,
-        "link_utilization": share(busy, sum(paid.values())),
+        "link_utilization": share(busy, paid),
         "blocks_found_rate": share(found, found + blocks),
     }

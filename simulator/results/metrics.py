@@ -1,22 +1,28 @@
-"""Every metric of a run, each defined once, all derived from the log after the run.
+"""Every metric of a run, each defined once, all derived from the logs after the run.
 
 Words and definitions are those of `vllm bench serve` (vllm/benchmarks/serve.py), so the summary
-has the keys of its result file; what vLLM does not report stands in a block of its own.
+has the keys of its result file; what vLLM does not report stands in a block of its own. A run comes
+in parts: of one that keeps its requests there is a single part, and percentiles are exact; of one
+that does not, parts are added up, and percentiles come from sketches.
+
+A new latency of requests goes into `latencies`, a count of requests or tokens into
+`RunMetrics.throughput`, what engines do over time into `gauges.py`, what a cluster does into
+`cluster_metrics.py`.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from math import ceil, inf
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from simulator.core.log import Log
-from simulator.costs.cost_model import kv_block_bytes
-from simulator.results.client_service import Clients, several_clients, summarize_clients
-from simulator.results.gauges import StepSums, copied, gauge, host_tier, share
-from simulator.results.itl import GapPool, TokenTimes
-from simulator.results.steady_state import Window, steady_state, window
-from simulator.results.tables import (
+from simulator.costs.cost_model import CostModel, kv_block_bytes
+from simulator.results.cluster_metrics import ClusterMetrics
+from simulator.results.fairness import Clients, several_clients, summarize_clients
+from simulator.results.gauges import EngineMetrics, share
+from simulator.results.request_table import (
     RETRY,
     TRANSFER_PARTS,
     Flags,
@@ -24,22 +30,301 @@ from simulator.results.tables import (
     RequestTable,
     Tries,
     gather_requests,
+    part_span,
     run_span,
 )
-from simulator.results.utilization import Served, utilization
+from simulator.results.run_part import RunPart
+from simulator.results.steady_state import SteadyState, Window, window
+from simulator.results.token_times import GapPool, PeakRate, TokenTimes
+from simulator.results.utilization import Served
+from simulator.util.quantile_sketch import ConcurrencyCounter, QuantileSketch
 from simulator.util.version import __version__
 from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from simulator.results.record import Record
+    from simulator.results.record import ClusterRecord, Record
+    from simulator.scenario.parts import Parts
+    from simulator.scenario.scenario import Scenario
 
 PERCENTILES = (90.0, 95.0, 99.0, 99.9)
 SCHEMA = 1  # of the summary's `headway` block; grows when a key changes its meaning
 
-FURTHER = (RETRY, *TRANSFER_PARTS)  # parts of the requests' time that some clusters have
+LATENCIES = (
+    *("ttft", "tpot", "itl", "e2el", "queue_time"),
+    *("client_queue_time", "e2el_including_client_queue"),
+)
+"""In the order of the summary; the last two stand only behind `max_concurrency`."""
+CLUSTER_LATENCIES = (RETRY, *TRANSFER_PARTS)
+"""Parts of the requests' time that some clusters have."""
 DRAFTED = ("decodes", "drafts", "accepted")  # columns of log.DRAFT
 
 Summary = dict[str, object]
+
+
+def latencies(table: RequestTable, completed: Flags) -> dict[str, Floats]:
+    """Give the latencies of completed requests, in s; ITL is of tokens and stands elsewhere."""
+    found = {
+        "ttft": table.ttft[completed],
+        "tpot": table.tpot[completed & (table.generated > 1)],
+        "e2el": table.e2el[completed],
+        "queue_time": table.queue_time[completed],
+    }
+    if table.workload.max_concurrency is not None:
+        waited = found["client_queue_time"] = table.client_queue_time[completed]
+        if table.workload.request_rate != inf:
+            found["e2el_including_client_queue"] = found["e2el"] + waited
+    return found
+
+
+class Distribution(Protocol):
+    """Values in s, of which the summary has statistics; 0 where there is none."""
+
+    @property
+    def mean(self) -> float: ...
+
+    @property
+    def std(self) -> float: ...
+
+    def percentiles(self, wanted: Sequence[float]) -> list[float]: ...
+
+
+class Sample:
+    """A distribution whose values are kept, with numpy's statistics."""
+
+    def __init__(self, values: Floats) -> None:
+        self._values = values if len(values) else np.zeros(1)
+
+    @property
+    def mean(self) -> float:
+        return float(self._values.mean())
+
+    @property
+    def std(self) -> float:
+        return float(self._values.std())
+
+    def percentiles(self, wanted: Sequence[float]) -> list[float]:
+        found: list[float] = np.percentile(self._values, wanted).tolist()
+        return found
+
+
+def describe(name: str, values: Distribution, percentiles: Sequence[float]) -> Summary:
+    """Give mean, std, median and percentiles in ms as vLLM names them: p99_ttft_ms."""
+    words = [f"p{int(p) if int(p) == p else p}" for p in percentiles]
+    numbers = [values.mean, values.std, *values.percentiles([50.0, *percentiles])]
+    named = zip(["mean", "std", "median", *words], numbers, strict=True)
+    return {f"{word}_{name}_ms": number * 1000.0 for word, number in named}
+
+
+class RunMetrics:
+    """All that the summary of a run is made of, added up over its parts."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        engines: EngineMetrics,
+        *,
+        total: int | None = None,
+        goodput: Mapping[str, float] | None = None,
+        block_bytes: float | None = None,
+        costs: Sequence[CostModel] | None = None,
+        retries: bool = False,
+        cluster: ClusterMetrics | None = None,
+        within: Window | None = None,
+    ) -> None:
+        """Measure runs of `workload`, or of `total` requests like its own that come in parts.
+
+        `goodput` holds upper bounds in ms for any of ttft, tpot and e2el. `block_bytes` is the
+        size of a KV block on all GPUs together, `costs` tell what swaps took on each replica;
+        without them these are null. With `retries` clients may try again. `within` (s) bounds what
+        is measured of a run in one part: latencies of the requests sent in it, throughput of those
+        that ended in it; the gauges stay those of the whole run.
+        """
+        self.workload, self.engines, self.cluster = workload, engines, cluster
+        self.total, self.goodput, self.within = total, goodput, within
+        self._block_bytes, self._costs, self._retries = block_bytes, costs, retries
+        self._start, self._end = inf, 0.0
+        self._completed = self._failed = self._good = self._input = self._output = 0
+        self._peak_rate, self._in_flight = PeakRate(), ConcurrencyCounter()
+        self._max_in_flight = 0
+        self._latencies: Mapping[str, Distribution] = {}
+        self._sketches: dict[str, QuantileSketch] = defaultdict(QuantileSketch)
+        if total is not None:
+            self._latencies = self._sketches
+        self._drafted = dict.fromkeys(DRAFTED, 0)
+        self._swap_time = 0.0
+        self._steady = SteadyState(total, within)
+
+    @classmethod
+    def of(
+        cls,
+        scenario: "Scenario",
+        workload: Workload,
+        parts: "Sequence[Parts]",
+        *,
+        cluster: "ClusterRecord | None" = None,
+        total: int | None = None,
+        within: Window | None = None,
+    ) -> "RunMetrics":
+        """Measure a run of a scenario; `parts` are those of each replica."""
+        first, engine = parts[0], scenario.engine
+        engines = EngineMetrics.of(scenario, first, len(parts))
+        return cls(
+            workload,
+            engines,
+            total=total,
+            goodput=scenario.goodput.model_dump(exclude_none=True) or None,
+            block_bytes=kv_block_bytes(first.model, engine) * engine.tensor_parallel_size,
+            costs=[each.cost for each in parts],
+            retries=scenario.cluster is not None and scenario.cluster.tries_again,
+            cluster=None if cluster is None else ClusterMetrics(scenario, cluster, engines),
+            within=within,
+        )
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """When the first request was sent and when the last thing ended, in s."""
+        return (0.0, 0.0) if self._start == inf else (self._start, self._end)
+
+    def add(self, part: RunPart) -> None:
+        """Add a part of the run."""
+        table = gather_requests(part.workload, part.sent, part.logs, part.tries)
+        start, end = part_span(table, part.logs)
+        self._start, self._end = min(self._start, start), max(self._end, end)
+        until = [self.span[1]] * len(part.logs) if part.until is None else part.until
+        self.engines.add(table, part.logs, until)
+        if self.cluster is not None:
+            self.cluster.add(part, table, until)
+        for log in part.logs:
+            if log.draft_rows:
+                for name in DRAFTED:
+                    self._drafted[name] += int(log.drafts[name].sum())
+        if self._costs is not None:
+            self._swap_time += sum(
+                float(cost.logged_swap_seconds(log.swaps).sum())
+                for log, cost in zip(part.logs, self._costs, strict=True)
+                if log.swap_rows
+            )
+        self._steady.add(table)
+        self._add_completed(part, table)
+
+    def _add_completed(self, part: RunPart, table: RequestTable) -> None:
+        completed = table.completed
+        times = _token_times(part.logs, completed)
+        self._peak_rate.add(table, times)
+        sent = np.sort(table.sent[completed])
+        here = self._in_flight.add(sent, table.finish[completed])
+        self._max_in_flight = max(self._max_in_flight, int(here.max(initial=0)))
+        ended, failed, measured = completed, (table.reason >= 0) & ~completed, completed
+        if self.within is not None:
+            in_time = _inside(table.sent, self.within)
+            ended, failed = completed & _inside(table.finish, self.within), failed & in_time
+            measured = completed & in_time
+            times = _token_times(part.logs, measured)
+        self._completed += int(ended.sum())
+        self._failed += int(failed.sum())
+        self._input += int(table.workload.prompt_tokens[ended].sum())
+        self._output += int(table.generated[ended].sum())
+        self._good += good(table, ended, self.goodput) if self.goodput else 0
+        found = latencies(table, measured)
+        if self._retries:
+            found[RETRY] = table.retry_time[measured]
+        for name, values in part.latencies.items():
+            known = ~np.isnan(values)
+            if self.within is not None:
+                known &= _inside(table.sent, self.within)
+            found[name] = values[known]
+        if self.total is None:
+            self._latencies = {"itl": GapPool(times)} | {k: Sample(v) for k, v in found.items()}
+            return
+        for name, values in found.items():
+            self._sketches[name].add(values)
+        itl = self._sketches["itl"]
+        for time in times:
+            for gaps, counts in time.gap_slices():
+                itl.add(gaps, counts)
+            itl.add(time.own_gaps)
+
+    def summary(
+        self, info: Mapping[str, object], percentiles: Sequence[float] = PERCENTILES
+    ) -> Summary:
+        """Give the keys of vLLM bench's result file and our own under `headway`.
+
+        `info` (version, seed, scenario, ...) opens our block. Latencies are those of completed
+        requests; where there is none they are 0, as in vLLM.
+        """
+        low, high = self.span
+        own = {"schema": SCHEMA, **info}
+        own |= self.engines.gauges(high - low)
+        swap_time = None if self._costs is None else self._swap_time
+        own |= self.engines.copies(self._block_bytes, swap_time)
+        own |= self.engines.utilizations(high - low)
+        own |= self._steady.summary()
+        if self.cluster is not None:
+            own |= self.cluster.summary((low, high))
+        return (
+            self.head()
+            | self.throughput()
+            | self._described(LATENCIES, percentiles)
+            | self.acceptance()
+            | self._described(CLUSTER_LATENCIES, percentiles)
+            | {"headway": own}
+        )
+
+    def head(self) -> Summary:
+        """Say what was run. `date` is null: the same seed gives the same bytes."""
+        served, workload = self.engines.served, self.workload
+        return {
+            "date": None,
+            "backend": "headway",
+            "model_id": None if served is None else served.model.name,
+            "num_prompts": len(workload) if self.total is None else self.total,
+            "request_rate": _or_inf(workload.request_rate),
+            "burstiness": _or_inf(workload.burstiness),
+            "max_concurrency": workload.max_concurrency,
+        }
+
+    def throughput(self) -> Summary:
+        """Give counts and rates of requests and tokens; times are in s."""
+        low, high = self.span if self.within is None else self.within
+        duration = high - low
+        return {
+            "duration": duration,
+            "completed": self._completed,
+            "failed": self._failed,
+            "total_input_tokens": self._input,
+            "total_output_tokens": self._output,
+            "request_throughput": share(self._completed, duration),
+            "request_goodput": share(self._good, duration) if self.goodput else None,
+            "output_throughput": share(self._output, duration),
+            "total_token_throughput": share(self._input + self._output, duration),
+            "max_output_tokens_per_s": float(self._peak_rate.most),
+            "max_concurrent_requests": self._max_in_flight,
+        }
+
+    def acceptance(self) -> Summary:
+        """Give what speculative decoding brought, under vLLM's names.
+
+        Nothing where there were no steps with decodes. The rate is in per cent; the length counts
+        the token that comes out beside the drafts. As in vLLM, drafts are counted as accepted
+        though they lie beyond the end of their request.
+        """
+        decodes, drafts, accepted = (self._drafted[name] for name in DRAFTED)
+        if not decodes:
+            return {}
+        return {
+            "spec_decode_acceptance_rate": 100.0 * share(accepted, drafts),
+            "spec_decode_acceptance_length": 1.0 + share(accepted, decodes),
+            "spec_decode_num_drafts": decodes,
+            "spec_decode_draft_tokens": drafts,
+            "spec_decode_accepted_tokens": accepted,
+        }
+
+    def _described(self, names: Sequence[str], percentiles: Sequence[float]) -> Summary:
+        out: Summary = {}
+        for name in names:
+            if name in self._latencies:
+                out |= describe(name, self._latencies[name], percentiles)
+        return out
 
 
 def summarize(
@@ -47,170 +332,63 @@ def summarize(
     sent: Floats,
     logs: Sequence[Log],
     *,
-    goodput: Mapping[str, float] | None = None,
     served: Served | None = None,
     max_num_seqs: int | None = None,
-    contiguous: bool = False,
-    kv_block_bytes: float | None = None,
-    swap_time: float | None = None,
+    reserves: bool = False,
+    goodput: Mapping[str, float] | None = None,
     percentiles: Sequence[float] = PERCENTILES,
     info: Mapping[str, object] | None = None,
-    within: Window | None = None,
     tries: Tries | None = None,
 ) -> Summary:
-    """Give the keys of vLLM bench's result file and our own under `headway`.
+    """Give the summary of logs, one per replica, that belong to no scenario.
 
-    `sent` is the time (s) at which each request was sent, NaN if never; `logs` has one log per
-    replica. `goodput` holds upper bounds in ms for any of ttft, tpot and e2el. `served` is needed
-    for the utilizations, `max_num_seqs` for the occupancy; without them these are null.
-    `contiguous` says that blocks were set aside on admission; `kv_block_bytes` is the size of one
-    on all GPUs together, `swap_time` the s that copies of them took. `info` (version, seed,
-    scenario, ...) opens our block; `tries` says what a cluster's clients did.
-    `within` (s) bounds what is measured: latencies of the requests sent in it, throughput of those
-    that ended in it; the gauges stay those of the whole run. Latencies are those of completed
-    requests; where there is none they are 0, as in vLLM.
+    `sent` is the time (s) at which each request was sent, NaN if never; the others are those of
+    `EngineMetrics` and `RunMetrics`.
     """
-    table = gather_requests(workload, sent, logs, tries)
-    completed = table.completed
-    sums = StepSums()
-    for log in logs:
-        sums.add(log, contiguous)
-    start, end = run_span(table, logs)
-    times = [TokenTimes(log, completed) for log in logs if log.run_rows]
-    peaks = _peaks(table, completed, times)
-    use: Summary = {"mfu": None, "bandwidth_utilization": None}
-    if served is not None:
-        use = utilization(served, table, logs, sums, end - start)
-    ended, failed, duration = completed, (table.reason >= 0) & ~completed, end - start
-    if within is not None:
-        ended, failed = completed & _inside(table.finish, within), failed & _inside(sent, within)
-        completed, duration = completed & _inside(sent, within), within[1] - within[0]
-        times = [TokenTimes(log, completed) for log in logs if log.run_rows]
-    return (
-        head(workload, served)
-        | _throughput(table, ended, int(failed.sum()), duration, goodput)
-        | peaks
-        | _latencies(table, completed, times, percentiles)
-        | _drafted(logs)
-        | {
-            "headway": {"schema": SCHEMA, **(info or {})}
-            | gauge(table, logs, sums, (start, end), max_num_seqs)
-            | copied(logs, kv_block_bytes, swap_time)
-            | host_tier(table, logs, kv_block_bytes)
-            | use
-            | steady_state(table, within)
-        }
+    engines = EngineMetrics(len(logs), served=served, max_num_seqs=max_num_seqs, reserves=reserves)
+    metrics = RunMetrics(workload, engines, goodput=goodput)
+    metrics.add(RunPart(workload, sent, logs, tries))
+    return metrics.summary(info or {}, percentiles)
+
+
+def summarize_record(record: "Record", percentiles: Sequence[float] = PERCENTILES) -> Summary:
+    """Give the summary of a run of a scenario that has kept its requests."""
+    cluster = record.cluster
+    parts = [record.parts] * len(record.logs) if cluster is None else cluster.parts
+    metrics = RunMetrics.of(
+        *(record.scenario, record.workload, parts), cluster=cluster, within=window(record)
     )
-
-
-def summarize_result(result: "Record", percentiles: Sequence[float] = PERCENTILES) -> Summary:
-    """Give the summary of a run of a scenario."""
-    scenario = result.scenario
-    engine = scenario.engine
-    dtype = engine.quantization or engine.dtype
-    kv_cache_dtype = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
-    bounds = scenario.goodput.model_dump(exclude_none=True)
-    summary = summarize(
-        result.workload,
-        result.sent,
-        result.logs,
-        goodput=bounds or None,
-        served=Served(result.model, result.gpu, engine.tensor_parallel_size, dtype, kv_cache_dtype),
-        max_num_seqs=engine.max_num_seqs,
-        contiguous=engine.reserves,
-        swap_time=sum(
-            (
-                float(cost.logged_swap_seconds(log.swaps).sum())
-                for log, cost in zip(result.logs, result.costs, strict=True)
-                if log.swap_rows
-            ),
-            0.0,
-        ),
-        kv_block_bytes=kv_block_bytes(result.model, engine) * engine.tensor_parallel_size,
-        percentiles=percentiles,
-        within=window(result),
-        tries=result.tries,
-        info={
-            "version": __version__,
-            "seed": scenario.seed,
-            "scenario": scenario.name,
-            "profile": result.parts.cost.name,
-            "interrupted": result.interrupted,
-            "warnings": [*result.warnings],
-            "warmup_s": result.warmup,
-            "cooldown_s": result.cooldown,
-        },
-    )
-    own = summary.pop("headway")
-    summary |= _further(result, percentiles) | {"headway": own}
-    assert isinstance(own, dict)
-    if result.cluster is not None:
-        from simulator.results.cluster_metrics import cluster_summary
-
-        own |= cluster_summary(result)
-    if several_clients(result.workload):
-        clients = Clients.of(result)
-        own |= summarize_clients(clients, run_span(clients.table, result.logs))
+    part = RunPart(record.workload, record.sent, record.logs, record.tries)
+    if cluster is not None and cluster.transfers is not None:
+        time_parts = record.time_parts()
+        part.latencies = {name: time_parts[name] for name in TRANSFER_PARTS}
+        part.engine_logs = cluster.engine_logs(record)
+    metrics.add(part)
+    info = run_info(record.scenario, record.parts, record.warnings) | {
+        "interrupted": record.interrupted,
+        "warmup_s": record.warmup,
+        "cooldown_s": record.cooldown,
+    }
+    summary = metrics.summary(info, percentiles)
+    if several_clients(record.workload):
+        clients = Clients.of(record)
+        own = summary["headway"]
+        assert isinstance(own, dict)
+        own |= summarize_clients(clients, run_span(clients.table, record.logs))
     return summary
 
 
-def _further(result: "Record", percentiles: Sequence[float]) -> Summary:
-    """Describe the parts of the completed requests' time that only some clusters have."""
-    cluster = result.scenario.cluster
-    if cluster is None or (result.transfers is None and not cluster.tries_again):
-        return {}
-    within, found, parts = window(result), Summary(), result.time_parts()
-    for name in FURTHER:
-        if name in parts:
-            known = ~np.isnan(parts[name])
-            if within is not None:
-                known &= _inside(result.sent, within)
-            found |= describe(name, parts[name][known], percentiles)
-    return found
-
-
-def head(workload: Workload, served: Served | None) -> Summary:
-    """Say what was run. `date` is null: the same seed gives the same bytes."""
+def run_info(scenario: "Scenario", parts: "Parts", warnings: Sequence[str]) -> Summary:
+    """Give what opens our block of the summary of a run that was neither stopped nor trimmed."""
     return {
-        "date": None,
-        "backend": "headway",
-        "model_id": None if served is None else served.model.name,
-        "num_prompts": len(workload),
-        "request_rate": _or_inf(workload.request_rate),
-        "burstiness": _or_inf(workload.burstiness),
-        "max_concurrency": workload.max_concurrency,
-    }
-
-
-def _or_inf(value: float) -> float | str:
-    """Give a setting as JSON can hold it: without limit it is a word, as in vLLM."""
-    return "inf" if value == inf else float(value)
-
-
-def _inside(times: Floats, within: Window) -> Flags:
-    return (times >= within[0]) & (times <= within[1])
-
-
-def _throughput(
-    table: RequestTable,
-    completed: Flags,
-    failed: int,
-    duration: float,
-    goodput: Mapping[str, float] | None,
-) -> Summary:
-    done = int(completed.sum())
-    total_input = int(table.workload.prompt_tokens[completed].sum())
-    total_output = int(table.generated[completed].sum())
-    return {
-        "duration": duration,
-        "completed": done,
-        "failed": failed,
-        "total_input_tokens": total_input,
-        "total_output_tokens": total_output,
-        "request_throughput": share(done, duration),
-        "request_goodput": share(good(table, completed, goodput), duration) if goodput else None,
-        "output_throughput": share(total_output, duration),
-        "total_token_throughput": share(total_input + total_output, duration),
+        "version": __version__,
+        "seed": scenario.seed,
+        "scenario": scenario.name,
+        "profile": parts.cost.name,
+        "interrupted": False,
+        "warnings": [*warnings],
+        "warmup_s": 0.0,
+        "cooldown_s": 0.0,
     }
 
 
@@ -225,86 +403,14 @@ def good(table: RequestTable, completed: Flags, goodput: Mapping[str, float]) ->
     return int(good.sum())
 
 
-def _peaks(table: RequestTable, completed: Flags, times: Sequence[TokenTimes]) -> Summary:
-    """Find the fullest one-second bucket of tokens and the most requests at any one time."""
-    if not completed.any():
-        return {"max_output_tokens_per_s": 0.0, "max_concurrent_requests": 0}
-    sent = np.sort(table.sent[completed])
-    finish = np.sort(table.finish[completed])
-    seconds = ceil(finish[-1] - sent[0]) + 1
-    tokens = np.zeros(seconds, np.int64)
-    for time in times:
-        tokens += time.per_second(float(sent[0]), seconds)
-    here = np.arange(1, len(sent) + 1) - np.searchsorted(finish, sent, side="right")
-    return {
-        "max_output_tokens_per_s": float(np.max(tokens)),
-        "max_concurrent_requests": int(here.max()),
-    }
+def _or_inf(value: float) -> float | str:
+    """Give a setting as JSON can hold it: without limit it is a word, as in vLLM."""
+    return "inf" if value == inf else float(value)
 
 
-def _latencies(
-    table: RequestTable,
-    completed: Flags,
-    times: Sequence[TokenTimes],
-    percentiles: Sequence[float],
-) -> Summary:
-    """Give mean, median, std and percentiles of each latency, in ms under vLLM's names."""
-    several = completed & (table.generated > 1)
-    out = describe("ttft", table.ttft[completed], percentiles)
-    out |= describe("tpot", table.tpot[several], percentiles)
-    pool = GapPool(times)
-    quantiles = pool.percentiles([50.0, *percentiles])
-    out |= named("itl", pool.mean, pool.std, quantiles, percentiles)
-    e2el = table.e2el[completed]
-    out |= describe("e2el", e2el, percentiles)
-    out |= describe("queue_time", table.queue_time[completed], percentiles)
-    if table.workload.max_concurrency is not None:
-        waited = table.client_queue_time[completed]
-        out |= describe("client_queue_time", waited, percentiles)
-        if table.workload.request_rate != inf:
-            out |= describe("e2el_including_client_queue", e2el + waited, percentiles)
-    return out
+def _inside(times: Floats, within: Window) -> Flags:
+    return (times >= within[0]) & (times <= within[1])
 
 
-def _drafted(logs: Sequence[Log]) -> Summary:
-    """Give what speculative decoding brought."""
-    logs = [log for log in logs if log.draft_rows]
-    return acceptance({name: sum(int(log.drafts[name].sum()) for log in logs) for name in DRAFTED})
-
-
-def acceptance(sums: Mapping[str, int]) -> Summary:
-    """Give the same by the sums of the columns of log.DRAFT, under vLLM's names.
-
-    Nothing where there were no steps with decodes. The rate is in per cent; the length counts the
-    token that comes out beside the drafts. As in vLLM, drafts are counted as accepted though they
-    lie beyond the end of their request.
-    """
-    decodes, drafts, accepted = (sums[name] for name in DRAFTED)
-    if not decodes:
-        return {}
-    return {
-        "spec_decode_acceptance_rate": 100.0 * share(accepted, drafts),
-        "spec_decode_acceptance_length": 1.0 + share(accepted, decodes),
-        "spec_decode_num_drafts": decodes,
-        "spec_decode_draft_tokens": drafts,
-        "spec_decode_accepted_tokens": accepted,
-    }
-
-
-def describe(name: str, values: Floats, percentiles: Sequence[float]) -> Summary:
-    if not len(values):
-        values = np.zeros(1)
-    quantiles = np.percentile(values, [50.0, *percentiles]).tolist()
-    return named(name, float(values.mean()), float(values.std()), quantiles, percentiles)
-
-
-def named(
-    name: str, mean: float, std: float, quantiles: Sequence[float], percentiles: Sequence[float]
-) -> Summary:
-    """Name statistics given in seconds as vLLM does: p99_ttft_ms, p99.9_ttft_ms.
-
-    `quantiles` has the median before those of `percentiles`.
-    """
-    words = [f"p{int(p) if int(p) == p else p}" for p in percentiles]
-    values = dict(zip(["mean", "std", "median", *words], [mean, std, *quantiles], strict=True))
-    return {f"{word}_{name}_ms": value * 1000.0 for word, value in values.items()}
+def _token_times(logs: Sequence[Log], completed: Flags) -> list[TokenTimes]:
+    return [TokenTimes(log, completed) for log in logs if log.run_rows]

@@ -13,7 +13,7 @@ from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.results.breakdown import break_down
 from simulator.results.kv_transfers import Transfers, time_parts
-from simulator.results.tables import RETRY, Tries, gather_requests
+from simulator.results.request_table import RETRY, RequestTable, Tries, gather_requests
 from simulator.scenario.parts import Parts
 from simulator.scenario.scenario import Scenario
 from simulator.workload.workload import Workload
@@ -89,6 +89,10 @@ class Record:
         """What became of KV caches, where a cluster prefills and decodes apart."""
         return None if self.cluster is None else self.cluster.transfers
 
+    def request_table(self) -> RequestTable:
+        """Collect what the logs say of each request, by id."""
+        return gather_requests(self.workload, self.sent, self.logs, self.tries)
+
     def time_parts(self) -> dict[str, npt.NDArray[np.float64]]:
         """Give the parts of each completed request's e2el in seconds, by id."""
         if self._time_parts is None:
@@ -99,8 +103,7 @@ class Record:
                 parts = break_down(gather_requests(*columns, self.logs), self.logs, self.costs)
             cluster = self.scenario.cluster
             if cluster is not None and cluster.tries_again:
-                table = gather_requests(*columns, self.logs, self.tries)
-                parts = {RETRY: table.retry_time} | parts
+                parts = {RETRY: self.request_table().retry_time} | parts
             self._time_parts = parts
         return self._time_parts
 

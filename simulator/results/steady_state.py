@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.results.tables import Floats, RequestTable
+from simulator.results.request_table import Floats, Ints, RequestTable
 from simulator.util.errors import HeadwayError
+from simulator.util.quantile_sketch import ConcurrencyCounter
 
 if TYPE_CHECKING:
     from simulator.results.record import Record
@@ -26,76 +27,106 @@ FIVE = 5  # values in a batch of MSER-5
 Window = tuple[float, float]
 
 
-def window(result: "Record") -> Window | None:
+def window(record: "Record") -> Window | None:
     """Give the seconds between warm-up and cool-down; None where the whole run counts.
 
     The warm-up counts from the first request sent, the cool-down back from the last. Raises
     HeadwayError where no request is sent between them.
     """
-    if not result.warmup and not result.cooldown:
+    if not record.warmup and not record.cooldown:
         return None
-    sent = result.sent[~np.isnan(result.sent)]
+    sent = record.sent[~np.isnan(record.sent)]
     first, last = float(sent.min(initial=inf)), float(sent.max(initial=-inf))
-    low, high = first + result.warmup, last - result.cooldown
+    low, high = first + record.warmup, last - record.cooldown
     if low >= high or not ((sent >= low) & (sent <= high)).any():
         span = last - first if isfinite(last - first) else 0.0
         raise HeadwayError(
-            f"--warmup {result.warmup:g}, --cooldown {result.cooldown:g}: the run's requests are "
+            f"--warmup {record.warmup:g}, --cooldown {record.cooldown:g}: the run's requests are "
             f"sent within {span:.1f} s: none is left to measure"
         )
     return low, high
 
 
-def steady_state(table: RequestTable, within: Window | None) -> dict[str, object]:
-    """Test the requests in the system for a trend; suggest a warm-up.
+class Trend:
+    """Whether a series of `total` values, which may come in parts, rises or falls."""
 
-    `stationary` is null where there are too few requests to tell.
-    """
-    times, level = in_system(table)
-    suggested = mser5(level)
-    warmup = None if suggested is None else float(times[suggested] - times[0])
-    if within is not None:
-        kept = (times >= within[0]) & (times <= within[1])
-        times, level = times[kept], level[kept]
-    found: dict[str, object] = dict.fromkeys(("stationary", "trend_per_s", "trend_p_value"))
-    if len(level) >= FEWEST and times[-1] > times[0]:
-        found = judged(batch_means(level), float(level.mean()), float(times[-1] - times[0]))
-    return found | {"suggested_warmup_s": warmup}
+    def __init__(self, total: int) -> None:
+        size, more = divmod(total, BATCHES)
+        self._sizes = np.array([size + 1] * more + [size] * (BATCHES - more))
+        self._sums = np.zeros(BATCHES)
+        self._total, self._seen = total, 0
+        self._first, self._last = inf, 0.0  # s
+
+    def add(self, times: Floats, values: Ints) -> None:
+        """Add values and the times (ascending, s) at which they were."""
+        if len(times):
+            self._first, self._last = min(self._first, float(times[0])), float(times[-1])
+        batch = np.searchsorted(
+            np.cumsum(self._sizes), self._seen + np.arange(len(values)), "right"
+        )
+        self._sums += np.bincount(batch, values, BATCHES)
+        self._seen += len(values)
+
+    @property
+    def means(self) -> Floats:
+        """Give the means of 20 successive parts of the series."""
+        means: Floats = self._sums / self._sizes
+        return means
+
+    def test(self) -> dict[str, object]:
+        """Judge the series; `stationary` is null where there are too few values to tell."""
+        if not (self._total >= FEWEST and self._last > self._first):  # or a time is unknown
+            return dict.fromkeys(("stationary", "trend_per_s", "trend_p_value"))
+        slope, p = line(self.means)
+        change = slope / max(float(self._sums.sum()) / self._total, 1.0)
+        return {
+            "stationary": not (p < LEVEL and abs(change) > MATERIAL),
+            "trend_per_s": slope / (self._last - self._first),
+            "trend_p_value": p,
+        }
 
 
-def judged(means: Floats, mean: float, seconds: float) -> dict[str, object]:
-    """Judge a series by its batch means, its mean and its length, s."""
-    slope, p = line(means)
-    change = slope / max(mean, 1.0)
-    return {
-        "stationary": not (p < LEVEL and abs(change) > MATERIAL),
-        "trend_per_s": slope / seconds,
-        "trend_p_value": p,
-    }
-
-
-def in_system(table: RequestTable) -> tuple[Floats, Floats]:
-    """Give when each request came, ascending, and how many were then in the system, it included.
+class SteadyState:
+    """Tests the requests in the system for a trend, and suggests a warm-up.
 
     A request comes when it is due where a rate says so, else as it is sent: behind
     `max_concurrency` alone the rest wait by intent.
     """
-    sent = ~np.isnan(table.sent)
-    due = table.arrival if isfinite(table.workload.request_rate) else table.sent
-    times = np.sort(due[sent])
-    left = table.left[sent]
-    ends = np.sort(left[~np.isnan(left)])
-    here = np.arange(1, len(times) + 1) - np.searchsorted(ends, times, side="right")
-    return times, here.astype(np.float64)
 
+    def __init__(self, total: int | None = None, within: Window | None = None) -> None:
+        """`total` requests come in parts; None: all come at once, and of these `within` counts.
 
-def batch_means(values: Floats) -> Floats:
-    """Give the means of 20 successive parts of a series."""
-    return np.array([part.mean() for part in np.array_split(values, BATCHES)])
+        Only of all at once a warm-up is suggested.
+        """
+        self._within = within
+        self._in_system = ConcurrencyCounter()
+        self._trend = None if total is None else Trend(total)
+        self._warmup: float | None = None
+
+    def add(self, table: RequestTable) -> None:
+        """Add requests; those of a later part come later."""
+        sent = ~np.isnan(table.sent)
+        due = table.arrival if isfinite(table.workload.request_rate) else table.sent
+        times, left = np.sort(due[sent]), table.left[sent]
+        level = self._in_system.add(times, left[~np.isnan(left)])
+        if self._trend is None:
+            suggested = mser5(level)
+            if suggested is not None:
+                self._warmup = float(times[suggested] - times[0])
+            if self._within is not None:
+                kept = (times >= self._within[0]) & (times <= self._within[1])
+                times, level = times[kept], level[kept]
+            self._trend = Trend(len(level))
+        self._trend.add(times, level)
+
+    def summary(self) -> dict[str, object]:
+        """Give the keys of the summary."""
+        assert self._trend is not None
+        return self._trend.test() | {"suggested_warmup_s": self._warmup}
 
 
 def line(means: Floats) -> tuple[float, float]:
-    """Give the change over the whole series by a straight line, and the two-sided p value.
+    """Give the change over a series by a straight line, and the two-sided p value.
 
     The line goes through the batch means. Its slope's variance is widened by first-order
     correlation of what is left, and the degrees of freedom fewer by as much.
@@ -121,7 +152,7 @@ def two_sided(score: float, freedom: float) -> float:
     return min(1.0, 2 * area / sqrt(pi) * exp(lgamma((freedom + 1) / 2) - lgamma(freedom / 2)))
 
 
-def mser5(values: Floats) -> int | None:
+def mser5(values: Floats | Ints) -> int | None:
     """Give how many values to leave out for the mean to be known best.
 
     White, "An effective truncation heuristic for bias reduction in simulation output", 1997: of
@@ -139,7 +170,7 @@ def mser5(values: Floats) -> int | None:
     return None if best >= count // 2 else best * FIVE
 
 
-def told(found: Mapping[str, object]) -> str:
+def trend_warning(found: Mapping[str, object]) -> str:
     """Say in a line that a run is not stationary; "" where it is, or nobody can tell."""
     slope = found.get("trend_per_s")
     if found.get("stationary") is not False or not isinstance(slope, float):

@@ -1,4 +1,4 @@
-"""How much of the GPUs' arithmetic and memory bandwidth the run made use of."""
+"""What the run asked of the GPUs' arithmetic and memory bandwidth, for `mfu` and its like."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.core.log import Log
-from simulator.results.gauges import StepSums, share
-from simulator.results.tables import Floats, RequestTable
+from simulator.results.request_table import Floats, RequestTable
 
 if TYPE_CHECKING:
     from simulator.models.gpus import Gpu
     from simulator.models.spec import ModelSpec
+    from simulator.scenario.parts import Parts
+    from simulator.scenario.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,25 +27,18 @@ class Served:
     kv_cache_dtype: str = "auto"
     data_parallel_size: int = 1
 
+    @classmethod
+    def of(cls, scenario: "Scenario", parts: "Parts") -> "Served":
+        """Say what the engine of a scenario serves on."""
+        engine = scenario.engine
+        cache = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
+        sizes = engine.tensor_parallel_size, engine.quantization or engine.dtype, cache
+        return cls(parts.model, parts.gpu, *sizes, engine.data_parallel_size)
 
-def utilization(
-    served: Served, table: RequestTable, logs: Sequence[Log], sums: StepSums, duration: float
-) -> dict[str, object]:
-    """Give `mfu` and `bandwidth_utilization`, shares of the peaks over the whole run."""
-    flops, read = needed_flops(served.model, table), read_bytes(served, logs, sums)
-    return shares_of_peaks(served, flops, read, len(logs), duration)
-
-
-def shares_of_peaks(
-    served: Served, flops: float, read: float, replicas: int, duration: float
-) -> dict[str, object]:
-    """Give the same of the FLOPs needed and the bytes read by so many replicas."""
-    gpus = served.tensor_parallel_size * replicas
-    peak = served.gpu.flops(served.model.resolve_dtype(served.dtype))
-    return {
-        "mfu": share(flops, peak * gpus * duration),
-        "bandwidth_utilization": share(read, served.gpu.bandwidth * gpus * duration),
-    }
+    @property
+    def peak_flops(self) -> float:
+        """Give the FLOP/s of one GPU in the weights' dtype."""
+        return self.gpu.flops(self.model.resolve_dtype(self.dtype))
 
 
 def needed_flops(model: "ModelSpec", table: RequestTable) -> float:
@@ -78,31 +72,33 @@ def _seen(end: Floats, window: int) -> Floats:
     return pairs
 
 
-def read_bytes(served: Served, logs: Sequence[Log], sums: StepSums) -> float:
+def read_bytes(served: Served, logs: Sequence[Log], steps: int, context: int) -> float:
     """Count the bytes that all GPUs read: every step the weights, and the decodes' KV entries.
 
     Left out: activations, writes, and the KV that prefills read. Of a mixture of experts, those
-    that a step's tokens meet if they choose evenly, and those of its like on other ranks.
+    that a step's tokens meet if they choose evenly, and those of its like on other ranks. `steps`
+    and `context` (KV entries that decodes read) are the sums over the logs.
     """
     model, size = served.model, served.tensor_parallel_size
     width = model.linear_bytes_per_parameter(served.dtype)
-    experts = _mean_experts(model, logs, sums.steps, served.data_parallel_size)
+    experts = _mean_experts(model, logs, steps, served.data_parallel_size)
     weights = width * model.linear_parameters(experts) + max(width, 2.0) * model.head_parameters
     kv = model.kv_bytes_per_token(served.kv_cache_dtype) * model.kv_share(size) * size
-    return weights * sums.steps + kv * _read_tokens(model, logs, sums)
+    return weights * steps + kv * _read_tokens(model, logs, context)
 
 
-def _read_tokens(model: "ModelSpec", logs: Sequence[Log], sums: StepSums) -> float:
+def _read_tokens(model: "ModelSpec", logs: Sequence[Log], context: int) -> float:
     """Count the KV entries that decodes read, on the mean over the layers."""
     if not model.sliding_window:
-        return sums.context
+        return context
     within = 0.0
     for log in logs:
         rows = log.steps
-        seats = rows["decodes"] + np.where(rows["prefill_tokens"], 0, rows["wasted"])
-        context = rows["context"] + seats * (rows["steps"] - 1) / 2
-        within += float((rows["steps"] * np.minimum(context, model.sliding_window * seats)).sum())
-    return sums.context + model.windowed * (within - sums.context)
+        sequences = rows["decodes"] + np.where(rows["prefill_tokens"], 0, rows["wasted"])
+        mean = rows["context"] + sequences * (rows["steps"] - 1) / 2
+        most = model.sliding_window * sequences
+        within += float((rows["steps"] * np.minimum(mean, most)).sum())
+    return context + model.windowed * (within - context)
 
 
 def _mean_experts(model: "ModelSpec", logs: Sequence[Log], steps: int, ranks: int) -> float:

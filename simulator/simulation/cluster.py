@@ -25,7 +25,7 @@ from simulator.engine.stream_client import StreamClient
 from simulator.policies.predictor import make_predictor
 from simulator.results.kv_transfers import Transfers
 from simulator.results.record import ClusterRecord, replicas_in
-from simulator.results.tables import Tries
+from simulator.results.request_table import Tries
 from simulator.scenario.assemble import assemble, make_scheduler
 from simulator.scenario.cluster_parts import block_bytes, make_fleet, make_router
 from simulator.scenario.parts import Parts

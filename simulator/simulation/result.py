@@ -18,10 +18,10 @@ class Result(Record):
     def summary(self) -> dict[str, Any]:
         """Metrics under the names of `vllm bench serve`, and a block `headway` of our own."""
         from simulator.diagnosis.rules import diagnose
-        from simulator.results.metrics import summarize_result
+        from simulator.results.metrics import summarize_record
 
         if self._summary is None:
-            summary: dict[str, Any] = summarize_result(self)
+            summary: dict[str, Any] = summarize_record(self)
             summary["headway"]["diagnosis"] = diagnose(self, summary)
             self._summary = summary
         return self._summary

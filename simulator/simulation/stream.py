@@ -12,18 +12,15 @@ import simpy
 from simulator.engine.async_replica import make_replica
 from simulator.engine.replica import Replica
 from simulator.engine.stream_client import Chunk, StreamClient
-from simulator.results.cluster_metrics import evenness, tell
-from simulator.results.log_cut import cut, next_decision
-from simulator.results.metrics import SCHEMA, head
-from simulator.results.stream_metrics import Engines, Part, Tally
-from simulator.results.tables import Tries
+from simulator.results.metrics import RunMetrics, run_info
+from simulator.results.request_table import Tries
+from simulator.results.run_part import RunPart, next_decision, take_part
 from simulator.scenario.assemble import assemble, make_scheduler
 from simulator.scenario.parts import Parts
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.chunks import chunks
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.quantile_sketch import ERROR
-from simulator.util.version import __version__
 
 if TYPE_CHECKING:
     from simulator.cluster.fleet import Fleet
@@ -43,13 +40,12 @@ class Stream:
     client: StreamClient
     engines: Sequence[Replica]
     parts: Sequence[Parts]  # of each engine
-    tally: Tally
+    metrics: RunMetrics
     fleet: "Fleet | None" = None
     story: "ClusterRecord | None" = None
 
     def __post_init__(self) -> None:
         self.warned: dict[str, str] = {}
-        self.swap_time = 0.0
         self.logs = [engine.log for engine in self.engines]
 
     def harvest(self, *, last: bool = False) -> None:
@@ -63,16 +59,14 @@ class Stream:
         ids = range(chunk.first, chunk.first + len(chunk.work))
         lost = {} if self.fleet is None else self.fleet.sent_again
         before = self.client.unsettled()
-        logs = [cut(log, ids, before, lost, last=last) for log in self.logs]
+        logs = [take_part(log, ids, before, lost, last=last) for log in self.logs]
         given_up = None if self.story is None else self.story.tries.given_up
-        refused = None if given_up is None else cut(given_up, ids, before, {}, last=last)
+        refused = None if given_up is None else take_part(given_up, ids, before, {}, last=last)
         again = {id - ids.start: lost.pop(id) for id in [id for id in lost if id in ids]}
         sent = np.array(chunk.sent)
-        end = max((float(log.steps["end"][-1]) for log in logs if log.step_rows), default=0.0)
-        upto = [max(end, self.tally.end) if last else next_decision(log) for log in self.logs]
-        self.tally.add(Part(chunk.work, sent, logs, upto, Tries(again, refused)))
+        until = None if last else [next_decision(log) for log in self.logs]
+        self.metrics.add(RunPart(chunk.work, sent, logs, Tries(again, refused), until))
         for log, parts in zip(logs, self.parts, strict=True):
-            self.swap_time += float(parts.cost.logged_swap_seconds(log.swaps).sum())
             if len(log.steps):
                 for text in parts.cost.outside(log.steps):
                     self.warned.setdefault(text.partition(" of ")[0], f"in part of the run, {text}")
@@ -116,33 +110,15 @@ def run_streamed(
 
 def _summary(scenario: Scenario, stream: Stream) -> dict[str, Any]:
     """Put together what is known at the end, and warn of what cannot be trusted."""
-    tally, parts = stream.tally, stream.parts[0]
-    told = list(stream.warned.values())
-    if tally.whole.requests.rejected == tally.total:
-        told.append(f"all {tally.total:,} requests were rejected: no replica could ever hold them")
+    metrics, told = stream.metrics, list(stream.warned.values())
+    if metrics.engines.requests.rejected == metrics.total:
+        told.append(
+            f"all {metrics.total:,} requests were rejected: no replica could ever hold them"
+        )
     for message in told:
         warnings.warn(message, HeadwayWarning, stacklevel=3)
-    info: dict[str, Any] = {
-        "schema": SCHEMA,
-        "version": __version__,
-        "seed": scenario.seed,
-        "scenario": scenario.name,
-        "profile": parts.cost.name,
-        "interrupted": False,
-        "warnings": told,
-        "warmup_s": 0.0,
-        "cooldown_s": 0.0,
-        "percentile_error": ERROR,
-    }
-    begin = head(stream.client.nothing().work, tally.whole.served) | {"num_prompts": tally.total}
-    summary = tally.summary(begin, info, stream.swap_time)
-    if stream.story is not None:
-        span = tally.start, tally.end
-        found = {name: group.figures(span[1] - span[0]) for name, group in tally.groups.items()}
-        even = evenness(stream.story, tally.ended, tally.busy)
-        summary["headway"] |= tell(
-            *(scenario, stream.story, span, found), given_up=tally.given_up, even=even
-        )
+    info = run_info(scenario, stream.parts[0], told) | {"percentile_error": ERROR}
+    summary: dict[str, Any] = metrics.summary(info)
     summary["headway"]["diagnosis"] = None
     return summary
 
@@ -195,10 +171,8 @@ def _set_up(scenario: Scenario, *, leap: bool) -> Stream:
         replica = make_replica(env, make_scheduler(scenario, made, shares), made.cost, leap=leap)
         client = StreamClient(env, total, size, parts, replica.submit)
         replica.on_finish = client.finished
-        whole = Engines(scenario, made, [0])
-        tally = Tally(scenario, total, {}, whole)
-        return Stream(env, client, [replica], [made], tally)
-    from simulator.results.record import replicas_in
+        metrics = RunMetrics.of(scenario, first, [made], total=total)
+        return Stream(env, client, [replica], [made], metrics)
     from simulator.scenario.cluster_parts import make_fleet
     from simulator.simulation.cluster import connect, fill
 
@@ -208,12 +182,5 @@ def _set_up(scenario: Scenario, *, leap: bool) -> Stream:
         *(fleet, scenario, story, life),
         lambda submit: StreamClient(env, total, size, parts, submit),
     )
-    whole = Engines(scenario, story.parts[0], range(len(fleet.logs)))
-    groups = {
-        name: Engines(scenario.of_group(name), story.parts[numbers[0]], numbers)
-        for name, numbers in replicas_in(story.groups).items()
-    }
-    if not cluster.groups:
-        groups = dict.fromkeys(groups, whole)
-    tally = Tally(scenario, total, groups, whole)
-    return Stream(env, client, fleet.members, story.parts, tally, fleet, story)
+    metrics = RunMetrics.of(scenario, first, story.parts, cluster=story, total=total)
+    return Stream(env, client, fleet.members, story.parts, metrics, fleet, story)

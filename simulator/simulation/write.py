@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from simulator.results.client_service import several_clients
+from simulator.results.fairness import several_clients
 from simulator.results.frames import (
     as_frame,
     client_tables,
     count_rows,
-    request_cells,
+    request_columns,
     request_frame,
+    step_columns,
     step_frame,
     with_copy_seconds,
 )
-from simulator.results.tables import step_columns
 from simulator.util.csv_text import Column, Numbers, encode_header, encode_rows
 from simulator.util.errors import HeadwayError
 from simulator.util.files import Writer, write_together
@@ -96,7 +96,7 @@ def _not_finite(values: Mapping[str, object]) -> Iterator[str]:
 
 
 def _write_requests(result: "Result", file: BinaryIO) -> None:
-    columns = request_cells(result)
+    columns = request_columns(result)
     _write_table("requests.csv", columns, file)
 
 

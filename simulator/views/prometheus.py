@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.core.log import REASONS, Log
-from simulator.results.itl import TokenTimes
-from simulator.results.tables import Flags, Floats, RequestTable, gather_requests
+from simulator.results.request_table import Flags, Floats, RequestTable, gather_requests
+from simulator.results.token_times import TokenTimes
 from simulator.util.files import write_atomic
 
 if TYPE_CHECKING:

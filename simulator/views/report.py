@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simulator.diagnosis.rules import diagnosis_lines
-from simulator.results.steady_state import told
+from simulator.results.steady_state import trend_warning
 
 if TYPE_CHECKING:
     from simulator.simulation.result import Result
@@ -133,7 +133,7 @@ def run_table(run: "Result | Summary") -> str:
     summary = run if isinstance(run, Mapping) else run.summary()
     warned = run["headway"].get("warnings", ()) if isinstance(run, Mapping) else run.warnings
     notes = [f"Warning: {text}" for text in warned]
-    if line := told(summary["headway"]):
+    if line := trend_warning(summary["headway"]):
         notes.append(line)
     if summary["headway"].get("interrupted"):
         notes.insert(0, "Interrupted: the figures are those up to then.")

@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from simulator.core.log import REASONS, Log
 from simulator.results.breakdown import Pauses, find_pauses
-from simulator.results.tables import REJECTED, Floats, RequestTable, arrivals, gather_requests
+from simulator.results.request_table import REJECTED, Floats, RequestTable, gather_requests
+from simulator.results.time_series import arrivals
 from simulator.util.files import write_atomic
 from simulator.util.version import __version__
 

@@ -24,7 +24,7 @@ from simulator.costs.joint_step import Joint
 from simulator.engine.client import Client
 from simulator.policies.predictor import Noisy
 from simulator.results.record import ClusterRecord
-from simulator.results.tables import Tries, gather_requests
+from simulator.results.request_table import Tries, gather_requests
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.cluster import sessions_of, tidy

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from simulator.diagnosis.unfairness import Slighted, batch_service, most_slighted
 from simulator.policies.fair import DRR, WFQ, Fair
-from simulator.results.client_service import Clients
-from simulator.results.tables import client_words, gather_requests, run_span
+from simulator.results.fairness import Clients
+from simulator.results.request_table import client_words, gather_requests, run_span
 from simulator.workload.workload import Workload
 from tests.support.engines import fcfs, play, workload
 from tests.support.logs import TICK

@@ -12,7 +12,8 @@ from simulator.figures.compare import _depth_in_bins, draw_compare, plot_compare
 from simulator.figures.compare_many import draw_many, plot_many
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.results.metrics import summarize
-from simulator.results.time_bins import mean_in_bins
+from simulator.results.record import Record
+from simulator.results.time_series import mean_in_bins
 from simulator.schedulers.static import Static
 from simulator.workload.workload import Workload
 from tests.support.engines import Clock, fcfs, play, workload
@@ -21,13 +22,13 @@ from tests.support.logs import TICK, LoggedRun, logged_runs
 LOAD = workload(*((0.5 * i, 8 + i % 7, 1 + 5 * (i % 9)) for i in range(60)))
 
 
-class Ran:
+class Ran(Record):
     """As much of a Result as a picture needs."""
 
     def __init__(self, log: Log, sent: np.ndarray, load: Workload = LOAD) -> None:
-        self.workload, self.sent, self.logs = load, sent, [log]
-        self.scenario, self.cluster = SimpleNamespace(name="tiny"), None
-        self.model, self.gpu = SimpleNamespace(name="model"), SimpleNamespace(name="GPU")
+        names = {name: SimpleNamespace(name=name) for name in ("model", "GPU")}
+        parts = SimpleNamespace(model=names["model"], gpu=names["GPU"])
+        super().__init__(SimpleNamespace(name="tiny"), load, sent, [log], parts)
 
     def summary(self) -> dict:
         return summarize(self.workload, self.sent, self.logs)

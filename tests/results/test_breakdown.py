@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from simulator.core.log import Log
 from simulator.costs.piecewise import LinearCost, PiecewiseCost
 from simulator.results.breakdown import PARTS, break_down
-from simulator.results.tables import RequestTable, gather_requests
+from simulator.results.request_table import RequestTable, gather_requests
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload

@@ -13,7 +13,7 @@ from simulator.core.log import Log
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.results.gauges import queue_depth
 from simulator.results.metrics import summarize
-from simulator.results.tables import gather_requests
+from simulator.results.request_table import gather_requests
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -166,7 +166,7 @@ def test_kv_gauges_grow_through_a_leap() -> None:
     assert gauges["kv_cache_usage_mean"] == pytest.approx((4 + 5 + 6 + 7 + 8) / 50)
     assert gauges["kv_cache_usage_max"] == 0.8
     assert gauges["memory_efficiency"] == pytest.approx((10 + 12 + 14 + 16 + 18) / (4 * 30))
-    gauges = summarize(make_workload([]), np.empty(0), [log], contiguous=True)["headway"]
+    gauges = summarize(make_workload([]), np.empty(0), [log], reserves=True)["headway"]
     assert gauges["kv_cache_usage_mean"] == pytest.approx(0.4)
     assert gauges["kv_cache_usage_max"] == 0.4
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from simulator.results.steady_state import batch_means, line, mser5, told, two_sided
+from simulator.results.steady_state import Trend, line, mser5, trend_warning, two_sided
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
@@ -39,7 +39,7 @@ def test_a_light_load_is_steady(steady):
     """Where the queue is stable, nothing is said."""
     block = steady.summary()["headway"]
     assert block["stationary"] is True
-    assert told(block) == ""
+    assert trend_warning(block) == ""
     assert block["suggested_warmup_s"] is not None
 
 
@@ -47,6 +47,12 @@ def test_few_requests_tell_nothing(write):
     """Under a hundred requests the test abstains."""
     block = run(load_scenario(write(SMALL))).summary()["headway"]
     assert (block["stationary"], block["trend_p_value"]) == (None, None)
+
+
+def batch_means(values: np.ndarray) -> np.ndarray:
+    trend = Trend(len(values))
+    trend.add(np.arange(len(values)), values)
+    return trend.means
 
 
 def test_seldom_a_false_alarm():

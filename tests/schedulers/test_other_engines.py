@@ -5,7 +5,7 @@ import pytest
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.radix_cache import RadixCache
-from simulator.results.tables import expand_steps
+from simulator.results.frames import expand_steps
 from simulator.schedulers.fastgen import FastGen
 from simulator.schedulers.hf import HfStatic
 from simulator.schedulers.orca_sarathi import Orca, Sarathi

@@ -3,7 +3,6 @@
 import builtins
 import csv
 import json
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +12,8 @@ import yaml
 
 from simulator.core.log import Log
 from simulator.costs.piecewise import LinearCost
-from simulator.results.breakdown import break_down
 from simulator.results.frames import request_frame, step_frame
-from simulator.results.tables import gather_requests
+from simulator.results.record import Record
 from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError
 from simulator.workload.workload import Workload
@@ -41,26 +39,15 @@ kv_blocks_used,kv_blocks_free,preempted
 """
 
 
-@dataclass
-class Ran:
+class Ran(Record):
     """As much of a Result as the files need."""
 
-    workload: Workload
-    sent: np.ndarray
-    logs: list[Log]
-    note: dict = field(default_factory=lambda: {"completed": 2})
-    hints: np.ndarray | None = None
-    tries: None = None
-    transfers: None = None
-
-    @property
-    def scenario(self) -> SimpleNamespace:
+    def __init__(self, load: Workload, sent: np.ndarray, logs: list[Log]) -> None:
         engine = SimpleNamespace(reserves=False, scheduling_policy="fcfs")
-        return SimpleNamespace(resolved=lambda: {"name": "näme", "seed": 0}, engine=engine)
-
-    def time_parts(self) -> dict[str, np.ndarray]:
-        table = gather_requests(self.workload, self.sent, self.logs)
-        return break_down(table, self.logs, LinearCost(base=1.0))
+        told = {"name": "näme", "seed": 0}
+        scenario = SimpleNamespace(resolved=lambda: told, engine=engine, cluster=None)
+        super().__init__(scenario, load, sent, logs, SimpleNamespace(cost=LinearCost(base=1.0)))
+        self.note = {"completed": 2}
 
     def summary(self) -> dict:
         return self.note

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from simulator.cli.main import main
 from simulator.core.log import Log
 from simulator.costs.piecewise import LinearCost
+from simulator.results.record import Record
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.views import timeline
@@ -23,25 +24,16 @@ from tests.support.logs import LoggedRun, logged_runs
 from tests.support.scenarios import SMALL
 
 
-def result_of(load, sent: np.ndarray, logs: list[Log]) -> SimpleNamespace:
-    """As much of a Result as the two files need."""
-    return SimpleNamespace(
-        workload=load,
-        sent=sent,
-        logs=logs,
-        scenario=SimpleNamespace(name="tiny", seed=0),
-        tries=None,
-        transfers=None,
-        model=SimpleNamespace(name='a "b"'),
-        parts=SimpleNamespace(max_model_len=40),
-        interrupted=False,
-    )
+def record_of(load, sent: np.ndarray, logs: list[Log]) -> Record:
+    """As much of a record as the two files need."""
+    parts = SimpleNamespace(model=SimpleNamespace(name='a "b"'), max_model_len=40)
+    return Record(SimpleNamespace(name="tiny", seed=0), load, sent, logs, parts)
 
 
-def played(scheduler, *requests: tuple[float, int, int], **cost: float) -> SimpleNamespace:
+def played(scheduler, *requests: tuple[float, int, int], **cost: float) -> Record:
     load = workload(*requests)
     log, client = play(load, scheduler, LinearCost(base=1.0, **cost))
-    return result_of(load, np.array(client.sent), [log])
+    return record_of(load, np.array(client.sent), [log])
 
 
 def read(path: Path) -> dict:
@@ -143,7 +135,7 @@ def test_a_swap_and_a_queue_by_hand(tmp_path: Path) -> None:
 @given(logged_runs(max_replicas=2))
 def test_any_trace_is_well_formed(tmp_path_factory, story: LoggedRun) -> None:
     """Whatever the log says, of requests that were preempted, rejected or never finished."""
-    result = result_of(story.workload, story.sent, story.logs)
+    result = record_of(story.workload, story.sent, story.logs)
     check(traced(result, tmp_path_factory.mktemp("trace")))
 
 

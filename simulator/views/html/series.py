@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from simulator.results.tables import RETRY
-from simulator.results.time_bins import depth_in_bins, mean_in_bins
+from simulator.results.request_table import RETRY
+from simulator.results.time_series import depth_in_bins, mean_in_bins
 from simulator.views.html.runs import Run
 
 if TYPE_CHECKING:

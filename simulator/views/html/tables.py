@@ -5,7 +5,7 @@ from html import escape
 from math import isnan
 
 from simulator.results.breakdown import PARTS
-from simulator.results.tables import RETRY, TRANSFER_PARTS
+from simulator.results.request_table import RETRY, TRANSFER_PARTS
 from simulator.views.html.runs import Run
 from simulator.views.report import CLUSTER, GAUGES, METRICS, MOVED, TROUBLES, Gauge, known
 

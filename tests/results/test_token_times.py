@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.core.log import Log
-from simulator.results.itl import SLICE, GapPool, TokenTimes
+from simulator.results.token_times import SLICE, GapPool, TokenTimes
 from tests.support.logs import TICK, LoggedRun, add_run, logged_runs
 
 
@@ -28,7 +28,7 @@ def test_the_pool_is_the_list(slice_: int, story: LoggedRun) -> None:
     So they do however many gaps are looked at together.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("simulator.results.itl.SLICE", slice_)
+        patch.setattr("simulator.results.token_times.SLICE", slice_)
         _check_pool(story)
 
 

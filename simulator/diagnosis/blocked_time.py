@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.core.log import Log
-from simulator.results.tables import Floats, Ints, arrivals
+from simulator.results.request_table import Floats, Ints
+from simulator.results.time_series import arrivals
 
 if TYPE_CHECKING:
     from simulator.scenario.engine_config import EngineConfig

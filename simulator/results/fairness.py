@@ -14,14 +14,7 @@ import numpy as np
 
 from simulator.core.log import Log
 from simulator.policies.fair import check_shares
-from simulator.results.tables import (
-    REJECTED,
-    Floats,
-    Ints,
-    RequestTable,
-    client_words,
-    gather_requests,
-)
+from simulator.results.request_table import REJECTED, Floats, Ints, RequestTable, client_words
 from simulator.util.csv_text import Column, Words
 from simulator.workload.workload import Workload
 
@@ -62,12 +55,11 @@ class Clients:
     weights: Floats  # by code
 
     @classmethod
-    def of(cls, result: "Record") -> "Clients":
+    def of(cls, record: "Record") -> "Clients":
         """Take the clients of a run, and the weights that its policy gives them."""
-        table = gather_requests(result.workload, result.sent, result.logs, result.tries)
-        words = client_words(result.workload)
-        weights = client_weights(result.scenario.engine.scheduling_policy, words.names)
-        return cls(table, result.logs, words, weights)
+        words = client_words(record.workload)
+        weights = client_weights(record.scenario.engine.scheduling_policy, words.names)
+        return cls(record.request_table(), record.logs, words, weights)
 
     @property
     def codes(self) -> Ints:

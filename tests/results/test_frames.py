@@ -1,12 +1,11 @@
-"""Leaps unrolled into single steps, and requests in order of id."""
+"""Leaps unrolled into single steps."""
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.core.log import Log
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.results.tables import expand_steps, gather_requests
+from simulator.results.frames import expand_steps
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
@@ -14,12 +13,9 @@ from tests.support.engines import play
 from tests.support.logs import (
     CLOCK,
     LoggedRun,
-    ObservedRequest,
-    add_request,
     add_step,
     loads,
     logged_runs,
-    make_workload,
 )
 
 
@@ -57,28 +53,3 @@ def test_reserved_blocks_do_not_grow() -> None:
     columns = expand_steps(log, contiguous=True)
     assert columns["kv_blocks_used"].tolist() == [4, 4, 4, 4]
     assert columns["kv_blocks_free"].tolist() == [2, 2, 2, 2]
-
-
-def test_arrival_of_session_turns() -> None:
-    """A later turn is due its delay after the end of the one before, or after its rejection."""
-    seen = [
-        ObservedRequest(1.0, 1.0, [2.0, 3.0]),
-        ObservedRequest(4.5),
-        ObservedRequest(1.0, reason="rejected"),
-        ObservedRequest(6.0),
-    ]
-    log = Log(10, 4)
-    for number, request in enumerate(seen):
-        if request.reason != "rejected":
-            request.scheduled, request.tokens = request.sent, request.tokens or [9.0]
-        add_request(log, number, request)
-    load = make_workload(
-        seen,
-        after=np.array([-1, 0, -1, 2]),
-        delay=np.array([0.0, 0.5, 0.0, 0.5]),
-        max_concurrency=2,
-    )
-    load.arrival[[1, 3]] = np.nan
-    table = gather_requests(load, np.array([r.sent for r in seen]), [log])
-    assert table.arrival.tolist() == [1.0, 3.5, 1.0, 1.5]
-    assert table.client_queue_time.tolist() == [0.0, 1.0, 0.0, 4.5]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.core.log import Log
-from simulator.results.client_service import (
+from simulator.results.fairness import (
     Clients,
     client_columns,
     client_weights,
@@ -18,7 +18,7 @@ from simulator.results.client_service import (
     share_columns,
     summarize_clients,
 )
-from simulator.results.tables import client_words, gather_requests, run_span
+from simulator.results.request_table import client_words, gather_requests, run_span
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.simulation.write import write_run

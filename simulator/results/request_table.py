@@ -1,0 +1,157 @@
+"""What a run wrote down of its requests, as columns: one row per request, in order of their ids."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.core.log import REASONS, REQUEST, Log
+from simulator.util.csv_text import Words
+from simulator.workload.workload import Workload
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+TIMES = ("first_scheduled", "first_token", "finish")  # of log.REQUEST: s, below 0 if never
+COUNTS = ("generated", "preemptions", "cached")
+COMPLETED = (REASONS.index("stop"), REASONS.index("length"))
+REJECTED = REASONS.index("rejected")
+UNFINISHED = REASONS.index("unfinished")
+TRANSFER_PARTS = ("decode_queue_time", "transfer_time")
+"""Columns of requests.csv that are parts of `e2el` only where prefill and decode are apart."""
+RETRY = "retry_time"
+"""A further part of `e2el`, where a cluster's clients try again or its replicas fail."""
+
+
+@dataclass(slots=True, frozen=True)
+class Tries:
+    """What clients of a cluster have to do with a request beside sending it once."""
+
+    again: Mapping[int, float]  # s, when a request was last sent once more, by id
+    given_up: Log | None = None  # a row for each request that no replica ended
+
+
+@dataclass(slots=True)
+class RequestTable:
+    """Every request of the workload, indexed by id; times in seconds, NaN: it never happened."""
+
+    workload: Workload
+    sent: Floats
+    entered: Floats  # when its last try was sent
+    given_up: Floats  # when its client let go of it
+    first_scheduled: Floats
+    first_token: Floats
+    finish: Floats
+    generated: Ints
+    preemptions: Ints
+    cached: Ints
+    reason: Ints  # index into REASONS; -1: never sent
+    replica: Ints  # -1: never sent
+
+    @property
+    def completed(self) -> Flags:
+        """Tell which came to their end."""
+        return np.isin(self.reason, COMPLETED)
+
+    @property
+    def arrival(self) -> Floats:
+        """Give the time each was due; for a session turn, its delay after the end before it."""
+        arrival, after = self.workload.arrival, self.workload.after
+        if after is None:
+            return arrival
+        delay = self.workload.delay
+        due = self.left[after] + (0.0 if delay is None else delay)
+        return np.where(np.isnan(arrival), due, arrival)
+
+    @property
+    def left(self) -> Floats:
+        """Give the time each was over for its client, whether or not it was served."""
+        ended = np.where(self.reason == REJECTED, self.sent, self.finish)
+        return np.where(np.isnan(self.given_up), ended, self.given_up)
+
+    @property
+    def client_queue_time(self) -> Floats:
+        """Give the seconds each waited at the client, behind max_concurrency."""
+        if self.workload.max_concurrency is None:
+            return self.sent - self.sent
+        return np.maximum(self.sent - self.arrival, 0.0)  # below 0: rounding in the delay's sum
+
+    @property
+    def queue_time(self) -> Floats:
+        """Give the seconds from sent, of several tries the last, to first scheduled."""
+        return self.first_scheduled - self.entered
+
+    @property
+    def retry_time(self) -> Floats:
+        """Give the seconds from sent to sent for the last time; NaN: it was not completed."""
+        return np.where(self.completed, self.entered - self.sent, np.nan)
+
+    @property
+    def ttft(self) -> Floats:
+        """Give the seconds from sent to the first token."""
+        return self.first_token - self.sent
+
+    @property
+    def e2el(self) -> Floats:
+        """Give the seconds from sent to the last token."""
+        return self.finish - self.sent
+
+    @property
+    def tpot(self) -> Floats:
+        """Give the seconds per token after the first; NaN for a single token."""
+        gaps = np.where(self.generated > 1, self.generated - 1, 1)
+        return np.where(self.generated > 1, (self.e2el - self.ttft) / gaps, np.nan)
+
+
+def gather_requests(
+    workload: Workload, sent: Floats, logs: Sequence[Log], tries: Tries | None = None
+) -> RequestTable:
+    """Collect the request rows of all replicas by id, and what a cluster's clients did."""
+    size = len(workload)
+    columns: dict[str, Any] = {name: np.full(size, np.nan) for name in (*TIMES, "given_up")}
+    columns |= {name: np.zeros(size, np.int64) for name in COUNTS}
+    columns |= {name: np.full(size, -1) for name in ("reason", "replica")}
+    table = RequestTable(workload, sent, sent, **columns)
+    rows = np.frombuffer(b"".join(log.request_rows for log in logs), REQUEST)
+    ids = rows["id"]
+    for name in TIMES:
+        columns[name][ids] = np.where(rows[name] >= 0.0, rows[name], np.nan)
+    for name in (*COUNTS, "reason"):
+        columns[name][ids] = rows[name]
+    sizes = [len(log.request_rows) // REQUEST.itemsize for log in logs]
+    table.replica[ids] = np.repeat(np.arange(len(logs)), sizes)
+    if tries is not None and tries.again:
+        table.entered = sent.copy()
+        table.entered[[*tries.again]] = [*tries.again.values()]
+    if tries is not None and tries.given_up is not None:
+        rows = tries.given_up.requests
+        table.reason[rows["id"]] = rows["reason"]
+        table.given_up[rows["id"]] = rows["finish"]
+    return table
+
+
+def run_span(table: RequestTable, logs: Sequence[Log]) -> tuple[float, float]:
+    """Give the first time a request was sent and the last at which anything ended; 0 if none."""
+    start, end = part_span(table, logs)
+    return (0.0, 0.0) if start == inf else (start, end)
+
+
+def part_span(table: RequestTable, logs: Sequence[Log]) -> tuple[float, float]:
+    """Give the same of a part of a run; inf where none of its requests was sent."""
+    start = float(np.min(table.sent, initial=inf, where=~np.isnan(table.sent)))
+    first = 0.0 if start == inf else start
+    end = float(np.max(table.finish, initial=first, where=~np.isnan(table.finish)))
+    return start, max([end, *(float(log.steps["end"][-1]) for log in logs if log.step_rows)])
+
+
+def client_words(workload: Workload) -> Words:
+    """Give each request's client, numbered in order of their first requests; -1: not said."""
+    codes: dict[str, int] = {}
+    if workload.client is None:
+        return Words(np.full(len(workload), -1), [])
+    numbers = [codes.setdefault(name, len(codes)) for name in workload.client]
+    return Words(np.array(numbers, np.int64), list(codes))
