@@ -46,7 +46,7 @@ class TorchExecutor:
         self.scheduler = scheduler
         self.last = Measured(0.0, 0.0, 0.0)
         self.decoding: list[Request] = []  # in the last step, where that was of decodes alone
-        engine.reserve_host(scheduler.host.free)
+        engine.reserve_host(scheduler.swap_space.free)
 
     @property
     def device(self) -> str:

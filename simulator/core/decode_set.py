@@ -32,8 +32,8 @@ class DecodeSet:
         self.members: list[dict[Request, None]] | None = (
             [{} for _ in range(block_size)] if by_phase else None
         )
-        self._ends: list[tuple[int, int, Request]] = []  # (last tick, seat, request), a heap
-        # (tick at which it had no tokens, seat, request), a heap; None: nobody asks who is longest
+        self._ends: list[tuple[int, int, Request]] = []  # (last tick, admission, request), a heap
+        # (tick at which it had no tokens, admission, request), a heap; None: nobody asks for it
         self._begins: list[tuple[int, int, Request]] | None = None
 
     def join(self, request: Request, ticks: int) -> None:
@@ -48,9 +48,9 @@ class DecodeSet:
         self.phases[phase] += 1
         if self.members is not None:
             self.members[phase][request] = None
-        heappush(self._ends, (request.last_tick, request.seat, request))
+        heappush(self._ends, (request.last_tick, request.admission, request))
         if self._begins is not None:
-            heappush(self._begins, (tick - request.computed, request.seat, request))
+            heappush(self._begins, (tick - request.computed, request.admission, request))
 
     def leave(self, request: Request) -> int:
         """Let a member go, bring its own counters up to date, return its ticks in the set."""
@@ -83,8 +83,8 @@ class DecodeSet:
         """Tokens in the cache of the member that has most; 0 where nobody keeps books of them."""
         begins = self._begins
         while begins:
-            begin, seat, request = begins[0]
-            member = request.joined >= 0 and request.seat == seat
+            begin, admission, request = begins[0]
+            member = request.joined >= 0 and request.admission == admission
             if member and request.joined - request.computed == begin:
                 return self.tick - begin
             heappop(begins)
@@ -94,18 +94,18 @@ class DecodeSet:
         """Hear of a token that a request outside the set has brought out."""
 
     def advance(self, ticks: int) -> list[Request]:
-        """Let every member advance by `ticks` tokens.
+        """Let every member advance by `ticks` tokens; return those whose last tick is over.
 
-        Return those whose last tick is over, by seat. They are still in the set.
+        They are in the order of the running list, and still in the set.
         """
         self.tick = tick = self.tick + ticks
         self.context += ticks * self.count
         ends = self._ends
         done: list[Request] = []
         while ends and ends[0][0] <= tick:
-            last, seat, request = heappop(ends)
+            last, admission, request = heappop(ends)
             # It may have left since, and may even be back.
-            if _holds(request, last, seat) and not (done and done[-1] is request):
+            if _holds(request, last, admission) and not (done and done[-1] is request):
                 done.append(request)
         return done
 
@@ -113,6 +113,8 @@ class DecodeSet:
         """Blocks that `ticks` ticks take, beginning `skip` ticks from now."""
         size, phases = self.block_size, self.phases
         first = self.tick + skip
+        if ticks == 1:
+            return phases[first % size]
         rounds, rest = divmod(ticks, size)
         total = rounds * self.count
         for tick in range(first, first + rest):
@@ -132,13 +134,13 @@ class DecodeSet:
         """Ticks until a member ends next; 0 where no member ends by itself."""
         ends = self._ends
         while ends:
-            last, seat, request = ends[0]
-            if _holds(request, last, seat) and last > self.tick:
+            last, admission, request = ends[0]
+            if _holds(request, last, admission) and last > self.tick:
                 return last - self.tick
             heappop(ends)
         return 0
 
 
-def _holds(request: Request, last: int, seat: int) -> bool:
+def _holds(request: Request, last: int, admission: int) -> bool:
     """Say whether an entry of the heap still tells when its request ends."""
-    return request.joined >= 0 and request.last_tick == last and request.seat == seat
+    return request.joined >= 0 and request.last_tick == last and request.admission == admission

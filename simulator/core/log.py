@@ -87,7 +87,7 @@ TRANSFER = np.dtype(
         ("asked", "f8"),  # s, when the consumer had blocks for its KV cache
         ("begin", "f8"),  # s, when the link turned to it
         ("end", "f8"),  # s, when it was there
-        ("scheduled", "f8"),  # s, when the request had a seat at the consumer
+        ("scheduled", "f8"),  # s, when the consumer admitted the request
         ("blocks", "i4"),  # that were moved
         ("found", "i4"),  # that the consumer's prefix cache had
     ]

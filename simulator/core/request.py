@@ -35,7 +35,7 @@ class Request:
     hashes: list[int] | None = None  # of its full blocks, as far as asked for
     unknown: int = 0  # of `generated`, tokens that are still on their way (async_scheduling)
     mid_prefill: bool = False  # tokens were left at its last step (for held prefill)
-    seat: int = -1  # the number of its admission: the order of the running list
+    admission: int = -1  # the number of its admission: the order of the running list
     joined: int = -1  # the tick at which it joined the decode set; -1: it is not in it
     last_tick: int = -1  # the tick after which it ends, if it stays in the set until then
     run_start: float = 0.0  # when the first token of the current run of ticks came out
@@ -48,6 +48,11 @@ class Request:
     cached: int = 0  # prompt tokens found in the prefix cache at the first admission
 
     @property
+    def contents(self) -> Segments:
+        """What the prompt consists of: its segments, or one that nobody shares."""
+        return self.segments or ((("in", self.id), self.prompt_tokens),)
+
+    @property
     def known(self) -> int:
         """Tokens that are known: padding, prompt and what has come out."""
         return self.padding + self.prompt_tokens + self.generated
@@ -56,6 +61,11 @@ class Request:
     def pending(self) -> int:
         """Tokens that must pass through the model before the next one comes out."""
         return self.padding + self.prompt_tokens + self.generated - self.computed
+
+
+def by_admission(request: Request) -> int:
+    """Sort key: the order of the running list."""
+    return request.admission
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ probability 5e-5.
 
 from collections.abc import Hashable
 
-from simulator.core.request import Request, Segments
+from simulator.core.request import Request
 
 Piece = tuple[Hashable, int, int]
 """Tokens of one segment: its name, the number of the first, how many."""
@@ -43,7 +43,7 @@ def prompt_hashes(request: Request, size: int) -> list[int]:
     key = 0
     pieces: list[Piece] = []  # of a block that is not full yet
     room = size
-    for name, count in _segments(request):
+    for name, count in request.contents:
         first = 0
         if pieces and count:
             first = min(room, count)
@@ -66,16 +66,12 @@ def prompt_hashes(request: Request, size: int) -> list[int]:
     return hashes
 
 
-def _segments(request: Request) -> Segments:
-    return request.segments or ((("in", request.id), request.prompt_tokens),)
-
-
 def _across(request: Request, said: int, size: int) -> tuple[Piece, ...]:
     """Return the pieces of the block in which a prompt ends, `said` tokens after its beginning."""
     pieces: list[Piece] = []
     start = request.prompt_tokens + said
     end = 0
-    for name, count in _segments(request):
+    for name, count in request.contents:
         first = max(0, start - end)
         end += count
         if first < count:

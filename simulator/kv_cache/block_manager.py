@@ -12,9 +12,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from simulator.core.decode_set import DecodeSet
-from simulator.core.request import Request
+from simulator.core.request import Request, by_admission
 from simulator.kv_cache.block_hashes import known_hashes
-from simulator.kv_cache.host_tier import HostTier
+from simulator.kv_cache.host_memory import HostTier
 
 
 class BlockCounter:
@@ -44,23 +44,27 @@ class BlockCounter:
         self.usable = num_blocks - 1
         self.free = self.usable
         self.shared = 0  # table entries beyond the first of each block in use
-        self.promised = 0  # blocks reserved for running requests, those that they have included
-        self._promises: dict[Request, int] = {}
+        self.reserved = 0  # blocks reserved for running requests, those that they have included
+        self._reservations: dict[Request, int] = {}
 
     @property
     def used(self) -> int:
-        """Blocks that are taken, or promised to those who run."""
-        return max(self.usable - self.free, self.promised - self.shared)
+        """Blocks that are taken, or reserved for those who run."""
+        return max(self.usable - self.free, self.reserved - self.shared)
 
     @property
-    def unpromised(self) -> int:
-        """Blocks left when every running request takes all that it is promised."""
-        return self.usable + self.shared - self.promised
+    def unreserved(self) -> int:
+        """Blocks left when every running request takes all that is reserved for it."""
+        return self.usable + self.shared - self.reserved
 
-    def promise(self, request: Request, tokens: int) -> None:
+    def reserve(self, request: Request, tokens: int) -> None:
         """Reserve blocks for `tokens` tokens in all, until the request leaves."""
-        self._promises[request] = -(-tokens // self.block_size)
-        self.promised += self._promises[request]
+        self._reservations[request] = -(-tokens // self.block_size)
+        self.reserved += self._reservations[request]
+
+    def _unreserve(self, request: Request) -> None:
+        if self._reservations:
+            self.reserved -= self._reservations.pop(request, 0)
 
     @property
     def hashed(self) -> int:
@@ -94,21 +98,26 @@ class BlockCounter:
     def publish(self, request: Request) -> None:
         """Let others find the full blocks of a request whose KV has come from elsewhere."""
 
+    def growth(self, request: Request, tokens: int) -> int:
+        """Count the blocks that it takes to let a running request's table hold `tokens` tokens."""
+        size = self.block_size
+        return -(-tokens // size) - -(-request.computed // size)
+
     def extend(self, request: Request, tokens: int) -> None:
         """Let a running request's table hold `tokens` tokens in all."""
-        size = self.block_size
-        self.free -= -(-tokens // size) - -(-request.computed // size)
+        self._take(self.growth(request, tokens))
         request.computed = tokens
 
     def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
         """Take what `ticks` ticks need, beginning `skip` ticks from now."""
-        if ticks == 1:
-            self.free -= decodes.phases[(decodes.tick + skip) % self.block_size]
-        else:
-            self.free -= decodes.blocks(ticks, skip)
+        self._take(decodes.blocks(ticks, skip))
 
-    def learn(self, request: Request) -> None:
-        """Register the request's last full block, now that all its tokens are known."""
+    def _take(self, count: int) -> None:
+        """Take free blocks."""
+        self.free -= count
+
+    def register_last(self, request: Request) -> None:
+        """Let others find the request's last full block, now that all its tokens are known."""
 
     def owned(self, request: Request, tokens: int) -> int:
         """Count the blocks that nobody else holds of a running request with `tokens` computed."""
@@ -119,8 +128,7 @@ class BlockCounter:
 
     def release(self, request: Request) -> None:
         """Take back all blocks of a request that has left the decode set."""
-        if self._promises:
-            self.promised -= self._promises.pop(request, 0)
+        self._unreserve(request)
         self.free += -(-request.computed // self.block_size)
         request.computed = 0
 
@@ -208,12 +216,11 @@ class BlockManager(BlockCounter):
             self._register(request, index)
 
     def extend(self, request: Request, tokens: int) -> None:
-        size = self.block_size
-        self._take(request, -(-tokens // size) - -(-request.computed // size))
+        self._append(request, self.growth(request, tokens))
         request.computed = tokens
         if self.prefix_caching:
             known = min(tokens, request.known - request.unknown)
-            self._register(request, known // size)
+            self._register(request, known // self.block_size)
 
     def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
         """Take and register as stepwise: tick by tick, in the order of the running list."""
@@ -221,25 +228,24 @@ class BlockManager(BlockCounter):
         assert decodes.members is not None
         first = decodes.tick + skip
         for tick in range(first, first + ticks):
-            for request in _by_seat(decodes.members[tick % size]):
-                self._take(request, 1)
+            for request in _in_order(decodes.members[tick % size]):
+                self._append(request, 1)
             if self.prefix_caching:
                 full = tick + 1 - self.delay
-                for request in _by_seat(decodes.members[full % size]):
+                for request in _in_order(decodes.members[full % size]):
                     self._register(request, (request.computed + full - request.joined) // size)
 
     def owned(self, request: Request, tokens: int) -> int:
         sharers = self._sharers
         return sum(1 for block in request.blocks or () if block not in sharers)
 
-    def learn(self, request: Request) -> None:
+    def register_last(self, request: Request) -> None:
         if self.prefix_caching:
             self._register(request, request.computed // self.block_size)
 
     def release(self, request: Request) -> None:
         """Unhashed blocks to the head of the free list, hashed ones to its tail, last first."""
-        if self._promises:
-            self.promised -= self._promises.pop(request, 0)
+        self._unreserve(request)
         blocks, hashed = request.blocks or [], self._hashed.pop(request, 0)
         cached = list(zip(blocks[:hashed], request.hashes or (), strict=False))
         shared = self._sharers.keys() & set(blocks) if self._sharers else None
@@ -260,8 +266,8 @@ class BlockManager(BlockCounter):
             if not self._sharers[block]:
                 del self._sharers[block]
 
-    def _take(self, request: Request, count: int) -> None:
-        """Take the head of the free list."""
+    def _append(self, request: Request, count: int) -> None:
+        """Give a request blocks from the head of the free list."""
         if not count:
             return
         assert request.blocks is not None
@@ -317,10 +323,6 @@ class BlockManager(BlockCounter):
                 self._others_of.setdefault(key, []).append(block)
 
 
-def _by_seat(members: dict[Request, None]) -> Iterable[Request]:
+def _in_order(members: dict[Request, None]) -> Iterable[Request]:
     """Give requests in the order of the running list."""
-    return sorted(members, key=_seat) if len(members) > 1 else members
-
-
-def _seat(request: Request) -> int:
-    return request.seat
+    return sorted(members, key=by_admission) if len(members) > 1 else members

@@ -13,7 +13,6 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
 
@@ -84,15 +83,6 @@ class RadixCache(BlockCounter):
         request.computed = tokens
         self._take(-(-tokens // self.block_size) - len(hits))
 
-    def extend(self, request: Request, tokens: int) -> None:
-        size = self.block_size
-        blocks = -(-tokens // size) - -(-request.computed // size)
-        request.computed = tokens
-        self._take(blocks)
-
-    def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
-        self._take(decodes.blocks(ticks, skip))
-
     def owned(self, request: Request, tokens: int) -> int:
         node, held = self._held[request]
         count = -(-tokens // self.block_size) - held
@@ -115,8 +105,7 @@ class RadixCache(BlockCounter):
 
     def release(self, request: Request) -> None:
         """Unlock the path; what a finished request leaves in the tree may be found by others."""
-        if self._promises:
-            self.promised -= self._promises.pop(request, 0)
+        self._unreserve(request)
         if request.finish >= 0:
             self.cache(request)
         node, held = self._held.pop(request)
@@ -126,10 +115,10 @@ class RadixCache(BlockCounter):
         self._unlock(node)
         request.computed = 0
 
-    def _take(self, blocks: int) -> None:
+    def _take(self, count: int) -> None:
         """Take blocks of nobody; where there are too few, evict."""
-        self.free -= blocks
-        self._pool -= blocks
+        self.free -= count
+        self._pool -= count
         while self._pool < 0:
             stamp, _, leaf = heappop(self._leaves)
             parent = leaf.parent
@@ -246,9 +235,8 @@ class RadixCache(BlockCounter):
 
 def pieces_of(request: Request, tokens: int) -> list[Piece]:
     """Give the first `tokens` tokens of a request, prompt and answer."""
-    prompt = request.segments or ((("in", request.id), request.prompt_tokens),)
     found = []
-    for name, count in (*prompt, (("out", request.id), request.generated)):
+    for name, count in (*request.contents, (("out", request.id), request.generated)):
         if not tokens:
             break
         if taken := min(count, tokens):

@@ -191,7 +191,7 @@ class MLFQ:
 
     def victim(self, running: Iterable[Request]) -> Request:
         # Of equals the last admitted: were it the first, two could throw each other out for ever.
-        return max(running, key=lambda request: (self.key(request), request.seat))
+        return max(running, key=lambda request: (self.key(request), request.admission))
 
 
 def _seconds(name: str, due: Mapping[str, object]) -> tuple[float, float]:

@@ -182,7 +182,7 @@ def make_scheduler(
     blocks = make_blocks(engine, parts, caching, shares_prefixes, named)
     if issubclass(found, Scheduler):  # fcfs needs no policy
         scheduler: Scheduler = construct(mechanism, blocks, **options, **arguments)
-        if not hasattr(scheduler, "host"):
+        if not hasattr(scheduler, "swap_space"):
             raise ValueError(
                 f"engine.scheduling_policy: {found.__name__}.__init__ must call "
                 "super().__init__(blocks, **options)"

@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING
 from simulator.core.request import Chunk, Request, Step, Swap
 from simulator.costs.cost_model import CostModel, kv_block_bytes
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
-from simulator.kv_cache.host_tier import HostTier
-from simulator.kv_cache.own_blocks import OwnBlocks
+from simulator.kv_cache.host_memory import HostTier, Prices
 from simulator.kv_cache.radix_cache import RadixCache
-from simulator.kv_cache.swap_space import Prices
+from simulator.kv_cache.slot_counter import SlotCounter
+from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
 from simulator.models.gpus import GIB, Gpu
 from simulator.models.kv_budget import kv_budget
 from simulator.models.sliding_window import Groups, layer_groups
 from simulator.models.spec import ModelSpec
 from simulator.scenario.engine_config import EngineConfig
 from simulator.scenario.engines import fraction_of
-from simulator.schedulers.vllm.drafts import SlotCounter
 
 if TYPE_CHECKING:
     from simulator.scenario.parts import Parts
@@ -108,7 +107,7 @@ def make_blocks(
         tier = HostTier(_offloaded_blocks(engine, parts.model))
         return BlockManager(parts.num_gpu_blocks, engine.block_size, caching, tier)
     if caching and not shares and not named:
-        return OwnBlocks(parts.num_gpu_blocks, engine.block_size)
+        return UnsharedPrefixCache(parts.num_gpu_blocks, engine.block_size)
     if caching or named:
         return BlockManager(parts.num_gpu_blocks, engine.block_size, prefix_caching=caching)
     return _counter(engine, parts, parts.num_gpu_blocks, engine.block_size)

@@ -81,16 +81,16 @@ class Reserving(Asking):
         return -(-self._longest(request) // self.blocks.block_size)
 
     @property
-    def unpromised(self) -> int:
+    def unreserved(self) -> int:
         """Blocks that may still be promised."""
-        return self.blocks.unpromised - (self.blocks.usable - self.most)
+        return self.blocks.unreserved - (self.blocks.usable - self.most)
 
     def _fits_now(self, request: Request, hits: Sequence[int]) -> bool:
         if not self.reserves:
             return super()._fits_now(request, hits)
-        return self._need(request) <= self.unpromised
+        return self._need(request) <= self.unreserved
 
     def _seat(self, request: Request, now: float) -> None:
         super()._seat(request, now)
         if self.reserves:
-            self.blocks.promise(request, self._longest(request))
+            self.blocks.reserve(request, self._longest(request))

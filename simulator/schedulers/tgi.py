@@ -112,7 +112,7 @@ class Tgi(Reserving):
 
     def _would_board(self, least: int) -> bool:
         """Say whether so many from the head of the queue fit together."""
-        budget, left = self.max_num_batched_tokens, self.unpromised
+        budget, left = self.max_num_batched_tokens, self.unreserved
         if least > self.max_num_seqs - len(self.running):
             return False
         for request, _ in zip(self.queue, range(least), strict=False):

@@ -28,7 +28,7 @@ class Unsaid(DecodeSet):
     def join(self, request: Request, ticks: int) -> None:
         super().join(request, ticks)
         end = self._all_said[request] = self.tick + self._allowed(request) - request.generated
-        heappush(self._far, (end, request.seat, request))
+        heappush(self._far, (end, request.admission, request))
 
     def leave(self, request: Request) -> int:
         end = self._all_said.pop(request)

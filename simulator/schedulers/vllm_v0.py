@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.kv_cache.swap_space import HostMemory
+from simulator.kv_cache.host_memory import SwapSpace
 from simulator.policies.waiting_queues import Fifo
 from simulator.schedulers.batching import Batching, whole
 from simulator.util.from_mapping import refuse
@@ -70,7 +70,7 @@ class VllmV0(Batching):
             watermark=watermark,
         )
         self.queue = self.waiting = SwappedByArrival()
-        self.host = HostMemory(swap_blocks, blocks.block_size)
+        self.swap_space = SwapSpace(swap_blocks, blocks.block_size)
         self.delay = scheduler_delay_factor
         self._prompts_at = -1.0  # when the last step began, if it was one of prompts
         self._latency = 0.0  # s that the last step of prompts took
@@ -85,8 +85,8 @@ class VllmV0(Batching):
         self._decode(step)
         if not self.preempted:
             self._swap_in(step, now)
-        if self.host.leaving and step.decodes:
-            self.host.send(step)
+        if self.swap_space.outgoing and step.decodes:
+            self.swap_space.send(step)
 
     def _passed_delay(self, now: float) -> bool:
         if self._prompts_at >= 0:
@@ -127,7 +127,7 @@ class VllmV0(Batching):
             start = request.swapped
             blocks.admit(request, (), start + 1)
             self._resume(request, start)
-            self.host.restore(step, request, 0)
+            self.swap_space.swap_in(step, request, 0)
             self._single(step, request, start)
 
     def _fits_now(self, request: Request, hits: Sequence[int]) -> bool:

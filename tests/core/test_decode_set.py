@@ -26,11 +26,11 @@ def allowed(request: Request) -> int:
     return (30, 5, 12)[request.id % 3]
 
 
-def request(id: int, computed: int, seat: int | None = None) -> Request:
+def request(id: int, computed: int, admission: int | None = None) -> Request:
     """A request with `computed` tokens in the cache, about to decode."""
     made = Request(id, 0.0, max(computed, 1), 1000)
     made.computed = computed
-    made.seat = id if seat is None else seat
+    made.admission = id if admission is None else admission
     return made
 
 
@@ -51,26 +51,26 @@ class Decoding(RuleBasedStateMachine):
         self.set = Unsaid(size, by_phase, allowed, MOST)
         self.truth: dict[Request, Member] = {}
         self.away: dict[Request, int] = {}  # requests that left, with the ticks they had left
-        self.seats = 0
+        self.admissions = 0
         self.ticks = 0
 
-    def seat(self) -> int:
-        self.seats += 1
-        return self.seats
+    def admission(self) -> int:
+        self.admissions += 1
+        return self.admissions
 
     def members(self) -> list[Request]:
-        return sorted(self.truth, key=lambda request: request.seat)
+        return sorted(self.truth, key=lambda request: request.admission)
 
     @rule(computed=st.integers(1, 40), ticks=st.integers(1, 12))
     def join(self, computed: int, ticks: int) -> None:
-        made = request(self.seats, computed, self.seat())
+        made = request(self.admissions, computed, self.admission())
         self.set.join(made, ticks)
         self.truth[made] = Member(computed, ticks)
 
     @rule(computed=st.integers(1, 40))
     def join_with_the_last_token_out(self, computed: int) -> None:
         """A request of one token joins and leaves at once."""
-        made = request(self.seats, computed, self.seat())
+        made = request(self.admissions, computed, self.admission())
         self.set.join(made, 0)
         assert self.set.leave(made) == 0
         assert made.computed == computed
@@ -89,14 +89,14 @@ class Decoding(RuleBasedStateMachine):
     @precondition(lambda self: self.away)
     @rule(data=st.data(), less=st.sampled_from([0, 1, 1]), anew=st.booleans())
     def come_back(self, data: st.DataObject, less: int, anew: bool) -> None:
-        """Some return: at once, with a token brought out elsewhere, or on a new seat."""
-        some = sorted(self.away, key=lambda request: request.seat)
+        """Some return: at once, with a token brought out elsewhere, or admitted anew."""
+        some = sorted(self.away, key=lambda request: request.admission)
         for made in some[: data.draw(st.integers(1, len(some)))]:
             left = self.away.pop(made) - less
             if left < 1:
                 continue
             if anew:
-                made.seat = self.seat()
+                made.admission = self.admission()
             self.set.join(made, left)
             self.truth[made] = Member(made.computed, left)
 
@@ -193,10 +193,14 @@ def test_affords_leaves_out_the_tick_that_is_paid() -> None:
     assert decodes.affords(2, 2) == 2
 
 
-def test_those_who_end_together_come_by_seat() -> None:
+def test_those_who_end_together_come_in_order_of_admission() -> None:
     """In the order of the running list, not of joining."""
     decodes = DecodeSet(4)
-    one, two, three = request(0, 5, seat=2), request(1, 5, seat=0), request(2, 5, seat=1)
+    one, two, three = (
+        request(0, 5, admission=2),
+        request(1, 5, admission=0),
+        request(2, 5, admission=1),
+    )
     for member, ticks in ((one, 3), (two, 3), (three, 4)):
         decodes.join(member, ticks)
     assert decodes.advance(2) == []
@@ -211,15 +215,15 @@ def test_two_who_left_and_came_back_end_once_each(anew: bool) -> None:
     Either on their old seats (the budget did not reach them) or on new ones (preempted).
     """
     decodes = DecodeSet(4)
-    pair = [request(0, 5, seat=0), request(1, 7, seat=1)]
+    pair = [request(0, 5, admission=0), request(1, 7, admission=1)]
     for member in pair:
         decodes.join(member, 5)
     for member in pair:
         assert decodes.leave(member) == 0
     decodes.advance(1)
-    for seat, member in enumerate(pair, 2):
+    for admission, member in enumerate(pair, 2):
         if anew:
-            member.seat = seat
+            member.admission = admission
         decodes.join(member, 4)
     assert decodes.ticks_to_end() == 4
     assert decodes.advance(4) == pair

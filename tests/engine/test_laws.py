@@ -12,10 +12,9 @@ from simulator.core.log import REASONS, Log
 from simulator.core.request import Segments
 from simulator.engine.client import Client
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
-from simulator.kv_cache.host_tier import HostTier
-from simulator.kv_cache.own_blocks import OwnBlocks
+from simulator.kv_cache.host_memory import HostTier, Prices
 from simulator.kv_cache.radix_cache import RadixCache
-from simulator.kv_cache.swap_space import Prices
+from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
 from simulator.policies.fair import DRR, WFQ, Fair
 from simulator.policies.orders import HRRN, SJF, Boost, Priority
 from simulator.policies.preemptive import MLFQ, SRPT, Deadline, Preemptive
@@ -180,7 +179,7 @@ def engines(draw: st.DrawFn) -> Callable[[], Scheduler]:
         elif memory == "named":
             blocks = BlockManager(num_blocks, size, caching, tier and HostTier(tier))
         else:
-            blocks = (OwnBlocks if memory == "own" else BlockCounter)(num_blocks, size)
+            blocks = (UnsharedPrefixCache if memory == "own" else BlockCounter)(num_blocks, size)
         return mechanism(blocks, policy=policy(), **limits, **options)
 
     return make
@@ -262,9 +261,9 @@ def test_runs_hold_every_token(load, engine, clock) -> None:
 def test_no_step_goes_over_a_limit_and_nothing_is_left_behind(load, engine, clock) -> None:
     """Budget, seats, blocks, a clock that never goes back; at the end all blocks are free."""
     scheduler = engine()
-    host = scheduler.host.free
+    host = scheduler.swap_space.free
     log, _ = play(load, scheduler, clock)
-    assert scheduler.host.free == host
+    assert scheduler.swap_space.free == host
     rows = log.steps
     computed = rows["prefill_tokens"] + rows["decodes"] + rows["wasted"]
     assert (computed <= scheduler.max_num_batched_tokens).all()
@@ -280,7 +279,7 @@ def test_no_step_goes_over_a_limit_and_nothing_is_left_behind(load, engine, cloc
     assert scheduler.decodes.count == scheduler.decodes.context == 0
     assert not any(scheduler.decodes.phases)
     assert scheduler.blocks.free == scheduler.blocks.usable
-    assert scheduler.blocks.shared == scheduler.blocks.promised == 0
+    assert scheduler.blocks.shared == scheduler.blocks.reserved == 0
 
 
 @given(workloads(), engines(), clocks)

@@ -43,7 +43,7 @@ class Books(RuleBasedStateMachine):
             request = self.gone.pop()
         else:
             request = ask(*segments, id=self.ids)
-            request.seat = self.ids
+            request.admission = self.ids
             self.ids += 1
         hits = self.blocks.match(request)
         start = len(hits) * self.size

@@ -17,7 +17,7 @@ def ask(*segments: tuple[object, int], output: int = 100, id: int | None = None)
     """A request whose prompt is `segments`."""
     made = next(ids) if id is None else id
     tokens = sum(n for _, n in segments)
-    return Request(made, 0.0, tokens, output, segments=tuple(segments), seat=made)
+    return Request(made, 0.0, tokens, output, segments=tuple(segments), admission=made)
 
 
 def board(blocks: BlockManager, request: Request, tokens: int | None = None) -> int:

@@ -10,7 +10,7 @@ from simulator import load_scenario, run
 from simulator.core.request import Load, Request, Step
 from simulator.costs.piecewise import LinearCost
 from simulator.kv_cache.block_manager import BlockManager
-from simulator.kv_cache.host_tier import HostTier
+from simulator.kv_cache.host_memory import HostTier
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from tests.support.engines import play, workload

@@ -11,13 +11,13 @@ from simulator.core.log import REASONS
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.roofline import roofline
+from simulator.kv_cache.slot_counter import SlotCounter
 from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import kv_budget, memory_table
 from simulator.models.load import load_model
 from simulator.models.sliding_window import Groups, layer_groups, window_blocks, window_pairs
 from simulator.models.spec import LatentAttention
 from simulator.scenario.load import load_scenario
-from simulator.schedulers.vllm.drafts import SlotCounter
 from simulator.schedulers.vllm.speculative import Speculative
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError

@@ -71,7 +71,7 @@ def test_a_shared_prefix_is_promised_once() -> None:
         blocks = BlockManager(usable + 1, 4, prefix_caching=True)
         log, _ = play(load, Scheduler(blocks, reserve_output_tokens="max_tokens"), leap=False)
         assert log.requests["first_scheduled"].max() == second
-        assert blocks.promised == 0
+        assert blocks.reserved == 0
 
 
 requests = st.lists(

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockManager
-from simulator.kv_cache.own_blocks import OwnBlocks
 from simulator.kv_cache.radix_cache import RadixCache
+from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
 from simulator.schedulers.trtllm import POLICIES, TrtLlm
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import LONGEST_LEAP, Scheduler
@@ -81,7 +81,7 @@ def test_a_queue_stops_the_leap_only_where_blocks_are_shared() -> None:
     assert counted.horizon(started(counted, (4, 9), (12, 9))) == 8
     named = Scheduler(BlockManager(4, 4, prefix_caching=True), max_num_seqs=2)
     assert named.horizon(started(named, (4, 9), (12, 9))) == 1
-    own = Scheduler(OwnBlocks(4, 4), max_num_seqs=2)
+    own = Scheduler(UnsharedPrefixCache(4, 4), max_num_seqs=2)
     assert own.horizon(started(own, (4, 9), (12, 9))) == 8
 
 
@@ -89,7 +89,7 @@ def test_a_queue_stops_the_leap_only_where_blocks_are_shared() -> None:
 def test_a_full_cache_of_own_blocks_does_not_stop_the_leap(policy: str) -> None:
     """Of 7 blocks of 4 one request takes 2, which become 4; the other needs 6 for its prompt."""
     scheduler = TrtLlm(
-        OwnBlocks(8, 4),
+        UnsharedPrefixCache(8, 4),
         capacity_scheduler_policy=policy,
         max_new_tokens="exact",
         max_num_seqs=4,
@@ -112,7 +112,7 @@ def test_who_waits_for_room_with_blocks_of_its_own_in_the_cache(kind, whole: boo
     load, logs = workload((0, 4, 9), (0, 4, 9)), []
     for leap in (True, False):
         options = {"max_num_seqs": 2, "scheduler_reserve_full_isl": whole}
-        logs.append(play(load, kind(OwnBlocks(7, 2), **options), leap=leap)[0])
+        logs.append(play(load, kind(UnsharedPrefixCache(7, 2), **options), leap=leap)[0])
     leapt, stepped = logs
     assert leapt.requests.tolist() == stepped.requests.tolist()
     assert_same_steps(leapt, stepped)

@@ -216,7 +216,7 @@ def test_v0_brings_back_the_swapped_before_it_takes_a_prompt() -> None:
         ({}, 1),
     ]
     assert preempted == [0, 1, 0]
-    assert scheduler.host.free == 2
+    assert scheduler.swap_space.free == 2
 
 
 def test_v0_computes_again_what_the_host_has_no_room_for() -> None:

@@ -11,10 +11,10 @@ from simulator.core.request import Chunk, Request, Step
 from simulator.core.speculative_config import DraftConfig, SpeculativeConfig
 from simulator.costs.drafting import DraftedCost
 from simulator.costs.piecewise import LinearCost, PiecewiseCost
+from simulator.kv_cache.slot_counter import SlotCounter
 from simulator.models.sliding_window import Groups
 from simulator.policies.orders import SJF
 from simulator.scenario.load import load_scenario
-from simulator.schedulers.vllm.drafts import SlotCounter
 from simulator.schedulers.vllm.speculative import Speculative
 from simulator.simulation.run import run
 from tests.support.engines import Clock, play, workload

@@ -74,7 +74,7 @@ def test_what_does_not_fit_the_host_is_computed_again() -> None:
     assert not any(out or back for *_, out, back in seen)
     scheduler = fcfs(6, 4, swap_blocks=2)
     assert sum(bool(out) for *_, out, _ in spied(scheduler, (0, 7, 4), (0, 7, 4))) == 1
-    assert scheduler.host.free == 2
+    assert scheduler.swap_space.free == 2
 
 
 def test_a_prompt_half_computed_goes_on_from_there() -> None:
@@ -181,14 +181,14 @@ def test_leaping_and_stepwise_runs_that_swap_agree_to_the_last_bit(load, engine)
     """The law of test_laws.py, where memory is short; and nothing is left on the host."""
     clock = Clock(1.0, 0.01, 0.001)
     one, two = engine(), engine()
-    host = one.host.free
+    host = one.swap_space.free
     leapt, _ = play(load, one, clock)
     stepped, _ = play(load, two, clock, leap=False)
     event(f"preempted: {bool(leapt.requests['preemptions'].sum())}")
     assert leapt.request_rows == stepped.request_rows
     assert leapt.run_rows == stepped.run_rows
     assert leapt.tick_ends == stepped.tick_ends
-    assert one.host.free == two.host.free == host
+    assert one.swap_space.free == two.swap_space.free == host
     assert one.blocks.free == one.blocks.usable
 
 
@@ -269,7 +269,7 @@ def test_static_batches_compute_again(tmp_path: Path) -> None:
     told = scenario(tmp_path, "engine.scheduling_policy=static")
     with pytest.warns(HeadwayWarning, match="preemption_mode has no effect"):
         parts = assemble(told)
-    assert make_scheduler(told, parts, False).host.free == 0
+    assert make_scheduler(told, parts, False).swap_space.free == 0
 
 
 def test_swap_goes_with_pages(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from simulator import load_scenario, run
 from simulator.core.request import Request, Step, Swap
 from simulator.costs.piecewise import LinearCost
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.kv_cache.swap_space import HostMemory, Prices
+from simulator.kv_cache.host_memory import Prices, SwapSpace
 from simulator.policies.orders import HRRN, SJF
 from simulator.policies.waiting_queues import KeyQueue, SwappedFirst
 from simulator.results.frames import step_frame
@@ -33,11 +33,11 @@ def test_a_victim_is_swapped_if_two_copies_cost_less_than_its_tokens(
     out: float, swapped: int
 ) -> None:
     """8 tokens are 2 blocks: 8 s to compute, 2 out + 2 x 2 s to copy."""
-    host = HostMemory(10, 4, prices(1.0, out, 2.0))
+    host = SwapSpace(10, 4, prices(1.0, out, 2.0))
     request = Request(0, 0.0, 8, 1)
-    host.save(request, 8)
+    host.swap_out(request, 8)
     assert request.swapped == swapped
-    assert len(host.leaving) == bool(swapped)
+    assert len(host.outgoing) == bool(swapped)
     assert host.free == 10 - swapped // 4
 
 
@@ -46,12 +46,12 @@ def test_those_who_find_their_blocks_again_need_no_copy() -> None:
 
     Computing again: half of 8 s; copies: 2 x 1.5 + half of 2 x 1.5 s. Before, 8 against 6 s.
     """
-    host, request = HostMemory(10, 4, prices(1.0, 1.5, 1.5)), Request(0, 0.0, 8, 1)
-    host.came_back(16, 8)
-    host.save(request, 8)
+    host, request = SwapSpace(10, 4, prices(1.0, 1.5, 1.5)), Request(0, 0.0, 8, 1)
+    host.observe(16, 8)
+    host.swap_out(request, 8)
     assert request.swapped == 0
-    fresh = HostMemory(10, 4, prices(1.0, 1.5, 1.5))
-    fresh.save(request, 8)
+    fresh = SwapSpace(10, 4, prices(1.0, 1.5, 1.5))
+    fresh.swap_out(request, 8)
     assert request.swapped == 8
 
 
@@ -206,9 +206,9 @@ def test_auto_picks_the_cheaper(tmp_path: Path) -> None:
 def test_auto_never_pays_more_than_it_must(tokens, out, back, found, lost) -> None:
     """Of the two expected costs the smaller one is taken."""
     price = prices(1.0, out, back)
-    host, request = HostMemory(99, 4, price), Request(0, 0.0, tokens, 1)
-    host.came_back(found + lost, found)
-    host.save(request, tokens)
+    host, request = SwapSpace(99, 4, price), Request(0, 0.0, tokens, 1)
+    host.observe(found + lost, found)
+    host.swap_out(request, tokens)
     share = lost / (found + lost) if found + lost else 1.0
     swap = price.swap_out(-(-tokens // 4)) + share * price.swap_in(-(-tokens // 4))
     again = share * price.recompute(tokens)

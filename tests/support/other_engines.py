@@ -7,8 +7,8 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
-from simulator.kv_cache.own_blocks import OwnBlocks
 from simulator.kv_cache.radix_cache import RadixCache
+from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
 from simulator.schedulers.fastgen import FastGen
 from simulator.schedulers.hf import HfStatic
 from simulator.schedulers.orca_sarathi import Orca, Sarathi
@@ -71,7 +71,7 @@ def other_engines(
     named = draw(st.booleans())
     caching = draw(st.booleans()) and kind.caches_prefixes
 
-    cache = draw(st.sampled_from([RadixCache, OwnBlocks, None])) if caching else None
+    cache = draw(st.sampled_from([RadixCache, UnsharedPrefixCache, None])) if caching else None
 
     def make() -> Scheduler:
         if cache is not None:

@@ -67,13 +67,13 @@ class Admission:
         lacking = blocks.missing(held, hits) + spare + need - blocks.free
         if self.reserve is not None:
             whole = blocks.missing(self.promise(request), hits)
-            lacking = max(lacking, whole - blocks.unpromised)
+            lacking = max(lacking, whole - blocks.unreserved)
         return max(lacking, 0)
 
     def board(self, request: Request) -> None:
         """Promise blocks to a request that boards, if answers are reserved."""
         if self.reserve is not None:
-            self.blocks.promise(request, self.promise(request))
+            self.blocks.reserve(request, self.promise(request))
 
     def promise(self, request: Request) -> int:
         """Give the tokens for which a request has blocks reserved."""

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simulator.core.log import pack_run
-from simulator.core.request import Request, Step
+from simulator.core.request import Request, Step, by_admission
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.schedulers.vllm.batch import by_seat
 from simulator.schedulers.vllm.scheduler import LONGEST_LEAP, Scheduler
 
 
@@ -49,7 +48,7 @@ class AsyncScheduler(Scheduler):
 
     def __init__(self, blocks: BlockCounter, **options: Any) -> None:
         super().__init__(blocks, **options)
-        if self.host.free:
+        if self.swap_space.free:
             raise ValueError(
                 "preemption_mode: swap does not go with async_scheduling: a request may then be "
                 "preempted while it is computed"
@@ -153,8 +152,8 @@ class AsyncScheduler(Scheduler):
         for request in self.partial:  # decodes for which the budget of the next step was too small
             if request.unknown:
                 request.unknown = 0
-                self.blocks.learn(request)
-        sent.last.sort(key=by_seat)
+                self.blocks.register_last(request)
+        sent.last.sort(key=by_admission)
         for request in sent.last:
             self._finish(request, now)
         return sent.last
@@ -165,7 +164,7 @@ class AsyncScheduler(Scheduler):
         if request in self.leaving:
             del self.leaving[request]
             del self.running[request]
-            self.blocks.learn(request)
+            self.blocks.register_last(request)
             self.blocks.release(request)
         else:
             self.waiting.remove(request)

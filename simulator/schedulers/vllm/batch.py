@@ -139,7 +139,7 @@ class Batch:
             wasted,
             len(self.running),
             len(self.waiting),
-            blocks.used if blocks.promised else blocks.usable - blocks.free,
+            blocks.used if blocks.reserved else blocks.usable - blocks.free,
             self.preempted,
         )
 
@@ -155,4 +155,4 @@ class Batch:
 
 
 def by_seat(request: Request) -> int:
-    return request.seat
+    return request.admission

@@ -15,87 +15,13 @@ import numpy.typing as npt
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
-from simulator.kv_cache.block_manager import BlockCounter
-from simulator.models.sliding_window import Groups
+from simulator.kv_cache.slot_counter import SlotCounter
 
 Ints = npt.NDArray[np.int64]
 ROWS = 7
 """Of the sums: tokens verified; KV entries read, those included; blocks taken less those that
 left a window; blocks taken; tokens that come out; drafts accepted, those beyond their request's end
 included; tokens stored after the step, in all groups of layers."""
-
-
-class SlotCounter(BlockCounter):
-    """Blocks as a number, where a table outlives the tokens in it: slots of rejected drafts stay.
-
-    A running request holds `lookahead` slots more than it computes, `max_model_len` at most, in the
-    tables of each of the `groups` of layers.
-    """
-
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        *,
-        lookahead: int,
-        max_model_len: int,
-        groups: Groups | None = None,
-    ) -> None:
-        super().__init__(num_blocks, block_size)
-        self.lookahead = lookahead
-        self.max_model_len = max_model_len
-        self.groups = groups or Groups()
-        self.tables: dict[Request, tuple[int, int]] = {}
-        """Of each running request: the entries of a table, and those that left the window."""
-
-    def table(self, tokens: int) -> int:
-        """Count the entries of a table for so many tokens and the slots ahead."""
-        return -(-min(tokens + self.lookahead, self.max_model_len) // self.block_size)
-
-    def _grown(self, request: Request, tokens: int) -> tuple[int, int]:
-        """Give the table of a running request when it computes up to `tokens` tokens."""
-        gone = self.groups.gone(request.computed, self.block_size)
-        return max(self.table(tokens), self.tables[request][0]), gone
-
-    def growth(self, request: Request, tokens: int) -> int:
-        """Count the blocks that it takes to let a running request's table hold `tokens` tokens.
-
-        Below 0 where more leave the window.
-        """
-        return self.groups.held(*self._grown(request, tokens)) - self.owned(request, tokens)
-
-    def taken(self, request: Request, tokens: int) -> int:
-        """Count the same, without those that leave the window."""
-        more = self._grown(request, tokens)[0] - self.tables[request][0]
-        return self.groups.held(more, 0)
-
-    def missing(self, tokens: int, hits: Sequence[int]) -> int:
-        return self.groups.most(tokens, self.block_size)
-
-    def admit(self, request: Request, hits: Sequence[int], tokens: int) -> None:
-        """Give a new request blocks for `tokens` tokens; as in vLLM, none ahead yet."""
-        self.tables[request] = -(-tokens // self.block_size), 0
-        self.free -= self.owned(request, tokens)
-        request.computed = tokens
-
-    def extend(self, request: Request, tokens: int) -> None:
-        self.free -= self.growth(request, tokens)
-        self.tables[request] = self._grown(request, tokens)
-        request.computed = tokens
-
-    def owned(self, request: Request, tokens: int) -> int:
-        return self.groups.held(*self.tables[request])
-
-    def stored(self, tokens: int) -> int:
-        """Count the tokens that are of use in all groups, of a request with so many computed."""
-        groups = self.groups
-        return groups.full * tokens + groups.windowed * min(tokens, groups.window)
-
-    def release(self, request: Request) -> None:
-        held = self.owned(request, request.computed)
-        del self.tables[request]
-        self.free += held - -(-request.computed // self.block_size)
-        super().release(request)
 
 
 @dataclass(slots=True)
@@ -139,7 +65,7 @@ class DraftedSet(DecodeSet):
         request.joined = self.tick
         request.last_tick = self.tick + steps
         self.count += 1
-        heappush(self._ends, (request.last_tick, request.seat, request))
+        heappush(self._ends, (request.last_tick, request.admission, request))
 
     def leave(self, request: Request) -> int:
         """Let a member go, bring its own counters up to date, return its ticks in the set."""

@@ -169,7 +169,7 @@ class InstalledScheduler(Scheduler):
             request.cached = start
         else:
             self._resume(request, start)
-        request.seat = self._seats
+        request.admission = self._seats
         self._seats += 1
 
     def _preempt(self, request: Request) -> None:

@@ -14,7 +14,7 @@ result is the same as that of vLLM's loop:
 """
 
 from simulator.core.request import Chunk, Request, Step
-from simulator.kv_cache.swap_space import HostMemory
+from simulator.kv_cache.host_memory import SwapSpace
 from simulator.policies.policy import Victim
 from simulator.schedulers.vllm.batch import Batch
 from simulator.schedulers.vllm.preemption_loop import Circles
@@ -27,7 +27,7 @@ class Running(Batch):
     max_num_batched_tokens: int
     long_prefill_token_threshold: int
     long_prefill_token_threshold_adaptive: bool
-    host: HostMemory
+    swap_space: SwapSpace
     _cadence: Cadence | None
     _circles: Circles
     _victim: Victim | None
@@ -192,9 +192,9 @@ class Running(Batch):
 
         Of its tokens the last `given` were to be computed by this step, and are not.
         """
-        if self.host.free:
+        if self.swap_space.free:
             ticks = self.decodes.tick - request.joined if request.joined >= 0 else 0
-            self.host.save(request, request.computed + ticks - given)
+            self.swap_space.swap_out(request, request.computed + ticks - given)
 
     def _preempt(self, request: Request) -> None:
         """Put a running request back into the queue, without its blocks."""
@@ -226,8 +226,7 @@ class Running(Batch):
         self.waiting.remove(request)
         self._paused.pop(request, None)
         if request.swapped:
-            self.host.free += -(-request.swapped // self.blocks.block_size)
-            request.swapped = 0
+            self.swap_space.discard(request)
 
     def _detach(self, request: Request) -> None:
         """Take a running request from among those that compute."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from simulator.core.request import Chunk, Load, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.kv_cache.swap_space import HostMemory, Prices
+from simulator.kv_cache.host_memory import Prices, SwapSpace
 from simulator.policies.policy import Policy, victim_of
 from simulator.policies.waiting_queues import Fifo, SwappedFirst, queue_of
 from simulator.schedulers.vllm.admission import Admission, Reservation
@@ -92,7 +92,7 @@ class Scheduler(Running):
             min_decode_blocks=min_decode_blocks,
             reserve_output_tokens=reserve_output_tokens,
         )
-        self.host = HostMemory(swap_blocks, blocks.block_size, swap_prices)
+        self.swap_space = SwapSpace(swap_blocks, blocks.block_size, swap_prices)
         self._victim = victim_of(policy)
         self._circles = Circles(type(self if policy is None else policy).__name__)
         self._cadence = (
@@ -172,8 +172,8 @@ class Scheduler(Running):
             self._board(step, budget, cap, now)
         if self.tells_longest and step.decodes:
             step.longest = self._longest_decode(step)
-        if self.host.leaving and (step.decodes or step.prefills):
-            self.host.send(step)  # an empty step is not carried out: then the next one sends
+        if self.swap_space.outgoing and (step.decodes or step.prefills):
+            self.swap_space.send(step)  # an empty step is not carried out: then the next one sends
         if self._cadence is not None:
             self._executed += bool(step.decodes or step.prefills)
             self._cadence.end(self._executed, not self.preempted, bool(self.waiting))
@@ -223,7 +223,7 @@ class Scheduler(Running):
             else:
                 self._come_back(request, start, len(hits) * blocks.block_size)
             if request.swapped:
-                self.host.restore(step, request, len(hits))
+                self.swap_space.swap_in(step, request, len(hits))
                 if request.generated and tokens == 1 and not request.pending:
                     self._single(step, request, start)
                     budget -= 1
@@ -237,8 +237,8 @@ class Scheduler(Running):
     def _come_back(self, request: Request, start: int, found: int) -> None:
         """Write down that a preempted request is admitted again."""
         self._resume(request, start)
-        if self.host.prices:
-            self.host.came_back(request.known, found)
+        if self.swap_space.prices:
+            self.swap_space.observe(request.known, found)
 
     def _pull(self, step: Step, request: Request, budget: int, now: float) -> int:
         """Take in a head whose prompt was computed elsewhere; only in a fleet (`kv_roles.py`).
@@ -248,7 +248,7 @@ class Scheduler(Running):
         raise NotImplementedError
 
     def _seat(self, request: Request, now: float) -> None:
-        request.seat = self._seats
+        request.admission = self._seats
         self._seats += 1
         self.running[request] = None
         self.partial.append(request)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from simulator.core.log import pack_draft, pack_run
 from simulator.core.request import Chunk, Request, Step
 from simulator.core.speculative_config import SpeculativeConfig
-from simulator.schedulers.vllm.drafts import DraftedSet, SlotCounter
+from simulator.kv_cache.slot_counter import SlotCounter
+from simulator.schedulers.vllm.drafts import DraftedSet
 from simulator.schedulers.vllm.scheduler import Scheduler
 
 

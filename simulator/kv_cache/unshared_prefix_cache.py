@@ -1,8 +1,8 @@
 """A prefix cache for prompts that have nothing in common: a request finds but its own blocks.
 
 That happens after a preemption, as far as they have not been given to others meanwhile. So it
-matters how many blocks of whom lie in which part of the free list, not which. `OwnBlocks` keeps
-whole tables there: what is taken or given back costs the same for one block and for thousands.
+matters how many blocks of whom lie in which part of the free list, not which. Here whole tables
+are kept there: what is taken or given back costs the same for one block and for thousands.
 The outcome is that of `BlockManager`.
 """
 
@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
 
@@ -28,7 +27,7 @@ class Given:
     """Of two blocks with the same tokens, since one was computed again, the lower one is found."""
 
 
-class OwnBlocks(BlockCounter):
+class UnsharedPrefixCache(BlockCounter):
     """Blocks without names, of which a preempted request finds its own again."""
 
     ordered = True
@@ -69,24 +68,16 @@ class OwnBlocks(BlockCounter):
         self.extend(request, tokens)
 
     def extend(self, request: Request, tokens: int) -> None:
-        size = self.block_size
-        self._take(-(-tokens // size) - -(-request.computed // size))
-        request.computed = tokens
-        self._full[request] = min(tokens, request.known - request.unknown) // size
+        super().extend(request, tokens)
+        known = min(tokens, request.known - request.unknown)
+        self._full[request] = known // self.block_size
 
-    def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
-        if ticks == 1:
-            self._take(decodes.phases[(decodes.tick + skip) % self.block_size])
-        else:
-            self._take(decodes.blocks(ticks, skip))
-
-    def learn(self, request: Request) -> None:
+    def register_last(self, request: Request) -> None:
         self._full[request] = request.computed // self.block_size
 
     def release(self, request: Request) -> None:
         """Unhashed blocks to the head of the free list, hashed ones to its tail, last first."""
-        if self._promises:
-            self.promised -= self._promises.pop(request, 0)
+        self._unreserve(request)
         size = self.block_size
         count = -(-request.computed // size)
         full = max(self._full.pop(request), (request.computed - self.delay) // size)

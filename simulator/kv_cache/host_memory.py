@@ -1,9 +1,52 @@
-"""Host memory for the KV blocks of preempted requests: what leaves a step, what comes back."""
+"""Host memory for KV blocks: a tier of the prefix cache, and the space that victims swap to."""
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from simulator.core.request import Request, Step, Swap
+
+
+class HostTier:
+    """So many blocks of host memory, by hash; the least recently used goes first.
+
+    A block comes here when the GPU evicts it (SGLang's HiCache with `write_back`; vLLM's offloading
+    connector copies it as soon as it is full, and so holds the same blocks or more). That copy runs
+    beside the steps and costs them nothing. A prompt whose cached prefix goes on here has
+    the blocks loaded before its step, which waits for them; the copy here stays.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.stored = 0  # blocks copied here so far
+        self._keys: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def run(self, keys: Iterable[int]) -> int:
+        """Count how many of these hashes, from the first on, are here."""
+        found = 0
+        for key in keys:
+            if key not in self._keys:
+                break
+            found += 1
+        return found
+
+    def use(self, keys: Iterable[int]) -> None:
+        """Take note that blocks are loaded."""
+        for key in keys:
+            self._keys.move_to_end(key)
+
+    def store(self, key: int) -> None:
+        """Keep a block that the GPU evicts; nothing is copied if it is here already."""
+        if key in self._keys:
+            self._keys.move_to_end(key)
+        elif self.num_blocks:
+            if len(self._keys) == self.num_blocks:
+                self._keys.popitem(last=False)
+            self._keys[key] = None
+            self.stored += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +58,7 @@ class Prices:
     swap_in: Callable[[int], float]
 
 
-class HostMemory:
+class SwapSpace:
     """Room for so many KV blocks. Whether blocks have names or not, their numbers decide.
 
     With `prices` a victim goes to the host only if that is expected to cost less than computing
@@ -31,9 +74,9 @@ class HostMemory:
         self._block_size = block_size
         self._returned = 0  # tokens of those who came back
         self._found = 0  # of these, in the prefix cache
-        self.leaving: list[Swap] = []  # of the step being decided
+        self.outgoing: list[Swap] = []  # of the step being decided
 
-    def save(self, request: Request, tokens: int) -> None:
+    def swap_out(self, request: Request, tokens: int) -> None:
         """Have the blocks with a request's first `tokens` copied to the host.
 
         Unless they do not fit there, or it is cheaper to compute them again.
@@ -43,7 +86,7 @@ class HostMemory:
             self.free -= count
             request.swapped = tokens
             names = None if request.blocks is None else request.blocks[:count]
-            self.leaving.append(Swap(request, count, 0, names))
+            self.outgoing.append(Swap(request, count, 0, names))
 
     def _pays(self, tokens: int, count: int) -> bool:
         """Say whether two copies are expected to cost less than computing the tokens again."""
@@ -53,23 +96,28 @@ class HostMemory:
         back = prices.recompute(tokens) - prices.swap_in(count)
         return prices.swap_out(count) < lost * back
 
-    def came_back(self, tokens: int, found: int) -> None:
-        """Learn that a preempted request came back and found tokens in the prefix cache."""
+    def observe(self, tokens: int, found: int) -> None:
+        """Take note of what a preempted request found in the prefix cache when it came back."""
         self._returned += tokens
         self._found += found
 
     def send(self, step: Step) -> None:
-        """Let a step carry out what has been saved."""
-        step.outgoing, self.leaving = self.leaving, []
+        """Let a step carry out the copies to the host."""
+        step.outgoing, self.outgoing = self.outgoing, []
 
-    def restore(self, step: Step, request: Request, hits: int) -> None:
+    def discard(self, request: Request) -> int:
+        """Give up a request's blocks on the host; return how many there were."""
+        count = -(-request.swapped // self._block_size)
+        request.swapped = 0
+        self.free += count
+        return count
+
+    def swap_in(self, step: Step, request: Request, hits: int) -> None:
         """Have a request's blocks copied back by `step`, but its first `hits`: those were found.
 
         The request has its new blocks already.
         """
-        count = -(-request.swapped // self._block_size)
-        request.swapped = 0
-        self.free += count
+        count = self.discard(request)
         first = min(hits, count)
         names = None if request.blocks is None else request.blocks[first:count]
         if step.incoming is None:

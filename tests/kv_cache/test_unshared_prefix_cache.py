@@ -17,7 +17,7 @@ from simulator.core.decode_set import DecodeSet
 from simulator.core.log import Log
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockManager
-from simulator.kv_cache.own_blocks import OwnBlocks
+from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
 from simulator.policies.orders import SJF, Priority
 from simulator.policies.preemptive import Deadline, Preemptive
 from simulator.schedulers.sglang import SgLang
@@ -45,7 +45,7 @@ def ask(tokens: int) -> Request:
     return Request(0, 0.0, tokens, 100)
 
 
-def board(blocks: OwnBlocks, request: Request) -> int:
+def board(blocks: UnsharedPrefixCache, request: Request) -> int:
     """Let a request compute all that is known of it; return the blocks it found."""
     hits = blocks.match(request)
     blocks.admit(request, hits, request.known)
@@ -57,7 +57,7 @@ def test_a_request_finds_what_others_have_left_of_its_blocks() -> None:
 
     These are the 7 that nobody had, the one without a hash, and the last of the other two.
     """
-    blocks = OwnBlocks(11, 4)
+    blocks = UnsharedPrefixCache(11, 4)
     first, second = ask(10), ask(33)
     assert board(blocks, first) == 0
     first.generated = 1
@@ -71,7 +71,7 @@ def test_a_request_finds_what_others_have_left_of_its_blocks() -> None:
 
 
 def test_nobody_finds_the_blocks_of_another() -> None:
-    blocks = OwnBlocks(11, 4)
+    blocks = UnsharedPrefixCache(11, 4)
     first, second = ask(9), ask(9)
     board(blocks, first)
     blocks.release(first)
@@ -80,7 +80,7 @@ def test_nobody_finds_the_blocks_of_another() -> None:
 
 def test_a_request_that_has_ended_is_forgotten() -> None:
     """Its blocks stay where they are until somebody takes them."""
-    blocks = OwnBlocks(6, 4)
+    blocks = UnsharedPrefixCache(6, 4)
     first = ask(9)
     board(blocks, first)
     first.finish = 1.0
@@ -96,7 +96,7 @@ def test_of_two_equal_blocks_the_elder_is_found() -> None:
     Both lie in the free list when it goes once more, the elder before another's two blocks. Back
     again it takes the elder, so that who needs all blank blocks and two more gets the other's.
     """
-    blocks = OwnBlocks(11, 1)
+    blocks = UnsharedPrefixCache(11, 1)
     first, other = ask(3), ask(2)
     assert board(blocks, first) == 0
     blocks.release(first)
@@ -118,7 +118,7 @@ class Twins(RuleBasedStateMachine):
     @initialize(usable=st.integers(6, 60), size=st.sampled_from([1, 2, 4]), delay=st.booleans())
     def start(self, usable: int, size: int, delay: bool) -> None:
         self.size = size
-        self.blocks = BlockManager(usable + 1, size, True), OwnBlocks(usable + 1, size)
+        self.blocks = BlockManager(usable + 1, size, True), UnsharedPrefixCache(usable + 1, size)
         self.decodes = DecodeSet(size, by_phase=True), DecodeSet(size)
         for blocks in self.blocks:
             blocks.delay = int(delay)
@@ -129,7 +129,7 @@ class Twins(RuleBasedStateMachine):
     @precondition(lambda self: len(self.running) + len(self.waiting) < 4)
     @rule(tokens=st.integers(1, 20))
     def arrive(self, tokens: int) -> None:
-        one, two = (Request(self.count, 0.0, tokens, 1000, seat=self.count) for _ in range(2))
+        one, two = (Request(self.count, 0.0, tokens, 1000, admission=self.count) for _ in range(2))
         self.waiting.append((one, two))
         self.count += 1
 
@@ -197,7 +197,7 @@ class Twins(RuleBasedStateMachine):
             request.unknown = blocks.delay
             if learn:
                 request.unknown = 0
-                blocks.learn(request)
+                blocks.register_last(request)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), back=st.sampled_from([True] * 9 + [False]))
@@ -269,7 +269,7 @@ def caches(draw: st.DrawFn) -> Callable[[bool], Scheduler]:
     blocks = 2 + draw(st.integers(48, 130)) // size
 
     def make(named: bool) -> Scheduler:
-        memory = BlockManager(blocks, size, True) if named else OwnBlocks(blocks, size)
+        memory = BlockManager(blocks, size, True) if named else UnsharedPrefixCache(blocks, size)
         if kind in (TrtLlm, SgLang):
             return kind(memory, **limits)
         return (kind or DynamicScheduler)(memory, policy=policy and policy(), **limits)

@@ -1,0 +1,81 @@
+"""Blocks of speculative decoding and of sliding windows, as a number.
+
+A table outlives the tokens in it: the slots of rejected drafts stay for the next ones, and a layer
+that keeps a window alone gives back what has left it.
+"""
+
+from collections.abc import Sequence
+
+from simulator.core.request import Request
+from simulator.kv_cache.block_manager import BlockCounter
+from simulator.models.sliding_window import Groups
+
+
+class SlotCounter(BlockCounter):
+    """Blocks whose tables have room for drafts.
+
+    A running request holds `lookahead` slots more than it computes, `max_model_len` at most, in the
+    tables of each of the `groups` of layers.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        lookahead: int,
+        max_model_len: int,
+        groups: Groups | None = None,
+    ) -> None:
+        super().__init__(num_blocks, block_size)
+        self.lookahead = lookahead
+        self.max_model_len = max_model_len
+        self.groups = groups or Groups()
+        self.tables: dict[Request, tuple[int, int]] = {}
+        """Of each running request: the entries of a table, and those that left the window."""
+
+    def _grown(self, request: Request, tokens: int) -> tuple[int, int]:
+        """Give the table of a running request when it computes up to `tokens` tokens."""
+        slots = min(tokens + self.lookahead, self.max_model_len)
+        gone = self.groups.gone(request.computed, self.block_size)
+        return max(-(-slots // self.block_size), self.tables[request][0]), gone
+
+    def growth(self, request: Request, tokens: int) -> int:
+        """Count the blocks that it takes to let a running request's table hold `tokens` tokens.
+
+        Below 0 where more leave the window.
+        """
+        return self.groups.held(*self._grown(request, tokens)) - self.owned(request, tokens)
+
+    def taken(self, request: Request, tokens: int) -> int:
+        """Count the same, without those that leave the window."""
+        more = self._grown(request, tokens)[0] - self.tables[request][0]
+        return self.groups.held(more, 0)
+
+    def missing(self, tokens: int, hits: Sequence[int]) -> int:
+        return self.groups.most(tokens, self.block_size)
+
+    def admit(self, request: Request, hits: Sequence[int], tokens: int) -> None:
+        """Give a new request blocks for `tokens` tokens; as in vLLM, none ahead yet."""
+        self.tables[request] = -(-tokens // self.block_size), 0
+        self.free -= self.owned(request, tokens)
+        request.computed = tokens
+
+    def extend(self, request: Request, tokens: int) -> None:
+        self.free -= self.growth(request, tokens)
+        self.tables[request] = self._grown(request, tokens)
+        request.computed = tokens
+
+    def owned(self, request: Request, tokens: int) -> int:
+        return self.groups.held(*self.tables[request])
+
+    def stored(self, tokens: int) -> int:
+        """Count the tokens that are of use in all groups, of a request with so many computed."""
+        groups = self.groups
+        return groups.full * tokens + groups.windowed * min(tokens, groups.window)
+
+    def release(self, request: Request) -> None:
+        held = self.owned(request, request.computed)
+        del self.tables[request]
+        self.free += held - -(-request.computed // self.block_size)
+        super().release(request)
