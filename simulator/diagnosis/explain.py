@@ -44,7 +44,7 @@ COLUMNS = (
     *("queue_time", "ttft", "tpot", "e2el", *PARTS),
     *("preemptions", "cached_tokens", "replica", "finish_reason"),
 )
-APART = (RETRY, *TRANSFER_PARTS, "prefill_replica")
+CLUSTER_COLUMNS = (RETRY, *TRANSFER_PARTS, "prefill_replica")
 """Columns that are there only in clusters that try again, or prefill and decode apart."""
 TIMES = ("ttft", "tpot", "e2el")
 TEXTS = ("client", "finish_reason")
@@ -57,7 +57,7 @@ Row = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Around:
+class EngineActivity:
     """What the engine did while a request was there."""
 
     running: int = 0  # as it was sent
@@ -80,10 +80,11 @@ def explain(folder: Path, request: int) -> str:
     scenario = load_mapping(folder / "scenario.yaml", read_yaml)
     need_numbers(folder / "summary.json", {MEDIAN: summary.get(MEDIAN)})
     need_numbers(folder / "scenario.yaml", _goodput(scenario))
-    around = None if row["queue_time"] is None else _look_around(folder, row)
-    lines = [_head(row), "", *_events(row, scenario, around)]
+    activity = None if row["queue_time"] is None else _engine_activity(folder, row)
+    lines = [_head(row), "", *_events(row, scenario, activity)]
     if row["e2el"] is not None:
-        lines += ["", *_parts(row), "", *_remarks(row, summary, scenario, around)]
+        lines += ["", *_parts(row), "", *_remarks(row, summary, activity)]
+        lines += _bounds(row, scenario)
     return "\n".join(lines)
 
 
@@ -94,7 +95,7 @@ def _find(folder: Path, request: int) -> Row:
         if not count and (missing := [name for name in COLUMNS if name not in cells]):
             raise HeadwayError(f"{place.partition(':')[0]}: has no column {', '.join(missing)}")
         if count == request:
-            there = (*COLUMNS, *(name for name in APART if name in cells))
+            there = (*COLUMNS, *(name for name in CLUSTER_COLUMNS if name in cells))
             row = {k: cells[k] if k in TEXTS else read_cell(place, k, cells[k]) for k in there}
             if row["id"] != request or row["finish_reason"] not in ENDINGS:
                 raise HeadwayError(f"{place}: damaged: this is not the row of request {request}")
@@ -120,9 +121,9 @@ def _check(place: str, row: Row) -> None:
             raise HeadwayError(f"{place}: {name}: is empty")
 
 
-def _look_around(folder: Path, row: Row) -> Around:
+def _engine_activity(folder: Path, row: Row) -> EngineActivity:
     """Sum up the steps from when a request was sent until it ended."""
-    around = Around()
+    activity = EngineActivity()
     begin = row["arrival"] + row["client_queue_time"] + (row.get(RETRY) or 0.0)
     end = float("inf")
     if row["e2el"] is not None:
@@ -130,31 +131,28 @@ def _look_around(folder: Path, row: Row) -> Around:
     for place, cells in read_rows(folder, "steps"):
         if "replica" in cells and read_cell(place, "replica", cells["replica"]) != row["replica"]:
             continue
-        start, time, *counts = _step(place, cells)
+        start, time, *counts = (_number(place, cells, name) for name in STEPS)
         steps, prompts, running, waiting = map(int, counts)
         if start >= end:
             continue
         if start < begin:
             here = begin < start + time
-            around.running, around.waiting = (running, waiting) if here else (0, 0)
+            activity.running, activity.waiting = (running, waiting) if here else (0, 0)
             continue
-        around.steps += steps
-        around.with_prompts += steps if prompts else 0
-        around.batch_time += running * time
-        around.time += time
-    return around
+        activity.steps += steps
+        activity.with_prompts += steps if prompts else 0
+        activity.batch_time += running * time
+        activity.time += time
+    return activity
 
 
-def _step(place: str, cells: Mapping[str, Any]) -> list[float]:
-    """Read a row of steps."""
-    numbers = []
-    for name in STEPS:
-        number = read_cell(place, name, cells.get(name, ""))
-        if number is None:
-            what = "is empty" if name in cells else "there is no such column"
-            raise HeadwayError(f"{place}: {name}: {what}")
-        numbers.append(number)
-    return numbers
+def _number(place: str, cells: Mapping[str, Any], name: str) -> float:
+    """Read a cell that must be there."""
+    number = read_cell(place, name, cells.get(name, ""))
+    if number is None:
+        what = "is empty" if name in cells else "there is no such column"
+        raise HeadwayError(f"{place}: {name}: {what}")
+    return number
 
 
 def _seconds(value: float) -> str:
@@ -171,22 +169,19 @@ def _head(row: Row) -> str:
     )
 
 
-def _events(row: Row, scenario: Mapping[str, Any], around: Around | None) -> list[str]:
+def _events(row: Row, scenario: Mapping[str, Any], activity: EngineActivity | None) -> list[str]:
     """Tell what happened when; what never happened is left out."""
-    events: list[tuple[float, str]] = []
-    held = row["client_queue_time"]
-    if row["arrival"] is None:
+    arrival, held = row["arrival"], row["client_queue_time"]
+    if arrival is None:
         return ["It was never due: the turn before it did not end."]
-    if held:
-        events.append((row["arrival"], "due; the client holds it back: max_concurrency"))
     if held is None:
-        events.append((row["arrival"], "due"))
-        return [_event(*event) for event in events]
-    sent = row["arrival"] + held
+        return [_event(arrival, "due")]
+    events = [(arrival, "due; the client holds it back: max_concurrency")] if held else []
+    sent = arrival + held
     there = ""
-    if around is not None:
-        taken = f"{around.running}{_of_seats(scenario)}"
-        there = f"; {taken} seats are taken, {around.waiting} requests wait"
+    if activity is not None:
+        taken = f"{activity.running}{_of_seats(scenario)}"
+        there = f"; {taken} seats are taken, {activity.waiting} requests wait"
     if again := row.get(RETRY):
         events.append((sent, "sent for the first time"))
     last = sent + (again or 0.0)
@@ -234,9 +229,7 @@ def _parts(row: Row) -> list[str]:
     return lines
 
 
-def _remarks(
-    row: Row, summary: Mapping[str, Any], scenario: Mapping[str, Any], around: Around | None
-) -> list[str]:
+def _remarks(row: Row, summary: Mapping[str, Any], activity: EngineActivity | None) -> list[str]:
     """Say what is worth saying about it."""
     most = max(WORDS, key=lambda name: row.get(name) or 0.0)
     share = row[most] / row["e2el"] if row["e2el"] else 0.0
@@ -259,13 +252,13 @@ def _remarks(
             f"It was preempted {times}: {_seconds(row['preempted_time'])} until it was admitted "
             f"again, {_seconds(row['recompute_time'])} to compute again what was lost."
         )
-    if around is not None and around.steps and around.time:
+    if activity is not None and activity.steps and activity.time:
         remarks.append(
-            f"From being sent to its end the engine took {around.steps:,} steps, "
-            f"{around.with_prompts / around.steps:.0%} of them with prompts, "
-            f"with {around.batch_time / around.time:.1f} requests in the batch on average."
+            f"From being sent to its end the engine took {activity.steps:,} steps, "
+            f"{activity.with_prompts / activity.steps:.0%} of them with prompts, "
+            f"with {activity.batch_time / activity.time:.1f} requests in the batch on average."
         )
-    return [*remarks, *_bounds(row, scenario)]
+    return remarks
 
 
 def _bounds(row: Row, scenario: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the rules of the diagnosis look at, and what they find."""
+"""What the rules of the diagnosis look at: where time went, and why requests were not admitted."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,23 +6,27 @@ from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from simulator.diagnosis.blocked_time import CAUSES, blocked_time
-from simulator.results.request_table import RequestTable, gather_requests
+import numpy as np
 
-SPARE = 0.25
-"""Of the blocks: more than any head of a queue should need."""
+from simulator.core.log import Log
+from simulator.results.request_table import Floats, Ints
+from simulator.results.time_series import arrivals
 
 if TYPE_CHECKING:
     from simulator.results.record import Record
     from simulator.scenario.engine_config import EngineConfig
+
+SEATS, BUDGET, BLOCKS, POLICY = CAUSES = ("seats", "token budget", "blocks", "policy")
+"""All max_num_seqs taken; all max_num_batched_tokens given away; too few KV blocks; its rules."""
+SPARE = 0.25
+"""Of the blocks: more than any head of a queue should need."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Something that stands out."""
 
-    rule: str
-    weight: float
+    weight: float  # 0 to 1, about the share of the requests' time (or work) that is at stake
     text: str
     knob: str  # a key of the scenario
     figures: dict[str, float | int | str]
@@ -31,29 +35,31 @@ class Finding:
 class Facts:
     """What the rules look at."""
 
-    def __init__(self, result: "Record", summary: Mapping[str, Any]) -> None:
-        self.result = result
-        self.engine = result.scenario.engine
+    def __init__(self, record: "Record", summary: Mapping[str, Any]) -> None:
+        self.record = record
+        self.engine = record.scenario.engine
         self.summary = summary
         self.gauges: Mapping[str, Any] = summary["headway"]
-        self.table: RequestTable = gather_requests(
-            result.workload, result.sent, result.logs, result.tries
-        )
+        self.table = record.request_table()
         done = self.done = self.table.completed
-        self.time = {name: float(part[done].sum()) for name, part in result.time_parts().items()}
+        self.time = {name: float(part[done].sum()) for name, part in record.time_parts().items()}
         self.time["queue_time"] = float(self.table.queue_time[done].sum())
-        self.whole = float(self.table.e2el[done].sum()) or 1.0
+        self._e2el = float(self.table.e2el[done].sum()) or 1.0
         policy = self.engine.scheduling_policy
         self.policy = policy if isinstance(policy, str) else str(policy["policy"])
+
+    def share(self, *parts: str) -> float:
+        """Give the share of the requests' e2el that these parts of it are together."""
+        return sum(self.time.get(name, 0.0) for name in parts) / self._e2el
 
     @cached_property
     def engines(self) -> "list[EngineConfig]":
         """Give the engine of each replica: those of a cluster's groups may differ."""
-        story, scenario = self.result.cluster, self.result.scenario
-        if story is None:
-            return [self.engine] * len(self.result.logs)
-        kinds = {name: scenario.of_group(name).engine for name in set(story.groups)}
-        return [kinds[name] for name in story.groups]
+        cluster, scenario = self.record.cluster, self.record.scenario
+        if cluster is None:
+            return [self.engine] * len(self.record.logs)
+        kinds = {name: scenario.of_group(name).engine for name in set(cluster.groups)}
+        return [kinds[name] for name in cluster.groups]
 
     def limit(self, key: str) -> str:
         """Give a number of the engines in words: one, or from the least to the most."""
@@ -62,58 +68,97 @@ class Facts:
         return f"{least}" if least == most else f"{least} to {most}"
 
     @cached_property
-    def own_rules(self) -> bool:
-        """Tell whether a scheduler boards by rules of its own, not by those of vLLM."""
+    def custom_admission(self) -> bool:
+        """Tell whether a scheduler admits by rules of its own, not by those of vLLM."""
         from simulator.schedulers.vllm.scheduler import Scheduler
 
-        return issubclass(self._found, Scheduler) and self._found is not Scheduler
-
-    @property
-    def spare(self) -> float:
-        """Give the share of free blocks from which on waiting is for the scheduler's policy."""
-        from simulator.schedulers.static import Static
-
-        if issubclass(self._found, Static):
-            return 0.0
-        return SPARE if self.own_rules else inf
+        return issubclass(self._scheduler, Scheduler) and self._scheduler is not Scheduler
 
     @cached_property
-    def _found(self) -> type:
+    def _scheduler(self) -> type:
         from simulator.scenario.policy_table import find_policy
 
-        return find_policy(self.result.scenario)[0]
+        return find_policy(self.record.scenario)[0]
 
     @cached_property
     def waits(self) -> dict[str, float]:
         """Give the share of the requests' time that they wait for each cause."""
-        return {cause: area / self._area * self._waited for cause, area in self._blocked[0].items()}
+        waited = self.share("queue_time", "preempted_time", "decode_queue_time")
+        areas = self._blocked[0]
+        whole = sum(areas.values()) or 1.0
+        return {cause: area / whole * waited for cause, area in areas.items()}
 
     @cached_property
     def memory_time(self) -> float:
         """Give the share of the busy time in which requests wait for blocks."""
-        busy = sum(float((log.steps["end"] - log.steps["start"]).sum()) for log in self.result.logs)
+        busy = sum(float((log.steps["end"] - log.steps["start"]).sum()) for log in self.record.logs)
         return self._blocked[1] / busy if busy else 0.0
-
-    @property
-    def _waited(self) -> float:
-        names = ("queue_time", "preempted_time", "decode_queue_time")
-        return sum(self.time.get(name, 0.0) for name in names) / self.whole
-
-    @property
-    def _area(self) -> float:
-        return sum(self._blocked[0].values()) or 1.0
 
     @cached_property
     def _blocked(self) -> tuple[dict[str, float], float]:
+        """Give the `blocked_time` of all replicas together."""
+        from simulator.schedulers.static import Static
+
+        spare = SPARE if self.custom_admission else inf
+        if issubclass(self._scheduler, Static):
+            spare = 0.0
         areas, held = dict.fromkeys(CAUSES, 0.0), 0.0
-        for log, engine in zip(self.result.logs, self.engines, strict=True):
-            if not log.step_rows:
-                continue
-            more, time = blocked_time(log, engine, self.spare)
-            areas = {cause: areas[cause] + more[cause] for cause in CAUSES}
-            held += time
+        for log, engine in zip(self.record.logs, self.engines, strict=True):
+            if log.step_rows:
+                more, time = blocked_time(log, engine, spare)
+                areas = {cause: areas[cause] + more[cause] for cause in CAUSES}
+                held += time
         return areas, held
 
     def ms(self, key: str) -> float:
         """Give a statistic of the summary in ms."""
         return float(self.summary[f"{key}_ms"])
+
+
+def blocked_time(log: Log, engine: "EngineConfig", spare: float) -> tuple[dict[str, float], float]:
+    """Give seconds x requests that one replica's queue waited, by cause; and the s for blocks.
+
+    Counted is who is left waiting when a step has been decided; waiting for a step's end is not.
+    Of several causes the one that is earlier in CAUSES counts. What is neither seats nor budget is
+    the scheduler's policy where a share of `spare` of the blocks is free, else it is the blocks: so
+    with inf for vLLM's rules, of which none is left (but held prompts, prefill_schedule_interval:
+    they are policy too). With 0, for static batching, all is policy.
+    """
+    rows = log.steps
+    time = rows["end"] - rows["start"]
+    waited = rows["waiting"] * time + _waited_within_rows(log)
+    cause = _causes(log, engine, spare)
+    areas = np.bincount(cause, waited, len(CAUSES))
+    held = float(time[(cause == CAUSES.index(BLOCKS)) & (rows["waiting"] > 0)].sum())
+    return dict(zip(CAUSES, areas.tolist(), strict=True)), held
+
+
+def _waited_within_rows(log: Log) -> Floats:
+    """Give for each row the time waited by those who came in it, from the next step's begin on.
+
+    Only a row of several steps has a next step: each of them ends with a tick.
+    """
+    rows = log.steps
+    queue = arrivals(log)
+    row = np.maximum(np.searchsorted(rows["start"], queue, side="left") - 1, 0)
+    leapt = (rows["steps"][row] > 1) & (rows["start"][row] < queue)
+    queue, row = queue[leapt], row[leapt]
+    ticks = np.append(np.asarray(log.tick_ends, np.float64), np.inf)
+    ends = rows["end"][row]
+    boundary = np.minimum(ticks[np.searchsorted(ticks, queue, side="left")], ends)
+    waited: Floats = np.bincount(row, ends - boundary, len(rows)).astype(np.float64, copy=False)
+    return waited
+
+
+def _causes(log: Log, engine: "EngineConfig", spare: float) -> Ints:
+    """Give for each row the place in CAUSES of what holds its waiting requests back."""
+    rows = log.steps
+    policy = (log.num_blocks - rows["blocks_used"]) >= spare * log.num_blocks
+    if engine.prefill_schedule_interval > 1:
+        policy |= (rows["prefill_context"] == 0) & (rows["preempted"] == 0)
+    cause = np.where(policy, CAUSES.index(POLICY), CAUSES.index(BLOCKS))
+    if not spare:
+        return cause
+    tokens = rows["prefill_tokens"].astype(np.int64) + rows["decodes"] + rows["wasted"]
+    cause = np.where(tokens >= engine.max_num_batched_tokens, CAUSES.index(BUDGET), cause)
+    return np.where(rows["running"] >= engine.max_num_seqs, CAUSES.index(SEATS), cause)

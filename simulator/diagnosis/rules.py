@@ -10,13 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.diagnosis.blocked_time import BLOCKS, BUDGET, CAUSES, POLICY, SEATS
-from simulator.diagnosis.cluster_rules import kv_transfer, tries
-from simulator.diagnosis.facts import Facts, Finding
-from simulator.diagnosis.unfairness import most_slighted
+from simulator.diagnosis.facts import (
+    BLOCKS,
+    BUDGET,
+    CAUSES,
+    POLICY,
+    SEATS,
+    Facts,
+    Finding,
+)
+from simulator.diagnosis.unfairness import most_underserved
 from simulator.results.breakdown import prompt_rows, prompt_stalls
 from simulator.results.fairness import Clients, several_clients
-from simulator.results.request_table import Floats, run_span
+from simulator.results.request_table import RETRY, Floats, run_span
 
 if TYPE_CHECKING:
     from simulator.results.record import Record
@@ -32,32 +38,34 @@ SEATS_USED = 0.25  # share of the seats that were ever taken
 FULL = 0.95  # share of the KV blocks in use
 UNFAIR = 0.25  # share of a client's waiting in which another gets more than a fair policy gives
 LOW_LOAD = 2.0  # requests that run at once
+MOVED = 0.05  # share of the requests' time that KV caches must be on their way
+GIVEN_UP = 0.01  # share of the requests
+TRIED = 0.05  # share of the requests' time that goes to tries before the last
 
 
-def diagnose(result: "Record", summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+def diagnose(record: "Record", summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Give what the rules find in a run with this summary, most important first.
 
     Each finding is a dict with `rule`, `weight` (0 to 1), `text`, `knob` and `figures`; figures are
     rounded to four digits.
     """
-    facts = Facts(result, summary)
+    facts = Facts(record, summary)
     if not facts.done.any():
         return []
-    found = [finding for rule in RULES if (finding := rule(facts)) is not None]
-    found.sort(key=lambda finding: -finding.weight)
-    return [_rounded(asdict(finding)) for finding in found]
+    found = [(rule.__name__, finding) for rule in RULES if (finding := rule(facts)) is not None]
+    found.sort(key=lambda pair: -pair[1].weight)
+    return [{"rule": name, **_rounded(finding)} for name, finding in found]
 
 
-def _rounded(finding: dict[str, Any]) -> dict[str, Any]:
-    figures = {k: _short(v) for k, v in finding["figures"].items()}
-    return {**finding, "weight": round(min(finding["weight"], 1.0), 3), "figures": figures}
+def _rounded(finding: Finding) -> dict[str, Any]:
+    figures = {
+        key: float(f"{value:.4g}") if isinstance(value, float) else value
+        for key, value in finding.figures.items()
+    }
+    return asdict(finding) | {"weight": round(min(finding.weight, 1.0), 3), "figures": figures}
 
 
-def _short(value: float | int | str) -> float | int | str:
-    return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
-def _figure(value: float) -> str:
+def _short(value: float) -> str:
     """Write three digits of a number, and all before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
@@ -76,7 +84,6 @@ def memory(facts: Facts) -> Finding | None:
         return None
     engine, running = facts.engine, facts.gauges["mean_running"]
     return Finding(
-        "memory",
         share,
         f"KV memory limits the batch: for {facts.memory_time:.0%} of the busy time requests wait "
         f"for blocks, {running:.1f} of {facts.limit('max_num_seqs')} seats taken on average; that "
@@ -87,7 +94,7 @@ def memory(facts: Facts) -> Finding | None:
             "share_of_busy_time": facts.memory_time,
             "mean_running": running,
             "max_num_seqs": engine.max_num_seqs,
-            "kv_blocks": facts.result.parts.num_gpu_blocks - 1,
+            "kv_blocks": facts.record.parts.num_gpu_blocks - 1,
         },
     )
 
@@ -105,9 +112,8 @@ def waiting(facts: Facts) -> Finding | None:
         POLICY: f"{facts.policy} admits nobody then",
     }[cause]
     return Finding(
-        "waiting",
         share,
-        f"Requests wait {_figure(facts.ms('mean_queue_time') / 1000)} s in the queue on average, "
+        f"Requests wait {_short(facts.ms('mean_queue_time') / 1000)} s in the queue on average, "
         f"{share:.0%} of their time, because {why} (GPU busy "
         f"{facts.gauges['gpu_busy_fraction']:.0%}).",
         _knob_of(facts, cause),
@@ -128,7 +134,7 @@ def _knob_of(facts: Facts, cause: str) -> str:
     if cause == BUDGET:
         return "engine.max_num_batched_tokens, or a lower workload.request_rate"
     if cause == POLICY:
-        held = engine.prefill_schedule_interval > 1 and not facts.own_rules
+        held = engine.prefill_schedule_interval > 1 and not facts.custom_admission
         return f"engine.{'prefill_schedule_interval' if held else 'scheduling_policy'}"
     if engine.allocation == "contiguous":
         return "engine.allocation"
@@ -142,20 +148,16 @@ def preemption(facts: Facts) -> Finding | None:
     gauges, rate = facts.gauges, facts.gauges["preemption_rate"]
     if rate < PREEMPTED:
         return None
-    logs, engine, model = facts.result.logs, facts.engine, facts.result.model
-    again = sum(int(log.pauses["recomputed"].sum()) for log in logs)
-    blocks = sum(int(log.swaps["blocks_out"].sum() + log.swaps["blocks_in"].sum()) for log in logs)
-    cache = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
-    copied = int(blocks * engine.block_size * model.kv_bytes_per_token(cache))
-    lost = sum(facts.time[name] for name in ("preempted_time", "recompute_time", "swap_time"))
+    again = sum(int(log.pauses["recomputed"].sum()) for log in facts.record.logs)
+    copied = round(gauges["swapped_bytes"])
+    lost = facts.share("preempted_time", "recompute_time", "swap_time")
     part = again / max(gauges["prefill_tokens"], 1)
     costs = [f"{again:,} tokens ({part:.0%} of prefill) computed again"] if again else []
-    costs += [f"{_figure(copied / 1e9)} GB of KV cache copied"] if copied else []
+    costs += [f"{_short(copied / 1e9)} GB of KV cache copied"] if copied else []
     return Finding(
-        "preemption",
-        max(lost / facts.whole, part),
+        max(lost, part),
         f"{gauges['preemptions']:,} preemptions, {rate:.2f} per request: "
-        f"{', '.join([*costs, ''])}{lost / facts.whole:.1%} of the requests' time.",
+        f"{', '.join([*costs, ''])}{lost:.1%} of the requests' time.",
         "engine.max_num_seqs or more KV blocks",
         {
             "preemptions": gauges["preemptions"],
@@ -163,14 +165,14 @@ def preemption(facts: Facts) -> Finding | None:
             "recomputed_tokens": again,
             "share_of_prefill_tokens": part,
             "swapped_bytes": copied,
-            "share_of_e2el": lost / facts.whole,
+            "share_of_e2el": lost,
         },
     )
 
 
 def slo(facts: Facts) -> Finding | None:
     """Requests wait in the queue longer than the goodput's bound on TTFT, or E2EL, allows."""
-    bounds = facts.result.scenario.goodput.model_dump(exclude_none=True)
+    bounds = facts.record.scenario.goodput.model_dump(exclude_none=True)
     name = next((name for name in ("ttft", "e2el") if name in bounds), None)
     if name is None:
         return None
@@ -180,7 +182,6 @@ def slo(facts: Facts) -> Finding | None:
         return None
     p99 = facts.ms("p99_queue_time")
     return Finding(
-        "slo",
         late,
         f"{late:.1%} of the requests wait longer in the queue alone than goodput.{name} allows "
         f"({bound:g} ms): P99 {p99:,.0f} ms.",
@@ -196,22 +197,19 @@ def prefill_stalls(facts: Facts) -> Finding | None:
     if share < STALLED:
         return None
     step, less = _mixed_steps(facts)
-    budget = f"engine.max_num_batched_tokens ({facts.engine.max_num_batched_tokens} now)"
-    own = facts.own_rules
-    beside = (
-        f"where its decodes alone would take {_figure(less * 1e3)} ms"
-        if less
-        else "without decodes"
-    )
+    knob = f"engine.max_num_batched_tokens ({facts.engine.max_num_batched_tokens} now)"
+    if facts.custom_admission:
+        knob = f"engine.scheduling_policy ({facts.policy} now)"
+    beside = f"where its decodes alone would take {_short(less * 1e3)} ms"
+    beside = beside if less else "without decodes"
     return Finding(
-        "prefill_stalls",
-        slowed / facts.whole,
+        facts.share("decode_slowed_time"),
         f"Prompts make up {share:.0%} of the time between tokens: a step with prompts takes "
-        f"{_figure(step * 1e3)} ms {beside}; P99 ITL {_figure(facts.ms('p99_itl'))} ms.",
-        f"engine.scheduling_policy ({facts.policy} now)" if own else budget,
+        f"{_short(step * 1e3)} ms {beside}; P99 ITL {_short(facts.ms('p99_itl'))} ms.",
+        knob,
         {
             "share_of_decode_time": share,
-            "share_of_e2el": slowed / facts.whole,
+            "share_of_e2el": facts.share("decode_slowed_time"),
             "mean_step_with_prompts_ms": step * 1e3,
             "mean_of_its_decodes_alone_ms": less * 1e3,
             "p99_itl_ms": facts.ms("p99_itl"),
@@ -223,10 +221,10 @@ def _mixed_steps(facts: Facts) -> tuple[float, float]:
     """Give the mean seconds of steps with prompts and decodes, and of their decodes alone."""
     times: list[Floats] = []
     stalls: list[Floats] = []
-    for log, cost in zip(facts.result.logs, facts.result.costs, strict=True):
+    for log, cost in zip(facts.record.logs, facts.record.costs, strict=True):
         rows = prompt_rows(log)
         mixed = log.steps["decodes"][rows] > 0
-        if facts.own_rules:  # it may keep decodes out of such steps: they wait all the same
+        if facts.custom_admission:  # it may keep decodes out of such steps: they wait all the same
             mixed[:] = True
         times.append((log.steps["end"][rows] - log.steps["start"][rows])[mixed])
         stalls.append(prompt_stalls(log, cost)[mixed])
@@ -241,7 +239,6 @@ def unused_seats(facts: Facts) -> Finding | None:
     figures = {"wasted_share": wasted, "max_running": most, "max_num_seqs": seats}
     if wasted >= WASTED and facts.engine.speculative_config is None:
         return Finding(
-            "unused_seats",
             wasted,
             f"{wasted:.0%} of the token slots are padding or finished members of a batch that "
             "still runs: their seats serve nobody.",
@@ -252,7 +249,6 @@ def unused_seats(facts: Facts) -> Finding | None:
         return None
     why = "KV memory ends first" if gauges["kv_cache_usage_max"] > FULL else "the load is lower"
     return Finding(
-        "unused_seats",
         0.0,
         f"At most {most} of max_num_seqs={seats} seats were ever taken: {why}.",
         "engine.max_num_seqs",
@@ -262,27 +258,26 @@ def unused_seats(facts: Facts) -> Finding | None:
 
 def unfair(facts: Facts) -> Finding | None:
     """A client waits while another gets clearly more service than it."""
-    if not several_clients(facts.result.workload):
+    if not several_clients(facts.record.workload):
         return None
-    clients = Clients.of(facts.result)
+    clients = Clients.of(facts.record)
     names = clients.words.names
-    found = most_slighted(clients, run_span(clients.table, clients.logs)[1])
+    found = most_underserved(clients, run_span(clients.table, clients.logs)[1])
     if found is None or found.share < UNFAIR:
         return None
     worst, best = names[found.worst], names[found.best]
     weighed = ", by weight" if (clients.weights != 1).any() else ""
     return Finding(
-        "unfair",
         found.share,
         f"Clients are served unequally: for {found.share:.0%} of the time that {worst} waits, it "
-        f"gets {_figure(found.got)} tokens and {best} {_figure(found.best_got)} (answers count "
-        f"twice{weighed}), more than a fair policy would give.",
+        f"gets {_short(found.service)} tokens and {best} {_short(found.best_service)} (answers "
+        f"count twice{weighed}), more than a fair policy would give.",
         f"engine.scheduling_policy ({facts.policy} now)",
         {
             "worst_client": worst,
-            "worst_service": found.got,
+            "worst_service": found.service,
             "best_client": best,
-            "best_service": found.best_got,
+            "best_service": found.best_service,
             "share_of_waiting_time": found.share,
             "time": found.time,
         },
@@ -295,12 +290,63 @@ def low_load(facts: Facts) -> Finding | None:
     if running >= LOW_LOAD or sum(facts.waits.values()) >= WAITING:
         return None
     return Finding(
-        "low_load",
         1 - running / LOW_LOAD,
         f"The load is too low for batching to matter: {running:.2f} requests run at once while the "
         f"engine works, and it works {busy:.0%} of the time.",
         "workload.request_rate",
         {"mean_running": running, "gpu_busy_fraction": busy},
+    )
+
+
+LOST_TRIES = {
+    "refused_tries": ("refused at the door", "cluster.admission, or more replicas"),
+    "timed_out_tries": ("timed out", "more replicas, or cluster.client's timeouts"),
+    "tries_lost_in_failures": ("lost with a replica", "cluster.failures, or more replicas"),
+}
+"""Why tries come to nothing, in words, and the knob."""
+
+
+def tries(facts: Facts) -> Finding | None:
+    """Requests are given up by their clients, or it takes several tries to serve them."""
+    cluster = facts.gauges.get("cluster", {})
+    total = len(facts.table.sent)
+    gone = cluster.get("shed", 0) + cluster.get("timed_out", 0)
+    lost, share = gone / total, facts.share(RETRY)
+    if lost < GIVEN_UP and share < TRIED:
+        return None
+    counts = {name: cluster[name] for name in LOST_TRIES}
+    what = ", ".join(
+        f"{counts[name]:,} {word}" for name, (word, _) in LOST_TRIES.items() if counts[name]
+    )
+    text = f"{gone:,} of {total:,} requests were given up ({lost:.1%}). " if gone else ""
+    text += f"Tries that came to nothing, {what}, are {share:.0%} of the time of those served."
+    return Finding(
+        max(lost, share),
+        text,
+        LOST_TRIES[max(counts, key=lambda name: counts[name])][1],
+        {"given_up": gone, "share_of_requests": lost, "share_of_e2el": share, **counts},
+    )
+
+
+def kv_transfer(facts: Facts) -> Finding | None:
+    """KV caches are long on their way from the replicas that prefill."""
+    share = facts.share("transfer_time")
+    if share < MOVED:
+        return None
+    links = facts.gauges["cluster"]["kv_transfer"]
+    behind = links["mean_link_wait_ms"] / links["mean_transfer_time_ms"]
+    return Finding(
+        share,
+        f"KV caches are {links['mean_transfer_time_ms'] / 1e3:.3g} s on their way to the replicas "
+        f"that decode, {share:.0%} of the requests' time; {behind:.0%} of that behind others "
+        f"(busy {links['link_utilization']:.0%}).",
+        "cluster.kv_transfer.bandwidth, or more replicas that prefill",
+        {
+            "share_of_e2el": share,
+            "mean_transfer_time_ms": links["mean_transfer_time_ms"],
+            "mean_link_wait_ms": links["mean_link_wait_ms"],
+            "link_utilization": links["link_utilization"],
+        },
     )
 
 

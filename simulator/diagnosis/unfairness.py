@@ -23,15 +23,15 @@ TIMES = 2.0  # as much service is clearly more
 
 
 @dataclass(frozen=True, slots=True)
-class Slighted:
+class Underserved:
     """A client that waited while another got more than its share."""
 
     worst: int  # code of the client that waited
     best: int  # code of the other
     time: float  # s, of its waiting
     share: float  # of all time in which it waited
-    got: float  # service per weight, in that time
-    best_got: float
+    service: float  # per weight, in that time
+    best_service: float
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ def batch_service(table: RequestTable) -> float:
     return float(INPUT_WEIGHT * prompt + np.max(under_way, initial=0))
 
 
-def most_slighted(clients: Clients, end: float) -> Slighted | None:
+def most_underserved(clients: Clients, end: float) -> Underserved | None:
     """Find the client that waited the longest while another got more than its share.
 
     Of more than `COMPARED` clients those that waited the longest are compared with those that got
@@ -89,22 +89,24 @@ def most_slighted(clients: Clients, end: float) -> Slighted | None:
     waited[np.bincount(clients.codes, minlength=size) < FEWEST] = 0.0
     got = np.bincount(admissions.owner, admissions.amount, size)
     best = np.argsort(-got, kind="stable")[:COMPARED]
-    found: list[Slighted] = []
+    found: list[Underserved] = []
     for worst in np.argsort(-waited, kind="stable")[:COMPARED]:
         if not waited[worst]:
             break
         bounds = 2 * batch * (1 / clients.weights + 1 / clients.weights[worst])
         mine = codes == worst
-        case = _Case(admissions, int(worst), begin[mine], stop[mine], float(bounds.min()))
+        waiting = _WaitingClient(
+            admissions, int(worst), begin[mine], stop[mine], float(bounds.min())
+        )
         found += [
-            slighted
+            underserved
             for code in best[got[best] > bounds[best]]
-            if code != worst and (slighted := case.against(int(code), float(bounds[code])))
+            if code != worst and (underserved := waiting.against(int(code), float(bounds[code])))
         ]
-    return max(found, key=lambda slighted: slighted.time, default=None)
+    return max(found, key=lambda underserved: underserved.time, default=None)
 
 
-class _Case:
+class _WaitingClient:
     """What happened while one client waited."""
 
     def __init__(
@@ -116,7 +118,7 @@ class _Case:
         self.time, self.owner = admissions.time[row], admissions.owner[row]
         self.amount = admissions.amount[row]
 
-    def against(self, best: int, bound: float) -> Slighted | None:
+    def against(self, best: int, bound: float) -> Underserved | None:
         """Find the times in which another got more than its share, each the longest there is.
 
         A walk goes up by what the other gets and down by `TIMES` what this client gets. Where it
@@ -136,14 +138,14 @@ class _Case:
         if not len(opens):
             return None
         rise = walk - lowest
-        spent, got = 0.0, np.zeros(2)
+        spent, service = 0.0, np.zeros(2)
         paid = np.cumsum(np.insert(np.where([~theirs, theirs], amount, 0.0), first, 0.0, 1), 1)
         for number in np.flatnonzero(np.maximum.reduceat(rise, opens) > bound):
             low = opens[number]
             high = opens[number + 1] if number + 1 < len(opens) else len(rise)
             peak = low + int(rise[low:high].argmax())
             spent += float(time[peak] - time[low])
-            got += paid[:, peak] - paid[:, low]
+            service += paid[:, peak] - paid[:, low]
         if not spent:
             return None
-        return Slighted(self.worst, best, spent, spent / self.waited, *map(float, got))
+        return Underserved(self.worst, best, spent, spent / self.waited, *map(float, service))

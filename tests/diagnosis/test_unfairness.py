@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.diagnosis.unfairness import Slighted, batch_service, most_slighted
+from simulator.diagnosis.unfairness import Underserved, batch_service, most_underserved
 from simulator.policies.fair import DRR, WFQ, Fair
 from simulator.results.fairness import Clients
 from simulator.results.request_table import client_words, gather_requests, run_span
@@ -30,8 +30,8 @@ def served(load: Workload, seats: int, policy: object = None, **weights: float) 
     return Clients(table, [log], words, shares)
 
 
-def slighted(clients: Clients) -> Slighted | None:
-    return most_slighted(clients, run_span(clients.table, clients.logs)[1])
+def underserved(clients: Clients) -> Underserved | None:
+    return most_underserved(clients, run_span(clients.table, clients.logs)[1])
 
 
 def queue(first: int, second: int) -> Workload:
@@ -46,28 +46,28 @@ def test_b_waits_behind_all_of_a() -> None:
     """
     clients = served(queue(12, 10), seats=1)
     assert batch_service(clients.table) == 13
-    assert slighted(clients) == Slighted(1, 0, 44, 44 / 84, 0, 156)
-    assert slighted(served(queue(4, 10), seats=1)) is None  # 52
-    assert slighted(served(queue(5, 10), seats=1)) == Slighted(1, 0, 16, 16 / 56, 0, 65)
-    assert slighted(served(queue(12, 9), seats=1)) is None  # too few requests to tell
+    assert underserved(clients) == Underserved(1, 0, 44, 44 / 84, 0, 156)
+    assert underserved(served(queue(4, 10), seats=1)) is None  # 52
+    assert underserved(served(queue(5, 10), seats=1)) == Underserved(1, 0, 16, 16 / 56, 0, 65)
+    assert underserved(served(queue(12, 9), seats=1)) is None  # too few requests to tell
 
 
 @pytest.mark.parametrize(("share", "got"), [(4, 39), (6, None), (0.5, 312)])
 def test_what_a_gets_counts_by_its_weight(share: float, got: float | None) -> None:
     """156 / 4 = 39 is more than 2 x 13 (1 + 1/4) = 32.5; 156 / 6 = 26 is not, than 30.33."""
-    found = slighted(served(queue(12, 10), seats=1, a=share))
-    assert (found and found.best_got) == got
+    found = underserved(served(queue(12, 10), seats=1, a=share))
+    assert (found and found.best_service) == got
 
 
 def test_half_is_not_clearly_less() -> None:
     """a boards twice as often as b: each time that b does the walk is where it was."""
     order = ["a", "a", "b"] * 20
     load = workload(*[(0, 5, 4)] * 60, client=order)
-    assert slighted(served(load, seats=1)) is None
+    assert underserved(served(load, seats=1)) is None
     load = workload(*[(0, 5, 4)] * 80, client=["a", "a", "a", "b"] * 20)
-    found = slighted(served(load, seats=1))
+    found = underserved(served(load, seats=1))
     assert found is not None
-    assert (found.worst, found.got, found.best_got) == (1, 19 * 13, 60 * 13)
+    assert (found.worst, found.service, found.best_service) == (1, 19 * 13, 60 * 13)
 
 
 def rises(clients: Clients, worst: int, best: int, bound: float) -> tuple[float, ...]:
@@ -122,12 +122,12 @@ def test_the_walk_is_that_of_a_loop(requests, seats) -> None:
         if worst != best and np.count_nonzero(clients.codes == worst) >= 10:
             bound = 2 * batch * (1 / clients.weights[worst] + 1 / clients.weights[best])
             expected.append(rises(clients, worst, best, bound))
-    found = slighted(clients)
+    found = underserved(clients)
     time = max((figures[0] for figures in expected), default=0.0)
     assert (found.time if found else 0.0) == pytest.approx(time)
     if found is not None:
         assert any(
-            figures == pytest.approx((found.time, found.got, found.best_got))
+            figures == pytest.approx((found.time, found.service, found.best_service))
             for figures in expected
         )
 
@@ -143,9 +143,9 @@ def test_no_fair_policy_is_called_unfair(requests, seats, policy, weights) -> No
     """However much more one client asks for than the other, and with weights, too."""
     load = workload(*sorted(r[:3] for r in requests), client=[row[3] for row in requests])
     clients = served(load, seats, policy[0](weights=weights, **policy[1]), **weights)
-    assert slighted(clients) is None
+    assert underserved(clients) is None
 
 
 def test_nobody_waits() -> None:
-    assert slighted(served(workload(client=[]), seats=1)) is None
-    assert slighted(served(workload((0, 5, 4), client=["a"]), seats=1)) is None
+    assert underserved(served(workload(client=[]), seats=1)) is None
+    assert underserved(served(workload((0, 5, 4), client=["a"]), seats=1)) is None
