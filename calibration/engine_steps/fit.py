@@ -19,7 +19,8 @@ import numpy.typing as npt
 from calibration.engine_steps.grid import DENSE
 from calibration.engine_steps.rows import Row
 from calibration.residuals import residuals
-from simulator.costs.piecewise import Limits, PiecewiseCost
+from simulator.costs.linear import Limits
+from simulator.costs.piecewise import PiecewiseCost
 from simulator.util.errors import HeadwayError
 
 Floats = npt.NDArray[np.float64]

@@ -3,7 +3,7 @@
 A step is what its layers call: four matrix products (or a mixture of experts), attention, and
 small kernels bound by memory; twice per layer an all-reduce if several GPUs share it; the head and
 the sampler once. What no table times is reckoned by the roofline, at the efficiency that other
-kernels of the same GPU reach (`simulator/costs/efficiency.py`), and noted.
+kernels of the same GPU reach (`simulator/costs/roofline.py`), and noted.
 """
 
 from dataclasses import dataclass, field, replace
@@ -18,8 +18,7 @@ from calibration.kernel_tables.batches import Batches, decodes, prompts, togethe
 from calibration.kernel_tables.in_sequence import in_sequence
 from calibration.kernel_tables.systems import System
 from calibration.kernel_tables.tables import Floats
-from simulator.costs.efficiency import efficiency_of
-from simulator.costs.roofline import all_reduce, products_seconds, small_kernels
+from simulator.costs.roofline import all_reduce, efficiency_of, products_seconds, small_kernels
 from simulator.models.spec import HALF, ModelSpec
 from simulator.util.errors import HeadwayError
 

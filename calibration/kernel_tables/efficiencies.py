@@ -17,8 +17,13 @@ from calibration.kernel_tables.compose import DISTRUSTED, Kernels, Target, compo
 from calibration.kernel_tables.fit import calibrate, compose, relative_errors
 from calibration.kernel_tables.systems import SYSTEMS, System
 from calibration.kernel_tables.tables import Floats
-from simulator.costs.efficiency import FILE, Efficiency
-from simulator.costs.roofline import products_seconds, roofline, small_kernels
+from simulator.costs.roofline import (
+    EFFICIENCIES,
+    Efficiency,
+    products_seconds,
+    roofline,
+    small_kernels,
+)
 from simulator.models.gpus import GPUS, Gpu
 from simulator.models.load import load_model
 from simulator.util.errors import HeadwayError
@@ -31,7 +36,7 @@ FP8 = "H200"
 PCIE = "RTX-PRO-6000"
 LARGE = np.array([8.0, 16, 32, 64]) * (1 << 20)  # bytes of an all-reduce
 HEAD = f"""\
-# What share of its data sheet each GPU's kernels reach; simulator/costs/efficiency.py explains
+# What share of its data sheet each GPU's kernels reach; simulator/costs/roofline.py explains
 # the keys. Written by `python -m calibration.kernel_tables.efficiencies` from the tables of
 # AIConfigurator (Apache-2.0) and LLMServingSim (MIT), as fitted to {" and ".join(MODELS)} in 16
 # bits on one GPU. `error` is the median relative error, and `error_p95` the 95th percentile, of a
@@ -135,7 +140,7 @@ def text(measured: dict[str, dict[str, float]]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure all GPUs' shares and write the file that comes with the package."""
-    from simulator.costs.efficiency import _measured
+    from simulator.costs.roofline import _measured
 
     parser = argparse.ArgumentParser(description="Fit the GPUs' efficiencies.")
     parser.add_argument("--data", type=Path, required=True, help="folder with the kernel tables")
@@ -146,7 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
             if "link" not in shares:
                 shares.update(_through_host(found[PCIE], GPUS[name]))
             shares.setdefault("compute_fp8", found[FP8]["compute_fp8"])
-        write_atomic(FILE, lambda file: file.write(text(found).encode()))
+        write_atomic(EFFICIENCIES, lambda file: file.write(text(found).encode()))
         _measured.cache_clear()
         for system in SYSTEMS:
             off = errors(options.data, system)
@@ -154,7 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
                 "error": float(np.median(off)),
                 "error_p95": float(np.percentile(off, 95)),
             }
-        write_atomic(FILE, lambda file: file.write(text(found).encode()))
+        write_atomic(EFFICIENCIES, lambda file: file.write(text(found).encode()))
     except HeadwayError as error:
         print(error, file=sys.stderr)
         return 2

@@ -38,10 +38,10 @@ from calibration.kernel_tables.mixed_steps import (
 )
 from calibration.kernel_tables.tables import Floats
 from calibration.residuals import residuals
-from simulator.costs.efficiency import efficiency_of
+from simulator.costs.linear import Limits
 from simulator.costs.noise import REGIMES
-from simulator.costs.piecewise import TERMS, Limits, PiecewiseCost
-from simulator.costs.roofline import TILE, roofline
+from simulator.costs.piecewise import TERMS, PiecewiseCost
+from simulator.costs.roofline import TILE, efficiency_of, roofline
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
 

@@ -7,8 +7,8 @@ import numpy as np
 from calibration.kernel_tables.compose import Target
 from calibration.kernel_tables.fit import FitReport
 from calibration.kernel_tables.tables import Floats
-from simulator.costs.efficiency import efficiency_of
 from simulator.costs.piecewise import TERMS, Table
+from simulator.costs.roofline import efficiency_of
 from simulator.models.gpus import Gpu
 
 MEANINGS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from calibration.kernel_tables.compose import Target
 from calibration.kernel_tables.fit import calibrate
 from calibration.kernel_tables.systems import find_system
-from simulator.costs.cost_model import with_overhead
+from simulator.costs.load import with_overhead
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.scenario.engine_config import EngineConfig
 from simulator.scenario.parts import Parts

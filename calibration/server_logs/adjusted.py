@@ -79,7 +79,8 @@ def profile_yaml(
     """Write a profile of a scenario's model, GPU and precision."""
     import yaml
 
-    from simulator.costs.profile import FORMS, settings_of
+    from simulator.costs.precision import settings_of
+    from simulator.costs.profile import FORMS
     from simulator.scenario.assemble import assemble
 
     parts = assemble(scenario)

@@ -26,7 +26,8 @@ from calibration.measured.predict import companion
 from calibration.measured.requests import Requests, read_requests
 from calibration.measured.runs import Run
 from calibration.measured.workload import read_config, replay
-from simulator.costs.piecewise import LinearCost, PiecewiseCost
+from simulator.costs.linear import LinearCost
+from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.split_decode import SplitCost
 from simulator.util.errors import HeadwayError
 from simulator.util.workers import Died, each

@@ -14,7 +14,7 @@ import simpy
 from simulator.cluster.load_balancer import Balancer
 from simulator.cluster.lock_step import Group, Stepper
 from simulator.cluster.members import AsyncMember
-from simulator.costs.joint_step import Joint
+from simulator.costs.data_parallel import JointStep
 from simulator.engine.async_replica import Flight
 from simulator.engine.replica import NAP
 
@@ -73,7 +73,7 @@ class AsyncLockStep(Group[AsyncRank]):
         env: simpy.Environment,
         members: Sequence[AsyncRank],
         balancer: Balancer,
-        joint: Joint,
+        joint: JointStep,
     ) -> None:
         super().__init__(env, members, balancer, joint)
         self._convoys: deque[Convoy] = deque()  # two at most, the older one first

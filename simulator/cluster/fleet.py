@@ -24,7 +24,7 @@ from simulator.core.alarm import Alarm
 from simulator.core.executor import Executor
 from simulator.core.log import Log
 from simulator.core.request import Request
-from simulator.costs.joint_step import Joint
+from simulator.costs.data_parallel import JointStep
 from simulator.schedulers.vllm.scheduler import Scheduler
 
 M = TypeVar("M", bound=Member)
@@ -88,7 +88,7 @@ class Fleet:
         balancer: Balancer,
         *,
         leap: bool = True,
-        joint: Joint | None = None,
+        joint: JointStep | None = None,
     ) -> Target:
         """Add a replica of several data-parallel ranks, which is not open yet.
 

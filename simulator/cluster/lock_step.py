@@ -18,7 +18,7 @@ from simulator.cluster.data_parallel import Ranks
 from simulator.cluster.load_balancer import Balancer
 from simulator.cluster.members import Clock, Member
 from simulator.core.request import Request, Step
-from simulator.costs.joint_step import Joint
+from simulator.costs.data_parallel import JointStep
 from simulator.engine.replica import NAP
 from simulator.schedulers.vllm.scheduler import LONGEST_LEAP, Scheduler
 
@@ -74,7 +74,7 @@ class Group(Ranks, Generic[R]):
     number: int
 
     def __init__(
-        self, env: simpy.Environment, members: Sequence[R], balancer: Balancer, joint: Joint
+        self, env: simpy.Environment, members: Sequence[R], balancer: Balancer, joint: JointStep
     ) -> None:
         super().__init__(env, members, balancer)
         self._ranks = members
@@ -126,7 +126,7 @@ class LockStep(Group[Rank]):
     """Ranks that schedule between two steps."""
 
     def __init__(
-        self, env: simpy.Environment, members: Sequence[Rank], balancer: Balancer, joint: Joint
+        self, env: simpy.Environment, members: Sequence[Rank], balancer: Balancer, joint: JointStep
     ) -> None:
         super().__init__(env, members, balancer, joint)
         self._ends: list[float] = []  # of the step in flight and its repeats

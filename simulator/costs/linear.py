@@ -11,18 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.request import Step
+from simulator.costs.cost_model import Counts, Seconds
 from simulator.util.from_mapping import refuse
 
 QUANTITIES = ("tokens", "sequences", "context", "pairs")
 """What a fitted range can bound: T, n, S and P."""
 
-Counts = npt.NDArray[np.int64]
-
 Limits = Mapping[str, tuple[float, float]]
 """The lowest and highest fitted value of each quantity."""
 
 
-def quantities(steps: npt.NDArray[np.void]) -> dict[str, npt.NDArray[np.int64]]:
+def quantities(steps: npt.NDArray[np.void]) -> dict[str, Counts]:
     """Give T, n, S and P of logged steps (rows of dtype STEP), S being that of each row's last.
 
     The number of prompts in a step is not logged: n counts the decodes alone.
@@ -64,15 +63,14 @@ class Fitted:
             + self.swap_in_per_block * step.swapped_in
         )
 
-    def logged_swap_seconds(self, swaps: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
+    def logged_swap_seconds(self, swaps: npt.NDArray[np.void]) -> Seconds:
         """Give the same of logged copies (rows of dtype SWAP)."""
-        seconds: npt.NDArray[np.float64] = (
+        return np.asarray(
             self.swap_out * swaps["requests_out"]
             + self.swap_out_per_block * swaps["blocks_out"]
             + self.swap_in * swaps["requests_in"]
             + self.swap_in_per_block * swaps["blocks_in"]
         )
-        return seconds
 
     def with_copies(self, seconds: float, step: Step) -> float:
         """Give the time of a step whose compute takes so many seconds, and note that of swaps.
@@ -165,8 +163,7 @@ class LinearCost(Fitted):
         slope = self.per_context
         return [fixed + slope * read for read in range(first, first + repeats * count, count)]
 
-    def decode_seconds(self, counts: Counts, contexts: Counts) -> npt.NDArray[np.float64]:
+    def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         """Give the seconds of pure decode steps of so many sequences that read so many tokens."""
         fixed = self.base + self.per_token * counts + self.per_sequence * counts
-        seconds: npt.NDArray[np.float64] = fixed + self.per_context * contexts
-        return seconds
+        return np.asarray(fixed + self.per_context * contexts)

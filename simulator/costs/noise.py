@@ -12,15 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp
 from numbers import Real
-from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from simulator.core.request import Step
-
-if TYPE_CHECKING:
-    from simulator.costs.cost_model import CostModel
+from simulator.costs.cost_model import CostDecorator, CostModel, Counts, Seconds
 
 REGIMES = ("decode", "prompts")
 """Pure decode steps; steps that compute prompts."""
@@ -41,7 +37,7 @@ class Noise:
         decode, prompts = draw.standard_normal(2).tolist()
         return cls(decode, prompts)
 
-    def on(self, cost: "CostModel") -> "CostModel":
+    def on(self, cost: CostModel) -> CostModel:
         """Give the cost model that is off so far; the same one where it has no residuals."""
         sd = cost.residuals or {}
         if not any(sd.values()):
@@ -51,62 +47,32 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class ScaledCost:
+class ScaledCost(CostDecorator):
     """A cost model whose steps take longer by a factor per regime; copies of KV blocks do not."""
 
-    cost: "CostModel"
     decode: float
     prompts: float
 
     @property
-    def name(self) -> str:
-        """What reports call it."""
-        return self.cost.name
-
-    @property
     def reads_longest(self) -> bool:
         """Whether its steps depend on their longest sequence."""
-        return getattr(self.cost, "reads_longest", False)
-
-    @property
-    def residuals(self) -> Mapping[str, float] | None:
-        """What the factors were drawn from."""
-        return self.cost.residuals
+        return getattr(self.inner, "reads_longest", False)
 
     def execute(self, step: Step) -> float:
         """Give the seconds that a step takes."""
         factor = self.prompts if step.prefills else self.decode
         if not step.copies:
-            return factor * self.cost.execute(step)
+            return factor * self.inner.execute(step)
         bare = Step(step.prefills, step.decodes, step.context, longest=step.longest)
-        compute = self.cost.execute(bare)
-        return self.cost.with_copies(factor * compute, step)
+        return self.inner.with_copies(factor * self.inner.execute(bare), step)
 
     def leap(self, step: Step, repeats: int) -> list[float]:
         """Give the seconds of each of so many successive decode steps."""
-        return [self.decode * seconds for seconds in self.cost.leap(step, repeats)]
+        return [self.decode * seconds for seconds in self.inner.leap(step, repeats)]
 
-    def decode_seconds(
-        self, counts: npt.NDArray[np.int64], contexts: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.float64]:
+    def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         """Give the seconds of pure decode steps of so many sequences that read so many tokens."""
-        return self.decode * self.cost.decode_seconds(counts, contexts)
-
-    def with_copies(self, seconds: float, step: Step) -> float:
-        """Give the time of a step whose compute takes so many seconds."""
-        return self.cost.with_copies(seconds, step)
-
-    def swap_seconds(self, step: Step) -> float:
-        """Give the seconds of a step's copies of KV blocks."""
-        return self.cost.swap_seconds(step)
-
-    def logged_swap_seconds(self, swaps: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
-        """Give the seconds of logged copies of KV blocks."""
-        return self.cost.logged_swap_seconds(swaps)
-
-    def outside(self, steps: npt.NDArray[np.void]) -> list[str]:
-        """Say which logged steps lie outside the fitted range."""
-        return self.cost.outside(steps)
+        return self.decode * self.inner.decode_seconds(counts, contexts)
 
 
 def check_residuals(raw: object) -> dict[str, float]:

@@ -16,12 +16,13 @@ Where `key_per_layer` is given, decodes wait for the longest sequence (`split_de
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from simulator.costs.cost_model import CostModel
 from simulator.costs.linear import check_terms
 from simulator.costs.piecewise import HOST_TERMS, LONGEST_TABLE, PiecewiseCost
 from simulator.costs.split_decode import SplitCost
@@ -92,6 +93,14 @@ class Overhead:
         )
 
 
+def without_host(cost: CostModel) -> CostModel:
+    """Give what the kernels of a step take, and the waits that nothing hides."""
+    if not isinstance(cost, PiecewiseCost):
+        return cost
+    nothing: dict[str, Any] = dict.fromkeys(HOST_TERMS, 0.0)
+    return replace(cost, **nothing)
+
+
 def read_version(text: str) -> Version | None:
     """Read major and minor out of a version as people write it; None where there is none."""
     found = re.findall(r"(?<![\d-])(\d+)\.(\d+)(?:\.\d+)?", text)
@@ -110,7 +119,7 @@ def find_overhead(
     return Overhead(**plain | kind | own)
 
 
-@lru_cache(maxsize=1)
+@cache
 def _entries() -> list[tuple[Version, dict[str, Any]]]:
     """Read the models that come with the package, by the version from which on they hold."""
     raw = yaml.safe_load(FILE.read_text())

@@ -42,23 +42,12 @@ from numbers import Real
 from operator import itemgetter
 
 import numpy as np
-import numpy.typing as npt
 
 from simulator.core.request import Step
-from simulator.costs.linear import (
-    LONGEST_TERM,
-    QUANTITIES,
-    SWAP_TERMS,
-    Counts,
-    Fitted,
-    Limits,
-    LinearCost,
-    check_terms,
-)
+from simulator.costs.cost_model import Counts, Seconds
+from simulator.costs.linear import LONGEST_TERM, SWAP_TERMS, Fitted, check_terms
 from simulator.models.sliding_window import window_pairs
 from simulator.util.from_mapping import refuse
-
-__all__ = ["QUANTITIES", "TERMS", "Fitted", "Limits", "LinearCost", "PiecewiseCost", "Table"]
 
 Table = Sequence[Sequence[float]]
 """Rows of (tokens, seconds), tokens ascending."""
@@ -122,8 +111,8 @@ class PiecewiseCost(Fitted):
     overlapped: bool = False  # the host's work is hidden behind the kernels
     _hosted: bool = field(init=False, repr=False, compare=False)
     _beyond: float = field(init=False, repr=False, compare=False)  # s per token
-    _dense: list[float] = field(init=False, repr=False, compare=False)
-    _decode: list[float] = field(init=False, repr=False, compare=False)
+    _dense: list[float] = field(init=False, repr=False, compare=False)  # by tokens
+    _decode: list[float] = field(init=False, repr=False, compare=False)  # by sequences
 
     def __post_init__(self) -> None:
         waits = ("overhead_per_sequence",)
@@ -133,29 +122,30 @@ class PiecewiseCost(Fitted):
             *check_terms(self, terms),
             *_check_sizes(self.cudagraph_capture_sizes),
         )
-        object.__setattr__(self, "cudagraph_capture_sizes", (*self.cudagraph_capture_sizes,))
-        object.__setattr__(self, "_hosted", any(getattr(self, name) for name in HOST_TERMS))
         tokens, seconds = np.array(self.dense, float).T
         middle = max(tokens[-1] / 2, tokens[0])
         rise = seconds[-1] - float(np.interp(middle, tokens, seconds))
         beyond = rise / (tokens[-1] - middle) if len(tokens) > 1 else 0.0
-        object.__setattr__(self, "_beyond", max(0.0, float(beyond)))
         counts = np.arange(int(min(tokens[-1], LONGEST_TABLE)) + 1)
         dense = np.interp(counts, tokens, seconds)
         heads = np.maximum(self.head, self.head_per_sequence * counts)
-        object.__setattr__(self, "_dense", dense.tolist())
-        decodes = (self.overhead + dense + heads + self.decode).tolist()
-        object.__setattr__(self, "_decode", decodes)
-        self._pad(decodes)
+        vars(self).update(
+            cudagraph_capture_sizes=(*self.cudagraph_capture_sizes,),
+            _hosted=any(getattr(self, name) for name in HOST_TERMS),
+            _beyond=max(0.0, float(beyond)),
+            _dense=dense.tolist(),
+            _decode=(self.overhead + dense + heads + self.decode).tolist(),
+        )
+        self._pad_to_graphs()
 
-    def _pad(self, decodes: list[float]) -> None:
+    def _pad_to_graphs(self) -> None:
         """Let every batch up to the largest graph take what the graph of the next size takes.
 
         The table then reaches at least that far, so that looking it up is all that a step costs.
         """
         done = 0
         for size in self.cudagraph_capture_sizes:
-            decodes[done + 1 : size + 1] = [self._unpadded(size)] * (size - done)
+            self._decode[done + 1 : size + 1] = [self._unpadded(size)] * (size - done)
             done = size
 
     def dense_seconds(self, tokens: int) -> float:
@@ -224,9 +214,7 @@ class PiecewiseCost(Fitted):
         )
         if not self._hosted:
             return seconds
-        sequences = count + len(prefills)
-        host = self._host_seconds(sequences, len(prefills), new)
-        return self._with_host(seconds, host, self._waits_for(sequences))
+        return self._with_host([seconds], count + len(prefills), len(prefills), new)[0]
 
     def _verify_seconds(self, step: Step) -> float:
         """Give the time of a step of decodes that verify drafts, without swaps."""
@@ -237,26 +225,22 @@ class PiecewiseCost(Fitted):
         work = max(work, self.serial_per_token * context / count)
         seconds = self._decode_seconds(count + step.drafts) + work
         seconds += self.overhead_per_sequence * count
-        if not self._hosted:
-            return seconds
-        return self._with_host(seconds, self._host_seconds(count), self._waits_for(count))
+        return self._with_host([seconds], count)[0] if self._hosted else seconds
 
-    def _host_seconds(self, sequences: int, prompts: int = 0, new: int = 0) -> float:
-        """Give the time of the host's work on a step."""
-        return (
+    def _with_host(
+        self, kernels: list[float], sequences: int, prompts: int = 0, new: int = 0
+    ) -> list[float]:
+        """Add the host's work, or let it hide behind the kernels; the GPU's waits hide nothing."""
+        host = (
             self.host
             + self.host_per_sequence * sequences
             + self.host_per_prefill * prompts
             + self.host_per_prefill_token * new
         )
-
-    def _waits_for(self, sequences: int) -> float:
-        """Give the time that the GPU waits in any case."""
-        return self.overhead + self.overhead_per_sequence * sequences
-
-    def _with_host(self, seconds: float, host: float, waits: float) -> float:
-        """Add the host's work, or let it hide behind the kernels; the GPU's waits hide nothing."""
-        return max(seconds, waits + host) if self.overlapped else seconds + host
+        if not self.overlapped:
+            return [seconds + host for seconds in kernels]
+        least = self.overhead + self.overhead_per_sequence * sequences + host
+        return [max(seconds, least) for seconds in kernels]
 
     def leap(self, step: Step, repeats: int) -> list[float]:
         """Give the seconds of each of so many successive decode steps."""
@@ -272,12 +256,9 @@ class PiecewiseCost(Fitted):
             found = [fixed + slope * read for read in contexts]
         else:
             found = [fixed + max(slope * read, floor) for read in contexts]
-        if not self._hosted:
-            return found
-        host, waits = self._host_seconds(count), self._waits_for(count)
-        return [self._with_host(seconds, host, waits) for seconds in found]
+        return self._with_host(found, count) if self._hosted else found
 
-    def decode_seconds(self, counts: Counts, contexts: Counts) -> npt.NDArray[np.float64]:
+    def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         """Give the seconds of pure decode steps of so many sequences that read so many tokens."""
         table = np.array([self._decode_seconds(n) for n in range(int(counts.max(initial=0)) + 1)])
         reads = self.decode_per_context * contexts
@@ -285,7 +266,7 @@ class PiecewiseCost(Fitted):
             reads = reads + self.decode_per_window * np.minimum(contexts, self.window * counts)
         reads = np.maximum(reads, self.decode_per_sequence * counts)
         waits = self.overhead_per_sequence * counts
-        seconds: npt.NDArray[np.float64] = table[counts] + waits + reads
+        seconds: Seconds = table[counts] + waits + reads
         host = self.host + self.host_per_sequence * counts
         least = self.overhead + waits + host
         shown = np.maximum(seconds, least) if self.overlapped else seconds + host

@@ -1,22 +1,27 @@
 """Cost profiles: a fitted cost model in YAML, with its hardware, range, errors and sources."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from numbers import Real
 from pathlib import Path
-from typing import Protocol
+from typing import TypeVar
 
+from simulator.costs.linear import QUANTITIES, Limits, LinearCost
 from simulator.costs.noise import check_residuals
 from simulator.costs.overhead import unknown_overhead
-from simulator.costs.piecewise import QUANTITIES, Limits, LinearCost, PiecewiseCost
+from simulator.costs.piecewise import PiecewiseCost
+from simulator.costs.precision import Precision, alike, settings_of
 from simulator.costs.split_decode import SplitCost
 from simulator.models.gpus import Gpu
 from simulator.models.load import load_model, shipped_models
-from simulator.models.spec import HALF, ModelSpec, bytes_of
+from simulator.models.spec import ModelSpec
 from simulator.util.errors import HeadwayError
+from simulator.util.files import resolve
 from simulator.util.from_mapping import build
 from simulator.util.yaml_lines import Fault, Places, faults, parse, read_text
+
+T = TypeVar("T")
 
 PROFILES = Path(__file__).parent / "profiles"
 GPU_KEYS = {
@@ -51,64 +56,8 @@ KEYS = (
     "sources",
     "notes",
 )
-
-
-FP8 = "fp8"
-FP8S = (FP8, "fp8_e4m3", "fp8_e5m2")
 RESERVED = ("name", "limits", "residuals", "swap_overlap", "load", "load_per_block")
 """Fields of a form that are no terms of its own."""
-
-
-class Precision(Protocol):
-    """How an engine runs a model; `engine` of a scenario has these."""
-
-    @property
-    def block_size(self) -> int:
-        """Tokens in a block of the KV cache."""
-
-    @property
-    def tensor_parallel_size(self) -> int:
-        """GPUs that share each layer."""
-
-    @property
-    def data_parallel_size(self) -> int:
-        """Engine cores of a server, which share the experts."""
-
-    @property
-    def dtype(self) -> str:
-        """Of weights and activations."""
-
-    @property
-    def quantization(self) -> str | None:
-        """Of the weights."""
-
-    @property
-    def kv_cache_dtype(self) -> str:
-        """Of the KV cache."""
-
-    @property
-    def async_scheduling(self) -> bool:
-        """Whether a step is decided while the one before it runs."""
-
-    @property
-    def version(self) -> str | None:
-        """Of vLLM: says what the engine adds to its kernels; None: the latest."""
-
-    @property
-    def swap_bandwidth(self) -> float | None:
-        """GB/s between a GPU and its host, each way; None: as measured, else as the bus has."""
-
-    @property
-    def kv_offloading_bandwidth(self) -> float | None:
-        """GB/s from the host tier to a GPU; None: that of swap."""
-
-    @property
-    def kv_offloading_latency(self) -> float:
-        """Ms for each request whose prefix comes from there."""
-
-    @property
-    def swap_overlap(self) -> bool:
-        """Whether copies of KV blocks run beside the compute of their step."""
 
 
 @dataclass(frozen=True)
@@ -137,30 +86,6 @@ class Profile:
         if model is not None and self.model is not None and not _is_shape(self.model, model):
             found.insert(0, f"{self.model}, not {model.name}")
         return found
-
-
-def settings_of(model: ModelSpec, engine: Precision) -> dict[str, object]:
-    """Put an engine's settings into a profile's words."""
-    dtype = model.resolve_dtype(engine.dtype)
-    return {
-        "tensor_parallel_size": engine.tensor_parallel_size,
-        "dtype": engine.quantization or dtype,
-        "kv_cache_dtype": dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype,
-    }
-
-
-def alike(one: object, two: object) -> bool:
-    """Compare two settings; dtypes of the same kind and width take the same time."""
-    one, two = (FP8 if word in FP8S else word for word in (one, two))
-    halves = {word for word in (one, two) if isinstance(word, str) and _is_half(word)}
-    return one == two or halves == {one, two}
-
-
-def _is_half(word: str) -> bool:
-    try:
-        return bytes_of(word) == HALF
-    except ValueError:
-        return False
 
 
 def _is_shape(name: str, model: ModelSpec) -> bool:
@@ -206,8 +131,6 @@ def named_hardware(name: str) -> dict[str, object]:
 
 def find_profile(name_or_path: str, base: Path | None = None) -> Path:
     """Find a shipped profile by its name, or a file; ValueError where there is neither."""
-    from simulator.util.files import resolve
-
     names = shipped_profiles()
     if name_or_path in names:
         return PROFILES / f"{name_or_path}.yaml"
@@ -229,8 +152,14 @@ def read_profile(path: Path) -> Profile:
     if not isinstance(raw, dict):
         raise HeadwayError(f"{path}:1: must be a mapping with a key `cost`")
     wrong: list[Fault] = [((key,), "unknown key") for key in raw if key not in KEYS]
-    limits: Limits = {}
-    cost = None
+
+    def section(key: str, check: Callable[[object], T], default: object = None) -> T | None:
+        try:
+            return check(raw.get(key, default))
+        except ValueError as error:
+            wrong.extend(faults((key,), error))
+            return None
+
     if not isinstance(raw.get("hardware", {}), Mapping):
         wrong.append((("hardware",), "must be a mapping"))
     wrong += [
@@ -240,24 +169,13 @@ def read_profile(path: Path) -> Profile:
     ]
     if raw.get("overhead") and (not_there := unknown_overhead(str(raw["overhead"]))):
         wrong.append((("overhead",), not_there))
-    try:
-        limits = _limits(raw.get("range", {}))
-    except ValueError as error:
-        wrong += faults(("range",), error)
-    residuals: Mapping[str, float] = {}
-    try:
-        residuals = check_residuals(raw.get("residuals", {}))
-    except ValueError as error:
-        wrong += faults(("residuals",), error)
-    try:
-        cost = make_form(raw.get("cost"), _name(path, raw))
-    except ValueError as error:
-        wrong += faults(("cost",), error)
+    limits = section("range", _limits, {})
+    residuals = section("residuals", check_residuals, {})
+    cost = section("cost", lambda spec: make_form(spec, _name(path, raw)))
     if wrong or cost is None:
         raise HeadwayError(map(places.tell, wrong))
-    hardware = raw.get("hardware", {})
     cost = replace(cost, limits=limits, residuals=residuals)
-    return Profile(cost, raw.get("model"), hardware, raw.get("overhead"))
+    return Profile(cost, raw.get("model"), raw.get("hardware", {}), raw.get("overhead"))
 
 
 def _name(path: Path, raw: Mapping[object, object]) -> str:

@@ -1,23 +1,97 @@
 """What a step should cost by the data sheet: for models and GPUs that nobody has measured.
 
 Each part of a step takes the longer of moving its bytes and doing its FLOPs, at the shares of the
-GPU's bandwidth and FLOP/s that kernels were measured to reach there (`efficiency.py`), or
-reach elsewhere. docs/cost-models.md says how far this is from composed profiles.
+GPU's bandwidth and FLOP/s that kernels were measured to reach there, or reach elsewhere.
+docs/cost-models.md says how far this is from composed profiles.
+
+The shares of the GPUs in `efficiencies.yaml` were fitted to kernel tables by `python -m
+calibration.kernel_tables.efficiencies`. Cards with the chip, or of the family, of one of these take
+its shares; all others those of `USUAL`. GPUs without NVLink pass their sums through the host, whose
+bandwidth does not depend on the card's bus: 12.5 GB/s on the server of RTX PRO 6000s that was
+measured, a fifth of what PCIe 5.0 carries, between 4 and 8 of them (18 between two). So they all
+reach so much, a greater share of a slower bus. NCCL reckons with as much: 10 GB/s between sockets,
+24 within one on PCIe 4.0.
 """
+
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import yaml
 
-from simulator.costs.efficiency import Efficiency, efficiency_of
 from simulator.costs.piecewise import PiecewiseCost
-from simulator.models.gpus import Gpu
+from simulator.models.gpus import GPUS, NVLINK, Gpu
 from simulator.models.spec import HALF, ModelSpec
+
+EFFICIENCIES = Path(__file__).parent / "efficiencies.yaml"
 
 STREAM_SHARE = 0.9  # of the bandwidth, by kernels that only stream
 SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, cache write, activation
 LAUNCH = 2e-6  # s; 2.4 to 2.7 us each in LLMServingSim's table of an RTX PRO 6000
 TILE = 64  # queries that FlashAttention-2 computes at once
 LONGEST = 1 << 16  # tokens in the table; beyond, it goes on straight
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Shares of bandwidth, FLOP/s and link that kernels reach; latencies in seconds.
+
+    The usual ones are rounded medians of Llama-3-8B's kernels on A100, H100 and H200.
+    """
+
+    weights: float = 0.78  # of the bandwidth, in matrix products of few tokens
+    compute: float = 0.75  # of the 16-bit FLOP/s, in those of many
+    compute_fp8: float = 0.75  # of the fp8 FLOP/s
+    cache: float = 0.78  # of the bandwidth, in decode attention
+    attention: float = 0.65  # of the 16-bit FLOP/s, in prompts' attention
+    launch: float = 12e-6  # of attention, per layer
+    link: float = 0.35  # of the link's bandwidth, in an all-reduce
+    link_latency: float = 13e-6  # of an all-reduce
+    error: float = 0.0  # median relative error of a roofline with these shares, if measured
+    measured: str = ""  # the GPU that it was measured on
+
+    def flops(self, gpu: Gpu, dtype: str) -> float:
+        """Give the FLOP/s that products with weights of a dtype reach on a GPU."""
+        peak = gpu.flops(dtype)
+        return peak * (self.compute if peak == gpu.bf16_flops else self.compute_fp8)
+
+
+USUAL = Efficiency()
+LIKE = {
+    "A100-40GB": "A100-80GB",
+    "A100-80GB-PCIe": "A100-80GB",
+    "H100-PCIe": "H100-80GB",
+    "H100-NVL": "H100-80GB",
+    "H200-NVL": "H200",
+    "L40": "L40S",
+    "L4": "L40S",
+}
+PCIE = "RTX-PRO-6000"
+
+
+@cache
+def _measured() -> dict[str, Efficiency]:
+    """Read the file that comes with the package."""
+    raw = yaml.safe_load(EFFICIENCIES.read_text())
+    known = {field.name for field in fields(Efficiency)}
+    return {
+        name: Efficiency(**{k: float(v) for k, v in shares.items() if k in known}, measured=name)
+        for name, shares in raw["gpus"].items()
+    }
+
+
+def efficiency_of(gpu: Gpu) -> Efficiency:
+    """Give what was measured on a GPU, or on the likest, or what is usual."""
+    known = _measured()
+    if gpu.name in known:
+        return known[gpu.name]
+    found = known.get(LIKE.get(gpu.name, ""), USUAL)
+    if gpu.link_bandwidth > NVLINK:
+        return found
+    link = known[PCIE].link * GPUS[PCIE].link_bandwidth / gpu.link_bandwidth
+    return replace(found, link=link, link_latency=known[PCIE].link_latency)
 
 
 def roofline(
@@ -54,6 +128,7 @@ def roofline(
         scores = layers * model.num_attention_heads * model.latent.decode_flops / gpus
         read = max(read, scores / reached)
     mixed = max(read, TILE * pair) if gpu.tiles_decodes and model.latent is None else read
+    scaled = f" scaled to {efficiency.measured} kernels" if efficiency.measured else ""
     windowed, full = model.windowed, 1.0 - model.windowed
     return PiecewiseCost(
         dense=np.column_stack([tokens, dense]).tolist(),
@@ -68,9 +143,7 @@ def roofline(
         decode_per_window=windowed * read,
         prefill_per_window_pair=windowed * pair,
         mixed_per_window=windowed * mixed,
-        name=f"roofline scaled to {efficiency.measured} kernels"
-        if efficiency.measured
-        else "roofline",
+        name=f"roofline{scaled}",
     )
 
 
@@ -98,9 +171,7 @@ def products_seconds(
     weights = np.array([model.linear_parameters(met) for met in experts])
     moving = weights * width / (gpu.bandwidth * share.weights)
     products = 2 * model.linear_parameters(routed * model.num_experts_per_tok) * tokens
-    flops = gpu.flops(dtype)
-    reached = flops * (share.compute if flops == gpu.bf16_flops else share.compute_fp8)
-    return np.asarray(np.maximum(moving, products / reached))
+    return np.asarray(np.maximum(moving, products / share.flops(gpu, dtype)))
 
 
 def small_kernels(

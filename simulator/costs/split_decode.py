@@ -9,10 +9,10 @@ That is what a server's polls show (docs/accuracy.md, step by step): no kernel t
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from simulator.core.request import Step
-from simulator.costs.linear import Counts, check_terms
+from simulator.costs.cost_model import Counts, Seconds
+from simulator.costs.linear import check_terms
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.util.from_mapping import refuse
 
@@ -63,7 +63,7 @@ class SplitCost(PiecewiseCost):
         shares = THREAD_BLOCKS * self.multiprocessors // (count * self.kv_heads)
         return self.per_key / max(1, shares)
 
-    def decode_seconds(self, counts: Counts, contexts: Counts) -> npt.NDArray[np.float64]:
+    def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         """Give the seconds of pure decode steps, sequences being of one length."""
         some = np.maximum(counts, 1)
         shares = THREAD_BLOCKS * self.multiprocessors // (some * self.kv_heads)

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from simulator.core.log import Log
-from simulator.costs.cost_model import CostModel, kv_block_bytes
+from simulator.costs.cost_model import CostModel
+from simulator.costs.precision import kv_block_bytes
 from simulator.results.cluster_metrics import ClusterMetrics
 from simulator.results.fairness import Clients, several_clients, summarize_clients
 from simulator.results.gauges import EngineMetrics, share

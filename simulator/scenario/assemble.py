@@ -8,10 +8,12 @@ from collections.abc import Container
 from typing import Any
 
 from simulator.cluster.load_balancer import SINCE
-from simulator.costs.cost_model import CostModel, load_cost, shipped_profile, without_host
+from simulator.costs.cost_model import CostModel
+from simulator.costs.data_parallel import DataParallelCost, Experts
 from simulator.costs.drafting import DraftedCost
-from simulator.costs.expert_parallel import ExpertCost, Experts
-from simulator.costs.overhead import read_version
+from simulator.costs.load import load_cost
+from simulator.costs.overhead import read_version, without_host
+from simulator.costs.profile import shipped_profile
 from simulator.models.gpus import Gpu, find_gpu
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
@@ -96,7 +98,7 @@ def make_cost(scenario: Scenario, model: ModelSpec, gpu: Gpu) -> CostModel:
     sizes = engine.tensor_parallel_size, engine.data_parallel_size
     experts = Experts(model, gpu, engine.quantization or engine.dtype, *sizes)
     kernels = without_host(cost) if engine.async_scheduling else None
-    return ExpertCost(cost, engine.data_parallel_size, experts if apart else None, kernels)
+    return DataParallelCost(cost, engine.data_parallel_size, experts if apart else None, kernels)
 
 
 def _older_balancer(engine: EngineConfig) -> list[str]:

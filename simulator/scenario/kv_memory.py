@@ -4,7 +4,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from simulator.core.request import Chunk, Request, Step, Swap
-from simulator.costs.cost_model import CostModel, kv_block_bytes
+from simulator.costs.cost_model import CostModel
+from simulator.costs.precision import kv_block_bytes
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.host_memory import HostTier, Prices
 from simulator.kv_cache.radix_cache import RadixCache

@@ -21,7 +21,7 @@ from simulator.cluster.config import (
 )
 from simulator.cluster.routers import ROUTERS
 from simulator.core.speculative_config import DraftConfig, SpeculativeConfig
-from simulator.costs.piecewise import Fitted
+from simulator.costs.linear import Fitted
 from simulator.costs.profile import FORMS
 from simulator.policies.predictor import KINDS as PREDICTORS
 from simulator.scenario.cluster_config import ClusterConfig, GroupConfig

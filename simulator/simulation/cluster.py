@@ -18,7 +18,7 @@ from simulator.cluster.routers import Target
 from simulator.core.log import PAUSE, REJECTED, RUN, STEP
 from simulator.core.request import Request
 from simulator.costs.cost_model import CostModel
-from simulator.costs.expert_parallel import split
+from simulator.costs.data_parallel import split_ranks
 from simulator.engine.client import Client
 from simulator.engine.drive import drive
 from simulator.engine.stream_client import StreamClient
@@ -189,7 +189,7 @@ def fill(
                 target = fleet.add(name, make()[0], parts.cost, leap=leap)
             else:
                 balancer = _balancer(own, len(fleet.targets))
-                own_cost, joint = split(parts.cost)
+                own_cost, joint = split_ranks(parts.cost)
                 target = fleet.add_server(name, make(), own_cost, balancer, leap=leap, joint=joint)
             makers.append(make)
             every += [parts] * ranks

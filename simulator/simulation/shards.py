@@ -17,7 +17,7 @@ from simulator.cluster.routers import Router, Target
 from simulator.core.log import Log
 from simulator.core.request import Request
 from simulator.costs.cost_model import CostModel
-from simulator.costs.expert_parallel import instead
+from simulator.costs.data_parallel import replace_rank_cost
 from simulator.engine.drive import no_garbage_collection
 from simulator.policies.predictor import Known, make_predictor
 from simulator.scenario.assemble import assemble, make_scheduler
@@ -168,7 +168,7 @@ def _replicas(
 
 def with_cost(parts: Parts, cost: CostModel | None) -> Parts:
     """Put a given cost, if there is one, in place of the scenario's."""
-    return parts if cost is None else replace(parts, cost=instead(parts.cost, cost))
+    return parts if cost is None else replace(parts, cost=replace_rank_cost(parts.cost, cost))
 
 
 def _sort(

@@ -15,7 +15,7 @@ from simulator.cluster.config import FailuresConfig, OutageConfig
 from simulator.cluster.fleet import Fleet
 from simulator.cluster.load_balancer import Balancer
 from simulator.cluster.routers import Least, PowerOfTwo, RoundRobin
-from simulator.costs.joint_step import Joint
+from simulator.costs.data_parallel import JointStep
 from simulator.engine.client import Client
 from simulator.planning.vllm_serve import serve_command
 from simulator.policies.predictor import Noisy
@@ -48,7 +48,7 @@ def play(
     clock: Clock,
     fronts: int = 1,
     leap: bool = True,
-    joint: Joint | None = None,
+    joint: JointStep | None = None,
 ) -> Fleet:
     """Run a workload to its end on one server whose ranks these are."""
     env = simpy.Environment()
@@ -245,7 +245,7 @@ def test_a_step_takes_as_long_as_that_of_the_slowest_rank() -> None:
     step of rank 0, at 4.0, and its prompt of 5 tokens makes that one 1.5 s long.
     """
     load = workload((0.0, 8, 5), (0.0, 2, 2), (3.0, 5, 1))
-    fleet = play(load, [fcfs(), fcfs()], Clock(1.0, 0.1), joint=Joint())
+    fleet = play(load, [fcfs(), fcfs()], Clock(1.0, 0.1), joint=JointStep())
     zero, one = (log.steps for log in fleet.logs)
     assert fleet.logs[0].requests["first_token"][0] == pytest.approx(1.8)
     assert fleet.logs[0].tick_ends.tolist() == pytest.approx([2.9, 4.0, 5.5, 6.6])
@@ -258,7 +258,7 @@ def test_what_ranks_compute_together_comes_on_top_by_the_tokens_of_all() -> None
     """8 and 2 prompt tokens: 1.8 s and 10 x 0.01; then 1 and 1: 1.1 s and 0.02; alone 0.01."""
     load = workload((0.0, 8, 3), (0.0, 2, 2))
     fleet = play(
-        load, [fcfs(), fcfs()], Clock(1.0, 0.1), joint=Joint(lambda tokens: 0.01 * sum(tokens))
+        load, [fcfs(), fcfs()], Clock(1.0, 0.1), joint=JointStep(lambda tokens: 0.01 * sum(tokens))
     )
     assert fleet.logs[0].requests["first_token"][0] == pytest.approx(1.9)
     assert fleet.logs[0].tick_ends.tolist() == pytest.approx([3.02, 4.13])
@@ -268,7 +268,7 @@ def test_what_ranks_compute_together_comes_on_top_by_the_tokens_of_all() -> None
 @settings(max_examples=120, deadline=None)
 def test_one_rank_in_lock_step_is_an_engine_alone(load, engine, clock, leap) -> None:
     """Whatever it schedules by, also with two batches in flight."""
-    fleet = play(load, [engine()], clock, leap=leap, joint=Joint())
+    fleet = play(load, [engine()], clock, leap=leap, joint=JointStep())
     alone, _ = play_alone(load, engine(), clock, leap=leap)
     assert fleet.logs[0].step_rows == alone.step_rows
     assert fleet.logs[0].run_rows == alone.run_rows
@@ -282,7 +282,7 @@ def test_one_rank_in_lock_step_is_an_engine_alone(load, engine, clock, leap) -> 
 @settings(max_examples=60, deadline=None)
 def test_all_ranks_with_work_begin_and_end_together(load, clock, ranks) -> None:
     engines = [fcfs(max_model_len=64) for _ in range(ranks)]
-    fleet = play(load, engines, clock, leap=False, joint=Joint())
+    fleet = play(load, engines, clock, leap=False, joint=JointStep())
     rows = np.concatenate([log.steps for log in fleet.logs])
     for start in np.unique(rows["start"]):
         assert len(set(rows["end"][rows["start"] == start])) == 1

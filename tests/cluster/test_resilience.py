@@ -20,7 +20,7 @@ from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.cluster.load_balancer import Balancer
 from simulator.cluster.routers import Least
 from simulator.core.log import REASONS
-from simulator.costs.joint_step import Joint
+from simulator.costs.data_parallel import JointStep
 from simulator.engine.client import Client
 from simulator.policies.predictor import Noisy
 from simulator.results.record import ClusterRecord
@@ -97,9 +97,9 @@ impatient = st.none() | st.builds(
 ranks = st.integers(1, 3)
 JOINTS = [
     None,
-    Joint(),
-    Joint(lambda tokens: 0.013 * max(tokens) + 0.007 * sum(tokens)),
-    Joint(lambda tokens: 0.031 * sum(tokens), Clock(0.05, 0.002, 0.0009)),
+    JointStep(),
+    JointStep(lambda tokens: 0.013 * max(tokens) + 0.007 * sum(tokens)),
+    JointStep(lambda tokens: 0.031 * sum(tokens), Clock(0.05, 0.002, 0.0009)),
 ]
 shares = st.sampled_from(JOINTS)
 """What the ranks of a server compute together; None: each goes its own way."""

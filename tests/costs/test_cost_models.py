@@ -12,17 +12,18 @@ from hypothesis import strategies as st
 from simulator.core.executor import CanLeap
 from simulator.core.log import STEP
 from simulator.core.request import Chunk, Request, Step
-from simulator.costs.cost_model import (
-    LinearCost,
-    PiecewiseCost,
-    load_cost,
-    roofline,
-    shipped_profile,
-)
-from simulator.costs.efficiency import USUAL, efficiency_of
+from simulator.costs.linear import LinearCost
+from simulator.costs.load import load_cost
 from simulator.costs.overhead import Overhead, find_overhead
-from simulator.costs.piecewise import LONGEST_TABLE
-from simulator.costs.profile import PROFILES, named_hardware, read_profile, shipped_profiles
+from simulator.costs.piecewise import LONGEST_TABLE, PiecewiseCost
+from simulator.costs.profile import (
+    PROFILES,
+    named_hardware,
+    read_profile,
+    shipped_profile,
+    shipped_profiles,
+)
+from simulator.costs.roofline import USUAL, efficiency_of, roofline
 from simulator.models.gpus import GPUS, Gpu
 from simulator.models.load import load_model
 from simulator.scenario.assemble import assemble

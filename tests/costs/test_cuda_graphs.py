@@ -16,7 +16,7 @@ from calibration.engine_steps.meta import read_meta
 from calibration.engine_steps.profile_text import steps_profile
 from calibration.engine_steps.rows import Row, make_step, pack_rows, read_rows
 from simulator.core.request import Chunk, Request, Step
-from simulator.costs.cost_model import load_cost
+from simulator.costs.load import load_cost
 from simulator.costs.piecewise import LONGEST_TABLE, PiecewiseCost
 from simulator.costs.profile import read_profile
 from simulator.scenario.load import load_scenario

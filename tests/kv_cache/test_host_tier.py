@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from simulator import load_scenario, run
 from simulator.core.request import Load, Request, Step
-from simulator.costs.piecewise import LinearCost
+from simulator.costs.linear import LinearCost
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.kv_cache.host_memory import HostTier
 from simulator.schedulers.vllm.scheduler import Scheduler

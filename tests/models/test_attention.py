@@ -258,7 +258,7 @@ WEIGHTS = 6_979_321_856  # of Llama-3-8B's matrices; 1,050,939,392 more stay at 
 )
 def test_dtypes_change_capacity_and_time(write, engine: str, weights: float, token: int) -> None:
     """Blocks by the bytes left; a decode's time by the bytes moved, at the GPU's shares of 1."""
-    from simulator.costs.efficiency import efficiency_of
+    from simulator.costs.roofline import efficiency_of
     from simulator.scenario.assemble import assemble
 
     text = f"model: llama-3-8b\ngpu: {{name: L40S}}\nengine: {engine}\ncost: {{kind: roofline}}\n"

@@ -6,7 +6,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from simulator.core.log import Log
-from simulator.costs.piecewise import LinearCost, PiecewiseCost
+from simulator.costs.linear import LinearCost
+from simulator.costs.piecewise import PiecewiseCost
 from simulator.results.breakdown import PARTS, break_down
 from simulator.results.request_table import RequestTable, gather_requests
 from simulator.schedulers.static import Static

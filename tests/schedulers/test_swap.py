@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simulator import load_scenario, run
 from simulator.core.request import Chunk, Request, Step, Swap
-from simulator.costs.piecewise import LinearCost
+from simulator.costs.linear import LinearCost
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model

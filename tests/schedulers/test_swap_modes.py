@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simulator import load_scenario, run
 from simulator.core.request import Request, Step, Swap
-from simulator.costs.piecewise import LinearCost
+from simulator.costs.linear import LinearCost
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.host_memory import Prices, SwapSpace
 from simulator.policies.orders import HRRN, SJF

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from simulator.core.log import Log
-from simulator.costs.piecewise import LinearCost
+from simulator.costs.linear import LinearCost
 from simulator.results.frames import request_frame, step_frame
 from simulator.results.record import Record
 from simulator.simulation.write import write_run

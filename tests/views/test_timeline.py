@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from simulator.cli.main import main
 from simulator.core.log import Log
-from simulator.costs.piecewise import LinearCost
+from simulator.costs.linear import LinearCost
 from simulator.results.record import Record
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run

@@ -1,4 +1,4 @@
-"""What a step costs where the experts are spread over the GPUs of all data-parallel ranks.
+"""What a step costs on data-parallel ranks that go in lock-step, experts spread over their GPUs.
 
 A rank computes attention, norms and what else every token meets for itself, by its own cost model.
 The tokens of all ranks come together at the routed experts, of which each of the n = ranks x
@@ -8,24 +8,60 @@ each layer with experts the hidden states are gathered from all ranks and the ou
 and scattered again (vLLM's `allgather_reducescatter`): as many bytes as an all-reduce passes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from simulator.core.executor import CanLeap, Executor
 from simulator.core.request import Step
-from simulator.costs.cost_model import CostModel
-from simulator.costs.efficiency import efficiency_of
-from simulator.costs.joint_step import Joint
+from simulator.costs.cost_model import CostDecorator, CostModel, Counts, Seconds
+from simulator.costs.roofline import efficiency_of
 from simulator.models.gpus import Gpu
 from simulator.models.spec import HALF, ModelSpec
-
-Counts = npt.NDArray[np.int64]
 
 PADDED = 512
 """Tokens up to which a step runs as a CUDA graph (vLLM's default), where all ranks are padded to
 the one with the most (`coordinate_batch_across_dp`)."""
+
+
+def no_shared_work(tokens: Sequence[int]) -> float:
+    """Let ranks share no work: a step takes as long as that of the slowest."""
+    return 0.0
+
+
+@dataclass(frozen=True)
+class JointStep:
+    """How the steps of ranks make one of all: the slowest rank's own part, then the shared one.
+
+    Where the host's work is hidden behind the kernels (asynchronous scheduling) it hides behind
+    those of `shared`, too: `kernels` then prices a rank's step without it.
+    """
+
+    shared: Callable[[Sequence[int]], float] = no_shared_work
+    """Seconds of what all ranks compute together, by the tokens of each; 0: a dummy batch."""
+    kernels: CanLeap | None = None
+
+    def seconds(
+        self, own: Executor, steps: Sequence[Step], tokens: Sequence[int], repeats: int
+    ) -> list[float]:
+        """Give the seconds of the ranks' steps, so often; `tokens` has those of all ranks."""
+        together = self.shared(tokens)
+        alone = _slowest(own, steps, repeats)
+        if self.kernels is None:
+            return [seconds + together for seconds in alone]
+        kernels = _slowest(self.kernels, steps, repeats)
+        pairs = zip(kernels, alone, strict=True)
+        return [max(seconds + together, least) for seconds, least in pairs]
+
+
+def _slowest(executor: Executor, steps: Sequence[Step], repeats: int) -> Iterable[float]:
+    """Give the seconds of the slowest of some steps, and of each repeat."""
+    if repeats == 1:
+        return [max(map(executor.execute, steps))]
+    assert isinstance(executor, CanLeap)
+    return map(max, zip(*(executor.leap(step, repeats) for step in steps), strict=True))
 
 
 @dataclass(frozen=True)
@@ -46,9 +82,7 @@ class Experts:
         one = model.expert_parameters * layers / gpus
         width = model.linear_bytes_per_parameter(self.dtype)
         moving = model.experts_met(tokens) * one * width / (gpu.bandwidth * share.weights)
-        flops = gpu.flops(self.dtype)
-        reached = flops * (share.compute if flops == gpu.bf16_flops else share.compute_fp8)
-        products = 2 * model.num_experts_per_tok * one * tokens / reached
+        products = 2 * model.num_experts_per_tok * one * tokens / share.flops(gpu, self.dtype)
         passed = 2 * (1 - 1 / self.data_parallel_size) * tokens * model.hidden_size * HALF
         exchange = share.link_latency + passed / (gpu.link_bandwidth * share.link)
         return max(moving, products) + layers * exchange
@@ -65,21 +99,15 @@ class Experts:
 
 
 @dataclass(frozen=True)
-class ExpertCost:
-    """The cost of a rank alone, `own`, and of the experts; without them, of lock-step alone.
+class DataParallelCost(CostDecorator):
+    """A rank's own cost, `inner`, and that of the experts; without them, of lock-step alone.
 
     As a cost model it prices a step that is alike on all ranks.
     """
 
-    own: CostModel
     ranks: int
     experts: Experts | None
-    kernels: CostModel | None = None  # as `own`, without the host's work that kernels hide
-
-    @property
-    def name(self) -> str:
-        """What reports call it."""
-        return self.own.name
+    kernels: CostModel | None = None  # as `inner`, without the host's work that kernels hide
 
     def shared(self, tokens: Sequence[int]) -> float:
         """Give the seconds of the experts, by the tokens of each rank; 0: it runs a dummy batch."""
@@ -90,9 +118,9 @@ class ExpertCost:
         return self.experts.seconds(every)
 
     @property
-    def joint(self) -> Joint:
+    def joint(self) -> JointStep:
         """How the steps of ranks make one of all."""
-        return Joint(self.shared, self.kernels)
+        return JointStep(self.shared, self.kernels)
 
     def execute(self, step: Step) -> float:
         """Give the seconds of a step."""
@@ -100,34 +128,17 @@ class ExpertCost:
 
     def leap(self, step: Step, repeats: int) -> list[float]:
         """Give the seconds of each of so many successive decode steps."""
-        return self.joint.seconds(self.own, [step], [step.tokens] * self.ranks, repeats)
+        return self.joint.seconds(self.inner, [step], [step.tokens] * self.ranks, repeats)
 
-    def decode_seconds(self, counts: Counts, contexts: Counts) -> npt.NDArray[np.float64]:
+    def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         """Give the seconds of pure decode steps of so many sequences that read so many tokens."""
         found, places = np.unique(counts, return_inverse=True)
         together = np.array([self.shared([int(count)] * self.ranks) for count in found])[places]
-        own = self.own.decode_seconds(counts, contexts)
+        alone = self.inner.decode_seconds(counts, contexts)
         if self.kernels is None:
-            return np.asarray(own + together)
+            return np.asarray(alone + together)
         kernels = self.kernels.decode_seconds(counts, contexts)
-        return np.asarray(np.maximum(kernels + together, own))
-
-    def swap_seconds(self, step: Step) -> float:
-        """Give the seconds of a step's copies of KV blocks to the host and back."""
-        return self.own.swap_seconds(step)
-
-    @property
-    def residuals(self) -> Mapping[str, float] | None:
-        """Those of a rank's own cost."""
-        return self.own.residuals
-
-    def with_copies(self, seconds: float, step: Step) -> float:
-        """Give the time of a step whose compute takes so many seconds, with its copies."""
-        return self.own.with_copies(seconds, step)
-
-    def logged_swap_seconds(self, swaps: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
-        """Give the seconds of logged copies of KV blocks (rows of dtype SWAP)."""
-        return self.own.logged_swap_seconds(swaps)
+        return np.asarray(np.maximum(kernels + together, alone))
 
     def outside(self, steps: npt.NDArray[np.void]) -> list[str]:
         """Say what cannot be trusted: steps outside the fitted range, and the experts."""
@@ -135,14 +146,16 @@ class ExpertCost:
             f"cost {self.name or 'given'} is that of a rank alone: experts spread over "
             f"{self.ranks} ranks, and their exchange, are not in it"
         )
-        return [self.experts.note if self.experts else note, *self.own.outside(steps)]
+        return [self.experts.note if self.experts else note, *self.inner.outside(steps)]
 
 
-def split(cost: CostModel) -> tuple[CostModel, Joint | None]:
+def split_ranks(cost: CostModel) -> tuple[CostModel, JointStep | None]:
     """Give what a rank does for itself, and what makes one step of all; None: nothing does."""
-    return (cost.own, cost.joint) if isinstance(cost, ExpertCost) else (cost, None)
+    return (cost.inner, cost.joint) if isinstance(cost, DataParallelCost) else (cost, None)
 
 
-def instead(cost: CostModel, given: CostModel) -> CostModel:
+def replace_rank_cost(cost: CostModel, given: CostModel) -> CostModel:
     """Put a given cost in place of another; ranks that go in lock-step still do."""
-    return ExpertCost(given, cost.ranks, None) if isinstance(cost, ExpertCost) else given
+    if isinstance(cost, DataParallelCost):
+        return DataParallelCost(given, cost.ranks, None)
+    return given

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from simulator.core.request import Chunk, Request, Step
-from simulator.costs.efficiency import efficiency_of
-from simulator.costs.expert_parallel import PADDED, ExpertCost, Experts
-from simulator.costs.piecewise import LinearCost
-from simulator.costs.roofline import roofline
+from simulator.costs.data_parallel import PADDED, DataParallelCost, Experts
+from simulator.costs.linear import LinearCost
+from simulator.costs.roofline import efficiency_of, roofline
 from simulator.models.gpus import GPUS
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
@@ -58,7 +57,7 @@ def test_what_experts_cost_by_hand() -> None:
 
 
 def test_small_steps_are_padded_to_the_fullest_rank_and_large_ones_are_not() -> None:
-    cost = ExpertCost(LinearCost(1.0, 0.0, 0.0), 2, experts := spread(QWEN, 2))
+    cost = DataParallelCost(LinearCost(1.0, 0.0, 0.0), 2, experts := spread(QWEN, 2))
     assert cost.shared([100, 7]) == experts.seconds(200)
     assert cost.shared([PADDED + 1, 7]) == experts.seconds(PADDED + 8)
     assert cost.shared([PADDED + 1, 0]) == experts.seconds(PADDED + 2)  # a dummy batch of one
@@ -127,10 +126,10 @@ def test_what_the_host_does_hides_behind_the_experts_too(tmp_path: Path) -> None
     slow = "cost={kind: roofline, overhead: {host: 0.01}}"
     result = made(tmp_path, slow, "engine.async_scheduling=true")
     cost = result.parts.cost
-    assert isinstance(cost, ExpertCost)
+    assert isinstance(cost, DataParallelCost)
     step = Step([], 4, 4000)
     assert cost.kernels is not None
-    kernels, least = cost.kernels.execute(step), cost.own.execute(step)
+    kernels, least = cost.kernels.execute(step), cost.inner.execute(step)
     experts = cost.shared([4, 4])
     assert kernels < 0.01 < least  # and the waits that nothing hides
     assert cost.execute(step) == max(kernels + experts, least) < least + experts

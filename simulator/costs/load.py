@@ -1,0 +1,187 @@
+"""From what a scenario's `cost` says to a cost model: profiles, forms, rooflines, overheads."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from simulator.costs.cost_model import CostModel
+from simulator.costs.linear import LinearCost
+from simulator.costs.noise import check_residuals
+from simulator.costs.overhead import VLLM, Overhead, choose_overhead, find_overhead
+from simulator.costs.piecewise import PiecewiseCost
+from simulator.costs.precision import Precision, kv_block_bytes
+from simulator.costs.profile import FORMS, find_profile, make_form, read_profile
+from simulator.costs.roofline import roofline
+from simulator.models.gpus import HOST_SHARE, Gpu
+from simulator.models.spec import ModelSpec
+from simulator.util.errors import HeadwayWarning
+from simulator.util.from_mapping import inside
+
+
+def load_cost(
+    spec: Mapping[str, object] | str,
+    base: Path | None = None,
+    *,
+    model: ModelSpec | None = None,
+    gpu: Gpu | None = None,
+    engine: Precision | None = None,
+) -> CostModel:
+    """Make the cost model of a scenario's `cost`.
+
+    `spec` is the name of a shipped profile or the path of one, alone or as `{profile: ...}`, or a
+    mapping with `kind` (linear, piecewise, roofline) and the form's terms in seconds. A relative
+    path is looked up in `base`, then in the folder that HEADWAY_DATA names. `roofline` needs
+    `model` and `gpu`; a profile that was fitted to others is taken, with a HeadwayWarning. What
+    the engine adds to its kernels, by its `version`, comes on top of a roofline and of profiles
+    that name an `overhead`; `overhead: vllm` beside one that names none adds it, too, and a mapping
+    changes terms of it.
+    `residuals`, beside either, are how far off its steps may be (`noise`), in place of the
+    profile's own.
+    Copies of KV blocks to the host cost what the form's swap terms say; where it has none, what
+    the GPU's bus takes for the bytes. Raises ValueError, lines of `cost.key: what is wrong`, and
+    HeadwayError about a profile's file.
+    """
+    if isinstance(spec, str):
+        spec = {"profile": spec}
+    terms = {key: value for key, value in spec.items() if key != "residuals"}
+    target = _Target(model, gpu, engine)
+    try:
+        if "profile" in terms:
+            cost = _load_profile(terms, base, target)
+        elif terms.get("kind") == "roofline":
+            cost = _make_roofline(terms, target)
+        else:
+            cost = _make_form(terms, target)
+        if "residuals" in spec:
+            cost = _with_residuals(cost, spec["residuals"])
+    except ValueError as error:
+        raise inside("cost", error) from None
+    if engine is None or model is None or gpu is None:
+        return cost
+    return _with_copies(cost, model, gpu, engine)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What a cost is loaded for; None where nobody says."""
+
+    model: ModelSpec | None
+    gpu: Gpu | None
+    engine: Precision | None
+
+    @property
+    def overlapped(self) -> bool:
+        """Whether the host's work is hidden behind the kernels."""
+        return self.engine is not None and self.engine.async_scheduling
+
+    @property
+    def overhead(self) -> Overhead:
+        """What the engine's version adds to its kernels."""
+        version = self.engine.version if self.engine is not None else None
+        return find_overhead(version, asynchronous=self.overlapped, gpu=self.gpu)
+
+    def put(self, overhead: Overhead, kernels: PiecewiseCost) -> PiecewiseCost:
+        """Put an overhead on a cost of kernels alone."""
+        gpus = self.engine.tensor_parallel_size if self.engine is not None else 1
+        return overhead.on(
+            kernels, overlapped=self.overlapped, model=self.model, tensor_parallel_size=gpus
+        )
+
+
+def with_overhead(
+    kernels: PiecewiseCost, model: ModelSpec | None, gpu: Gpu | None, engine: Precision | None
+) -> PiecewiseCost:
+    """Put what the engine adds on a cost of kernels alone, by its version and its scheduling."""
+    target = _Target(model, gpu, engine)
+    return target.put(target.overhead, kernels)
+
+
+def _load_profile(
+    spec: Mapping[str, object], base: Path | None, target: _Target
+) -> LinearCost | PiecewiseCost:
+    """Load what `{profile: name or path}` names, and warn where it is of something else."""
+    if extra := [key for key in spec if key not in {"profile", "overhead"}]:
+        raise ValueError("\n".join(f"{key}: cannot be given beside `profile`" for key in extra))
+    named = spec["profile"]
+    if not isinstance(named, str):
+        raise ValueError(f"profile: must be a name or a path, not {named!r}")
+    profile = read_profile(find_profile(named, base))
+    overhead = choose_overhead(spec.get("overhead"), profile.overhead, target.overhead)
+    if differences := profile.differences(target.model, target.gpu, target.engine):
+        warnings.warn(
+            f"cost profile {profile.cost.name} was fitted to {'; '.join(differences)}",
+            HeadwayWarning,
+            stacklevel=2,
+        )
+    if overhead is None or not isinstance(profile.cost, PiecewiseCost):
+        return profile.cost
+    return target.put(overhead, profile.cost)
+
+
+def _make_roofline(spec: Mapping[str, object], target: _Target) -> PiecewiseCost:
+    """Make a roofline of the scenario's model, GPU and precision.
+
+    Experts that are spread over data-parallel ranks come on top (`data_parallel.py`).
+    """
+    if extra := [key for key in spec if key not in {"kind", "overhead"}]:
+        raise ValueError("\n".join(f"{key}: roofline takes no terms" for key in extra))
+    overhead = choose_overhead(spec.get("overhead"), VLLM, target.overhead)
+    assert overhead is not None  # there is a default
+    engine = target.engine
+    if target.model is None or target.gpu is None:
+        raise ValueError("kind: roofline needs to know the model and the GPU")
+    if engine is None:
+        return target.put(overhead, roofline(target.model, target.gpu))
+    kernels = roofline(
+        target.model,
+        target.gpu,
+        tensor_parallel_size=engine.tensor_parallel_size,
+        dtype=engine.quantization or engine.dtype,
+        kv_cache_dtype=engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype,
+        routed=engine.data_parallel_size == 1,
+    )
+    return target.put(overhead, kernels)
+
+
+def _make_form(spec: Mapping[str, object], target: _Target) -> LinearCost | PiecewiseCost:
+    """Make a form whose terms are all given."""
+    kind = spec.get("kind")
+    if kind not in FORMS:
+        known = ", ".join((*FORMS, "roofline"))
+        given = f", not {kind!r}" if "kind" in spec else ""
+        raise ValueError(f"kind: must be {known}{given}; or give `profile`: a name or a path")
+    if kind != "linear":
+        spec = {"overlapped": target.overlapped, **spec}
+    return make_form(spec, str(kind))
+
+
+def _with_residuals(cost: LinearCost | PiecewiseCost, raw: object) -> LinearCost | PiecewiseCost:
+    try:
+        return replace(cost, residuals=check_residuals(raw))
+    except ValueError as error:
+        raise inside("residuals", error) from None
+
+
+def _with_copies(
+    cost: LinearCost | PiecewiseCost, model: ModelSpec, gpu: Gpu, engine: Precision
+) -> LinearCost | PiecewiseCost:
+    """Charge for copies to the host by the given bandwidth, else by the cost model's terms.
+
+    Where it has none, by the bus. Loads from the host tier take what swaps back do, unless told.
+    """
+    size, given = kv_block_bytes(model, engine), engine.swap_bandwidth
+    if given is not None or not (cost.swap_out_per_block or cost.swap_in_per_block):
+        each = size / (gpu.host_bandwidth * HOST_SHARE if given is None else given * 1e9)
+        cost = replace(
+            cost, swap_out=0.0, swap_out_per_block=each, swap_in=0.0, swap_in_per_block=each
+        )
+    load = cost.swap_in_per_block
+    if engine.kv_offloading_bandwidth is not None:
+        load = size / (engine.kv_offloading_bandwidth * 1e9)
+    return replace(
+        cost,
+        swap_overlap=engine.swap_overlap,
+        load=engine.kv_offloading_latency / 1000.0,
+        load_per_block=load,
+    )
