@@ -18,8 +18,8 @@ from gpu_backend.executor import TorchExecutor
 from simulator.core.executor import Executor
 from simulator.core.request import Chunk, Request, Step
 from simulator.engine.replica import Replica
-from simulator.scenario.assemble import assemble, make_scheduler
-from simulator.scenario.parts import Parts
+from simulator.scenario import assemble, make_scheduler
+from simulator.scenario.assemble import Parts
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.simulation.run import play

@@ -38,7 +38,7 @@ def __getattr__(name: str) -> "Any":
 FormerNames(
     __name__,
     {
-        "assemble": "scenario.assemble",
+        "assemble": "scenario",
         "async_replica": "engine.async_replica",
         "blocks": "kv_cache.block_manager",
         "model": "models.load",

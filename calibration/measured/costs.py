@@ -10,8 +10,8 @@ from calibration.kernel_tables.fit import calibrate
 from calibration.kernel_tables.systems import find_system
 from simulator.costs.load import with_overhead
 from simulator.costs.piecewise import PiecewiseCost
+from simulator.scenario.assemble import Parts
 from simulator.scenario.engine_config import EngineConfig
-from simulator.scenario.parts import Parts
 from simulator.util.errors import HeadwayError, HeadwayWarning
 
 

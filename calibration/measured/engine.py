@@ -11,7 +11,7 @@ from calibration.measured.runs import BLANK, Run
 from simulator.costs.overhead import NEWEST, Version, read_version
 from simulator.models.gpus import GIB
 from simulator.models.load import load_model
-from simulator.scenario.engines import ASYNC_SINCE, named, since
+from simulator.scenario.engines import ASYNC_SINCE, version_defaults, with_defaults
 
 OFFLOAD = r"(?<!no )offload(?!\w*[ :=]*(off|disabled|none))"
 OFFLOADED = OFFLOAD + r"[^.;]*?(\d+(?:\.\d+)?) ?(gi?b)"
@@ -119,7 +119,7 @@ def engine_block(run: Run, gpu: str) -> dict[str, Any]:
     """Give the keys of a scenario's `engine` that say how a run was configured."""
     released = version(run.word("engine_version"))
     v0 = _is_v0(run) and not run.flag("chunked_prefill")
-    block: dict[str, Any] = {"name": "vllm", **_sizes(run, gpu), **since(released)}
+    block: dict[str, Any] = {"name": "vllm", **_sizes(run, gpu), **version_defaults(released)}
     if v0:
         block = {"name": "vllm-v0", **_sizes(run, gpu, "vllm-v0")}
     if released != NEWEST:
@@ -156,7 +156,7 @@ def _sizes(run: Run, gpu: str, engine: str = "vllm") -> dict[str, Any]:
     model = names.model_name(run.word("model")) if whole else None
     if model and longest is None:
         longest = load_model(model).max_position_embeddings
-    defaults = named(engine, {"name": gpu}, model)
+    defaults = with_defaults(engine, {"name": gpu}, model)
     assert isinstance(defaults, dict)
     if whole and longest is not None:
         defaults["max_num_batched_tokens"] = max(longest, defaults["max_num_batched_tokens"])

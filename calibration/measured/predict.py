@@ -19,7 +19,7 @@ from calibration.measured.workload import frontend, make, read_config, replay
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
-    from simulator.scenario.parts import Parts
+    from simulator.scenario.assemble import Parts
     from simulator.scenario.scenario import Scenario
     from simulator.simulation.result import Result
     from simulator.workload.workload import Workload
@@ -128,7 +128,7 @@ def _play(scenario: "Scenario", parts: "Parts", workload: "Workload") -> "Result
     import simpy
 
     from simulator.engine.async_replica import make_replica
-    from simulator.scenario.assemble import make_scheduler
+    from simulator.scenario import make_scheduler
     from simulator.simulation.cluster import run_cluster
     from simulator.simulation.run import play
 

@@ -23,11 +23,11 @@ def engines(
 
 def table() -> list[dict[str, Any]]:
     """Give the engines with the keys that each sets for Llama-3-8B on an A100."""
-    from simulator.scenario.engines import ENGINES, named
+    from simulator.scenario.engines import ENGINES, with_defaults
 
     rows = []
     for name, engine in ENGINES.items():
-        keys = named(name, None)
+        keys = with_defaults(name, None)
         assert isinstance(keys, dict)
         rows.append(
             {

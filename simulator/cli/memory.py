@@ -38,9 +38,9 @@ def memory(
 def _budget(model: str, gpu: str, engine: dict[str, Any]) -> str:
     """Make the memory table; what is wrong is told by its option."""
     from simulator.models.gpus import find_gpu
-    from simulator.models.kv_budget import kv_budget, memory_table
+    from simulator.models.kv_budget import memory_table
     from simulator.models.load import load_model
-    from simulator.scenario.checks import SIZES
+    from simulator.scenario.assemble import memory_budget
     from simulator.scenario.load import check_scenario
     from simulator.util.yaml_lines import Places
 
@@ -56,6 +56,5 @@ def _budget(model: str, gpu: str, engine: dict[str, Any]) -> str:
         "cost": {"kind": "roofline"},
     }
     checked = check_scenario(raw, places).engine
-    sizes = checked.model_dump(include=SIZES)
-    budget = kv_budget(load_model(model), find_gpu(gpu), **sizes)
+    budget = memory_budget(checked, load_model(model), find_gpu(gpu))
     return memory_table(budget, max_model_len=checked.max_model_len)

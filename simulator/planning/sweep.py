@@ -32,8 +32,8 @@ from simulator.util.workers import use_backend
 if TYPE_CHECKING:
     import pandas as pd
 
+    from simulator.scenario.planning_config import SweepConfig
     from simulator.scenario.scenario import Scenario
-    from simulator.scenario.sweep_config import SweepConfig
 
 TABLE, JOURNAL = "results.csv", "points.jsonl"
 PAUSE = 10.0  # s between two writings of the table while the sweep runs

@@ -17,7 +17,7 @@ from simulator.results.time_series import block_growth, queue_depth
 from simulator.results.utilization import Served, needed_flops, read_bytes
 
 if TYPE_CHECKING:
-    from simulator.scenario.parts import Parts
+    from simulator.scenario.assemble import Parts
     from simulator.scenario.scenario import Scenario
 
 SLICE = 1 << 17  # rows looked at together: bounds the temporaries

@@ -44,7 +44,7 @@ from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
     from simulator.results.record import ClusterRecord, Record
-    from simulator.scenario.parts import Parts
+    from simulator.scenario.assemble import Parts
     from simulator.scenario.scenario import Scenario
 
 PERCENTILES = (90.0, 95.0, 99.0, 99.9)

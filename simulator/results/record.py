@@ -14,7 +14,7 @@ from simulator.models.spec import ModelSpec
 from simulator.results.breakdown import break_down
 from simulator.results.kv_transfers import Transfers, time_parts
 from simulator.results.request_table import RETRY, RequestTable, Tries, gather_requests
-from simulator.scenario.parts import Parts
+from simulator.scenario.assemble import Parts
 from simulator.scenario.scenario import Scenario
 from simulator.workload.workload import Workload
 

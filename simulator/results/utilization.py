@@ -12,7 +12,7 @@ from simulator.results.request_table import Floats, RequestTable
 if TYPE_CHECKING:
     from simulator.models.gpus import Gpu
     from simulator.models.spec import ModelSpec
-    from simulator.scenario.parts import Parts
+    from simulator.scenario.assemble import Parts
     from simulator.scenario.scenario import Scenario
 
 

@@ -1,16 +1,15 @@
 """What a scenario's keys must be to one another, to the model, to the hardware and to the disk."""
 
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from typing import TypeVar
 
 from simulator.models.gpus import find_gpu
-from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
-from simulator.scenario.assemble import cancels, make_cost, make_scheduler
+from simulator.scenario.assemble import MEMORY_KEYS, Parts, make_cost, memory_budget
+from simulator.scenario.assemble_scheduler import cancels, check_role, make_scheduler, unlike
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.engine_config import EngineConfig
-from simulator.scenario.engines import fraction_of
-from simulator.scenario.parts import Parts
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -19,19 +18,6 @@ from simulator.util.files import resolve
 from simulator.util.yaml_lines import Fault, Key
 
 T = TypeVar("T")
-
-SIZES = {
-    "tensor_parallel_size",
-    "data_parallel_size",
-    "gpu_memory_utilization",
-    "dtype",
-    "quantization",
-    "kv_cache_dtype",
-    "block_size",
-    "max_num_batched_tokens",
-    "max_num_seqs",
-}
-"""Keys of the engine on which the memory left for the KV cache depends."""
 
 POLICY = "engine.scheduling_policy"
 
@@ -45,6 +31,14 @@ TOGETHER = (
 )
 """Blocks of a cluster, keys of them, and the other key without which these have no effect."""
 
+WITH_HOST_TIER = {
+    "enable_prefix_caching": True,
+    "prefix_cache": "hash",
+    "allocation": "paged",
+    "scheduler": "headway",
+}
+"""What an engine must have that offloads KV blocks to its host."""
+
 Contradiction = tuple[str, str, str]
 """The key to blame ("" where the message names its own place), others that have a part in it,
 and what is wrong."""
@@ -57,12 +51,12 @@ def contradictions(scenario: Scenario, wrong: set[Key]) -> tuple[list[Fault], li
     """
     found: list[Fault] = []
     elsewhere = []
-    told: set[str] = set()
-    for blamed, others, what in (*_find(scenario), *_groups(scenario)):
+    seen: set[str] = set()
+    for blamed, others, what in (*_check(scenario), *_check_cluster(scenario)):
         keys = [tuple(name.split(".")) for name in (blamed, *others.split()) if name]
-        if what in told or any(_touches(key, bad) for key in keys for bad in wrong):
+        if what in seen or any(_touches(key, bad) for key in keys for bad in wrong):
             continue
-        told.add(what)  # memory and cost model may both complain of the same thing
+        seen.add(what)  # memory and cost model may both complain of the same thing
         if blamed:
             found.append((keys[0], what))
         else:
@@ -70,92 +64,12 @@ def contradictions(scenario: Scenario, wrong: set[Key]) -> tuple[list[Fault], li
     return found, elsewhere
 
 
-def _groups(scenario: Scenario) -> Iterator[Contradiction]:
-    """Look at each group of a cluster as at a scenario of its own, and at the router."""
-    if scenario.cluster is None:
-        return
-    from simulator.scenario.checks_apart import apart
-    from simulator.scenario.cluster_parts import make_decode_router, make_router
-
-    yield from _try("cluster.router", "", lambda: make_router(scenario))
-    if scenario.cluster.kv_transfer is not None:
-        yield from _try("cluster.kv_transfer.router", "", lambda: make_decode_router(scenario))
-    yield from apart(scenario, scenario.cluster)
-    yield from _cluster(scenario, scenario.cluster)
-    for name in scenario.cluster.groups:  # what the scenario itself gets wrong is told already
-        for blamed, others, what in _find(scenario.of_group(name)):
-            if blamed.partition(".")[0] in {"gpu", "engine", "cost"}:
-                yield f"cluster.groups.{name}.{blamed}", others, what
-            else:
-                yield blamed, others, what
-
-
-def _cluster(scenario: Scenario, cluster: ClusterConfig) -> Iterator[Contradiction]:
-    """See what the keys of a cluster ask of others."""
-    yield from _alone(cluster)
-    scaling, failures, client = cluster.autoscaling, cluster.failures, cluster.client
-    bounds = scenario.goodput.model_dump(exclude_none=True)
-    if scaling is not None and scaling.metric == "slo_attainment" and not bounds:
-        yield "cluster.autoscaling.metric", "goodput", "slo_attainment needs bounds in goodput"
-    count = sum(cluster.most(name) for name in cluster.kinds)
-    for at, outage in enumerate(failures.outages if failures is not None else ()):
-        if outage.replica >= count:
-            key = f"cluster.failures.outages.{at}.replica"
-            yield key, "cluster", f"there is no replica {outage.replica}; the last is {count - 1}"
-    if failures is not None and any(
-        scenario.of_group(name).engine.async_scheduling for name in cluster.kinds
-    ):
-        what = "an engine with two batches in flight does not fail; set async_scheduling to false"
-        yield "cluster.failures", "engine", what
-    if client is None or (client.timeout is None and client.ttft_timeout is None):
-        return
-    for name in cluster.kinds:
-        own = scenario.of_group(name)
-        found = yield from _try(POLICY, "", lambda own=own: cancels(own))  # type: ignore[misc]
-        if found is False:
-            what = "the scheduler cannot let a request go before its end"
-            if own.engine.async_scheduling:
-                what += "; set engine.async_scheduling to false"
-            yield "cluster.client", "engine", f"timeouts: {what}"
-            return
-
-
-def _alone(cluster: ClusterConfig) -> Iterator[Contradiction]:
-    """Find keys that were given without the one that they say more about."""
-    for block, key, other in TOGETHER:
-        values = getattr(cluster, block)
-        if values is None or getattr(values, other):
-            continue
-        if getattr(values, key) != type(values).model_fields[key].default:
-            what = f"goes with {other}; {key} alone has no effect"
-            yield f"cluster.{block}.{key}", f"cluster.{block}.{other}", what
-    client, door = cluster.client, cluster.admission
-    if client is None or not client.max_retries:
-        return
-    patience = client.timeout or client.ttft_timeout
-    refusals = door is not None and (door.max_outstanding or door.rate)
-    if not patience and not refusals:
-        what = "goes with timeout, ttft_timeout or admission: else no try comes to nothing"
-        yield "cluster.client.max_retries", "cluster.client cluster.admission", what
-
-
 def _touches(mine: Key, bad: Key) -> bool:
     length = min(len(mine), len(bad))
     return mine[:length] == bad[:length]
 
 
-def _find(scenario: Scenario) -> Iterator[Contradiction]:
-    numbers = list(_numbers(scenario))
-    yield from numbers
-    if scenario.engine.scheduler_cls and scenario.engine.scheduler != "vllm":
-        yield "engine.scheduler_cls", "engine.scheduler", "goes with scheduler: vllm"
-    yield from _trace(scenario)
-    parts = yield from _parts(scenario)
-    if parts and not numbers:
-        yield from _try(POLICY, "engine predictor", lambda: _schedule(scenario, parts))
-
-
-def _try(
+def _attempt(
     block: str, others: str, make: Callable[[], T]
 ) -> Generator[Contradiction, None, T | None]:
     """Make something; where it cannot be made, yield why and return None.
@@ -166,22 +80,34 @@ def _try(
     try:
         return make()
     except HeadwayError as error:
-        lines, told = error.messages, True
+        lines, complete = error.messages, True
     except ValueError as error:
-        lines, told = str(error).split("\n"), False
+        lines, complete = str(error).split("\n"), False
     for line in lines:
         name, _, what = line.partition(": ")
         if name in EngineConfig.model_fields:
             yield f"engine.{name}", others, what
         elif name.split(".")[0] in Scenario.model_fields:
             yield name, others, what
-        elif told:
+        elif complete:
             yield "", others, line
         elif name.isidentifier() and what:
             yield f"{block}.{name}", others, what
         else:
             yield block, others, line
     return None
+
+
+def _check(scenario: Scenario) -> Iterator[Contradiction]:
+    """Check one engine, its hardware and its workload."""
+    of_engine = list(_check_engine(scenario.engine, scenario.gpu.count))
+    yield from of_engine
+    if scenario.engine.scheduler_cls and scenario.engine.scheduler != "vllm":
+        yield "engine.scheduler_cls", "engine.scheduler", "goes with scheduler: vllm"
+    yield from _check_trace(scenario)
+    parts = yield from _check_parts(scenario)
+    if parts and not of_engine:
+        yield from _attempt(POLICY, "engine predictor", lambda: _schedule(scenario, parts))
 
 
 def _schedule(scenario: Scenario, parts: Parts) -> Scheduler:
@@ -192,53 +118,32 @@ def _schedule(scenario: Scenario, parts: Parts) -> Scheduler:
         raise ValueError(str(error)) from error
 
 
-def _numbers(scenario: Scenario) -> Iterator[Contradiction]:
-    engine, gpus = scenario.engine, scenario.gpu.count
+def _check_engine(engine: EngineConfig, gpus: int) -> Iterator[Contradiction]:
+    """Check the keys of `engine` against one another, and against the number of GPUs."""
     tokens, seqs = engine.max_num_batched_tokens, engine.max_num_seqs
     if tokens < seqs:
-        yield (
-            "engine.max_num_batched_tokens",
-            "engine.max_num_seqs",
-            f"must be at least max_num_seqs ({seqs}), not {tokens}: every running request wants a "
-            "token of each step",
-        )
-    if engine.preemption_mode != "recompute" and engine.allocation != "paged":
-        yield (
-            "engine.preemption_mode",
-            "engine.allocation",
-            f"{engine.preemption_mode} goes with paged allocation, not with {engine.allocation}",
-        )
-    if engine.preemption_mode == "recompute" and not (
-        engine.swap_overlap and engine.kv_offloading_size
-    ):
+        what = f"must be at least max_num_seqs ({seqs}), not {tokens}"
+        what += ": every running request wants a token of each step"
+        yield "engine.max_num_batched_tokens", "engine.max_num_seqs", what
+    mode = engine.preemption_mode
+    if mode != "recompute" and engine.allocation != "paged":
+        what = f"{mode} goes with paged allocation, not with {engine.allocation}"
+        yield "engine.preemption_mode", "engine.allocation", what
+    if mode == "recompute" and not (engine.swap_overlap and engine.kv_offloading_size):
         for key in ("swap_bandwidth", "swap_space", "swap_overlap"):
-            if getattr(engine, key) != EngineConfig.model_fields[key].default:
-                yield (
-                    f"engine.{key}",
-                    "engine.preemption_mode",
-                    "goes with preemption_mode swap or auto, not with recompute",
-                )
-    yield from _prefix_cache(engine)
+            if _is_given(engine, key):
+                what = "goes with preemption_mode swap or auto, not with recompute"
+                yield f"engine.{key}", "engine.preemption_mode", what
+    yield from _check_prefix_cache(engine)
     if engine.reserve_output_tokens is not None and engine.allocation != "paged":
-        yield (
-            "engine.reserve_output_tokens",
-            "engine.allocation",
-            f"{engine.allocation} allocation reserves max_model_len for everybody anyway",
-        )
-    yield from _parallel(engine, gpus)
-
-
-def _parallel(engine: EngineConfig, gpus: int) -> Iterator[Contradiction]:
-    """See whether the GPUs are those that the engine shares out."""
+        what = f"{engine.allocation} allocation reserves max_model_len for everybody anyway"
+        yield "engine.reserve_output_tokens", "engine.allocation", what
     size, ranks = engine.tensor_parallel_size, engine.data_parallel_size
     if gpus != engine.gpus:
         words = f"({size})" if ranks == 1 else f"x data_parallel_size ({size} x {ranks})"
-        yield (
-            "gpu.count",
-            "engine.tensor_parallel_size engine.data_parallel_size",
-            f"must equal engine.tensor_parallel_size {words}, not {gpus}: "
-            "one engine is simulated, which uses just these GPUs",
-        )
+        what = f"must equal engine.tensor_parallel_size {words}, not {gpus}: "
+        what += "one engine is simulated, which uses just these GPUs"
+        yield "gpu.count", "engine.tensor_parallel_size engine.data_parallel_size", what
     if ranks == 1 and engine.api_server_count is not None:
         what = "goes with a data_parallel_size of 2 and more: others have one engine to send to"
         yield "engine.api_server_count", "engine.data_parallel_size", what
@@ -247,22 +152,20 @@ def _parallel(engine: EngineConfig, gpus: int) -> Iterator[Contradiction]:
         yield "engine.data_parallel_size", "engine.name", what
 
 
-def _prefix_cache(engine: EngineConfig) -> Iterator[Contradiction]:
+def _is_given(block: object, key: str) -> bool:
+    """Say whether a key of a block has another value than by default."""
+    return bool(getattr(block, key) != type(block).model_fields[key].default)  # type: ignore[attr-defined]
+
+
+def _check_prefix_cache(engine: EngineConfig) -> Iterator[Contradiction]:
     """See whether a radix tree and a host tier go with what else the engine is to do."""
     if engine.kv_offloading_size is None:
         for key in ("kv_offloading_bandwidth", "kv_offloading_latency"):
             if getattr(engine, key):
                 yield f"engine.{key}", "engine.kv_offloading_size", "goes with kv_offloading_size"
     else:
-        for key, wanted in (
-            ("enable_prefix_caching", True),
-            ("prefix_cache", "hash"),
-            ("allocation", "paged"),
-            ("scheduler", "headway"),
-        ):
-            if getattr(engine, key) != wanted:
-                word = str(wanted).lower()
-                yield "engine.kv_offloading_size", f"engine.{key}", f"goes with {key}: {word}"
+        for key, word in unlike(engine, WITH_HOST_TIER):
+            yield "engine.kv_offloading_size", f"engine.{key}", f"goes with {key}: {word}"
     if engine.prefix_cache == "hash":
         return
     for key, good, why in (
@@ -275,7 +178,7 @@ def _prefix_cache(engine: EngineConfig) -> Iterator[Contradiction]:
             yield "engine.prefix_cache", f"engine.{key}", why
 
 
-def _trace(scenario: Scenario) -> Iterator[Contradiction]:
+def _check_trace(scenario: Scenario) -> Iterator[Contradiction]:
     """See whether the trace is there and its options go with its format."""
     trace = scenario.workload.trace
     if trace is None:
@@ -288,41 +191,156 @@ def _trace(scenario: Scenario) -> Iterator[Contradiction]:
             yield "workload.trace.path", "", message
     for option, forms in OPTIONS.items():
         if getattr(trace, option) is not None and trace.format not in (None, *forms):
-            yield (
-                f"workload.trace.{option}",
-                "workload.trace.format",
-                f"goes with format {' or '.join(forms)}, not with {trace.format}",
-            )
+            what = f"goes with format {' or '.join(forms)}, not with {trace.format}"
+            yield f"workload.trace.{option}", "workload.trace.format", what
 
 
-def _parts(scenario: Scenario) -> Generator[Contradiction, None, Parts | None]:
+def _check_parts(scenario: Scenario) -> Generator[Contradiction, None, Parts | None]:
     """Try what a run is made of, piece by piece."""
     engine, folder = scenario.engine, scenario.folder
-    found = yield from _try(POLICY, "", lambda: find_policy(scenario))
-    gpu = yield from _try("gpu", "gpu.name", lambda: find_gpu(scenario.gpu.name))
-    model = yield from _try("model", "model", lambda: load_model(scenario.model, folder))
+    found = yield from _attempt(POLICY, "", lambda: find_policy(scenario))
+    gpu = yield from _attempt("gpu", "gpu.name", lambda: find_gpu(scenario.gpu.name))
+    model = yield from _attempt("model", "model", lambda: load_model(scenario.model, folder))
     if model is None:
         return None
     longest = engine.max_model_len or model.max_position_embeddings
-    too_small = not engine.enable_chunked_prefill and engine.max_num_batched_tokens < longest
+    tokens = engine.max_num_batched_tokens
+    too_small = not engine.enable_chunked_prefill and tokens < longest
     if too_small:
-        yield (
-            "engine.max_num_batched_tokens",
-            "engine.enable_chunked_prefill engine.max_model_len model",
-            f"without chunked prefill must be at least max_model_len ({longest}), not "
-            f"{engine.max_num_batched_tokens}: the longest prompt must fit into one step",
-        )
+        what = f"without chunked prefill must be at least max_model_len ({longest}), not {tokens}"
+        what += ": the longest prompt must fit into one step"
+        others = "engine.enable_chunked_prefill engine.max_model_len model"
+        yield "engine.max_num_batched_tokens", others, what
     if gpu is None:
         return None
-    sizes = engine.model_dump(include=SIZES)
-    if engine.num_gpu_blocks_override is not None:  # then it has no meaning, as in vLLM
-        sizes["gpu_memory_utilization"] = 1.0
-    sizes["fraction_of"] = fraction_of(engine.name)
-    sizes["hybrid"] = not engine.disable_hybrid_kv_cache_manager
-    others = " ".join(["gpu model", *(f"engine.{name}" for name in SIZES)])
-    budget = yield from _try("gpu", others, lambda: kv_budget(model, gpu, **sizes))
-    what = "cost model gpu engine"
-    cost = yield from _try("cost", what, lambda: make_cost(scenario, model, gpu))
+    others = " ".join(["gpu model", *(f"engine.{name}" for name in MEMORY_KEYS)])
+    budget = yield from _attempt("gpu", others, lambda: memory_budget(engine, model, gpu))
+    others = "cost model gpu engine"
+    cost = yield from _attempt("cost", others, lambda: make_cost(scenario, model, gpu))
     if too_small or not (found and cost and budget):
         return None
     return Parts(model, gpu, cost, engine.num_gpu_blocks_override or budget.num_gpu_blocks, longest)
+
+
+def _check_cluster(scenario: Scenario) -> Iterator[Contradiction]:
+    """Check the routers, what the groups are to one another, and each as a scenario of its own."""
+    cluster = scenario.cluster
+    if cluster is None:
+        return
+    from simulator.scenario.assemble_fleet import make_decode_router, make_router
+
+    yield from _attempt("cluster.router", "", lambda: make_router(scenario))
+    if cluster.kv_transfer is not None:
+        router = "cluster.kv_transfer.router"
+        yield from _attempt(router, "", lambda: make_decode_router(scenario))
+    roles = list(_check_roles(cluster))[:1]
+    yield from roles
+    if not roles and cluster.kv_transfer is not None:
+        yield from _check_transfers(scenario, cluster)
+    yield from _check_keys(cluster)
+    yield from _check_resilience(scenario, cluster)
+    for name in cluster.groups:  # what the scenario itself gets wrong is told already
+        for blamed, others, what in _check(scenario.of_group(name)):
+            in_group = blamed.partition(".")[0] in {"gpu", "engine", "cost"}
+            yield f"cluster.groups.{name}.{blamed}" if in_group else blamed, others, what
+
+
+def _check_keys(cluster: ClusterConfig) -> Iterator[Contradiction]:
+    """Find keys that were given without the one that they say more about."""
+    for block, key, other in TOGETHER:
+        values = getattr(cluster, block)
+        if values is not None and not getattr(values, other) and _is_given(values, key):
+            what = f"goes with {other}; {key} alone has no effect"
+            yield f"cluster.{block}.{key}", f"cluster.{block}.{other}", what
+    client, admission = cluster.client, cluster.admission
+    if client is None or not client.max_retries:
+        return
+    refuses = admission is not None and (admission.max_outstanding or admission.rate)
+    if not (client.timeout or client.ttft_timeout or refuses):
+        what = "goes with timeout, ttft_timeout or admission: else no try comes to nothing"
+        yield "cluster.client.max_retries", "cluster.client cluster.admission", what
+
+
+def _check_resilience(scenario: Scenario, cluster: ClusterConfig) -> Iterator[Contradiction]:
+    """See whether scaling, failures and timeouts go with the rest."""
+    scaling, failures, client = cluster.autoscaling, cluster.failures, cluster.client
+    bounds = scenario.goodput.model_dump(exclude_none=True)
+    if scaling is not None and scaling.metric == "slo_attainment" and not bounds:
+        yield "cluster.autoscaling.metric", "goodput", "slo_attainment needs bounds in goodput"
+    count = sum(cluster.most(name) for name in cluster.kinds)
+    for at, outage in enumerate(failures.outages if failures is not None else ()):
+        if outage.replica >= count:
+            key = f"cluster.failures.outages.{at}.replica"
+            yield key, "cluster", f"there is no replica {outage.replica}; the last is {count - 1}"
+    groups = [scenario.of_group(name) for name in cluster.kinds]
+    if failures is not None and any(group.engine.async_scheduling for group in groups):
+        what = "an engine with two batches in flight does not fail; set async_scheduling to false"
+        yield "cluster.failures", "engine", what
+    if client is None or (client.timeout is None and client.ttft_timeout is None):
+        return
+    for group in groups:
+        found = yield from _attempt(POLICY, "", lambda group=group: cancels(group))  # type: ignore[misc]
+        if found is False:
+            what = "timeouts: the scheduler cannot let a request go before its end"
+            if group.engine.async_scheduling:
+                what += "; set engine.async_scheduling to false"
+            yield "cluster.client", "engine", what
+            return
+
+
+def _check_roles(cluster: ClusterConfig) -> Iterator[Contradiction]:
+    """Find roles of groups that do not make a whole."""
+    groups = cluster.groups
+    if not any(group.kv_role for group in groups.values()):
+        if cluster.kv_transfer is not None:
+            what = "goes with groups of kv_role kv_producer and kv_consumer"
+            yield "cluster.kv_transfer", "cluster.groups", what
+        return
+    for name, group in groups.items():
+        if group.kv_role is None:
+            what = "kv_producer or kv_consumer, as other groups have"
+            yield f"cluster.groups.{name}.kv_role", "cluster.groups", what
+    for role in ("kv_producer", "kv_consumer"):
+        if not any(group.replicas for group in groups.values() if group.kv_role == role):
+            yield "cluster.groups", "cluster", f"there is no replica of kv_role {role}"
+    if cluster.kv_transfer is None:
+        what = "groups with kv_role need it: {bandwidth: GB/s, latency: ms}"
+        yield "cluster.kv_transfer", "cluster.groups", what
+
+
+def _check_transfers(scenario: Scenario, cluster: ClusterConfig) -> Iterator[Contradiction]:
+    """Check that engines can have their roles, and one can use the KV blocks of another."""
+    first = next(iter(cluster.groups))
+    for name, group in cluster.groups.items():
+        changed = scenario.of_group(name)
+        assert group.kv_role is not None
+        try:
+            check_role(group.kv_role, changed)
+        except ValueError as error:
+            key, _, what = str(error).partition(": ")
+            yield f"cluster.groups.{name}.{key}", "engine", what
+        for key, what in _differences(first, scenario.of_group(first), changed):
+            yield f"cluster.groups.{name}.engine.{key}", "engine", what
+
+
+def _differences(first: str, one: Scenario, other: Scenario) -> Iterator[tuple[str, str]]:
+    """Yield the keys in which two engines differ and must not: a KV block goes over as it is."""
+    for key, mine, its in (
+        ("block_size", one.engine.block_size, other.engine.block_size),
+        ("kv_cache_dtype", _kv_dtype(one), _kv_dtype(other)),
+    ):
+        if mine != its:
+            yield key, f"must be that of {first} ({mine}), not {its}"
+    sizes = [one.engine.tensor_parallel_size, other.engine.tensor_parallel_size]
+    if max(sizes) % min(sizes):
+        what = f"{sizes[1]} and that of {first} ({sizes[0]}): one must divide the other, or no GPU "
+        yield "tensor_parallel_size", what + "has the heads that another wants"
+
+
+def _kv_dtype(scenario: Scenario) -> str:
+    """Name the numbers of a KV cache; auto where the model is at fault, which is told elsewhere."""
+    engine = scenario.engine
+    kind: str = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
+    with suppress(HeadwayError, ValueError):
+        kind = load_model(scenario.model, scenario.folder).resolve_dtype(kind)
+    return "fp8_e4m3" if kind == "fp8" else kind

@@ -14,7 +14,6 @@ from simulator.cluster.config import (
     router_spec,
 )
 from simulator.scenario.engine_config import EngineConfig, GpuConfig
-from simulator.scenario.engines import named
 from simulator.util.config import Config
 
 
@@ -93,30 +92,3 @@ class ClusterConfig(Config):
     def kinds(self) -> dict[str, GroupConfig]:
         """Give the groups; where there are none, the one that `replicas` is short for."""
         return self.groups or {"all": GroupConfig(replicas=self.replicas or 1)}
-
-
-def fill_in(raw: dict[str, Any]) -> dict[str, Any]:
-    """Complete each group's engine by the scenario's, before anything is checked.
-
-    A data-parallel server alone is a cluster of one.
-    """
-    engine = raw.get("engine")
-    ranks = engine.get("data_parallel_size") if isinstance(engine, dict) else None
-    if raw.get("cluster") is None and isinstance(ranks, int) and ranks > 1:
-        raw = raw | {"cluster": {}}
-    cluster = raw.get("cluster")
-    groups = cluster.get("groups") if isinstance(cluster, dict) else None
-    if not isinstance(groups, dict):
-        return raw
-    base = raw.get("engine") or {}
-    base = {"name": base} if isinstance(base, str) else base
-    filled = {}
-    for name, group in groups.items():
-        filled[name] = group
-        own = {} if group is None else group.get("engine") if isinstance(group, dict) else 0
-        own = {"name": own} if isinstance(own, str) else own or {}
-        if isinstance(base, dict) and isinstance(own, dict) and (base or own):
-            given = group or {}
-            gpu = given.get("gpu") or raw.get("gpu")
-            filled[name] = given | {"engine": named(base | own, gpu, raw.get("model"))}
-    return raw | {"cluster": cluster | {"groups": filled}}  # type: ignore[operator]

@@ -31,34 +31,75 @@ class Engine:
     follows: str  # version and source
     modelled: str
     left_out: str
-    defaults: Callable[[Gpu | None, int], Defaults]  # by GPU and longest request in tokens
+    defaults: Defaults
     fraction_of: FractionOf = "all"  # what gpu_memory_utilization is a share of
+    whole_prompts: bool = False  # a step holds the longest prompt: max_num_batched_tokens at least
+    by_memory: Callable[[Gpu], Defaults] | None = None  # what the size of the GPU's memory changes
 
 
-def named(engine: object, gpu: object, model: object = None) -> object:
+def fill_in(raw: dict[str, Any]) -> dict[str, Any]:
+    """Complete a scenario's engine, and those of its groups by it, before anything is checked.
+
+    A data-parallel server alone is a cluster of one.
+    """
+    base, gpu, model = engine_block(raw.get("engine") or {}), raw.get("gpu"), raw.get("model")
+    ranks = base.get("data_parallel_size") if isinstance(base, dict) else None
+    if raw.get("cluster") is None and isinstance(ranks, int) and ranks > 1:
+        raw = raw | {"cluster": {}}
+    cluster = raw.get("cluster")
+    groups = cluster.get("groups") if isinstance(cluster, dict) else None
+    if isinstance(cluster, dict) and isinstance(groups, dict):
+        filled = {name: _fill_in_group(group, base, gpu, model) for name, group in groups.items()}
+        raw = raw | {"cluster": cluster | {"groups": filled}}
+    return raw | {"engine": with_defaults(raw["engine"], gpu, model)} if "engine" in raw else raw
+
+
+def _fill_in_group(group: object, base: object, gpu: object, model: object) -> object:
+    """Complete a group's engine by the scenario's, then both by the defaults."""
+    given = {} if group is None else group
+    if not isinstance(given, dict) or not isinstance(base, dict):
+        return group
+    changed = engine_block(given.get("engine") or {})
+    if not isinstance(changed, dict) or not (base or changed):
+        return group
+    return given | {"engine": with_defaults(base | changed, given.get("gpu") or gpu, model)}
+
+
+def engine_block(engine: object) -> object:
+    """Write `engine: NAME` as the block that it is short for."""
+    return {"name": engine} if isinstance(engine, str) else engine
+
+
+def with_defaults(engine: object, gpu: object, model: object = None) -> object:
     """Fill in the defaults of the engine that the block `engine` names; other blocks are kept.
 
     The arguments are plain values as a scenario gives them, checked or not.
     """
-    if isinstance(engine, str):
-        engine = {"name": engine}
+    engine = engine_block(engine)
     if not isinstance(engine, dict):
         return engine
     name = engine.get("name")
     if not isinstance(name, str) or name not in ENGINES:
         return engine
-    longest = engine.get("max_model_len") or _positions(model)
-    found = _find(gpu.get("name") if isinstance(gpu, dict) else None)
-    defaults = ENGINES[name].defaults(found, longest if isinstance(longest, int) else 0)
+    known = ENGINES[name]
+    defaults: Defaults = {"async_scheduling": False} | known.defaults
+    if known.whole_prompts:
+        longest = engine.get("max_model_len") or _positions(model)
+        if isinstance(longest, int):
+            tokens = max(longest, defaults["max_num_batched_tokens"])
+            defaults["max_num_batched_tokens"] = tokens
+    found = _find_gpu(gpu.get("name") if isinstance(gpu, dict) else None)
+    if known.by_memory is not None and found is not None:
+        defaults |= known.by_memory(found)
     version = engine.get("version")
     if name == VLLM and isinstance(version, str):
-        defaults |= since(read_version(version) or NEWEST)
+        defaults |= version_defaults(read_version(version) or NEWEST)
     if name == VLLM and _drafts_on_the_host(engine.get("speculative_config")):
         defaults["async_scheduling"] = False  # as in vLLM's VllmConfig.__post_init__
-    return {"async_scheduling": False} | defaults | engine
+    return defaults | engine
 
 
-def since(version: Version) -> Defaults:
+def version_defaults(version: Version) -> Defaults:
     """Give the defaults of a vLLM V1 version that have changed since (EngineArgs, by release)."""
     return {
         "async_scheduling": version >= ASYNC_SINCE,
@@ -68,7 +109,7 @@ def since(version: Version) -> Defaults:
 
 
 def _drafts_on_the_host(speculation: object) -> bool:
-    """Say whether drafts are n-grams of what has been said, so that a step waits for the last."""
+    """Say whether drafts are n-grams of the tokens so far, so that a step waits for the last."""
     if not isinstance(speculation, dict):
         return False
     method = speculation.get("method")
@@ -89,118 +130,26 @@ def _positions(model: object) -> int:
     return found.max_position_embeddings
 
 
-def _find(gpu: object) -> Gpu | None:
+def _find_gpu(name: object) -> Gpu | None:
     """Find the GPU; None where there is none of that name, which is told elsewhere."""
     try:
-        return find_gpu(gpu if isinstance(gpu, str) else "A100-80GB")
+        return find_gpu(name if isinstance(name, str) else "A100-80GB")
     except ValueError:
         return None
 
 
-def _vllm(gpu: Gpu | None, longest: int) -> Defaults:
-    tokens, seqs = 2048, 256
-    if gpu and gpu.memory >= 160 * GIB:
-        tokens, seqs = 16384, 1024
-    elif gpu and gpu.memory >= 70 * GIB and "A100" not in gpu.name:
-        tokens, seqs = 8192, 1024
-    return {
-        "scheduling_policy": "fcfs",
-        "max_num_seqs": seqs,
-        "max_num_batched_tokens": tokens,
-        "block_size": 16,
-        "gpu_memory_utilization": 0.92,
-        "enable_prefix_caching": True,
-        "enable_chunked_prefill": True,
-        "long_prefill_token_threshold": 0,
-        "long_prefill_token_threshold_adaptive": False,
-        "prefill_schedule_interval": 1,
-        "scheduler_reserve_full_isl": True,
-        "watermark": 0.0,
-        "async_scheduling": True,
-    }
+def _vllm_by_memory(gpu: Gpu) -> Defaults:
+    if gpu.memory >= 160 * GIB:
+        return {"max_num_seqs": 1024, "max_num_batched_tokens": 16384}
+    if gpu.memory >= 70 * GIB and "A100" not in gpu.name:
+        return {"max_num_seqs": 1024, "max_num_batched_tokens": 8192}
+    return {}
 
 
-def _vllm_v0(gpu: Gpu | None, longest: int) -> Defaults:
-    return {
-        "scheduling_policy": "fcfs-v0",
-        "max_num_seqs": 256,
-        "max_num_batched_tokens": max(longest, 2048),
-        "block_size": 16,
-        "gpu_memory_utilization": 0.9,
-        "enable_prefix_caching": False,
-        "watermark": 0.01,
-    }
-
-
-def _sglang(gpu: Gpu | None, longest: int) -> Defaults:
-    tokens = 8192
-    if gpu and gpu.memory < 25 * GIB:
-        tokens = 2048
-    elif gpu and gpu.memory >= 160 * GIB:
-        tokens = 16384
-    return {
-        "scheduling_policy": "sglang",
-        "max_num_seqs": 2048,
-        "max_num_batched_tokens": tokens,
-        "block_size": 1,
-        "gpu_memory_utilization": 0.88,
-        "enable_prefix_caching": True,
-        "prefix_cache": "radix",
-    }
-
-
-def _tensorrt_llm(gpu: Gpu | None, longest: int) -> Defaults:
-    return {
-        "scheduling_policy": "trtllm",
-        "max_num_seqs": 2048,
-        "max_num_batched_tokens": max(longest, 8192),
-        "block_size": 32,
-        "gpu_memory_utilization": 0.9,
-        "enable_prefix_caching": True,
-        "enable_chunked_prefill": False,
-    }
-
-
-def _tgi(gpu: Gpu | None, longest: int) -> Defaults:
-    return {
-        "scheduling_policy": "tgi",
-        "max_num_seqs": 128,
-        "max_num_batched_tokens": max(longest, 4096),
-        "block_size": 1,
-        "gpu_memory_utilization": 0.95,
-        "enable_prefix_caching": False,
-    }
-
-
-def _deepspeed_fastgen(gpu: Gpu | None, longest: int) -> Defaults:
-    return {
-        "scheduling_policy": "fastgen",
-        "max_num_seqs": 512,
-        "max_num_batched_tokens": 768,
-        "block_size": 64,
-        "gpu_memory_utilization": 0.98,
-        "enable_prefix_caching": False,
-    }
-
-
-def _orca(gpu: Gpu | None, longest: int) -> Defaults:
-    return {
-        "scheduling_policy": "orca",
-        "max_num_seqs": 32,
-        "gpu_memory_utilization": 0.9,
-        "enable_prefix_caching": False,
-        "allocation": "contiguous",
-    }
-
-
-def _hf(gpu: Gpu | None, longest: int) -> Defaults:
-    return {
-        "scheduling_policy": "hf-static",
-        "max_num_seqs": 64,
-        "gpu_memory_utilization": 0.95,
-        "enable_prefix_caching": False,
-        "allocation": "contiguous",
-    }
+def _sglang_by_memory(gpu: Gpu) -> Defaults:
+    if gpu.memory < 25 * GIB:
+        return {"max_num_batched_tokens": 2048}
+    return {"max_num_batched_tokens": 16384} if gpu.memory >= 160 * GIB else {}
 
 
 COST = "the kernels' speed: the cost profile is the same for all engines"
@@ -210,22 +159,55 @@ ENGINES = {
         "every decision of the scheduler, checked by `headway conform`; asynchronous scheduling; "
         "hash-chain prefix cache; sizes by GPU",
         "LoRA, multimodal inputs, pipeline parallelism",
-        _vllm,
+        {
+            "scheduling_policy": "fcfs",
+            "max_num_seqs": 256,
+            "max_num_batched_tokens": 2048,
+            "block_size": 16,
+            "gpu_memory_utilization": 0.92,
+            "enable_prefix_caching": True,
+            "enable_chunked_prefill": True,
+            "long_prefill_token_threshold": 0,
+            "long_prefill_token_threshold_adaptive": False,
+            "prefill_schedule_interval": 1,
+            "scheduler_reserve_full_isl": True,
+            "watermark": 0.0,
+            "async_scheduling": True,
+        },
+        by_memory=_vllm_by_memory,
     ),
     "vllm-v0": Engine(
         "vLLM 0.6.3: vllm/core/scheduler.py, _schedule_default",
         "prompts first, whole; watermark; a free block at hand for each decode; recomputation; "
         "swapped queue (preemption_mode: swap); scheduler_delay_factor",
         f"multi-step scheduling and prefix cache (off by default), chunked prefill; {COST}",
-        _vllm_v0,
+        {
+            "scheduling_policy": "fcfs-v0",
+            "max_num_seqs": 256,
+            "max_num_batched_tokens": 2048,
+            "block_size": 16,
+            "gpu_memory_utilization": 0.9,
+            "enable_prefix_caching": False,
+            "watermark": 0.01,
+        },
+        whole_prompts=True,
     ),
     "sglang": Engine(
         "SGLang 0.4.6: managers/scheduler.py, schedule_policy.py, schedule_batch.py",
         "prompts first in chunks; lpm order with in-batch sharing; new-token ratio and its decay; "
         "retraction; radix tree of pages of one token; weights and cache in mem_fraction_static",
         f"overlap of scheduling, mixed chunks, dfs-weight; {COST}",
-        _sglang,
+        {
+            "scheduling_policy": "sglang",
+            "max_num_seqs": 2048,
+            "max_num_batched_tokens": 8192,
+            "block_size": 1,
+            "gpu_memory_utilization": 0.88,
+            "enable_prefix_caching": True,
+            "prefix_cache": "radix",
+        },
         "static",
+        by_memory=_sglang_by_memory,
     ),
     "tensorrt-llm": Engine(
         "TensorRT-LLM 1.0: batch_manager/capacityScheduler.cpp, microBatchScheduler.cpp",
@@ -233,8 +215,17 @@ ENGINES = {
         "chunked context by blocks; cache in 0.9 of the memory left free",
         "priority of cached blocks, equal progress of chunks, requests held back to reuse a "
         f"prefix; {COST}",
-        _tensorrt_llm,
+        {
+            "scheduling_policy": "trtllm",
+            "max_num_seqs": 2048,
+            "max_num_batched_tokens": 8192,
+            "block_size": 32,
+            "gpu_memory_utilization": 0.9,
+            "enable_prefix_caching": True,
+            "enable_chunked_prefill": False,
+        },
         "free",
+        whole_prompts=True,
     ),
     "tgi": Engine(
         "Text Generation Inference 2.3: backends/v3/src/backend.rs, queue.rs",
@@ -242,25 +233,52 @@ ENGINES = {
         "of prompt and max_new_tokens",
         "prefix cache, chunked prompts (version 3), refusal beyond 128 requests: here they wait; "
         f"{COST}",
-        _tgi,
+        {
+            "scheduling_policy": "tgi",
+            "max_num_seqs": 128,
+            "max_num_batched_tokens": 4096,
+            "block_size": 1,
+            "gpu_memory_utilization": 0.95,
+            "enable_prefix_caching": False,
+        },
         "free",
+        whole_prompts=True,
     ),
     "deepspeed-fastgen": Engine(
         "DeepSpeed-MII 0.3: mii/batching/ragged_batching.py; Holmes et al. 2024",
         "Dynamic SplitFuse; stalls for want of a block; reset of the cache at a deadlock",
         f"the reserve of 1 GB of memory is 2 % here; {COST}",
-        _deepspeed_fastgen,
+        {
+            "scheduling_policy": "fastgen",
+            "max_num_seqs": 512,
+            "max_num_batched_tokens": 768,
+            "block_size": 64,
+            "gpu_memory_utilization": 0.98,
+            "enable_prefix_caching": False,
+        },
     ),
     "orca": Engine(
         "Yu et al., Orca, OSDI 2022",
         "iteration-level scheduling with max_bs 32; memory reserved for the longest request",
         f"selective batching's cost, pipelining over workers; {COST}",
-        _orca,
+        {
+            "scheduling_policy": "orca",
+            "max_num_seqs": 32,
+            "gpu_memory_utilization": 0.9,
+            "enable_prefix_caching": False,
+            "allocation": "contiguous",
+        },
     ),
     "hf": Engine(
         "Hugging Face transformers 4: generate() on batches of 8",
         "padding of prompts and of answers, no queue but between batches",
         f"growth of the cache by concatenation: memory is reserved for the longest request; {COST}",
-        _hf,
+        {
+            "scheduling_policy": "hf-static",
+            "max_num_seqs": 64,
+            "gpu_memory_utilization": 0.95,
+            "enable_prefix_caching": False,
+            "allocation": "contiguous",
+        },
     ),
 }

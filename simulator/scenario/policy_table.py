@@ -7,6 +7,7 @@ from typing import Any
 from simulator.policies.fair import DRR, WFQ, Fair
 from simulator.policies.orders import HRRN, SJF, Boost, Priority
 from simulator.policies.preemptive import MLFQ, SRPT, Deadline, Preemptive
+from simulator.scenario.engine_config import EngineConfig
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.fastgen import FastGen
 from simulator.schedulers.hf import HfStatic
@@ -48,6 +49,17 @@ POLICIES: dict[str, type] = {
 
 DYNAMIC = ("rank", "displaces", "promote")
 """What makes a policy need the DynamicScheduler, see `policies.Policy`."""
+
+
+VLLM_OPTIONS = (
+    "enable_chunked_prefill",
+    "long_prefill_token_threshold",
+    "long_prefill_token_threshold_adaptive",
+    "prefill_schedule_interval",
+    "scheduler_reserve_full_isl",
+    "watermark",
+)
+"""Keys of the engine that a scheduler may take under the same name."""
 
 
 @lru_cache
@@ -103,6 +115,29 @@ def called(found: type) -> str:
     """Give a policy's name in scenarios; the class's, where it is the user's own."""
     names = (name for name, kind in POLICIES.items() if kind is found)
     return next(names, found.__name__)
+
+
+def ignored_keys(engine: EngineConfig, found: type, max_model_len: int) -> list[str]:
+    """Tell of the keys that a scheduler does not know, or takes otherwise than given."""
+    if engine.scheduler == "vllm" or not issubclass(found, Scheduler):
+        return []
+    messages = []
+    if engine.preemption_mode != "recompute" and not takes(found, "swap_blocks"):
+        messages.append(
+            f"{called(found)} computes a preempted request again: engine.preemption_mode has no "
+            "effect"
+        )
+    for name in ("max_num_batched_tokens", *VLLM_OPTIONS):
+        given = getattr(engine, name)
+        if given != EngineConfig.model_fields[name].default and not takes(found, name):
+            messages.append(f"{called(found)} knows no {name}: engine.{name} has no effect")
+    tokens = engine.max_num_batched_tokens
+    if issubclass(found, VllmV0 | Tgi) and tokens < max_model_len:
+        messages.append(
+            f"{called(found)} computes prompts whole: engine.max_num_batched_tokens {tokens:,} is "
+            f"taken as max_model_len, {max_model_len:,}"
+        )
+    return messages
 
 
 def construct(found: type, *parts: object, **arguments: Any) -> Any:

@@ -3,7 +3,7 @@ simulator.scenario.reference_page > docs/scenario.md`."""
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -11,28 +11,14 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from simulator.cluster.config import (
-    AdmissionConfig,
-    AutoscalingConfig,
-    ClientConfig,
-    FailuresConfig,
-    KvTransferConfig,
-    OutageConfig,
-)
 from simulator.cluster.routers import ROUTERS
-from simulator.core.speculative_config import DraftConfig, SpeculativeConfig
 from simulator.costs.linear import Fitted
 from simulator.costs.profile import FORMS
 from simulator.policies.predictor import KINDS as PREDICTORS
-from simulator.scenario.cluster_config import ClusterConfig, GroupConfig
-from simulator.scenario.engine_config import EngineConfig, GpuConfig
-from simulator.scenario.frontend_config import FrontendConfig
-from simulator.scenario.load import ABSENT
-from simulator.scenario.plan_config import PlanConfig
 from simulator.scenario.policy_table import POLICIES
-from simulator.scenario.scenario import GoodputConfig, Scenario, TraceConfig
-from simulator.scenario.sweep_config import RandomConfig, SpreadConfig, SweepConfig
+from simulator.scenario.validate import ABSENT, section
 from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.util.yaml_lines import Key
 from simulator.workload.generate import Generator, PrefixGroups, Sessions
 from simulator.workload.lengths import KINDS
 
@@ -131,13 +117,17 @@ on the request's number alone.
 GENERATED = """Without `trace` the requests are generated, with the words and meanings of
 `vllm bench serve`.
 """
-FRONTEND = """What a request passes before the scheduler, with or without `trace`; by default (null)
+INTRODUCTIONS = {
+    "workload.frontend": """\
+What a request passes before the scheduler, with or without `trace`; by default (null)
 nothing. `frontend: client` is what vLLM's clients see, `frontend: server` what the server's own
 clock does ([accuracy.md](accuracy.md)). `client_latency`, in seconds, in place of `frontend` is its
 `latency` alone.
-"""
-CLUSTER = """Several replicas of the engine, see [fleet.md](fleet.md).
-"""
+""",
+    "cluster": """\
+Several replicas of the engine, see [fleet.md](fleet.md).
+""",
+}
 ROUTING = """### Routers
 
 What each takes besides `router`, with the default in brackets:
@@ -166,61 +156,37 @@ DISTRIBUTIONS = """## Distributions
 
 A length or a time is a number, or `{kind: ..., ...}` with the fields of the kind:
 """
+LEFT_OUT = """## Keys of vLLM that are not here
+"""
 
 
 def page() -> str:
     """Make the page."""
-    parts = [HEAD, _table("Top level", _fields(Scenario))]
-    parts += [
-        _table(name, _fields(block))
-        for name, block in (
-            ("gpu", GpuConfig),
-            ("engine", EngineConfig),
-            ("engine.speculative_config", SpeculativeConfig),
-            ("engine.speculative_config.draft", DraftConfig),
-        )
-    ]
-    parts += [ORDER + "\n" + "\n".join(_policies()) + "\n"]
-    parts += [PREDICTOR + "\n" + "\n".join(_kinds(PREDICTORS)) + "\n"]
-    parts += [
-        _table(name, _fields(block))
-        for name, block in (("goodput", GoodputConfig), ("workload.trace", TraceConfig))
-    ]
-    parts += [
+    parts = [
+        HEAD,
+        _table("Top level", _fields(())),
+        _tables("gpu", "engine", "engine.speculative_config", "engine.speculative_config.draft"),
+        _list(ORDER, _policies()),
+        _list(PREDICTOR, _kinds(PREDICTORS)),
+        _tables("goodput", "workload.trace"),
         _table("workload", _given(Generator, WORKLOAD), GENERATED),
-        _table("workload.frontend", _fields(FrontendConfig), FRONTEND),
+        _tables("workload.frontend"),
         _table("workload.prefix_groups", _given(PrefixGroups, GROUPS)),
         _table("workload.sessions", _given(Sessions, TURNS)),
-        _table("cluster", _fields(ClusterConfig), CLUSTER),
-        _table("cluster.groups.NAME", _fields(GroupConfig)),
-        *(
-            _table(f"cluster.{name}", _fields(block))
-            for name, block in (
-                ("kv_transfer", KvTransferConfig),
-                ("admission", AdmissionConfig),
-                ("client", ClientConfig),
-                ("failures", FailuresConfig),
-                ("failures.outages", OutageConfig),
-                ("autoscaling", AutoscalingConfig),
-            )
-        ),
-        ROUTING + "\n" + "\n".join(_routers()) + "\n",
-        *(
-            _table(name, _fields(block))
-            for name, block in (
-                ("plan", PlanConfig),
-                ("sweep", SweepConfig),
-                ("sweep.random", RandomConfig),
-                ("sweep.random.keys", SpreadConfig),
-            )
-        ),
-        COST + "\n" + "\n".join(_costs()) + "\n",
-        DISTRIBUTIONS + "\n" + "\n".join(_kinds(KINDS)) + "\n",
-        "## Keys of vLLM that are not here\n\n"
-        + "\n".join(f"- `{name}`: {why}" for name, why in ABSENT.items())
-        + "\n",
+        _tables("cluster", "cluster.groups.NAME", "cluster.kv_transfer", "cluster.admission"),
+        _tables("cluster.client", "cluster.failures", "cluster.failures.outages"),
+        _tables("cluster.autoscaling"),
+        _list(ROUTING, _routers()),
+        _tables("plan", "sweep", "sweep.random", "sweep.random.keys"),
+        _list(COST, _costs()),
+        _list(DISTRIBUTIONS, _kinds(KINDS)),
+        _list(LEFT_OUT, (f"- `{name}`: {why}" for name, why in ABSENT.items())),
     ]
     return "\n".join(parts)
+
+
+def _list(head: str, items: Iterator[str]) -> str:
+    return "\n".join([head, *items, ""])
 
 
 def _table(title: str, rows: Iterator[tuple[str, ...]], words: str = "") -> str:
@@ -229,8 +195,17 @@ def _table(title: str, rows: Iterator[tuple[str, ...]], words: str = "") -> str:
     return "\n".join([*head, *lines, *(f"| {' | '.join(row)} |" for row in rows), ""])
 
 
-def _fields(block: type[BaseModel]) -> Iterator[tuple[str, ...]]:
-    """Give the rows of a block: key, values, default, meaning."""
+def _tables(*names: str) -> str:
+    """Make the tables of blocks; of one item, where there is a list or a mapping of them."""
+    return "\n".join(
+        _table(name, _fields(tuple(name.split("."))), INTRODUCTIONS.get(name, "")) for name in names
+    )
+
+
+def _fields(key: Key) -> Iterator[tuple[str, ...]]:
+    """Give the rows of the block at a key: key, values, default, meaning."""
+    block = section(key) or section((*key, "each"))
+    assert block is not None
     for name, field in block.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -282,29 +257,24 @@ def _policies() -> Iterator[str]:
     """List the policies with the arguments that are not keys of the engine."""
     engine = set(inspect.signature(Scheduler).parameters)
     for name, cls in POLICIES.items():
-        arguments = ", ".join(
-            f"`{key}` ({_yaml(parameter.default)})"
-            for key, parameter in inspect.signature(cls).parameters.items()
-            if key not in engine
-        )
-        yield f"- `{name}`: {arguments or 'no arguments'}. {ORDERS[name]}"
+        yield f"- `{name}`: {_arguments(cls, engine)}. {ORDERS[name]}"
 
 
 def _routers() -> Iterator[str]:
     """List the routers with their arguments."""
     for name, cls in ROUTERS.items():
-        arguments = ", ".join(
-            f"`{key}` ({_default(parameter)})"
-            for key, parameter in inspect.signature(cls).parameters.items()
-        )
         words = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
-        yield f"- `{name}`: {arguments or 'no arguments'}. {words}"
+        yield f"- `{name}`: {_arguments(cls)}. {words}"
 
 
-def _default(parameter: inspect.Parameter) -> str:
-    if parameter.default is inspect.Parameter.empty:
-        return "the scenario's"
-    return _yaml(parameter.default)
+def _arguments(cls: type, without: Collection[str] = ()) -> str:
+    """List the arguments of a constructor, with their defaults in brackets."""
+    defaults = {
+        name: "the scenario's" if one.default is inspect.Parameter.empty else _yaml(one.default)
+        for name, one in inspect.signature(cls).parameters.items()
+        if name not in without
+    }
+    return ", ".join(f"`{key}` ({text})" for key, text in defaults.items()) or "no arguments"
 
 
 def _costs() -> Iterator[str]:

@@ -6,36 +6,30 @@ it says wrongly is refused, all mistakes at once, each with its line.
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
-from simulator.scenario.cluster_config import ClusterConfig, GroupConfig, fill_in
-from simulator.scenario.engine_config import INT32, Count, EngineConfig, GpuConfig
-from simulator.scenario.engines import named
-from simulator.scenario.frontend_config import FrontendConfig
-from simulator.scenario.plan_config import PlanConfig
-from simulator.scenario.sweep_config import SweepConfig
+from simulator.policies.predictor import parse_predictor
+from simulator.scenario.cluster_config import ClusterConfig, GroupConfig
+from simulator.scenario.engine_config import EngineConfig, GpuConfig
+from simulator.scenario.engines import fill_in
+from simulator.scenario.planning_config import PlanConfig, SweepConfig
+from simulator.scenario.workload_config import READING, WorkloadConfig
 from simulator.util.config import Config
 from simulator.util.errors import HeadwayError
 from simulator.util.files import resolve
 from simulator.util.yaml_lines import Places, faults
+from simulator.workload.workload import Frontend, Workload
 
 if TYPE_CHECKING:
-    from simulator.workload.generate import Generator
     from simulator.workload.lengths import Load
-    from simulator.workload.workload import Frontend, Workload
-
-READING = {"time_unit", "hash_block_size", "session_turns", "chars_per_token"}
-"""Keys of a trace that say how to read it; the others say which part to take."""
 
 Milliseconds = Annotated[float, Field(gt=0)]
 
 
 def _predictor(value: object) -> object:
     """Check a length predictor; let a kind alone stand for the mapping."""
-    from simulator.policies.predictor import parse_predictor
-
     if isinstance(value, str):
         value = {"kind": value}
     if isinstance(value, dict):
@@ -49,99 +43,6 @@ class GoodputConfig(Config):
     ttft: Milliseconds | None = Field(None, description="time to first token, ms, at most")
     tpot: Milliseconds | None = Field(None, description="time per output token, ms, at most")
     e2el: Milliseconds | None = Field(None, description="time to last token, ms, at most")
-
-
-class TraceConfig(Config):
-    """A published trace, and the part of it to play."""
-
-    path: str = Field(description="the file, plain or packed by gzip")
-    format: (
-        Literal[
-            "azure", "burstgpt", "lengths", "mooncake", "timed_trace", "custom", "llmservingsim"
-        ]
-        | None
-    ) = Field(None, description="null: as its first line tells")
-    start_s: Annotated[float, Field(ge=0)] | None = Field(
-        None, description="leave out what arrives before, s"
-    )
-    end_s: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="leave out what arrives from then on, s"
-    )
-    skip: Annotated[int, Field(ge=0, le=INT32)] = Field(
-        0, description="first requests to leave out"
-    )
-    limit: Count | None = Field(None, description="requests, at most")
-    rate_scale: Annotated[float, Field(gt=0)] = Field(
-        1.0, description="2: requests come twice as fast"
-    )
-    repeat: Annotated[int, Field(ge=1, le=10_000_000)] = Field(
-        1, description="times to play it, end to end"
-    )
-    max_input_len: Count | None = Field(None, description="leave out longer prompts, tokens")
-    max_output_len: Count | None = Field(None, description="leave out longer answers, tokens")
-    time_unit: Literal["s", "ms"] | None = Field(
-        None, description="of the timestamps of mooncake (null: ms) and timed_trace (null: s)"
-    )
-    hash_block_size: Count | None = Field(
-        None, description="tokens that a hash id stands for; null: 512, timed_trace: 16"
-    )
-    session_turns: Literal["delta", "whole"] | None = Field(
-        None, description="a later turn tells what it adds (null: delta) or its whole prompt"
-    )
-    chars_per_token: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="to estimate the lengths of the prompts of custom"
-    )
-
-    @model_validator(mode="after")
-    def _check_window(self) -> "TraceConfig":
-        if self.end_s is not None and self.end_s <= (self.start_s or 0):
-            raise ValueError(f"end_s: must be more than start_s ({self.start_s or 0})")
-        return self
-
-
-class WorkloadConfig(Config):
-    """A trace, or else the keys of a generator (`simulator.workload.generate.Generator`)."""
-
-    model_config = ConfigDict(extra="allow")
-    trace: TraceConfig | None = Field(None, description="a trace to play; null: generate")
-    max_concurrency: Count | None = Field(
-        None, description="requests sent and unfinished, at most; null: no limit"
-    )
-    client_latency: Annotated[float, Field(ge=0, le=60)] = Field(
-        0.0, description="s between a client and the scheduler, the way back included"
-    )
-    frontend: FrontendConfig | None = Field(
-        None,
-        description="in place of it: client, server (vLLM's, as timed by its clients or by itself) "
-        "or a mapping; null: requests reach the scheduler as they are sent",
-    )
-
-    @model_validator(mode="after")
-    def _check_generator(self) -> "WorkloadConfig":
-        if self.frontend is not None and self.client_latency:
-            raise ValueError("client_latency: give it as frontend.latency, in ms")
-        given = self.model_extra or {}
-        if self.trace is None:
-            self.generator  # noqa: B018
-        elif given:
-            known = [*type(self).model_fields]
-            raise ValueError(
-                "\n".join(
-                    f"{key}: goes with a generator; beside trace there is {', '.join(known[1:])}"
-                    for key in given
-                )
-            )
-        return self
-
-    @property
-    def generator(self) -> "Generator":
-        """Give the generator that the keys describe."""
-        from simulator.util.from_mapping import build
-        from simulator.workload.generate import Generator
-
-        return build(
-            Generator, (self.model_extra or {}) | {"max_concurrency": self.max_concurrency}
-        )
 
 
 class Scenario(Config):
@@ -185,11 +86,7 @@ class Scenario(Config):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, raw: Any) -> Any:
-        if isinstance(raw, dict):
-            raw = fill_in(raw)
-        if isinstance(raw, dict) and "engine" in raw:
-            return raw | {"engine": named(raw["engine"], raw.get("gpu"), raw.get("model"))}
-        return raw
+        return fill_in(raw) if isinstance(raw, dict) else raw
 
     @property
     def folder(self) -> Path:
@@ -199,13 +96,13 @@ class Scenario(Config):
     def of_group(self, name: str) -> "Scenario":
         """Give the scenario of one replica of a group of the cluster."""
         group = self.cluster.kinds[name] if self.cluster is not None else GroupConfig()
-        own = {
+        changed = {
             "gpu": group.gpu or self.gpu,
             "engine": group.engine or self.engine,
             "cost": group.cost or (None if group.gpu else self.cost),
             "cluster": None,
         }
-        return self.model_copy(update=own)
+        return self.model_copy(update=changed)
 
     def came_from(self, folder: Path, places: Places) -> "Scenario":
         """Give the same scenario, which knows its file."""
@@ -213,16 +110,14 @@ class Scenario(Config):
         scenario._folder, scenario._places = folder, places
         return scenario
 
-    def make_workload(self) -> "Workload":
+    def make_workload(self) -> Workload:
         """Read the trace or generate the requests; HeadwayError names what is wrong."""
         workload = self._requests()
         workload.frontend = self.frontend()
         return workload
 
-    def frontend(self) -> "Frontend | None":
+    def frontend(self) -> Frontend | None:
         """Give what requests pass before the scheduler."""
-        from simulator.workload.workload import Frontend
-
         if self.workload.frontend is not None:
             return self.workload.frontend.make()
         latency = self.workload.client_latency
@@ -232,22 +127,23 @@ class Scenario(Config):
         """Give what reads the traces that the workload names."""
         from simulator.workload.traces import read_trace
 
-        def load(path: str, form: str | None, **options: Any) -> "Workload":
+        def load(path: str, form: str | None, **options: Any) -> Workload:
             return read_trace(resolve(path, self.folder), form, **options)
 
         return load
 
-    def _requests(self) -> "Workload":
-        from simulator.workload.generate import generate
-        from simulator.workload.select import select
-
+    def _requests(self) -> Workload:
         load, trace = self.reader(), self.workload.trace
         if trace is None:
+            from simulator.workload.generate import generate
+
             try:
                 return generate(self.workload.generator, self.seed, load)
             except ValueError as error:
                 places = self._places or Places("scenario", {})
                 raise HeadwayError(map(places.tell, faults(("workload",), error))) from None
+        from simulator.workload.select import select
+
         reading = trace.model_dump(include={*READING})
         part = trace.model_dump(exclude={"path", "format", *READING})
         workload = select(load(trace.path, trace.format, **reading), **part)

@@ -26,9 +26,9 @@ from simulator.policies.predictor import make_predictor
 from simulator.results.kv_transfers import Transfers
 from simulator.results.record import ClusterRecord, replicas_in
 from simulator.results.request_table import Tries
-from simulator.scenario.assemble import assemble, make_scheduler
-from simulator.scenario.cluster_parts import block_bytes, make_fleet, make_router
-from simulator.scenario.parts import Parts
+from simulator.scenario import assemble, make_scheduler
+from simulator.scenario.assemble import Parts
+from simulator.scenario.assemble_fleet import block_bytes, make_fleet, make_router
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.result import Result

@@ -16,8 +16,8 @@ from simulator.engine.client import Client
 from simulator.engine.drive import drive
 from simulator.engine.replica import Replica
 from simulator.policies.predictor import make_predictor
-from simulator.scenario.assemble import assemble, make_scheduler
-from simulator.scenario.parts import Parts
+from simulator.scenario import assemble, make_scheduler
+from simulator.scenario.assemble import Parts
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result

@@ -20,8 +20,8 @@ from simulator.costs.cost_model import CostModel
 from simulator.costs.data_parallel import replace_rank_cost
 from simulator.engine.drive import no_garbage_collection
 from simulator.policies.predictor import Known, make_predictor
-from simulator.scenario.assemble import assemble, make_scheduler
-from simulator.scenario.parts import Parts
+from simulator.scenario import assemble, make_scheduler
+from simulator.scenario.assemble import Parts
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.lane import Lane, Mail, reach
 from simulator.util.errors import HeadwayError

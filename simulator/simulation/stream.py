@@ -15,8 +15,8 @@ from simulator.engine.stream_client import Chunk, StreamClient
 from simulator.results.metrics import RunMetrics, run_info
 from simulator.results.request_table import Tries
 from simulator.results.run_part import RunPart, next_decision, take_part
-from simulator.scenario.assemble import assemble, make_scheduler
-from simulator.scenario.parts import Parts
+from simulator.scenario import assemble, make_scheduler
+from simulator.scenario.assemble import Parts
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.chunks import chunks
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -173,7 +173,7 @@ def _set_up(scenario: Scenario, *, leap: bool) -> Stream:
         replica.on_finish = client.finished
         metrics = RunMetrics.of(scenario, first, [made], total=total)
         return Stream(env, client, [replica], [made], metrics)
-    from simulator.scenario.cluster_parts import make_fleet
+    from simulator.scenario.assemble_fleet import make_fleet
     from simulator.simulation.cluster import connect, fill
 
     fleet = make_fleet(env, scenario, None)

@@ -25,9 +25,9 @@ from simulator.core.log import REASONS, Log
 from simulator.core.request import Request
 from simulator.engine.async_replica import make_replica
 from simulator.engine.client import Client
-from simulator.scenario.assemble import assemble, make_scheduler
+from simulator.scenario import assemble, make_scheduler
+from simulator.scenario.assemble import Parts
 from simulator.scenario.load import check_scenario
-from simulator.scenario.parts import Parts
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler

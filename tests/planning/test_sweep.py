@@ -17,7 +17,7 @@ from simulator import load_scenario, sweep
 from simulator.cli.main import main
 from simulator.planning.runs import numbers
 from simulator.planning.sweep import load_sweep_points, read_journal, run_sweep
-from simulator.scenario.sweep_config import SpreadConfig
+from simulator.scenario.planning_config import SpreadConfig
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.scenario.load import load_scenario
-from simulator.scenario.shipped import find_scenario, shipped_scenarios
+from simulator.scenario.load import find_scenario, load_scenario, shipped_scenarios
 from simulator.util.errors import HeadwayError
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from simulator.cli.main import main
 from simulator.models.gpus import GIB, find_gpu
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
-from simulator.scenario.engines import ENGINES, fraction_of, named
+from simulator.scenario.engines import ENGINES, fraction_of, with_defaults
 from simulator.scenario.load import check_scenario, load_scenario
 from simulator.scenario.policy_table import POLICIES
 from simulator.scenario.scenario import Scenario
@@ -80,7 +80,7 @@ def test_an_unknown_engine_is_told_with_its_line(tmp_path: Path) -> None:
 def test_other_values_pass_untouched() -> None:
     """They are checked where all values are."""
     for engine in (None, 3, [], {"name": "x"}, {"max_num_seqs": 2}):
-        assert named(engine, None) == engine
+        assert with_defaults(engine, None) == engine
 
 
 def test_static_batching_is_not_scheduled_asynchronously() -> None:

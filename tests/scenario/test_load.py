@@ -2,8 +2,9 @@
 
 import pytest
 
-from simulator.scenario.load import ABSENT, load_scenario
+from simulator.scenario.load import load_scenario
 from simulator.scenario.policy_table import POLICIES
+from simulator.scenario.validate import ABSENT
 from simulator.util.errors import HeadwayError
 from tests.support.scenarios import AZURE, errors
 

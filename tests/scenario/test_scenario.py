@@ -11,7 +11,8 @@ import yaml
 from simulator.scenario.engine_config import EngineConfig
 from simulator.scenario.load import load_scenario
 from simulator.scenario.reference_page import page
-from simulator.scenario.scenario import READING, Scenario, TraceConfig
+from simulator.scenario.scenario import Scenario
+from simulator.scenario.workload_config import READING, TraceConfig
 from simulator.util.errors import HeadwayError
 from simulator.workload import traces
 from simulator.workload.select import select

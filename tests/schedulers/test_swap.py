@@ -15,8 +15,8 @@ from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
 from simulator.policies.orders import Priority
-from simulator.scenario.assemble import assemble, make_scheduler
-from simulator.scenario.kv_memory import swap_blocks
+from simulator.scenario import assemble, make_scheduler
+from simulator.scenario.assemble_blocks import swap_blocks
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError, HeadwayWarning

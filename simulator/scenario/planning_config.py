@@ -1,4 +1,4 @@
-"""The block `sweep` of a scenario: which points `headway sweep` runs."""
+"""The blocks `sweep` and `plan` of a scenario: what `headway sweep` and `headway plan` run."""
 
 from math import exp, log
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,18 +39,14 @@ class SpreadConfig(Config):
         low, high = self.low, self.high
         assert low is not None
         assert high is not None
+        whole = isinstance(low, int) and isinstance(high, int)
         if self.log:
-            value = exp(rng.uniform(log(low), log(high)))
-            value = min(max(value, low), high)
-        elif isinstance(low, int) and isinstance(high, int):
-            return int(rng.integers(low, high, endpoint=True))
+            value = min(max(exp(rng.uniform(log(low), log(high))), low), high)
+        elif whole:
+            return int(rng.integers(int(low), int(high), endpoint=True))
         else:
-            return float(f"{rng.uniform(low, high):.6g}")
-        return (
-            round(value)
-            if isinstance(low, int) and isinstance(high, int)
-            else float(f"{value:.6g}")
-        )
+            value = rng.uniform(low, high)
+        return round(value) if whole else float(f"{value:.6g}")
 
 
 class RandomConfig(Config):
@@ -68,3 +64,41 @@ class SweepConfig(Config):
     grid: dict[str, Values] = Field({}, description="by dotted key a list: all combinations")
     points: list[dict[str, Any]] = Field([], description="a list of {dotted.key: value, ...}")
     random: RandomConfig | None = Field(None, description="points drawn at random")
+
+
+class PlanConfig(Config):
+    """Service levels, and what may be changed to keep them."""
+
+    slo: list[str] = Field([], description="bounds, as p99_ttft_ms<=1000 or goodput>=0.95")
+    vary: dict[str, Values] = Field(
+        {}, description="by dotted key a list of values: every combination is a candidate"
+    )
+    fewest: dict[str, str] = Field(
+        {}, description="{dotted.key: LOW..HIGH}: find the least whole number that holds the load"
+    )
+    cheapest: bool = Field(False, description="find the cheapest candidate that holds the load")
+    replications: Annotated[int, Field(ge=1, le=1000)] = Field(
+        3, description="runs of each place under other seeds, at least"
+    )
+    most_replications: Annotated[int, Field(ge=1, le=1000)] = Field(
+        12, description="and at most, as long as the confidence interval cannot tell"
+    )
+    confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.95, description="of the interval over the replications"
+    )
+    tolerance: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.02, description="of the largest rate, relative"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "PlanConfig":
+        if self.most_replications < self.replications:
+            raise ValueError(
+                f"most_replications: must be at least replications ({self.replications}), not "
+                f"{self.most_replications}"
+            )
+        if self.fewest and self.cheapest:
+            raise ValueError("cheapest: goes without fewest")
+        if len(self.fewest) > 1:
+            raise ValueError("fewest: one key; vary the others")
+        return self

@@ -1,7 +1,6 @@
-"""The KV memory of a scenario: how many blocks, by which rules, and their host tiers."""
+"""The blocks of KV cache that a scenario's engine has, and their places on the host."""
 
 from functools import cache
-from typing import TYPE_CHECKING
 
 from simulator.core.request import Chunk, Request, Step, Swap
 from simulator.costs.cost_model import CostModel
@@ -11,33 +10,11 @@ from simulator.kv_cache.host_memory import HostTier, Prices
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.kv_cache.slot_counter import SlotCounter
 from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
-from simulator.models.gpus import GIB, Gpu
-from simulator.models.kv_budget import kv_budget
+from simulator.models.gpus import GIB
 from simulator.models.sliding_window import Groups, layer_groups
 from simulator.models.spec import ModelSpec
+from simulator.scenario.assemble import Parts
 from simulator.scenario.engine_config import EngineConfig
-from simulator.scenario.engines import fraction_of
-
-if TYPE_CHECKING:
-    from simulator.scenario.parts import Parts
-
-
-def blocks_that_fit(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> int:
-    return kv_budget(
-        model,
-        gpu,
-        tensor_parallel_size=engine.tensor_parallel_size,
-        data_parallel_size=engine.data_parallel_size,
-        gpu_memory_utilization=engine.gpu_memory_utilization,
-        dtype=engine.dtype,
-        quantization=engine.quantization,
-        kv_cache_dtype=engine.kv_cache_dtype,
-        block_size=engine.block_size,
-        max_num_batched_tokens=engine.max_num_batched_tokens,
-        max_num_seqs=engine.max_num_seqs,
-        fraction_of=fraction_of(engine.name),
-        hybrid=not engine.disable_hybrid_kv_cache_manager,
-    ).num_gpu_blocks
 
 
 def swap_blocks(engine: EngineConfig, model: ModelSpec) -> int:
@@ -80,7 +57,7 @@ def windowed(engine: EngineConfig, model: ModelSpec) -> bool:
 
 
 def make_blocks(
-    engine: EngineConfig, parts: "Parts", caching: bool, shares: bool, named: bool
+    engine: EngineConfig, parts: Parts, caching: bool, shares: bool, named: bool
 ) -> BlockCounter:
     """Make the block manager that the scenario's memory rule needs.
 
@@ -114,7 +91,7 @@ def make_blocks(
     return _counter(engine, parts, parts.num_gpu_blocks, engine.block_size)
 
 
-def _counter(engine: EngineConfig, parts: "Parts", count: int, size: int) -> BlockCounter:
+def _counter(engine: EngineConfig, parts: Parts, count: int, size: int) -> BlockCounter:
     """Make so many blocks without names."""
     speculation, model = engine.speculative_config, parts.model
     slides = windowed(engine, model)

@@ -1,0 +1,213 @@
+"""Which scheduler a scenario stands for, with its policy, its options and its blocks."""
+
+import warnings
+from collections.abc import Container, Iterator, Mapping
+from typing import Any
+
+from simulator.models.load import load_model
+from simulator.scenario.assemble import Parts
+from simulator.scenario.assemble_blocks import make_blocks, swap_blocks, swap_prices, windowed
+from simulator.scenario.engine_config import EngineConfig
+from simulator.scenario.policy_table import (
+    DYNAMIC,
+    VLLM_OPTIONS,
+    called,
+    check_arguments,
+    construct,
+    find_policy,
+    takes,
+)
+from simulator.scenario.scenario import Scenario
+from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+from simulator.schedulers.vllm.dynamic import DynamicScheduler
+from simulator.schedulers.vllm.kv_roles import Consumer, Producer
+from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.vllm.speculative import Speculative
+from simulator.util.errors import HeadwayWarning
+from simulator.util.user_code import search_in
+
+ADMISSION_RULES = ("min_decode_blocks", "reserve_output_tokens")
+"""Rules of admission that vLLM does not have; like its options, keys of the engine that a scheduler
+may take under the same name."""
+
+ALTERNATE = {"async_scheduling": False, "preemption_mode": "recompute"}
+"""What an engine must have to verify drafts."""
+SLIDING = ALTERNATE | {"allocation": "paged", "reserve_output_tokens": None}
+"""What an engine must have whose layers keep a window alone."""
+WITH_ROLE = {
+    "scheduler": "headway",
+    "data_parallel_size": 1,
+    "async_scheduling": False,
+    "speculative_config": None,
+    "disable_hybrid_kv_cache_manager": True,
+    "preemption_mode": "recompute",
+    "allocation": "paged",
+    "kv_offloading_size": None,
+    "prefix_cache": "hash",
+}
+"""What an engine must have that only prefills or only decodes."""
+
+
+def make_scheduler(
+    scenario: Scenario,
+    parts: Parts,
+    shares_prefixes: bool,
+    *,
+    named: bool = False,
+    role: str | None = None,
+) -> Scheduler:
+    """Build the scheduler with its blocks.
+
+    `shares_prefixes` says that the workload's prompts have contents to share; where they have
+    none a prefix cache could only serve requests that come back after a preemption. `named` gives
+    every block a number, also where counting them would do: a live engine reads block tables.
+    `role` is that of the replica's group, kv_producer or kv_consumer; None: it does both. Raises
+    ValueError, by its field, for what the scheduler does not do.
+    """
+    engine = scenario.engine
+    found, arguments = find_policy(scenario)
+    if role is not None:
+        check_role(role, scenario)
+    if engine.scheduler == "vllm":
+        return _installed(scenario, parts)
+    if named and engine.speculative_config is not None:
+        raise ValueError("engine.speculative_config: a live engine verifies no drafts")
+    mechanism = _mechanism(engine, found, windowed=windowed(engine, parts.model))
+    if role is not None:
+        mechanism = Producer if role == "kv_producer" else Consumer
+    caching = engine.enable_prefix_caching and mechanism.caches_prefixes
+    if shares_prefixes and engine.enable_prefix_caching and not caching:
+        warnings.warn(
+            f"{called(mechanism)} has no prefix cache: engine.enable_prefix_caching has no effect",
+            HeadwayWarning,
+            stacklevel=2,
+        )
+    options = _options(engine, parts) | engine.model_dump(include={*ADMISSION_RULES})
+    if engine.preemption_mode != "recompute":
+        options["swap_blocks"] = swap_blocks(engine, parts.model)
+    if engine.preemption_mode == "auto":
+        options["swap_prices"] = swap_prices(engine, parts.cost)
+    if mechanism is Speculative:
+        options |= {"speculation": engine.speculative_config, "seed": scenario.seed}
+    options = {name: value for name, value in options.items() if takes(mechanism, name)}
+    _refuse_rules(engine, called(mechanism), options)
+    if engine.kv_offloading_size and mechanism._board is not Scheduler._board:
+        raise ValueError(f"engine.kv_offloading_size: {called(mechanism)} has no host tier")
+    check_arguments(found, arguments, taken=options)
+    blocks = make_blocks(engine, parts, caching, shares_prefixes, named)
+    if issubclass(found, Scheduler):  # fcfs needs no policy
+        scheduler: Scheduler = construct(mechanism, blocks, **options, **arguments)
+        if not hasattr(scheduler, "swap_space"):
+            raise ValueError(
+                f"engine.scheduling_policy: {found.__name__}.__init__ must call "
+                "super().__init__(blocks, **options)"
+            )
+        return scheduler
+    policy = construct(found, **arguments)
+    if getattr(policy, "needs_hint", False) and scenario.predictor is None:
+        raise ValueError(
+            f"engine.scheduling_policy: {called(found)} ranks by predicted lengths, and the "
+            "scenario has no `predictor`; {kind: oracle} is the simplest"
+        )
+    return mechanism(blocks, policy=policy, **options)
+
+
+def cancels(scenario: Scenario) -> bool:
+    """Say whether a scenario's scheduler can let a request go before its end."""
+    if scenario.engine.scheduler == "vllm":
+        return False
+    model = load_model(scenario.model, scenario.folder)
+    slides = windowed(scenario.engine, model)
+    return _mechanism(scenario.engine, find_policy(scenario)[0], windowed=slides).cancels
+
+
+def check_role(role: str, scenario: Scenario) -> None:
+    """Refuse an engine that cannot have a role in a cluster that prefills and decodes apart."""
+    for key, word in unlike(scenario.engine, WITH_ROLE):
+        raise ValueError(f"engine.{key}: a group with kv_role {role} wants {word}")
+    found, _ = find_policy(scenario)
+    if _mechanism(scenario.engine, found, windowed=False) is not Scheduler:
+        raise ValueError(
+            f"engine.scheduling_policy: {called(found)} passes no KV caches on; in a group with "
+            f"kv_role {role} fcfs does, and policies that only order the queue: priority, sjf, fair"
+        )
+
+
+def unlike(engine: EngineConfig, wanted: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield the keys of an engine that have another value than is wanted, and that as in YAML."""
+    for key, value in wanted.items():
+        if getattr(engine, key) != value:
+            yield key, "null" if value is None else str(value).lower()
+
+
+def _options(engine: EngineConfig, parts: Parts) -> dict[str, Any]:
+    names = {"max_num_seqs", "max_num_batched_tokens", *VLLM_OPTIONS}
+    return engine.model_dump(include=names) | {"max_model_len": parts.max_model_len}
+
+
+def _installed(scenario: Scenario, parts: Parts) -> Scheduler:
+    """Build the scheduler of the vLLM that is installed."""
+    from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
+
+    engine = scenario.engine
+    for key, known, what in (
+        ("scheduling_policy", ("fcfs", "priority"), "vLLM's scheduler has fcfs and priority"),
+        ("allocation", ("paged",), "vLLM's scheduler pages its memory"),
+        ("speculative_config", (None,), "goes with scheduler: headway"),
+        ("preemption_mode", ("recompute",), "vLLM's scheduler knows recompute alone"),
+    ):
+        if getattr(engine, key) not in known:
+            raise ValueError(f"engine.{key}: {what}")
+    _refuse_rules(engine, "vLLM's scheduler")
+    search_in(scenario.folder)
+    return InstalledScheduler(
+        InstalledBlocks(parts.num_gpu_blocks, engine.block_size),
+        enable_prefix_caching=engine.enable_prefix_caching,
+        policy_name=str(engine.scheduling_policy),
+        async_scheduling=engine.async_scheduling,
+        scheduler_cls=engine.scheduler_cls,
+        **_options(engine, parts),
+    )
+
+
+def _refuse_rules(engine: EngineConfig, who: str, taken: Container[str] = ()) -> None:
+    """Refuse rules of admission and ways of preempting that a scheduler does not take."""
+    for rule in ADMISSION_RULES:
+        if getattr(engine, rule) and rule not in taken:
+            raise ValueError(f"engine.{rule}: {who} has no such rule")
+    if engine.preemption_mode == "auto" and "swap_blocks" in taken and "swap_prices" not in taken:
+        raise ValueError(f"engine.preemption_mode: {who} does not choose: swap or recompute")
+
+
+def _mechanism(engine: EngineConfig, found: type, *, windowed: bool) -> type[Scheduler]:
+    """Give the scheduler that a policy works with, or refuse what it does not do."""
+    mechanism = found if issubclass(found, Scheduler) else Scheduler
+    if mechanism is not found and any(hasattr(found, hook) for hook in DYNAMIC):
+        mechanism = DynamicScheduler
+    if windowed:
+        key = "engine.disable_hybrid_kv_cache_manager"
+        for name, word in unlike(engine, SLIDING):
+            raise ValueError(f"{key}: false goes with {name}: {word}")
+        if mechanism is not Scheduler:
+            raise ValueError(
+                f"{key}: must be true: {called(found)} keeps all tokens; fcfs need not, nor "
+                "policies that only order the queue: priority, sjf, boost"
+            )
+    if engine.speculative_config is not None:
+        for name, word in unlike(engine, ALTERNATE):
+            raise ValueError(f"engine.speculative_config: goes with {name}: {word}")
+        if mechanism is not Scheduler:
+            raise ValueError(
+                f"engine.speculative_config: {called(found)} verifies no drafts; fcfs does, and "
+                "policies that only order the queue: priority, sjf, boost"
+            )
+    if windowed or engine.speculative_config is not None:
+        return Speculative
+    if not engine.async_scheduling:
+        return mechanism
+    if mechanism is not Scheduler:
+        raise ValueError(
+            f"engine.async_scheduling: {called(found)} schedules a step when the one before has "
+            "ended; set it to false"
+        )
+    return AsyncScheduler

@@ -1,0 +1,179 @@
+"""What each key of a scenario says by itself: pydantic's errors in words of the scenario's file."""
+
+import dataclasses
+import re
+from copy import deepcopy
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from simulator.scenario.scenario import Scenario
+from simulator.util.config import Config
+from simulator.util.errors import meant
+from simulator.util.from_mapping import quoted
+from simulator.util.yaml_lines import Fault, Key, faults
+
+ROUNDS = 5  # of looking for errors that others hide
+PARTIAL = "no longer in vLLM; long_prefill_token_threshold limits the tokens of a long prompt"
+ONE_ENGINE = "not simulated: one engine, with tensor parallelism at most"
+ABSENT = {
+    "max_num_partial_prefills": PARTIAL,
+    "max_long_partial_prefills": PARTIAL,
+    "num_scheduler_steps": "no longer in vLLM: each step is scheduled by itself",
+    "scheduler_delay_factor": "no longer in vLLM: a request is admitted as soon as it fits",
+    "use_v2_block_manager": "no longer in vLLM: there is one block manager",
+    "enforce_eager": "not simulated: the cost profile says what a step takes, CUDA graphs included",
+    "num_lookahead_slots": "no longer in vLLM: speculative_config.method decides",
+    "enable_lora": "not simulated: there are no LoRA adapters",
+    "cpu_offload_gb": "not simulated: weights stay on the GPU",
+    "kv_transfer_config": "give cluster.kv_transfer, and each group a kv_role",
+    "pipeline_parallel_size": ONE_ENGINE,
+    "enable_expert_parallel": "leave it out: experts chosen evenly cost the same shared out whole "
+    "or in slices, see fleet.md",
+    "kv_cache_memory_bytes": "not simulated: give num_gpu_blocks_override",
+    "disable_sliding_window": "not simulated: give max_model_len",
+}
+"""Keys that vLLM has or had under `engine`, and why they are not here."""
+
+SECTIONS: list[Key] = [
+    (),
+    ("gpu",),
+    ("engine",),
+    ("goodput",),
+    ("workload",),
+    ("workload", "trace"),
+    ("plan",),
+    ("cluster",),
+    *(
+        ("cluster", name)
+        for name in ("kv_transfer", "admission", "client", "failures", "autoscaling")
+    ),
+    ("sweep",),
+    ("sweep", "random"),
+]
+"""Blocks in which a key may be meant that is found elsewhere."""
+
+WORDS = {
+    "missing": "is missing",
+    "int_type": "must be a whole number, not {input}",
+    "int_from_float": "must be a whole number, not {input}",
+    "float_type": "must be a number, not {input}",
+    "bool_type": "must be true or false, not {input}",
+    "string_type": "must be text, not {input}",
+    "dict_type": "must be a mapping of keys, not {input}",
+    "model_type": "must be a mapping of keys, not {input}",
+    "list_type": "must be a list, not {input}",
+    "too_short": "must not be empty",
+    "finite_number": "must be finite, not {input}",
+    "greater_than": "must be more than {gt}, not {input}",
+    "greater_than_equal": "must be at least {ge}, not {input}",
+    "less_than": "must be less than {lt}, not {input}",
+    "less_than_equal": "must be at most {le}, not {input}",
+    "literal_error": "must be {expected}, not {input}",
+    "string_pattern_mismatch": "must begin with a letter or digit and have only these, blanks and "
+    "_ . , + = -, not {input}",
+    "string_too_long": "must have at most {max_length} characters",
+}
+"""By pydantic's type of an error."""
+
+
+def validate(raw: dict[str, Any]) -> tuple[Scenario | None, list[Fault]]:
+    """Check each key by itself; where some are wrong, let defaults take their place.
+
+    What depends on a wrong key can only be seen once that is out of the way: hence the rounds.
+    """
+    wrong: list[Fault] = []
+    rest = deepcopy(raw)
+    for _ in range(ROUNDS):
+        try:
+            return Scenario.model_validate(rest), wrong
+        except ValidationError as error:
+            found = [fault for one in error.errors(include_url=False) for fault in _faults(one)]
+        # What is wrong now with a block around may be that a wrong key of it was taken out.
+        around = {key[:depth] for key, _ in wrong for depth in range(len(key) + 1)}
+        wrong += [fault for fault in found if fault[0] not in around]
+        for key, _ in found:
+            _remove(rest, key)
+    return None, wrong
+
+
+def section(key: Key) -> type[Config] | None:
+    """Give the class of the block at a key, if one is there."""
+    kind: Any = Scenario
+    for part in key:
+        if _is_block(kind):
+            field = kind.model_fields.get(part)
+            kind = field.annotation if field else None
+            if type(None) in get_args(kind):  # Block | None
+                kind = get_args(kind)[0]
+        else:  # dict[str, Block] or list[Block]: below a name of the user's own, or an index
+            kind = get_args(kind)[-1] if get_args(kind) else None
+    return kind if _is_block(kind) else None
+
+
+def _is_block(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Config)
+
+
+def keys_of(key: Key) -> list[str]:
+    """List the keys that the block at a key knows."""
+    block = section(key)
+    known = [*block.model_fields] if block else []
+    if key == ("workload",):
+        from simulator.workload.generate import Generator
+
+        generated = (field.name for field in dataclasses.fields(Generator))
+        known = [*dict.fromkeys(["trace", *generated, *known])]
+    return known
+
+
+def yaml_word(value: object) -> str:
+    """Write a wrong value as YAML has it, and not too much of it."""
+    if value is None or isinstance(value, bool):
+        return str({None: "null", True: "true", False: "false"}[value])
+    return quoted(value)
+
+
+def _remove(raw: dict[str, Any], key: Key) -> None:
+    """Take out the value at a key, or the one that the key should have been in."""
+    block = raw
+    for depth, part in enumerate(key):
+        inner = block.get(part)
+        if depth + 1 < len(key) and isinstance(inner, dict) and key[depth + 1] in inner:
+            block = inner
+        else:
+            block.pop(part, None)
+            return
+
+
+def _faults(details: Any) -> list[Fault]:
+    """Put one of pydantic's errors into our words."""
+    key = tuple(str(part) for part in details["loc"])
+    kind, context = details["type"], details.get("ctx", {})
+    if kind == "value_error":
+        return [
+            (at, _unknown(at)) if what == "unknown key" and at[:-1] in SECTIONS else (at, what)
+            for at, what in faults(key, context["error"])
+        ]
+    if kind == "extra_forbidden":
+        return [(key, _unknown(key))]
+    if kind in WORDS:
+        limits = {k: f"{v:g}" if isinstance(v, float) else v for k, v in context.items()}
+        near = meant(str(details["input"]), re.findall(r"'([^']*)'", str(limits.get("expected"))))
+        return [(key, WORDS[kind].format(input=yaml_word(details["input"]), **limits) + near)]
+    return [(key, details["msg"])]
+
+
+def _unknown(key: Key) -> str:
+    """Say why a key is unknown, or which one may be meant."""
+    name, path = key[-1], key[:-1]
+    if name in ABSENT:
+        return ABSENT[name]
+    for home in SECTIONS:
+        if name in keys_of(home):
+            return f"unknown key here; did you mean {'.'.join((*home, name))}?"
+    known = keys_of(path)
+    near = get_close_matches(name, known, 1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(known)}"
+    return f"unknown key; {hint}"

@@ -1,0 +1,135 @@
+"""The block `workload` of a scenario: a trace or a generator, and the way to the scheduler."""
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from simulator.scenario.engine_config import INT32, Count
+from simulator.util.config import Config
+from simulator.workload.workload import FRONTENDS, Frontend
+
+if TYPE_CHECKING:
+    from simulator.workload.generate import Generator
+
+READING = {"time_unit", "hash_block_size", "session_turns", "chars_per_token"}
+"""Keys of a trace that say how to read it; the others say which part to take."""
+
+Time = Annotated[float, Field(ge=0, le=1e9)]
+
+
+class TraceConfig(Config):
+    """A published trace, and the part of it to play."""
+
+    path: str = Field(description="the file, plain or packed by gzip")
+    format: (
+        Literal[
+            "azure", "burstgpt", "lengths", "mooncake", "timed_trace", "custom", "llmservingsim"
+        ]
+        | None
+    ) = Field(None, description="null: as its first line tells")
+    start_s: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="leave out what arrives before, s"
+    )
+    end_s: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="leave out what arrives from then on, s"
+    )
+    skip: Annotated[int, Field(ge=0, le=INT32)] = Field(
+        0, description="first requests to leave out"
+    )
+    limit: Count | None = Field(None, description="requests, at most")
+    rate_scale: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="2: requests come twice as fast"
+    )
+    repeat: Annotated[int, Field(ge=1, le=10_000_000)] = Field(
+        1, description="times to play it, end to end"
+    )
+    max_input_len: Count | None = Field(None, description="leave out longer prompts, tokens")
+    max_output_len: Count | None = Field(None, description="leave out longer answers, tokens")
+    time_unit: Literal["s", "ms"] | None = Field(
+        None, description="of the timestamps of mooncake (null: ms) and timed_trace (null: s)"
+    )
+    hash_block_size: Count | None = Field(
+        None, description="tokens that a hash id stands for; null: 512, timed_trace: 16"
+    )
+    session_turns: Literal["delta", "whole"] | None = Field(
+        None, description="a later turn tells what it adds (null: delta) or its whole prompt"
+    )
+    chars_per_token: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="to estimate the lengths of the prompts of custom"
+    )
+
+    @model_validator(mode="after")
+    def _check_window(self) -> "TraceConfig":
+        if self.end_s is not None and self.end_s <= (self.start_s or 0):
+            raise ValueError(f"end_s: must be more than start_s ({self.start_s or 0})")
+        return self
+
+
+class FrontendConfig(Config):
+    """Network, HTTP and tokenizer; a name stands for one that was measured."""
+
+    latency: Time = Field(0.0, description="ms that each request takes, whatever others do")
+    per_request: Time = Field(0.0, description="ms that each holds up those behind it")
+    per_token: Time = Field(0.0, description="likewise for each token of its prompt, ms")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, raw: Any) -> Any:
+        if not isinstance(raw, str):
+            return raw
+        if raw not in FRONTENDS:
+            raise ValueError(
+                f": no frontend {raw!r}; there are {', '.join(FRONTENDS)}, or give latency, "
+                "per_request and per_token"
+            )
+        found = FRONTENDS[raw]
+        return {key: getattr(found, key) * 1e3 for key in cls.model_fields}
+
+    def make(self) -> Frontend:
+        """Give the frontend, in seconds."""
+        return Frontend(self.latency / 1e3, self.per_request / 1e3, self.per_token / 1e3)
+
+
+class WorkloadConfig(Config):
+    """A trace, or else the keys of a generator (`simulator.workload.generate.Generator`)."""
+
+    model_config = ConfigDict(extra="allow")
+    trace: TraceConfig | None = Field(None, description="a trace to play; null: generate")
+    max_concurrency: Count | None = Field(
+        None, description="requests sent and unfinished, at most; null: no limit"
+    )
+    client_latency: Annotated[float, Field(ge=0, le=60)] = Field(
+        0.0, description="s between a client and the scheduler, the way back included"
+    )
+    frontend: FrontendConfig | None = Field(
+        None,
+        description="in place of it: client, server (vLLM's, as timed by its clients or by itself) "
+        "or a mapping; null: requests reach the scheduler as they are sent",
+    )
+
+    @model_validator(mode="after")
+    def _check_generator(self) -> "WorkloadConfig":
+        if self.frontend is not None and self.client_latency:
+            raise ValueError("client_latency: give it as frontend.latency, in ms")
+        given = self.model_extra or {}
+        if self.trace is None:
+            self.generator  # noqa: B018
+        elif given:
+            known = [*type(self).model_fields]
+            raise ValueError(
+                "\n".join(
+                    f"{key}: goes with a generator; beside trace there is {', '.join(known[1:])}"
+                    for key in given
+                )
+            )
+        return self
+
+    @property
+    def generator(self) -> "Generator":
+        """Give the generator that the keys describe."""
+        from simulator.util.from_mapping import build
+        from simulator.workload.generate import Generator
+
+        return build(
+            Generator, (self.model_extra or {}) | {"max_concurrency": self.max_concurrency}
+        )
