@@ -77,8 +77,7 @@ def _write_runs(
     quiet: bool,
 ) -> None:
     """Write every run, the table and the plot; print the table."""
-    from simulator.figures.compare import plot_compare
-    from simulator.figures.compare_many import plot_many
+    from simulator.figures.compare import plot_compare, plot_many
     from simulator.figures.style import COLORS
     from simulator.planning.runs import encode_csv, numbers
     from simulator.simulation.write import write_run

@@ -86,7 +86,7 @@ def _of_runs(kind: Kind, folders: list[Path], start: float | None, seconds: floa
 
 def _of_table(kind: Kind, folder: Path) -> "Figure":
     from simulator import figures
-    from simulator.figures.data import table
+    from simulator.results.read import find_table, read_table
 
     if not folder.is_dir():
         raise HeadwayError(f"{folder}: no such folder")
@@ -99,7 +99,9 @@ def _of_table(kind: Kind, folder: Path) -> "Figure":
         "chunk": figures.draw_chunk,
         "steps": figures.draw_steps,
     }[kind]
-    rows = table(folder, name)
+    if not find_table(folder, name).is_file():
+        raise HeadwayError(f"{folder}: has no {name}.csv")
+    rows = read_table(folder, name)
     try:
         return draw(rows)
     except HeadwayError as error:

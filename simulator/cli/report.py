@@ -18,10 +18,10 @@ def report(
     out: Annotated[Path, Parameter(help="file to write")] = Path("report.html"),
 ) -> int:
     """Write one self-contained HTML page about a run, or about several side by side."""
+    from simulator.figures.data import read_runs
     from simulator.util.errors import HeadwayError
     from simulator.util.files import check_file, write_atomic
     from simulator.views.html.page import page
-    from simulator.views.html.runs import read_runs
 
     if not folders:
         raise HeadwayError("OUT_DIR: is missing; for example headway report out/demo")

@@ -9,8 +9,8 @@ from typing import Any
 from simulator.results.breakdown import PARTS
 from simulator.results.read import (
     COUNTS,
+    check_numbers,
     load_mapping,
-    need_numbers,
     read_cell,
     read_rows,
     read_yaml,
@@ -78,8 +78,8 @@ def explain(folder: Path, request: int) -> str:
     row = _find(folder, request)
     summary = load_mapping(folder / "summary.json", json.loads)
     scenario = load_mapping(folder / "scenario.yaml", read_yaml)
-    need_numbers(folder / "summary.json", {MEDIAN: summary.get(MEDIAN)})
-    need_numbers(folder / "scenario.yaml", _goodput(scenario))
+    check_numbers(folder / "summary.json", {MEDIAN: summary.get(MEDIAN)})
+    check_numbers(folder / "scenario.yaml", _goodput(scenario))
     activity = None if row["queue_time"] is None else _engine_activity(folder, row)
     lines = [_head(row), "", *_events(row, scenario, activity)]
     if row["e2el"] is not None:

@@ -1,4 +1,8 @@
-"""Runs of one workload in a picture: what came out, what users felt, and why."""
+"""Runs of one workload in a picture, as `headway compare` draws it.
+
+Up to eight runs: what came out, what users felt, and why. More: a row for each, and a panel for
+each question.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.core.log import Log
-from simulator.figures.style import COLORS, grid, log_scale, save, sheet
+from simulator.figures.occupancy import ENDED
+from simulator.figures.runs import draw_rows
+from simulator.figures.style import COLORS, bars_with_ratios, grid, log_scale, save, sheet
 from simulator.results.request_table import Floats, gather_requests
 from simulator.results.time_series import arrivals, depth_in_bins, mean_in_bins, queue_levels
 
@@ -17,6 +23,7 @@ if TYPE_CHECKING:
 
     from simulator.simulation.result import Result
 
+ROW = 0.28  # inches of a run among many
 BINS = 400  # points of a line over time: what 600 pixels can show
 WINDOW = 120.0  # s, of the batch over time: short enough to tell static batches apart
 QUANTILES = 400  # points of a distribution
@@ -39,7 +46,10 @@ def draw_compare(labels: Sequence[str], results: Sequence["Result"]) -> "Figure"
     with sheet(2, 2, 6.0) as figure:
         throughput, latency, seats, queue = figure.axes
         figure.suptitle(_title(results[0]), fontsize=12)
-        _draw_throughput(throughput, labels, results)
+        speeds = [float(result.summary()["output_throughput"]) for result in results]
+        bars_with_ratios(
+            throughput, labels, speeds, gap="  ", offset=5, room=1.55, fontweight="bold"
+        )
         _draw_latency(latency, results)
         _draw_seats(seats, results)
         _draw_queue(queue, results)
@@ -52,6 +62,31 @@ def draw_compare(labels: Sequence[str], results: Sequence["Result"]) -> "Figure"
     return figure
 
 
+def plot_many(labels: Sequence[str], results: Sequence["Result"], path: Path) -> Path:
+    """Draw any number of runs of one workload as a PNG, 1350 pixels wide.
+
+    Output throughput as bars; mean and P99 of TTFT, TPOT and E2EL as points on logarithmic axes,
+    where they span more than a factor of ten.
+    """
+    return save(draw_many(labels, results), path)
+
+
+def draw_many(labels: Sequence[str], results: Sequence["Result"]) -> "Figure":
+    """Draw the picture of `plot_many` without writing it."""
+    with sheet(1, 4, 1.9 + ROW * len(labels), sharey=True) as figure:
+        figure.suptitle(_title(results[0]), fontsize=12)
+        draw_rows(
+            figure,
+            labels,
+            [result.summary() for result in results],
+            {"mean": ("mean", "o", COLORS[2], 5), "P99": ("p99", "D", COLORS[0], 5)},
+            bars={"color": COLORS[1], "height": 0.65},
+            text={},
+            room=1.6,
+        )
+    return figure
+
+
 def _title(result: "Result") -> str:
     gpus = [result.gpu.name]
     if result.cluster is not None:
@@ -60,28 +95,6 @@ def _title(result: "Result") -> str:
         f"{result.scenario.name}: {len(result.workload):,} requests, "
         f"{result.model.name} on {', '.join(dict.fromkeys(gpus))}"
     )
-
-
-def _draw_throughput(axes: "Axes", labels: Sequence[str], results: Sequence["Result"]) -> None:
-    """One bar per run, its value and its ratio to the first."""
-    values = [float(result.summary()["output_throughput"]) for result in results]
-    places = np.arange(len(values))
-    axes.barh(places, values, color=COLORS[: len(values)], height=0.65)
-    for place, value in zip(places, values, strict=True):
-        ratio = f"  ({value / values[0]:.2f}x)" if place and values[0] else ""
-        axes.annotate(
-            f"{value:,.0f}{ratio}",
-            (value, place),
-            (5, 0),
-            textcoords="offset points",
-            va="center",
-            fontweight="bold",
-        )
-    axes.set_yticks(places, labels)
-    axes.invert_yaxis()
-    axes.set_xlim(0, max([*values, 1e-9]) * 1.55)
-    axes.set_title("Output throughput")
-    axes.set_xlabel("tokens/s")
 
 
 def _draw_latency(axes: "Axes", results: Sequence["Result"]) -> None:
@@ -137,7 +150,7 @@ def _draw_seats(axes: "Axes", results: Sequence["Result"]) -> None:
     axes.set_ylabel("requests running")
     if wasted:
         patch = Patch(color="0.5", alpha=0.4, linewidth=0)
-        axes.legend([patch], ["already done, keeps its seat"], loc="upper right", frameon=False)
+        axes.legend([patch], [ENDED], loc="upper right", frameon=False)
 
 
 def _draw_queue(axes: "Axes", results: Sequence["Result"]) -> None:

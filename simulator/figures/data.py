@@ -1,7 +1,7 @@
-"""What pictures are drawn of: runs, from memory or from their folders, and tables of many."""
+"""What pictures and pages are drawn of: runs, from memory or from their folders."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from simulator.results.breakdown import PARTS
+from simulator.results.read import (
+    WRITES,
+    find_table,
+    load_mapping,
+    need_columns,
+    read_table,
+    read_yaml,
+)
+from simulator.results.request_table import RETRY
 from simulator.results.time_series import mean_in_bins
 from simulator.util.errors import HeadwayError
 
@@ -20,14 +30,14 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 BINS = 300  # points of a line over time
 REQUESTS = (
-    *("id", "arrival", "client_queue_time", "queue_time", "e2el", "preemptions"),
-    *("ttft", "tpot"),
+    *("id", "arrival", "client_queue_time", "prompt_tokens", "output_tokens"),
+    *("queue_time", "ttft", "tpot", "e2el", *PARTS, "preemptions", "replica"),
 )
-EVERYWHERE = ("id", "prompt_tokens", "output_tokens")  # columns without an empty cell
 STEPS = (
-    *("start", "duration", "steps", "running", "decode_tokens", "kv_blocks_used"),
-    *("kv_blocks_free", "preempted"),
+    *("start", "duration", "steps", "running", "waiting", "prefill_tokens", "decode_tokens"),
+    *("wasted_tokens", "kv_blocks_used", "kv_blocks_free", "preempted"),
 )
+"""Columns that must be there and hold numbers."""
 
 
 @dataclass(slots=True)
@@ -35,8 +45,8 @@ class Run:
     """One run under a label, as its files tell it; fairness is None without several clients."""
 
     label: str
-    summary: dict[str, Any]
-    scenario: dict[str, Any]
+    summary: Mapping[str, Any]
+    scenario: Mapping[str, Any]
     requests: "pd.DataFrame"
     steps: "pd.DataFrame"
     fairness: "pd.DataFrame | None" = None
@@ -58,101 +68,98 @@ class Run:
     @classmethod
     def read(cls, folder: Path, label: str) -> "Run":
         """Read the folder that `headway run` wrote; HeadwayError for what is missing or damaged."""
-        import yaml
-
-        summary = folder / "summary.json"
-        if not summary.is_file():
-            raise HeadwayError(f"{folder}: no run's folder: has no summary.json")
-        try:
-            told = json.loads(summary.read_text("utf-8"))
-            scenario = yaml.safe_load((folder / "scenario.yaml").read_text("utf-8"))
-            _ = told["headway"], scenario["name"]
-        except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
-            raise HeadwayError(f"{folder}: cannot read the run: {error}") from None
-        fairness = table(folder, "fairness") if has_table(folder, "fairness") else None
-        requests, steps = table(folder, "requests"), table(folder, "steps")
-        need_numbers(requests, REQUESTS, folder / "requests")
-        need_numbers(steps, STEPS, folder / "steps")
-        return cls(label, told, scenario, requests, steps, fairness)
+        summary = load_mapping(folder / "summary.json", json.loads)
+        for key in ("headway", "completed", "duration"):
+            if key not in summary:
+                raise HeadwayError(f"{folder / 'summary.json'}: has no key {key}")
+        scenario = load_mapping(folder / "scenario.yaml", read_yaml)
+        if not isinstance(scenario.get("engine"), Mapping):
+            raise HeadwayError(f"{folder / 'scenario.yaml'}: has no key engine")
+        requests = read_table(folder, "requests", REQUESTS)
+        need_columns(requests, ["finish_reason"], find_table(folder, "requests"))
+        several = find_table(folder, "fairness").exists()
+        fairness = read_table(folder, "fairness") if several else None
+        return cls(label, summary, scenario, requests, read_table(folder, "steps", STEPS), fairness)
 
     @property
     def end(self) -> float:
         """When the last step ended, in s."""
         return float((self.steps.start + self.steps.duration).max()) if len(self.steps) else 0.0
 
-    def over_time(self, levels: "pd.Series", edges: Floats) -> Floats:
+    @property
+    def sent(self) -> "pd.Series[float]":
+        """When each request was sent, in s."""
+        return self.requests.arrival + self.requests.client_queue_time
+
+    @property
+    def admitted(self) -> "pd.Series[float]":
+        """When each request was first scheduled, in s."""
+        return self.sent + self.requests.get(RETRY, 0.0) + self.requests.queue_time
+
+    @property
+    def policy(self) -> str:
+        """The name of the scheduling policy, which may have arguments."""
+        policy = self.scenario["engine"].get("scheduling_policy", "")
+        return str(policy.get("policy", "") if isinstance(policy, Mapping) else policy)
+
+    @property
+    def groups(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the summary says of each group of a cluster; empty where there is none."""
+        cluster = self.summary["headway"].get("cluster")
+        found = cluster.get("groups") if isinstance(cluster, Mapping) else None
+        if not isinstance(found, Mapping):
+            return {}
+        return {name: group for name, group in found.items() if isinstance(group, Mapping)}
+
+    def replicas(self) -> "Iterator[tuple[int, pd.DataFrame]]":
+        """Yield the number of each replica and its steps."""
+        if "replica" not in self.steps:
+            yield 0, self.steps
+        else:
+            yield from self.steps.groupby("replica")
+
+    def over_time(self, levels: "pd.Series[float]", edges: Floats) -> Floats:
         """Average over each bin what each row of steps holds, added up over replicas."""
         total = np.zeros(len(edges) - 1)
-        for rows in replicas(self.steps):
-            start = self.steps.start.to_numpy()[rows]
-            end = start + self.steps.duration.to_numpy()[rows]
-            total += mean_in_bins(start, end, levels.to_numpy()[rows], edges)
+        for _, steps in self.replicas():
+            start = steps.start.to_numpy(float)
+            end = start + steps.duration.to_numpy(float)
+            total += mean_in_bins(start, end, levels[steps.index].to_numpy(), edges)
         return total
 
 
-def replicas(steps: "pd.DataFrame") -> Iterable[npt.NDArray[np.bool_]]:
-    """Give the rows of each replica."""
-    if "replica" not in steps:
-        return [np.ones(len(steps), bool)]
-    numbers = steps.replica.to_numpy()
-    return [numbers == number for number in np.unique(numbers)]
-
-
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read runs; a folder of `headway compare` stands for its runs."""
+    """Read the runs in these folders; HeadwayError for what is missing or damaged.
+
+    A folder of `headway compare`, or one of runs, stands for its runs.
+    """
     found: list[Path] = []
     for folder in folders:
         if not folder.is_dir():
-            raise HeadwayError(f"{folder}: no such folder")
-        inner = [folder]
-        if (folder / "comparison.csv").is_file():
-            inner = [folder / str(name) for name in table(folder, "comparison").run]
-        found += inner
-    return [Run.read(path, label) for path, label in zip(found, labels(found), strict=True)]
+            raise HeadwayError(f"{folder}: no such folder; {WRITES}")
+        inside = _compared(folder) or sorted(p.parent for p in folder.glob("*/summary.json"))
+        if (folder / "summary.json").exists() or not inside:
+            inside = [folder]
+        found += inside
+    return [Run.read(path, label) for path, label in zip(found, _labels(found), strict=True)]
 
 
-def labels(folders: Sequence[Path]) -> list[str]:
+def _compared(folder: Path) -> list[Path]:
+    """List the folders of a comparison's runs in its own order, if it says so."""
+    import pandas as pd
+
+    try:
+        names = pd.read_csv(folder / "comparison.csv", dtype=str, usecols=["run"]).run
+    except (OSError, ValueError):
+        return []
+    found = [folder / str(name) for name in names]
+    return found if all((path / "summary.json").exists() for path in found) else []
+
+
+def _labels(folders: Sequence[Path]) -> list[str]:
     """Name each run by its folder, with the folders above where two are called the same."""
     for depth in range(1, 20):
         names = ["/".join(folder.resolve().parts[-depth:]) for folder in folders]
         if len(set(names)) == len(names):
             return names
     raise HeadwayError(f"{folders[0]}: is given twice")
-
-
-def has_table(folder: Path, name: str) -> bool:
-    """Tell whether a table is there, as CSV or Parquet."""
-    return any((folder / f"{name}.{kind}").is_file() for kind in ("csv", "parquet"))
-
-
-def table(folder: Path, name: str) -> "pd.DataFrame":
-    """Read one of a folder's tables; HeadwayError where it is missing or broken."""
-    import pandas as pd
-
-    path = folder / f"{name}.csv"
-    try:
-        if not path.is_file() and (folder / f"{name}.parquet").is_file():
-            path = folder / f"{name}.parquet"
-            return pd.read_parquet(path)
-        return pd.read_csv(path)
-    except FileNotFoundError:
-        raise HeadwayError(f"{folder}: has no {name}.csv") from None
-    except (OSError, ValueError, ImportError) as error:
-        raise HeadwayError(f"{path}: cannot read: {' '.join(str(error).split())}") from None
-
-
-def need_numbers(frame: "pd.DataFrame", columns: Sequence[str], where: object) -> None:
-    """Raise HeadwayError unless the table has these columns, and numbers in them."""
-    import pandas as pd
-
-    need(frame, columns, where)
-    for name in columns if len(frame) else ():  # without rows there is no telling
-        lacking = name in EVERYWHERE and frame[name].isna().any()
-        if lacking or not pd.api.types.is_numeric_dtype(frame[name]):
-            raise HeadwayError(f"{where}: damaged: {name} holds what is no number")
-
-
-def need(frame: "pd.DataFrame", columns: Sequence[str], where: object) -> None:
-    """Raise HeadwayError unless the table has these columns."""
-    if missing := [name for name in columns if name not in frame]:
-        raise HeadwayError(f"{where}: has no column {', '.join(missing)}")

@@ -98,6 +98,35 @@ def log_scale(axes: "Axes", which: Literal["x", "y"]) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def bars_with_ratios(
+    axes: "Axes",
+    labels: Sequence[str],
+    values: Sequence[float],
+    *,
+    gap: str = " ",
+    offset: int = 4,
+    room: float = 1.5,
+    **text: Any,
+) -> None:
+    """Draw the output throughput of each run as a bar, with its value and ratio to the first."""
+    axes.barh(range(len(values)), values, color=[color(k) for k in range(len(values))], height=0.65)
+    for place, value in enumerate(values):
+        ratio = f"{gap}({value / values[0]:.2f}x)" if place and values[0] else ""
+        axes.annotate(
+            f"{value:,.0f}{ratio}",
+            (value, place),
+            (offset, 0),
+            textcoords="offset points",
+            va="center",
+            **text,
+        )
+    axes.set_yticks(range(len(values)), labels)
+    axes.invert_yaxis()
+    axes.set_xlim(0, max([*values, 1e-9]) * room)
+    axes.set_title("Output throughput")
+    axes.set_xlabel("tokens/s")
+
+
 def legend_below(figure: "Figure", axes: "Axes", title: str = "") -> None:
     """Name the series under the picture, if there are several."""
     handles, labels = axes.get_legend_handles_labels()

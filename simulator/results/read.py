@@ -1,17 +1,26 @@
-"""The files that a run wrote, read one value at a time: what is wrong is told by its place."""
+"""The files that commands wrote, read back: what is wrong is told by its place, as HeadwayError.
+
+Tables come whole, as DataFrames, or row by row where a message must name the line.
+"""
 
 import csv
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isinf, isnan, nan
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import check
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 WRITES = "`headway run` and `headway compare` write such folders"
 COUNTS = ("id", "prompt_tokens", "output_tokens", "preemptions", "cached_tokens")
-"""Columns without an empty cell: whole numbers."""
+"""Columns of requests.csv without an empty cell: whole numbers."""
+NEVER_EMPTY = ("id", "prompt_tokens", "output_tokens")
+WORDS = ("client", "finish_reason")
+NEEDS_PYARROW = "needs pyarrow; pip install headway[parquet]"
 
 
 def read_yaml(text: str) -> object:
@@ -37,12 +46,56 @@ def load_mapping(path: Path, parse: Callable[[str], object]) -> Mapping[str, Any
     return found
 
 
-def need_numbers(path: Path, told: Mapping[str, Any]) -> None:
+def check_numbers(path: Path, values: Mapping[str, Any]) -> None:
     """Raise HeadwayError where one of a file's values is neither null nor a number."""
-    for name, value in told.items():
+    for name, value in values.items():
         wrong, message = check(name, float, value)
         if wrong and value is not None:
             raise HeadwayError(f"{path}: {message}")
+
+
+def find_table(folder: Path, name: str) -> Path:
+    """Give the path of a table: CSV, else Parquet if that is there."""
+    path, other = folder / f"{name}.csv", folder / f"{name}.parquet"
+    return other if other.exists() and not path.exists() else path
+
+
+def read_table(folder: Path, name: str, columns: Sequence[str] = ()) -> "pd.DataFrame":
+    """Read a table, CSV or Parquet, whose `columns` must be there and hold numbers."""
+    import pandas as pd
+
+    path = find_table(folder, name)
+    words = dict.fromkeys(WORDS, "category")
+    try:
+        if path.suffix == ".parquet":
+            frame = pd.read_parquet(path, engine="pyarrow")
+        else:
+            frame = pd.read_csv(path, dtype=words, keep_default_na=False, na_values=[""])
+    except FileNotFoundError:
+        raise HeadwayError(f"{path}: no such file; {WRITES}") from None
+    except ImportError:
+        raise HeadwayError(f"{path}: {NEEDS_PYARROW}") from None
+    except (OSError, ValueError) as error:  # pandas' ParserError is a ValueError
+        raise HeadwayError(f"{path}: damaged: {' '.join(str(error).split())}") from None
+    check_columns(frame, columns, path)
+    return frame if len(frame) else frame.astype(dict.fromkeys(columns, float))
+
+
+def check_columns(frame: "pd.DataFrame", columns: Sequence[str], where: object) -> None:
+    """Raise HeadwayError unless the table has these columns, and numbers in them."""
+    import pandas as pd
+
+    need_columns(frame, columns, where)
+    for name in columns if len(frame) else ():  # without rows there is no telling
+        lacking = name in NEVER_EMPTY and frame[name].isna().any()
+        if lacking or not pd.api.types.is_numeric_dtype(frame[name]):
+            raise HeadwayError(f"{where}: damaged: {name} holds what is no number")
+
+
+def need_columns(frame: "pd.DataFrame", columns: Sequence[str], where: object) -> None:
+    """Raise HeadwayError unless the table has these columns."""
+    if missing := [name for name in columns if name not in frame]:
+        raise HeadwayError(f"{where}: has no column {', '.join(missing)}")
 
 
 def read_rows(folder: Path, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -50,9 +103,9 @@ def read_rows(folder: Path, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
     Raises HeadwayError where the table is missing or damaged.
     """
-    path = folder / f"{name}.csv"
-    if not path.exists() and (other := folder / f"{name}.parquet").exists():
-        yield from _parquet_rows(other)
+    path = find_table(folder, name)
+    if path.suffix == ".parquet":
+        yield from _parquet_rows(path)
         return
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -71,7 +124,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise HeadwayError(f"{path}: needs pyarrow; pip install headway[parquet]") from None
+        raise HeadwayError(f"{path}: {NEEDS_PYARROW}") from None
     try:
         batches = pyarrow.parquet.ParquetFile(path).iter_batches()
         for batch in batches:

@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given, settings
 
 from simulator.core.log import Log
-from simulator.figures.compare import _depth_in_bins, draw_compare, plot_compare
-from simulator.figures.compare_many import draw_many, plot_many
+from simulator.figures.compare import (
+    _depth_in_bins,
+    draw_compare,
+    draw_many,
+    plot_compare,
+    plot_many,
+)
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.results.metrics import summarize
 from simulator.results.record import Record

@@ -20,9 +20,9 @@ from simulator.figures import (
     draw_pareto,
 )
 from simulator.figures.data import read_runs
-from simulator.figures.load import knee
-from simulator.figures.occupancy import _batches, _lowest_free
+from simulator.figures.occupancy import _batches, lowest_free
 from simulator.figures.style import COLORS, MARKERS
+from simulator.figures.tables import knee
 from tests.support.scenarios import AZURE, SMALL
 
 SCENARIO = """
@@ -86,7 +86,7 @@ def test_axes_have_units(folder) -> None:
     ("words", "told"),
     [
         (["kv", "none"], "none: no such folder"),
-        (["kv", "live"], "no run's folder: has no summary.json"),
+        (["kv", "live"], "live/summary.json: no such file; `headway run`"),
         (["latency", "cmp"], "has no results.csv"),
         (["latency", "swp", "cmp"], "takes one folder, not 2"),
         (["kv", "cmp", "--out", "a.jpg"], "must end in .png or .svg"),
@@ -124,8 +124,8 @@ def test_damaged_tables_are_told(folder, tmp_path, capsys) -> None:
     shutil.copytree(folder / "cmp" / "fcfs", tmp_path / "bad")
     steps = pd.read_csv(tmp_path / "bad" / "steps.csv")
     for table, told in (
-        (steps.drop(columns="preempted"), "steps: has no column preempted"),
-        (steps.assign(start="soon"), "steps: damaged: start holds what is no number"),
+        (steps.drop(columns="preempted"), "steps.csv: has no column preempted"),
+        (steps.assign(start="soon"), "steps.csv: damaged: start holds what is no number"),
     ):
         table.to_csv(tmp_path / "bad" / "steps.csv")
         assert main(["plot", "kv", str(tmp_path / "bad")]) == 2
@@ -176,7 +176,7 @@ def test_tables_that_lack_something(folder, tmp_path, capsys) -> None:
     assert "has no fairness.csv" in capsys.readouterr().err
     (broken / "summary.json").write_text("{", "utf-8")
     assert main(["plot", "kv", str(broken)]) == 2
-    assert "cannot read the run" in capsys.readouterr().err
+    assert "summary.json: damaged: Expecting" in capsys.readouterr().err
 
 
 def test_a_run_from_memory_is_the_run_from_its_files(folder) -> None:
@@ -210,15 +210,14 @@ def test_seats(folder) -> None:
 
 
 def test_lowest_free_seat() -> None:
-    """Worked by hand: two board, the second leaves, the third takes its seat."""
-    boards, leaves = np.array([0.0, 0.0, 2.0, 2.5]), np.array([3.0, 2.0, 9.0, 4.0])
-    assert list(_lowest_free(boards, leaves)) == [0, 1, 1, 2]
+    """Worked by hand: two are admitted, the second ends, the third takes its seat."""
+    assert list(lowest_free([0.0, 0.0, 2.0, 2.5], [3.0, 2.0, 9.0, 4.0], 1e-6)) == [0, 1, 1, 2]
 
 
 def test_static_batches() -> None:
-    """A batch boards over several steps and ends with its longest member not preempted."""
-    boards, done = np.array([0.0, 1.0, 6.0, np.nan]), np.array([6.0, 20.0, 9.0, np.nan])
-    found = list(_batches(boards, done, np.array([False, True, False, False])))
+    """A batch is admitted over several steps and ends with its longest member not preempted."""
+    admitted, done = np.array([0.0, 1.0, 6.0, np.nan]), np.array([6.0, 20.0, 9.0, np.nan])
+    found = list(_batches(admitted, done, np.array([False, True, False, False])))
     assert found == [([0, 1], 6.0), ([2], 9.0)]
 
 

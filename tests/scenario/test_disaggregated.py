@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from simulator.diagnosis.explain import explain
+from simulator.figures import Run
 from simulator.scenario.load import load_scenario
 from simulator.simulation.result import Result
 from simulator.simulation.run import run
 from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError
 from simulator.views.html.page import page
-from simulator.views.html.runs import read_run
 from simulator.views.timeline import write_timeline
 from tests.support.scenarios import SMALL, errors
 
@@ -113,7 +113,7 @@ def test_what_is_said_of_a_request(tmp_path: Path) -> None:
     write_timeline(result, tmp_path / "t.json")
     names = [e["name"] for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"]]
     assert names.count("KV transfer") == 2 * 40  # begin and end
-    assert "KV transfer" in page([read_run(tmp_path / "out", "one")])
+    assert "KV transfer" in page([Run.read(tmp_path / "out", "one")])
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from simulator.cli.main import main
+from simulator.figures.data import Run, read_runs
 from simulator.results.breakdown import PARTS
 from simulator.views.html.page import page
-from simulator.views.html.runs import Run, read_runs
 from simulator.views.html.series import distributions, over_time, seats
 from tests.support.scenarios import SMALL
 
@@ -49,7 +49,7 @@ def tiny(requests: list[dict], steps: list[dict], **engine: object) -> Run:
     blank = dict.fromkeys((*names, "kv_blocks_used"), 0) | {"steps": 1, "kv_blocks_free": 10}
     frames = pd.DataFrame(rows), pd.DataFrame([blank | step for step in steps])
     summary = {"headway": {}, "completed": len(rows), "duration": 1.0}
-    return Run(Path(), "<b>&", summary, {"engine": {"block_size": 2} | engine}, *frames)
+    return Run("<b>&", summary, {"engine": {"block_size": 2} | engine}, *frames)
 
 
 def test_the_groups_of_a_cluster_are_named_and_compared(tmp_path: Path) -> None:

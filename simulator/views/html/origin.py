@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from simulator.views.html.runs import Run
+from simulator.figures.data import Run
 from simulator.views.html.tables import run_name, table
 
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from simulator.figures.data import Run
 from simulator.util.version import __version__
 from simulator.views.html.origin import profiles, scenarios
-from simulator.views.html.runs import Run
 from simulator.views.html.series import charts
 from simulator.views.html.tables import (
     clients,
@@ -91,7 +91,7 @@ def _subtitle(runs: Sequence[Run]) -> str:
         [f"{len(run.requests):,} requests" for run in runs],
         [str(run.scenario.get("model")) for run in runs],
         [_gpu(run) for run in runs],
-        [_policy(run) for run in runs],
+        [run.policy for run in runs],
         [f"profile {profiles_of(run.summary['headway'])}" for run in runs],
         [f"seed {run.summary['headway'].get('seed')}" for run in runs],
     )
@@ -112,11 +112,6 @@ def _gpu(run: Run) -> str:
         replicas = group.get("replicas")
     several = f"{replicas} replicas of " if replicas != 1 else ""
     return f"{several}{gpu.get('count')} x {gpu.get('name')}"
-
-
-def _policy(run: Run) -> str:
-    policy = run.engine.get("scheduling_policy")
-    return str(policy.get("policy") if isinstance(policy, dict) else policy)
 
 
 def _figure(kind: str, key: str, title: str, note: str) -> str:

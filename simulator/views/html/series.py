@@ -1,15 +1,14 @@
 """The numbers behind the report's charts: over time in bins, as distributions, seat by seat."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from heapq import heappop, heappush
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from simulator.results.request_table import RETRY
+from simulator.figures.data import Run
+from simulator.figures.occupancy import lowest_free
 from simulator.results.time_series import depth_in_bins, mean_in_bins
-from simulator.views.html.runs import Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +27,7 @@ Numbers = list[float | None]
 
 def charts(runs: Sequence[Run]) -> dict[str, Any]:
     """Give what the charts draw, as JSON can hold it; times in seconds, latencies in ms."""
-    whole = max(_end(run) for run in runs) or 1.0
+    whole = max(run.end for run in runs) or 1.0
     edges = np.linspace(0.0, whole, min(BINS, POINTS // len(runs)) + 1)
     begin, end = _window(runs, BARS)
     return {
@@ -40,11 +39,6 @@ def charts(runs: Sequence[Run]) -> dict[str, Any]:
         "window": [begin, end],
         "first": _window(runs, FIRST),
     }
-
-
-def _end(run: Run) -> float:
-    steps = run.steps
-    return float((steps["start"] + steps["duration"]).max()) if len(steps) else 0.0
 
 
 def _short(values: Floats, digits: int = 4) -> Numbers:
@@ -78,7 +72,7 @@ def over_time(run: Run, edges: Floats) -> dict[str, Numbers]:
         np.fmax.at(longest, at[decodes > 0], (time / count)[decodes > 0])
         preempted += np.bincount(at, steps["preempted"], size)
     itl = np.divide(seats, tokens, out=np.full(size, np.nan), where=tokens > 0)
-    first = (_sent(run.requests) + run.requests["ttft"]).dropna().to_numpy(float)
+    first = (run.sent + run.requests["ttft"]).dropna().to_numpy(float)
     tokens += np.histogram(first, edges)[0] / np.diff(edges)
     return {
         "running": _short(running),
@@ -93,36 +87,24 @@ def over_time(run: Run, edges: Floats) -> dict[str, Numbers]:
 
 def _replicas(run: Run) -> Iterator[tuple["pd.DataFrame", Floats]]:
     """Yield each replica's steps and the times at which requests joined its queue."""
-    requests = run.requests[run.requests["finish_reason"].astype(object) != "rejected"]
+    requests = run.requests.assign(sent=run.sent)
+    requests = requests[requests["finish_reason"].astype(object) != "rejected"]
     # Where prefill and decode are apart, no column tells when a request came to where it decodes.
     column = "prefill_replica" if "prefill_replica" in requests else "replica"
-    parts = [(0, run.steps)]
-    if "replica" in run.steps.columns:
-        parts = list(run.steps.groupby("replica"))
-    for number, steps in parts:
-        sent = _sent(requests[requests[column] == number]).dropna()
+    for number, steps in run.replicas():
+        sent = requests["sent"][requests[column] == number].dropna()
         if len(steps):
             yield steps, np.sort(sent.to_numpy(float))
-
-
-def _sent(requests: "pd.DataFrame") -> "pd.Series[float]":
-    return requests["arrival"] + requests["client_queue_time"]
-
-
-def _policy(engine: Mapping[str, Any]) -> str:
-    """Give the name of the scheduling policy, which may have arguments."""
-    policy = engine.get("scheduling_policy", "")
-    return str(policy.get("policy", "")) if isinstance(policy, Mapping) else str(policy)
 
 
 def _blocks(run: Run, steps: "pd.DataFrame") -> Floats:
     """Give the blocks in use, in the middle of each row: with paging they grow by the token."""
     used: Floats = steps["kv_blocks_used"].to_numpy(float)
-    engine = run.engine
+    engine = run.scenario["engine"]
     if (
         engine.get("allocation") == "contiguous"
         or engine.get("reserve_output_tokens") is not None
-        or _policy(engine) in RESERVING
+        or run.policy in RESERVING
     ):
         return used
     sequences = (steps["decode_tokens"] + steps["wasted_tokens"]).to_numpy(float)
@@ -147,12 +129,12 @@ def distributions(runs: Sequence[Run], name: str) -> dict[str, Any]:
 
 def _window(runs: Sequence[Run], most: int) -> tuple[float, float]:
     """Choose a time in the middle in which each run has about `most` requests, or all of it."""
-    begin, end = 0.0, max(_end(run) for run in runs) or 1.0
-    middle = min(_end(run) for run in runs) / 2
+    begin, end = 0.0, max(run.end for run in runs) or 1.0
+    middle = min(run.end for run in runs) / 2
     for run in runs:
         count = len(run.requests)
         if count > most:
-            half = _end(run) * most / count / 2
+            half = run.end * most / count / 2
             begin, end = max(begin, middle - half), min(end, middle + half)
     return begin, end
 
@@ -163,36 +145,22 @@ def seats(run: Run, begin: float, end: float) -> dict[str, list[Any]]:
     A request takes the free seat of its replica with the lowest number. One that is preempted
     keeps its seat here: the tables do not say when it was out.
     """
-    frame = run.requests[run.requests["e2el"].notna()].assign(sent=_sent)
-    frame = frame.assign(board=frame["sent"] + frame.get(RETRY, 0.0) + frame["queue_time"])
-    frame = frame.assign(leave=frame["sent"] + frame["e2el"])
-    frame = frame.sort_values(["replica", "board"], kind="stable")
-    given: list[int] = []
+    times = {"start": run.admitted, "first": run.sent + run.requests["ttft"]}
+    frame = run.requests.assign(**times, end=run.sent + run.requests["e2el"])
+    frame = frame[frame["e2el"].notna()].sort_values(["replica", "start"], kind="stable")
+    slots: list[int] = []
     for _, part in frame.groupby("replica"):
-        below = max(given, default=-1) + 1
-        given += [below + k for k in _assign(part["board"].tolist(), part["leave"].tolist())]
-    frame = frame.assign(seat=given)
-    frame = frame[(frame["leave"] >= begin) & (frame["board"] <= end)]
-    board = frame["board"].to_numpy(float)
+        below = max(slots, default=-1) + 1
+        free = lowest_free(part["start"].tolist(), part["end"].tolist(), ROUNDED)
+        slots += [below + k for k in free]
+    frame = frame.assign(seat=slots)
+    frame = frame[(frame["end"] >= begin) & (frame["start"] <= end)]
+    start = frame["start"].to_numpy(float)
     return {
-        "start": _short(board, 7),
-        "prefill": _short((frame["sent"] + frame["ttft"]).to_numpy(float) - board),
-        "length": _short(frame["leave"].to_numpy(float) - board, 6),
+        "start": _short(start, 7),
+        "prefill": _short(frame["first"].to_numpy(float) - start),
+        "length": _short(frame["end"].to_numpy(float) - start, 6),
     } | {
         name: frame[name].astype(int).tolist()
         for name in ("id", "seat", "prompt_tokens", "output_tokens", "preemptions")
     }
-
-
-def _assign(boards: list[float], leaves: list[float]) -> list[int]:
-    """Give the lowest free seat to each in turn."""
-    free: list[int] = []
-    taken: list[tuple[float, int]] = []
-    given = []
-    for board, leave in zip(boards, leaves, strict=True):
-        while taken and taken[0][0] <= board + ROUNDED:
-            heappush(free, heappop(taken)[1])
-        seat = heappop(free) if free else len(taken)
-        heappush(taken, (leave, seat))
-        given.append(seat)
-    return given

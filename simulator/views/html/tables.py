@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from math import isnan
 
+from simulator.figures.data import Run
 from simulator.results.breakdown import PARTS
 from simulator.results.request_table import RETRY, TRANSFER_PARTS
-from simulator.views.html.runs import Run
 from simulator.views.report import CLUSTER, GAUGES, METRICS, MOVED, TROUBLES, Gauge, known
 
 CARDS = (

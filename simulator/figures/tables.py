@@ -1,11 +1,12 @@
-"""What a sweep found: latency over load with its knee, the Pareto front, the size of chunks."""
+"""Tables that commands wrote: of a sweep or plan, latency over load with its knee, the Pareto
+front, the size of chunks; of a live run, steps as predicted beside what they took."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.figures.data import Floats, need, need_numbers
+from simulator.figures.data import Floats
 from simulator.figures.style import (
     COLORS,
     FAINT,
@@ -19,6 +20,7 @@ from simulator.figures.style import (
     marker,
     sheet,
 )
+from simulator.results.read import check_columns, need_columns
 from simulator.util.errors import HeadwayError
 from simulator.util.pareto import front
 
@@ -95,7 +97,7 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
     """
     per_gpu = True
     if "tokens_per_s_per_gpu" in rows:
-        need_numbers(rows, ["tokens_per_s_per_gpu", "tokens_per_s_per_user"], "the plan's table")
+        check_columns(rows, ["tokens_per_s_per_gpu", "tokens_per_s_per_user"], "the plan's table")
         rows = rows[rows.tokens_per_s_per_gpu.notna()]
         user, speed = rows.tokens_per_s_per_user, rows.tokens_per_s_per_gpu
     else:
@@ -185,11 +187,11 @@ def draw_chunk(rows: "pd.DataFrame") -> "Figure":
 
 def whole(rows: "pd.DataFrame") -> "pd.DataFrame":
     """Leave out the points that failed; HeadwayError where none is left, or no sweep's table."""
-    need(rows, ["error", "output_throughput", "mean_tpot_ms"], "the sweep's table")
+    need_columns(rows, ["error", "output_throughput", "mean_tpot_ms"], "the sweep's table")
     rows = rows[rows.error.isna()]
     if not len(rows):
         raise HeadwayError("every point of the sweep failed")
-    need_numbers(
+    check_columns(
         rows, [name for name in (*METRICS, *RATES, CHUNK) if name in rows], "the sweep's table"
     )
     return rows
@@ -223,3 +225,46 @@ def others(rows: "pd.DataFrame", along: str) -> Sequence[str]:
     """Give the keys, dotted, that were varied beside `along`."""
     dotted = [key for key in rows.columns if "." in key and key.split(".")[0].isalpha()]
     return [key for key in dotted if key != along and rows[key].nunique() > 1]
+
+
+def draw_steps(steps: "pd.DataFrame") -> "Figure":
+    """Draw predicted over measured seconds of each step, and how the error is distributed.
+
+    `steps` has the columns of a live run's steps_measured.csv: `seconds`, `predicted_s`, `chunks`.
+    """
+    need_columns(steps, ["chunks"], "steps_measured.csv")
+    check_columns(steps, ["seconds", "predicted_s"], "steps_measured.csv")
+    steps = steps[(steps.seconds > 0) & (steps.predicted_s > 0)]
+    if not len(steps):
+        raise HeadwayError("steps_measured.csv: has no step with both times")
+    prompts = steps.chunks.notna() & (steps.chunks.astype(str) != "")
+    error = 100.0 * (steps.predicted_s / steps.seconds - 1.0)
+    with sheet(1, 2, 4.2) as figure:
+        times, spread = figure.axes
+        kinds = (("decodes only", ~prompts, 1), ("with prompts", prompts, 0))
+        low, high = np.percentile(error, [0.5, 99.5])
+        bins = np.linspace(low, high, 60).tolist()
+        for name, part, number in kinds:
+            if not part.any():
+                continue
+            label = f"{name} ({int(part.sum()):,})"
+            took, said = 1e3 * steps.seconds[part], 1e3 * steps.predicted_s[part]
+            times.plot(took, said, ".", color=color(number), ms=3, alpha=0.4, label=label)
+            spread.hist(error[part], bins, color=color(number), alpha=0.6)
+        low, high = 1e3 * steps.seconds.min(), 1e3 * steps.seconds.max()
+        for factor in (0.9, 1.0, 1.1):
+            ends = [low * factor, high * factor]
+            times.plot([low, high], ends, "-" if factor == 1 else ":", color=GREY, linewidth=1)
+        log_scale(times, "x")
+        log_scale(times, "y")
+        times.set_title("Time of a step (dotted: 10 % off)")
+        times.set_xlabel("measured (ms)")
+        times.set_ylabel("predicted (ms)")
+        times.legend(loc="upper left", markerscale=4, frameon=False)
+        spread.set_title(f"Error of a step: median {np.median(abs(error)):.1f} %")
+        spread.axvline(0, color=GREY, linewidth=1)
+        spread.set_xlabel("predicted / measured - 1 (%)")
+        spread.set_ylabel("steps")
+        for axes in figure.axes:
+            grid(axes)
+    return figure

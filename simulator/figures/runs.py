@@ -1,0 +1,203 @@
+"""Runs side by side: throughput, KV cache, latencies of policies, fairness."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simulator.figures.data import BINS, Floats, Run
+from simulator.figures.style import (
+    PALE,
+    bars_with_ratios,
+    color,
+    grid,
+    legend_below,
+    log_scale,
+    marker,
+    sheet,
+)
+from simulator.util.errors import HeadwayError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LATENCIES = (("TTFT", "ttft", 1e-3, "s"), ("TPOT", "tpot", 1.0, "ms"), ("E2EL", "e2el", 1e-3, "s"))
+"""Title, name in the summary, what its ms are multiplied by, and the unit then."""
+
+Statistic = tuple[str, str, str, int]
+"""Word in the summary, marker, its colour and size."""
+
+
+def draw_throughput(runs: Sequence[Run]) -> "Figure":
+    """Draw output throughput of each run as a bar, and over time as a line."""
+    with sheet(1, 2, 2.6 + 0.25 * len(runs), width_ratios=(1, 1.35)) as figure:
+        bars, lines = figure.axes
+        values = [float(run.summary["output_throughput"]) for run in runs]
+        bars_with_ratios(bars, [run.label for run in runs], values)
+        grid(bars, "x")
+        edges = _edges(runs, BINS // 3)
+        for number, run in enumerate(runs):
+            tokens = run.steps.decode_tokens * run.steps.steps / run.steps.duration
+            _draw_level(lines, run, tokens, edges, color(number))
+        lines.set_title("Decoded tokens over time")
+        lines.set_xlabel("time (s)")
+        lines.set_ylabel("tokens/s")
+        lines.set_ylim(bottom=0)
+        lines.set_xlim(0, edges[-1])
+        grid(lines)
+    return figure
+
+
+def _edges(runs: Sequence[Run], bins: int) -> Floats:
+    return np.linspace(0.0, max(run.end for run in runs) or 1.0, bins + 1)
+
+
+def _draw_level(
+    axes: "Axes", run: Run, levels: "pd.Series[float]", edges: Floats, hue: str
+) -> None:
+    """Draw as a line what the steps of a run hold, averaged over bins."""
+    means, shown = run.over_time(levels, edges), edges[:-1] < run.end
+    axes.plot(edges[:-1][shown], means[shown], color=hue, label=run.label)
+
+
+def draw_kv(runs: Sequence[Run]) -> "Figure":
+    """Draw the share of KV blocks in use over time with preemptions marked, and what they hold."""
+    with sheet(1, 2, 2.9 + 0.22 * len(runs), width_ratios=(1.3, 1)) as figure:
+        usage, stored = figure.axes
+        edges = _edges(runs, BINS)
+        for number, run in enumerate(runs):
+            steps = run.steps
+            many = steps.replica.nunique() if "replica" in steps else 1
+            blocks = steps.kv_blocks_used + steps.kv_blocks_free
+            share = 100.0 * steps.kv_blocks_used / blocks / many
+            _draw_level(usage, run, share, edges, color(number))
+            lost = steps.start[steps.preempted > 0]
+            usage.plot(lost, np.full(len(lost), 101.5), "x", color=color(number), markersize=4)
+        preempted = any(run.steps.preempted.any() for run in runs)
+        usage.set_title("KV cache in use (x: preemption)" if preempted else "KV cache")
+        usage.set_xlabel("time (s)")
+        usage.set_ylabel("% of KV blocks")
+        usage.set_ylim(0, 104)
+        usage.set_xlim(0, edges[-1])
+        grid(usage)
+        _draw_stored(stored, runs)
+    return figure
+
+
+def _draw_stored(axes: "Axes", runs: Sequence[Run]) -> None:
+    """Split the mean use into tokens and room that nobody uses."""
+    places = np.arange(len(runs))
+    used = np.array([100.0 * run.summary["headway"]["kv_cache_usage_mean"] for run in runs])
+    full = np.array([float(run.summary["headway"]["memory_efficiency"]) for run in runs])
+    hues = [color(k) for k in range(len(runs))]
+    axes.barh(places, used * full, color=hues, height=0.6)
+    lost = used * (1 - full)
+    axes.barh(places, lost, left=used * full, color=PALE, height=0.6, hatch="///", ec="0.6")
+    for place, value, share in zip(places, used, full, strict=True):
+        text = f" {1 - share:.1%} lost"
+        axes.annotate(text, (value, place), (3, 0), textcoords="offset points", va="center")
+    axes.set_yticks(places, [run.label for run in runs])
+    axes.invert_yaxis()
+    axes.set_xlim(0, max(used.max(), 1e-9) * 1.6)
+    axes.set_xticks([tick for tick in axes.get_xticks() if tick <= 100])
+    axes.set_title("Mean use, fragmentation")
+    axes.set_xlabel("% of KV blocks (hatched: empty)")
+    grid(axes, "x")
+
+
+def draw_policies(runs: Sequence[Run]) -> "Figure":
+    """Draw a row for each run: throughput, and mean, median and P99 of TTFT, TPOT and E2EL."""
+    with sheet(1, 4, 1.7 + 0.3 * len(runs), sharey=True) as figure:
+        draw_rows(
+            figure,
+            [run.label for run in runs],
+            [run.summary for run in runs],
+            {
+                "mean": ("mean", "o", color(1), 6),
+                "median": ("median", "|", color(6), 9),
+                "P99": ("p99", "D", color(0), 6),
+            },
+            bars={"color": color(5), "height": 0.6},
+            text={"fontsize": 10},
+            room=1.45,
+        )
+    return figure
+
+
+def draw_rows(
+    figure: "Figure",
+    labels: Sequence[str],
+    summaries: Sequence[Mapping[str, Any]],
+    statistics: Mapping[str, Statistic],
+    *,
+    bars: Mapping[str, Any],
+    text: Mapping[str, Any],
+    room: float,
+) -> None:
+    """Draw a row for each run over four panels: throughput as a bar, latencies as points.
+
+    Latencies that span more than a factor of ten stand on a logarithmic axis.
+    """
+    places = np.arange(len(labels))
+    first, *others = figure.axes
+    values = [float(summary["output_throughput"]) for summary in summaries]
+    drawn = first.barh(places, values, **bars)
+    first.bar_label(drawn, [f"{value:,.0f}" for value in values], padding=3, **text)
+    first.set_xlim(0, max([*values, 1e-9]) * room)
+    first.set_yticks(places, labels)
+    first.invert_yaxis()
+    first.set_title("Output")
+    first.set_xlabel("tokens/s")
+    for axes, (title, key, scale, unit) in zip(others, LATENCIES, strict=True):
+        points = []
+        for word, shape, hue, size in statistics.values():
+            found = np.array([float(s[f"{word}_{key}_ms"]) * scale for s in summaries])
+            axes.plot(found, places, shape, color=hue, markersize=size)
+            points.append(found[found > 0])
+        known = np.concatenate(points)
+        if len(known) and known.max() > 10 * known.min():
+            log_scale(axes, "x")
+        else:
+            axes.set_xlim(0, max([*known, 1e-9]) * 1.1)
+        axes.set_title(title)
+        axes.set_xlabel(unit)
+        grid(axes)
+    lines, columns = others[0].lines, len(statistics)
+    figure.legend(lines, [*statistics], loc="outside lower center", ncols=columns, frameon=False)
+
+
+def draw_fairness(runs: Sequence[Run]) -> "Figure":
+    """Draw Jain's index and the service difference of clients that compete, window by window.
+
+    Raises HeadwayError where a run has one client only.
+    """
+    if alone := [run.label for run in runs if run.fairness is None]:
+        raise HeadwayError(f"{', '.join(alone)}: has no fairness.csv: its workload has one client")
+    with sheet(1, 2, 3.6) as figure:
+        jain, difference = figure.axes
+        for number, run in enumerate(runs):
+            assert run.fairness is not None
+            rows = run.fairness.dropna()
+            style: dict[str, Any] = {
+                "color": color(number),
+                "marker": marker(number),
+                "label": run.label if len(rows) else f"{run.label} (nobody competes)",
+            }
+            middle = (rows.start + rows.end) / 2
+            jain.plot(middle, rows.jain_index, **style)
+            difference.plot(rows.end, rows.service_difference, **style)
+        jain.set_title("Jain's index per window")
+        jain.set_ylabel("index (1: all alike)")
+        jain.set_ylim(min(0.9, jain.dataLim.y0 - 0.02), 1.01)
+        difference.set_title("Most less least served")
+        difference.set_ylabel("service (tokens in + 2 x out)")
+        difference.set_ylim(0, max(difference.dataLim.y1 * 1.08, 1.0))
+        for axes in (jain, difference):
+            axes.set_xlabel("time (s)")
+            axes.set_xlim(0, max(run.end for run in runs) or 1.0)
+            axes.yaxis.set_major_formatter("{x:,g}")
+            grid(axes)
+        legend_below(figure, jain)
+    return figure
