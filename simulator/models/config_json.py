@@ -6,7 +6,7 @@ unsaid because its code in transformers says it. What is wrong in a file is told
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from simulator.models.spec import BYTES, REQUIRED, LatentAttention, ModelSpec, RopeScaling
@@ -22,13 +22,6 @@ WHOLE_NUMBERS = {
     "dense_layers": ("first_k_dense_replace",),
 }
 """Keys of each size, of which the first that is there counts."""
-LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-ROPE_SCALING = (
-    "factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    "original_max_position_embeddings",
-)
 
 
 @dataclass(frozen=True)
@@ -160,8 +153,10 @@ def _read_latent(raw: Mapping[str, object], family: Family) -> LatentAttention |
     """
     if raw.get("kv_lora_rank") is None and not family.latent_attention:
         return None
-    rank = 0 if raw.get("q_lora_rank") is None else _size(raw, "q_lora_rank")
-    return LatentAttention(**{key: _size(raw, key) for key in LATENT}, q_lora_rank=rank)
+    keys = [field.name for field in fields(LatentAttention)]
+    if raw.get("q_lora_rank") is None:
+        keys.remove("q_lora_rank")
+    return LatentAttention(**{key: _size(raw, key) for key in keys})
 
 
 def _read_window(
@@ -206,8 +201,8 @@ def read_rope(raw: Mapping[str, object]) -> tuple[float, RopeScaling | None]:
     kind = str(scaling.get("rope_type", scaling.get("type", "default")))
     if kind == "default":
         return theta, None
-    values = {part: _number(scaling, part, 0.0) for part in ROPE_SCALING if part in scaling}
-    return theta, RopeScaling(kind, **values)
+    keys = [field.name for field in fields(RopeScaling)[1:] if field.name in scaling]
+    return theta, RopeScaling(kind, **{key: _number(scaling, key, 0.0) for key in keys})
 
 
 def _number(raw: Mapping[str, object], key: str, default: float) -> float:

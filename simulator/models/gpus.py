@@ -112,20 +112,20 @@ def find_gpu(name: str) -> Gpu:
 
     Raises ValueError, which lists the names that there are, the likeliest first.
     """
-    by_plain = {_plain(known): gpu for known, gpu in GPUS.items()}
     wanted = _plain(name)
-    if wanted == _plain(CPU.name):
-        return CPU
-    if wanted in by_plain:
-        return by_plain[wanted]
-    fuller = [known for plain, known in zip(by_plain, GPUS, strict=True) if wanted in plain]
-    if wanted and fuller:
-        hint = " or ".join(fuller)
+    for gpu in (*GPUS.values(), CPU):
+        if _plain(gpu.name) == wanted:
+            return gpu
+
+    def alike(part: str) -> list[str]:
+        return [known for known in GPUS if part in _plain(known)] if part else []
+
+    if longer := alike(wanted):
+        hint = " or ".join(longer)
         raise ValueError(f"gpu.name: no GPU {name!r} in the table; did you mean {hint}?")
-    alike = [known for plain, known in zip(by_plain, GPUS, strict=True) if wanted[:4] in plain]
-    near = alike if wanted else []
+    near = alike(wanted[:4])
     near += get_close_matches(name.upper(), [n for n in GPUS if n not in near], cutoff=0.5)
-    order = near + [known for known in GPUS if known not in near]
+    order = dict.fromkeys([*near, *GPUS])
     raise ValueError(f"gpu.name: no GPU {name!r} in the table; there are {', '.join(order)}")
 
 

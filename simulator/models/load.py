@@ -80,10 +80,9 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
         path = path / "config.json"
     if not path.exists():
         near = get_close_matches(str(name_or_path).lower(), names, n=len(names), cutoff=0.5)
-        order = near + [name for name in names if name not in near]
         raise ValueError(
             f"model: no file {path} and no shipped model {str(name_or_path)!r}; there are "
-            f"{', '.join(order)}"
+            f"{', '.join(dict.fromkeys([*near, *names]))}"
         )
     return read_config(path)
 

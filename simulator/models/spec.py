@@ -19,18 +19,9 @@ REQUIRED = (
 )
 HALF = 2.0  # bytes of fp16 and bf16
 BYTES = {
-    "float32": 4.0,
-    "float": 4.0,
-    "fp32": 4.0,
-    "float16": HALF,
-    "fp16": HALF,
-    "half": HALF,
-    "bfloat16": HALF,
-    "bf16": HALF,
-    "fp8": 1.0,
-    "fp8_e4m3": 1.0,
-    "fp8_e5m2": 1.0,
-    "int8": 1.0,
+    **dict.fromkeys(("float32", "float", "fp32"), 4.0),
+    **dict.fromkeys(("float16", "fp16", "half", "bfloat16", "bf16"), HALF),
+    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "int8"), 1.0),
     "int4": 0.5,
     "nvfp4": 0.5625,  # with a scale of 8 bits for every 16 numbers
 }
@@ -129,11 +120,10 @@ class ModelSpec:
     rope_scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
-        sizes = {
-            name: getattr(self, name) for name in (*REQUIRED, "head_dim", "num_key_value_heads")
-        }
         wrong = [
-            f"{name}: must be positive, not {size}" for name, size in sizes.items() if size < 1
+            f"{name}: must be positive, not {getattr(self, name)}"
+            for name in (*REQUIRED, "head_dim", "num_key_value_heads")
+            if getattr(self, name) < 1
         ]
         if not wrong and self.num_attention_heads % self.num_key_value_heads:
             wrong.append("num_key_value_heads: must divide num_attention_heads")

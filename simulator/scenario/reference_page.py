@@ -19,8 +19,8 @@ from simulator.scenario.policy_table import POLICIES
 from simulator.scenario.validate import ABSENT, section
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.yaml_lines import Key
+from simulator.workload.distributions import KINDS
 from simulator.workload.generate import Generator, PrefixGroups, Sessions
-from simulator.workload.lengths import KINDS
 
 HEAD = """# Scenario reference
 

@@ -23,7 +23,7 @@ from simulator.util.yaml_lines import Places, faults
 from simulator.workload.workload import Frontend, Workload
 
 if TYPE_CHECKING:
-    from simulator.workload.lengths import Load
+    from simulator.workload.distributions import TraceReader
 
 Milliseconds = Annotated[float, Field(gt=0)]
 
@@ -123,7 +123,7 @@ class Scenario(Config):
         latency = self.workload.client_latency
         return Frontend(latency=latency) if latency else None
 
-    def reader(self) -> "Load":
+    def reader(self) -> "TraceReader":
         """Give what reads the traces that the workload names."""
         from simulator.workload.traces import read_trace
 

@@ -6,8 +6,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from simulator.core.request import Segments
+from simulator.workload.distributions import TraceReader
 from simulator.workload.generate import Generator, draw_lengths, streams
-from simulator.workload.lengths import Load
 from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def comes_in_parts(spec: Generator) -> bool:
 
 
 def generate_parts(
-    spec: Generator, seed: int, load: Load | None, sizes: Sequence[int]
+    spec: Generator, seed: int, load: TraceReader | None, sizes: Sequence[int]
 ) -> Iterator[Workload]:
     """Make the workload of `generate` in parts of these sizes, one at a time: the same numbers."""
     rng = streams(seed)

@@ -15,18 +15,19 @@ import numpy.typing as npt
 from simulator.core.request import Segments
 from simulator.util.from_mapping import build, fault, inside, number, refuse
 from simulator.workload.arrivals import ArrivalProcess, Checks, Diurnal
-from simulator.workload.lengths import (
+from simulator.workload.distributions import (
     MOST,
     Distribution,
-    Load,
     Spec,
+    TraceReader,
     Uniform,
-    parse,
-    parse_tokens,
-    pick,
-    read,
-    seconds,
-    tokens,
+    are_numbers,
+    durations,
+    parse_distribution,
+    parse_lengths,
+    read_lengths,
+    token_counts,
+    weighted_choice,
 )
 from simulator.workload.workload import MOST_KEPT, MOST_REQUESTS, Floats, Ints, Workload
 
@@ -51,7 +52,7 @@ class PrefixGroups:
         refuse(
             *_count("num_prefixes", self.num_prefixes),
             (not 0 <= self.zipf < inf, f"zipf: {self.zipf} is not 0 or more"),
-            fault("prefix_len", parse_tokens, self.prefix_len),
+            fault("prefix_len", parse_lengths, self.prefix_len),
         )
 
 
@@ -67,12 +68,13 @@ class Sessions:
 
     def __post_init__(self) -> None:
         refuse(
-            fault("turns", parse_tokens, self.turns), fault("think_time", parse, self.think_time)
+            fault("turns", parse_lengths, self.turns),
+            fault("think_time", parse_distribution, self.think_time),
         )
 
 
 @dataclass(slots=True)
-class Joint:
+class TraceLengths:
     """The input and the output length of a trace's requests, drawn together."""
 
     path: str
@@ -93,7 +95,7 @@ class Generator(ArrivalProcess):
     input_len: Spec | None = None  # tokens; 1024
     output_len: Spec | None = None  # tokens; 128
     range_ratio: float | Mapping[str, float] = 0.0
-    lengths: Mapping[str, object] | None = None  # Joint, in place of the three above
+    lengths: Mapping[str, object] | None = None  # TraceLengths, in place of the three above
     prefix_len: int = 0  # tokens that all prompts begin with, before `input_len`
     prefix_groups: Mapping[str, object] | None = None
     sessions: Mapping[str, object] | None = None
@@ -143,7 +145,7 @@ class Generator(ArrivalProcess):
             ]
         given = {"input_len": self.input_len, "output_len": self.output_len}
         return [
-            fault("lengths", partial(build, Joint), self.lengths),
+            fault("lengths", partial(build, TraceLengths), self.lengths),
             *((v is not None, f"{k}: cannot be given with lengths") for k, v in given.items()),
             (self.range_ratio != 0, "range_ratio: cannot be given with lengths"),
         ]
@@ -170,11 +172,9 @@ def _good_priorities(priorities: object, clients: object) -> bool:
 
 def _good_clients(clients: object) -> bool:
     """Say whether this is a number of clients, or a list of weights with one above 0."""
-    if isinstance(clients, Sequence) and all(isinstance(w, int | float) for w in clients):
-        return all(0 <= w < inf for w in clients) and sum(clients) > 0
     if isinstance(clients, int) and not isinstance(clients, bool):
         return clients >= 1
-    return clients is None
+    return clients is None or (are_numbers(clients, 1) and sum(clients) > 0)
 
 
 def ratios(range_ratio: float | Mapping[str, float]) -> tuple[float, float]:
@@ -210,8 +210,8 @@ def output_lengths(spec: Generator) -> Distribution:
 def _around(length: Spec, ratio: float, least: int) -> Distribution:
     if isinstance(length, Mapping):
         refuse((ratio != 0, ": must be a number where there is a range_ratio"))
-        return parse_tokens(length)
-    parse(length)
+        return parse_lengths(length)
+    parse_distribution(length)
     n = number(length)
     low, high = floor(n * (1 - ratio)), ceil(n * (1 + ratio))
     refuse(
@@ -222,7 +222,7 @@ def _around(length: Spec, ratio: float, least: int) -> Distribution:
 
 
 def generate(
-    spec: Generator | Mapping[str, object], seed: int = 0, load: Load | None = None
+    spec: Generator | Mapping[str, object], seed: int = 0, load: TraceReader | None = None
 ) -> Workload:
     """Make the workload that `spec`, or the mapping of its fields, asks for.
 
@@ -260,7 +260,7 @@ def generate(
         work.segments = _write_segments(heads, group[session], np.isnan(arrival), new, output)
     if spec.clients is not None:
         weights = np.ones(spec.clients) if isinstance(spec.clients, int) else spec.clients
-        drawn = pick(np.asarray(weights, np.float64), rng["clients"].random(len(starts)))
+        drawn = weighted_choice(np.asarray(weights, np.float64), rng["clients"].random(len(starts)))
         work.client = [f"client-{k}" for k in drawn[session].tolist()]
         if spec.priorities is not None:
             work.priority = np.array(spec.priorities, np.int64)[drawn[session]]
@@ -274,21 +274,21 @@ def streams(seed: int) -> dict[str, np.random.Generator]:
 
 
 def draw_lengths(
-    spec: Generator, rng: dict[str, np.random.Generator], load: Load | None
+    spec: Generator, rng: dict[str, np.random.Generator], load: TraceReader | None
 ) -> tuple[Ints, Ints]:
     """Draw each request's new prompt tokens and its output tokens."""
     u = rng["input"].random(spec.num_prompts)
     name = "lengths"
     try:
         if spec.lengths is not None:
-            joint = build(Joint, spec.lengths)
-            trace = read(joint.path, joint.format, load)
+            joint = build(TraceLengths, spec.lengths)
+            trace = read_lengths(joint.path, joint.format, load)
             row = (u * len(trace)).astype(np.int64)
             return trace.prompt_tokens[row], trace.output_tokens[row]
         name = "input_len"
-        new = tokens(input_lengths(spec), u, load)
+        new = token_counts(input_lengths(spec), u, load)
         name = "output_len"
-        return new, tokens(output_lengths(spec), rng["output"].random(spec.num_prompts), load)
+        return new, token_counts(output_lengths(spec), rng["output"].random(spec.num_prompts), load)
     except ValueError as error:
         raise inside(name, error) from None
 
@@ -300,9 +300,9 @@ def _draw_sessions(spec: Generator, rng: np.random.Generator) -> tuple[Ints, Flo
         return np.arange(n), np.zeros(n)
     sessions = build(Sessions, spec.sessions)
     turns, think = rng.spawn(2)
-    ends = np.cumsum(tokens(parse_tokens(sessions.turns), turns.random(n)))
+    ends = np.cumsum(token_counts(parse_lengths(sessions.turns), turns.random(n)))
     starts = np.concatenate(([0], ends[ends < n]))
-    return starts, seconds(parse(sessions.think_time), think.random(n))
+    return starts, durations(parse_distribution(sessions.think_time), think.random(n))
 
 
 def _draw_prefixes(
@@ -315,10 +315,10 @@ def _draw_prefixes(
     groups = build(PrefixGroups, spec.prefix_groups)
     sizes, order = rng.spawn(2)
     k = groups.num_prefixes
-    length = tokens(parse_tokens(groups.prefix_len), sizes.random(k)).tolist()
+    length = token_counts(parse_lengths(groups.prefix_len), sizes.random(k)).tolist()
     heads = [(*shared, (("prefix", g), length[g])) for g in range(k)]
     if groups.zipf:
-        return heads, pick(np.arange(1.0, k + 1) ** -groups.zipf, order.random(count))
+        return heads, weighted_choice(np.arange(1.0, k + 1) ** -groups.zipf, order.random(count))
     return heads, order.permutation(count) % k
 
 

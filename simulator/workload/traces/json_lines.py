@@ -47,14 +47,9 @@ class Row:
     def tokens(self, key: str) -> int:
         """Give a whole number of 1 or more; 0 where it is wrong."""
         value = self.number(key)
-        if isnan(value):
-            return 0
-        if value != int(value):
-            self.refuse(key, f"{value} is not a whole number")
-            return 0
-        if value < 1:
-            self.refuse(key, "zero")
-        return int(value)
+        if not isnan(value) and (value < 1 or value % 1):
+            self.refuse(key, f"{value} is not a whole number" if value % 1 else "zero")
+        return 0 if self.wrong else int(value)
 
     def hash_ids(self) -> list[int | str]:
         """Give the `hash_ids`; [] for none, or where they are wrong."""

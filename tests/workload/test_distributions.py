@@ -5,21 +5,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.workload.lengths import parse, parse_tokens, pick, seconds, tokens
+from simulator.workload.distributions import (
+    durations,
+    parse_distribution,
+    parse_lengths,
+    token_counts,
+    weighted_choice,
+)
 from simulator.workload.workload import Workload
 
 GRID = (np.arange(100_000) + 0.5) / 100_000  # every probability alike, no luck involved
 
 
 def at(spec, *u) -> list[int]:
-    return tokens(parse_tokens(spec), np.array(u, float)).tolist()
+    return token_counts(parse_lengths(spec), np.array(u, float)).tolist()
 
 
 def spread(spec) -> np.ndarray:
-    return tokens(parse_tokens(spec), GRID)
+    return token_counts(parse_lengths(spec), GRID)
 
 
-def error(spec, make=parse_tokens) -> str:
+def error(spec, make=parse_lengths) -> str:
     with pytest.raises(ValueError, match=r": ") as info:
         make(spec)
     return str(info.value)
@@ -52,7 +58,9 @@ def test_uniform():
 
 def test_uniform_seconds():
     """Times are not rounded, and their bounds not widened."""
-    times = seconds(parse({"kind": "uniform", "low": 1, "high": 2}), np.array([0, 0.25, 0.5]))
+    times = durations(
+        parse_distribution({"kind": "uniform", "low": 1, "high": 2}), np.array([0, 0.25, 0.5])
+    )
     assert times.tolist() == [1.0, 1.25, 1.5]
 
 
@@ -83,10 +91,10 @@ def test_cut_lognormal():
 def test_exponential():
     """An exponential has its mean and, cut, still its shape."""
     u = GRID
-    assert seconds(parse({"kind": "exponential", "mean": 4}), u).mean() == pytest.approx(
-        4, rel=1e-3
-    )
-    cut = seconds(parse({"kind": "exponential", "mean": 4, "low": 1, "high": 5}), u)
+    assert durations(
+        parse_distribution({"kind": "exponential", "mean": 4}), u
+    ).mean() == pytest.approx(4, rel=1e-3)
+    cut = durations(parse_distribution({"kind": "exponential", "mean": 4, "low": 1, "high": 5}), u)
     assert 1 <= cut.min() <= cut.max() < 5
     assert np.median(cut) == pytest.approx(1 - 4 * np.log((1 + np.exp(-1)) / 2), rel=1e-3)
 
@@ -114,8 +122,8 @@ def test_empirical():
     """A trace's lengths come out in the trace's proportions."""
     lengths = np.array([5, 5, 5, 9])
     work = Workload(np.zeros(4), lengths, lengths + 100)
-    kind = parse_tokens({"kind": "empirical", "path": "a.csv", "column": "output"})
-    x = tokens(kind, GRID, lambda path, form: work)
+    kind = parse_lengths({"kind": "empirical", "path": "a.csv", "column": "output"})
+    x = token_counts(kind, GRID, lambda path, form: work)
     assert np.unique(x, return_counts=True)[0].tolist() == [105, 109]
     assert np.count_nonzero(x == 105) == 75_000
 
@@ -240,23 +248,29 @@ def test_refusals(spec, message):
 
 def test_absurd_lengths():
     """A distribution without an upper bound that runs away is refused, not cut."""
-    kind = parse_tokens({"kind": "lognormal", "median": 100, "sigma": 9})
+    kind = parse_lengths({"kind": "lognormal", "median": 100, "sigma": 9})
     with pytest.raises(ValueError, match="high: without it a length became"):
-        tokens(kind, GRID)
+        token_counts(kind, GRID)
 
 
 def test_empty_trace():
     """A trace without requests has no lengths to draw."""
-    kind = parse_tokens({"kind": "empirical", "path": "a.csv", "column": "input"})
+    kind = parse_lengths({"kind": "empirical", "path": "a.csv", "column": "input"})
     empty = Workload(np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64))
     with pytest.raises(ValueError, match=r"path: a\.csv has no requests"):
-        tokens(kind, GRID, lambda path, form: empty)
+        token_counts(kind, GRID, lambda path, form: empty)
 
 
 def test_pick():
     """An index without weight is never picked, not even at the ends of the probabilities."""
     weights = np.array([0.0, 1.0, 0.0, 3.0, 0.0])
-    assert pick(weights, np.array([0, 0.2, 0.25, 0.99, 1 - 1e-16])).tolist() == [1, 1, 3, 3, 3]
+    assert weighted_choice(weights, np.array([0, 0.2, 0.25, 0.99, 1 - 1e-16])).tolist() == [
+        1,
+        1,
+        3,
+        3,
+        3,
+    ]
 
 
 def test_cycle():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf, isfinite, log
-from typing import Protocol, get_args
+from typing import Protocol, TypeGuard, get_args
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from simulator.util.errors import meant
 from simulator.util.from_mapping import build, check, fault, number, refuse
 from simulator.workload.workload import Floats, Ints, Workload
 
-Load = Callable[[str, str | None], Workload]
+TraceReader = Callable[[str, str | None], Workload]
 """Read the trace at a path, in a format or (None) in the one that it appears to have."""
 
 Spec = float | Mapping[str, object]
@@ -31,7 +31,7 @@ MOST = 2**31  # tokens: a longer request is a mistake
 class Distribution(Protocol):
     """Turns uniform numbers into values, one into one."""
 
-    def quantile(self, u: Floats, edge: float, load: Load | None) -> Floats:
+    def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         """Give the values at cumulative probabilities `u`, the bounds widened by `edge`."""
 
 
@@ -62,7 +62,7 @@ class Fixed:
     def __post_init__(self) -> None:
         refuse((not 0 <= self.value < inf, f"value: {self.value} is not finite and 0 or more"))
 
-    def quantile(self, u: Floats, edge: float, load: Load | None) -> Floats:
+    def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         return np.full(len(u), float(self.value))
 
 
@@ -77,7 +77,7 @@ class Uniform:
         _check_bounds(self.low, self.high)
         refuse((not isfinite(self.high), f"high: {self.high} is not finite"))
 
-    def quantile(self, u: Floats, edge: float, load: Load | None) -> Floats:
+    def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         low, high = _bounds(self.low, self.high, edge)
         return _within(low + u * (high - low), low, high)
 
@@ -94,7 +94,7 @@ class Exponential:
         refuse((not 0 < self.mean < inf, f"mean: {self.mean} is not above 0"))
         _check_bounds(self.low, self.high)
 
-    def quantile(self, u: Floats, edge: float, load: Load | None) -> Floats:
+    def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         low, high = _bounds(self.low, self.high, edge)
         share = -np.expm1((low - high) / self.mean)  # below high, of what is above low
         return _within(low - self.mean * np.log1p(-u * share), low, high)
@@ -121,7 +121,7 @@ class Lognormal:
         )
         _check_bounds(self.low, self.high)
 
-    def quantile(self, u: Floats, edge: float, load: Load | None) -> Floats:
+    def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         from scipy.special import ndtr, ndtri
 
         mu = log(self.median) if self.median else log(self.mean or 1) - self.sigma**2 / 2
@@ -149,12 +149,12 @@ class Zipf:
             (self.high > 10**7, f"high: {self.high} is more than 10 million"),
         )
 
-    def quantile(self, u: Floats, edge: float, load: Load | None) -> Floats:
+    def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         weights = np.arange(self.low, self.high + 1, dtype=np.float64) ** -self.alpha
-        return (self.low + pick(weights, u)).astype(np.float64)
+        return (self.low + weighted_choice(weights, u)).astype(np.float64)
 
 
-def pick(weights: Floats, u: Floats) -> Ints:
+def weighted_choice(weights: Floats, u: Floats) -> Ints:
     """Turn uniform numbers into indices, in proportion to the weights."""
     ends = np.cumsum(weights)
     chosen = np.searchsorted(ends, u * ends[-1], side="right")
@@ -173,7 +173,10 @@ class Quantiles:
         columns = {"values": self.values} | ({} if self.at is None else {"at": self.at})
         refuse(
             *(
-                (not _ascends(c), f"{name}: not 2 or more numbers from 0 on that never fall")
+                (
+                    not are_numbers(c, 2) or any(a > b for a, b in pairwise(c)),
+                    f"{name}: not 2 or more numbers from 0 on that never fall",
+                )
                 for name, c in columns.items()
             )
         )
@@ -184,17 +187,16 @@ class Quantiles:
                 (self.at[0] != 0 or self.at[-1] != 1, "at: does not go from 0 to 1"),
             )
 
-    def quantile(self, u: Floats, edge: float, load: Load | None) -> Floats:
+    def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         at = np.linspace(0, 1, len(self.values)) if self.at is None else self.at
         return np.interp(u, at, self.values)
 
 
-def _ascends(numbers: object) -> bool:
-    if not isinstance(numbers, Sequence) or len(numbers) < 2:
+def are_numbers(values: object, least: int) -> TypeGuard[Sequence[float]]:
+    """Say whether this is a list of so many numbers or more, finite and 0 or more."""
+    if not isinstance(values, Sequence) or len(values) < least:
         return False
-    if not all(isinstance(n, int | float) and 0 <= n < inf for n in numbers):
-        return False
-    return all(a <= b for a, b in pairwise(numbers))
+    return all(isinstance(n, int | float) and 0 <= n < inf for n in values)
 
 
 @dataclass(slots=True)
@@ -209,14 +211,14 @@ class Empirical:
         wrong = self.column not in {"input", "output"}
         refuse((wrong, f"column: {self.column!r} is neither input nor output"))
 
-    def quantile(self, u: Floats, edge: float, load: Load | None) -> Floats:
-        trace = read(self.path, self.format, load)
+    def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
+        trace = read_lengths(self.path, self.format, load)
         lengths = trace.prompt_tokens if self.column == "input" else trace.output_tokens
         return lengths[(u * len(lengths)).astype(np.int64)].astype(np.float64)
 
 
-def read(path: str, form: str | None, load: Load | None) -> Workload:
-    """Load a trace; ValueError if it has no requests."""
+def read_lengths(path: str, form: str | None, load: TraceReader | None) -> Workload:
+    """Read a trace; ValueError if it has no requests."""
     if load is None:
         raise ValueError("path: no reader of traces was given")
     trace = load(path, form)
@@ -231,12 +233,10 @@ class Cycle:
     values: Sequence[float]
 
     def __post_init__(self) -> None:
-        fine = isinstance(self.values, Sequence) and all(
-            isinstance(n, int | float) and 0 <= n < inf for n in self.values
-        )
-        refuse((not fine or not self.values, "values: not a list of 1 or more numbers from 0 on"))
+        message = "values: not a list of 1 or more numbers from 0 on"
+        refuse((not are_numbers(self.values, 1), message))
 
-    def quantile(self, u: Floats, edge: float, load: Load | None) -> Floats:
+    def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         return np.resize(np.array(self.values, np.float64), len(u))
 
 
@@ -254,9 +254,9 @@ class Mixture:
         weights, kinds = zip(*map(_part, self.parts), strict=True)
         self.weights, self.kinds = np.array(weights), list(kinds)
 
-    def quantile(self, u: Floats, edge: float, load: Load | None) -> Floats:
+    def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         ends = np.cumsum(self.weights)
-        chosen = pick(self.weights, u)
+        chosen = weighted_choice(self.weights, u)
         # Where u fell within its part's share is a uniform number again.
         again = (u * ends[-1] - (ends - self.weights)[chosen]) / self.weights[chosen]
         again = _within(again, 0.0, 1.0)
@@ -274,14 +274,14 @@ def _part(part: object) -> tuple[float, Distribution]:
     weight = part.get("weight")
     if not isinstance(weight, int | float) or not 0 < weight < inf:
         raise ValueError(f"weight: {weight!r} is not a number above 0")
-    return float(weight), parse({key: part[key] for key in part if key != "weight"})
+    return float(weight), parse_distribution({key: part[key] for key in part if key != "weight"})
 
 
 Kind = Fixed | Uniform | Exponential | Lognormal | Zipf | Quantiles | Empirical | Cycle | Mixture
 KINDS: dict[str, type[Kind]] = {cls.__name__.lower(): cls for cls in get_args(Kind)}
 
 
-def parse(spec: Spec) -> Distribution:
+def parse_distribution(spec: Spec) -> Distribution:
     """Make a distribution of what a scenario says; ValueError if it cannot be one."""
     if not isinstance(spec, Mapping):
         value = number(spec)
@@ -294,9 +294,9 @@ def parse(spec: Spec) -> Distribution:
     return build(KINDS[kind], {key: spec[key] for key in spec if key != "kind"})
 
 
-def parse_tokens(spec: Spec) -> Distribution:
+def parse_lengths(spec: Spec) -> Distribution:
     """Make a distribution of lengths; ValueError if one could be less than 1 token."""
-    kind = parse(spec)
+    kind = parse_distribution(spec)
     refuse((_least(kind) < 1, ": some lengths would be less than 1 token"))
     return kind
 
@@ -312,7 +312,7 @@ def _least(kind: Distribution) -> float:
     return float(np.floor(kind.quantile(np.zeros(1), TOKENS, None) + 0.5)[0])
 
 
-def tokens(kind: Distribution, u: Floats, load: Load | None = None) -> Ints:
+def token_counts(kind: Distribution, u: Floats, load: TraceReader | None = None) -> Ints:
     """Turn uniform numbers into lengths, in whole tokens."""
     x = np.floor(kind.quantile(u, TOKENS, load) + 0.5)
     refuse(
@@ -321,6 +321,6 @@ def tokens(kind: Distribution, u: Floats, load: Load | None = None) -> Ints:
     return x.astype(np.int64)
 
 
-def seconds(kind: Distribution, u: Floats) -> Floats:
+def durations(kind: Distribution, u: Floats) -> Floats:
     """Turn uniform numbers into times."""
     return kind.quantile(u, SECONDS, None)
