@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from simulator.models.gpus import GIB, NVLINK, Gpu
-from simulator.models.sliding_window import layer_groups, window_blocks
+from simulator.models.sliding_window import Groups, layer_groups
 from simulator.models.spec import HALF, ModelSpec
 
 LOGIT_BYTES = 40
@@ -104,8 +104,8 @@ class MemoryBudget:
         """
         model, size = self.model, self.block_size
         full, windowed, _ = layer_groups(model.num_hidden_layers, model.windowed_layers)
-        held = full * -(-tokens // size)
-        held += windowed * window_blocks(tokens, model.sliding_window, size)
+        groups = Groups(full, windowed, model.sliding_window)
+        held = groups.held(-(-tokens // size), groups.gone(tokens - 1, size))
         return (replace(self, hybrid=True).num_gpu_blocks - 1) // held
 
     def concurrent(self, tokens: int) -> int:

@@ -32,7 +32,11 @@ class Groups:
         return self.full * table + self.windowed * (table - gone)
 
     def gone(self, computed: int, block_size: int) -> int:
-        """Count the blocks that the query after so many tokens cannot see any more."""
+        """Count the blocks that the query after so many tokens cannot see any more.
+
+        As vLLM's SlidingWindowManager, which gives them back, in whole blocks, before the block
+        for the query's own token is taken.
+        """
         return max(computed + 1 - self.window, 0) // block_size if self.windowed else 0
 
     def most(self, tokens: int, block_size: int) -> int:
@@ -43,15 +47,6 @@ class Groups:
         table = -(-tokens // block_size)
         window = -(-(self.window - 1 + self.chunk) // block_size) + 1
         return self.full * table + self.windowed * min(table, window)
-
-
-def window_blocks(tokens: int, window: int, block_size: int) -> int:
-    """Count the blocks that a request of so many tokens holds in layers with a window.
-
-    As vLLM's SlidingWindowManager: what the next query cannot see is given back, in whole blocks,
-    before the block for its own token is taken.
-    """
-    return -(-tokens // block_size) - max(tokens - window, 0) // block_size
 
 
 def window_pairs(start: int, tokens: int, window: int) -> int:

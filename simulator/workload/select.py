@@ -11,7 +11,6 @@ from math import ceil, inf
 from typing import TypeGuard
 
 import numpy as np
-import numpy.typing as npt
 
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -58,8 +57,10 @@ def select(
     """
     lengths = {"max_input_len": max_input_len, "max_output_len": max_output_len}
     _check({"skip": skip, "limit": limit, "repeat": repeat, **lengths}, rate_scale)
-    part = take(workload, np.flatnonzero(_inside(workload, start_s, end_s))[skip:])
-    part = _repeat(part, repeat, limit)
+    times = starts(workload)
+    begun = times >= (-inf if start_s is None else start_s)
+    ended = times >= (inf if end_s is None else end_s)
+    part = _repeat(take(workload, np.flatnonzero(begun & ~ended)[skip:]), repeat, limit)
     if limit is not None and limit < len(part):
         part = take(part, np.arange(limit))
     part = _drop_long(part, max_input_len, max_output_len)
@@ -79,16 +80,6 @@ def _check(counts: dict[str, int | None], rate_scale: float) -> None:
         wrong.append(f"rate_scale: {rate_scale} is not above 0")
     if wrong:
         raise HeadwayError(wrong)
-
-
-def _inside(
-    workload: Workload, start_s: float | None, end_s: float | None
-) -> npt.NDArray[np.bool_]:
-    """Tell which requests arrive in [start_s, end_s)."""
-    times = starts(workload)
-    early = False if start_s is None else times < start_s
-    late = False if end_s is None else times >= end_s
-    return ~(np.zeros(len(workload), dtype=bool) | early | late)
 
 
 def take(workload: Workload, rows: Ints) -> Workload:

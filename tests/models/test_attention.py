@@ -15,7 +15,7 @@ from simulator.kv_cache.slot_counter import SlotCounter
 from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import kv_budget, memory_table
 from simulator.models.load import load_model
-from simulator.models.sliding_window import Groups, layer_groups, window_blocks, window_pairs
+from simulator.models.sliding_window import Groups, layer_groups, window_pairs
 from simulator.models.spec import LatentAttention
 from simulator.scenario.load import load_scenario
 from simulator.schedulers.vllm.speculative import Speculative
@@ -102,9 +102,9 @@ def test_every_second_layer_of_gpt_oss_keeps_128_tokens() -> None:
 
 def test_blocks_leave_the_window_one_by_one() -> None:
     """A window of 8 in blocks of 4: two blocks, and a third while it lies across."""
-    assert [window_blocks(n, 8, 4) for n in range(1, 18)] == [1] * 4 + [2] * 4 + (
-        [3, 3, 3, 2] * 2 + [3]
-    )
+    groups = Groups(full=0, windowed=1, window=8)
+    held = [groups.held(-(-n // 4), groups.gone(n - 1, 4)) for n in range(1, 18)]
+    assert held == [1] * 4 + [2] * 4 + [3, 3, 3, 2] * 2 + [3]
 
 
 @given(st.integers(0, 300), st.integers(1, 300), st.integers(1, 200))
