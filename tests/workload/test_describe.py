@@ -4,23 +4,23 @@ import numpy as np
 import pytest
 
 from simulator.workload.describe import describe, describe_text, shared_prefix_tokens
-from tests.workload.test_trace_write import of
+from tests.support.workloads import of_prompts
 
 
 def test_shared_prefixes_are_counted_from_the_front():
     """Only what follows an equal beginning counts; a run counts as far as it was seen before."""
     a, b, c = ("a", 100), ("b", 50), ("c", 30)
-    assert shared_prefix_tokens(of([(a, b), (a, c), (c, b)])) == 100
-    assert shared_prefix_tokens(of([(a, b), (a, b), (b, a)])) == 150
-    assert shared_prefix_tokens(of([(a, b), (("a", 40), b)])) == 40
-    assert shared_prefix_tokens(of([(("a", 40), b), (a, b), (a, b)])) == 40 + 150
-    assert shared_prefix_tokens(of([(a, b), None, (a,)], [150, 7, 100])) == 100
-    assert shared_prefix_tokens(of([None, None], [5, 5])) is None
+    assert shared_prefix_tokens(of_prompts([(a, b), (a, c), (c, b)])) == 100
+    assert shared_prefix_tokens(of_prompts([(a, b), (a, b), (b, a)])) == 150
+    assert shared_prefix_tokens(of_prompts([(a, b), (("a", 40), b)])) == 40
+    assert shared_prefix_tokens(of_prompts([(("a", 40), b), (a, b), (a, b)])) == 40 + 150
+    assert shared_prefix_tokens(of_prompts([(a, b), None, (a,)], [150, 7, 100])) == 100
+    assert shared_prefix_tokens(of_prompts([None, None], [5, 5])) is None
 
 
 def test_describe():
     """Plain numbers: rate over the gaps, CV of the gaps, linear percentiles."""
-    workload = of([(("a", 100),), (("a", 100), ("b", 100)), (("c", 600),)])
+    workload = of_prompts([(("a", 100),), (("a", 100), ("b", 100)), (("c", 600),)])
     workload.arrival = np.array([0.0, 1.0, 4.0])
     workload.source = "x (mooncake)"
     assert describe(workload, "mooncake") == {
@@ -71,14 +71,14 @@ def test_describe():
 
 def test_describe_of_times_whose_squares_overflow():
     """The CV of the gaps has no unit."""
-    workload = of([None, None, None], [1, 1, 1])
+    workload = of_prompts([None, None, None], [1, 1, 1])
     workload.arrival = np.array([0.0, 1e200, 4e200])
     assert describe(workload, "lengths")["burstiness_cv"] == pytest.approx(0.5)
 
 
 def test_describe_without_times_or_contents():
     """All at once has no rate; lengths alone share nothing that is known."""
-    workload = of([None, None], [5, 6])
+    workload = of_prompts([None, None], [5, 6])
     workload.arrival[:] = 0.0
     text = describe_text(workload, "lengths")
     assert "request rate    all at once" in text

@@ -1,4 +1,4 @@
-"""Generated workloads: vLLM's arrivals and prompts, sessions, clients, and what is refused."""
+"""Generated workloads: lengths, prefixes, sessions, clients, and what is refused."""
 
 from math import ceil, floor, inf
 
@@ -10,11 +10,7 @@ from hypothesis import strategies as st
 
 from simulator.workload.generate import Generator, generate
 from simulator.workload.workload import Workload
-
-
-def gaps(**spec) -> np.ndarray:
-    """The gaps between arrivals, the one before the first request included."""
-    return np.diff(generate({"num_prompts": 100_000, **spec}).arrival, prepend=0.0)
+from tests.support.workloads import generator_errors
 
 
 def columns(w: Workload) -> dict[str, object]:
@@ -22,15 +18,6 @@ def columns(w: Workload) -> dict[str, object]:
     arrays = {"arrival", "prompt_tokens", "output_tokens", "after", "delay"}
     values = {name: getattr(w, name) for name in Workload.__slots__}
     return {k: v.tobytes() if k in arrays and v is not None else v for k, v in values.items()}
-
-
-def errors(**spec) -> list[str]:
-    with pytest.raises(ValueError, match=r": ") as info:
-        generate(spec)
-    return str(info.value).split("\n")
-
-
-# Arrivals
 
 
 def test_defaults():
@@ -44,86 +31,11 @@ def test_defaults():
     assert (w.request_rate, w.burstiness) == (inf, 1.0)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
-def test_rescaled(seed, burstiness):
-    """The last of n requests comes at n / rate, whatever was drawn, and the first not at 0."""
-    spec = {"num_prompts": 50, "request_rate": 4, "burstiness": burstiness}
-    w = generate(spec, seed)
-    assert w.arrival[-1] == pytest.approx(12.5, rel=1e-12)
-    assert w.arrival[0] > 0
-
-
-def test_not_rescaled():
-    """Without `rescale` the same draws are left as they fell."""
-    spec = {"num_prompts": 50, "request_rate": 4}
-    drawn, stretched = generate(spec | {"rescale": False}), generate(spec)
-    assert drawn.arrival[-1] != pytest.approx(12.5, rel=1e-3)
-    assert drawn.arrival * (12.5 / drawn.arrival[-1]) == pytest.approx(stretched.arrival)
-
-
-@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
-def test_burstiness(burstiness):
-    """Gaps have the mean 1 / rate and the coefficient of variation 1 / sqrt(burstiness)."""
-    g = gaps(request_rate=20.0, burstiness=burstiness, rescale=False)
-    assert g.mean() == pytest.approx(0.05, rel=0.02)
-    assert g.std() / g.mean() == pytest.approx(burstiness**-0.5, rel=0.02)
-
-
-def test_gaps_are_gamma():
-    """The gaps follow Gamma(shape=burstiness, scale=1 / (rate * burstiness)), not just its CV."""
-    from scipy.stats import gamma, kstest
-
-    g = gaps(request_rate=20.0, burstiness=0.5, rescale=False)
-    assert kstest(g, gamma(0.5, scale=0.1).cdf).pvalue > 0.01
-
-
-def test_even_gaps():
-    """An infinite burstiness makes all gaps 1 / rate."""
-    assert gaps(request_rate=4.0, burstiness=inf, num_prompts=8).tolist() == [0.25] * 8
-
-
-def test_linear_ramp():
-    """Request i of n comes after a gap of 1 / rate_i; the last has the end's rate; no rescaling."""
-    ramp = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1, "ramp_up_end_rps": 3}
-    g = gaps(num_prompts=5, burstiness=inf, **ramp)
-    assert g == pytest.approx([1, 1 / 1.5, 1 / 2, 1 / 2.5, 1 / 3])
-
-
-def test_exponential_ramp():
-    """The exponential ramp multiplies the rate by the same factor from request to request."""
-    ramp = {"ramp_up_strategy": "exponential", "ramp_up_start_rps": 1, "ramp_up_end_rps": 16}
-    assert gaps(num_prompts=5, burstiness=inf, **ramp) == pytest.approx(
-        [1, 1 / 2, 1 / 4, 1 / 8, 1 / 16]
-    )
-
-
-def test_random_ramp():
-    """A ramp scales random gaps: at twice the rate they are half as long."""
-    ramp = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 10, "ramp_up_end_rps": 30}
-    g = gaps(**ramp)
-    assert g[:1000].mean() / g[-1000:].mean() == pytest.approx(3, rel=0.2)
-    plain = gaps(request_rate=10.0, rescale=False)
-    rate = np.linspace(10, 30, 100_000)
-    assert g == pytest.approx(plain * 10 / rate)
-
-
-def test_one_request():
-    """A single request comes at 1 / rate, also on a ramp."""
-    assert generate({"num_prompts": 1, "request_rate": 2}).arrival.tolist() == [0.5]
-    ramp = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 4, "ramp_up_end_rps": 8}
-    w = generate({"num_prompts": 1, "burstiness": inf} | ramp)
-    assert w.arrival.tolist() == [0.25]
-
-
-# Lengths and prefixes
-
-
 @given(st.integers(1, 5000), st.integers(1, 5000), st.floats(0, 0.99), st.integers(0, 99))
 def test_range_ratio(inputs, outputs, ratio, seed):
     """Lengths lie from floor(n (1 - r)) to ceil(n (1 + r)), and outputs have 1 token or more."""
     if floor(inputs * (1 - ratio)) < 1:
-        assert errors(input_len=inputs, range_ratio=ratio)[0].startswith("input_len: ")
+        assert generator_errors(input_len=inputs, range_ratio=ratio)[0].startswith("input_len: ")
         return
     spec = {"num_prompts": 40, "input_len": inputs, "output_len": outputs, "range_ratio": ratio}
     w = generate(spec, seed)
@@ -214,9 +126,9 @@ def test_lengths_of_two_columns():
     assert len(set(zip(w.prompt_tokens.tolist(), w.output_tokens.tolist(), strict=True))) == 16
 
 
-# Sessions and clients
-
 TURNS = {"kind": "uniform", "low": 1, "high": 5}
+
+
 THINK = {"kind": "exponential", "mean": 10}
 
 
@@ -282,8 +194,6 @@ def test_closed_loop():
     """`max_concurrency` is handed on."""
     assert generate({"max_concurrency": 7}).max_concurrency == 7
 
-
-# Seeds
 
 RICH = {
     "num_prompts": 200,
@@ -355,9 +265,6 @@ def test_demo_is_like_azure(request):
         assert lengths.std() == pytest.approx(deviation, rel=0.01)
 
 
-# Refusals
-
-
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -413,26 +320,13 @@ def test_demo_is_like_azure(request):
 )
 def test_refusals(spec, message):
     """Each wrong key is named, with what is wrong with it, and nothing else."""
-    assert errors(**spec) == [message]
-
-
-def test_ramp_refusals():
-    """A ramp is refused as vLLM refuses it: with a rate, downwards, or from nothing."""
-    ramp = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 2, "ramp_up_end_rps": 4}
-    assert errors(**ramp | {"request_rate": 5}) == [
-        "request_rate: cannot be given with ramp_up_strategy"
-    ]
-    assert errors(**ramp | {"ramp_up_end_rps": 1}) == [
-        "ramp_up_end_rps: 1 is not finite and 2 or more"
-    ]
-    assert errors(**ramp | {"ramp_up_start_rps": 0}) == ["ramp_up_start_rps: 0 is not above 0"]
-    assert errors(**ramp | {"ramp_up_strategy": "up"}) == ["ramp_up_strategy: 'up' is unknown"]
+    assert generator_errors(**spec) == [message]
 
 
 def test_all_refusals_at_once():
     """All wrong keys come out together, inner ones by their whole path."""
     parts = [{"weight": 1, "kind": "uniform", "low": 5, "high": 2}, {"kind": "fixed", "value": 1}]
-    wrong = errors(
+    wrong = generator_errors(
         request_rate=-1, num_prompts=0, output_len={"kind": "mixture", "parts": parts}, sessions=7
     )
     assert wrong == [
@@ -453,24 +347,6 @@ def test_priorities_are_those_of_the_clients():
     assert without.priority is None
     assert columns(without) == columns(w) | {"priority": None}
     for wrong in ({"priorities": [0]}, {"priorities": [0, 1.5]}, {"priorities": 3}):
-        assert "priorities: " in errors(**(spec | wrong))[0]
+        assert "priorities: " in generator_errors(**(spec | wrong))[0]
     message = "priorities: [0] is not a list with a whole number for each client"
-    assert errors(priorities=[0]) == [message]
-
-
-def test_a_diurnal_load_swings_about_its_mean():
-    """Quarters of a period have 1 - A 2/pi and 1 + A 2/pi of the mean, the whole has all of it."""
-    spec = {"num_prompts": 40_000, "request_rate": 10, "burstiness": inf}
-    times = generate(spec | {"diurnal": {"period": 1000, "amplitude": 0.8}}).arrival
-    assert (np.diff(times) >= 0).all()
-    counts = np.histogram(times, [0, 250, 500, 750, 1000])[0] / 2500
-    swing = 0.8 * 2 / np.pi
-    assert counts == pytest.approx([1 - swing, 1 + swing, 1 + swing, 1 - swing], abs=0.002)
-    assert times[-1] == pytest.approx(4000, abs=1)
-    flat = generate(spec | {"diurnal": {"period": 1000, "amplitude": 0.0}}).arrival
-    assert flat.tolist() == generate(spec).arrival.tolist()
-
-
-def test_a_diurnal_load_that_cannot_be_is_refused():
-    with pytest.raises(ValueError, match=r"diurnal\.amplitude: 2 is not from 0 to 1"):
-        generate({"request_rate": 1, "diurnal": {"amplitude": 2}})
+    assert generator_errors(priorities=[0]) == [message]

@@ -15,13 +15,7 @@ from simulator.workload.describe import describe, shared_prefix_tokens
 from simulator.workload.select import select
 from simulator.workload.traces import read_trace, write_mooncake
 from simulator.workload.workload import Workload
-
-
-def of(segments: list[Segments | None], lengths: list[int] | None = None) -> Workload:
-    """Make a workload of these prompts, one per second, with outputs 1, 2, 3, ..."""
-    lengths = lengths or [sum(count for _, count in parts) for parts in segments]
-    n = len(segments)
-    return Workload(np.arange(n) * 1.0, np.array(lengths), np.arange(1, n + 1), segments=segments)
+from tests.support.workloads import of_prompts
 
 
 def written(workload: Workload, path: Path) -> list[dict[str, object]]:
@@ -36,7 +30,7 @@ def written(workload: Workload, path: Path) -> list[dict[str, object]]:
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])
 def test_equal_ids_are_equal_prefixes(tmp_path, name):
     """Blocks of 512 across runs, chained to what is before them; unique prompts get fresh ids."""
-    workload = of(
+    workload = of_prompts(
         [
             (("system", 600), ("x", 500)),
             (("system", 600), ("y", 500)),
@@ -96,7 +90,7 @@ def test_sessions_are_written_as_aiperf_reads_them(tmp_path):
 
 def test_a_turn_that_does_not_continue_cannot_be_written(tmp_path):
     """What the format cannot hold is refused, and nothing is left behind."""
-    workload = of([((("h", 0), 9),), ((("h", 1), 30),)])
+    workload = of_prompts([((("h", 0), 9),), ((("h", 1), 30),)])
     workload.arrival[1] = np.nan
     workload.after = np.array([-1, 0])
     with pytest.raises(HeadwayError, match="request 1: its prompt does not continue request 0"):
@@ -107,7 +101,7 @@ def test_a_turn_that_does_not_continue_cannot_be_written(tmp_path):
 def test_two_turns_after_one_cannot_be_written(tmp_path):
     """A session is a line of turns, not a tree."""
     answered: Segments = ((("h", 0), 9), (("out", 0), 1))
-    workload = of(
+    workload = of_prompts(
         [((("h", 0), 9),), (*answered, (("h", 1), 1)), (*answered, (("h", 2), 1))],
     )
     workload.arrival[1:] = np.nan
@@ -118,7 +112,7 @@ def test_two_turns_after_one_cannot_be_written(tmp_path):
 
 def test_what_cannot_be_kept_is_told(tmp_path):
     """Clients and priorities have no place in the format."""
-    workload = of([((("h", 0), 9),)])
+    workload = of_prompts([((("h", 0), 9),)])
     workload.client = ["a"]
     with pytest.warns(HeadwayWarning, match="client: Mooncake JSONL has no place for it"):
         write_mooncake(workload, tmp_path / "x.jsonl")
@@ -128,7 +122,7 @@ def test_unwritable(tmp_path):
     """A path that cannot be written is an error that names it."""
     (tmp_path / "file").write_text("")
     with pytest.raises(HeadwayError, match="file: cannot write"):
-        write_mooncake(of([((("h", 0), 9),)]), tmp_path / "file" / "x.jsonl")
+        write_mooncake(of_prompts([((("h", 0), 9),)]), tmp_path / "file" / "x.jsonl")
 
 
 RUNS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 1200)), min_size=1, max_size=4)
@@ -141,7 +135,7 @@ def test_writing_and_reading_keeps_lengths_times_and_shared_blocks(tmp_path_fact
     rng = np.random.default_rng(seed)
     segments = [parts and tuple(parts) for parts in runs]
     sizes = [sum(count for _, count in parts) if parts else 700 for parts in segments]
-    workload = of(segments, sizes)
+    workload = of_prompts(segments, sizes)
     workload.arrival = np.concatenate(([0.0], np.cumsum(rng.exponential(1.0, len(runs) - 1))))
     path = tmp_path_factory.mktemp("law") / "w.jsonl"
     write_mooncake(workload, path)
@@ -167,7 +161,7 @@ def test_published_mooncake_there_and_back(data, tmp_path):
     """The conversation trace survives; a part of it keeps its sharing."""
     workload = read_trace(data / "traces" / "mooncake_fast25_conversation.jsonl.gz")
     assert describe(workload, "mooncake")["prefix_sharing"] == pytest.approx(0.374, abs=0.001)
-    part = select(workload, limit=2000)
+    part = select(workload, limit=500)
     path = tmp_path / "part.jsonl.gz"
     write_mooncake(part, path)
     again = read_trace(path)

@@ -1,0 +1,154 @@
+"""What is read of a config.json: windows, rotary embeddings, families; and bad files."""
+
+from pathlib import Path
+
+import pytest
+
+from simulator.models.config_json import read_config, read_rope
+from simulator.models.load import load_model
+from simulator.models.spec import RopeScaling
+from simulator.util.errors import HeadwayError
+from tests.support.model_configs import write_config
+
+
+def test_a_bad_config_is_told_whole(tmp_path: Path) -> None:
+    """Every missing, wrong and unsupported key in one go, with its line."""
+    path = write_config(
+        tmp_path, vocab_size=None, hidden_size="8", model_type="mamba", torch_dtype="int3"
+    )
+    with pytest.raises(HeadwayError) as caught:
+        load_model(path)
+    assert [message.split(" ", 1)[0] for message in caught.value.messages] == [
+        f"{path}:",
+        f"{path}:3:",
+        f"{path}:8:",
+        f"{path}:9:",
+    ]
+    keys = [message.split(": ")[1] for message in caught.value.messages]
+    assert keys == ["vocab_size", "hidden_size", "model_type", "torch_dtype"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_key_value_heads": 3}, "num_key_value_heads: must divide"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: must be positive, not 0"),
+        ({"num_experts": 4}, "num_experts_per_tok: must be from 1 to num_experts"),
+        ({"num_experts": 4, "decoder_sparse_step": 2}, "mlp_only_layers: every layer"),
+    ],
+)
+def test_impossible_sizes(tmp_path: Path, changes: dict[str, object], words: str) -> None:
+    """Sizes that contradict each other are refused, by file and key."""
+    path = write_config(tmp_path, **changes)
+    with pytest.raises(HeadwayError, match=words) as caught:
+        load_model(path)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_what_is_not_json(tmp_path: Path) -> None:
+    """A broken file is told by its line."""
+    path = tmp_path / "config.json"
+    path.write_text('{\n"hidden_size": 8,\n}')
+    with pytest.raises(HeadwayError, match=r"config.json:3: not JSON"):
+        load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "window"),
+    [
+        ({"sliding_window": 16}, (16, 2)),
+        ({"sliding_window": 64}, (0, 0)),  # as long as the longest request
+        ({"sliding_window": None}, (0, 0)),
+        ({"sliding_window": 16, "use_sliding_window": False}, (0, 0)),
+        ({"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 1}, (16, 1)),
+        ({"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}, (16, 1)),
+        ({"sliding_window": 16, "layer_types": ["full_attention", "full_attention"]}, (0, 0)),
+        ({"sliding_window": 16, "model_type": "gemma2"}, (16, 1)),
+        ({"sliding_window": 16, "model_type": "gemma3_text"}, (16, 2)),
+        (
+            {"sliding_window": 16, "model_type": "gemma3_text", "sliding_window_pattern": 2},
+            (16, 1),
+        ),
+    ],
+)
+def test_which_layers_have_a_window(tmp_path: Path, keys: dict, window: tuple[int, int]) -> None:
+    """By families' habits, or layer by layer."""
+    model = load_model(write_config(tmp_path, **keys))
+    assert (model.sliding_window, model.windowed_layers) == window
+
+
+def test_what_the_files_of_a_family_leave_out(tmp_path: Path) -> None:
+    """Gemma ties its embeddings unsaid; GLM-4 has norms behind attention and MLP, its elder not."""
+    plain, gemma, elder, glm, air = (
+        load_model(write_config(tmp_path, model_type=kind, **more))
+        for kind, more in (
+            ("llama", {}),
+            ("gemma2", {}),
+            ("glm", {}),
+            ("glm4", {}),
+            ("glm4_moe", {"use_qk_norm": True}),
+        )
+    )
+    assert gemma.parameters == plain.parameters - 100 * 8 + 2 * 2 * 8
+    assert elder.parameters == plain.parameters
+    assert glm.parameters == plain.parameters + 2 * 2 * 8
+    assert air.parameters == plain.parameters + 2 * 2 * 2
+
+
+def test_gemma_3_reads_its_window_in_five_of_six_layers() -> None:
+    """27B: 10 layers see all, 52 the last 1,024 tokens; each token takes 62 * 2 * 16 * 128 * 2."""
+    model = load_model("gemma-3-27b")
+    assert (model.sliding_window, model.windowed_layers) == (1024, 52)
+    assert model.kv_bytes_per_token() == 507_904
+    assert model.attention_flops_per_pair == 62 * 32 * 4 * 128
+
+
+def test_llama_3_1_as_published() -> None:
+    spec = load_model("llama-3.1-8b")
+    assert spec.rope_theta == 500_000
+    assert spec.rope_scaling == RopeScaling("llama3", 8, 1, 4, 8192)
+    assert spec.rms_norm_eps == 1e-5
+    scaling = load_model("llama-3.2-1b").rope_scaling
+    assert scaling is not None
+    assert scaling.factor == 32
+
+
+def test_what_a_config_leaves_out_is_plain_rotation() -> None:
+    assert read_rope({}) == (10_000, None)
+    assert read_rope({"rope_theta": 1e6, "rope_scaling": None}) == (1e6, None)
+
+
+def test_newer_files_hold_all_in_one_mapping() -> None:
+    new = {"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}}
+    assert read_rope(new) == (5e5, RopeScaling("linear", 2.0))
+    assert read_rope({"rope_parameters": {"rope_theta": 7, "rope_type": "default"}}) == (7, None)
+
+
+def test_angles_do_not_change_the_time_of_a_step(tmp_path: Path) -> None:
+    """So models that differ in them alone share profiles."""
+    one = read_config(write_config(tmp_path))
+    two = read_config(write_config(tmp_path, rope_theta=3.0, rms_norm_eps=1e-5))
+    assert one != two
+    assert one.shape == two.shape
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"rope_theta": "big"}, "rope_theta: must be a positive number, not 'big'"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps: must be a positive number, not 0"),
+        ({"rope_scaling": 8}, "rope_scaling: must be a mapping, not 8"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": -1}},
+            "factor: must be a positive number, not -1",
+        ),
+    ],
+)
+def test_what_is_no_number_is_refused_by_line(tmp_path: Path, changes, told) -> None:
+    path = write_config(tmp_path, **changes)
+    line = next(
+        k for k, text in enumerate(path.read_text().splitlines(), 1) if told.split(":")[0] in text
+    )
+    with pytest.raises(HeadwayError) as caught:
+        read_config(path)
+    assert caught.value.messages == [f"{path}:{line}: {told}"]

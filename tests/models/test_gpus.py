@@ -1,0 +1,32 @@
+"""The table of GPUs."""
+
+import pytest
+
+from simulator.models.gpus import GIB, GPUS, find_gpu
+
+
+@pytest.mark.parametrize("name", ["a100-80gb", "A100 80GB", "NVIDIA A100-80GB", "a100_80gb"])
+def test_gpus_are_found_however_they_are_spelt(name: str) -> None:
+    """Case, blanks and the maker's name do not matter."""
+    assert find_gpu(name).name == "A100-80GB"
+
+
+def test_an_ambiguous_gpu_is_not_guessed() -> None:
+    """`A100` could be either; the message asks."""
+    what = "in the table; did you mean A100-40GB or A100-80GB or A100-80GB-PCIe"
+    with pytest.raises(ValueError, match=rf"^gpu.name: no GPU 'A100' {what}\?$"):
+        find_gpu("A100")
+    with pytest.raises(ValueError, match=r"did you mean H100-80GB or H100-PCIe or H100-NVL\?$"):
+        find_gpu("nvidia h100")
+    with pytest.raises(ValueError, match="there are "):
+        find_gpu("")
+
+
+def test_the_table_of_gpus_is_physical() -> None:
+    """Memory below the nominal size, fp8 twice bf16, hundreds of FLOPs per byte."""
+    for gpu in GPUS.values():
+        nominal = [int(part[:-2]) for part in gpu.name.split("-") if part.endswith("GB")]
+        assert not nominal or 0.97 < gpu.memory / (nominal[0] * GIB) < 1
+        assert gpu.fp8_flops is None or round(gpu.fp8_flops / gpu.bf16_flops, 1) == 2
+        assert 50 < gpu.bf16_flops / gpu.bandwidth < 500
+        assert gpu.flops("int4") == gpu.bf16_flops

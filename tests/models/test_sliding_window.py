@@ -1,0 +1,56 @@
+"""What layers with a sliding window keep, by hand."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.models.gpus import find_gpu
+from simulator.models.kv_budget import kv_budget, memory_table
+from simulator.models.load import load_model
+from simulator.models.sliding_window import Groups, layer_groups, window_pairs
+
+H100 = find_gpu("H100-80GB")
+MISTRAL, LITE, OSS = map(load_model, ("mistral-7b-v0.1", "deepseek-v2-lite", "gpt-oss-20b"))
+
+
+def test_groups_of_layers_are_of_one_size() -> None:
+    """gpt-oss-20b has 12 and 12; Gemma-3 27B 10 full and 52 windowed; 8 and 9 differ by little."""
+    assert layer_groups(24, 12) == (1, 1, 12)
+    assert layer_groups(62, 52) == (1, 6, 10)
+    assert layer_groups(17, 9) == (1, 1, 9)
+    assert layer_groups(32, 32) == (0, 1, 32)
+    assert layer_groups(32, 0) == (1, 0, 32)
+
+
+def test_mistral_keeps_4096_tokens_of_a_request() -> None:
+    """58.8 GiB hold 30,115 blocks of 2 MiB; 8,192 tokens take 512, or 256 with the window."""
+    budget = kv_budget(MISTRAL, H100)
+    assert budget.num_gpu_blocks == 30_115
+    assert budget.concurrent(8192) == 30_114 // 512 == 58
+    assert budget.concurrent_windowed(8192) == 30_114 // 256 == 117
+    assert budget.concurrent_windowed(2048) == budget.concurrent(2048) == 30_114 // 128
+    assert "windowed" in memory_table(budget)
+    assert "windowed" not in memory_table(kv_budget(LITE, H100))
+
+
+def test_every_second_layer_of_gpt_oss_keeps_128_tokens() -> None:
+    """A block of 12 layers is 16 * 12 * 2,048 bytes; 4,096 tokens take 256 in full layers and 8."""
+    budget = kv_budget(OSS, H100)
+    assert budget.kv_bytes_per_token == 24 * 2 * 8 * 64 * 2
+    blocks = budget.kv_cache // (16 * 12 * 2048)
+    assert budget.concurrent_windowed(4096) == (blocks - 1) // (256 + 8)
+    assert budget.concurrent(4096) == (budget.num_gpu_blocks - 1) // 256
+
+
+def test_blocks_leave_the_window_one_by_one() -> None:
+    """A window of 8 in blocks of 4: two blocks, and a third while it lies across."""
+    groups = Groups(full=0, windowed=1, window=8)
+    held = [groups.held(-(-n // 4), groups.gone(n - 1, 4)) for n in range(1, 18)]
+    assert held == [1] * 4 + [2] * 4 + [3, 3, 3, 2] * 2 + [3]
+
+
+@given(st.integers(0, 300), st.integers(1, 300), st.integers(1, 200))
+def test_pairs_within_a_window_are_those_of_each_query(
+    start: int, tokens: int, window: int
+) -> None:
+    expected = sum(min(query, window) for query in range(start + 1, start + tokens + 1))
+    assert window_pairs(start, tokens, window) == expected

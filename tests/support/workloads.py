@@ -1,0 +1,22 @@
+"""Workloads of given prompts, and what a generator says of a wrong one."""
+
+import numpy as np
+import pytest
+
+from simulator.core.request import Segments
+from simulator.workload.generate import generate
+from simulator.workload.workload import Workload
+
+
+def of_prompts(segments: list[Segments | None], lengths: list[int] | None = None) -> Workload:
+    """Make a workload of these prompts, one per second, with outputs 1, 2, 3, ..."""
+    lengths = lengths or [sum(count for _, count in parts) for parts in segments]
+    n = len(segments)
+    return Workload(np.arange(n) * 1.0, np.array(lengths), np.arange(1, n + 1), segments=segments)
+
+
+def generator_errors(**spec) -> list[str]:
+    """Give the lines of the error that a generator raises."""
+    with pytest.raises(ValueError, match=r": ") as info:
+        generate(spec)
+    return str(info.value).split("\n")
