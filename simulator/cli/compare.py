@@ -4,21 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
-
 from simulator.cli.interrupts import tell_interrupted_run
 from simulator.cli.options import (
-    Cooldown,
-    Format,
-    Overrides,
-    Quiet,
-    Replications,
+    DEFAULT_RUN,
+    DEFAULT_SETTINGS,
+    RunOptions,
     ScenarioOrName,
-    Seed,
-    Stepwise,
+    Settings,
     Vary,
-    Warmup,
-    check_trim,
+    silent,
 )
 from simulator.cli.progress import run_progress, runs_progress
 
@@ -32,40 +26,31 @@ def compare(
     /,
     *,
     vary: Vary,
-    set_: Overrides = None,
-    seed: Seed = None,
-    out: Annotated[
-        Path | None,
-        Parameter(help="folder for the files [default: out/NAME-compare]", show_default=False),
-    ] = None,
-    stepwise: Stepwise = False,
-    format: Format = "csv",
-    quiet: Quiet = False,
-    replications: Replications = None,
-    warmup: Warmup = 0.0,
-    cooldown: Cooldown = 0.0,
+    settings: Settings = DEFAULT_SETTINGS,
+    out: Annotated[Path | None, silent("folder for the files [default: out/NAME-compare]")] = None,
+    options: RunOptions = DEFAULT_RUN,
 ) -> int:
     """Simulate a scenario with some keys varied, side by side."""
     from simulator.planning.points import expand
     from simulator.simulation.run import run
     from simulator.simulation.write import check_folder
 
-    alternatives = expand(scenario, vary or (), set_ or (), seed)
+    alternatives = expand(scenario, vary or (), settings.overrides, settings.seed)
     name = alternatives[0].scenario.name
-    folder = check_folder(out or Path("out") / f"{name}-compare", format)
-    trim = check_trim(warmup, cooldown)
-    if replications is not None:
-        return _compare_replications(alternatives, folder, replications, trim, quiet)
+    folder = check_folder(out or Path("out") / f"{name}-compare", options.format)
+    trim = options.trim()
+    if options.replications is not None:
+        return _compare_replications(alternatives, folder, options.replications, options)
     results = []
     for k, alternative in enumerate(alternatives, 1):
         label = f"{k}/{len(alternatives)} {alternative.label}"
-        with run_progress(label, quiet) as progress:
-            result = run(alternative.scenario, stepwise=stepwise, progress=progress)
+        with run_progress(label, options.quiet) as progress:
+            result = run(alternative.scenario, stepwise=options.stepwise, progress=progress)
         result.warmup, result.cooldown = trim
         if result.interrupted:
             return tell_interrupted_run(result)
         results.append(result)
-    _write_runs(alternatives, results, folder, format, quiet)
+    _write_runs(alternatives, results, folder, options)
     return 0
 
 
@@ -73,8 +58,7 @@ def _write_runs(
     alternatives: "Sequence[Alternative]",
     results: "Sequence[Result]",
     folder: Path,
-    format: str,
-    quiet: bool,
+    options: RunOptions,
 ) -> None:
     """Write every run, the table and the plot; print the table."""
     from simulator.figures.compare import plot_compare, plot_many
@@ -86,23 +70,19 @@ def _write_runs(
 
     rows = []
     for alternative, result in zip(alternatives, results, strict=True):
-        write_run(result, folder / alternative.folder, format)
+        write_run(result, folder / alternative.folder, options.format)
         rows.append({**_origin(alternative), **numbers(result.summary())})
     write_atomic(folder / "comparison.csv", lambda file: file.write(encode_csv(rows)))
     labels = [alternative.label for alternative in alternatives]
     plot = plot_many if len(results) > len(COLORS) else plot_compare
     plot(labels, results, folder / "comparison.png")
-    if not quiet:
+    if not options.quiet:
         print(compare_table(labels, [result.summary() for result in results]))
         print(f"written to {folder}: comparison.csv, comparison.png, each run's folder", flush=True)
 
 
 def _compare_replications(
-    alternatives: "Sequence[Alternative]",
-    folder: Path,
-    count: int,
-    trim: tuple[float, float],
-    quiet: bool,
+    alternatives: "Sequence[Alternative]", folder: Path, count: int, options: RunOptions
 ) -> int:
     """Run every alternative so many times under common random numbers; tell their differences."""
     from simulator.figures.style import save
@@ -119,8 +99,9 @@ def _compare_replications(
 
     check_count(count, [*alternatives[0].varied])
     scenarios = [alternative.scenario for alternative in alternatives]
-    with runs_progress("runs", quiet) as progress:
-        runs = replicate(scenarios, count, warmup=trim[0], cooldown=trim[1], progress=progress)
+    warmup, cooldown = options.trim()
+    with runs_progress("runs", options.quiet) as progress:
+        runs = replicate(scenarios, count, warmup=warmup, cooldown=cooldown, progress=progress)
     warn_constant(runs)
     found = differences(runs)
     origins = [_origin(alternative) for alternative in alternatives]
@@ -133,7 +114,7 @@ def _compare_replications(
     )
     labels = [alternative.label for alternative in alternatives]
     save(draw_intervals(labels, runs), folder / "comparison.png")
-    if not quiet:
+    if not options.quiet:
         print(compare_intervals(labels, found))
         print(f"written to {folder}: comparison.csv, replications.csv, comparison.png", flush=True)
     return 0

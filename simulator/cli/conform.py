@@ -5,6 +5,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from simulator.cli.options import silent
+
 
 def conform(
     case: Annotated[Path, Parameter(name="CASE", help="case file: .json, or .jsonl of many")],
@@ -12,17 +14,12 @@ def conform(
     *,
     golden: Annotated[
         Path | None,
-        Parameter(
-            help="recorded schedule [default: ../golden/NAME.jsonl.gz beside the case's folder]",
-            show_default=False,
-        ),
+        silent("recorded schedule [default: ../golden/NAME.jsonl.gz beside the case's folder]"),
     ] = None,
     write: Annotated[
         Path | None, Parameter(help="write Headway's own schedule, packed if it ends in .gz")
     ] = None,
-    leap: Annotated[
-        bool, Parameter(negative="", show_default=False, help="equal steps at once, as in a run")
-    ] = False,
+    leap: Annotated[bool, silent("equal steps at once, as in a run")] = False,
 ) -> int:
     """Compare every decision with a schedule recorded from vLLM; exit code 1 on a difference."""
     from simulator.conformance.compare import conform as compare_all

@@ -4,16 +4,14 @@ import json
 from textwrap import fill
 from typing import Annotated, Any
 
-from cyclopts import Parameter
+from simulator.cli.options import silent
 
 WIDTH = 100  # columns
 
 
 def engines(
     *,
-    json_: Annotated[
-        bool, Parameter(name="--json", negative="", show_default=False, help="print JSON")
-    ] = False,
+    json_: Annotated[bool, silent("print JSON", "--json")] = False,
 ) -> int:
     """List the engines that a scenario can name, with what is modelled and what not."""
     rows = table()

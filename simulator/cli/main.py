@@ -18,55 +18,32 @@ from simulator.util.version import __version__
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 VERBS = {
-    "run": (
-        "simulator.cli.run:run",
-        "Simulate a scenario; print its report, write its files.",
-    ),
-    "compare": (
-        "simulator.cli.compare:compare",
-        "Simulate a scenario with some keys varied, side by side.",
-    ),
-    "sweep": (
-        "simulator.cli.sweep:sweep",
-        "Simulate a scenario at many points, on all cores or a cluster; one row per point.",
-    ),
-    "plan": (
-        "simulator.cli.plan:plan",
-        "Find the largest rate under service levels, the fewest replicas, the cheapest fleet.",
-    ),
-    "plot": (
-        "simulator.cli.plot:plot",
-        "Draw a picture of what run, compare, sweep, plan or live wrote.",
-    ),
-    "report": ("simulator.cli.report:report", "Write an HTML page of runs."),
-    "explain": ("simulator.cli.explain:explain", "Tell one request's story in words."),
-    "trace": ("simulator.cli.trace:app", "Describe a workload, or write it as Mooncake JSONL."),
-    "memory": ("simulator.cli.memory:memory", "Tell how many tokens and requests fit on a GPU."),
-    "engines": ("simulator.cli.engines:engines", "List the named engines."),
-    "schema": (
-        "simulator.cli.schema:schema",
-        "Print the scenario's JSON Schema, for completion and checks in an editor.",
-    ),
-    "conform": (
-        "simulator.cli.conform:conform",
-        "Compare every decision with a schedule recorded from vLLM; exit code 1 on a difference.",
-    ),
-    # These need torch, or what it has measured.
-    "live": ("calibration.commands:live", "Run a scenario on a real engine."),
-    "calibrate": (
-        "calibration.commands:calibrate",
-        "Measure what steps take on a device, and fit a cost profile to them.",
-    ),
-    "profile": (
-        "calibration.profile_commands:app",
-        "Build cost profiles from kernel tables; list and show those here.",
-    ),
-    "validate": (
-        "calibration.commands:validate",
-        "Compare a live run, or measured runs of real servers, with their simulation.",
-    ),
+    "run": "Simulate a scenario; print its report, write its files.",
+    "compare": "Simulate a scenario with some keys varied, side by side.",
+    "sweep": "Simulate a scenario at many points, on all cores or a cluster; one row per point.",
+    "plan": "Find the largest rate under service levels, the fewest replicas, the cheapest fleet.",
+    "plot": "Draw a picture of what run, compare, sweep, plan or live wrote.",
+    "report": "Write an HTML page of runs.",
+    "explain": "Tell one request's story in words.",
+    "trace": "Describe a workload, or write it as Mooncake JSONL.",
+    "memory": "Tell how many tokens and requests fit on a GPU.",
+    "engines": "List the named engines.",
+    "schema": "Print the scenario's JSON Schema, for completion and checks in an editor.",
+    "conform": "Compare every decision with a schedule recorded from vLLM; exit code 1 on a "
+    "difference.",
+    "live": "Run a scenario on a real engine.",
+    "calibrate": "Measure what steps take on a device, and fit a cost profile to them.",
+    "profile": "Build cost profiles from kernel tables; list and show those here.",
+    "validate": "Compare a live run, or measured runs of real servers, with their simulation.",
 }
-"""Where each verb is, and its line of `headway --help`."""
+"""Each verb, in a file and function of its name, and its line of `headway --help`."""
+CALIBRATION = {
+    "live": "calibration.commands:live",
+    "calibrate": "calibration.commands:calibrate",
+    "profile": "calibration.profile_commands:app",
+    "validate": "calibration.commands:validate",
+}
+"""The verbs that need torch, or what it has measured, and where they are."""
 
 app = App(
     name="headway",
@@ -76,8 +53,9 @@ app = App(
     result_action="return_value",
     suppress_keyboard_interrupt=False,
 )
-for name, (place, line) in VERBS.items():
-    app.command(place, name=name, help=line)
+for verb, line in VERBS.items():
+    place = CALIBRATION.get(verb, f"simulator.cli.{verb}:{verb}")
+    app.command(place, name=verb, help=line)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,42 +1,37 @@
-"""The verb `headway memory`."""
+"""The verb `headway memory`: what fits on a GPU."""
 
-from typing import Annotated, Any
+from dataclasses import asdict, dataclass
+from typing import Annotated
 
 from cyclopts import Parameter
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Keys of a scenario's engine that the KV cache depends on."""
+
+    tensor_parallel_size: Annotated[int, Parameter(help="GPUs that share each layer")] = 1
+    gpu_memory_utilization: Annotated[float, Parameter(help="share, 0 to 1")] = 0.92
+    dtype: Annotated[str, Parameter(help="of the weights; auto: the model's")] = "auto"
+    quantization: Annotated[str | None, Parameter(help="of the weights: fp8, int8, int4")] = None
+    kv_cache_dtype: Annotated[str, Parameter(help="of the KV cache; auto: as dtype")] = "auto"
+    block_size: Annotated[int, Parameter(help="tokens in a block of the KV cache")] = 16
+    max_model_len: Annotated[int | None, Parameter(help="tokens [default: the model's]")] = None
+    max_num_seqs: Annotated[int, Parameter(help="requests at once, at most")] = 256
+    max_num_batched_tokens: Annotated[int, Parameter(help="tokens of a step, at most")] = 2048
+
+
+DEFAULT_ENGINE = EngineOptions()
 
 
 def memory(
     *,
     model: Annotated[str, Parameter(help="shipped model, or the path of a config.json")],
     gpu: Annotated[str, Parameter(help="GPU, for example A100-80GB")],
-    tensor_parallel_size: Annotated[int, Parameter(help="GPUs that share each layer")] = 1,
-    gpu_memory_utilization: Annotated[float, Parameter(help="share, 0 to 1")] = 0.92,
-    dtype: Annotated[str, Parameter(help="of the weights; auto: the model's")] = "auto",
-    quantization: Annotated[str | None, Parameter(help="of the weights: fp8, int8, int4")] = None,
-    kv_cache_dtype: Annotated[str, Parameter(help="of the KV cache; auto: as dtype")] = "auto",
-    block_size: Annotated[int, Parameter(help="tokens in a block of the KV cache")] = 16,
-    max_model_len: Annotated[int | None, Parameter(help="tokens [default: the model's]")] = None,
-    max_num_seqs: Annotated[int, Parameter(help="requests at once, at most")] = 256,
-    max_num_batched_tokens: Annotated[int, Parameter(help="tokens of a step, at most")] = 2048,
+    engine: EngineOptions = DEFAULT_ENGINE,
 ) -> int:
     """Tell how many tokens and requests fit on a GPU."""
-    engine = {
-        "tensor_parallel_size": tensor_parallel_size,
-        "gpu_memory_utilization": gpu_memory_utilization,
-        "dtype": dtype,
-        "quantization": quantization,
-        "kv_cache_dtype": kv_cache_dtype,
-        "block_size": block_size,
-        "max_model_len": max_model_len,
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-    }
-    print(_budget(model, gpu, engine))
-    return 0
-
-
-def _budget(model: str, gpu: str, engine: dict[str, Any]) -> str:
-    """Make the memory table; what is wrong is told by its option."""
     from simulator.models.gpus import find_gpu
     from simulator.models.kv_budget import memory_table
     from simulator.models.load import load_model
@@ -44,17 +39,18 @@ def _budget(model: str, gpu: str, engine: dict[str, Any]) -> str:
     from simulator.scenario.load import check_scenario
     from simulator.util.yaml_lines import Places
 
-    places = Places("headway memory", {})
+    places = Places("headway memory", {})  # what is wrong is told by its option
     places.override(("model",), f"--model {model}")
     places.override(("gpu",), f"--gpu {gpu}")
-    for name, value in engine.items():
+    for name, value in asdict(engine).items():
         places.override(("engine", name), f"--{name.replace('_', '-')} {value}")
     raw = {
         "model": model,
-        "gpu": {"name": gpu, "count": engine["tensor_parallel_size"]},
-        "engine": engine,
+        "gpu": {"name": gpu, "count": engine.tensor_parallel_size},
+        "engine": asdict(engine),
         "cost": {"kind": "roofline"},
     }
     checked = check_scenario(raw, places).engine
     budget = memory_budget(checked, load_model(model), find_gpu(gpu))
-    return memory_table(budget, max_model_len=checked.max_model_len)
+    print(memory_table(budget, max_model_len=checked.max_model_len))
+    return 0

@@ -6,13 +6,14 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from simulator.cli.options import (
-    Overrides,
+    DEFAULT_SETTINGS,
     Quiet,
     ScenarioFile,
-    Seed,
+    Settings,
     Vary,
     Workers,
     at_least_one,
+    silent,
 )
 from simulator.cli.progress import search_progress
 
@@ -21,34 +22,22 @@ def plan(
     scenario: ScenarioFile,
     /,
     *,
-    slo: Annotated[
-        list[str] | None,
-        Parameter(negative="", help="bound, as 'p99_ttft_ms<=1000' (repeatable)"),
-    ] = None,
+    slo: Annotated[list[str] | None, silent("bound, as 'p99_ttft_ms<=1000' (repeatable)")] = None,
     vary: Vary = None,
     fewest: Annotated[
-        str | None,
-        Parameter(help="dotted.key=LOW..HIGH: the least that holds the load", show_default=False),
+        str | None, silent("dotted.key=LOW..HIGH: the least that holds the load")
     ] = None,
-    cheapest: Annotated[
-        bool,
-        Parameter(negative="", show_default=False, help="the cheapest that holds the load"),
-    ] = False,
-    set_: Overrides = None,
-    seed: Seed = None,
+    cheapest: Annotated[bool, silent("the cheapest that holds the load")] = False,
+    settings: Settings = DEFAULT_SETTINGS,
     replications: Annotated[int | None, Parameter(help="runs of each place [default: 3]")] = None,
     tolerance: Annotated[
         float | None, Parameter(help="of the largest rate, relative [default: 0.02]")
     ] = None,
     optuna: Annotated[
-        int | None,
-        Parameter(help="try so many of the combinations, chosen by Optuna", show_default=False),
+        int | None, silent("try so many of the combinations, chosen by Optuna")
     ] = None,
     jobs: Workers = None,
-    out: Annotated[
-        Path | None,
-        Parameter(help="folder for the files [default: out/NAME-plan]", show_default=False),
-    ] = None,
+    out: Annotated[Path | None, silent("folder for the files [default: out/NAME-plan]")] = None,
     quiet: Quiet = False,
 ) -> int:
     """Find the largest request rate under service levels, the fewest replicas, the cheapest fleet.
@@ -64,7 +53,7 @@ def plan(
 
     at_least_one(jobs=jobs, optuna=optuna)
     options = Options(slo, vary, fewest, cheapest, replications, tolerance)
-    question = make_question(scenario, options, set_ or (), seed)
+    question = make_question(scenario, options, settings.overrides, settings.seed)
     folder = check_folder(out or Path("out") / f"{question.name}-plan")
     with use_backend("loky", jobs), search_progress(quiet) as progress:
         candidates, best = find_best(question, optuna, jobs, progress)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from simulator.cli.options import silent
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -38,16 +39,15 @@ def plot(
     ],
     /,
     *,
-    out: Annotated[
-        Path | None,
-        Parameter(help="picture, .png or .svg [default: OUT_DIR/KIND.png]", show_default=False),
-    ] = None,
+    out: Annotated[Path | None, silent("picture, .png or .svg [default: OUT_DIR/KIND.png]")] = None,
     start: Annotated[
         float | None, Parameter(help="s, of occupancy [default: so that the middle is shown]")
     ] = None,
     seconds: Annotated[float, Parameter(help="s that occupancy shows")] = 60.0,
 ) -> int:
     """Draw a picture of what run, compare, sweep, plan or live wrote."""
+    from simulator import figures
+    from simulator.figures.data import read_runs
     from simulator.figures.style import save
     from simulator.util.files import check_file
 
@@ -58,53 +58,36 @@ def plot(
         raise HeadwayError(f"--out {path}: must end in .png or .svg")
     if not seconds > 0:
         raise HeadwayError(f"--seconds {seconds:g}: must be more than 0")
-    if kind in OF_RUNS:
-        figure = _of_runs(kind, folders, start, seconds)
-    elif len(folders) > 1:
-        raise HeadwayError(f"headway plot {kind}: takes one folder, not {len(folders)}")
+    if kind not in OF_RUNS:
+        figure = _draw_table(kind, folders)
+    elif kind == "occupancy":
+        figure = figures.draw_occupancy(read_runs(folders), start=start, seconds=seconds)
     else:
-        figure = _of_table(kind, folders[0])
+        figure = getattr(figures, f"draw_{kind}")(read_runs(folders))
     print(f"written to {save(figure, path)}")
     return 0
 
 
-def _of_runs(kind: Kind, folders: list[Path], start: float | None, seconds: float) -> "Figure":
-    from simulator import figures
-    from simulator.figures.data import read_runs
-
-    runs = read_runs(folders)
-    if kind == "occupancy":
-        return figures.draw_occupancy(runs, start=start, seconds=seconds)
-    draw = {
-        "throughput": figures.draw_throughput,
-        "kv": figures.draw_kv,
-        "policies": figures.draw_policies,
-        "fairness": figures.draw_fairness,
-    }[kind]
-    return draw(runs)
-
-
-def _of_table(kind: Kind, folder: Path) -> "Figure":
+def _draw_table(kind: Kind, folders: list[Path]) -> "Figure":
+    """Draw one of the pictures of a folder's table."""
     from simulator import figures
     from simulator.results.read import find_table, read_table
 
+    if len(folders) > 1:
+        raise HeadwayError(f"headway plot {kind}: takes one folder, not {len(folders)}")
+    (folder,) = folders
     if not folder.is_dir():
         raise HeadwayError(f"{folder}: no such folder")
     name = "steps_measured" if kind == "steps" else "results"
     if kind == "pareto" and (folder / "plan.csv").is_file():
         name = "plan"
-    draw = {
-        "latency": figures.draw_latency,
-        "pareto": figures.draw_pareto,
-        "chunk": figures.draw_chunk,
-        "steps": figures.draw_steps,
-    }[kind]
     if not find_table(folder, name).is_file():
         raise HeadwayError(f"{folder}: has no {name}.csv")
     rows = read_table(folder, name)
     try:
-        return draw(rows)
+        figure: Figure = getattr(figures, f"draw_{kind}")(rows)
     except HeadwayError as error:
         raise HeadwayError(
             f"{folder / name}.csv: {message}" for message in error.messages
         ) from None
+    return figure

@@ -8,13 +8,14 @@ from cyclopts import Parameter
 
 from simulator.cli.interrupts import tell_interrupt
 from simulator.cli.options import (
-    Overrides,
+    DEFAULT_SETTINGS,
     Quiet,
     ScenarioFile,
-    Seed,
+    Settings,
     Vary,
     Workers,
     at_least_one,
+    silent,
 )
 from simulator.cli.progress import runs_progress
 
@@ -24,22 +25,15 @@ def sweep(
     /,
     *,
     vary: Vary = None,
-    set_: Overrides = None,
-    seed: Seed = None,
-    out: Annotated[
-        Path | None,
-        Parameter(help="folder for the files [default: out/NAME-sweep]", show_default=False),
-    ] = None,
+    settings: Settings = DEFAULT_SETTINGS,
+    out: Annotated[Path | None, silent("folder for the files [default: out/NAME-sweep]")] = None,
     jobs: Workers = None,
     backend: Annotated[
         Literal["loky", "dask", "ray"], Parameter(help="who runs the workers")
     ] = "loky",
     address: Annotated[
         str | None,
-        Parameter(
-            help="of a Dask scheduler or Ray cluster, host:port [default: start one here]",
-            show_default=False,
-        ),
+        silent("of a Dask scheduler or Ray cluster, host:port [default: start one here]"),
     ] = None,
     quiet: Quiet = False,
 ) -> int:
@@ -54,8 +48,8 @@ def sweep(
 
     at_least_one(jobs=jobs)
     axes = [split_values(item) for item in vary or ()]
-    refuse_hidden([key for key, _ in axes], set_ or (), seed)
-    points = load_sweep_points(scenario, axes, set_ or (), seed)
+    refuse_hidden([key for key, _ in axes], settings.overrides, settings.seed)
+    points = load_sweep_points(scenario, axes, settings.overrides, settings.seed)
     name = next(point.scenario.name for point in points if point.scenario is not None)
     folder = check_folder(out or Path("out") / f"{name}-sweep")
     try:

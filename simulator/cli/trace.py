@@ -8,10 +8,10 @@ from cyclopts import App, Parameter
 if TYPE_CHECKING:
     from simulator.workload.workload import Workload
 
-app = App(name="trace", help="Describe a workload, or write it as Mooncake JSONL.")
+trace = App(name="trace", help="Describe a workload, or write it as Mooncake JSONL.")
 
 
-@app.command
+@trace.command
 def describe(
     file: Annotated[Path, Parameter(name="FILE", help="trace, or scenario (.yaml)")],
     /,
@@ -30,7 +30,7 @@ def describe(
     return 0
 
 
-@app.command
+@trace.command
 def convert(
     source: Annotated[Path, Parameter(name="IN", help="trace, or scenario (.yaml)")],
     target: Annotated[Path, Parameter(name="OUT", help="Mooncake JSONL, packed if it ends in .gz")],

@@ -26,12 +26,12 @@ from simulator.planning.search import Answer, Search, Trial, Wanted, interval
 from simulator.planning.service_levels import read_numbers
 from simulator.results.cluster_metrics import price_of_cluster
 from simulator.scenario.load import load_scenario
+from simulator.scenario.scenario import Scenario
+from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from simulator.scenario.scenario import Scenario
 
 LOWER_LOADS = (0.125, 0.25, 0.5, 0.75)
 """Shares of the largest load that are run, too, for the front of speed against throughput."""
@@ -54,32 +54,25 @@ class Candidate(Point):
         assert self.answer.best is not None
         return self.answer.best
 
-    @property
-    def scales(self) -> bool:
-        """Whether its replicas come and go, so that what it takes is known by its runs alone."""
-        cluster = None if self.scenario is None else self.scenario.cluster
-        return cluster is not None and cluster.autoscaling is not None
+    def resources_at(self, trial: Trial) -> tuple[float, float | None]:
+        """Give the GPUs that it takes and its dollars per hour; None where a GPU has no price.
 
-    def gpus_at(self, trial: Trial) -> float:
-        """Count the GPUs that it takes; where it scales, on average over its runs there."""
+        Where its replicas come and go, both are what its runs there had and paid on average.
+        """
         assert self.scenario is not None
-        return _in_an_hour(trial, "gpu_hours") if self.scales else gpus_of(self.scenario)
+        gpus, price = resources(self.scenario)
+        cluster = self.scenario.cluster
+        if cluster is None or cluster.autoscaling is None:
+            return gpus, price
+        return (
+            _in_an_hour(trial, "gpu_hours"),
+            None if price is None else _in_an_hour(trial, "dollars"),
+        )
 
     @property
-    def gpus(self) -> float:
-        """GPUs that it takes where it just holds."""
-        return self.gpus_at(self.best)
-
-    def dollars_at(self, trial: Trial) -> float | None:
-        """Give its price per hour, of one that scales what its runs there paid; None: unknown."""
-        assert self.scenario is not None
-        price = price_of(self.scenario)
-        return _in_an_hour(trial, "dollars") if self.scales and price is not None else price
-
-    @property
-    def dollars_per_hour(self) -> float | None:
-        """Give its price where it just holds, None where a GPU has none."""
-        return self.dollars_at(self.best)
+    def resources(self) -> tuple[float, float | None]:
+        """Give its GPUs and dollars per hour where it just holds."""
+        return self.resources_at(self.best)
 
     def read(self, metric: str, confidence: float = 0.95) -> Estimate:
         """Give a metric where the configuration just holds."""
@@ -98,7 +91,7 @@ class Candidate(Point):
             tpot = interval(trial.runs, "mean_tpot_ms").mean
             if tpot:
                 tokens = interval(trial.runs, "output_throughput").mean
-                yield trial, 1000.0 / tpot, tokens / self.gpus_at(trial)
+                yield trial, 1000.0 / tpot, tokens / self.resources_at(trial)[0]
 
 
 def _in_an_hour(trial: Trial, paid: str) -> float:
@@ -106,20 +99,14 @@ def _in_an_hour(trial: Trial, paid: str) -> float:
     return sum(3600.0 * run[paid] / run["duration"] for run in trial.runs) / len(trial.runs)
 
 
-def gpus_of(scenario: "Scenario") -> int:
-    """Count the GPUs of a scenario, in all replicas."""
+def resources(scenario: Scenario) -> tuple[int, float | None]:
+    """Count a scenario's GPUs, and their dollars per hour; None where the price is unknown."""
     if scenario.cluster is None:
-        return scenario.gpu.count
+        count, price = scenario.gpu.count, find_gpu(scenario.gpu.name).dollars_per_hour
+        return count, None if price is None else price * count
     kinds = scenario.cluster.kinds
-    return sum(kind.replicas * scenario.of_group(name).gpu.count for name, kind in kinds.items())
-
-
-def price_of(scenario: "Scenario") -> float | None:
-    """Give the dollars per hour of a scenario's GPUs; None where the price of one is unknown."""
-    if scenario.cluster is not None:
-        return price_of_cluster(scenario)
-    price = find_gpu(scenario.gpu.name).dollars_per_hour
-    return None if price is None else price * scenario.gpu.count
+    count = sum(kind.replicas * scenario.of_group(name).gpu.count for name, kind in kinds.items())
+    return count, price_of_cluster(scenario)
 
 
 def plan(
@@ -233,8 +220,6 @@ def _run_all(
 
 def _measure(question: Question, settings: Sequence[tuple[str, str]]) -> Numbers:
     """Make one run, in a worker."""
-    from simulator.simulation.run import run
-
     result = run(load_scenario(question.path, question.overrides, vary=settings))
     return read_numbers(result, question.rules.slos)
 
@@ -248,8 +233,8 @@ def best_of(question: Question, candidates: Sequence[Candidate]) -> Candidate:
     holding = [candidate for candidate in candidates if candidate.answer.best is not None]
     if not holding:
         raise HeadwayError(_none_holds(question, candidates))
-    prices = [candidate.dollars_per_hour for candidate in holding]
-    weights = [float(c.gpus) for c in holding] if None in prices else [p or 0.0 for p in prices]
+    gpus, prices = zip(*(candidate.resources for candidate in holding), strict=True)
+    weights: Sequence[float] = gpus if None in prices else prices
 
     def rank(k: int) -> tuple[float, float]:
         rate = holding[k].read("request_throughput").mean
@@ -316,7 +301,8 @@ def _worth(candidate: Candidate, question: Question) -> float:
     if candidate.answer.best is None:
         violations = [trial.violation(question.rules.slos) for trial in candidate.answer.trials]
         return -1e6 - min(violations, default=1e6)
-    weight = candidate.dollars_per_hour or float(candidate.gpus)
+    gpus, price = candidate.resources
+    weight = price or gpus
     if question.high or not question.key:
         return -weight
     return candidate.read("request_throughput").mean / weight
@@ -338,10 +324,10 @@ def row_of(question: Question, candidate: Candidate) -> dict[str, Any]:
         row[metric] = found.mean
         row[f"{metric}_half_width"] = found.half_width if found.count > 1 else None
     tokens = row["output_throughput"]
-    price = candidate.dollars_per_hour
+    gpus, price = candidate.resources
     tpot = candidate.read("mean_tpot_ms").mean
-    row["gpus"] = candidate.gpus
-    row["tokens_per_s_per_gpu"] = tokens / candidate.gpus
+    row["gpus"] = gpus
+    row["tokens_per_s_per_gpu"] = tokens / gpus
     row["tokens_per_s_per_user"] = 1000.0 / tpot if tpot else None
     row["dollars_per_hour"] = price
     row["dollars_per_million_output_tokens"] = (

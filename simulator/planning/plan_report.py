@@ -181,10 +181,10 @@ def _abscissa(
     if question.key:
         rate = question.key == "workload.request_rate"
         return "requests/s" if rate else question.key, lambda _, trial: trial.at
-    prices = [c.dollars_at(trial) for c in candidates for trial in c.answer.trials]
+    prices = [c.resources_at(trial)[1] for c in candidates for trial in c.answer.trials]
     if None in prices:
-        return "GPUs", Candidate.gpus_at
-    return "$/h", lambda candidate, trial: candidate.dollars_at(trial) or 0.0
+        return "GPUs", lambda candidate, trial: candidate.resources_at(trial)[0]
+    return "$/h", lambda candidate, trial: candidate.resources_at(trial)[1] or 0.0
 
 
 def bound_ratio(trial: Trial, question: Question) -> float:

@@ -6,15 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import yaml
 
 from simulator.scenario.load import load_scenario
+from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
-
-if TYPE_CHECKING:
-    from simulator.scenario.scenario import Scenario
 
 _ITEM = re.compile(r"""(?:[^,"'\[\]{}()]|"[^"]*"|'[^']*')+|[\[\]{}(),"']""")
 
@@ -29,7 +27,7 @@ class Point:
     """A scenario with some keys set, or what is wrong with it."""
 
     varied: dict[str, str]  # value by dotted key, as YAML
-    scenario: "Scenario | None" = None  # None: it cannot be loaded
+    scenario: Scenario | None = None  # None: it cannot be loaded
     errors: Sequence[str] = ()
 
     @property
@@ -53,7 +51,7 @@ class Alternative:
     label: str  # for tables
     folder: str  # the name of its folder
     varied: dict[str, str]  # value by dotted key, as given
-    scenario: "Scenario"
+    scenario: Scenario
 
 
 def expand(

@@ -4,16 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from simulator.planning.points import Axes, as_yaml, refuse_hidden, split_values
 from simulator.planning.search import Rules, Search, Wanted, fewest, holds, largest_rate
 from simulator.planning.service_levels import parse_slo
 from simulator.scenario.load import load_scenario
+from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
-
-if TYPE_CHECKING:
-    from simulator.scenario.scenario import Scenario
 
 
 @dataclass(slots=True, frozen=True)
@@ -42,7 +39,7 @@ class Question:
     axes: Axes = ()  # every combination is a candidate
     name: str = ""  # of the scenario
 
-    def search(self, scenario: "Scenario") -> Search:
+    def search(self, scenario: Scenario) -> Search:
         """Begin the search for one candidate."""
         rules = self.rules
         if not is_random(scenario):
@@ -113,7 +110,7 @@ def _range(text: str) -> tuple[str, int, int]:
     return key.strip(), *numbers
 
 
-def rate_key(scenario: "Scenario") -> tuple[str, float]:
+def rate_key(scenario: Scenario) -> tuple[str, float]:
     """Find the key that says how fast requests come, and the rate to begin with."""
     if scenario.workload.trace is not None:
         return "workload.trace.rate_scale", scenario.workload.trace.rate_scale
@@ -131,7 +128,7 @@ def rate_key(scenario: "Scenario") -> tuple[str, float]:
     return "workload.request_rate", rate if rate != inf else 1.0
 
 
-def is_random(scenario: "Scenario") -> bool:
+def is_random(scenario: Scenario) -> bool:
     """Say whether another seed gives another run: a trace alone is replayed as recorded."""
     engine, cluster = scenario.engine, scenario.cluster
     if scenario.workload.trace is None or scenario.predictor or engine.speculative_config:

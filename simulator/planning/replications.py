@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simulator.costs.noise import Noise
 from simulator.planning.runs import Numbers, numbers, run_each, warn_once
+from simulator.scenario.scenario import Scenario
+from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from simulator.util.workers import use_backend
-
-if TYPE_CHECKING:
-    from simulator.scenario.scenario import Scenario
 
 MOST = 10_000
 STREAM = 0x4E9  # of the seeds of replications
@@ -22,7 +20,7 @@ STREAM = 0x4E9  # of the seeds of replications
 class Replication:
     """One run: a scenario, which already has the replication's seed, and what is cut off."""
 
-    scenario: "Scenario"
+    scenario: Scenario
     warmup: float
     cooldown: float
 
@@ -44,7 +42,7 @@ def check_count(count: int, varied: Sequence[str] = ()) -> None:
 
 
 def replicate(
-    scenarios: Sequence["Scenario"],
+    scenarios: Sequence[Scenario],
     count: int,
     *,
     warmup: float = 0.0,
@@ -79,8 +77,6 @@ def replicate(
 
 def _measure(replication: Replication) -> Numbers:
     """Make one run, in a worker."""
-    from simulator.simulation.run import run
-
     result = run(replication.scenario, noise=Noise.drawn(replication.scenario.seed))
     result.warmup, result.cooldown = replication.warmup, replication.cooldown
     return numbers(result.summary())

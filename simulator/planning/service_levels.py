@@ -3,19 +3,15 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from simulator.planning.runs import Numbers, numbers
+from simulator.results.metrics import PERCENTILES, summarize_record
+from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
 
-if TYPE_CHECKING:
-    from simulator.simulation.result import Result
-
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue_time")
-SHARES = {
-    "goodput": "share of all requests that keep the scenario's `goodput` bounds",
-    "completion": "share of all requests that were completed",
-}
+SHARES = ("goodput", "completion")
+"""Of all requests: those that keep the scenario's `goodput` bounds, those that were completed."""
 RATES = ("output_throughput", "total_token_throughput", "request_throughput")
 
 _TEXT = re.compile(r"\s*([\w.]+)\s*(<=|>=)\s*([-+.\deE]+)\s*")
@@ -82,10 +78,8 @@ def parse_slo(text: str) -> Slo:
     return Slo(metric, sign == "<=", bound, percentile)
 
 
-def read_numbers(result: "Result", slos: Sequence[Slo]) -> Numbers:
+def read_numbers(result: Result, slos: Sequence[Slo]) -> Numbers:
     """Give a run's numbers by name, with those percentiles and shares that the bounds ask for."""
-    from simulator.results.metrics import PERCENTILES, summarize_record
-
     asked = {slo.percentile for slo in slos if slo.percentile is not None}
     found = numbers(summarize_record(result, percentiles=sorted({*PERCENTILES, *asked})))
     total = len(result.workload) or 1

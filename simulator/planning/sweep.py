@@ -24,6 +24,9 @@ from simulator.planning.points import (
 )
 from simulator.planning.runs import Numbers, encode_csv, numbers, run_each, warn_once
 from simulator.scenario.load import load_scenario, load_sweep
+from simulator.scenario.planning_config import SweepConfig
+from simulator.scenario.scenario import Scenario
+from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
 from simulator.util.version import __version__
@@ -31,9 +34,6 @@ from simulator.util.workers import use_backend
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from simulator.scenario.planning_config import SweepConfig
-    from simulator.scenario.scenario import Scenario
 
 TABLE, JOURNAL = "results.csv", "points.jsonl"
 PAUSE = 10.0  # s between two writings of the table while the sweep runs
@@ -61,7 +61,7 @@ def load_sweep_points(
     return points
 
 
-def _factors(block: "SweepConfig", seed: int) -> list[Factor]:
+def _factors(block: SweepConfig, seed: int) -> list[Factor]:
     """Give the points of a `sweep` block, as factors of a product."""
     design = factors([(key, [as_yaml(v) for v in values]) for key, values in block.grid.items()])
     if block.points:
@@ -147,10 +147,8 @@ def _key(point: Point) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def _measure(scenario: "Scenario") -> Numbers:
+def _measure(scenario: Scenario) -> Numbers:
     """Run one point, in a worker."""
-    from simulator.simulation.run import run
-
     return numbers(run(scenario).summary())
 
 

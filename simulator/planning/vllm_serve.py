@@ -2,13 +2,10 @@
 
 import json
 import shlex
-from typing import TYPE_CHECKING
 
+from simulator.scenario.engine_config import EngineConfig
+from simulator.scenario.scenario import Scenario
 from simulator.util.config import Config
-
-if TYPE_CHECKING:
-    from simulator.scenario.engine_config import EngineConfig
-    from simulator.scenario.scenario import Scenario
 
 VALUES = (
     "max_num_seqs",
@@ -34,7 +31,7 @@ COVERED = (
 """Keys that the command has, or a comment of its own; others are told to be missing."""
 
 
-def serve_command(scenario: "Scenario") -> str:
+def serve_command(scenario: Scenario) -> str:
     """Write the command (vLLM 0.33's options), in a cluster one for the replicas of each group.
 
     What vLLM cannot do stands before it as comments.
@@ -60,7 +57,7 @@ def serve_command(scenario: "Scenario") -> str:
     return "\n".join([*lines, ""])
 
 
-def _command(model: str, engine: "EngineConfig", *more: str) -> list[str]:
+def _command(model: str, engine: EngineConfig, *more: str) -> list[str]:
     """Write the command of one engine after comments on what it cannot have."""
     lines = []
     policy = engine.scheduling_policy

@@ -1,6 +1,6 @@
 """Check a policy or a scheduler of your own against the laws that every shipped one keeps.
 
-    from simulator.testing.check import check_policy
+    from simulator.testing import check_policy
 
     check_policy(MyPolicy, weight=3)
 
@@ -9,49 +9,25 @@ raises AssertionError with the law that it breaks and the smallest case found. T
 the same answer every time.
 """
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
 import numpy as np
-import simpy
-from simpy.core import EmptySchedule
 
-from simulator.core.log import REASONS, Log
-from simulator.core.request import Request
-from simulator.engine.async_replica import make_replica
-from simulator.engine.client import Client
-from simulator.scenario import assemble, make_scheduler
-from simulator.scenario.assemble import Parts
-from simulator.scenario.load import check_scenario
-from simulator.scenario.policy_table import find_policy
-from simulator.scenario.scenario import Scenario
-from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.testing.trials import (
-    LONGEST,
-    LONGEST_ANSWER,
-    Case,
-    Clock,
-    Forbidden,
-    Guarded,
-    Leaper,
-    Run,
-    draw_case,
-    make_workload,
-    smaller,
-)
-from simulator.util.errors import HeadwayWarning
-from simulator.util.yaml_lines import Places
+from simulator.core.log import REASONS
+from simulator.testing.cases import Case, draw_case
+from simulator.testing.trials import Run, Subject
 
 CASES = 120
 TRIES = 10  # equal runs, before a difference is laid to something else than chance
 SHRINKS = 300  # runs that the search for a smaller case may take
 ENDED = (REASONS.index("stop"), REASONS.index("length"))
-MECHANISM = {"simulator.schedulers.vllm.scheduler", "simulator.schedulers.vllm.batch"}
+
+Broken = tuple[str, str] | None
+"""The law that is broken, and how."""
 
 
 def check_policy(policy: type | str, **arguments: Any) -> None:
@@ -63,158 +39,71 @@ def check_policy(policy: type | str, **arguments: Any) -> None:
     the same result stepwise and in leaps, and the same every time. Raises ValueError for wrong
     arguments.
     """
-    scenario, parts = _bare()
-    wanted = {"policy": policy, **arguments}
-    scenario = _with_engine(scenario, {"scheduling_policy": wanted})
-    found, _ = find_policy(scenario)
-    subject = _Subject(scenario, parts, found)
+    subject = Subject(policy, arguments)
     subject.make(draw_case(np.random.default_rng(0), 1, False))  # wrong arguments are told here
-    for case in subject.cases():
-        if broken := subject.judge(case):
-            law, what = broken
-            smallest, what = subject.shrink(case, law, what)
-            raise AssertionError(f"{found.__name__} {law}: {what}\nSmallest case found: {smallest}")
+    for case in _cases(subject):
+        if broken := judge(subject, case):
+            smallest, what = _shrink(subject, case, *broken)
+            raise AssertionError(
+                f"{subject.policy.__name__} {broken[0]}: {what}\nSmallest case found: {smallest}"
+            )
 
 
-@cache
-def _bare() -> tuple[Scenario, Parts]:
-    scenario = check_scenario({"cost": {"kind": "linear", "base": 1.0}}, Places("check", {}))
-    scenario = scenario.model_copy(update={"predictor": {"kind": "oracle"}})
-    return scenario, assemble(scenario)
+def _cases(subject: Subject) -> Iterator[Case]:
+    """Yield cases of growing size, some with async_scheduling where the class takes it."""
+    rng = np.random.default_rng(0)
+    for number in range(CASES):
+        case = draw_case(rng, 1 + number // 8, number % 3 == 2)
+        if case.async_scheduling and not subject.overlaps(case):
+            case = replace(case, async_scheduling=False)
+        yield case
 
 
-def _with_engine(scenario: Scenario, values: dict[str, Any]) -> Scenario:
-    engine = scenario.engine.model_copy(update=values)
-    return scenario.model_copy(update={"engine": engine})
+def judge(subject: Subject, case: Case) -> Broken:
+    """Say which law is broken on a case, and how."""
+    leapt = subject.play(case, leap=True)
+    if broken := _single(case, leapt):
+        return broken
+    stepped = subject.play(case, leap=False)
+    if broken := _single(case, stepped):
+        return broken
+    broken = _different(leapt, stepped, "leaps wrongly", "leaping and stepwise")
+    broken = broken or _clairvoyant(subject, case, stepped)
+    for _ in range(TRIES if broken else 1):  # what differs by chance tells nothing
+        again = subject.play(case, leap=False)
+        if by_chance := _different(stepped, again, "is not deterministic", "two equal runs"):
+            return by_chance
+    return broken
 
 
-class _Subject:
-    """The class under examination."""
-
-    def __init__(self, scenario: Scenario, parts: Parts, found: type) -> None:
-        self.scenario, self.parts = scenario, parts
-        scheduler = issubclass(found, Scheduler)
-        own = {cls.__module__ for cls in found.__mro__} - MECHANISM
-        self.forbidden = Forbidden(frozenset(own), scheduler)
-
-    def cases(self) -> Iterator[Case]:
-        """Yield cases of growing size, some with async_scheduling where the class takes it."""
-        rng = np.random.default_rng(0)
-        for number in range(CASES):
-            case = draw_case(rng, 1 + number // 8, number % 3 == 2)
-            if case.overlapping and not self._overlaps(case):
-                case = replace(case, overlapping=False)
-            yield case
-
-    def _overlaps(self, case: Case) -> bool:
-        try:
-            self.make(case)
-        except ValueError as error:
-            if "async_scheduling" in str(error):
-                return False
-            raise
-        return True
-
-    def make(self, case: Case) -> Scheduler:
-        """Build the engine of a case."""
-        scenario = _with_engine(
-            self.scenario,
-            {
-                "max_num_seqs": case.seats,
-                "max_num_batched_tokens": case.budget,
-                "block_size": case.block_size,
-                "enable_prefix_caching": case.caching,
-                "async_scheduling": case.overlapping,
-            },
-        )
-        parts = replace(self.parts, num_gpu_blocks=case.blocks, max_model_len=LONGEST)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", HeadwayWarning)
-            return make_scheduler(scenario, parts, shares_prefixes=True)
-
-    def play(self, case: Case, *, leap: bool) -> Run:
-        """Run a case to its end, or until it is clear that there will be none."""
-        env = simpy.Environment()
-        scheduler = self.make(case)
-        run = Run(Log(0, 1), scheduler)
-        replica = make_replica(env, scheduler, Leaper(run) if leap else Clock(run), leap=leap)
-        run.log = replica.log
-
-        def submit(request: Request) -> None:
-            request.hint = 1 + (7 * request.id + 3) % 24  # whatever the answer will be
-            replica.submit(Guarded(request, self.forbidden, run.secrets))
-
-        def finished(request: Request) -> None:
-            run.before_end = run.before_end or max(1, len(run.steps) - scheduler.overlaps)
-            client.finished(request)
-
-        client = Client(env, make_workload(case), submit)
-        replica.on_finish = finished
-        tokens = sum(prompt + output for _, prompt, output, _, _ in case.requests)
-        try:
-            for _ in range(1000 + 50 * tokens):
-                env.step()
-            run.endless = True
-        except EmptySchedule:
-            pass
-        except Exception as error:  # whatever the class does
-            run.error = error
-        return run
-
-    def judge(self, case: Case) -> tuple[str, str] | None:
-        """Say which law is broken on a case, and how."""
-        leapt = self.play(case, leap=True)
-        if broken := _single(case, leapt):
-            return broken
-        stepped = self.play(case, leap=False)
-        if broken := _single(case, stepped):
-            return broken
-        broken = _different(leapt, stepped, "leaps wrongly", "leaping and stepwise")
-        broken = broken or self._clairvoyant(case, stepped)
-        return self._dices(case, stepped, TRIES if broken else 1) or broken
-
-    def _dices(self, case: Case, run: Run, tries: int) -> tuple[str, str] | None:
-        """Say whether the class does the same every time; what differs by chance tells nothing."""
-        for _ in range(tries):
-            again = self.play(case, leap=False)
-            if broken := _different(run, again, "is not deterministic", "two equal runs"):
-                return broken
-        return None
-
-    def _clairvoyant(self, case: Case, run: Run) -> tuple[str, str] | None:
-        """Run a twin whose answers have other lengths: until one ends nothing may differ."""
-        lengths = [LONGEST_ANSWER + 1 - row[2] for row in case.requests]
-        rows = (
-            (*row[:2], length, *row[3:]) for row, length in zip(case.requests, lengths, strict=True)
-        )
-        twin = self.play(replace(case, requests=tuple(rows)), leap=False)
-        for number in range(min(run.before_end, twin.before_end)):
-            if run.steps[number] != twin.steps[number]:
-                return (
-                    "uses the length that an answer will have",
-                    f"with other answers, of {lengths} tokens, step {number + 1} differs though "
-                    "nobody has ended",
-                )
-        return None
-
-    def shrink(self, case: Case, law: str, what: str) -> tuple[Case, str]:
-        """Look for a smaller case that breaks the same law."""
-        left = SHRINKS
-        progress = True
-        while progress and left > 0:
-            progress = False
-            for candidate in smaller(case):
-                left -= 1
-                broken = self.judge(candidate)
-                if broken and broken[0] == law:
-                    case, what, progress = candidate, broken[1], True
-                    break
-                if left <= 0:
-                    break
-        return case, what
+def _clairvoyant(subject: Subject, case: Case, run: Run) -> Broken:
+    """Run a twin whose answers have other lengths: until one ends nothing may differ."""
+    twin = case.twin()
+    other = subject.play(twin, leap=False)
+    for number in range(min(run.before_end, other.before_end)):
+        if run.steps[number] != other.steps[number]:
+            return (
+                "uses the length that an answer will have",
+                f"with other answers, of {[row[2] for row in twin.requests]} tokens, step "
+                f"{number + 1} differs though nobody has ended",
+            )
+    return None
 
 
-def _single(case: Case, run: Run) -> tuple[str, str] | None:
+def _shrink(subject: Subject, case: Case, law: str, what: str) -> tuple[Case, str]:
+    """Look for a smaller case that breaks the same law."""
+    smaller = case.smaller()
+    for _ in range(SHRINKS):
+        candidate = next(smaller, None)
+        if candidate is None:
+            break
+        broken = judge(subject, candidate)
+        if broken and broken[0] == law:
+            case, what, smaller = candidate, broken[1], candidate.smaller()
+    return case, what
+
+
+def _single(case: Case, run: Run) -> Broken:
     """Look for a law that one run breaks."""
     for words, law in LAWS:
         if what := law(case, run):
@@ -222,9 +111,9 @@ def _single(case: Case, run: Run) -> tuple[str, str] | None:
     return None
 
 
-def _reads_secrets(case: Case, run: Run) -> str:
+def _reads_lengths(case: Case, run: Run) -> str:
     """Say where the class asked for the length of an answer."""
-    return ", ".join(dict.fromkeys(run.secrets))
+    return ", ".join(dict.fromkeys(run.forbidden_reads))
 
 
 def _fails(case: Case, run: Run) -> str:
@@ -279,10 +168,12 @@ def _overspends(case: Case, run: Run) -> str:
 def _overfills(case: Case, run: Run) -> str:
     """Find a step of too many requests."""
     most = int(run.log.steps["running"].max(initial=0))
-    return f"{most} requests run at once, not {case.seats}" if most > case.seats else ""
+    return (
+        f"{most} requests run at once, not {case.max_num_seqs}" if most > case.max_num_seqs else ""
+    )
 
 
-def _different(one: Run, two: Run, law: str, runs: str) -> tuple[str, str] | None:
+def _different(one: Run, two: Run, law: str, runs: str) -> Broken:
     """Compare two runs that must agree to the last bit."""
     for name in ("request_rows", "run_rows", "tick_ends"):
         if getattr(one.log, name) != getattr(two.log, name):
@@ -296,7 +187,7 @@ def _different(one: Run, two: Run, law: str, runs: str) -> tuple[str, str] | Non
 
 
 LAWS: tuple[tuple[str, Callable[[Case, Run], str]], ...] = (
-    ("reads the length that an answer will have", _reads_secrets),
+    ("reads the length that an answer will have", _reads_lengths),
     ("fails", _fails),
     ("does not end every request", _leaves_requests),
     ("does not give everything back", _leaks),

@@ -1,43 +1,31 @@
-"""Small engines and workloads on which `check.py` tries out a policy, and what it sees there."""
+"""A policy under examination: what it does with a case, and whether it reads what it must not."""
 
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import simpy
+from simpy.core import EmptySchedule
 
 from simulator.core.log import Log
 from simulator.core.request import Request, Step
+from simulator.engine.async_replica import make_replica
+from simulator.engine.client import Client
+from simulator.scenario import assemble, make_scheduler
+from simulator.scenario.assemble import Parts
+from simulator.scenario.load import check_scenario
+from simulator.scenario.policy_table import find_policy
+from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.workload.workload import Workload
+from simulator.testing.cases import MAX_MODEL_LEN, Case
+from simulator.util.errors import HeadwayWarning
+from simulator.util.yaml_lines import Places
 
-LONGEST = 64  # max_model_len of the cases, tokens
-LONGEST_ANSWER = 28  # tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """An engine and what is asked of it: rows of arrival, prompt, output, client, priority."""
-
-    requests: tuple[tuple[float, int, int, str, int], ...]
-    seats: int
-    budget: int
-    block_size: int
-    blocks: int
-    caching: bool
-    overlapping: bool
-
-    def __str__(self) -> str:
-        rows = "".join(f"\n  {row}" for row in self.requests)
-        return (
-            f"max_num_seqs {self.seats}, max_num_batched_tokens {self.budget}, {self.blocks} "
-            f"blocks of {self.block_size}, max_model_len {LONGEST}, prefix caching "
-            f"{'on' if self.caching else 'off'}, async_scheduling "
-            f"{'on' if self.overlapping else 'off'}; requests (arrival in s, prompt tokens, output "
-            f"tokens, client, priority):{rows}"
-        )
+MECHANISM = {cls.__module__ for cls in Scheduler.__mro__}
 
 
 @dataclass(slots=True)
@@ -48,64 +36,42 @@ class Run:
     scheduler: Scheduler
     steps: list[tuple[object, ...]] = field(default_factory=list)
     before_end: int = 0  # of the steps, those that were decided before anybody had ended
-    secrets: list[str] = field(default_factory=list)  # where the length was read
+    forbidden_reads: list[str] = field(default_factory=list)  # of an answer's length: where
     error: Exception | None = None
     endless: bool = False
 
 
-class Guarded(Request):
+def _guarded(name: str) -> property:
+    """Make a field of a request that notes who reads it."""
+    hidden = f"hidden_{name}"
+
+    def read(request: "GuardedRequest") -> int:
+        frame = sys._getframe(1)
+        if request.hides(name, frame.f_globals.get("__name__", "")):
+            place = f"request.{name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
+            request.reads.append(place)
+        return int(getattr(request, hidden))
+
+    return property(read, lambda request, value: setattr(request, hidden, value))
+
+
+class GuardedRequest(Request):
     """A request that notes who asks for the length of its answer."""
 
-    __slots__ = ("ends", "hidden", "places", "secret")
+    __slots__ = ("hidden_max_tokens", "hidden_output_tokens", "hides", "reads")
 
-    def __init__(self, request: Request, forbidden: "Forbidden", places: list[str]) -> None:
-        self.secret, self.places = forbidden, places
+    output_tokens = _guarded("output_tokens")
+    max_tokens = _guarded("max_tokens")
+
+    def __init__(
+        self, request: Request, hides: Callable[[str, str], bool], reads: list[str]
+    ) -> None:
+        self.hides, self.reads = hides, reads
         for name in Request.__dataclass_fields__:
             setattr(self, name, getattr(request, name))
 
-    def _tell(self, name: str) -> None:
-        frame = sys._getframe(2)
-        if self.secret.hides(name, frame.f_globals.get("__name__", "")):
-            place = f"request.{name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
-            self.places.append(place)
 
-    @property
-    def output_tokens(self) -> int:
-        self._tell("output_tokens")
-        return self.hidden
-
-    @output_tokens.setter
-    def output_tokens(self, value: int) -> None:
-        self.hidden = value
-
-    @property
-    def max_tokens(self) -> int:
-        self._tell("max_tokens")
-        return self.ends
-
-    @max_tokens.setter
-    def max_tokens(self, value: int) -> None:
-        self.ends = value
-
-
-@dataclass(frozen=True, slots=True)
-class Forbidden:
-    """Whose code may not read what: a policy nothing of the length, a scheduler not the oracle's.
-
-    A scheduler must end its requests: it may ask for `max_tokens`.
-    """
-
-    modules: frozenset[str]
-    scheduler: bool
-
-    def hides(self, name: str, module: str) -> bool:
-        """Say whether a field must not be read by code of a module."""
-        if name == "max_tokens" and self.scheduler:
-            return False
-        return module in self.modules or not module.startswith("simulator.")
-
-
-class Clock:
+class RecordingCost:
     """A linear cost that notes what each step computes, and for whom."""
 
     def __init__(self, run: Run) -> None:
@@ -118,7 +84,7 @@ class Clock:
         return 0.25 + 0.01 * step.tokens + 0.001 * step.context
 
 
-class Leaper(Clock):
+class LeapingCost(RecordingCost):
     """The same, for equal steps at once."""
 
     def leap(self, step: Step, repeats: int) -> list[float]:
@@ -127,68 +93,89 @@ class Leaper(Clock):
         return [fixed + 0.001 * (step.context + k * step.decodes) for k in range(repeats)]
 
 
-def draw_case(rng: np.random.Generator, size: int, overlapping: bool) -> Case:
-    """Draw a case with `size` requests."""
-    pick = rng.choice
-    seats = int(rng.integers(1, 5))
-    block_size = int(pick([1, 2, 4, 16]))
-    at_once = rng.random() < 0.4
-    arrivals = np.zeros(size) if at_once else np.sort(pick([0, 0, 0.25, 1, 2.5, 4, 9], size))
-    prompts, outputs = rng.integers(1, 36, size), rng.integers(1, 25, size)
-    if rng.random() < 0.5:
-        outputs += 4  # nobody ends at once
-    clients, priorities = pick(["a", "b", "c"], size), rng.integers(0, 3, size)
-    return Case(
-        tuple(
-            (float(t), int(p), int(o), str(c), int(u))
-            for t, p, o, c, u in zip(arrivals, prompts, outputs, clients, priorities, strict=True)
-        ),
-        seats=seats,
-        budget=int(rng.integers(max(seats, 3), 48)),
-        block_size=block_size,
-        blocks=1 + int(LONGEST * pick([1, 1.25, 2, 5])) // block_size,
-        caching=bool(rng.random() < 0.5),
-        overlapping=overlapping,
-    )
+class Subject:
+    """The class under examination, on engines as the cases say.
+
+    `policy` and its arguments are as in a scenario. Raises ValueError for wrong arguments once an
+    engine is made.
+    """
+
+    def __init__(self, policy: type | str, arguments: dict[str, Any]) -> None:
+        scenario, self._parts = _bare()
+        wanted = {"policy": policy, **arguments}
+        self._scenario = _with_engine(scenario, {"scheduling_policy": wanted})
+        self.policy: type = find_policy(self._scenario)[0]
+        self._is_scheduler = issubclass(self.policy, Scheduler)
+        self._modules = {cls.__module__ for cls in self.policy.__mro__} - MECHANISM
+
+    def make(self, case: Case) -> Scheduler:
+        """Build the engine of a case."""
+        scenario = _with_engine(self._scenario, case.engine)
+        parts = replace(
+            self._parts, num_gpu_blocks=case.num_gpu_blocks, max_model_len=MAX_MODEL_LEN
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HeadwayWarning)
+            return make_scheduler(scenario, parts, shares_prefixes=True)
+
+    def overlaps(self, case: Case) -> bool:
+        """Say whether the class takes async_scheduling."""
+        try:
+            self.make(case)
+        except ValueError as error:
+            if "async_scheduling" in str(error):
+                return False
+            raise
+        return True
+
+    def play(self, case: Case, *, leap: bool) -> Run:
+        """Run a case to its end, or until it is clear that there will be none."""
+        env = simpy.Environment()
+        scheduler = self.make(case)
+        run = Run(Log(0, 1), scheduler)
+        cost = LeapingCost(run) if leap else RecordingCost(run)
+        replica = make_replica(env, scheduler, cost, leap=leap)
+        run.log = replica.log
+
+        def submit(request: Request) -> None:
+            request.hint = 1 + (7 * request.id + 3) % 24  # whatever the answer will be
+            replica.submit(GuardedRequest(request, self._hides, run.forbidden_reads))
+
+        def finished(request: Request) -> None:
+            run.before_end = run.before_end or max(1, len(run.steps) - scheduler.overlaps)
+            client.finished(request)
+
+        client = Client(env, case.make_workload(), submit)
+        replica.on_finish = finished
+        tokens = sum(prompt + output for _, prompt, output, _, _ in case.requests)
+        try:
+            for _ in range(1000 + 50 * tokens):
+                env.step()
+            run.endless = True
+        except EmptySchedule:
+            pass
+        except Exception as error:  # whatever the class does
+            run.error = error
+        return run
+
+    def _hides(self, name: str, module: str) -> bool:
+        """Say whether a field must not be read by code of a module.
+
+        A policy may read nothing of an answer's length. A scheduler must end its requests: it may
+        ask for `max_tokens`.
+        """
+        if name == "max_tokens" and self._is_scheduler:
+            return False
+        return module in self._modules or not module.startswith("simulator.")
 
 
-def make_workload(case: Case) -> Workload:
-    """Make the requests; prompts of a client begin alike."""
-    columns = list(zip(*case.requests, strict=True))
-    return Workload(
-        np.array(columns[0], float),
-        np.array(columns[1], np.int64),
-        np.array(columns[2], np.int64),
-        client=list(columns[3]),
-        priority=np.array(columns[4], np.int64),
-        segments=[
-            ((client, tokens // 2), (number, tokens - tokens // 2)) if tokens > 1 else None
-            for number, (_, tokens, _, client, _) in enumerate(case.requests)
-        ],
-    )
+@cache
+def _bare() -> tuple[Scenario, Parts]:
+    scenario = check_scenario({"cost": {"kind": "linear", "base": 1.0}}, Places("check", {}))
+    scenario = scenario.model_copy(update={"predictor": {"kind": "oracle"}})
+    return scenario, assemble(scenario)
 
 
-def smaller(case: Case) -> Iterator[Case]:
-    """Yield cases a little simpler than this one."""
-    rows = case.requests
-    if len(rows) > 1:
-        for place in range(len(rows)):
-            yield replace(case, requests=rows[:place] + rows[place + 1 :])
-    if case.overlapping:
-        yield replace(case, overlapping=False)
-    if case.caching:
-        yield replace(case, caching=False)
-    simple = (0.0, 1, 1, "a", 0)
-    for place, row in enumerate(rows):
-        for column, value in enumerate(row):
-            for less in _less(value, simple[column]):
-                changed = (*row[:column], less, *row[column + 1 :])
-                if place == 0 or changed[0] >= rows[place - 1][0]:  # arrivals ascend
-                    yield replace(case, requests=(*rows[:place], changed, *rows[place + 1 :]))
-
-
-def _less(value: Any, simple: Any) -> Iterator[Any]:
-    if value != simple:
-        yield simple
-        if isinstance(value, int) and value > 3:
-            yield value // 2
+def _with_engine(scenario: Scenario, values: dict[str, Any]) -> Scenario:
+    engine = scenario.engine.model_copy(update=values)
+    return scenario.model_copy(update={"engine": engine})
