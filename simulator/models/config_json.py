@@ -5,7 +5,7 @@ unsaid because its code in transformers says it. What is wrong in a file is told
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -67,23 +67,19 @@ def read_config(path: Path) -> ModelSpec:
         raise HeadwayError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
     if not isinstance(raw, dict):
         raise HeadwayError(f"{path}:1: must be a JSON object, not {type(raw).__name__}")
-    lines = text.splitlines()
-
-    def tell(messages: Iterable[str]) -> HeadwayError:
-        return HeadwayError(f"{path}{_line(lines, message)}: {message}" for message in messages)
-
-    if wrong := _wrong(raw):
-        raise tell(wrong)
     try:
         return _spec(path.resolve().parent.name, raw)
     except ValueError as error:
-        raise tell(str(error).split("\n")) from None
+        messages = str(error).split("\n")
+        raise HeadwayError(
+            f"{path}{_line(text, message)}: {message}" for message in messages
+        ) from None
 
 
-def _line(lines: list[str], message: str) -> str:
+def _line(text: str, message: str) -> str:
     """Find the line of the key that a message begins with."""
     key = f'"{message.partition(":")[0]}"'
-    return next((f":{k}" for k, line in enumerate(lines, 1) if key in line), "")
+    return next((f":{k}" for k, line in enumerate(text.splitlines(), 1) if key in line), "")
 
 
 def _wrong(raw: Mapping[str, object]) -> list[str]:
@@ -112,7 +108,9 @@ def _dtype(raw: Mapping[str, object]) -> str:
 
 
 def _spec(name: str, raw: Mapping[str, object]) -> ModelSpec:
-    """Make the ModelSpec of a config whose whole numbers and `model_type` are known to be good."""
+    """Make the ModelSpec of a config; ValueError, a line `key: what is wrong` for each fault."""
+    if wrong := _wrong(raw):
+        raise ValueError("\n".join(wrong))
     family = FAMILIES[str(raw.get("model_type", "llama"))]
     sizes = {}
     for size, keys in WHOLE_NUMBERS.items():

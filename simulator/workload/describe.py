@@ -59,10 +59,10 @@ def describe(workload: Workload, format: str) -> Description:
 
 def _lengths(lengths: Ints) -> dict[str, float]:
     """Give the least, the mean, percentiles (linear) and the most of some lengths."""
-    found = {"min": float(lengths.min()), "mean": float(lengths.mean())}
-    for p, value in zip(PERCENTILES, np.percentile(lengths, PERCENTILES), strict=True):
-        found[f"p{p}"] = float(value)
-    return found | {"max": float(lengths.max())}
+    least, most = float(lengths.min()), float(lengths.max())
+    percentiles = zip(PERCENTILES, np.percentile(lengths, PERCENTILES).tolist(), strict=True)
+    between = {f"p{p}": value for p, value in percentiles}
+    return {"min": least, "mean": float(lengths.mean()), **between, "max": most}
 
 
 def shared_prefix_tokens(workload: Workload) -> int | None:

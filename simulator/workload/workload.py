@@ -123,10 +123,8 @@ class Workload:
         self._check_columns()
         self._check_times()
         self._check_segments()
-        for name, lengths in (
-            ("prompt_tokens", self.prompt_tokens),
-            ("output_tokens", self.output_tokens),
-        ):
+        for name in ("prompt_tokens", "output_tokens"):
+            lengths = getattr(self, name)
             if (bad := np.flatnonzero(lengths < 1)).size:
                 raise ValueError(f"{name}: request {bad[0]} has {lengths[bad[0]]}, not 1 or more")
         if self.max_concurrency is not None and self.max_concurrency < 1:

@@ -158,7 +158,7 @@ def line_by_line(
     text: str, number: int, width: int, wanted: dict[int, Column], problems: Problems
 ) -> list[Numbers]:
     """Read the wanted of `width` columns in lines from `number` on, and tell what is wrong."""
-    rows: list[list[Numbers]] = [[column.convert([]) for column in wanted.values()]]
+    texts: list[list[str]] = [[] for _ in wanted]
     for i, line in enumerate(text.split("\n"), number):
         if not line.strip():
             continue
@@ -170,27 +170,23 @@ def line_by_line(
         if len(fields) > width:
             problems.add(i, "line", f"{len(fields)} values under {width} columns")
             continue
-        row = []
-        for place, column in wanted.items():
-            try:
-                row.append(_one(fields[place] if place < len(fields) else None, column))
-            except ValueError as error:
-                problems.add(i, column.name, str(error))
-        if len(row) == len(wanted):
-            rows.append(row)
-    return [np.concatenate(column) for column in zip(*rows, strict=True)]
+        for found, (place, column) in zip(texts, wanted.items(), strict=True):
+            value = fields[place] if place < len(fields) else None
+            if wrong := _wrong(value, column):
+                problems.add(i, column.name, wrong)
+            else:
+                found.append(value or "")
+    return [c.convert(found) for c, found in zip(wanted.values(), texts, strict=True)]
 
 
-def _one(text: str | None, column: Column) -> Numbers:
-    """Read one value of a line, or raise ValueError with what is wrong with it."""
+def _wrong(text: str | None, column: Column) -> str:
+    """Say what is wrong with one value of a line, if anything is."""
     if not text:
-        raise ValueError("missing" if text is None else "empty")
+        return "missing" if text is None else "empty"
+    if not re.fullmatch(column.pattern, text):
+        return f"{text[:40]!r} {column.wrong}"
     try:
-        if not re.fullmatch(column.pattern, text):
-            raise ValueError(column.wrong)
-        value = column.convert([text])
-        if value[0] < column.least:
-            raise ValueError("is negative" if value[0] < 0 else "is zero")
+        value = column.convert([text])[0]
     except ValueError as error:
-        raise ValueError(f"{text[:40]!r} {error}") from None
-    return value
+        return f"{text[:40]!r} {error}"
+    return f"{text[:40]!r} is {'negative' if value < 0 else 'zero'}" if value < column.least else ""
