@@ -90,7 +90,7 @@ def make_cost(scenario: Scenario, model: ModelSpec, gpu: Gpu) -> CostModel:
     """
     engine = scenario.engine
     parallel = engine.data_parallel_size > 1 and model.num_experts > 0
-    shipped = None if parallel else shipped_profile(model, gpu, engine)
+    shipped = None if parallel or scenario.cost else shipped_profile(model, gpu, engine)
     spec = scenario.cost or shipped or {"kind": "roofline"}
     cost: CostModel = load_cost(spec, scenario.folder, model=model, gpu=gpu, engine=engine)
     speculation = engine.speculative_config

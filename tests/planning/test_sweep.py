@@ -20,6 +20,7 @@ from simulator.planning.sweep import load_sweep_points, read_journal, run_sweep
 from simulator.scenario.planning_config import SpreadConfig
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
+from simulator.util.workers import each, use_backend
 
 SMALL = """
 model: tiny-test
@@ -58,16 +59,27 @@ def test_a_row_has_the_varied_keys_then_the_numbers_of_the_runs_own_summary(smal
     assert {key: rows[2][key] for key in alone} == {key: str(value) for key, value in alone.items()}
 
 
+@pytest.mark.parametrize("name", ["loky", "dask", "ray"])
 @pytest.mark.filterwarnings("ignore")
-def test_every_backend_gives_the_same_bytes(small: Path):
+def test_every_backend_gives_the_same_bytes_and_survives_a_killed_worker(name: str, small: Path):
+    """One cluster for both, since it takes seconds to start; the sweep comes after the killing."""
+    pytest.importorskip({"dask": "distributed", "loky": "joblib"}.get(name, name))
     points = load_sweep_points(small, [("engine.max_num_seqs", ["1", "2", "4"])])
-    texts = set()
-    for name in ("loky", "dask", "ray"):
-        pytest.importorskip({"dask": "distributed", "loky": "joblib"}.get(name, name))
-        out = small.parent / name
-        run_sweep(points, out, jobs=2, backend=name)
-        texts.add((out / "results.csv").read_bytes())
-    assert len(texts) == 1
+    killed, here, there = (small.parent / word for word in ("killed", "here", "there"))
+
+    def square(number: int) -> int:
+        if number == 3 and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number * number
+
+    with use_backend(name, 2):
+        results = list(each(square, range(12), 2))
+        run_sweep(points, there, backend=None)
+    assert killed.exists()
+    assert sorted(results) == [(k, k * k) for k in range(12)]
+    run_sweep(points, here, jobs=1)
+    assert (there / "results.csv").read_bytes() == (here / "results.csv").read_bytes()
 
 
 def test_the_block_in_the_scenario_makes_the_points(small: Path):
@@ -181,9 +193,8 @@ def test_a_sweep_that_was_killed_goes_on_where_it_was(small: Path):
     out, whole = small.parent / "out", small.parent / "whole"
     rates = ",".join(str(k) for k in range(1, 41))
     command = [sys.executable, "-m", "simulator", "sweep", str(small)]
-    command += ["--vary", f"workload.request_rate={rates}", "--jobs", "2", "--set"]
-    command += ["workload.num_prompts=300", "--out"]
-    first = subprocess.Popen([*command, str(out)], start_new_session=True)
+    command += ["--vary", f"workload.request_rate={rates}", "--set", "workload.num_prompts=300"]
+    first = subprocess.Popen([*command, "--jobs", "2", "--out", out], start_new_session=True)
     journal = out / "points.jsonl"
     while first.poll() is None and not (journal.exists() and journal.stat().st_size):
         time.sleep(0.01)
@@ -193,8 +204,8 @@ def test_a_sweep_that_was_killed_goes_on_where_it_was(small: Path):
         file.write(b'{"point": "cut sho')  # as a kill in the middle of a line leaves it
     done = read_journal(journal)
     assert 1 <= len(done) < 40
-    assert main([*command[3:], str(out)]) == 0
-    assert main([*command[3:], str(whole)]) == 0
+    for folder in (out, whole):  # in this process
+        assert main([*command[3:], "--jobs", "1", "--out", str(folder)]) == 0
     assert (out / "results.csv").read_bytes() == (whole / "results.csv").read_bytes()
     assert len(journal.read_bytes().splitlines()) == 40  # no point was run twice
 

@@ -13,7 +13,7 @@ from simulator.scenario.load import check_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from simulator.util.yaml_lines import Places
-from tests.conformance.test_conform import make
+from tests.support.conformance import make
 
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 

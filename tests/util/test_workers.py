@@ -1,41 +1,18 @@
-"""Items on worker processes: whoever dies takes nothing along, on every backend."""
+"""Items on worker processes: whoever dies takes nothing along.
+
+That this holds on every backend is seen in tests/planning/test_sweep.py, where clusters run.
+"""
 
 import os
 import signal
 import socket
 import time
-from pathlib import Path
 
 import joblib
 import pytest
 
 from simulator.util.errors import HeadwayError
 from simulator.util.workers import Died, each, use_backend
-
-BACKENDS = ["loky", "dask", "ray"]
-
-
-def killed_once(folder: Path, bad: int):
-    """Make a function that squares, and whose worker is killed the first time it meets `bad`."""
-
-    def square(number: int) -> int:
-        flag = folder / "killed"
-        if number == bad and not flag.exists():
-            flag.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return number * number
-
-    return square
-
-
-@pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.filterwarnings("ignore")
-def test_a_killed_worker_loses_nothing_and_nothing_comes_twice(name: str, tmp_path: Path):
-    pytest.importorskip({"dask": "distributed"}.get(name, name if name == "ray" else "joblib"))
-    with use_backend(name, 2):
-        results = list(each(killed_once(tmp_path, 3), range(12), 2))
-    assert (tmp_path / "killed").exists()
-    assert sorted(results) == [(k, k * k) for k in range(12)]
 
 
 def test_an_item_that_always_kills_its_worker_is_given_up_and_no_other():

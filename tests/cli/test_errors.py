@@ -1,0 +1,87 @@
+"""Bad input: a line for each mistake, exit code 2, nothing written."""
+
+import pytest
+
+from simulator.cli.main import main
+from tests.support.commands import TRACE, names
+
+USAGE = [
+    (["run"], 'Command "run" parameter SCENARIO requires an argument.'),
+    (["run", "small.yaml", "--sed", "1"], "Unknown option: --sed. Did you mean --seed?"),
+    (["rnu", "small.yaml"], 'Unknown command "rnu". Did you mean "run"?...'),
+    (["run", "small.yaml", "--seed", "x"], 'Invalid value for --seed: unable to convert "x"...'),
+    (["run", "small.yaml", "--format", "xml"], 'Invalid value "xml" for --format...'),
+    (["run", "small.yaml", "more.yaml"], "unexpected argument: more.yaml"),
+    (["compare", "small.yaml"], 'Command "compare" parameter --vary requires an argument.'),
+    (["run", "none.yaml"], "none.yaml: no such file"),
+    (["run", "small.yaml", "--set", "seed"], "--set seed: must be dotted.key=value"),
+    (["run", "small.yaml", "--seed", "-1"], "--seed -1: seed: must be at least 0, not -1"),
+    (
+        ["run", "small.yaml", "--set", "engine.max_num_seqs=0"],
+        "--set engine.max_num_seqs=0: engine.max_num_seqs: must be at least 1, not 0",
+    ),
+    (
+        ["compare", "small.yaml", "--vary", "engine.block_size=16,0"],
+        "--vary engine.block_size=0: engine.block_size: must be at least 1, not 0",
+    ),
+    (["compare", "small.yaml", "--vary", "seed=1,"], "--vary seed=1,: must be dotted.key=..."),
+    (["run", "small.yaml", "--out", "small.yaml"], "--out small.yaml: small.yaml is not a folder"),
+    (["run", "small.yaml", "--out", "small.yaml/x"], "--out small.yaml/x: ..."),
+    (["trace", "describe", "none.csv"], "none.csv: no such file"),
+    (["trace", "describe", "bad.csv"], "bad.csv:2: num_prefill_tokens: ..."),
+    (["trace", "describe", "good.csv", "--format", "azur"], "format: 'azur' is not known; ..."),
+    (["trace", "convert", "good.csv", "small.yaml/x"], "small.yaml: cannot write: is not a folder"),
+    (
+        ["memory", "--model", "llama-3-8b", "--gpu", "H100-80GB", "--block-size", "0"],
+        "--block-size 0: engine.block_size: must be at least 1, not 0",
+    ),
+    (
+        ["memory", "--model", "llama-9", "--gpu", "H100-80GB"],
+        "--model llama-9: model: no file llama-9 and no shipped model 'llama-9'; ...",
+    ),
+    (
+        ["memory", "--model", "llama-3-70b", "--gpu", "H100-80GB"],
+        "--gpu H100-80GB: gpu: llama-3-70b in bfloat16 does not fit the H100-80GB: ...",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), USAGE)
+def test_bad_input_is_one_line_and_exit_code_2(folder, capsys, arguments, message):
+    """No traceback, nothing on stdout, nothing written."""
+    (folder / "good.csv").write_text(TRACE)
+    (folder / "bad.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,x,1\n")
+    before = names(folder)
+    assert main(arguments) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    if message.endswith("..."):
+        assert told.err.startswith(f"headway: error: {message[:-3]}")
+        assert told.err.count("\n") == 1
+    else:
+        assert told.err == f"headway: error: {message}\n"
+    assert names(folder) == before
+
+
+def test_several_errors_are_a_line_each(folder, capsys):
+    """Of one point or of several; the same one only once."""
+    vary = ["--vary", "engine.max_num_seqs=0,4", "--set", "engine.block_size=0"]
+    assert main(["compare", "small.yaml", *vary]) == 2
+    assert sorted(capsys.readouterr().err.splitlines()) == [
+        "headway: error: --set engine.block_size=0: engine.block_size: must be at least 1, not 0",
+        "headway: error: --vary engine.max_num_seqs=0: engine.max_num_seqs: must be at least 1, "
+        "not 0",
+    ]
+
+
+def test_a_malformed_trace_leaves_no_output(folder, capsys):
+    """All its bad lines are told before anything is made."""
+    (folder / "t.csv").write_text(TRACE + "4,x,1\n5,1,-2\n")
+    (folder / "s.yaml").write_text("workload: {trace: {path: t.csv, format: lengths}}\n")
+    assert main(["run", "s.yaml"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert [line[: len("headway: error: t.csv:6")] for line in told] == [
+        "headway: error: t.csv:6",
+        "headway: error: t.csv:7",
+    ]
+    assert names(folder) == ["s.yaml", "small.yaml", "t.csv"]

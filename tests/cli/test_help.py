@@ -1,0 +1,50 @@
+"""Help and version, and what is imported for them and for a run."""
+
+import re
+
+from simulator.cli.main import main
+from simulator.util.version import __version__
+from tests.support.commands import headway, python
+
+
+def test_help_has_a_line_for_every_command(capsys):
+    """And so has the command alone."""
+    assert main(["--help"]) == 0
+    told = capsys.readouterr().out
+    for command in ("run", "compare", "memory", "trace"):
+        assert re.search(rf"{command} +[A-Z]", told)
+    assert main([]) == 0
+    assert capsys.readouterr().out == told
+
+
+def test_version(capsys):
+    """The package's."""
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{__version__}\n"
+
+
+def test_help_and_version_need_none_of_the_heavy_packages():
+    """They answer at once: numpy, pydantic and simpy stay unloaded."""
+    code = (
+        "import sys; from simulator.cli.main import main; main(sys.argv[1:]); "
+        "print({'numpy', 'pydantic', 'simpy', 'yaml'} & set(sys.modules))"
+    )
+    for arguments in (["--help"], ["run", "--help"], ["--version"]):
+        assert python("-c", code, *arguments).stdout.endswith("set()\n")
+
+
+def test_a_run_needs_no_pandas_matplotlib_or_scipy():
+    """Each of them costs more than the simulation."""
+    code = (
+        "import sys; from simulator.cli.main import main; main(['run', 'small.yaml', '--quiet']); "
+        "print({'pandas', 'matplotlib', 'scipy', 'rich.progress'} & set(sys.modules))"
+    )
+    assert python("-c", code).stdout == "set()\n"
+
+
+def test_the_module_passes_on_arguments_and_exit_code():
+    """`python -m simulator` is `headway`."""
+    done = headway("--version")
+    assert (done.returncode, done.stdout) == (0, f"{__version__}\n")
+    done = headway("run", "none.yaml")
+    assert (done.returncode, done.stderr) == (2, "headway: error: none.yaml: no such file\n")

@@ -1,0 +1,92 @@
+"""Ctrl-C, whenever it comes: one line, exit code 130, no half-written file."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulator.__main__ import main as entry
+from simulator.cli.main import main
+from tests.support.commands import names
+
+STOPPING = """
+class Stop:
+    def key(self, request):
+        if request.id == 20:
+            raise KeyboardInterrupt
+        return request.arrival
+"""
+
+
+@pytest.mark.parametrize("command", [["run"], ["compare", "--vary", "seed=0,1"]])
+def test_an_interrupt_says_how_far_it_came_and_writes_nothing(folder, capsys, command):
+    """Exit code 130, as a shell gives it."""
+    (folder / "stopping.py").write_text(STOPPING)
+    policy = ["--set", "engine.scheduling_policy=stopping:Stop"]
+    assert main([command[0], "small.yaml", *command[1:], *policy]) == 130
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert re.fullmatch(
+        r"headway: interrupted at \d\.\d s of simulated time, 1?\d of 40 requests done; "
+        r"no file was written\n",
+        told.err,
+    )
+    assert names(folder) == ["small.yaml", "stopping.py"]
+
+
+def test_an_interrupt_outside_the_loop_is_told_too(folder, capsys, monkeypatch):
+    """While files are read or written; what is half-written is taken back."""
+
+    def stop(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simulator.simulation.write.encode_rows", stop)
+    assert main(["run", "small.yaml"]) == 130
+    assert capsys.readouterr().err == "headway: interrupted; no file was written\n"
+    assert names(folder) == ["small.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("command", "stopped", "told"),
+    [
+        (["run"], "views.report.run_table", "4 files are written"),
+        (["run", "--timeline", "t/t.json"], "views.timeline.write_timeline", "4 files are written"),
+        (["compare", "--vary", "seed=0,1"], "figures.compare.plot_compare", "9 files are written"),
+        (
+            ["compare", "--vary", "seed=0,1"],
+            "views.side_by_side.compare_table",
+            "10 files are written",
+        ),
+    ],
+)
+def test_an_interrupt_says_where_the_files_are(folder, capsys, monkeypatch, command, stopped, told):
+    """Those written by then, whatever comes after them: further files, a picture, the report."""
+
+    def stop(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    assert main(["run", "small.yaml", "--out", "before"]) == 0  # is no business of the next command
+    capsys.readouterr()
+    monkeypatch.setattr(f"simulator.{stopped}", stop)
+    assert main([command[0], "small.yaml", *command[1:]]) == 130
+    out = Path("out/small" if command[0] == "run" else "out/small-compare")
+    assert capsys.readouterr().err == f"headway: interrupted; {told}, in {out}\n"
+    assert len([path for path in out.rglob("*") if path.is_file()]) == int(told.split()[0])
+
+
+@pytest.mark.parametrize("module", ["simulator.cli.main", "cyclopts", "simulator.cli.interrupts"])
+def test_an_interrupt_of_the_imports_is_told_too(monkeypatch, capsys, module):
+    """Before the command line is there."""
+
+    class Stop:
+        def find_spec(self, name: str, *rest: object) -> None:
+            if name == module:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr("simulator.cli", sys.modules["simulator.cli"])  # as it was, afterwards
+    for name in [name for name in sys.modules if name.startswith(("simulator.cli", "cyclopts"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr("sys.meta_path", [Stop(), *sys.meta_path])
+    assert entry() == 130
+    assert capsys.readouterr() == ("", "headway: interrupted; no file was written\n")

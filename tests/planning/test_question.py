@@ -1,0 +1,95 @@
+"""What a plan is asked: by options, by the block `plan`, and what cannot be asked."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from simulator import load_scenario, plan, run
+from simulator.cli.main import main
+from simulator.planning.question import is_random
+from simulator.planning.service_levels import parse_slo, read_numbers
+from tests.support.scenarios import AZURE, ONE_A_SECOND
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (
+            ["--slo", "p99_ttft_ms<=1", "--jobs", "1"],
+            "no configuration meets p99_ttft_ms<=1 and completion>=1; ",
+        ),
+        ([], "no service level; give --slo 'p99_ttft_ms<=1000'"),
+        (["--slo", "p99_ttft"], "--slo p99_ttft: must be METRIC<=NUMBER or METRIC>=NUMBER"),
+        (["--slo", "p99_tftt_ms<=3"], "no metric 'p99_tftt_ms'; there are mean, median"),
+        (["--slo", "p99_ttft_ms>=3"], "p99_ttft_ms is to be <= something"),
+        (["--slo", "p101_ttft_ms<=3"], "a percentile is from 0 to 100"),
+        (["--slo", "goodput>=0.9"], "needs bounds in the scenario's `goodput`"),
+        (["--slo", "completion>=2"], "a share is from 0 to 1"),
+        (["--slo", "p99_ttft_ms<=9", "--fewest", "seed=4..1"], "must be dotted.key=LOW..HIGH"),
+        (["--slo", "p99_ttft_ms<=9", "--fewest", "seed=0..0"], "0 <= LOW <= HIGH and HIGH >= 1"),
+        (
+            ["--slo", "p99_ttft_ms<=9", "--vary", "workload.request_rate=1,2"],
+            "the plan searches workload.request_rate itself: --vary workload.request_rate",
+        ),
+        (["--slo", "p99_ttft_ms<=9", "--jobs", "0"], "--jobs 0: must be at least 1"),
+        (["--slo", "p99_ttft_ms<=9", "--tolerance", "0"], "--tolerance 0.0: must be more than 0"),
+        (
+            ["--slo", "p99_ttft_ms<=9", "--set", "workload.max_concurrency=3"],
+            "clients that wait for answers slow down with the server",
+        ),
+    ],
+)
+def test_a_wrong_question_is_one_clear_error_and_no_file(
+    scenario: Path, args: list[str], message: str, capsys: pytest.CaptureFixture[str]
+):
+    out = scenario.parent / "out"
+    command = ["plan", str(scenario), "--set", "workload.num_prompts=20", *args, "--out", str(out)]
+    assert main(command) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_trace_is_run_once_unless_a_seed_makes_a_difference(tmp_path: Path):
+    (tmp_path / "t.csv").write_text(AZURE)
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        re.sub("workload: {.*}", "workload: {trace: {path: t.csv}}", ONE_A_SECOND)
+        + "cluster: {replicas: 2}\n"
+    )
+    axes = {"cluster.router": ["round_robin", "random", "least_outstanding"]}
+    frame = plan(path, ["p99_ttft_ms<=60000"], axes, cheapest=True, jobs=1)
+    runs = frame.set_index("cluster.router")["replications"]
+    assert runs.to_dict() == {"round_robin": 1, "random": 3, "least_outstanding": 1}
+    for more in (
+        "cluster.failures={mtbf: 1000}",
+        "cluster.client={timeout: 9, max_retries: 1, jitter: 0.5}",
+        "predictor={kind: noisy, sigma: 1}",
+        "engine.speculative_config={num_speculative_tokens: 1, acceptance: 0.5}",
+    ):
+        assert is_random(load_scenario(path, [more]))
+    assert not is_random(load_scenario(path, ["cluster.failures={outages: []}"]))
+    assert not is_random(load_scenario(path, ["cluster=null"]))
+
+
+def test_the_block_of_the_scenario_asks_the_question(scenario: Path):
+    scenario.write_text(
+        ONE_A_SECOND
+        + """
+goodput: {ttft: 5000}
+plan:
+  slo: [goodput>=0.9]
+  vary: {engine.max_num_seqs: [1, 2]}
+  cheapest: true
+"""
+    )
+    frame = plan(scenario, jobs=1)
+    assert frame["engine.max_num_seqs"].tolist() == ["2", "1"]
+    assert (frame["goodput"] >= 0.9).all()
+
+
+def test_any_percentile_can_be_bounded(scenario: Path):
+    result = run(load_scenario(scenario))
+    numbers = read_numbers(result, [parse_slo("p97.5_e2el_ms<=1")])
+    frame = result.requests
+    assert numbers["p97.5_e2el_ms"] == pytest.approx(frame["e2el"].quantile(0.975) * 1000)

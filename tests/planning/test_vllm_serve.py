@@ -1,0 +1,30 @@
+"""The `vllm serve` commands of a scenario."""
+
+from pathlib import Path
+
+from simulator import load_scenario
+from simulator.planning.vllm_serve import serve_command
+from tests.support.scenarios import ONE_A_SECOND
+
+
+def test_each_group_gets_the_command_of_its_own_engine(tmp_path: Path):
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        ONE_A_SECOND
+        + """cluster:
+  groups:
+    small: {replicas: 3}
+    big: {gpu: {name: H100-80GB, count: 2}, engine: {tensor_parallel_size: 2, watermark: 0.1}}
+    none: {replicas: 0}
+"""
+    )
+    lines = serve_command(load_scenario(path)).splitlines()
+    assert [line for line in lines if not line.startswith("vllm")] == [
+        "# tiny-test: put its name on Hugging Face here, or its folder",
+        "# small: 3, each on 1 A100-80GB",
+        "# big: 1, each on 2 H100-80GB",
+        "# not in this command: watermark 0.1",
+    ]
+    small, big = (line for line in lines if line.startswith("vllm serve tiny-test "))
+    assert "--tensor-parallel-size" not in small
+    assert "--tensor-parallel-size 2 " in big
