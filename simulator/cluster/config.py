@@ -2,35 +2,34 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    model_validator,
+)
 
-from simulator.util.config import Config
+from simulator.util.config import Amount, Config, PositiveAmount, PositiveShare, Share, name_under
 
 MOST_REPLICAS = 100_000
 
-
-def router_spec(value: object) -> object:
-    """Let through a name, a mapping with the name as `router`, or, where it may be, null."""
-    if isinstance(value, dict):
-        if not isinstance(value.get("router"), str):
-            raise ValueError(": the mapping needs a key `router`: a name or module:function")
-    elif not isinstance(value, str):
-        raise ValueError(f": must be a name or a mapping with a key `router`, not {value!r}")
-    return value
+RouterSpec = Annotated[
+    str | dict[str, Any], BeforeValidator(name_under("router", "module:function"))
+]
 
 
 class KvTransferConfig(Config):
     """How KV caches go from the replicas that prefill to those that decode."""
 
-    bandwidth: Annotated[float, Field(gt=0, le=1_000_000)] = Field(
+    bandwidth: PositiveAmount = Field(
         50.0,
         description="GB/s (10^9 bytes) at which each GPU of a producer sends; 50 is a network card "
         "of 400 Gb/s for each",
     )
-    latency: Annotated[float, Field(ge=0, le=1_000_000)] = Field(
-        0.0, description="ms that a transfer takes beside its bytes"
-    )
-    router: Annotated[str | dict[str, Any] | None, BeforeValidator(router_spec)] = Field(
+    latency: Amount = Field(0.0, description="ms that a transfer takes beside its bytes")
+    router: RouterSpec | None = Field(
         None,
         description="to the consumers, as cluster.router, which is to the producers; null: "
         "the same",
@@ -43,12 +42,12 @@ class AdmissionConfig(Config):
     max_outstanding: Annotated[int, Field(ge=1)] | None = Field(
         None, description="requests let in and not ended, at most, per open replica"
     )
-    shed_from: Annotated[float, Field(gt=0, le=1)] = Field(
+    shed_from: PositiveShare = Field(
         1.0,
         description="share of max_outstanding from which on requests of priority 1 and more are "
         "refused",
     )
-    rate: Annotated[float, Field(gt=0)] | None = Field(
+    rate: PositiveFloat | None = Field(
         None, description="requests/s of one client, by a token bucket; null: no limit"
     )
     burst: Annotated[float, Field(ge=1)] = Field(10.0, description="size of that bucket, requests")
@@ -57,32 +56,30 @@ class AdmissionConfig(Config):
 class ClientConfig(Config):
     """What clients do when they are refused or have to wait."""
 
-    timeout: Annotated[float, Field(gt=0)] | None = Field(
+    timeout: PositiveFloat | None = Field(
         None, description="s from a try to its last token, then it is cancelled"
     )
-    ttft_timeout: Annotated[float, Field(gt=0)] | None = Field(
+    ttft_timeout: PositiveFloat | None = Field(
         None, description="s from a try to its first token, then it is cancelled"
     )
     max_retries: Annotated[int, Field(ge=0, le=1000)] = Field(
         0, description="tries after the first that was refused or timed out"
     )
-    backoff: Annotated[float, Field(ge=0)] = Field(1.0, description="s before the first retry")
+    backoff: NonNegativeFloat = Field(1.0, description="s before the first retry")
     backoff_factor: Annotated[float, Field(ge=1)] = Field(
         2.0, description="by which each further wait is longer"
     )
-    jitter: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.0, description="share of a wait that chance adds to it, at most"
-    )
+    jitter: Share = Field(0.0, description="share of a wait that chance adds to it, at most")
 
 
 class OutageConfig(Config):
     """One failure of one replica."""
 
-    replica: Annotated[int, Field(ge=0)] = Field(
+    replica: NonNegativeInt = Field(
         description="its number from 0 on, in the order of the groups; all its ranks fail"
     )
-    start: Annotated[float, Field(ge=0)] = Field(description="s")
-    duration: Annotated[float, Field(gt=0)] | None = Field(
+    start: NonNegativeFloat = Field(description="s")
+    duration: PositiveFloat | None = Field(
         None, description="s until it is back; null: it stays away"
     )
 
@@ -90,12 +87,10 @@ class OutageConfig(Config):
 class FailuresConfig(Config):
     """Failures by chance, by a list, or both."""
 
-    mtbf: Annotated[float, Field(gt=0)] | None = Field(
+    mtbf: PositiveFloat | None = Field(
         None, description="mean s that a replica is up until it fails, exponential"
     )
-    mttr: Annotated[float, Field(gt=0)] = Field(
-        300.0, description="mean s until it is back, exponential"
-    )
+    mttr: PositiveFloat = Field(300.0, description="mean s until it is back, exponential")
     outages: list[OutageConfig] = Field([], description="a list of failures, see below")
 
 
@@ -108,16 +103,16 @@ class AutoscalingConfig(Config):
         description="waiting requests per replica; share of the KV cache in use; share of the "
         "requests ended since the last look that kept the scenario's goodput",
     )
-    target: Annotated[float, Field(gt=0)] = Field(
+    target: PositiveFloat = Field(
         2.0, description="of the metric; the replicas are scaled by their quotient"
     )
     min_replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] = Field(1, description="at least")
     max_replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] = Field(8, description="at most")
-    interval: Annotated[float, Field(gt=0)] = Field(15.0, description="s between two looks")
-    cooldown: Annotated[float, Field(ge=0)] = Field(
+    interval: PositiveFloat = Field(15.0, description="s between two looks")
+    cooldown: NonNegativeFloat = Field(
         300.0, description="s after a change in which none are taken away"
     )
-    startup_delay: Annotated[float, Field(ge=0)] = Field(
+    startup_delay: NonNegativeFloat = Field(
         120.0, description="s from the order of a replica, which is paid from then on, to its start"
     )
 

@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BeforeValidator, Field, model_validator
 
-from simulator.util.config import Config
+from simulator.util.config import Config, Share
 
 MOST_DRAFTS = 64
-Share = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 
 

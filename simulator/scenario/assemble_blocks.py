@@ -22,13 +22,6 @@ def swap_blocks(engine: EngineConfig, model: ModelSpec) -> int:
     return int(engine.swap_space * GIB // kv_block_bytes(model, engine))
 
 
-def _offloaded_blocks(engine: EngineConfig, model: ModelSpec) -> int:
-    """Count the KV blocks that `kv_offloading_size` holds."""
-    assert engine.kv_offloading_size is not None
-    size = kv_block_bytes(model, engine) * engine.tensor_parallel_size
-    return int(engine.kv_offloading_size * GIB // size)
-
-
 def swap_prices(engine: EngineConfig, cost: CostModel) -> Prices:
     """Say what a preempted request costs by the cost model.
 
@@ -82,7 +75,8 @@ def make_blocks(
         if named or not caching:
             why = "a live engine has no host tier" if caching else "there is no prefix cache"
             raise ValueError(f"engine.kv_offloading_size: {why}")
-        tier = HostTier(_offloaded_blocks(engine, parts.model))
+        size = kv_block_bytes(parts.model, engine) * engine.tensor_parallel_size
+        tier = HostTier(int(engine.kv_offloading_size * GIB // size))
         return BlockManager(parts.num_gpu_blocks, engine.block_size, caching, tier)
     if caching and not shares and not named:
         return UnsharedPrefixCache(parts.num_gpu_blocks, engine.block_size)

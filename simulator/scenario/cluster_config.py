@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, NonNegativeFloat, model_validator
 
 from simulator.cluster.config import (
     MOST_REPLICAS,
@@ -11,7 +11,7 @@ from simulator.cluster.config import (
     ClientConfig,
     FailuresConfig,
     KvTransferConfig,
-    router_spec,
+    RouterSpec,
 )
 from simulator.scenario.engine_config import EngineConfig, GpuConfig
 from simulator.util.config import Config
@@ -35,7 +35,7 @@ class GroupConfig(Config):
         description="kv_producer: computes prompts, for kv_consumer to decode; every group has one "
         "or none; null: both at once",
     )
-    dollars_per_hour: Annotated[float, Field(ge=0)] | None = Field(
+    dollars_per_hour: NonNegativeFloat | None = Field(
         None, description="price of one replica; null: that of its GPUs in the table of hardware"
     )
 
@@ -46,7 +46,7 @@ class ClusterConfig(Config):
     replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] | None = Field(
         None, description="servers that are all as the scenario says; null: 1, or see groups"
     )
-    router: Annotated[str | dict[str, Any], BeforeValidator(router_spec)] = Field(
+    router: RouterSpec = Field(
         "round_robin",
         description="a name listed below, or package.module:function (or Class); with arguments: "
         "{router: name, argument: value}",

@@ -5,10 +5,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from simulator.core.speculative_config import SpeculativeConfig
-from simulator.util.config import Config
-
-INT32 = 2**31 - 1
-
+from simulator.util.config import (
+    INT32,
+    Amount,
+    Config,
+    Count,
+    PositiveAmount,
+    PositiveShare,
+    WholeNumber,
+    name_under,
+)
 
 DTYPES = {
     "bf16": "bfloat16",
@@ -17,19 +23,6 @@ DTYPES = {
     "fp32": "float32",
     "float": "float32",
 }
-
-
-Count = Annotated[int, Field(ge=1, le=INT32)]
-
-
-def _policy(value: object) -> object:
-    """Let through a name, or a mapping with the name as `policy`."""
-    if isinstance(value, dict):
-        if not isinstance(value.get("policy"), str):
-            raise ValueError(": the mapping needs a key `policy`: a name or module:Class")
-    elif not isinstance(value, str):
-        raise ValueError(f": must be a name or a mapping with a key `policy`, not {value!r}")
-    return value
 
 
 def _dtype(value: object) -> object:
@@ -75,7 +68,9 @@ class EngineConfig(Config):
         description="of vLLM, in quotes, such as '0.11': says what the engine adds to its kernels "
         "(see cost-models.md) and, with name vllm, its defaults; null: the latest",
     )
-    scheduling_policy: Annotated[str | dict[str, Any], BeforeValidator(_policy)] = Field(
+    scheduling_policy: Annotated[
+        str | dict[str, Any], BeforeValidator(name_under("policy", "module:Class"))
+    ] = Field(
         "fcfs",
         description="a name listed below, or package.module:Class; with arguments: "
         "{policy: name, argument: value}",
@@ -97,7 +92,7 @@ class EngineConfig(Config):
     block_size: Annotated[int, Field(ge=1, le=65_536)] = Field(
         16, description="tokens in a block of the KV cache"
     )
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
+    gpu_memory_utilization: PositiveShare = Field(
         0.92, description="share of the GPU's memory that the engine may use"
     )
     num_gpu_blocks_override: Annotated[int, Field(ge=2, le=10_000_000)] | None = Field(
@@ -111,15 +106,15 @@ class EngineConfig(Config):
         description="how such prompts are found: hash: by chained hashes of blocks, as vLLM; "
         "radix: in a tree whose leaves are evicted, as SGLang",
     )
-    kv_offloading_size: Annotated[float, Field(gt=0, le=1_000_000)] | None = Field(
+    kv_offloading_size: PositiveAmount | None = Field(
         None,
         description="GiB of host memory, over all GPUs, for blocks that the prefix cache evicts; "
         "null: none",
     )
-    kv_offloading_bandwidth: Annotated[float, Field(gt=0, le=1_000_000)] | None = Field(
+    kv_offloading_bandwidth: PositiveAmount | None = Field(
         None, description="GB/s (10^9 bytes) at which they come back to each GPU; null: as swap"
     )
-    kv_offloading_latency: Annotated[float, Field(ge=0, le=1_000_000)] = Field(
+    kv_offloading_latency: Amount = Field(
         0.0, description="ms before the first of a prompt's blocks comes back"
     )
     enable_chunked_prefill: bool = Field(
@@ -156,7 +151,7 @@ class EngineConfig(Config):
         description="front ends of such a server, which balance each by itself; null: "
         "data_parallel_size, as vLLM",
     )
-    long_prefill_token_threshold: Annotated[int, Field(ge=0, le=INT32)] = Field(
+    long_prefill_token_threshold: WholeNumber = Field(
         0, description="tokens of one prompt that a step computes, at most; 0: no such limit"
     )
     long_prefill_token_threshold_adaptive: bool = Field(
@@ -183,7 +178,7 @@ class EngineConfig(Config):
     watermark: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0, description="share of the KV blocks that admission leaves free"
     )
-    min_decode_blocks: Annotated[int, Field(ge=0, le=INT32)] = Field(
+    min_decode_blocks: WholeNumber = Field(
         0,
         description="KV blocks that admission leaves free for each running request, the new one "
         "included, while others run",
@@ -201,12 +196,12 @@ class EngineConfig(Config):
         description="swap: copy a preempted request's KV blocks to the host and back, as vLLM did "
         "before V1; auto: whichever is expected to cost less",
     )
-    swap_space: Annotated[float, Field(ge=0, le=1_000_000)] = Field(
+    swap_space: Amount = Field(
         4.0,
         description="GiB of host memory per GPU for swap; a request that does not fit "
         "is computed again",
     )
-    swap_bandwidth: Annotated[float, Field(gt=0, le=1_000_000)] | None = Field(
+    swap_bandwidth: PositiveAmount | None = Field(
         None,
         description="GB/s (10^9 bytes) between a GPU and its host, each way; null: the swap terms "
         "of the cost profile, else 85 % of the bus",

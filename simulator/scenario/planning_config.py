@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
-from simulator.util.config import Config
+from simulator.util.config import Config, PositiveShare
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,9 +86,7 @@ class PlanConfig(Config):
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.95, description="of the interval over the replications"
     )
-    tolerance: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.02, description="of the largest rate, relative"
-    )
+    tolerance: PositiveShare = Field(0.02, description="of the largest rate, relative")
 
     @model_validator(mode="after")
     def _check(self) -> "PlanConfig":

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PrivateAttr, model_validator
 
 from simulator.policies.predictor import parse_predictor
 from simulator.scenario.cluster_config import ClusterConfig, GroupConfig
@@ -25,8 +25,6 @@ from simulator.workload.workload import Frontend, Workload
 if TYPE_CHECKING:
     from simulator.workload.distributions import TraceReader
 
-Milliseconds = Annotated[float, Field(gt=0)]
-
 
 def _predictor(value: object) -> object:
     """Check a length predictor; let a kind alone stand for the mapping."""
@@ -40,9 +38,9 @@ def _predictor(value: object) -> object:
 class GoodputConfig(Config):
     """The service level that a request must meet to count as goodput; null: not asked."""
 
-    ttft: Milliseconds | None = Field(None, description="time to first token, ms, at most")
-    tpot: Milliseconds | None = Field(None, description="time per output token, ms, at most")
-    e2el: Milliseconds | None = Field(None, description="time to last token, ms, at most")
+    ttft: PositiveFloat | None = Field(None, description="time to first token, ms, at most")
+    tpot: PositiveFloat | None = Field(None, description="time per output token, ms, at most")
+    e2el: PositiveFloat | None = Field(None, description="time to last token, ms, at most")
 
 
 class Scenario(Config):

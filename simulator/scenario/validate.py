@@ -36,22 +36,9 @@ ABSENT = {
 }
 """Keys that vLLM has or had under `engine`, and why they are not here."""
 
-SECTIONS: list[Key] = [
-    (),
-    ("gpu",),
-    ("engine",),
-    ("goodput",),
-    ("workload",),
-    ("workload", "trace"),
-    ("plan",),
-    ("cluster",),
-    *(
-        ("cluster", name)
-        for name in ("kv_transfer", "admission", "client", "failures", "autoscaling")
-    ),
-    ("sweep",),
-    ("sweep", "random"),
-]
+_NAMES = """gpu engine goodput workload workload.trace plan cluster cluster.kv_transfer
+cluster.admission cluster.client cluster.failures cluster.autoscaling sweep sweep.random"""
+SECTIONS: list[Key] = [(), *(tuple(name.split(".")) for name in _NAMES.split())]
 """Blocks in which a key may be meant that is found elsewhere."""
 
 WORDS = {

@@ -2,10 +2,9 @@
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from simulator.scenario.engine_config import INT32, Count
-from simulator.util.config import Config
+from simulator.util.config import Config, Count, WholeNumber
 from simulator.workload.workload import FRONTENDS, Frontend
 
 if TYPE_CHECKING:
@@ -27,19 +26,11 @@ class TraceConfig(Config):
         ]
         | None
     ) = Field(None, description="null: as its first line tells")
-    start_s: Annotated[float, Field(ge=0)] | None = Field(
-        None, description="leave out what arrives before, s"
-    )
-    end_s: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="leave out what arrives from then on, s"
-    )
-    skip: Annotated[int, Field(ge=0, le=INT32)] = Field(
-        0, description="first requests to leave out"
-    )
+    start_s: NonNegativeFloat | None = Field(None, description="leave out what arrives before, s")
+    end_s: PositiveFloat | None = Field(None, description="leave out what arrives from then on, s")
+    skip: WholeNumber = Field(0, description="first requests to leave out")
     limit: Count | None = Field(None, description="requests, at most")
-    rate_scale: Annotated[float, Field(gt=0)] = Field(
-        1.0, description="2: requests come twice as fast"
-    )
+    rate_scale: PositiveFloat = Field(1.0, description="2: requests come twice as fast")
     repeat: Annotated[int, Field(ge=1, le=10_000_000)] = Field(
         1, description="times to play it, end to end"
     )
@@ -54,7 +45,7 @@ class TraceConfig(Config):
     session_turns: Literal["delta", "whole"] | None = Field(
         None, description="a later turn tells what it adds (null: delta) or its whole prompt"
     )
-    chars_per_token: Annotated[float, Field(gt=0)] | None = Field(
+    chars_per_token: PositiveFloat | None = Field(
         None, description="to estimate the lengths of the prompts of custom"
     )
 

@@ -1,10 +1,21 @@
-"""What all blocks of a scenario share."""
+"""What all blocks of a scenario share: their base class, and the types of many of their values."""
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from collections.abc import Callable
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+INT32 = 2**31 - 1
+Count = Annotated[int, Field(ge=1, le=INT32)]
+WholeNumber = Annotated[int, Field(ge=0, le=INT32)]
+Amount = Annotated[float, Field(ge=0, le=1_000_000)]
+PositiveAmount = Annotated[float, Field(gt=0, le=1_000_000)]
+Share = Annotated[float, Field(ge=0, le=1)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
 
 
 class Config(BaseModel):
-    """What all blocks of a scenario share: no unknown key, no guessing of types."""
+    """A block: no unknown key, no guessing of types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -13,3 +24,17 @@ class Config(BaseModel):
     def _read_nothing(cls, value: object) -> object:
         """Take a block without keys, which YAML calls null, as one with every default."""
         return {} if value is None else value
+
+
+def name_under(key: str, example: str) -> Callable[[object], object]:
+    """Make a check that lets through a name, or a mapping that has it under a key."""
+
+    def check(value: object) -> object:
+        if isinstance(value, dict):
+            if not isinstance(value.get(key), str):
+                raise ValueError(f": the mapping needs a key `{key}`: a name or {example}")
+        elif not isinstance(value, str):
+            raise ValueError(f": must be a name or a mapping with a key `{key}`, not {value!r}")
+        return value
+
+    return check

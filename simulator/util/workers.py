@@ -11,7 +11,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -141,19 +141,16 @@ def use_backend(name: str | None, jobs: int | None, address: str | None = None) 
         raise HeadwayError("--address: goes with --backend dask or ray")
     if name is None:
         yield
-    elif name == "dask":
-        with _dask(jobs, address):
-            yield
-    elif name == "ray":
-        with _ray(jobs, address):
-            yield
-    elif name == "loky":
-        from joblib import parallel_config
-
-        with parallel_config(backend="loky", n_jobs=-1 if jobs is None else jobs):
-            yield
-    else:
+        return
+    if name not in BACKENDS:
         raise HeadwayError(f"--backend: {name!r} is none of {', '.join(BACKENDS)}")
+    from joblib import parallel_config
+
+    cluster: AbstractContextManager[None] = nullcontext()
+    if name != "loky":
+        cluster = (_dask if name == "dask" else _ray)(jobs, address)
+    with cluster, parallel_config(backend=name, n_jobs=-1 if jobs is None else jobs):
+        yield
 
 
 @contextmanager
@@ -163,8 +160,6 @@ def _dask(jobs: int | None, address: str | None) -> Iterator[None]:
         from dask.distributed import Client
     except ImportError:
         raise HeadwayError(EXTRA.format(name="dask", package="dask.distributed")) from None
-    from joblib import parallel_config
-
     where: dict[str, Any] = {"address": address}
     if address is None:
         cores = jobs or os.cpu_count()
@@ -178,7 +173,7 @@ def _dask(jobs: int | None, address: str | None) -> Iterator[None]:
                 client = Client(timeout=PATIENCE, **where)  # type: ignore[no-untyped-call, unused-ignore]
         except Exception as error:
             raise _unreachable("dask", address, error) from error
-        with client, parallel_config(backend="dask"):
+        with client:
             yield
 
 
@@ -190,8 +185,6 @@ def _ray(jobs: int | None, address: str | None) -> Iterator[None]:
         from ray.util.joblib.ray_backend import RayBackend
     except ImportError:
         raise HeadwayError(EXTRA.format(name="ray", package="ray")) from None
-    from joblib import parallel_config
-
     if address is not None:
         _knock(address)
     local: dict[str, Any] = {"num_cpus": jobs or os.cpu_count(), "include_dashboard": False}
@@ -211,8 +204,7 @@ def _ray(jobs: int | None, address: str | None) -> Iterator[None]:
     # not said so (ray 2.60).
     RayBackend.supports_return_generator = True
     try:
-        with parallel_config(backend="ray", n_jobs=-1 if jobs is None else jobs):
-            yield
+        yield
     finally:
         ray.shutdown()
 

@@ -46,30 +46,26 @@ class Places:
 
     def __init__(self, file: str, lines: dict[Key, int]) -> None:
         self.file = file
-        self._lines = lines
-        self._said = {key: f"{file}:{line}" for key, line in lines.items()}
+        self._places = {key: (f"{file}:{line}", float(line)) for key, line in lines.items()}
 
     def override(self, key: Key, place: str) -> None:
         """Note that a value, and all below it, comes from elsewhere."""
-        for inner in [inner for inner in self._said if inner[: len(key)] == key]:
-            del self._said[inner]
-        self._lines = {k: line for k, line in self._lines.items() if k in self._said}
-        self._said[key] = place
+        kept = {k: known for k, known in self._places.items() if k[: len(key)] != key}
+        self._places = kept | {key: (place, inf)}
 
-    def _nearest(self, key: Key) -> Key:
-        """Give the key, or the nearest one above it whose place is known."""
-        while key and key not in self._said:
+    def _nearest(self, key: Key) -> tuple[str, float]:
+        """Give the place and the line of a key, or of the nearest one above it."""
+        while key and key not in self._places:
             key = key[:-1]
-        return key
+        return self._places.get(key, (self.file, 0.0))
 
     def of(self, key: Key) -> str:
         """Tell the place of a key, or that of the nearest one above it."""
-        return self._said.get(self._nearest(key), self.file)
+        return self._nearest(key)[0]
 
     def line(self, key: Key) -> float:
         """Give the line of a key to sort by; infinite for what is not from the file."""
-        nearest = self._nearest(key)
-        return self._lines.get(nearest, inf if nearest else 0)
+        return self._nearest(key)[1]
 
     def tell(self, fault: Fault) -> str:
         """Say what is wrong in one line: `file:line: key: what`."""
@@ -156,7 +152,8 @@ def _walk(node: Node, at: Key, lines: dict[Key, int]) -> list[tuple[int, str]]:
         for key, value in node.value:
             line = key.start_mark.line + 1
             if not isinstance(key, ScalarNode) or not key.tag.endswith(":str"):
-                problems.append((line, f"{_dotted(at)}a key must be a word"))
+                where = ".".join(at) + ": " if at else ""
+                problems.append((line, f"{where}a key must be a word"))
                 continue
             here = (*at, key.value)
             if here in lines:
@@ -165,7 +162,3 @@ def _walk(node: Node, at: Key, lines: dict[Key, int]) -> list[tuple[int, str]]:
             lines[here] = line
             problems += _walk(value, here, lines)
     return problems
-
-
-def _dotted(at: Key) -> str:
-    return ".".join(at) + ": " if at else ""
