@@ -11,6 +11,7 @@ from simulator.cluster.routers import ROUTERS, Own, Router
 from simulator.costs.precision import kv_block_bytes
 from simulator.models.load import load_model
 from simulator.scenario.scenario import Scenario
+from simulator.util.config import split_spec
 from simulator.util.errors import meant, one_line
 from simulator.util.user_code import load_user_code
 
@@ -26,34 +27,26 @@ def make_router(
     `stream` tells the random numbers of several routers apart.
     """
     assert scenario.cluster is not None
-    spec = spec or scenario.cluster.router
-    arguments = {} if isinstance(spec, str) else {k: v for k, v in spec.items() if k != "router"}
-    name = spec if isinstance(spec, str) else spec["router"]
+    name, arguments = split_spec(spec or scenario.cluster.router, "router")
     if name not in ROUTERS:
-        return _own(name, arguments, scenario, key)
+        return _load_router(name, arguments, scenario, key)
     found = ROUTERS[name]
     known = inspect.signature(found).parameters
     if "seed" in known:
         arguments = {"seed": scenario.seed + stream} | arguments
-    _check(name, known, arguments)
+    for argument, value in arguments.items():
+        if argument not in known:
+            there = ", ".join(known) or "none"
+            raise ValueError(f"{argument}: {name} takes no such argument; there is {there}")
+        whole = known[argument].annotation is int
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            words = "a whole number" if whole else "a number"
+            raise ValueError(f"{argument}: must be {words}, not {value!r}")
     router: Router = found(**arguments)
     return router
 
 
-def _check(name: str, known: Any, arguments: dict[str, Any]) -> None:
-    """Refuse arguments that a router does not know, or that are no numbers of its kind."""
-    for key, value in arguments.items():
-        if key not in known:
-            there = ", ".join(known) or "none"
-            raise ValueError(f"{key}: {name} takes no such argument; there is {there}")
-        kind = known[key].annotation
-        good = isinstance(value, int if kind is int else int | float)
-        if isinstance(value, bool) or not good:
-            words = "a whole number" if kind is int else "a number"
-            raise ValueError(f"{key}: must be {words}, not {value!r}")
-
-
-def _own(name: str, arguments: dict[str, Any], scenario: Scenario, key: str) -> Router:
+def _load_router(name: str, arguments: dict[str, Any], scenario: Scenario, key: str) -> Router:
     """Load a function or class of the user's."""
     if ":" not in name:
         known = ", ".join(ROUTERS)

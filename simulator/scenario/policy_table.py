@@ -18,6 +18,7 @@ from simulator.schedulers.tgi import Tgi
 from simulator.schedulers.trtllm import TrtLlm
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.schedulers.vllm_v0 import VllmV0
+from simulator.util.config import split_spec
 from simulator.util.errors import meant, one_line
 from simulator.util.from_mapping import check_annotated
 from simulator.util.user_code import load_user_code
@@ -80,10 +81,8 @@ def find_policy(scenario: Scenario) -> tuple[type, dict[str, Any]]:
     A subclass of Scheduler decides everything itself; any other class is a policy: it orders
     the waiting queue of the Scheduler.
     """
-    spec = scenario.engine.scheduling_policy
-    arguments = {} if isinstance(spec, str) else {k: v for k, v in spec.items() if k != "policy"}
-    name = spec if isinstance(spec, str) else spec["policy"]
-    if isinstance(name, type):  # from Python, see check.py
+    name, arguments = split_spec(scenario.engine.scheduling_policy, "policy")
+    if isinstance(name, type):  # from Python, see testing/check.py
         return name, arguments
     if name in POLICIES:
         return POLICIES[name], arguments

@@ -1,7 +1,7 @@
 """What all blocks of a scenario share: their base class, and the types of many of their values."""
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -38,3 +38,10 @@ def name_under(key: str, example: str) -> Callable[[object], object]:
         return value
 
     return check
+
+
+def split_spec(spec: str | dict[str, Any], key: str) -> tuple[Any, dict[str, Any]]:
+    """Give the name of such a value, and the arguments that the mapping has beside it."""
+    if isinstance(spec, str):
+        return spec, {}
+    return spec[key], {name: value for name, value in spec.items() if name != key}

@@ -16,7 +16,7 @@ from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
 from simulator.policies.orders import Priority
 from simulator.scenario import assemble, make_scheduler
-from simulator.scenario.assemble_blocks import swap_blocks
+from simulator.scenario.assemble_scheduler import swap_blocks
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError, HeadwayWarning

@@ -16,7 +16,7 @@ from simulator.policies.orders import HRRN, SJF
 from simulator.policies.waiting_queues import KeyQueue, SwappedFirst
 from simulator.results.frames import step_frame
 from simulator.scenario.assemble import assemble
-from simulator.scenario.assemble_blocks import swap_prices
+from simulator.scenario.assemble_scheduler import swap_prices
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
 from simulator.util.errors import HeadwayError
