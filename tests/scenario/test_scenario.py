@@ -70,15 +70,6 @@ def test_defaults_are_those_documented(write):
     assert len(scenario.make_workload()) == 1000
 
 
-@pytest.mark.parametrize(
-    ("file", "name"),
-    [("a b.yaml", "a b"), ("-x(1).yaml", "x-1-"), (".yaml", "yaml"), ("(((", "scenario")],
-)
-def test_a_scenario_without_a_name_has_that_of_its_file(write, file, name):
-    """Less what the name of a folder should not hold."""
-    assert load_scenario(write("seed: 1\n", file)).name == name
-
-
 def test_blocks_without_keys_have_their_defaults(write):
     """`engine:` with every key commented out is no mistake."""
     scenario = load_scenario(write("name: x\nengine:\ngpu:\nworkload:\ngoodput:\ncost:\n"))
@@ -116,6 +107,15 @@ def test_a_resolved_scenario_is_the_same_scenario(write, text):
     assert a.max_concurrency == b.max_concurrency
 
 
+def test_so_is_that_of_a_cluster_with_roles(write):
+    """What is null in it may be given as null: here the router to the consumers."""
+    groups = "{p: {kv_role: kv_producer}, d: {kv_role: kv_consumer}}"
+    first = load_scenario(write(f"cluster: {{kv_transfer: {{}}, groups: {groups}}}\n"))
+    second = load_scenario(write(yaml.safe_dump(first.resolved(), sort_keys=False)))
+    assert second.cluster.kv_transfer == first.cluster.kv_transfer
+    assert [second.of_group(name).engine for name in "pd"] == [first.engine] * 2
+
+
 @pytest.mark.parametrize(
     ("short", "name"),
     [
@@ -131,30 +131,6 @@ def test_short_names_of_dtypes_are_written_in_full(write, short, name):
     engine = load_scenario(write(f"engine: {{dtype: {short}, kv_cache_dtype: {short}}}\n")).engine
     assert (engine.dtype, engine.kv_cache_dtype) == (name, name)
     assert EngineConfig(dtype=short).dtype == name
-
-
-def test_overrides_set_any_key(write):
-    """Values are YAML; blocks that are not there are made; the last one counts."""
-    path = write("engine: {max_num_seqs: 8}\nworkload: {request_rate: 1}\n")
-    sets = [
-        "engine.max_num_seqs=4",
-        "engine.scheduling_policy={policy: static, batch_size: 2}",
-        "goodput.ttft=1e3",
-        "workload.request_rate=inf",
-        "workload.num_prompts=2e1",
-        "engine.max_num_seqs=16",
-    ]
-    scenario = load_scenario(path, sets, 7)
-    assert scenario.engine.max_num_seqs == 16
-    assert scenario.engine.scheduling_policy == {"policy": "static", "batch_size": 2}
-    assert (scenario.goodput.ttft, scenario.seed) == (1000, 7)
-    assert len(scenario.make_workload()) == 20
-
-
-def test_an_override_can_mend_a_bad_file(write):
-    """What is overridden is not looked at; but the file must be YAML with no key given twice."""
-    path = write("engine:\n  max_num_seqs: none\n  foo: 1\n")
-    assert load_scenario(path, ["engine={max_num_seqs: 4}"]).engine.max_num_seqs == 4
 
 
 def test_a_trace_is_read_and_its_part_taken(write):

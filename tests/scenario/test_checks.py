@@ -1,0 +1,170 @@
+"""What keys must be to one another, to the model, to the hardware and to the disk."""
+
+import pytest
+
+from simulator.scenario.policy_table import POLICIES
+from tests.support.scenarios import AZURE, errors
+
+BAD = [
+    (
+        "engine:\n  scheduling_policy: lifo\n",
+        "s.yaml:2: engine.scheduling_policy: no policy 'lifo'; there are "
+        f"{', '.join(POLICIES)}, or package.module:Class",
+    ),
+    (
+        "engine:\n  scheduling_policy: nowhere:Policy\n",
+        "s.yaml:2: engine.scheduling_policy: cannot load nowhere:Policy: No module named 'nowhere'",
+    ),
+    (
+        "engine:\n  scheduling_policy: math:pi\n",
+        "s.yaml:2: engine.scheduling_policy: math:pi is no Scheduler and has no method "
+        "`key(request)` or `rank(waiting, now)`",
+    ),
+    (
+        "engine:\n  scheduling_policy: {policy: static, batch: 4}\n",
+        "s.yaml:2: engine.scheduling_policy.batch: static takes no such argument",
+    ),
+    (
+        "engine:\n  scheduling_policy: {policy: static, batch_size: 400}\n",
+        "s.yaml:2: engine.scheduling_policy.batch_size: must be from 1 to max_num_seqs (256), "
+        "not 400",
+    ),
+    (
+        "engine:\n  scheduling_policy: {policy: static, batch_size: many}\n",
+        "s.yaml:2: engine.scheduling_policy.batch_size: 'many' is not a whole number",
+    ),
+    (
+        "cost: {kind: linear, base: 1e300}\n",
+        "s.yaml:1: cost.base: must be seconds, at least 0 and at most 1,000,000, not 1e+300",
+    ),
+    (
+        "cost: {kind: linear, base: -1}\n",
+        "s.yaml:1: cost.base: must be seconds, at least 0 and at most 1,000,000, not -1",
+    ),
+    (
+        "engine:\n  max_num_batched_tokens: 128\n",
+        "s.yaml:2: engine.max_num_batched_tokens: must be at least max_num_seqs (256), not 128: "
+        "every running request wants a token of each step",
+    ),
+    (
+        "engine:\n  enable_chunked_prefill: false\n",
+        "s.yaml:1: engine.max_num_batched_tokens: without chunked prefill must be at least "
+        "max_model_len (8192), not 2048: the longest prompt must fit into one step",
+    ),
+    (
+        "gpu: {count: 2}\n",
+        "s.yaml:1: gpu.count: must equal engine.tensor_parallel_size (1), not 2: one engine is "
+        "simulated, which uses just these GPUs",
+    ),
+    (
+        "gpu: {count: 3}\nengine: {tensor_parallel_size: 3}\ncost: {kind: roofline}\n",
+        "s.yaml:2: engine.tensor_parallel_size: 3 does not divide the 32 attention heads of "
+        "llama-3-8b",
+    ),
+    (
+        "gpu: {name: A100-40GB}\nmodel: llama-3-70b\ncost: {kind: roofline}\n",
+        "s.yaml:1: gpu: llama-3-70b in bfloat16 does not fit the A100-40GB: 131.42 GiB of weights "
+        "and 1.47 GiB of activations exceed 0.92 of 39.40 GiB by 96.65 GiB; take a larger GPU, a "
+        "greater tensor_parallel_size, quantization, or smaller max_num_batched_tokens and "
+        "max_num_seqs",
+    ),
+    (
+        "engine: {allocation: contiguous, num_gpu_blocks_override: 100}\n",
+        "s.yaml:1: engine.allocation: 1584 tokens of KV cache hold no request of max_model_len "
+        "8192",
+    ),
+    (
+        "gpu: {name: H300}\n",
+        "s.yaml:1: gpu.name: no GPU 'H300' in the table; there are H200, ...",
+    ),
+    (
+        "cost:\n  kind: linear\n  base: x\n  per_token: 0\n  per_context: 0\n",
+        "s.yaml:3: cost.base: 'x' is not a number",
+    ),
+    ("cost: {profile: nowhere}\n", "s.yaml:1: cost.profile: ..."),
+    ("cost: roofline\n", "s.yaml:1: cost: must be a mapping of keys, not 'roofline'"),
+    (
+        "workload:\n  request_rat: 4\n",
+        "s.yaml:2: workload.request_rat: unknown key; did you mean request_rate?",
+    ),
+    (
+        "workload:\n  trace:\n    path: t.csv\n    format: azure\n    time_unit: ms\n",
+        "s.yaml:5: workload.trace.time_unit: goes with format mooncake or timed_trace, not with "
+        "azure",
+    ),
+    (
+        "workload:\n  trace: {path: none.csv}\n",
+        "s.yaml:2: workload.trace.path: none.csv: no such file",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD, ids=range(len(BAD)))
+def test_what_is_wrong_is_told_once_with_its_line(write, monkeypatch, text, message):
+    """One mistake, one message: file, line, key, what is wrong."""
+    monkeypatch.delenv("HEADWAY_DATA", raising=False)
+    write(AZURE, "t.csv")
+    told = errors(write(text))
+    assert len(told) == 1
+    if message.endswith("..."):
+        assert told[0].startswith(message[:-3])
+    else:
+        assert told == [message]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "messages"),
+    [
+        (
+            "policy: static, batch_size: x, timeout: y",
+            ["batch_size: 'x' is not a whole number", "timeout: 'y' is not a number"],
+        ),
+        (
+            "policy: static, batch_size: 0, timeout: -1",
+            [
+                "batch_size: must be from 1 to max_num_seqs (256), not 0",
+                "timeout: must be from 0 to 1,000,000 seconds, not -1",
+            ],
+        ),
+        (
+            "policy: static, batch: 1, max_num_seqs: 2",
+            [
+                "batch: static takes no such argument",
+                "max_num_seqs: give it as engine.max_num_seqs",
+            ],
+        ),
+        (
+            "policy: 'order_of_mine:Mine', weight: 1e400, name: 3",
+            [
+                "weight: inf is not a whole number",
+                "name: 3 is not a text",
+                "client: is missing; ...",
+            ],
+        ),
+    ],
+)
+def test_all_arguments_of_a_policy_are_checked_at_once(write, arguments, messages):
+    """By the annotations of its constructor, where these are plain types."""
+    write(
+        "class Mine:\n"
+        "    def __init__(self, client, weight: int | None = 1, name: 'str' = ''): ...\n"
+        "    def key(self, request):\n"
+        "        return 0\n",
+        "order_of_mine.py",
+    )
+    messages = [text.replace("...", "Mine needs it") for text in messages]
+    told = errors(write(f"engine: {{scheduling_policy: {{{arguments}}}}}\n"))
+    assert told == [f"s.yaml:1: engine.scheduling_policy.{text}" for text in messages]
+
+
+def test_a_missing_trace_of_a_known_source_says_whose_it_is(write, monkeypatch):
+    """And its licence, and how to get it."""
+    monkeypatch.delenv("HEADWAY_DATA", raising=False)
+    path = write("workload:\n  trace: {path: traces/azure_llm_2023_conv.csv.gz, format: azure}\n")
+    (told,) = errors(path)
+    assert told.startswith(
+        "s.yaml:2: workload.trace.path: traces/azure_llm_2023_conv.csv.gz: no such file. It is "
+        "the Azure LLM inference trace 2023"
+    )
+    assert "CC-BY-4.0" in told
+    assert "Azure/AzurePublicDataset" in told

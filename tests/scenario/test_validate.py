@@ -1,0 +1,239 @@
+"""What each key of a scenario says by itself, and the one line that says what is wrong with it."""
+
+import pytest
+
+from simulator.scenario.engine_config import EngineConfig
+from simulator.scenario.scenario import Scenario
+from simulator.scenario.validate import ABSENT, keys_of, section
+from tests.support.scenarios import AZURE, errors
+
+SLIPS = [
+    ("engine.scheduling_policy=fcsf", "package.module:Class; did you mean fcfs?"),
+    ("engine.scheduling_policy={policy: statik}", "; did you mean static?"),
+    ("engine.scheduling_policy=mine", "or package.module:Class"),
+    ("cluster.router=rond_robin", "package.module:function; did you mean round_robin?"),
+    ("engine=sglan", "or 'hf', not 'sglan'; did you mean sglang?"),
+    ("engine.kv_cache_dtype=pf8", "not 'pf8'; did you mean fp8?"),
+    ("workload.output_len={kind: lognorml, mean: 3}", "mixture; did you mean lognormal?"),
+    ("predictor={kind: orakle}", "; did you mean oracle?"),
+]
+
+
+@pytest.mark.parametrize(("setting", "told"), SLIPS)
+def test_a_slip_of_the_pen_is_guessed(write, setting, told):
+    """What is allowed is listed, and the nearest of it named; where nothing is near, it is not."""
+    (message,) = errors(write("name: n\n"), [setting])
+    assert message.endswith(told)
+
+
+BAD = [
+    ("", "s.yaml: is empty; `model: llama-3-8b` alone would do"),
+    ("# nothing\n", "s.yaml: is empty; `model: llama-3-8b` alone would do"),
+    ("- a\n- b\n", "s.yaml:1: must be a mapping of keys, not ['a', 'b']"),
+    ("just words\n", "s.yaml:1: must be a mapping of keys, not 'just words'"),
+    ("seed: 1\nseed: 2\n", "s.yaml:2: seed: given before, on line 1"),
+    ("modle: x\n", "s.yaml:1: modle: unknown key; did you mean model?"),
+    (
+        "zzz: x\n",
+        "s.yaml:1: zzz: unknown key; there is name, description, model, gpu, engine, cost, "
+        "cluster, predictor, workload, goodput, sweep, plan, seed",
+    ),
+    (
+        "seed: 0\nmax_num_seqs: 4\n",
+        "s.yaml:2: max_num_seqs: unknown key here; did you mean engine.max_num_seqs?",
+    ),
+    (
+        "workload:\n  path: t.csv\n",
+        "s.yaml:2: workload.path: unknown key here; did you mean workload.trace.path?",
+    ),
+    ("engine: 12\n", "s.yaml:1: engine: must be a mapping of keys, not 12"),
+    (
+        "engine:\n  max_num_seqs: ten\n",
+        "s.yaml:2: engine.max_num_seqs: must be a whole number, not 'ten'",
+    ),
+    (
+        "engine:\n  max_num_seqs: 1.5\n",
+        "s.yaml:2: engine.max_num_seqs: must be a whole number, not 1.5",
+    ),
+    (
+        "engine:\n  max_num_seqs: true\n",
+        "s.yaml:2: engine.max_num_seqs: must be a whole number, not true",
+    ),
+    (
+        "engine:\n  max_num_seqs:\n",
+        "s.yaml:2: engine.max_num_seqs: must be a whole number, not null",
+    ),
+    ("engine:\n  max_num_seqs: 0\n", "s.yaml:2: engine.max_num_seqs: must be at least 1, not 0"),
+    (
+        "engine:\n  enable_prefix_caching: 1\n",
+        "s.yaml:2: engine.enable_prefix_caching: must be true or false, not 1",
+    ),
+    (
+        "engine:\n  gpu_memory_utilization: 1.1\n",
+        "s.yaml:2: engine.gpu_memory_utilization: must be at most 1, not 1.1",
+    ),
+    (
+        "engine:\n  gpu_memory_utilization: .nan\n",
+        "s.yaml:2: engine.gpu_memory_utilization: must be finite, not nan",
+    ),
+    (
+        "engine:\n  num_gpu_blocks_override: 1\n",
+        "s.yaml:2: engine.num_gpu_blocks_override: must be at least 2, not 1",
+    ),
+    (
+        "engine:\n  quantization: fp9\n",
+        "s.yaml:2: engine.quantization: must be 'fp8', 'int8', 'int4' or 'nvfp4', not 'fp9'; did "
+        "you mean fp8?",
+    ),
+    ("name: a/b\n", "s.yaml:1: name: must begin with a letter or digit and have only these, ..."),
+    ("name: .\n", "s.yaml:1: name: must begin with a letter or digit ..."),
+    ("name: 12\n", "s.yaml:1: name: must be text, not 12"),
+    ("seed: -1\n", "s.yaml:1: seed: must be at least 0, not -1"),
+    ("goodput:\n  ttft: 0\n", "s.yaml:2: goodput.ttft: must be more than 0, not 0"),
+    (
+        "engine:\n  scheduling_policy: {name: fcfs}\n",
+        "s.yaml:2: engine.scheduling_policy: the mapping needs a key `policy`: a name or "
+        "module:Class",
+    ),
+    (
+        "engine:\n  scheduling_policy: 3\n",
+        "s.yaml:2: engine.scheduling_policy: must be a name or a mapping with a key `policy`, "
+        "not 3",
+    ),
+    (
+        "workload: {num_prompts: 99999999999}\n",
+        "s.yaml:1: workload.num_prompts: 99999999999 is more than 1,000,000,000",
+    ),
+    (
+        "workload: {clients: 10000001}\n",
+        "s.yaml:1: workload.clients: 10000001 is more than 10,000,000",
+    ),
+    (
+        "workload: {clients: true}\n",
+        "s.yaml:1: workload.clients: True is neither a number of clients nor a list of weights",
+    ),
+    (
+        "workload:\n  prefix_groups: {num_prefixes: 10000001}\n",
+        "s.yaml:2: workload.prefix_groups.num_prefixes: 10000001 is more than 10,000,000",
+    ),
+    (
+        "workload: {prefix_len: 2147483648}\n",
+        "s.yaml:1: workload.prefix_len: 2147483648 is 2,147,483,648 or more",
+    ),
+    (
+        f"workload: {{request_rate: {10**400}}}\n",
+        f"s.yaml:1: workload.request_rate: 1{'0' * 59}... is not a number",
+    ),
+    (
+        "workload:\n  trace: {path: t.csv, repeat: 10000001}\n",
+        "s.yaml:2: workload.trace.repeat: must be at most 10000000, not 10000001",
+    ),
+    (
+        "engine: {swap_space: 1e300}\n",
+        "s.yaml:1: engine.swap_space: must be at most 1e+06, not 1e+300",
+    ),
+    (
+        "workload:\n  random_input_len: 4\n",
+        "s.yaml:2: workload.random_input_len: unknown key; did you mean input_len?",
+    ),
+    (
+        "workload:\n  num_prompts: 0\n",
+        "s.yaml:2: workload.num_prompts: 0 is less than 1",
+    ),
+    (
+        "workload:\n  input_len:\n    kind: uniform\n    low: 9\n    high: 3\n",
+        "s.yaml:4: workload.input_len.low: 9 is more than high, 3",
+    ),
+    (
+        "workload:\n  max_concurrency: 0\n",
+        "s.yaml:2: workload.max_concurrency: must be at least 1, not 0",
+    ),
+    ("workload: {trace: {}}\n", "s.yaml:1: workload.trace.path: is missing"),
+    (
+        "workload:\n  request_rate: 3\n  trace: {path: t.csv}\n",
+        "s.yaml:2: workload.request_rate: goes with a generator; beside trace there is "
+        "max_concurrency, client_latency, frontend",
+    ),
+    (
+        "workload:\n  trace:\n    path: t.csv\n    format: azur\n",
+        "s.yaml:4: workload.trace.format: must be 'azure', 'burstgpt', 'lengths', 'mooncake', "
+        "'timed_trace', 'custom' or 'llmservingsim', not 'azur'; did you mean azure?",
+    ),
+    (
+        "workload:\n  trace:\n    path: t.csv\n    start_s: 5\n    end_s: 5\n",
+        "s.yaml:5: workload.trace.end_s: must be more than start_s (5.0)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD, ids=range(len(BAD)))
+def test_what_is_wrong_is_told_once_with_its_line(write, monkeypatch, text, message):
+    """One mistake, one message: file, line, key, what is wrong."""
+    monkeypatch.delenv("HEADWAY_DATA", raising=False)
+    write(AZURE, "t.csv")
+    told = errors(write(text))
+    assert len(told) == 1
+    if message.endswith("..."):
+        assert told[0].startswith(message[:-3])
+    else:
+        assert told == [message]
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_keys_of_vllm_that_are_not_here_are_refused_by_name(write, name):
+    """Nothing that vLLM knows is ignored silently."""
+    told = errors(write(f"engine:\n  {name}: 1\n"))
+    assert told == [f"s.yaml:2: engine.{name}: {ABSENT[name]}"]
+
+
+@pytest.mark.parametrize(
+    ("key", "block"),
+    [
+        ("engine", "EngineConfig"),
+        ("engine.speculative_config.draft", "DraftConfig"),
+        ("workload.frontend", "FrontendConfig"),
+        ("cluster.groups.mine", "GroupConfig"),
+        ("cluster.groups.mine.engine", "EngineConfig"),
+        ("cluster.failures.outages.0", "OutageConfig"),
+        ("sweep.random.keys.engine.max_num_seqs", None),
+        ("sweep.grid", None),
+        ("nothing", None),
+    ],
+)
+def test_a_section_is_found_by_its_key(key, block):
+    """Also below a name of the user's own."""
+    found = section(tuple(key.split(".")))
+    assert (found and found.__name__) == block
+
+
+def test_the_keys_of_a_section():
+    """Those of the workload are a generator's, too."""
+    assert section(()) is Scenario
+    assert keys_of(("engine",)) == [*EngineConfig.model_fields]
+    assert {"trace", "frontend", "num_prompts"} <= {*keys_of(("workload",))}
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        (
+            "engine.speculative_config={lookahead: 1, num_speculative_tokens: 1, acceptance: 1}",
+            "there is method, num_speculative_tokens, acceptance, draft",
+        ),
+        ("workload.frontend={x: 1}", "there is latency, per_request, per_token"),
+        ("cluster.failures.outages=[{replica: 0, start: 1, starts: 2}]", "did you mean start?"),
+    ],
+)
+def test_an_unknown_key_of_an_inner_section(write, setting, told):
+    """What is known there is listed."""
+    (message,) = errors(write("name: n\n"), [setting])
+    assert message.endswith(f": unknown key; {told}")
+
+
+def test_a_group_that_is_no_mapping_is_refused(write):
+    """Whether or not the scenario has an engine that the group would take over."""
+    text = "engine: vllm\ncluster:\n  groups:\n    a: 3\n    b: []\n"
+    assert errors(write(text)) == [
+        "s.yaml:4: cluster.groups.a: must be a mapping of keys, not 3",
+        "s.yaml:5: cluster.groups.b: must be a mapping of keys, not []",
+    ]

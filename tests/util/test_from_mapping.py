@@ -1,0 +1,94 @@
+"""Dataclasses of mappings: every wrong key in a line, beside what is wrong with the others."""
+
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+import pytest
+
+from simulator.util.from_mapping import build, check_annotated, fault, refuse
+
+
+@dataclass
+class Queue:
+    """A number that must be given, and some that need not."""
+
+    rate: float
+    places: int = 1
+    name: str | None = None
+    weights: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        refuse(
+            (not self.rate > 0, f"rate: {self.rate} is not above 0"),
+            (self.places < 1, f"places: {self.places} is less than 1"),
+        )
+
+
+def told(values: object) -> list[str]:
+    """Give the lines of the error."""
+    with pytest.raises(ValueError, match=":") as caught:
+        build(Queue, values)
+    return str(caught.value).split("\n")
+
+
+@pytest.mark.parametrize(
+    ("values", "queue"),
+    [
+        ({"rate": "inf"}, Queue(inf)),
+        ({"rate": "1e-3", "places": np.int64(2)}, Queue(0.001, 2)),
+        ({"rate": 2, "name": None}, Queue(2)),
+        ({"rate": 1, "weights": "anything"}, Queue(1, weights="anything")),
+    ],
+)
+def test_good_values(values: dict, queue: Queue) -> None:
+    """YAML's words for numbers are numbers; other types than plain ones are the class's affair."""
+    assert build(Queue, values) == queue
+
+
+@pytest.mark.parametrize(
+    ("values", "messages"),
+    [
+        ([], [": [] is not a mapping"]),
+        ({}, ["rate: missing"]),
+        ({"rate": True}, ["rate: True is not a number"]),
+        ({"rate": float("nan")}, ["rate: nan is not a number"]),
+        ({"rate": 10**400}, [f"rate: 1{'0' * 59}... is not a number"]),
+        ({"rate": 1, "places": 1.0}, ["places: 1.0 is not a whole number"]),
+        ({"rate": 1, "name": 3}, ["name: 3 is not a text"]),
+        ({"rate": 1, "lanes": 3}, ["lanes: unknown key"]),
+        ({"rate": 0, "places": 0}, ["rate: 0 is not above 0", "places: 0 is less than 1"]),
+        ({"rate": "x", "places": 0}, ["rate: 'x' is not a number", "places: 0 is less than 1"]),
+    ],
+)
+def test_wrong_values(values: object, messages: list[str]) -> None:
+    assert told(values) == messages
+
+
+def test_an_error_within_has_the_whole_path() -> None:
+    """Also where it is about the value itself."""
+    assert fault("queue", lambda value: build(Queue, value), {"rate": 0}) == (
+        True,
+        "queue.rate: 0 is not above 0",
+    )
+    assert fault("queue", lambda value: build(Queue, value), 3) == (
+        True,
+        "queue: 3 is not a mapping",
+    )
+    assert fault("queue", lambda value: build(Queue, value), {"rate": 1}) == (False, "")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "wrong"),
+    [
+        ("int", 1.5, True),
+        ("int | None", None, False),
+        (int, None, True),
+        (str | None, 3, True),
+        (list[int], "x", False),
+        ("Anything", 3, False),
+    ],
+)
+def test_annotations(annotation: object, value: object, wrong: bool) -> None:
+    """Of plain types, by themselves or beside None; as types or as their text."""
+    assert check_annotated("x", annotation, value)[0] == wrong
