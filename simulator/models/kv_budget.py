@@ -8,7 +8,7 @@ cache follow from config.json; the rest is estimated here:
   gate, up and product (with experts: per chosen expert, and what it gives back), 2 bytes each;
 - the sampler's peak: `LOGIT_BYTES` per logit of `max_num_seqs` rows of the vocabulary. Layers and
   sampler do not peak together, so the larger counts;
-- `CONTEXT_BYTES` for what libraries take outside of PyTorch, and `LINKED_BYTES` between GPUs that
+- `CONTEXT_BYTES` for what libraries take outside of PyTorch, and `NVLINK_BYTES` between GPUs that
   NVLink connects.
 
 vLLM 0.11 found 119,008 tokens for Llama-2-7B and 40,592 for CodeLlama-34B on an H100 (server logs
@@ -31,7 +31,7 @@ From the 1.26 GiB that vLLM reported for 256 sequences of Llama-3-8B, with TP 1 
 CONTEXT_BYTES = GIB // 4
 """Bytes outside PyTorch's allocator: cuBLAS, NCCL and attention workspaces (0.1 to 0.3 GiB)."""
 
-LINKED_BYTES = int(1.79 * GIB)
+NVLINK_BYTES = int(1.79 * GIB)
 """The same that NCCL and vLLM's all-reduce take besides, between GPUs that NVLink connects: vLLM
 reported 1.79 GiB for Llama-3-8B on one H100 and 3.58 on each of two (pull request 10511). Between
 GPUs without NVLink it reported 0.2 to 0.25 GiB in all (14447, issue 13061), as on one GPU."""
@@ -170,7 +170,9 @@ def kv_budget(
         weight_dtype=weights,
         kv_cache_dtype=cache,
         block_size=block_size,
-        weights=(model.weight_bytes(weights) - _elsewhere(model, weights, data_parallel_size))
+        weights=(
+            model.weight_bytes(weights) - _bytes_on_other_ranks(model, weights, data_parallel_size)
+        )
         // tensor_parallel_size,
         activations=activation_bytes(
             model,
@@ -178,7 +180,7 @@ def kv_budget(
             max_num_batched_tokens,
             max_num_seqs if fraction_of == "all" else 0,
         ),
-        context=CONTEXT_BYTES + (LINKED_BYTES if linked else 0),
+        context=CONTEXT_BYTES + (NVLINK_BYTES if linked else 0),
         kv_bytes_per_token=model.kv_bytes_per_token(cache) * model.kv_share(tensor_parallel_size),
         fraction_of=fraction_of,
         hybrid=hybrid,
@@ -189,7 +191,7 @@ def kv_budget(
     return budget
 
 
-def _elsewhere(model: ModelSpec, dtype: str, data_parallel_size: int) -> int:
+def _bytes_on_other_ranks(model: ModelSpec, dtype: str, data_parallel_size: int) -> int:
     """Count the bytes of the experts that other ranks hold."""
     experts = model.linear_parameters(model.num_experts) - model.linear_parameters(0)
     routed = experts if model.num_experts else 0.0

@@ -9,7 +9,7 @@ import numpy as np
 from simulator.util.from_mapping import build, refuse
 from simulator.workload.workload import Floats
 
-WARP = 10_000  # points of the table of a diurnal load, a period
+POINTS_PER_PERIOD = 10_000  # of the table that inverts a diurnal load
 
 Checks = list[tuple[bool, str]]
 """What `refuse` takes: whether something is wrong, and what."""
@@ -36,7 +36,9 @@ class Diurnal:
         if not self.amplitude:
             return times
         turn = 2 * pi / self.period
-        grid = np.linspace(0.0, last + self.period, WARP * (2 + int(last / self.period)))
+        grid = np.linspace(
+            0.0, last + self.period, POINTS_PER_PERIOD * (2 + int(last / self.period))
+        )
         integral = grid - self.amplitude / turn * np.sin(turn * grid)
         warped: Floats = np.interp(times, integral, grid)
         return warped

@@ -92,26 +92,26 @@ def shared_prefix_tokens(workload: Workload) -> int | None:
 
 def describe_text(workload: Workload, format: str) -> str:
     """Describe a workload in lines of plain text, for a terminal."""
-    told = describe(workload, format)
-    rate, spread, sharing = told["request_rate"], told["burstiness_cv"], told["prefix_sharing"]
-    rows = [("format", format), ("requests", f"{told['requests']:,}")]
-    if told["session_turns"]:
-        rows.append(("later turns", f"{told['session_turns']:,}"))
+    found = describe(workload, format)
+    rate, spread, sharing = found["request_rate"], found["burstiness_cv"], found["prefix_sharing"]
+    rows = [("format", format), ("requests", f"{found['requests']:,}")]
+    if found["session_turns"]:
+        rows.append(("later turns", f"{found['session_turns']:,}"))
     rows += [
-        ("span", f"{told['span_s']:,.3f} s"),
+        ("span", f"{found['span_s']:,.3f} s"),
         ("request rate", "all at once" if rate is None else f"{rate:,.3f} req/s"),
         ("burstiness", _burstiness(spread)),
-        ("input tokens", f"{told['input_tokens']:,}"),
-        ("output tokens", f"{told['output_tokens']:,}"),
+        ("input tokens", f"{found['input_tokens']:,}"),
+        ("output tokens", f"{found['output_tokens']:,}"),
         (
             "prefix sharing",
             "no prefix information"
             if sharing is None
-            else f"{sharing:.1%} of input tokens (blocks of {told['prefix_granularity']})",
+            else f"{sharing:.1%} of input tokens (blocks of {found['prefix_granularity']})",
         ),
-        ("tokens", "".join(f"{name:>10}" for name in told["input_len"])),
-        ("input length", "".join(f"{value:>10,.0f}" for value in told["input_len"].values())),
-        ("output length", "".join(f"{value:>10,.0f}" for value in told["output_len"].values())),
+        ("tokens", "".join(f"{name:>10}" for name in found["input_len"])),
+        ("input length", "".join(f"{value:>10,.0f}" for value in found["input_len"].values())),
+        ("output length", "".join(f"{value:>10,.0f}" for value in found["output_len"].values())),
     ]
     return "\n".join(f"{name:<16}{text}" for name, text in rows)
 
