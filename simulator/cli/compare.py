@@ -61,8 +61,8 @@ def _write_runs(
     options: RunOptions,
 ) -> None:
     """Write every run, the table and the plot; print the table."""
-    from simulator.figures.compare import plot_compare, plot_many
-    from simulator.figures.style import COLORS
+    from simulator.figures.compare import draw_compare, draw_many
+    from simulator.figures.style import COLORS, save
     from simulator.planning.runs import encode_csv, numbers
     from simulator.simulation.write import write_run
     from simulator.util.files import write_atomic
@@ -74,8 +74,8 @@ def _write_runs(
         rows.append({**_origin(alternative), **numbers(result.summary())})
     write_atomic(folder / "comparison.csv", lambda file: file.write(encode_csv(rows)))
     labels = [alternative.label for alternative in alternatives]
-    plot = plot_many if len(results) > len(COLORS) else plot_compare
-    plot(labels, results, folder / "comparison.png")
+    draw = draw_many if len(results) > len(COLORS) else draw_compare
+    save(draw(labels, results), folder / "comparison.png")
     if not options.quiet:
         print(compare_table(labels, [result.summary() for result in results]))
         print(f"written to {folder}: comparison.csv, comparison.png, each run's folder", flush=True)

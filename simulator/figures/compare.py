@@ -5,7 +5,6 @@ each question.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from simulator.core.log import Log
 from simulator.figures.occupancy import ENDED
 from simulator.figures.runs import draw_rows
-from simulator.figures.style import COLORS, bars_with_ratios, grid, log_scale, save, sheet
+from simulator.figures.style import COLORS, bars_with_ratios, grid, log_scale, sheet
 from simulator.results.request_table import Floats, gather_requests
 from simulator.results.time_series import arrivals, depth_in_bins, mean_in_bins, queue_levels
 
@@ -29,8 +28,8 @@ WINDOW = 120.0  # s, of the batch over time: short enough to tell static batches
 QUANTILES = 400  # points of a distribution
 
 
-def plot_compare(labels: Sequence[str], results: Sequence["Result"], path: Path) -> Path:
-    """Draw up to eight runs of one workload as a PNG of 1350 x 900 pixels.
+def draw_compare(labels: Sequence[str], results: Sequence["Result"]) -> "Figure":
+    """Draw up to eight runs of one workload; as a PNG, 1350 x 900 pixels.
 
     Throughput; distributions of TTFT and E2EL; for two minutes from the middle, seats taken,
     with those shaded that belong to requests already done; queue depth. Raises ValueError for
@@ -38,11 +37,6 @@ def plot_compare(labels: Sequence[str], results: Sequence["Result"], path: Path)
     """
     if not 1 <= len(results) <= len(COLORS) or len(labels) != len(results):
         raise ValueError(f"one label per run and 1 to {len(COLORS)} runs, not {len(results)}")
-    return save(draw_compare(labels, results), path)
-
-
-def draw_compare(labels: Sequence[str], results: Sequence["Result"]) -> "Figure":
-    """Draw the picture of `plot_compare` without writing it."""
     with sheet(2, 2, 6.0) as figure:
         throughput, latency, seats, queue = figure.axes
         figure.suptitle(_title(results[0]), fontsize=12)
@@ -62,17 +56,12 @@ def draw_compare(labels: Sequence[str], results: Sequence["Result"]) -> "Figure"
     return figure
 
 
-def plot_many(labels: Sequence[str], results: Sequence["Result"], path: Path) -> Path:
-    """Draw any number of runs of one workload as a PNG, 1350 pixels wide.
+def draw_many(labels: Sequence[str], results: Sequence["Result"]) -> "Figure":
+    """Draw any number of runs of one workload; as a PNG, 1350 pixels wide.
 
     Output throughput as bars; mean and P99 of TTFT, TPOT and E2EL as points on logarithmic axes,
     where they span more than a factor of ten.
     """
-    return save(draw_many(labels, results), path)
-
-
-def draw_many(labels: Sequence[str], results: Sequence["Result"]) -> "Figure":
-    """Draw the picture of `plot_many` without writing it."""
     with sheet(1, 4, 1.9 + ROW * len(labels), sharey=True) as figure:
         figure.suptitle(_title(results[0]), fontsize=12)
         draw_rows(

@@ -67,21 +67,13 @@ class Clients:
         return self.words.codes
 
 
-@dataclass(slots=True)
-class Shares:
-    """How evenly successive windows of time were shared; NaN: fewer than two were backlogged."""
+def fairness_columns(clients: Clients, span: tuple[float, float]) -> dict[str, Floats | Ints]:
+    """Give the columns of fairness.csv: how evenly successive windows of `span` (s) were shared.
 
-    edges: Floats  # s, one more than there are windows
-    backlogged: Ints  # clients that had a request waiting throughout the window
-    jain: Floats  # Jain's index of what these got in the window
-    window_difference: Floats  # the most that one of them got in the window, less the least
-    service_difference: Floats  # the same of what they had got since the beginning, at its end
-
-
-def measure_shares(clients: Clients, span: tuple[float, float]) -> Shares:
-    """Compare, window by window of `span` (s), the clients that wait all the time.
-
-    Who does not wait gets all that it asks for: only those who do can be treated unfairly.
+    Compared are the clients that wait throughout a window, `backlogged`: who does not wait gets all
+    that it asks for. Jain's index is that of what they got in the window, `window_difference` the
+    most that one of them got less the least, `service_difference` the same of what they had got
+    since the beginning, at its end. NaN: fewer than two were backlogged.
     """
     start, end = span
     count = max(WINDOWS, int(np.ceil((end - start) / WINDOW)))
@@ -98,13 +90,19 @@ def measure_shares(clients: Clients, span: tuple[float, float]) -> Shares:
     alike = squares == 0  # nobody got anything
     jain = np.where(alike, 1.0, sums * sums / np.where(alike, 1.0, squares * several))
     contended = several > 1
-    return Shares(
-        edges,
-        several,
-        np.where(contended, jain, np.nan),
-        np.where(contended, _spread(window, got, count), np.nan),
-        np.where(contended, _spread(window, since, count), np.nan),
-    )
+    measured = {
+        "jain_index": jain,
+        "window_difference": _spread(window, got, count),
+        "service_difference": _spread(window, since, count),
+    }
+    columns: dict[str, Floats | Ints] = {
+        "start": edges[:-1],
+        "end": edges[1:],
+        "backlogged": several,
+    }
+    return columns | {
+        name: np.where(contended, values, np.nan) for name, values in measured.items()
+    }
 
 
 def _spread(window: Ints, values: Floats, count: int) -> Floats:
@@ -207,33 +205,17 @@ class _Totals:
 
 def summarize_clients(clients: Clients, span: tuple[float, float]) -> dict[str, object]:
     """Give the keys of the summary; null where no two clients ever were backlogged together."""
-    shares = measure_shares(clients, span)
-    contended = shares.backlogged > 1
+    windows = fairness_columns(clients, span)
+    contended = windows["backlogged"] > 1
+    jain, difference = (windows[name][contended] for name in ("jain_index", "service_difference"))
     some = bool(contended.any())
     return {
         "clients": len(clients.words.names),
         "contended_share": float(contended.mean()),
-        "jain_index": float(shares.jain[contended].mean()) if some else None,
-        "jain_index_min": float(shares.jain[contended].min()) if some else None,
-        "service_difference_mean": float(shares.service_difference[contended].mean())
-        if some
-        else None,
-        "service_difference_max": float(shares.service_difference[contended].max())
-        if some
-        else None,
-    }
-
-
-def share_columns(clients: Clients, span: tuple[float, float]) -> dict[str, Column]:
-    """Give the columns of fairness.csv, a row for each window, in order of time."""
-    shares = measure_shares(clients, span)
-    return {
-        "start": shares.edges[:-1],
-        "end": shares.edges[1:],
-        "backlogged": shares.backlogged,
-        "jain_index": shares.jain,
-        "window_difference": shares.window_difference,
-        "service_difference": shares.service_difference,
+        "jain_index": float(jain.mean()) if some else None,
+        "jain_index_min": float(jain.min()) if some else None,
+        "service_difference_mean": float(difference.mean()) if some else None,
+        "service_difference_max": float(difference.max()) if some else None,
     }
 
 

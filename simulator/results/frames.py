@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from simulator.core.log import REASONS, Log
-from simulator.results.fairness import Clients, client_columns, share_columns
+from simulator.results.fairness import Clients, client_columns, fairness_columns
 from simulator.results.record import Record
 from simulator.results.request_table import Floats, Ints, client_words, run_span
 from simulator.results.time_series import arrivals, block_growth, decisions
@@ -18,6 +19,8 @@ from simulator.util.csv_text import Column, Numbers, Words
 
 if TYPE_CHECKING:
     import pandas as pd
+
+Rows = npt.NDArray[np.void]
 
 
 def request_frame(record: Record) -> "pd.DataFrame":
@@ -61,7 +64,7 @@ def client_tables(record: Record) -> dict[str, dict[str, Column]]:
     """Give the columns of clients.csv and fairness.csv, by name."""
     clients = Clients.of(record)
     span = run_span(clients.table, record.logs)
-    return {"clients": client_columns(clients), "fairness": share_columns(clients, span)}
+    return {"clients": client_columns(clients), "fairness": {**fairness_columns(clients, span)}}
 
 
 def step_frame(record: Record, *, expanded: bool = False) -> "pd.DataFrame":
@@ -102,21 +105,25 @@ def step_columns(
     `copy_columns` follow.
     """
     part = log.steps[rows]
-    used = part["blocks_used"].astype(np.int64)
+    return _columns(part, log.num_blocks) | copy_columns(log, part["start"], copy_seconds)
+
+
+def _columns(rows: Rows, num_blocks: int) -> dict[str, Numbers]:
+    used = rows["blocks_used"].astype(np.int64)
     return {
-        "start": part["start"],
-        "duration": part["end"] - part["start"],
-        "steps": part["steps"],
-        "running": part["running"],
-        "waiting": part["waiting"],
-        "prefill_tokens": part["prefill_tokens"],
-        "decode_tokens": part["decodes"],
-        "wasted_tokens": part["wasted"],
-        "context": part["context"],
+        "start": rows["start"],
+        "duration": rows["end"] - rows["start"],
+        "steps": rows["steps"],
+        "running": rows["running"],
+        "waiting": rows["waiting"],
+        "prefill_tokens": rows["prefill_tokens"],
+        "decode_tokens": rows["decodes"],
+        "wasted_tokens": rows["wasted"],
+        "context": rows["context"],
         "kv_blocks_used": used,
-        "kv_blocks_free": log.num_blocks - used,
-        "preempted": part["preempted"],
-    } | copy_columns(log, part["start"], copy_seconds)
+        "kv_blocks_free": num_blocks - used,
+        "preempted": rows["preempted"],
+    }
 
 
 def copy_columns(log: Log, starts: Floats, seconds: Floats | None) -> dict[str, Numbers]:
@@ -158,22 +165,17 @@ def expand_steps(
         decided = np.where(index > 0, np.append(0.0, starts[:-1]), decisions(log)[row])
     since = np.searchsorted(queue, decided, "right")
     since -= np.searchsorted(queue, decisions(log), "right")[row]
-    used = rows["blocks_used"].astype(np.int64)[row]
+    singles = rows[row]
+    singles["start"], singles["end"] = starts, ends
+    singles["context"] += index * (singles["decodes"] + singles["wasted"])
+    singles["preempted"][index > 0] = 0
     if not contiguous:
-        used = np.minimum(used + (index * block_growth(log, rows)[row]).astype(int), log.num_blocks)
-    return {
-        "start": starts,
-        "duration": ends - starts,
-        "running": rows["running"][row],
-        "waiting": rows["waiting"][row] + since,
-        "prefill_tokens": rows["prefill_tokens"][row],
-        "decode_tokens": rows["decodes"][row],
-        "wasted_tokens": rows["wasted"][row],
-        "context": rows["context"][row] + index * (rows["decodes"] + rows["wasted"])[row],
-        "kv_blocks_used": used,
-        "kv_blocks_free": log.num_blocks - used,
-        "preempted": np.where(index == 0, rows["preempted"][row], 0),
-    } | copy_columns(log, np.where(index == 0, rows["start"][row], -1.0), copy_seconds)
+        grown = singles["blocks_used"] + (index * block_growth(log, rows)[row]).astype(int)
+        singles["blocks_used"] = np.minimum(grown, log.num_blocks)
+    columns = _columns(singles, log.num_blocks) | {"waiting": singles["waiting"] + since}
+    del columns["steps"]
+    first = np.where(index == 0, rows["start"][row], -1.0)
+    return columns | copy_columns(log, first, copy_seconds)
 
 
 def _unroll(steps: Ints) -> tuple[Ints, Ints]:

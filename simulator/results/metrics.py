@@ -13,7 +13,7 @@ A new latency of requests goes into `latencies`, a count of requests or tokens i
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,7 +29,6 @@ from simulator.results.request_table import (
     Flags,
     Floats,
     RequestTable,
-    Tries,
     gather_requests,
     part_span,
     run_span,
@@ -37,7 +36,6 @@ from simulator.results.request_table import (
 from simulator.results.run_part import RunPart
 from simulator.results.steady_state import SteadyState, Window, window
 from simulator.results.token_times import GapPool, PeakRate, TokenTimes
-from simulator.results.utilization import Served
 from simulator.util.quantile_sketch import ConcurrencyCounter, QuantileSketch
 from simulator.util.version import __version__
 from simulator.workload.workload import Workload
@@ -77,35 +75,19 @@ def latencies(table: RequestTable, completed: Flags) -> dict[str, Floats]:
     return found
 
 
-class Distribution(Protocol):
-    """Values in s, of which the summary has statistics; 0 where there is none."""
-
-    @property
-    def mean(self) -> float: ...
-
-    @property
-    def std(self) -> float: ...
-
-    def percentiles(self, wanted: Sequence[float]) -> list[float]: ...
-
-
 class Sample:
     """A distribution whose values are kept, with numpy's statistics."""
 
     def __init__(self, values: Floats) -> None:
         self._values = values if len(values) else np.zeros(1)
-
-    @property
-    def mean(self) -> float:
-        return float(self._values.mean())
-
-    @property
-    def std(self) -> float:
-        return float(self._values.std())
+        self.mean, self.std = float(self._values.mean()), float(self._values.std())
 
     def percentiles(self, wanted: Sequence[float]) -> list[float]:
         found: list[float] = np.percentile(self._values, wanted).tolist()
         return found
+
+
+Distribution = Sample | GapPool | QuantileSketch
 
 
 def describe(name: str, values: Distribution, percentiles: Sequence[float]) -> Summary:
@@ -326,30 +308,6 @@ class RunMetrics:
             if name in self._latencies:
                 out |= describe(name, self._latencies[name], percentiles)
         return out
-
-
-def summarize(
-    workload: Workload,
-    sent: Floats,
-    logs: Sequence[Log],
-    *,
-    served: Served | None = None,
-    max_num_seqs: int | None = None,
-    reserves: bool = False,
-    goodput: Mapping[str, float] | None = None,
-    percentiles: Sequence[float] = PERCENTILES,
-    info: Mapping[str, object] | None = None,
-    tries: Tries | None = None,
-) -> Summary:
-    """Give the summary of logs, one per replica, that belong to no scenario.
-
-    `sent` is the time (s) at which each request was sent, NaN if never; the others are those of
-    `EngineMetrics` and `RunMetrics`.
-    """
-    engines = EngineMetrics(len(logs), served=served, max_num_seqs=max_num_seqs, reserves=reserves)
-    metrics = RunMetrics(workload, engines, goodput=goodput)
-    metrics.add(RunPart(workload, sent, logs, tries))
-    return metrics.summary(info or {}, percentiles)
 
 
 def summarize_record(record: "Record", percentiles: Sequence[float] = PERCENTILES) -> Summary:

@@ -52,7 +52,7 @@ def test_an_interrupt_outside_the_loop_is_told_too(folder, capsys, monkeypatch):
     [
         (["run"], "views.report.run_table", "4 files are written"),
         (["run", "--timeline", "t/t.json"], "views.timeline.write_timeline", "4 files are written"),
-        (["compare", "--vary", "seed=0,1"], "figures.compare.plot_compare", "9 files are written"),
+        (["compare", "--vary", "seed=0,1"], "figures.style.save", "9 files are written"),
         (
             ["compare", "--vary", "seed=0,1"],
             "views.side_by_side.compare_table",

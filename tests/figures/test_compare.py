@@ -12,17 +12,15 @@ from simulator.figures.compare import (
     _depth_in_bins,
     draw_compare,
     draw_many,
-    plot_compare,
-    plot_many,
 )
+from simulator.figures.style import save
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.results.metrics import summarize
 from simulator.results.record import Record
 from simulator.results.time_series import mean_in_bins
 from simulator.schedulers.static import Static
 from simulator.workload.workload import Workload
 from tests.support.engines import Clock, fcfs, play, workload
-from tests.support.logs import TICK, LoggedRun, logged_runs
+from tests.support.logs import TICK, LoggedRun, logged_runs, summarize
 
 LOAD = workload(*((0.5 * i, 8 + i % 7, 1 + 5 * (i % 9)) for i in range(60)))
 
@@ -57,10 +55,10 @@ def size_of(path: Path) -> tuple[int, int]:
 
 def test_a_picture_for_the_readme(runs: list[Ran], tmp_path: Path) -> None:
     """1350 x 900 pixels; the same runs give the same bytes."""
-    path = plot_compare(["static", "fcfs"], runs, tmp_path / "compare.png")
+    path = save(draw_compare(["static", "fcfs"], runs), tmp_path / "compare.png")
     assert size_of(path) == (1350, 900)
     first = path.read_bytes()
-    assert plot_compare(["static", "fcfs"], runs, path).read_bytes() == first
+    assert save(draw_compare(["static", "fcfs"], runs), path).read_bytes() == first
     assert [p.name for p in tmp_path.iterdir()] == ["compare.png"]
 
 
@@ -91,20 +89,21 @@ def test_what_it_shows(runs: list[Ran]) -> None:
 @pytest.mark.parametrize("count", [1, 8])
 def test_one_to_eight_runs(runs: list[Ran], count: int, tmp_path: Path) -> None:
     """Each has a colour of its own."""
-    path = plot_compare([f"run {i}" for i in range(count)], runs[:1] * count, tmp_path / "x.png")
+    figure = draw_compare([f"run {i}" for i in range(count)], runs[:1] * count)
+    path = save(figure, tmp_path / "x.png")
     assert size_of(path) == (1350, 900)
 
 
-def test_nine_runs_are_refused(runs: list[Ran], tmp_path: Path) -> None:
+def test_nine_runs_are_refused(runs: list[Ran]) -> None:
     """There are eight colours that everybody can tell apart."""
     with pytest.raises(ValueError, match="1 to 8 runs, not 9"):
-        plot_compare(["x"] * 9, runs[:1] * 9, tmp_path / "x.png")
+        draw_compare(["x"] * 9, runs[:1] * 9)
 
 
 def test_a_run_in_which_nothing_happened(tmp_path: Path) -> None:
     """No step and no request: an empty picture, no warning."""
     nothing = Ran(Log(10, 4), np.empty(0), workload())
-    assert size_of(plot_compare(["none"], [nothing], tmp_path / "x.png")) == (1350, 900)
+    assert size_of(save(draw_compare(["none"], [nothing]), tmp_path / "x.png")) == (1350, 900)
 
 
 def test_means_in_bins() -> None:
@@ -143,4 +142,4 @@ def test_a_picture_of_many_runs(runs: list[Ran], tmp_path: Path) -> None:
         for line, word in zip(axes.lines, ("mean", "p99"), strict=True):
             expected = [s[f"{word}_{key}_ms"] * scale for s in summaries]
             assert line.get_xdata().tolist() == expected
-    assert size_of(plot_many(labels, runs * 10, tmp_path / "many.png")) == (1350, 1125)
+    assert size_of(save(figure, tmp_path / "many.png")) == (1350, 1125)

@@ -13,9 +13,8 @@ from simulator.results.fairness import (
     Clients,
     client_columns,
     client_weights,
-    measure_shares,
+    fairness_columns,
     several_clients,
-    share_columns,
     summarize_clients,
 )
 from simulator.results.request_table import client_words, gather_requests, run_span
@@ -60,15 +59,15 @@ def test_shares_by_hand() -> None:
     load = workload(*[(0, 5, 4)] * 4, client=["a", "b", "a", "b"])
     clients = served(load, seats=1)
     clients.weights[:] = 1
-    shares = measure_shares(clients, (0.0, 16.0))
-    assert shares.edges[1] == 1.6
-    assert shares.backlogged.tolist() == [2, 2, 2, 2, 2, 1, 1, 0, 0, 0]
+    windows = fairness_columns(clients, (0.0, 16.0))
+    assert windows["end"][0] == 1.6
+    assert windows["backlogged"].tolist() == [2, 2, 2, 2, 2, 1, 1, 0, 0, 0]
     # Service by window: prompts 5 at 0, 4, 8, 12 s; 2 at each whole second up to 16 s.
     # a: 5 + 2 | 2 + 2 | 2 (at 4 s) | 0 | 0; b: 0 | 0 | 5 | 2 + 2 | 2 (8 s is an edge)
-    assert shares.window_difference.tolist()[:5] == [7, 4, 3, 4, 2]
-    assert shares.service_difference.tolist()[:5] == [7, 11, 8, 4, 2]
-    assert np.isnan(shares.window_difference[5:]).all()
-    assert shares.jain.tolist()[:5] == [0.5, 0.5, 49 / 58, 0.5, 0.5]
+    assert windows["window_difference"].tolist()[:5] == [7, 4, 3, 4, 2]
+    assert windows["service_difference"].tolist()[:5] == [7, 11, 8, 4, 2]
+    assert np.isnan(windows["window_difference"][5:]).all()
+    assert windows["jain_index"].tolist()[:5] == [0.5, 0.5, 49 / 58, 0.5, 0.5]
     summary = summarize_clients(clients, (0.0, 16.0))
     assert summary["clients"] == 2
     assert summary["contended_share"] == 0.5
@@ -85,7 +84,7 @@ def test_shares_are_those_of_every_token_listed(requests, seats) -> None:
     clients = served(load, seats, clock=CLOCK)
     table = clients.table
     span = run_span(table, clients.logs)
-    shares = measure_shares(clients, span)
+    windows = fairness_columns(clients, span)
     prompts = [
         (float(t), i, int(p))
         for i, (t, p) in enumerate(zip(table.first_scheduled, load.prompt_tokens, strict=True))
@@ -108,25 +107,25 @@ def test_shares_are_those_of_every_token_listed(requests, seats) -> None:
             for i in range(len(load))
         )
 
-    moments = np.concatenate([table.sent, table.first_scheduled, shares.edges])
-    for number, (low, high) in enumerate(zip(shares.edges, shares.edges[1:], strict=False)):
+    moments = np.concatenate([table.sent, table.first_scheduled, windows["start"], windows["end"]])
+    for number, (low, high) in enumerate(zip(windows["start"], windows["end"], strict=True)):
         looks = {low, *(time for time in moments if low <= time < high)}
         there = [
             client
             for client in range(len(clients.words.names))
             if all(waits(client, time) for time in looks)
         ]
-        assert shares.backlogged[number] == len(there)
+        assert windows["backlogged"][number] == len(there)
         if len(there) < 2:
-            assert np.isnan(shares.jain[number])
+            assert np.isnan(windows["jain_index"][number])
             continue
         values = [got(client, low, high) for client in there]
         squares = sum(value * value for value in values)
         index = sum(values) ** 2 / (len(values) * squares) if squares else 1.0
-        assert shares.jain[number] == pytest.approx(index)
-        assert shares.window_difference[number] == max(values) - min(values)
+        assert windows["jain_index"][number] == pytest.approx(index)
+        assert windows["window_difference"][number] == max(values) - min(values)
         since = [got(client, span[0], high) for client in there]
-        assert shares.service_difference[number] == max(since) - min(since)
+        assert windows["service_difference"][number] == max(since) - min(since)
 
 
 @settings(max_examples=20, deadline=None)
@@ -137,7 +136,7 @@ def test_shares_are_the_same_in_leaps_as_stepwise(requests) -> None:
     load = workload(*(row[:3] for row in requests), client=[row[3] for row in requests])
     one, two = (served(load, leap=leap, clock=CLOCK) for leap in (True, False))
     span = run_span(one.table, one.logs)
-    for columns in (share_columns, lambda clients, _: client_columns(clients)):
+    for columns in (fairness_columns, lambda clients, _: client_columns(clients)):
         pair = zip(columns(one, span).items(), columns(two, span).values(), strict=True)
         for (name, a), b in pair:
             if name != "client":

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from simulator.core.log import Log
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.results.gauges import queue_depth
-from simulator.results.metrics import summarize
 from simulator.results.request_table import gather_requests
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
@@ -30,6 +29,7 @@ from tests.support.logs import (
     loads,
     logged_runs,
     make_workload,
+    summarize,
 )
 
 PERCENTS = (90.0, 99.0, 99.9)

@@ -8,9 +8,8 @@ import pytest
 from simulator.core.log import Log
 from simulator.models.gpus import find_gpu
 from simulator.models.spec import ModelSpec
-from simulator.results.metrics import summarize
 from simulator.results.utilization import Served
-from tests.support.logs import ObservedRequest, add_request, add_step, make_workload
+from tests.support.logs import ObservedRequest, add_request, add_step, make_workload, summarize
 
 TINY = ModelSpec(
     name="tiny",

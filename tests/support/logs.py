@@ -3,12 +3,16 @@
 All times are multiples of 1/64 s, so that sums and differences of them are exact.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from hypothesis import strategies as st
 
 from simulator.core.log import REASONS, STEP, Log, pack_request, pack_run
+from simulator.results.gauges import EngineMetrics
+from simulator.results.metrics import PERCENTILES, RunMetrics, Summary
+from simulator.results.run_part import RunPart
 from simulator.workload.workload import Workload
 from tests.support.engines import Clock, workload
 
@@ -62,6 +66,22 @@ def make_workload(requests: list[ObservedRequest], **options) -> Workload:
         output_tokens=np.array([max(len(r.tokens), 1) for r in requests], int),
         **options,
     )
+
+
+def summarize(
+    load: Workload,
+    sent: np.ndarray,
+    logs: list[Log],
+    *,
+    goodput: dict[str, float] | None = None,
+    percentiles: Sequence[float] = PERCENTILES,
+    info: dict[str, object] | None = None,
+    **engine,
+) -> Summary:
+    """Give the summary of logs that belong to no scenario; `engine` goes to EngineMetrics."""
+    metrics = RunMetrics(load, EngineMetrics(len(logs), **engine), goodput=goodput)
+    metrics.add(RunPart(load, sent, logs))
+    return metrics.summary(info or {}, percentiles)
 
 
 def add_step(log: Log, start: float, end: float, **values: int) -> None:

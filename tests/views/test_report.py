@@ -6,10 +6,17 @@ import numpy as np
 import pytest
 
 from simulator.core.log import Log
-from simulator.results.metrics import Summary, summarize
+from simulator.results.metrics import Summary
 from simulator.views.report import run_table
 from simulator.views.side_by_side import compare_table
-from tests.support.logs import ObservedRequest, add_request, add_run, add_step, make_workload
+from tests.support.logs import (
+    ObservedRequest,
+    add_request,
+    add_run,
+    add_step,
+    make_workload,
+    summarize,
+)
 
 TABLE = """\
 ============ Serving Benchmark Result ============
