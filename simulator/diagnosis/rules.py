@@ -22,7 +22,7 @@ from simulator.diagnosis.facts import (
 from simulator.diagnosis.unfairness import most_underserved
 from simulator.results.breakdown import prompt_rows, prompt_stalls
 from simulator.results.fairness import Clients, several_clients
-from simulator.results.request_table import RETRY, Floats, run_span
+from simulator.results.request_table import RETRY, Floats
 
 if TYPE_CHECKING:
     from simulator.results.record import Record
@@ -262,7 +262,7 @@ def unfair(facts: Facts) -> Finding | None:
         return None
     clients = Clients.of(facts.record)
     names = clients.words.names
-    found = most_underserved(clients, run_span(clients.table, clients.logs)[1])
+    found = most_underserved(clients)
     if found is None or found.share < UNFAIR:
         return None
     worst, best = names[found.worst], names[found.best]

@@ -76,15 +76,15 @@ def batch_service(table: RequestTable) -> float:
     return float(INPUT_WEIGHT * prompt + np.max(under_way, initial=0))
 
 
-def most_underserved(clients: Clients, end: float) -> Underserved | None:
+def most_underserved(clients: Clients) -> Underserved | None:
     """Find the client that waited the longest while another got more than its share.
 
     Of more than `COMPARED` clients those that waited the longest are compared with those that got
-    the most. `end` (s): until when a request waits that was never admitted.
+    the most.
     """
     admissions, batch = _Admissions.of(clients), batch_service(clients.table)
     size = len(clients.weights)
-    codes, begin, stop = backlogs(clients, end)
+    codes, begin, stop = backlogs(clients)
     waited = np.bincount(codes, stop - begin, size)
     waited[np.bincount(clients.codes, minlength=size) < FEWEST] = 0.0
     got = np.bincount(admissions.owner, admissions.amount, size)

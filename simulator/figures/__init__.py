@@ -1,4 +1,8 @@
-"""Pictures for papers, slides and READMEs, of runs and of the folders that commands write."""
+"""Pictures for papers, slides and READMEs, of runs and of the folders that commands write.
+
+It may import `simulation` and what lies below. Start with `data.py`, the run that is drawn, and
+`runs.py`.
+"""
 
 from simulator.figures.data import Run
 from simulator.figures.occupancy import draw_occupancy

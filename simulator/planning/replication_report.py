@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from simulator.planning.intervals import Difference, Estimate, columns, estimate, holm, paired
 from simulator.planning.runs import Numbers, encode_csv
 from simulator.util.errors import HeadwayWarning
-from simulator.views.report import METRICS, Gauge
+from simulator.views.report import METRICS, Metric
 from simulator.views.side_by_side import align
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BY_KEY: Mapping[str, Gauge] = {metric.key: metric for metric in METRICS}
+BY_KEY: Mapping[str, Metric] = {metric.key: metric for metric in METRICS}
 TESTED = tuple(key for key in BY_KEY if key not in ("completed", "failed", "duration"))
 """What a comparison tests; the others are there to be seen."""
 DRAWN = (

@@ -14,7 +14,14 @@ import numpy as np
 
 from simulator.core.log import Log
 from simulator.policies.fair import check_shares
-from simulator.results.request_table import REJECTED, Floats, Ints, RequestTable, client_words
+from simulator.results.request_table import (
+    REJECTED,
+    Floats,
+    Ints,
+    RequestTable,
+    client_words,
+    run_span,
+)
 from simulator.util.csv_text import Column, Words
 from simulator.workload.workload import Workload
 
@@ -62,20 +69,25 @@ class Clients:
         return cls(record.request_table(), record.logs, words, weights)
 
     @property
+    def span(self) -> tuple[float, float]:
+        """Give when the run began and ended, s."""
+        return run_span(self.table, self.logs)
+
+    @property
     def codes(self) -> Ints:
         """Give each request's client."""
         return self.words.codes
 
 
-def fairness_columns(clients: Clients, span: tuple[float, float]) -> dict[str, Floats | Ints]:
-    """Give the columns of fairness.csv: how evenly successive windows of `span` (s) were shared.
+def fairness_columns(clients: Clients) -> dict[str, Floats | Ints]:
+    """Give the columns of fairness.csv: how evenly successive windows of time were shared.
 
     Compared are the clients that wait throughout a window, `backlogged`: who does not wait gets all
     that it asks for. Jain's index is that of what they got in the window, `window_difference` the
     most that one of them got less the least, `service_difference` the same of what they had got
     since the beginning, at its end. NaN: fewer than two were backlogged.
     """
-    start, end = span
+    start, end = clients.span
     count = max(WINDOWS, int(np.ceil((end - start) / WINDOW)))
     edges = start + (end - start) * (np.arange(count + 1) / count)
     edges[-1] = end
@@ -115,12 +127,13 @@ def _spread(window: Ints, values: Floats, count: int) -> Floats:
     return spread
 
 
-def backlogs(clients: Clients, end: float) -> tuple[Ints, Floats, Floats]:
+def backlogs(clients: Clients) -> tuple[Ints, Floats, Floats]:
     """List the stretches of time (s) in all of which a client has a request waiting: who, from, to.
 
-    A request waits from when it is sent (of several tries the last) until its first admission.
+    A request waits from when it is sent (of several tries the last) until its first admission, or
+    the end of the run.
     """
-    table = clients.table
+    table, (_, end) = clients.table, clients.span
     here = np.flatnonzero((table.replica >= 0) & (table.reason != REJECTED))
     begin = table.entered[here]
     stop = np.where(np.isnan(table.first_scheduled[here]), end, table.first_scheduled[here])
@@ -142,7 +155,7 @@ def backlogs(clients: Clients, end: float) -> tuple[Ints, Floats, Floats]:
 
 def _backlogged(clients: Clients, edges: Floats) -> tuple[Ints, Ints]:
     """List the pairs of a client and a window in all of which it has a request waiting."""
-    codes, begin, stop = backlogs(clients, float(edges[-1]))
+    codes, begin, stop = backlogs(clients)
     opens = np.searchsorted(edges, begin, "left")
     closes = np.searchsorted(edges, stop, "right") - 1
     return spans(codes, opens, closes)
@@ -203,9 +216,9 @@ class _Totals:
         return got
 
 
-def summarize_clients(clients: Clients, span: tuple[float, float]) -> dict[str, object]:
+def summarize_clients(clients: Clients) -> dict[str, object]:
     """Give the keys of the summary; null where no two clients ever were backlogged together."""
-    windows = fairness_columns(clients, span)
+    windows = fairness_columns(clients)
     contended = windows["backlogged"] > 1
     jain, difference = (windows[name][contended] for name in ("jain_index", "service_difference"))
     some = bool(contended.any())

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from simulator.core.log import REASONS, Log
 from simulator.results.fairness import Clients, client_columns, fairness_columns
 from simulator.results.record import Record
-from simulator.results.request_table import Floats, Ints, client_words, run_span
+from simulator.results.request_table import Floats, Ints, client_words
 from simulator.results.time_series import arrivals, block_growth, decisions
 from simulator.util.csv_text import Column, Numbers, Words
 
@@ -63,8 +63,7 @@ def request_columns(record: Record) -> dict[str, Column]:
 def client_tables(record: Record) -> dict[str, dict[str, Column]]:
     """Give the columns of clients.csv and fairness.csv, by name."""
     clients = Clients.of(record)
-    span = run_span(clients.table, record.logs)
-    return {"clients": client_columns(clients), "fairness": {**fairness_columns(clients, span)}}
+    return {"clients": client_columns(clients), "fairness": {**fairness_columns(clients)}}
 
 
 def step_frame(record: Record, *, expanded: bool = False) -> "pd.DataFrame":

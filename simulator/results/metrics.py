@@ -31,7 +31,6 @@ from simulator.results.request_table import (
     RequestTable,
     gather_requests,
     part_span,
-    run_span,
 )
 from simulator.results.run_part import RunPart
 from simulator.results.steady_state import SteadyState, Window, window
@@ -330,10 +329,9 @@ def summarize_record(record: "Record", percentiles: Sequence[float] = PERCENTILE
     }
     summary = metrics.summary(info, percentiles)
     if several_clients(record.workload):
-        clients = Clients.of(record)
         own = summary["headway"]
         assert isinstance(own, dict)
-        own |= summarize_clients(clients, run_span(clients.table, record.logs))
+        own |= summarize_clients(Clients.of(record))
     return summary
 
 

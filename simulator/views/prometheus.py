@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.core.log import REASONS, Log
-from simulator.results.request_table import Flags, Floats, RequestTable, gather_requests
+from simulator.results.request_table import Flags, Floats, RequestTable
 from simulator.results.token_times import TokenTimes
 from simulator.util.files import write_atomic
 
 if TYPE_CHECKING:
-    from simulator.simulation.result import Result
+    from simulator.results.record import Record
 
 FIRST_TOKEN = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
@@ -30,135 +30,116 @@ LATENCY = (
     *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 ITERATION = tuple(float(2**k) for k in (0, *range(3, 15)))
-STOPPED = ("stop", "length", "abort")
+SINGLES = (
+    ("num_requests_running", "gauge", "Number of requests in model execution batches."),
+    ("num_requests_waiting", "gauge", "Number of requests waiting to be processed."),
+    ("kv_cache_usage_perc", "gauge", "KV-cache usage. 1 means 100 percent usage."),
+    ("prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache."),
+    ("prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache."),
+    ("num_preemptions_total", "counter", "Preemptions."),
+    ("prompt_tokens_total", "counter", "Prompt tokens computed, or found in the prefix cache."),
+    ("generation_tokens_total", "counter", "Tokens generated."),
+    ("request_success_total", "counter", "Requests finished."),
+)
+"""Name, type and description of what is one number, or a few."""
+ENDED = {"stop": "stop", "length": "length", "abort": "unfinished"}
+"""What vLLM calls a request's end, and how it is logged here."""
 
 Weighted = tuple[Floats, Floats]
 """Values, and how often each was seen."""
 
 
-def write_prometheus(result: "Result", path: Path) -> None:
+def write_prometheus(record: "Record", path: Path) -> None:
     """Write the metrics of a run; raise HeadwayError where the file cannot be written."""
-    text = metrics_text(result)
+    text = metrics_text(record)
     write_atomic(path, lambda file: file.write(text.encode()))
 
 
-def metrics_text(result: "Result") -> str:
+def metrics_text(record: "Record") -> str:
     """Give the metrics of a run in Prometheus' text exposition format, `engine` per replica."""
-    table = gather_requests(result.workload, result.sent, result.logs, result.tries)
-    pages = [_Page(table, log, number) for number, log in enumerate(result.logs)]
-    labels = [f'model_name="{_escaped(result.model.name)}",engine="{p.number}"' for p in pages]
+    table = record.request_table()
+    engines = [_Engine(table, log, number) for number, log in enumerate(record.logs)]
+    model = record.model.name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    labels = [f'model_name="{model}",engine="{number}"' for number in range(len(engines))]
+    singles = [engine.singles(record.interrupted) for engine in engines]
     lines: list[str] = []
-    for name, kind, about, values in _singles(pages, result.interrupted):
-        lines += _head(name, kind, about)
-        for label, found in zip(labels, values, strict=True):
-            lines += [f"{name}{{{label}{more}}} {value!r}" for more, value in found]
-    for name, about, buckets, seen in _histograms(pages, result.parts.max_model_len):
-        lines += _head(name, "histogram", about)
+    for name, kind, about in SINGLES:
+        lines += [f"# HELP vllm:{name} {about}", f"# TYPE vllm:{name} {kind}"]
+        for label, found in zip(labels, singles, strict=True):
+            lines += [f"vllm:{name}{{{label}{more}}} {n!r}" for more, n in found[name].items()]
+    for name, about, buckets, seen in _histograms(engines, record.parts.max_model_len):
+        lines += [f"# HELP vllm:{name} {about}", f"# TYPE vllm:{name} histogram"]
         for label, weighted in zip(labels, seen, strict=True):
-            lines += _histogram(name, label, buckets, weighted)
+            lines += _histogram(f"vllm:{name}", label, buckets, weighted)
     return "\n".join(lines) + "\n"
 
 
-def _escaped(label: str) -> str:
-    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _head(name: str, kind: str, about: str) -> list[str]:
-    return [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
-
-
-class _Page:
+class _Engine:
     """One replica's requests and steps."""
 
     def __init__(self, table: RequestTable, log: Log, number: int) -> None:
-        self.table, self.log, self.number = table, log, number
+        self.table, self.log = table, log
         self.here: Flags = table.replica == number
         self.done: Flags = self.here & table.completed
         self.begun: Flags = self.here & ~np.isnan(table.first_token)
 
-    def finished(self, values: Floats) -> Weighted:
-        """Give the values of the requests that came to their end."""
-        return _once(values[self.done])
+    def singles(self, interrupted: bool) -> dict[str, dict[str, float]]:
+        """Give the values of SINGLES by name, and by further labels."""
+        table, here, prompts = self.table, self.here, self.table.workload.prompt_tokens
+        state = 0.0, 0.0, 0.0  # at the end of a run
+        if interrupted and len(self.log.steps):
+            last = self.log.steps[-1]
+            used = float(last["blocks_used"]) / self.log.num_blocks
+            state = float(last["running"]), float(last["waiting"]), used
+        sums = (
+            prompts[here & ~np.isnan(table.first_scheduled)],
+            table.cached[here],
+            table.preemptions[here],
+            prompts[self.begun],
+            table.generated[here],
+        )
+        values = (*state, *(float(each.sum()) for each in sums))
+        ended = {
+            f',finished_reason="{word}"': float((here & (table.reason == code)).sum())
+            for word, code in ((word, REASONS.index(name)) for word, name in ENDED.items())
+        }
+        found = [*({"": value} for value in values), ended]
+        return {name: value for (name, *_), value in zip(SINGLES, found, strict=True)}
+
+    def gaps(self) -> Weighted:
+        """Give the times between tokens, a preemption included."""
+        times = TokenTimes(self.log, self.here)
+        slices = [(times.own_gaps, np.ones(len(times.own_gaps), np.int32)), *times.gap_slices()]
+        values, weights = (np.concatenate(column) for column in zip(*slices, strict=True))
+        return values, weights.astype(float)
+
+    def step_tokens(self) -> Weighted:
+        """Give the tokens of each step."""
+        rows = self.log.steps
+        tokens = rows["prefill_tokens"] + rows["decodes"]
+        return tokens.astype(float), rows["steps"].astype(float)
 
 
 def _once(values: Floats) -> Weighted:
     return values, np.ones(len(values))
 
 
-Found = list[tuple[str, float]]
-"""Further labels and the value with them."""
-
-
-def _singles(
-    pages: Sequence[_Page], interrupted: bool
-) -> Iterator[tuple[str, str, str, list[Found]]]:
-    """Yield gauges and counters: name, type, description, values per replica."""
-    state = [_state(page.log, interrupted) for page in pages]
-    gauges = (
-        ("num_requests_running", "Number of requests in model execution batches."),
-        ("num_requests_waiting", "Number of requests waiting to be processed."),
-        ("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage."),
-    )
-    for k, (name, about) in enumerate(gauges):
-        yield f"vllm:{name}", "gauge", about, [[("", values[k])] for values in state]
-    for name, about in (
-        ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
-        ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
-        ("num_preemptions", "Preemptions."),
-        ("prompt_tokens", "Prompt tokens computed, or found in the prefix cache."),
-        ("generation_tokens", "Tokens generated."),
-    ):
-        values: list[Found] = [[("", _count(page, name))] for page in pages]
-        yield f"vllm:{name}_total", "counter", about, values
-    reasons = [
-        [(f',finished_reason="{word}"', _ended(page, word)) for word in STOPPED] for page in pages
-    ]
-    yield "vllm:request_success_total", "counter", "Requests finished.", reasons
-
-
-def _state(log: Log, interrupted: bool) -> tuple[float, float, float]:
-    """Give running, waiting and the share of KV blocks in use; at the end of a run all are 0."""
-    if not interrupted or not len(log.steps):
-        return 0.0, 0.0, 0.0
-    last = log.steps[-1]
-    return float(last["running"]), float(last["waiting"]), last["blocks_used"] / log.num_blocks
-
-
-def _count(page: _Page, name: str) -> float:
-    table = page.table
-    prompts = table.workload.prompt_tokens
-    values = {
-        "prefix_cache_queries": prompts[page.here & ~np.isnan(table.first_scheduled)],
-        "num_preemptions": table.preemptions[page.here],
-        "prefix_cache_hits": table.cached[page.here],
-        "prompt_tokens": prompts[page.begun],
-        "generation_tokens": table.generated[page.here],
-    }
-    return float(values[name].sum())
-
-
-def _ended(page: _Page, word: str) -> float:
-    """Count the requests that ended so; one that was interrupted is vLLM's abort."""
-    code = REASONS.index("unfinished" if word == "abort" else word)
-    return float((page.here & (page.table.reason == code)).sum())
-
-
 def _histograms(
-    pages: Sequence[_Page], longest: int
+    engines: Sequence[_Engine], longest: int
 ) -> Iterator[tuple[str, str, Sequence[float], list[Weighted]]]:
     """Yield histograms: name, description, buckets, values per replica."""
-    table = pages[0].table
+    table = engines[0].table
     first, last = table.first_token, table.finish
     start, decode = table.first_scheduled, table.finish - table.first_token
     tokens = _one_two_five(longest)
     asked = table.workload.prompt_tokens.astype(float)
     gaps = np.maximum(table.generated - 1, 1)
-    ttft = [_once(table.ttft[page.begun]) for page in pages]
-    yield "vllm:time_to_first_token_seconds", "Time to first token.", FIRST_TOKEN, ttft
-    itl = [_gaps(page.log, page.here) for page in pages]
-    yield "vllm:inter_token_latency_seconds", "Time between two tokens.", PER_TOKEN, itl
-    work = [_work(page.log) for page in pages]
-    yield "vllm:iteration_tokens_total", "Tokens of each engine step.", ITERATION, work
+    ttft = [_once(table.ttft[engine.begun]) for engine in engines]
+    yield "time_to_first_token_seconds", "Time to first token.", FIRST_TOKEN, ttft
+    itl = [engine.gaps() for engine in engines]
+    yield "inter_token_latency_seconds", "Time between two tokens.", PER_TOKEN, itl
+    steps = [engine.step_tokens() for engine in engines]
+    yield "iteration_tokens_total", "Tokens of each engine step.", ITERATION, steps
     for name, about, buckets, values in (
         ("request_prompt_tokens", "Prompt tokens of a request.", tokens, asked),
         ("request_generation_tokens", "Tokens generated.", tokens, table.generated.astype(float)),
@@ -169,27 +150,13 @@ def _histograms(
         ("request_prefill_time_seconds", "Scheduled to first token.", LATENCY, first - start),
         ("request_decode_time_seconds", "First to last token.", LATENCY, decode),
     ):
-        yield f"vllm:{name}", about, buckets, [page.finished(values) for page in pages]
+        yield name, about, buckets, [_once(values[engine.done]) for engine in engines]
 
 
 def _one_two_five(longest: int) -> list[float]:
     """Give 1, 2, 5, 10, ... up to `longest`."""
     steps = (m * 10**k for k in range(len(str(longest))) for m in (1, 2, 5))
     return [float(value) for value in steps if value <= longest]
-
-
-def _gaps(log: Log, here: Flags) -> Weighted:
-    """Give the times between tokens, a preemption included."""
-    times = TokenTimes(log, here)
-    slices = [(times.own_gaps, np.ones(len(times.own_gaps), np.int32)), *times.gap_slices()]
-    values, weights = (np.concatenate(column) for column in zip(*slices, strict=True))
-    return values, weights.astype(float)
-
-
-def _work(log: Log) -> Weighted:
-    """Give the tokens of each step."""
-    rows = log.steps
-    return (rows["prefill_tokens"] + rows["decodes"]).astype(float), rows["steps"].astype(float)
 
 
 def _histogram(name: str, label: str, buckets: Sequence[float], seen: Weighted) -> Iterator[str]:

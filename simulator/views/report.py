@@ -1,6 +1,6 @@
 """A run's summary as text: the block that `vllm bench serve` prints, then what the engine did."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,7 @@ from simulator.diagnosis.rules import diagnosis_lines
 from simulator.results.steady_state import trend_warning
 
 if TYPE_CHECKING:
-    from simulator.simulation.result import Result
+    pass
 
 Summary = Mapping[str, Any]
 
@@ -34,7 +34,7 @@ PRINTED = ("mean", "median", "p99")  # vLLM's default; the summary has more
 
 
 @dataclass(frozen=True, slots=True)
-class Gauge:
+class Metric:
     """A row of the tables."""
 
     key: str
@@ -44,108 +44,125 @@ class Gauge:
 
 
 GAUGES = (
-    Gauge("gpu_busy_fraction", "GPU busy (%)", 0, 100.0),
-    Gauge("mean_running", "Mean batch while busy (requests)"),
-    Gauge("batch_occupancy", "Batch occupancy (% of max_num_seqs)", 0, 100.0),
-    Gauge("mean_waiting", "Mean queue depth (requests)", -1),
-    Gauge("max_waiting", "Peak queue depth (requests)", -1),
-    Gauge("kv_cache_usage_mean", "Mean KV cache usage (%)", 0, 100.0),
-    Gauge("kv_cache_usage_max", "Peak KV cache usage (%)", 0, 100.0),
-    Gauge("memory_efficiency", "KV memory efficiency (%)", 1, 100.0),
-    Gauge("wasted_share", "Wasted token slots (%)", -1, 100.0),
-    Gauge("preemptions", "Preemptions", -1),
-    Gauge("prefix_cache_hit_rate", "Prefix cache hit rate (% of tokens)", 1, 100.0),
-    Gauge("jain_index", "Fairness: Jain's index of clients", 1),
-    Gauge("service_difference_max", "Peak service difference of clients (tokens)", -1),
-    Gauge("mfu", "Model FLOPs utilization (%)", 1, 100.0),
-    Gauge("bandwidth_utilization", "Memory bandwidth utilization (%)", 0, 100.0),
+    Metric("gpu_busy_fraction", "GPU busy (%)", 0, 100.0),
+    Metric("mean_running", "Mean batch while busy (requests)"),
+    Metric("batch_occupancy", "Batch occupancy (% of max_num_seqs)", 0, 100.0),
+    Metric("mean_waiting", "Mean queue depth (requests)", -1),
+    Metric("max_waiting", "Peak queue depth (requests)", -1),
+    Metric("kv_cache_usage_mean", "Mean KV cache usage (%)", 0, 100.0),
+    Metric("kv_cache_usage_max", "Peak KV cache usage (%)", 0, 100.0),
+    Metric("memory_efficiency", "KV memory efficiency (%)", 1, 100.0),
+    Metric("wasted_share", "Wasted token slots (%)", -1, 100.0),
+    Metric("preemptions", "Preemptions", -1),
+    Metric("prefix_cache_hit_rate", "Prefix cache hit rate (% of tokens)", 1, 100.0),
+    Metric("jain_index", "Fairness: Jain's index of clients", 1),
+    Metric("service_difference_max", "Peak service difference of clients (tokens)", -1),
+    Metric("mfu", "Model FLOPs utilization (%)", 1, 100.0),
+    Metric("bandwidth_utilization", "Memory bandwidth utilization (%)", 0, 100.0),
 )
-MOVED = (
-    Gauge("swapped_out_blocks", "KV blocks swapped out"),
-    Gauge("swapped_in_blocks", "KV blocks swapped in"),
-    Gauge("swapped_bytes", "KV bytes swapped, both ways (GB)", -1, 1e-9),
-    Gauge("swap_time", "Time of these copies (s)", -1),
-    Gauge("external_prefix_cache_hit_rate", "Host tier hit rate (% of other tokens)", 1, 100.0),
-    Gauge("offloaded_blocks", "KV blocks stored in the host tier"),
-    Gauge("loaded_blocks", "KV blocks loaded from the host tier"),
-    Gauge("offloading_bytes", "KV bytes to and from the host tier (GB)", 0, 1e-9),
+COPIES = (
+    Metric("swapped_out_blocks", "KV blocks swapped out"),
+    Metric("swapped_in_blocks", "KV blocks swapped in"),
+    Metric("swapped_bytes", "KV bytes swapped, both ways (GB)", -1, 1e-9),
+    Metric("swap_time", "Time of these copies (s)", -1),
+    Metric("external_prefix_cache_hit_rate", "Host tier hit rate (% of other tokens)", 1, 100.0),
+    Metric("offloaded_blocks", "KV blocks stored in the host tier"),
+    Metric("loaded_blocks", "KV blocks loaded from the host tier"),
+    Metric("offloading_bytes", "KV bytes to and from the host tier (GB)", 0, 1e-9),
 )
 """What goes between GPU and host; where nothing did, nothing is said."""
 CLUSTER = (
-    Gauge("gpus", "GPUs"),
-    Gauge("dollars_per_hour", "Price ($/h)", -1),
-    Gauge("replica_hours", "Replica-hours", -1),
-    Gauge("dollars", "Cost of the run ($)", -1),
-    Gauge("dollars_per_million_output_tokens", "Cost of 1M output tokens ($)", -1),
-    Gauge("requests_imbalance", "Most requests of a replica / mean", -1),
-    Gauge("busy_time_imbalance", "Most busy time of a replica / mean", -1),
+    Metric("gpus", "GPUs"),
+    Metric("dollars_per_hour", "Price ($/h)", -1),
+    Metric("replica_hours", "Replica-hours", -1),
+    Metric("dollars", "Cost of the run ($)", -1),
+    Metric("dollars_per_million_output_tokens", "Cost of 1M output tokens ($)", -1),
+    Metric("requests_imbalance", "Most requests of a replica / mean", -1),
+    Metric("busy_time_imbalance", "Most busy time of a replica / mean", -1),
 )
 """Figures of a cluster."""
-TROUBLES = (
-    Gauge("shed", "Requests shed", -1),
-    Gauge("timed_out", "Requests timed out", -1),
-    Gauge("retries", "Retries", -1),
-    Gauge("failures", "Replicas failed"),
-    Gauge("tries_lost_in_failures", "Requests sent again after a failure", -1),
-    Gauge("scalings", "Scaling decisions"),
+INCIDENTS = (
+    Metric("shed", "Requests shed", -1),
+    Metric("timed_out", "Requests timed out", -1),
+    Metric("retries", "Retries", -1),
+    Metric("failures", "Replicas failed"),
+    Metric("tries_lost_in_failures", "Requests sent again after a failure", -1),
+    Metric("scalings", "Scaling decisions"),
 )
 """Counts of a cluster; where they are 0, nothing is said."""
 COUNTS = (
-    ("rejected", "Requests rejected (could never fit)"),
-    ("unfinished", "Requests unfinished when stopped"),
-    ("never_sent", "Requests not sent when stopped"),
+    Metric("rejected", "Requests rejected (could never fit)"),
+    Metric("unfinished", "Requests unfinished when stopped"),
+    Metric("never_sent", "Requests not sent when stopped"),
 )
 METRICS = (
-    Gauge("completed", "Successful requests", 1),
-    Gauge("failed", "Failed requests", -1),
-    Gauge("duration", "Duration (s)", -1),
-    Gauge("request_throughput", "Request throughput (req/s)", 1),
-    Gauge("request_goodput", "Request goodput (req/s)", 1),
-    Gauge("output_throughput", "Output throughput (tok/s)", 1),
-    Gauge("spec_decode_acceptance_length", "Acceptance length (tok/step)", 1),
-    Gauge("mean_ttft_ms", "Mean TTFT (ms)", -1),
-    Gauge("p99_ttft_ms", "P99 TTFT (ms)", -1),
-    Gauge("mean_tpot_ms", "Mean TPOT (ms)", -1),
-    Gauge("p99_tpot_ms", "P99 TPOT (ms)", -1),
-    Gauge("p99_itl_ms", "P99 ITL (ms)", -1),
-    Gauge("mean_e2el_ms", "Mean E2EL (ms)", -1),
-    Gauge("p99_e2el_ms", "P99 E2EL (ms)", -1),
-    Gauge("mean_queue_time_ms", "Mean queue time (ms)", -1),
-    Gauge("mean_retry_time_ms", "Mean time of earlier tries (ms)", -1),
-    Gauge("mean_transfer_time_ms", "Mean KV transfer (ms)", -1),
-    Gauge("p99_transfer_time_ms", "P99 KV transfer (ms)", -1),
-    Gauge("mean_decode_queue_time_ms", "Mean decode queue time (ms)", -1),
+    Metric("completed", "Successful requests", 1),
+    Metric("failed", "Failed requests", -1),
+    Metric("duration", "Duration (s)", -1),
+    Metric("request_throughput", "Request throughput (req/s)", 1),
+    Metric("request_goodput", "Request goodput (req/s)", 1),
+    Metric("output_throughput", "Output throughput (tok/s)", 1),
+    Metric("spec_decode_acceptance_length", "Acceptance length (tok/step)", 1),
+    Metric("mean_ttft_ms", "Mean TTFT (ms)", -1),
+    Metric("p99_ttft_ms", "P99 TTFT (ms)", -1),
+    Metric("mean_tpot_ms", "Mean TPOT (ms)", -1),
+    Metric("p99_tpot_ms", "P99 TPOT (ms)", -1),
+    Metric("p99_itl_ms", "P99 ITL (ms)", -1),
+    Metric("mean_e2el_ms", "Mean E2EL (ms)", -1),
+    Metric("p99_e2el_ms", "P99 E2EL (ms)", -1),
+    Metric("mean_queue_time_ms", "Mean queue time (ms)", -1),
+    Metric("mean_retry_time_ms", "Mean time of earlier tries (ms)", -1),
+    Metric("mean_transfer_time_ms", "Mean KV transfer (ms)", -1),
+    Metric("p99_transfer_time_ms", "P99 KV transfer (ms)", -1),
+    Metric("mean_decode_queue_time_ms", "Mean decode queue time (ms)", -1),
 )
 """What a comparison shows of vLLM's keys; the gauges follow."""
 
 
-def known(summary: Summary) -> Summary:
-    """Give a run's figures by name: our own, a cluster's and, before both, vLLM's."""
+def metric_rows(
+    summaries: Sequence[Summary], value: Callable[[Summary, str], Any] | None = None
+) -> list[tuple[Metric, list[Any]]]:
+    """Give the metrics that any run has with the runs' values, by `value`; None: it has none.
+
+    Copies and incidents are left out where all are 0.
+    """
+    rows = []
+    for metric in (*METRICS, *GAUGES, *COPIES, *CLUSTER, *INCIDENTS):
+        values = [(value or metric_value)(summary, metric.key) for summary in summaries]
+        known = [each for each in values if each is not None]
+        if any(known) if metric in (*COPIES, *INCIDENTS) else known:
+            rows.append((metric, values))
+    return rows
+
+
+def metric_value(summary: Summary, key: str) -> Any:
+    """Give a figure of a run by name: of vLLM's, our own or a cluster's the first that has it."""
     own = summary["headway"]
-    return {**own.get("cluster", {}), **own, **summary}
+    return {**own.get("cluster", {}), **own, **summary}.get(key)
 
 
-def run_table(run: "Result | Summary") -> str:
+def run_table(summary: Summary) -> str:
     """Give the report of one run: vLLM bench's labels and number formats, then the gauges.
 
     Warnings follow, such as of steps outside the fitted range, and whether it was no steady state.
     """
-    summary = run if isinstance(run, Mapping) else run.summary()
-    warned = run["headway"].get("warnings", ()) if isinstance(run, Mapping) else run.warnings
-    notes = [f"Warning: {text}" for text in warned]
-    if line := trend_warning(summary["headway"]):
-        notes.append(line)
-    if summary["headway"].get("interrupted"):
-        notes.insert(0, "Interrupted: the figures are those up to then.")
+    gauges = summary["headway"]
     lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}", *_head(summary)]
     for key, name, title in SECTIONS:
         if f"mean_{key}_ms" in summary:
-            lines += [f"{title:-^{WIDTH}}", *_latency(summary, key, name)]
-    lines += [f"{'Engine':-^{WIDTH}}", *_engine(summary["headway"])]
-    if summary["headway"].get("diagnosis") is not None:
-        lines += [f"{'Diagnosis':-^{WIDTH}}", *diagnosis_lines(summary["headway"]["diagnosis"])]
+            lines.append(f"{title:-^{WIDTH}}")
+            lines += [
+                _line(f"{word.capitalize()} {name} (ms)", summary[f"{word}_{key}_ms"])
+                for word in PRINTED
+            ]
+    lines += [f"{'Engine':-^{WIDTH}}", *_engine(gauges)]
+    if gauges.get("diagnosis") is not None:
+        lines += [f"{'Diagnosis':-^{WIDTH}}", *diagnosis_lines(gauges["diagnosis"])]
     lines.append("=" * WIDTH)
-    return "\n".join(lines + notes)
+    if gauges.get("interrupted"):
+        lines.append("Interrupted: the figures are those up to then.")
+    lines += [f"Warning: {text}" for text in gauges.get("warnings", ())]
+    return "\n".join([*lines, *filter(None, [trend_warning(gauges)])])
 
 
 def _line(label: str, value: object) -> str:
@@ -175,31 +192,21 @@ def _head(summary: Summary) -> list[str]:
     return [_line(label, value) for label, value in values.items() if value not in (None, "inf")]
 
 
-def _latency(summary: Summary, key: str, name: str) -> list[str]:
-    return [
-        _line(f"{word.capitalize()} {name} (ms)", summary[f"{word}_{key}_ms"]) for word in PRINTED
-    ]
-
-
 def _engine(gauges: Summary) -> list[str]:
     """Give our own block; what is unknown (null) is left out."""
     lines = [f"Cost: {profiles_of(gauges)}"] if gauges.get("profile") else []
-    lines.append(_line("Steps", gauges["steps"]))
-    for gauge in GAUGES:
-        value = gauges.get(gauge.key)
-        if value is not None:
-            lines.append(_line(gauge.label, gauge.scale * value))
-    lines += [
-        _line(gauge.label, gauge.scale * gauges[gauge.key])
-        for gauge in MOVED
-        if gauges.get(gauge.key)
+    lines += [_line("Steps", gauges["steps"]), *_lines(gauges, GAUGES)]
+    lines += _lines(gauges, (*COPIES, *COUNTS), zeros=False)
+    return lines + (_cluster(gauges["cluster"]) if "cluster" in gauges else [])
+
+
+def _lines(values: Summary, metrics: Sequence[Metric], *, zeros: bool = True) -> list[str]:
+    """Give a line for each metric that is known; without `zeros`, that is not 0."""
+    return [
+        _line(metric.label, metric.scale * value)
+        for metric in metrics
+        if (value := values.get(metric.key)) or (zeros and value is not None)
     ]
-    for key, label in COUNTS:
-        if gauges[key]:
-            lines.append(_line(label, gauges[key]))
-    if "cluster" in gauges:
-        lines += _cluster(gauges["cluster"])
-    return lines
 
 
 def profiles_of(gauges: Summary) -> str:
@@ -214,9 +221,7 @@ def profiles_of(gauges: Summary) -> str:
 def _cluster(cluster: Summary) -> list[str]:
     """Give the figures of a cluster, then a line for each group where there are several."""
     lines = [f"{'Cluster':-^{WIDTH}}", f"Router: {cluster['router']}"]
-    there = [gauge for gauge in CLUSTER if cluster.get(gauge.key) is not None]
-    lines += [_line(gauge.label, cluster[gauge.key]) for gauge in there]
-    lines += [_line(one.label, cluster[one.key]) for one in TROUBLES if cluster.get(one.key)]
+    lines += _lines(cluster, CLUSTER) + _lines(cluster, INCIDENTS, zeros=False)
     if links := cluster.get("kv_transfer"):
         lines += [_line("KV caches moved (GB)", links["bytes"] / 1e9)]
         lines += [_line("Links of the producers busy (%)", 100 * links["link_utilization"])]

@@ -3,26 +3,26 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from simulator.views.report import CLUSTER, GAUGES, METRICS, MOVED, TROUBLES, Gauge, Summary, known
+from simulator.views.report import Metric, Summary, metric_rows, metric_value
 
 RATIO = 10  # width of a ratio and its mark
 BESIDE = 3  # runs that a block of a comparison shows beside the first: 120 columns
 MANY = 9  # runs from which a comparison has a row for each, with the metrics that matter most
 
 COLUMNS = (
-    Gauge("output_throughput", "output/tok per s", 1),
-    Gauge("request_goodput", "goodput/req per s", 1),
-    Gauge("mean_ttft_ms", "TTFT/mean, s", -1, 0.001),
-    Gauge("p99_ttft_ms", "TTFT/P99, s", -1, 0.001),
-    Gauge("mean_tpot_ms", "TPOT/mean, ms", -1),
-    Gauge("p99_itl_ms", "ITL/P99, ms", -1),
-    Gauge("mean_e2el_ms", "E2EL/mean, s", -1, 0.001),
-    Gauge("p99_e2el_ms", "E2EL/P99, s", -1, 0.001),
-    Gauge("mean_running", "batch/mean", 0),
-    Gauge("kv_cache_usage_mean", "KV used/%", 0, 100.0),
-    Gauge("preemptions", "pre-/empted", -1),
-    Gauge("jain_index", "Jain's/index", 1),
-    Gauge("dollars_per_million_output_tokens", "$ per/M tokens", -1),
+    Metric("output_throughput", "output/tok per s", 1),
+    Metric("request_goodput", "goodput/req per s", 1),
+    Metric("mean_ttft_ms", "TTFT/mean, s", -1, 0.001),
+    Metric("p99_ttft_ms", "TTFT/P99, s", -1, 0.001),
+    Metric("mean_tpot_ms", "TPOT/mean, ms", -1),
+    Metric("p99_itl_ms", "ITL/P99, ms", -1),
+    Metric("mean_e2el_ms", "E2EL/mean, s", -1, 0.001),
+    Metric("p99_e2el_ms", "E2EL/P99, s", -1, 0.001),
+    Metric("mean_running", "batch/mean", 0),
+    Metric("kv_cache_usage_mean", "KV used/%", 0, 100.0),
+    Metric("preemptions", "pre-/empted", -1),
+    Metric("jain_index", "Jain's/index", 1),
+    Metric("dollars_per_million_output_tokens", "$ per/M tokens", -1),
 )
 """What many runs are compared by: their labels fill two lines of a head."""
 
@@ -36,7 +36,7 @@ def compare_table(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
     """
     if len(labels) >= MANY:
         return _many_table(labels, summaries)
-    metrics = _compared(summaries)
+    metrics = metric_rows(summaries, _value)
     blocks = []
     for at in range(1, max(len(labels), 2), BESIDE):
         shown = [0, *range(at, min(at + BESIDE, len(labels)))]
@@ -52,7 +52,7 @@ def _many_table(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
     """Give a row for each run; `*` marks the best of a column, `.` what a run does not have."""
     columns = [("", "", *labels)]
     for column in COLUMNS:
-        values = [_value(s, column) for s in summaries]
+        values = [_value(s, column.key) for s in summaries]
         told = [value for value in values if value is not None]
         if not any(told) or (column.better == 0 and len(set(told)) < 2):
             continue
@@ -82,7 +82,7 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" if value < 1 else f"{value:.4g}"
 
 
-def _cells(metric: Gauge, values: Sequence[float | None], shown: Sequence[int]) -> Iterator[str]:
+def _cells(metric: Metric, values: Sequence[float | None], shown: Sequence[int]) -> Iterator[str]:
     """Yield the first run's value, then those of others with their ratios."""
     first = values[0]
     for run in shown:
@@ -106,23 +106,12 @@ def align(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def _compared(summaries: Sequence[Summary]) -> list[tuple[Gauge, list[float | None]]]:
-    """Find the metrics that any run has."""
-    rows: list[tuple[Gauge, list[Any]]] = []
-    for gauge in (*METRICS, *GAUGES, *MOVED, *CLUSTER, *TROUBLES):
-        values = [_value(summary, gauge) for summary in summaries]
-        if any(values) or gauge not in (*MOVED, *TROUBLES):
-            rows.append((gauge, values))
-    return [(metric, values) for metric, values in rows if values.count(None) < len(values)]
-
-
-def _value(summary: Summary, metric: Gauge) -> Any:
+def _value(summary: Summary, key: str) -> Any:
     """Give a run's value of a metric; None where it has none.
 
     Who has completed nobody has no latencies, though vLLM's summary calls them 0.
     """
-    none = metric.key.endswith("_ms") and not summary["completed"]
-    return None if none else known(summary).get(metric.key)
+    return None if key.endswith("_ms") and not summary["completed"] else metric_value(summary, key)
 
 
 def _ratio(value: float, first: float, better: int) -> str:

@@ -16,13 +16,13 @@ import numpy.typing as npt
 
 from simulator.core.log import REASONS, Log
 from simulator.results.breakdown import Pauses, find_pauses
-from simulator.results.request_table import REJECTED, Floats, RequestTable, gather_requests
+from simulator.results.request_table import REJECTED, Floats, RequestTable
 from simulator.results.time_series import arrivals
 from simulator.util.files import write_atomic
 from simulator.util.version import __version__
 
 if TYPE_CHECKING:
-    from simulator.simulation.result import Result
+    from simulator.results.record import Record
 
 LIMIT = 50_000  # slices of steps, and points of each counter, over all replicas
 REQUESTS = 2_000  # requests with a track of their own
@@ -33,15 +33,15 @@ Span = tuple[str, float, float]
 """Name, start and end (s) of what a request does."""
 
 
-def write_timeline(result: "Result", path: Path) -> str:
+def write_timeline(record: "Record", path: Path) -> str:
     """Write a run's timeline, packed if the name ends in .gz; say in words what was left out.
 
     Raises HeadwayError where the file cannot be written.
     """
-    every = _ratio(len(result.workload), REQUESTS)
-    merged = _ratio(sum(len(log.steps) for log in result.logs), LIMIT)
-    shown = _shown(len(result.workload), every, merged)
-    text = _text(result, every, merged, shown).encode()
+    every = _ratio(len(record.workload), REQUESTS)
+    merged = _ratio(sum(len(log.steps) for log in record.logs), LIMIT)
+    shown = _shown(len(record.workload), every, merged)
+    text = _text(record, every, merged, shown).encode()
     write_atomic(path, partial(_pack if path.suffix == ".gz" else _write, text))
     return shown
 
@@ -59,15 +59,15 @@ def _shown(requests: int, every: int, merged: int) -> str:
     return ", ".join(notes) or "all requests and steps"
 
 
-def _text(result: "Result", every: int, merged: int, shown: str) -> str:
+def _text(record: "Record", every: int, merged: int, shown: str) -> str:
     """Give the events in order of time, one per line."""
     about = {
         "program": f"headway {__version__}",
-        "scenario": result.scenario.name,
-        "seed": result.scenario.seed,
+        "scenario": record.scenario.name,
+        "seed": record.scenario.seed,
         "shown": shown,
     }
-    names, events = _events(result, every, merged)
+    names, events = _events(record, every, merged)
     lines = [_line(event) for event in names]
     for time, event in sorted(events, key=lambda pair: pair[0]):  # stable: what nests stays nested
         lines.append(_line({**event, "ts": time / 1e3}))
@@ -89,15 +89,15 @@ def _line(event: dict[str, Any]) -> str:
     return json.dumps(event, separators=(",", ":"))
 
 
-def _events(result: "Result", every: int, merged: int) -> tuple[list[dict[str, Any]], list[Event]]:
+def _events(record: "Record", every: int, merged: int) -> tuple[list[dict[str, Any]], list[Event]]:
     """Name the tracks, and list what happens on them; engines are processes 1, 3, ..."""
     names: list[dict[str, Any]] = []
     events: list[Event] = []
-    table = gather_requests(result.workload, result.sent, result.logs, result.tries)
-    moves = {} if result.transfers is None else result.transfers.moves()
-    shown = np.zeros(len(result.workload), bool)
+    table = record.request_table()
+    moves = {} if record.transfers is None else record.transfers.moves()
+    shown = np.zeros(len(record.workload), bool)
     shown[::every] = True
-    for number, log in enumerate(result.logs):
+    for number, log in enumerate(record.logs):
         engine, requests = 2 * number + 1, 2 * number + 2
         names += [
             _name("process_name", engine, f"replica {number}"),
@@ -105,12 +105,13 @@ def _events(result: "Result", every: int, merged: int) -> tuple[list[dict[str, A
             _name("process_name", requests, f"requests of replica {number}"),
             {"ph": "M", "name": "process_sort_index", "pid": engine, "args": {"sort_index": 0}},
         ]
-        events += [(time, {**e, "pid": engine, "tid": 1}) for time, e in _steps(log, merged)]
-        most = max(LIMIT // len(result.logs), 1)
-        counted = _counters(log, arrivals(log), merged, most)
-        events += [(time, {**e, "pid": engine, "tid": 1}) for time, e in counted]
-        told = _requests(table, log, shown & (table.replica == number), moves)
-        events += [(time, {**e, "pid": requests, "tid": 1}) for time, e in told]
+        most = max(LIMIT // len(record.logs), 1)
+        for process, found in (
+            (engine, _steps(log, merged)),
+            (engine, _counters(log, arrivals(log), merged, most)),
+            (requests, _requests(table, log, shown & (table.replica == number), moves)),
+        ):
+            events += [(time, {**event, "pid": process, "tid": 1}) for time, event in found]
     return names, events
 
 

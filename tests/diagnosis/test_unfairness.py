@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simulator.diagnosis.unfairness import Underserved, batch_service, most_underserved
 from simulator.policies.fair import DRR, WFQ, Fair
 from simulator.results.fairness import Clients
-from simulator.results.request_table import client_words, gather_requests, run_span
+from simulator.results.request_table import client_words, gather_requests
 from simulator.workload.workload import Workload
 from tests.support.engines import fcfs, play, workload
 from tests.support.logs import TICK
@@ -31,7 +31,7 @@ def served(load: Workload, seats: int, policy: object = None, **weights: float) 
 
 
 def underserved(clients: Clients) -> Underserved | None:
-    return most_underserved(clients, run_span(clients.table, clients.logs)[1])
+    return most_underserved(clients)
 
 
 def queue(first: int, second: int) -> Workload:

@@ -17,7 +17,7 @@ from simulator.results.fairness import (
     several_clients,
     summarize_clients,
 )
-from simulator.results.request_table import client_words, gather_requests, run_span
+from simulator.results.request_table import client_words, gather_requests
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.simulation.write import write_run
@@ -59,7 +59,7 @@ def test_shares_by_hand() -> None:
     load = workload(*[(0, 5, 4)] * 4, client=["a", "b", "a", "b"])
     clients = served(load, seats=1)
     clients.weights[:] = 1
-    windows = fairness_columns(clients, (0.0, 16.0))
+    windows = fairness_columns(clients)
     assert windows["end"][0] == 1.6
     assert windows["backlogged"].tolist() == [2, 2, 2, 2, 2, 1, 1, 0, 0, 0]
     # Service by window: prompts 5 at 0, 4, 8, 12 s; 2 at each whole second up to 16 s.
@@ -68,7 +68,7 @@ def test_shares_by_hand() -> None:
     assert windows["service_difference"].tolist()[:5] == [7, 11, 8, 4, 2]
     assert np.isnan(windows["window_difference"][5:]).all()
     assert windows["jain_index"].tolist()[:5] == [0.5, 0.5, 49 / 58, 0.5, 0.5]
-    summary = summarize_clients(clients, (0.0, 16.0))
+    summary = summarize_clients(clients)
     assert summary["clients"] == 2
     assert summary["contended_share"] == 0.5
     assert summary["jain_index"] == pytest.approx((4 * 0.5 + 49 / 58) / 5)
@@ -83,8 +83,8 @@ def test_shares_are_those_of_every_token_listed(requests, seats) -> None:
     load = workload(*(row[:3] for row in requests), client=[row[3] for row in requests])
     clients = served(load, seats, clock=CLOCK)
     table = clients.table
-    span = run_span(table, clients.logs)
-    windows = fairness_columns(clients, span)
+    span = clients.span
+    windows = fairness_columns(clients)
     prompts = [
         (float(t), i, int(p))
         for i, (t, p) in enumerate(zip(table.first_scheduled, load.prompt_tokens, strict=True))
@@ -135,9 +135,8 @@ def test_shares_are_the_same_in_leaps_as_stepwise(requests) -> None:
     requests = sorted(requests)
     load = workload(*(row[:3] for row in requests), client=[row[3] for row in requests])
     one, two = (served(load, leap=leap, clock=CLOCK) for leap in (True, False))
-    span = run_span(one.table, one.logs)
-    for columns in (fairness_columns, lambda clients, _: client_columns(clients)):
-        pair = zip(columns(one, span).items(), columns(two, span).values(), strict=True)
+    for columns in (fairness_columns, client_columns):
+        pair = zip(columns(one).items(), columns(two).values(), strict=True)
         for (name, a), b in pair:
             if name != "client":
                 assert np.array_equal(a, b, equal_nan=True), name
@@ -213,7 +212,7 @@ def test_who_has_company() -> None:
 def test_nobody_waits() -> None:
     """Then there is no index; nor where nothing was served."""
     load = workload((0, 5, 4), (50, 5, 4), client=["a", "b"])
-    assert summarize_clients(served(load), (0.0, 54.0)) == {
+    assert summarize_clients(served(load)) == {
         "clients": 2,
         "contended_share": 0.0,
         "jain_index": None,
@@ -223,5 +222,5 @@ def test_nobody_waits() -> None:
     }
     table = gather_requests(load, np.array([nan, nan]), [])
     nothing = Clients(table, [], client_words(load), np.ones(2))
-    assert summarize_clients(nothing, (0.0, 0.0))["jain_index"] is None
+    assert summarize_clients(nothing)["jain_index"] is None
     assert client_columns(nothing)["completed"].tolist() == [0, 0]

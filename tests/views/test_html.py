@@ -13,8 +13,8 @@ import pytest
 from simulator.cli.main import main
 from simulator.figures.data import Run, read_runs
 from simulator.results.breakdown import PARTS
+from simulator.views.html.charts import distributions, over_time, seats
 from simulator.views.html.page import page
-from simulator.views.html.series import distributions, over_time, seats
 from tests.support.scenarios import SMALL
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from simulator.figures.data import Run
 from simulator.util.version import __version__
-from simulator.views.html.origin import profiles, scenarios
-from simulator.views.html.series import charts
+from simulator.views.html.charts import charts
+from simulator.views.html.inputs import profiles, scenarios
 from simulator.views.html.tables import (
     clients,
     diagnosis,
     groups,
     headline,
+    per_run,
     percentiles,
     run_name,
     time_parts,
@@ -66,13 +67,13 @@ def _body(runs: Sequence[Run], name: str) -> str:
     """Give the sections in order; one without contents is left out."""
     sections = (
         ("Headline", headline(runs)),
-        ("What stands out", diagnosis(runs)),
+        ("What stands out", per_run(runs, diagnosis)),
         ("Who sits in the batch", _seats(runs)),
         ("Over time", _over_time()),
         ("Latency", _latency(runs)),
         ("Where the time of a request went", time_parts(runs)),
-        ("Groups of the cluster", groups(runs)),
-        ("Clients", clients(runs)),
+        ("Groups of the cluster", per_run(runs, groups)),
+        ("Clients", per_run(runs, clients)),
         ("Scenario", scenarios(runs)),
         ("Cost model", profiles(runs)),
     )

@@ -1,13 +1,13 @@
 """What the report says in tables and words, as HTML."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from math import isnan
 
 from simulator.figures.data import Run
 from simulator.results.breakdown import PARTS
 from simulator.results.request_table import RETRY, TRANSFER_PARTS
-from simulator.views.report import CLUSTER, GAUGES, METRICS, MOVED, TROUBLES, Gauge, known
+from simulator.views.report import metric_rows
 
 CARDS = (
     ("output_throughput", "Output throughput", "tok/s"),
@@ -82,10 +82,12 @@ def run_name(run: Run, index: int) -> str:
 def headline(runs: Sequence[Run]) -> str:
     """Give cards for one run, and a table of all metrics with ratios to the first."""
     rows = []
-    for gauge, values in _measured(runs):
-        cells = [number(value * gauge.scale) for value in values]
-        marks = ["", *(_ratio(value, values[0], gauge.better) for value in values[1:])]
-        rows.append([escape(gauge.label), *map("".join, zip(cells, marks, strict=True))])
+    for metric, values in metric_rows([run.summary for run in runs]):
+        if not all(isinstance(value, int | float) for value in values):
+            continue
+        cells = [number(value * metric.scale) for value in values]
+        marks = ["", *(_ratio(value, values[0], metric.better) for value in values[1:])]
+        rows.append([escape(metric.label), *map("".join, zip(cells, marks, strict=True))])
     names = [run_name(run, k) for k, run in enumerate(runs)]
     whole = table(["", *names], rows, "numbers")
     if len(runs) > 1:
@@ -99,45 +101,37 @@ def headline(runs: Sequence[Run]) -> str:
     return f"<div class=cards>{cards}</div><details><summary>All metrics</summary>{whole}</details>"
 
 
-def _measured(runs: Sequence[Run]) -> list[tuple[Gauge, list[float]]]:
-    """Find the metrics that every run has; of what is moved, those that are not all 0."""
-    found = []
-    for gauge in (*METRICS, *GAUGES, *MOVED, *CLUSTER, *TROUBLES):
-        values = [known(run.summary).get(gauge.key) for run in runs]
-        told = [value for value in values if isinstance(value, int | float)]
-        if len(told) == len(runs) and (gauge not in (*MOVED, *TROUBLES) or any(told)):
-            found.append((gauge, told))
-    return found
-
-
 def _ratio(value: float, first: float, better: int) -> str:
     if not first:
         return ""
     sign = better * ((value > first) - (value < first))
     kind = {1: "good", 0: "even", -1: "bad"}[sign]
-    return f' <span class="ratio {kind}">{_three(value / first)}&times;</span>'
+    ratio = value / first
+    text = f"{ratio:,.0f}" if ratio >= 1000 else f"{ratio:.3g}"
+    return f' <span class="ratio {kind}">{text}&times;</span>'
 
 
-def _three(ratio: float) -> str:
-    return f"{ratio:,.0f}" if ratio >= 1000 else f"{ratio:.3g}"
+def per_run(runs: Sequence[Run], section: Callable[[Run], str]) -> str:
+    """Give what each run has to show, if anything, under its name where there are several."""
+    named = len(runs) > 1
+    return "".join(
+        (f"<h3>{run_name(run, k)}</h3>" if named else "") + text
+        for k, run in enumerate(runs)
+        if (text := section(run))
+    )
 
 
-def diagnosis(runs: Sequence[Run]) -> str:
-    """List what stands out in each run, the knob that changes it, and its warnings."""
-    parts = []
-    for k, run in enumerate(runs):
-        found = run.summary["headway"].get("diagnosis") or []
-        items = "".join(
-            f"<li>{escape(str(one.get('text')))} "
-            f"<span class=knob>{escape(str(one.get('knob')))}</span></li>"
-            for one in found
-            if isinstance(one, Mapping)
-        )
-        told = run.summary["headway"].get("warnings") or []
-        items += "".join(f"<li>Warning: {escape(str(warning))}</li>" for warning in told)
-        title = f"<h3>{run_name(run, k)}</h3>" if len(runs) > 1 else ""
-        parts.append(title + (f"<ul>{items}</ul>" if items else "<p>Nothing stands out.</p>"))
-    return "".join(parts)
+def diagnosis(run: Run) -> str:
+    """List what stands out, the knob that changes it, and warnings."""
+    gauges = run.summary["headway"]
+    items = [
+        f"{escape(str(one.get('text')))} <span class=knob>{escape(str(one.get('knob')))}</span>"
+        for one in gauges.get("diagnosis") or []
+        if isinstance(one, Mapping)
+    ]
+    items += [f"Warning: {escape(str(warning))}" for warning in gauges.get("warnings") or []]
+    lines = "".join(f"<li>{item}</li>" for item in items)
+    return f"<ul>{lines}</ul>" if items else "<p>Nothing stands out.</p>"
 
 
 def percentiles(runs: Sequence[Run]) -> str:
@@ -184,59 +178,50 @@ def _bar(means: Mapping[str, float]) -> str:
     return f"<div class=bar>{pieces}</div>"
 
 
-def groups(runs: Sequence[Run]) -> str:
-    """Compare the groups of each cluster; empty where there are not several."""
-    parts = []
-    for k, run in enumerate(runs):
-        if len(run.groups) < 2:
-            continue
-        rows = [
-            [
-                escape(name),
-                number(group.get("replicas")),
-                number(group.get("gpus")),
-                escape(str(group.get("gpu"))),
-                *(number(_times(group.get(key), scale)) for key, scale in GROUP.values()),
-            ]
-            for name, group in run.groups.items()
+def groups(run: Run) -> str:
+    """Compare the groups of a cluster; empty where there are not several."""
+    if len(run.groups) < 2:
+        return ""
+    rows = [
+        [
+            escape(name),
+            number(group.get("replicas")),
+            number(group.get("gpus")),
+            escape(str(group.get("gpu"))),
+            *(number(_times(group.get(key), scale)) for key, scale in GROUP.values()),
         ]
-        title = f"<h3>{run_name(run, k)}</h3>" if len(runs) > 1 else ""
-        parts.append(title + table(["", "replicas", "GPUs", "", *GROUP], rows, "numbers"))
-    return "".join(parts)
+        for name, group in run.groups.items()
+    ]
+    return table(["", "replicas", "GPUs", "", *GROUP], rows, "numbers")
 
 
 def _times(value: object, scale: float) -> object:
     return value * scale if isinstance(value, int | float) else value or "-"
 
 
-def clients(runs: Sequence[Run]) -> str:
-    """Compare what the clients of each run felt; empty where there are not several."""
-    parts = []
-    for k, run in enumerate(runs):
-        groups = run.requests.groupby("client", observed=True) if "client" in run.requests else []
-        if len(groups) < 2:
-            continue
-        found = sorted(groups, key=lambda group: -len(group[1]))
-        rows = [
-            [
-                escape(str(name)),
-                number(len(part)),
-                number(int(part["output_tokens"].sum())),
-                *(number(float(part[key].mean() * 1e3)) for key in ("queue_time", "ttft", "e2el")),
-                number(float(part["ttft"].quantile(0.99) * 1e3)),
-            ]
-            for name, part in found[:CLIENTS]
+def clients(run: Run) -> str:
+    """Compare what the clients felt; empty where there are not several."""
+    parts = run.requests.groupby("client", observed=True) if "client" in run.requests else []
+    if len(parts) < 2:
+        return ""
+    found = sorted(parts, key=lambda part: -len(part[1]))
+    rows = [
+        [
+            escape(str(name)),
+            number(len(part)),
+            number(int(part["output_tokens"].sum())),
+            *(number(float(part[key].mean() * 1e3)) for key in ("queue_time", "ttft", "e2el")),
+            number(float(part["ttft"].quantile(0.99) * 1e3)),
         ]
-        means = [float(part["ttft"].mean()) for _, part in found]
-        means = [mean for mean in means if mean > 0]  # NaN: nobody got a token
-        low, high = min(means, default=0.0), max(means, default=0.0)
-        spread = f" The highest mean TTFT is {high / low:.3g} times the lowest." if means else ""
-        head = ["", "requests", "tokens out", "mean queue", "mean TTFT", "mean E2EL", "P99 TTFT"]
-        title = f"<h3>{run_name(run, k)}</h3>" if len(runs) > 1 else ""
-        shown = f"{min(len(found), CLIENTS)} of {len(found)} clients; times in ms."
-        note = f"<p class=note>{shown}{spread}{_jain(run)}</p>"
-        parts.append(title + table(head, rows, "numbers") + note)
-    return "".join(parts)
+        for name, part in found[:CLIENTS]
+    ]
+    means = [float(part["ttft"].mean()) for _, part in found]
+    means = [mean for mean in means if mean > 0]  # NaN: nobody got a token
+    low, high = min(means, default=0.0), max(means, default=0.0)
+    spread = f" The highest mean TTFT is {high / low:.3g} times the lowest." if means else ""
+    head = ["", "requests", "tokens out", "mean queue", "mean TTFT", "mean E2EL", "P99 TTFT"]
+    shown = f"{min(len(found), CLIENTS)} of {len(found)} clients; times in ms."
+    return table(head, rows, "numbers") + f"<p class=note>{shown}{spread}{_jain(run)}</p>"
 
 
 def _jain(run: Run) -> str:
