@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from simulator.scenario.engine_config import DTYPES
 from simulator.scenario.reference_page import WORKLOAD
 from simulator.scenario.scenario import Scenario
 from simulator.workload.generate import Generator
@@ -18,29 +19,19 @@ def json_schema() -> dict[str, Any]:
     loading a scenario tells.
     """
     schema = Scenario.model_json_schema()
-    blocks = schema["$defs"]
-    workload = blocks["WorkloadConfig"]
-    workload["properties"] |= {
-        field.name: {"description": WORKLOAD[field.name]}
-        for field in dataclasses.fields(Generator)
-        if field.name not in workload["properties"]
-    }
+    _loosen(schema)
+    workload = schema["$defs"]["WorkloadConfig"]
+    for field in dataclasses.fields(Generator):
+        workload["properties"].setdefault(field.name, {"description": WORKLOAD[field.name]})
     workload["properties"]["frontend"]["anyOf"].append({"enum": [*FRONTENDS]})
     workload["additionalProperties"] = False
-    engine = schema["properties"]["engine"]
     named = {"type": "string", "description": "a named engine, such as vllm"}
-    kinds = [{"$ref": "#/$defs/EngineConfig"}, named, {"type": "null"}]
-    schema["properties"]["engine"] = {"anyOf": kinds}
-    if "default" in engine:
-        schema["properties"]["engine"]["default"] = engine["default"]
-    _loosen(schema)
+    schema["properties"]["engine"]["anyOf"].insert(1, named)
     return {"$schema": DIALECT, "title": "Headway scenario", **schema}
 
 
 def _loosen(node: Any) -> None:
     """Let any block be null, which stands for its defaults, and a short dtype for a long one."""
-    from simulator.scenario.engine_config import DTYPES
-
     if isinstance(node, list):
         for item in node:
             _loosen(item)
@@ -52,7 +43,6 @@ def _loosen(node: Any) -> None:
         _loosen(value)
     for name, value in node.get("properties", {}).items():
         if "$ref" in value:
-            node["properties"][name] = {
-                **{k: v for k, v in value.items() if k != "$ref"},
-                "anyOf": [{"$ref": value["$ref"]}, {"type": "null"}],
-            }
+            rest = {key: value[key] for key in value if key != "$ref"}
+            kinds = [{"$ref": value["$ref"]}, {"type": "null"}]
+            node["properties"][name] = rest | {"anyOf": kinds}

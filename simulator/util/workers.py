@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from simulator.util.errors import HeadwayError, one_line
 
 BACKENDS = ("loky", "dask", "ray")
-PATIENCE = 5.0  # s to wait for a cluster's address to answer
+TIMEOUT = 5.0  # s to wait for a cluster's address to answer
 EXTRA = "--backend {name}: needs {package}; pip install headway[{name}]"
 
 T = TypeVar("T")
@@ -53,8 +53,8 @@ def each(
             raise
         except Exception as error:  # each backend has its own word for a dead worker
             left = [index for index in left if index not in done]
-            flying = min(2 * workers(jobs), len(left))  # as many as joblib had sent out
-            suspects, left = left[:flying], left[flying:]
+            in_flight = min(2 * workers(jobs), len(left))  # as many as joblib had sent out
+            suspects, left = left[:in_flight], left[in_flight:]
             if left:
                 left += suspects
             else:
@@ -82,7 +82,7 @@ def _batch(
     parallel = Parallel(
         n_jobs=_jobs(jobs), batch_size=1, pre_dispatch="2 * n_jobs", return_as="generator_unordered"
     )
-    with _deaf_to_interrupts():
+    with _without_interrupts():
         outcomes = parallel(delayed(_numbered)(function, index, items[index]) for index in chosen)
     try:
         for outcome in outcomes:  # noqa: UP028  # `yield from` would close them with a warning
@@ -94,7 +94,7 @@ def _batch(
 
 
 @contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
+def _without_interrupts() -> Iterator[None]:
     """Let processes started here leave Ctrl-C, which a terminal sends them too, to their parent.
 
     They inherit that it is ignored, so that they hear nothing even while they import; a traceback
@@ -135,7 +135,7 @@ def use_backend(name: str | None, jobs: int | None, address: str | None = None) 
 
     Without `address`, dask and ray start workers on this machine, `jobs` or one per core, and
     stop them at the end. Raises HeadwayError where the package is missing or nobody answers at
-    the address within PATIENCE seconds.
+    the address within TIMEOUT seconds.
     """
     if address is not None and name not in ("dask", "ray"):
         raise HeadwayError("--address: goes with --backend dask or ray")
@@ -165,12 +165,12 @@ def _dask(jobs: int | None, address: str | None) -> Iterator[None]:
         cores = jobs or os.cpu_count()
         where = {"n_workers": cores, "threads_per_worker": 1, "dashboard_address": None}
     else:
-        _knock(address)
+        _check_address(address)
     with config.set({"distributed.logging.distributed": "error"}):
         try:
             with warnings.catch_warnings():  # another sweep may show its dashboard
                 warnings.filterwarnings("ignore", "(?s).*Port .* is already in use")
-                client = Client(timeout=PATIENCE, **where)  # type: ignore[no-untyped-call, unused-ignore]
+                client = Client(timeout=TIMEOUT, **where)  # type: ignore[no-untyped-call, unused-ignore]
         except Exception as error:
             raise _unreachable("dask", address, error) from error
         with client:
@@ -186,7 +186,7 @@ def _ray(jobs: int | None, address: str | None) -> Iterator[None]:
     except ImportError:
         raise HeadwayError(EXTRA.format(name="ray", package="ray")) from None
     if address is not None:
-        _knock(address)
+        _check_address(address)
     local: dict[str, Any] = {"num_cpus": jobs or os.cpu_count(), "include_dashboard": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of accelerators that are not there
@@ -209,13 +209,13 @@ def _ray(jobs: int | None, address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
-def _knock(address: str) -> None:
+def _check_address(address: str) -> None:
     """See that somebody listens at HOST:PORT: the clients would wait for minutes."""
     host, colon, port = address.rpartition("://")[2].rpartition(":")
     if not colon or not port.isdigit():
         raise HeadwayError(f"--address {address}: must be host:port, or scheme://host:port")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
+        socket.create_connection((host.strip("[]"), int(port)), TIMEOUT).close()
     except (OSError, OverflowError) as error:
         raise HeadwayError(
             f"--address {address}: nobody answers: {getattr(error, 'strerror', None) or error}"
