@@ -1,4 +1,8 @@
-"""Headway: a discrete-event simulator of continuous-batching schedulers."""
+"""Headway: a discrete-event simulator of continuous-batching schedulers.
+
+A folder may import those below it, in the order of `pyproject.toml`, and nothing outside this
+package. Start with `simulation/run.py`, where all of them meet.
+"""
 
 from simulator.util.former_names import FormerNames
 from simulator.util.version import __version__ as __version__

@@ -1,4 +1,7 @@
-"""The formats of traces that are known, one module each."""
+"""The formats of traces that are known, one module each.
+
+They import `traces/format.py` and what lies below. Start with `azure.py`, the simplest.
+"""
 
 from simulator.workload.traces.formats import (
     azure,
