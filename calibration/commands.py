@@ -155,7 +155,7 @@ def live(
     from calibration.engine_steps.live_files import write_live
     from calibration.engine_steps.meta import describe_engine
     from gpu_backend.live import build_engine, run_live
-    from simulator.cli.interrupts import tell_interrupted_run
+    from simulator.cli.interrupts import print_interrupted_run
     from simulator.cli.progress import run_progress
     from simulator.scenario.assemble import assemble
     from simulator.scenario.load import load_scenario
@@ -170,7 +170,7 @@ def live(
         with run_progress(f"{loaded.name} live {number}", quiet) as progress:
             done = run_live(loaded, device, clock, engine=engine, progress=progress)
         if done.result.interrupted:
-            return tell_interrupted_run(done.result)
+            return print_interrupted_run(done.result)
         place = folder / f"rerun-{number}" if number else folder
         report = run_table(done.result.summary())
         files = write_live(done, place, about)

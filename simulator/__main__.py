@@ -1,5 +1,8 @@
-"""The command's door, also `python -m simulator`: Ctrl-C is told in one line even while the
-command line itself is still being imported."""
+"""Where the command `headway` begins, also `python -m simulator`.
+
+Ctrl-C is told in one line even while the command line itself is still being imported; see
+`simulator/cli/interrupts.py` for later.
+"""
 
 import sys
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from simulator.cli.interrupts import tell_interrupted_run
+from simulator.cli.interrupts import print_interrupted_run
 from simulator.cli.options import (
     DEFAULT_RUN,
     DEFAULT_SETTINGS,
@@ -48,7 +48,7 @@ def compare(
             result = run(alternative.scenario, stepwise=options.stepwise, progress=progress)
         result.warmup, result.cooldown = trim
         if result.interrupted:
-            return tell_interrupted_run(result)
+            return print_interrupted_run(result)
         results.append(result)
     _write_runs(alternatives, results, folder, options)
     return 0
@@ -84,7 +84,7 @@ def _write_runs(
 def _compare_replications(
     alternatives: "Sequence[Alternative]", folder: Path, count: int, options: RunOptions
 ) -> int:
-    """Run every alternative so many times under common random numbers; tell their differences."""
+    """Run every alternative so many times under common random numbers; print their differences."""
     from simulator.figures.style import save
     from simulator.planning.replication_report import (
         compare_intervals,

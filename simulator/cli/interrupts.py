@@ -1,7 +1,7 @@
 """Ctrl-C: told in one line on stderr, with what there is of the files, and exit code 130.
 
 It comes up in four places. `simulator/__main__.py` catches it while the command line itself is
-imported. The loop of a run (`simulator/engine/drive.py`) ends on it, and `tell_interrupted_run`
+imported. The loop of a run (`simulator/engine/drive.py`) ends on it, and `print_interrupted_run`
 says how far the run came. `headway sweep` says where it will go on. Everywhere else `main.py`
 catches it: files appear whole or not at all (`simulator/util/files.py`), and workers leave it to
 their parent (`simulator/util/workers.py`).
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 INTERRUPTED = 130  # as a shell gives it
 
 
-def tell_interrupt(what: str | None = None) -> int:
-    """Tell an interrupt, and `what` came of it or else what was written; return the exit code."""
+def print_interrupt(what: str | None = None) -> int:
+    """Say what came of an interrupted command, if not which files; return the exit code."""
     print(f"headway: interrupted; {what or _left_behind()}", file=sys.stderr)
     return INTERRUPTED
 
 
-def tell_interrupted_run(result: "Result") -> int:
+def print_interrupted_run(result: "Result") -> int:
     """Say how far an interrupted run came, and what there is of those before it."""
     from simulator.core.log import REASONS
 

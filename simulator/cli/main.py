@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, UnusedCliTokensError
 
-from simulator.cli.console import tell_errors, tell_os_error, tell_warnings
-from simulator.cli.interrupts import tell_interrupt
+from simulator.cli.console import one_line_warnings, print_errors, print_os_error
+from simulator.cli.interrupts import print_interrupt
 from simulator.util.errors import HeadwayError
 from simulator.util.files import WRITTEN
 from simulator.util.version import __version__
@@ -62,17 +62,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code. Whatever the user did wrong is told on stderr."""
     WRITTEN.clear()
     try:
-        with tell_warnings():
+        with one_line_warnings():
             code = app(argv, exit_on_error=False, print_error=False)
             print(end="", flush=True)
     except HeadwayError as error:
-        return tell_errors(error.messages)
+        return print_errors(error.messages)
     except UnusedCliTokensError as error:
-        return tell_errors([f"unexpected argument: {' '.join(error.unused_tokens or ())}"])
+        return print_errors([f"unexpected argument: {' '.join(error.unused_tokens or ())}"])
     except CycloptsError as error:
-        return tell_errors([" ".join(str(error).split())])
+        return print_errors([" ".join(str(error).split())])
     except KeyboardInterrupt:
-        return tell_interrupt()
+        return print_interrupt()
     except OSError as error:
-        return tell_os_error(error)
+        return print_os_error(error)
     return code or 0

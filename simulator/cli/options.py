@@ -46,7 +46,7 @@ DEFAULT_SETTINGS = Settings()
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How run and compare run, measure and tell."""
+    """How run and compare simulate, measure and report."""
 
     stepwise: Annotated[bool, silent("every step by itself: same result, slower")] = False
     format: Annotated[Literal["csv", "parquet"], Parameter(help="of the tables")] = "csv"

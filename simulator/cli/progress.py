@@ -21,7 +21,7 @@ class Bar:
         self._shown: tuple[Progress, TaskID] | None = None
 
     def __call__(self, now: float, done: int, total: int) -> None:
-        """Tell how far the run is: simulated seconds, requests done, requests in all."""
+        """Show how far the run is: simulated seconds, requests done, requests in all."""
         if self._shown is None:
             if perf_counter() - self._began < PATIENCE:
                 return
@@ -103,9 +103,9 @@ def search_progress(quiet: bool) -> Iterator[Callable[[int], None] | None]:
     done = 0
     with Console(file=sys.stderr).status("searching") as status:
 
-        def tell(runs: int) -> None:
+        def count(runs: int) -> None:
             nonlocal done
             done += runs
             status.update(f"searching: {done:,} runs")
 
-        yield tell
+        yield count

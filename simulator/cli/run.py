@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from simulator.cli.interrupts import tell_interrupted_run
+from simulator.cli.interrupts import print_interrupted_run
 from simulator.cli.options import (
     DEFAULT_RUN,
     DEFAULT_SETTINGS,
@@ -92,7 +92,7 @@ def run(
             result = run(loaded, stepwise=options.stepwise, progress=progress)
     result.warmup, result.cooldown = trim
     if result.interrupted:
-        return tell_interrupted_run(result)
+        return print_interrupted_run(result)
     files = write_run(result, folder, options.format)
     notes = write_exports(result, timeline, prometheus)
     if not options.quiet:

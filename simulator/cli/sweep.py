@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from simulator.cli.interrupts import tell_interrupt
+from simulator.cli.interrupts import print_interrupt
 from simulator.cli.options import (
     DEFAULT_SETTINGS,
     Quiet,
@@ -58,7 +58,7 @@ def sweep(
                 points, folder, jobs=jobs, backend=backend, address=address, progress=progress
             )
     except KeyboardInterrupt:
-        return tell_interrupt(
+        return print_interrupt(
             f"what is done is in {folder / TABLE}, and the same command goes on from there"
         )
     failed = 0

@@ -90,8 +90,7 @@ def conform(
             goldens = read_goldens(golden or default, cases)
     finally:
         if write is not None:
-            replays = [Replay(case, leap=leap) for case in cases]
-            write_lines(write, (row for one in replays for row in (one.header(), *one.rows())))
+            write_lines(write, (row for case in cases for row in Replay(case, leap=leap).log()))
     if goldens is None:
         return []
     return [

@@ -128,6 +128,11 @@ class Replay:
         done = all(request.finish >= 0 for request in self.requests)
         yield dump({"type": "end", "steps": recorder.steps, "complete": done})
 
+    def log(self) -> Iterator[str]:
+        """Play the case; yield the header and all rows."""
+        yield self.header()
+        yield from self.rows()
+
     def states(self, ids: Iterable[int]) -> list[str]:
         """Describe requests as they are now, one line each."""
         return [self._recorder.state(self.requests[id]) for id in ids]

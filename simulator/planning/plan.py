@@ -174,12 +174,12 @@ def answer(
         outcomes = iter(_run_all(question, work, jobs))
         still = []
         for candidate, search, runs in active:
-            own = [next(outcomes) for _ in runs]
-            if failed := [outcome for outcome in own if outcome.errors]:
+            results = [next(outcomes) for _ in runs]
+            if failed := [outcome for outcome in results if outcome.errors]:
                 candidate.errors = failed[0].errors
                 continue
             try:
-                still.append((candidate, search, search.send([one.numbers for one in own])))
+                still.append((candidate, search, search.send([one.numbers for one in results])))
             except StopIteration as end:
                 candidate.answer = end.value
                 if question.high and candidate.answer.best is not None:

@@ -158,7 +158,7 @@ def _errors_with_values(
         anyway: set[str] = set()
     except HeadwayError as error:
         anyway = set(error.messages)
-    told = []
+    messages = []
     for message in dict.fromkeys(message for point in points for message in point.errors):
         first, *others = [point.varied for point in points if message in point.errors]
         common = [
@@ -167,8 +167,8 @@ def _errors_with_values(
             if all(varied[key] == value for varied in others)
         ]
         known = not common or message in anyway or message.startswith("--")
-        told.append(message if known else f"{message} (with {' '.join(common)})")
-    return told
+        messages.append(message if known else f"{message} (with {' '.join(common)})")
+    return messages
 
 
 def split_values(item: str) -> tuple[str, list[str]]:

@@ -58,11 +58,11 @@ def _outcome(measure: Callable[[T], Numbers], task: T) -> Outcome:
     return Outcome(numbers, errors, warned)
 
 
-def warn_once(messages: Iterable[str], told: set[str]) -> None:
-    """Pass on what workers warned of, unless it has been told."""
+def warn_once(messages: Iterable[str], given: set[str]) -> None:
+    """Pass on what workers warned of, unless it has been given."""
     for message in messages:
-        if message not in told:
-            told.add(message)
+        if message not in given:
+            given.add(message)
             warnings.warn(message, HeadwayWarning, stacklevel=3)
 
 

@@ -113,7 +113,7 @@ def run_sweep(
         progress(len(keys) - len(tasks), len(keys))
     if not tasks:
         return table()
-    told: set[str] = set()
+    warned: set[str] = set()
     written = monotonic()
     names = list(tasks)
     try:
@@ -127,7 +127,7 @@ def run_sweep(
                     line = json.dumps({"point": name, "row": rows[name]})
                     file.write(line.encode() + b"\n")
                     file.flush()
-                warn_once(outcome.warned, told)
+                warn_once(outcome.warned, warned)
                 if progress is not None:
                     progress(sum(key in rows for key in keys), len(keys))
                 if monotonic() - written > PAUSE:
