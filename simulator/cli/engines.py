@@ -9,10 +9,7 @@ from simulator.cli.options import silent
 WIDTH = 100  # columns
 
 
-def engines(
-    *,
-    json_: Annotated[bool, silent("print JSON", "--json")] = False,
-) -> int:
+def engines(*, json_: Annotated[bool, silent("print JSON", "--json")] = False) -> int:
     """List the engines that a scenario can name, with what is modelled and what not."""
     rows = table()
     print(json.dumps(rows, indent=2) if json_ else _text(rows))

@@ -12,15 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Kind = Literal[
-    "throughput",
-    "occupancy",
-    "kv",
-    "policies",
-    "fairness",
-    "latency",
-    "pareto",
-    "chunk",
-    "steps",
+    "throughput", "occupancy", "kv", "policies", "fairness", "latency", "pareto", "chunk", "steps"
 ]
 OF_RUNS = ("throughput", "occupancy", "kv", "policies", "fairness")
 ENDINGS = (".png", ".svg")

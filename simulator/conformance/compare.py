@@ -68,11 +68,7 @@ class Outcome:
 
 
 def conform(
-    path: Path,
-    golden: Path | None = None,
-    *,
-    leap: bool = False,
-    write: Path | None = None,
+    path: Path, golden: Path | None = None, *, leap: bool = False, write: Path | None = None
 ) -> list[Outcome]:
     """Play each case of a file and compare it with its recording.
 

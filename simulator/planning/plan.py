@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulator.models.gpus import find_gpu
 from simulator.planning.intervals import Estimate
-from simulator.planning.points import (
-    Point,
-    as_yaml,
-    factors,
-    load_point,
-    load_points,
-    need_one,
-)
+from simulator.planning.points import Point, as_yaml, factors, load_point, load_points, need_one
 from simulator.planning.question import Options, Question, make_question
 from simulator.planning.runs import Numbers, Outcome, run_each
 from simulator.planning.search import Answer, Search, Trial, Wanted, interval

@@ -84,11 +84,7 @@ def factors(axes: Axes) -> list[Factor]:
 
 
 def load_points(
-    path: Path,
-    factors: Sequence[Factor],
-    overrides: Sequence[str],
-    seed: int | None,
-    kind: type[P],
+    path: Path, factors: Sequence[Factor], overrides: Sequence[str], seed: int | None, kind: type[P]
 ) -> list[P]:
     """Load the scenario once for every combination of levels, whatever is wrong with it.
 

@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.planning.points import (
-    Axes,
-    Factor,
-    Point,
-    as_yaml,
-    factors,
-    load_points,
-    need_one,
-)
+from simulator.planning.points import Axes, Factor, Point, as_yaml, factors, load_points, need_one
 from simulator.planning.runs import Numbers, encode_csv, numbers, run_each, warn_once
 from simulator.scenario.load import load_scenario, load_sweep
 from simulator.scenario.planning_config import SweepConfig

@@ -90,3 +90,17 @@ def test_an_interrupt_of_the_imports_is_told_too(monkeypatch, capsys, module):
     monkeypatch.setattr("sys.meta_path", [Stop(), *sys.meta_path])
     assert entry() == 130
     assert capsys.readouterr() == ("", "headway: interrupted; no file was written\n")
+
+
+def test_an_interrupted_sweep_says_where_it_goes_on(capsys, monkeypatch):
+    """What is done stays."""
+
+    def stop(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simulator.planning.sweep.run_each", stop)
+    assert main(["sweep", "small.yaml", "--vary", "seed=1,2", "--jobs", "1"]) == 130
+    assert capsys.readouterr().err == (
+        "headway: interrupted; what is done is in out/small-sweep/results.csv, and the same "
+        "command goes on from there\n"
+    )
