@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress, ProgressColumn, TaskID
 
 PATIENCE = 0.7  # s; a shorter run shows nothing and pays nothing
 
@@ -30,16 +30,13 @@ class Bar:
         progress.update(task, completed=done, simulated=f"{now:,.0f} s simulated")
 
     def _show(self, total: int) -> "tuple[Progress, TaskID]":
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
-        progress = Progress(
+        progress = _progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=10),
             MofNCompleteColumn(),
             TextColumn("requests, {task.fields[simulated]}"),
-            console=Console(file=sys.stderr),
-            transient=True,
         )
         task = progress.add_task(self.label[:20], total=total, simulated="")
         progress.start()
@@ -54,7 +51,7 @@ class Bar:
 @contextmanager
 def run_progress(label: str, quiet: bool) -> Iterator[Bar | None]:
     """Show how far a run is."""
-    if quiet or not sys.stderr.isatty():
+    if not _shown(quiet):
         yield None
         return
     bar = Bar(label)
@@ -65,47 +62,39 @@ def run_progress(label: str, quiet: bool) -> Iterator[Bar | None]:
 
 
 @contextmanager
-def runs_progress(unit: str, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+def runs_progress(unit: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """Show how many runs, or whatever their unit is, are done of how many, and the time left."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-    with Progress(
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn(f"{unit}, left"),
-        TimeRemainingColumn(),
-        console=Console(file=sys.stderr),
-        transient=True,
-        speed_estimate_period=600,
-    ) as progress:
+    columns = (MofNCompleteColumn(), TextColumn(f"{unit}, left"), TimeRemainingColumn())
+    with _progress(BarColumn(bar_width=20), *columns, shown=_shown(quiet)) as progress:
         task = progress.add_task("")
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 @contextmanager
-def search_progress(quiet: bool) -> Iterator[Callable[[int], None] | None]:
+def search_progress(quiet: bool) -> Iterator[Callable[[int], None]]:
     """Count the runs of a search; how many it takes is not known before."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
+    from rich.progress import SpinnerColumn, TextColumn
+
+    text = TextColumn("searching: {task.completed:,.0f} runs")
+    with _progress(SpinnerColumn(), text, shown=_shown(quiet)) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda runs: progress.update(task, advance=runs)
+
+
+def _shown(quiet: bool) -> bool:
+    return not quiet and sys.stderr.isatty()
+
+
+def _progress(*columns: "ProgressColumn", shown: bool = True) -> "Progress":
     from rich.console import Console
+    from rich.progress import Progress
 
-    done = 0
-    with Console(file=sys.stderr).status("searching") as status:
-
-        def count(runs: int) -> None:
-            nonlocal done
-            done += runs
-            status.update(f"searching: {done:,} runs")
-
-        yield count
+    return Progress(
+        *columns,
+        console=Console(file=sys.stderr),
+        transient=True,
+        speed_estimate_period=600,
+        disable=not shown,
+    )

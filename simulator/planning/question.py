@@ -6,7 +6,7 @@ from math import inf
 from pathlib import Path
 
 from simulator.planning.points import Axes, as_yaml, refuse_hidden, split_values
-from simulator.planning.search import Rules, Search, Wanted, fewest, holds, largest_rate
+from simulator.planning.search import Rules, Search, Wanted, as_is, fewest, largest_rate
 from simulator.planning.service_levels import parse_slo
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
@@ -45,7 +45,7 @@ class Question:
         if not is_random(scenario):
             rules = replace(rules, replications=1, most_replications=1)
         if not self.key:
-            return holds(rules)
+            return as_is(rules)
         if self.high:
             return fewest(self.low, self.high, rules)
         return largest_rate(rate_key(scenario)[1], rules)

@@ -4,10 +4,10 @@ A search only says which runs it wants next and is sent their numbers: so many s
 workers, and none knows how its runs are made.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from math import inf, isfinite, sqrt
+from math import isfinite, sqrt
 
 from simulator.planning.intervals import CONFIDENCE, Estimate, estimate
 from simulator.planning.runs import Numbers
@@ -114,24 +114,15 @@ def largest_rate(start: float, rules: Rules) -> Search:
 
     It ends when the lowest rate that fails is within the tolerance of the highest that holds.
     """
-    trials: list[Trial] = []
-    best: Trial | None = None
-    at, low, high = start, 0.0, inf
-    while True:
-        trial = yield from evaluate(at, rules, trials)
-        if trial.ok:
-            best, low = trial, at
-        else:
-            high = at
-        if low and isfinite(high):
-            if high <= low * (1 + rules.tolerance):
-                break
-            at = sqrt(low * high)
-        elif len(trials) > DOUBLINGS:
-            break
-        else:
-            at = low * 2 if low else high / 2
-    return Answer(best, trials)
+
+    def following(holds: float | None, fails: float | None, tried: int) -> float | None:
+        if holds and fails:
+            return sqrt(holds * fails) if fails > holds * (1 + rules.tolerance) else None
+        if tried > DOUBLINGS:
+            return None
+        return holds * 2 if holds else (fails or start) / 2
+
+    return _search(start, rules, following)
 
 
 def fewest(low: int, high: int, rules: Rules) -> Search:
@@ -139,32 +130,43 @@ def fewest(low: int, high: int, rules: Rules) -> Search:
 
     The place below the answer has been seen to fail, unless the answer is `low`.
     """
-    trials: list[Trial] = []
-    bad, at = low - 1, low
-    best: Trial | None = None
-    while best is None:
-        trial = yield from evaluate(at, rules, trials)
-        if trial.ok:
-            best = trial
-        elif at == high:
-            return Answer(None, trials)
-        else:
-            bad, at = at, min(max(2 * at, 1), high)
-    while best.at - bad > 1:
-        at = (bad + int(best.at)) // 2
-        trial = yield from evaluate(at, rules, trials)
-        if trial.ok:
-            best = trial
-        else:
-            bad = at
-    return Answer(best, trials)
+
+    def following(holds: float | None, fails: float | None, tried: int) -> float | None:
+        below = low - 1 if fails is None else int(fails)
+        if holds is None:
+            return None if below == high else min(max(2 * below, 1), high)
+        return (below + int(holds)) // 2 if holds - below > 1 else None
+
+    return _search(low, rules, following)
 
 
-def holds(rules: Rules) -> Search:
+def as_is(rules: Rules) -> Search:
     """Find out whether the bounds are kept as things are (at 1.0 times the load)."""
+    return _search(1.0, rules, lambda *_: None)
+
+
+def _search(
+    start: float,
+    rules: Rules,
+    following: Callable[[float | None, float | None, int], float | None],
+) -> Search:
+    """Evaluate one place after another.
+
+    `following` chooses each from the last that holds, the last that fails and how many there were;
+    None: the search is over.
+    """
     trials: list[Trial] = []
-    trial = yield from evaluate(1.0, rules, trials)
-    return Answer(trial if trial.ok else None, trials)
+    best: Trial | None = None
+    fails: float | None = None
+    at: float | None = start
+    while at is not None:
+        trial = yield from evaluate(at, rules, trials)
+        if trial.ok:
+            best = trial
+        else:
+            fails = at
+        at = following(None if best is None else best.at, fails, len(trials))
+    return Answer(best, trials)
 
 
 def not_monotone(trials: Sequence[Trial], rising: bool) -> list[tuple[Trial, Trial]]:

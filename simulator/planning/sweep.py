@@ -97,14 +97,16 @@ def run_sweep(
         else:
             tasks[key] = point.scenario
 
-    def table() -> list[Row]:
-        return [rows.get(key, {}) for key in keys]
+    def save() -> list[Row]:
+        table = [rows.get(key, {}) for key in keys]
+        write_table(out / TABLE, points, table)
+        return table
 
-    write_table(out / TABLE, points, table())
+    table = save()
     if progress is not None:
         progress(len(keys) - len(tasks), len(keys))
     if not tasks:
-        return table()
+        return table
     warned: set[str] = set()
     written = monotonic()
     names = list(tasks)
@@ -123,11 +125,11 @@ def run_sweep(
                 if progress is not None:
                     progress(sum(key in rows for key in keys), len(keys))
                 if monotonic() - written > PAUSE:
-                    write_table(out / TABLE, points, table())
+                    save()
                     written = monotonic()
     finally:
-        write_table(out / TABLE, points, table())
-    return table()
+        table = save()
+    return table
 
 
 def _key(point: Point) -> str:

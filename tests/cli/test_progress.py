@@ -26,9 +26,10 @@ def test_on_a_terminal_runs_are_counted(monkeypatch, capsys):
     """Of a sweep with their total; of a search, which knows none, alone."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
-    for quiet in (True, False):
-        with runs_progress("points", quiet) as progress, search_progress(quiet) as search:
-            assert progress is search is None  # no terminal
+    with runs_progress("points", quiet=False) as progress, search_progress(quiet=False) as search:
+        progress(2, 3)
+        search(7)
+    assert capsys.readouterr().err == ""  # no terminal
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     with runs_progress("points", quiet=False) as progress:
         progress(2, 3)
@@ -36,4 +37,4 @@ def test_on_a_terminal_runs_are_counted(monkeypatch, capsys):
     with search_progress(quiet=False) as progress:
         progress(3)
         progress(4)
-    assert "searching" in capsys.readouterr().err
+    assert "searching: 7 runs" in capsys.readouterr().err
