@@ -76,51 +76,42 @@ def make_scheduler(
     ValueError, by its field, for what the scheduler does not do.
     """
     engine = scenario.engine
-    found, arguments = find_policy(scenario)
+    policy_class, arguments = find_policy(scenario)
     if role is not None:
         check_role(role, scenario)
     if engine.scheduler == "vllm":
         return _installed(scenario, parts)
     if named and engine.speculative_config is not None:
         raise ValueError("engine.speculative_config: a live engine verifies no drafts")
-    mechanism = _mechanism(engine, found, windowed=_keeps_window(engine, parts.model))
+    scheduler_class = _find_scheduler(
+        engine, policy_class, windowed=_keeps_window(engine, parts.model)
+    )
     if role is not None:
-        mechanism = Producer if role == "kv_producer" else Consumer
-    caching = engine.enable_prefix_caching and mechanism.caches_prefixes
+        scheduler_class = Producer if role == "kv_producer" else Consumer
+    caching = engine.enable_prefix_caching and scheduler_class.caches_prefixes
     if shares_prefixes and engine.enable_prefix_caching and not caching:
-        warnings.warn(
-            f"{called(mechanism)} has no prefix cache: engine.enable_prefix_caching has no effect",
-            HeadwayWarning,
-            stacklevel=2,
-        )
-    options = _options(engine, parts) | engine.model_dump(include={*ADMISSION_RULES})
-    if engine.preemption_mode != "recompute":
-        options["swap_blocks"] = swap_blocks(engine, parts.model)
-    if engine.preemption_mode == "auto":
-        options["swap_prices"] = swap_prices(engine, parts.cost)
-    if mechanism is Speculative:
-        options |= {"speculation": engine.speculative_config, "seed": scenario.seed}
-    options = {name: value for name, value in options.items() if takes(mechanism, name)}
-    _refuse_rules(engine, called(mechanism), options)
-    if engine.kv_offloading_size and mechanism._board is not Scheduler._board:
-        raise ValueError(f"engine.kv_offloading_size: {called(mechanism)} has no host tier")
-    check_arguments(found, arguments, taken=options)
+        what = "has no prefix cache: engine.enable_prefix_caching has no effect"
+        warnings.warn(f"{called(scheduler_class)} {what}", HeadwayWarning, stacklevel=2)
+    options = _options(scenario, parts, scheduler_class)
+    if engine.kv_offloading_size and scheduler_class._board is not Scheduler._board:
+        raise ValueError(f"engine.kv_offloading_size: {called(scheduler_class)} has no host tier")
+    check_arguments(policy_class, arguments, taken=options)
     blocks = _make_blocks(engine, parts, caching, shares_prefixes, named)
-    if issubclass(found, Scheduler):  # fcfs needs no policy
-        scheduler: Scheduler = construct(mechanism, blocks, **options, **arguments)
+    if issubclass(policy_class, Scheduler):  # fcfs needs no policy
+        scheduler: Scheduler = construct(scheduler_class, blocks, **options, **arguments)
         if not hasattr(scheduler, "swap_space"):
             raise ValueError(
-                f"engine.scheduling_policy: {found.__name__}.__init__ must call "
+                f"engine.scheduling_policy: {policy_class.__name__}.__init__ must call "
                 "super().__init__(blocks, **options)"
             )
         return scheduler
-    policy = construct(found, **arguments)
+    policy = construct(policy_class, **arguments)
     if getattr(policy, "needs_hint", False) and scenario.predictor is None:
         raise ValueError(
-            f"engine.scheduling_policy: {called(found)} ranks by predicted lengths, and the "
+            f"engine.scheduling_policy: {called(policy_class)} ranks by predicted lengths, and the "
             "scenario has no `predictor`; {kind: oracle} is the simplest"
         )
-    return mechanism(blocks, policy=policy, **options)
+    return scheduler_class(blocks, policy=policy, **options)
 
 
 def cancels(scenario: Scenario) -> bool:
@@ -129,18 +120,19 @@ def cancels(scenario: Scenario) -> bool:
         return False
     model = load_model(scenario.model, scenario.folder)
     slides = _keeps_window(scenario.engine, model)
-    return _mechanism(scenario.engine, find_policy(scenario)[0], windowed=slides).cancels
+    return _find_scheduler(scenario.engine, find_policy(scenario)[0], windowed=slides).cancels
 
 
 def check_role(role: str, scenario: Scenario) -> None:
     """Refuse an engine that cannot have a role in a cluster that prefills and decodes apart."""
     for key, word in unlike(scenario.engine, WITH_ROLE):
         raise ValueError(f"engine.{key}: a group with kv_role {role} wants {word}")
-    found, _ = find_policy(scenario)
-    if _mechanism(scenario.engine, found, windowed=False) is not Scheduler:
+    policy_class, _ = find_policy(scenario)
+    if _find_scheduler(scenario.engine, policy_class, windowed=False) is not Scheduler:
         raise ValueError(
-            f"engine.scheduling_policy: {called(found)} passes no KV caches on; in a group with "
-            f"kv_role {role} fcfs does, and policies that only order the queue: priority, sjf, fair"
+            f"engine.scheduling_policy: {called(policy_class)} passes no KV caches on; in a group "
+            f"with kv_role {role} fcfs does, and policies that only order the queue: "
+            "priority, sjf, fair"
         )
 
 
@@ -151,7 +143,22 @@ def unlike(engine: EngineConfig, wanted: Mapping[str, object]) -> Iterator[tuple
             yield key, "null" if value is None else str(value).lower()
 
 
-def _options(engine: EngineConfig, parts: Parts) -> dict[str, Any]:
+def _options(scenario: Scenario, parts: Parts, scheduler_class: type[Scheduler]) -> dict[str, Any]:
+    """Give the arguments that a scheduler takes; ValueError for a rule that it does not know."""
+    engine = scenario.engine
+    options = _vllm_options(engine, parts) | engine.model_dump(include={*ADMISSION_RULES})
+    if engine.preemption_mode != "recompute":
+        options["swap_blocks"] = swap_blocks(engine, parts.model)
+    if engine.preemption_mode == "auto":
+        options["swap_prices"] = swap_prices(engine, parts.cost)
+    if scheduler_class is Speculative:
+        options |= {"speculation": engine.speculative_config, "seed": scenario.seed}
+    options = {name: value for name, value in options.items() if takes(scheduler_class, name)}
+    _refuse_rules(engine, called(scheduler_class), options)
+    return options
+
+
+def _vllm_options(engine: EngineConfig, parts: Parts) -> dict[str, Any]:
     names = {"max_num_seqs", "max_num_batched_tokens", *VLLM_OPTIONS}
     return engine.model_dump(include=names) | {"max_model_len": parts.max_model_len}
 
@@ -177,7 +184,7 @@ def _installed(scenario: Scenario, parts: Parts) -> Scheduler:
         policy_name=str(engine.scheduling_policy),
         async_scheduling=engine.async_scheduling,
         scheduler_cls=engine.scheduler_cls,
-        **_options(engine, parts),
+        **_vllm_options(engine, parts),
     )
 
 
@@ -190,36 +197,36 @@ def _refuse_rules(engine: EngineConfig, who: str, taken: Container[str] = ()) ->
         raise ValueError(f"engine.preemption_mode: {who} does not choose: swap or recompute")
 
 
-def _mechanism(engine: EngineConfig, found: type, *, windowed: bool) -> type[Scheduler]:
+def _find_scheduler(engine: EngineConfig, policy_class: type, *, windowed: bool) -> type[Scheduler]:
     """Give the scheduler that a policy works with, or refuse what it does not do."""
-    mechanism = found if issubclass(found, Scheduler) else Scheduler
-    if mechanism is not found and any(hasattr(found, hook) for hook in DYNAMIC):
-        mechanism = DynamicScheduler
+    scheduler_class = policy_class if issubclass(policy_class, Scheduler) else Scheduler
+    if scheduler_class is not policy_class and any(hasattr(policy_class, hook) for hook in DYNAMIC):
+        scheduler_class = DynamicScheduler
     if windowed:
         key = "engine.disable_hybrid_kv_cache_manager"
         for name, word in unlike(engine, SLIDING):
             raise ValueError(f"{key}: false goes with {name}: {word}")
-        if mechanism is not Scheduler:
+        if scheduler_class is not Scheduler:
             raise ValueError(
-                f"{key}: must be true: {called(found)} keeps all tokens; fcfs need not, nor "
+                f"{key}: must be true: {called(policy_class)} keeps all tokens; fcfs need not, nor "
                 "policies that only order the queue: priority, sjf, boost"
             )
     if engine.speculative_config is not None:
         for name, word in unlike(engine, ALTERNATE):
             raise ValueError(f"engine.speculative_config: goes with {name}: {word}")
-        if mechanism is not Scheduler:
+        if scheduler_class is not Scheduler:
             raise ValueError(
-                f"engine.speculative_config: {called(found)} verifies no drafts; fcfs does, and "
-                "policies that only order the queue: priority, sjf, boost"
+                f"engine.speculative_config: {called(policy_class)} verifies no drafts; fcfs does, "
+                "and policies that only order the queue: priority, sjf, boost"
             )
     if windowed or engine.speculative_config is not None:
         return Speculative
     if not engine.async_scheduling:
-        return mechanism
-    if mechanism is not Scheduler:
+        return scheduler_class
+    if scheduler_class is not Scheduler:
         raise ValueError(
-            f"engine.async_scheduling: {called(found)} schedules a step when the one before has "
-            "ended; set it to false"
+            f"engine.async_scheduling: {called(policy_class)} schedules a step when the one before "
+            "has ended; set it to false"
         )
     return AsyncScheduler
 

@@ -138,6 +138,11 @@ def _check_engine(engine: EngineConfig, gpus: int) -> Iterator[Contradiction]:
     if engine.reserve_output_tokens is not None and engine.allocation != "paged":
         what = f"{engine.allocation} allocation reserves max_model_len for everybody anyway"
         yield "engine.reserve_output_tokens", "engine.allocation", what
+    yield from _check_parallel(engine, gpus)
+
+
+def _check_parallel(engine: EngineConfig, gpus: int) -> Iterator[Contradiction]:
+    """See whether the GPUs are those that the engine shares out."""
     size, ranks = engine.tensor_parallel_size, engine.data_parallel_size
     if gpus != engine.gpus:
         words = f"({size})" if ranks == 1 else f"x data_parallel_size ({size} x {ranks})"

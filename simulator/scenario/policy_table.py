@@ -64,14 +64,14 @@ VLLM_OPTIONS = (
 
 
 @lru_cache
-def signature(found: type) -> inspect.Signature:
+def signature(cls: type) -> inspect.Signature:
     """Read a constructor's arguments; once, though each replica of a fleet asks for them."""
-    return inspect.signature(found)
+    return inspect.signature(cls)
 
 
-def takes(found: type, name: str) -> bool:
+def takes(cls: type, name: str) -> bool:
     """Say whether a scheduler's constructor knows an argument."""
-    known = signature(found).parameters
+    known = signature(cls).parameters
     return name in known or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
 
 
@@ -94,81 +94,81 @@ def find_policy(scenario: Scenario) -> tuple[type, dict[str, Any]]:
             f"{meant(name, POLICIES)}"
         )
     try:
-        found = load_user_code(name, scenario.folder)
+        cls = load_user_code(name, scenario.folder)
     except ValueError as error:
         raise ValueError(f"{field}: {error}") from error
-    if not isinstance(found, type) or not (
-        issubclass(found, Scheduler)
-        or callable(getattr(found, "key", None))
-        or callable(getattr(found, "rank", None))
-        or callable(getattr(found, "queue", None))
+    if not isinstance(cls, type) or not (
+        issubclass(cls, Scheduler)
+        or callable(getattr(cls, "key", None))
+        or callable(getattr(cls, "rank", None))
+        or callable(getattr(cls, "queue", None))
     ):
         raise ValueError(
             f"{field}: {name} is no Scheduler and has no method `key(request)` or "
             "`rank(waiting, now)`"
         )
-    return found, arguments
+    return cls, arguments
 
 
-def called(found: type) -> str:
+def called(cls: type) -> str:
     """Give a policy's name in scenarios; the class's, where it is the user's own."""
-    names = (name for name, kind in POLICIES.items() if kind is found)
-    return next(names, found.__name__)
+    names = (name for name, kind in POLICIES.items() if kind is cls)
+    return next(names, cls.__name__)
 
 
-def ignored_keys(engine: EngineConfig, found: type, max_model_len: int) -> list[str]:
+def ignored_keys(engine: EngineConfig, cls: type, max_model_len: int) -> list[str]:
     """Tell of the keys that a scheduler does not know, or takes otherwise than given."""
-    if engine.scheduler == "vllm" or not issubclass(found, Scheduler):
+    if engine.scheduler == "vllm" or not issubclass(cls, Scheduler):
         return []
     messages = []
-    if engine.preemption_mode != "recompute" and not takes(found, "swap_blocks"):
+    if engine.preemption_mode != "recompute" and not takes(cls, "swap_blocks"):
         messages.append(
-            f"{called(found)} computes a preempted request again: engine.preemption_mode has no "
+            f"{called(cls)} computes a preempted request again: engine.preemption_mode has no "
             "effect"
         )
     for name in ("max_num_batched_tokens", *VLLM_OPTIONS):
         given = getattr(engine, name)
-        if given != EngineConfig.model_fields[name].default and not takes(found, name):
-            messages.append(f"{called(found)} knows no {name}: engine.{name} has no effect")
+        if given != EngineConfig.model_fields[name].default and not takes(cls, name):
+            messages.append(f"{called(cls)} knows no {name}: engine.{name} has no effect")
     tokens = engine.max_num_batched_tokens
-    if issubclass(found, VllmV0 | Tgi) and tokens < max_model_len:
+    if issubclass(cls, VllmV0 | Tgi) and tokens < max_model_len:
         messages.append(
-            f"{called(found)} computes prompts whole: engine.max_num_batched_tokens {tokens:,} is "
+            f"{called(cls)} computes prompts whole: engine.max_num_batched_tokens {tokens:,} is "
             f"taken as max_model_len, {max_model_len:,}"
         )
     return messages
 
 
-def construct(found: type, *parts: object, **arguments: Any) -> Any:
+def construct(cls: type, *parts: object, **arguments: Any) -> Any:
     """Make a policy or a scheduler; ValueError where its constructor fails."""
     try:
-        return found(*parts, **arguments)
+        return cls(*parts, **arguments)
     except ValueError:
         raise  # it says which argument is wrong
     except Exception as error:
         raise ValueError(
-            f"engine.scheduling_policy: {called(found)} raised {type(error).__name__}: "
+            f"engine.scheduling_policy: {called(cls)} raised {type(error).__name__}: "
             f"{one_line(error)}"
         ) from error
 
 
-def check_arguments(found: type, arguments: dict[str, Any], taken: dict[str, Any]) -> None:
+def check_arguments(cls: type, arguments: dict[str, Any], taken: dict[str, Any]) -> None:
     """Refuse arguments that the policy does not know, that the engine's keys already give, or
     whose annotations are plain types that they are not, and name those that are missing."""
-    known = signature(found).parameters
-    given = {*taken, "blocks"} if issubclass(found, Scheduler) else set()
+    known = signature(cls).parameters
+    given = {*taken, "blocks"} if issubclass(cls, Scheduler) else set()
     free = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
     wrong = []
     for name, value in arguments.items():
         if name in taken:
             wrong.append(f"{name}: give it as engine.{name}")
         elif name not in known and not free:
-            wrong.append(f"{name}: {called(found)} takes no such argument")
+            wrong.append(f"{name}: {called(cls)} takes no such argument")
         elif name in known:
             bad, message = check_annotated(name, known[name].annotation, value)
             wrong += [message] if bad else []
     wrong += [
-        f"{name}: is missing; {called(found)} needs it"
+        f"{name}: is missing; {called(cls)} needs it"
         for name, parameter in known.items()
         if parameter.default is inspect.Parameter.empty
         and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)

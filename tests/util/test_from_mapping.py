@@ -25,7 +25,7 @@ class Queue:
         )
 
 
-def told(values: object) -> list[str]:
+def messages_of(values: object) -> list[str]:
     """Give the lines of the error."""
     with pytest.raises(ValueError, match=":") as caught:
         build(Queue, values)
@@ -62,7 +62,7 @@ def test_good_values(values: dict, queue: Queue) -> None:
     ],
 )
 def test_wrong_values(values: object, messages: list[str]) -> None:
-    assert told(values) == messages
+    assert messages_of(values) == messages
 
 
 def test_an_error_within_has_the_whole_path() -> None:
