@@ -10,11 +10,13 @@ from simulator.util.former_names import FormerNames
 FormerNames(
     __name__,
     {
-        "cross_check": "kernel_tables.cross_check",
-        "efficiencies": "kernel_tables.efficiencies",
+        "cross_check": "kernel_tables.external_validation",
+        "efficiencies": "kernel_tables.fit_efficiencies",
         "fit_steps": "engine_steps.fit",
         "fit_tables": "kernel_tables.fit",
-        "rows": "engine_steps.rows",
+        "kernel_tables.cross_check": "kernel_tables.external_validation",
+        "kernel_tables.efficiencies": "kernel_tables.fit_efficiencies",
+        "rows": "engine_steps.steps_file",
         "validate": "engine_steps.validate",
     },
 )

@@ -53,8 +53,9 @@ def calibrate(
     seed: Annotated[int, Parameter(help="of order, weights and workloads")] = 0,
 ) -> int:
     """Measure what steps take on a device, and fit a cost profile to them."""
-    from calibration.engine_steps.calibrate import Setup, refit
+    from calibration.engine_steps.calibrate import Setup
     from calibration.engine_steps.calibrate import calibrate as measure_and_fit
+    from calibration.engine_steps.refit import refit
 
     if from_requests is not None or from_steps is not None or scenario is not None:
         _from_log(from_requests, from_steps, scenario, set_ or [], out=out, given=(model, from_))
@@ -95,7 +96,7 @@ def _from_log(
     given: tuple[object, ...],
 ) -> None:
     """Fit a scenario's cost to a server's log."""
-    from calibration.server_logs.adjusted import calibrate_from_requests
+    from calibration.server_logs.from_requests import calibrate_from_requests
     from calibration.server_logs.from_steps import calibrate_from_steps
     from simulator.scenario.load import load_scenario
     from simulator.simulation.write import check_folder
@@ -152,7 +153,7 @@ def live(
     quiet: Quiet = False,
 ) -> int:
     """Run a scenario on a real engine; print its report, write its files."""
-    from calibration.engine_steps.live_files import write_live
+    from calibration.engine_steps.live_folder import write_live
     from calibration.engine_steps.meta import describe_engine
     from gpu_backend.live import build_engine, run_live
     from simulator.cli.interrupts import print_interrupted_run

@@ -31,11 +31,9 @@ def build(
     out: Annotated[Path, Parameter(help="file to write")],
 ) -> int:
     """Compose a model's steps from kernel tables, fit a cost profile to them and write it."""
-    import numpy as np
-
     from calibration.kernel_tables.compose import Target
     from calibration.kernel_tables.fit import write_profile
-    from calibration.kernel_tables.systems import find_system
+    from calibration.kernel_tables.tables import find_gpu_tables
     from simulator.models.load import load_model
 
     try:
@@ -43,14 +41,14 @@ def build(
     except ValueError as error:
         raise HeadwayError(f"--model: {str(error).removeprefix('model: ')}") from None
     weights, cache = _precision(dtype, quantization, kv_cache_dtype)
-    target = Target(spec, find_system(gpu), tp, weights, cache)
+    target = Target(spec, find_gpu_tables(gpu), tp, weights, cache)
     report = write_profile(_data(data), target, out)
-    if not len(report.errors):
+    if report.errors is None or report.held_out is None:
         print(f"written to {out}: {report.notes[0]}")
         return 0
     print(
-        f"written to {out}: median error {np.median(report.errors):.1%} of {len(report.errors):,} "
-        f"composed steps, {np.median(report.held_out):.1%} of unseen ones"
+        f"written to {out}: median error {report.errors.median:.1%} of {report.errors.points:,} "
+        f"composed steps, {report.held_out.median:.1%} of unseen ones"
     )
     for note in report.notes:
         print(f"not measured: {note}")

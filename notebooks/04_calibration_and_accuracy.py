@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from calibration.engine_steps.fit import fit_rows, judge
-from calibration.engine_steps.rows import read_rows
+from calibration.engine_steps.steps_file import read_rows
 from calibration.engine_steps.validate import table, validate
 from simulator import load_scenario, run
 from simulator.figures import draw_steps

@@ -4,47 +4,33 @@ Steps of real schedules come last and in two kinds: runs to fit to and runs to j
 under the same three loads with other seeds.
 """
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from functools import partial
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibration.engine_steps.fit import HOLD, StepFit, fit_rows, named
-from calibration.engine_steps.grid import make_grid
-from calibration.engine_steps.meta import (
-    Meta,
-    capture_sizes,
-    describe_engine,
-    now,
-    read_meta,
-    write_meta,
-)
-from calibration.engine_steps.plots import plot_fit
-from calibration.engine_steps.profile_text import profile_name, steps_profile
-from calibration.engine_steps.rows import Row, RowFile, pack_rows, read_rows
+from calibration.engine_steps.fit import HOLD, StepFit, fit_rows
+from calibration.engine_steps.grid import Limits, make_grid
+from calibration.engine_steps.meta import describe_engine, now, write_meta
+from calibration.engine_steps.refit import META, STEPS, Tell, refit
+from calibration.engine_steps.steps_file import Row, RowFile, pack_rows, read_rows
+from calibration.profile_yaml import cost_block
 from simulator.costs.piecewise import PiecewiseCost
-from simulator.costs.profile import RESERVED
 from simulator.models.gpus import GPUS, find_gpu
-from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.util.files import write_atomic, write_together
+from simulator.util.errors import HeadwayError
+from simulator.util.files import write_atomic
 
 if TYPE_CHECKING:
     from gpu_backend.engine import Engine
-    from gpu_backend.sensors import Sensors
     from simulator.scenario.scenario import Scenario
 
-STEPS, META = "steps.csv.gz", "meta.json"
 GRID_SHARE, RUNS_SHARE = 0.5, 0.4  # of the time
 LOADS = (0.5, 0.8, 1.3)  # of what the engine can serve
 ROUNDS = 3  # of the loads; one run of each is held out
 PROMPT, ANSWER = 200, 60  # mean tokens of the runs' requests
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -75,7 +61,11 @@ def calibrate(setup: Setup, out: Path, tell: Tell = print) -> StepFit:
         spec = load_model(setup.model)
     except ValueError as error:
         raise HeadwayError(f"--model: {str(error).removeprefix('model: ')}") from None
-    _check_folder(out)
+    if (out / STEPS).exists():
+        raise HeadwayError(
+            f"--out {out}: holds measurements already; give another folder, or refit them with "
+            f"--from {out / STEPS}"
+        )
     engine = Engine(spec, setup.num_blocks, setup.block_size, setup.device)
     meta = describe_engine(engine) | {
         "max_num_seqs": setup.max_num_seqs,
@@ -100,29 +90,13 @@ def calibrate(setup: Setup, out: Path, tell: Tell = print) -> StepFit:
     return refit(out / STEPS, out, tell)
 
 
-def _check_folder(out: Path) -> None:
-    if (out / STEPS).exists():
-        raise HeadwayError(
-            f"--out {out}: holds measurements already; give another folder, or refit them with "
-            f"--from {out / STEPS}"
-        )
-
-
 def measure_all(
     engine: "Engine", setup: Setup, file: RowFile, until: float, tell: Tell = print
 ) -> None:
     """Measure grid, swaps and runs; each row goes to the file as it is measured."""
+    from calibration.engine_steps.measure import live_rows, measure_grid, measure_swaps
+    from gpu_backend.live import run_live, warm_up
     from gpu_backend.sensors import Sensors
-
-    with Sensors(engine.device) as sensors:
-        _measure_all(engine, setup, file, until, sensors=sensors, tell=tell)
-
-
-def _measure_all(
-    engine: "Engine", setup: Setup, file: RowFile, until: float, *, sensors: "Sensors", tell: Tell
-) -> None:
-    from calibration.engine_steps.measure import limits_of, measure_grid, measure_swaps
-    from gpu_backend.live import warm_up
 
     rng = np.random.default_rng(setup.seed)
     rows: list[Row] = []
@@ -131,46 +105,36 @@ def _measure_all(
         rows.append(row)
         file.add(row)
 
-    limits = limits_of(
-        engine, setup.max_num_seqs, setup.max_num_batched_tokens, setup.max_model_len
-    )
-    points = make_grid(limits, rng)
-    warm_up(engine)
-    left = until - monotonic()
-    passes = measure_grid(engine, points, sink, rng, GRID_SHARE * left, sensors=sensors)
-    tell(f"grid: {len(points)} points in {passes} whole passes, {len(rows)} rows")
-    measure_swaps(engine, sink, rng)
-    file.flush()
-    clock = "wall" if engine.device.type == "cuda" else "cpu"
-    guess = fit_rows(rows, clock, engine.capture_sizes).cost
-    share = RUNS_SHARE * left
-    for name, scenario in _runs(engine, setup, guess, min(share, until - monotonic())):
-        if monotonic() > until:
-            tell("the time is over before all runs were done")
-            return
-        count = _run(engine, scenario, name, sink, sensors)
+    with Sensors(engine.device) as sensors:
+        points = make_grid(_limits(engine, setup), rng)
+        warm_up(engine)
+        left = until - monotonic()
+        passes = measure_grid(engine, points, sink, rng, GRID_SHARE * left, sensors=sensors)
+        tell(f"grid: {len(points)} points in {passes} whole passes, {len(rows)} rows")
+        measure_swaps(engine, sink, rng)
         file.flush()
-        tell(f"{name}: {count} steps")
+        clock = "wall" if engine.device.type == "cuda" else "cpu"
+        guess = fit_rows(rows, clock, engine.capture_sizes).cost
+        seconds = min(RUNS_SHARE * left, until - monotonic())
+        for name, scenario in _runs(engine, setup, guess, seconds):
+            if monotonic() > until:
+                tell("the time is over before all runs were done")
+                return
+            live = run_live(scenario, engine.device.type, "exec", engine=engine, warm_s=0.2)
+            found = live_rows(live, name, sensors.latest)
+            for row in found:
+                sink(row)
+            if live.result.interrupted:
+                raise KeyboardInterrupt
+            file.flush()
+            tell(f"{name}: {len(found)} steps")
 
 
-def _run(
-    engine: "Engine",
-    scenario: "Scenario",
-    name: str,
-    sink: Callable[[Row], None],
-    sensors: "Sensors",
-) -> int:
-    """Run a scenario on the engine; return its number of steps."""
-    from calibration.engine_steps.measure import live_rows
-    from gpu_backend.live import run_live
-
-    live = run_live(scenario, engine.device.type, "exec", engine=engine, warm_s=0.2)
-    rows = live_rows(live, name, sensors.latest)
-    for row in rows:
-        sink(row)
-    if live.result.interrupted:
-        raise KeyboardInterrupt
-    return len(rows)
+def _limits(engine: "Engine", setup: Setup) -> Limits:
+    """Put an engine's sizes and its scheduler's together."""
+    length = min(setup.max_model_len, engine.spec.max_position_embeddings)
+    cache = (engine.num_blocks - 1) * engine.block_size
+    return Limits(setup.max_num_seqs, setup.max_num_batched_tokens, length, cache)
 
 
 def _runs(
@@ -214,7 +178,7 @@ def _scenario(
             "max_num_batched_tokens": setup.max_num_batched_tokens,
             "max_model_len": longest,
         },
-        "cost": inline(cost),
+        "cost": cost_block(cost),
         "workload": {
             "input_len": {"kind": "uniform", "low": PROMPT // 10, "high": 2 * PROMPT},
             "output_len": {"kind": "uniform", "low": ANSWER // 10, "high": 2 * ANSWER},
@@ -232,41 +196,3 @@ def _known_gpu(engine: "Engine") -> str:
         return find_gpu(name).name
     except ValueError:
         return max(GPUS.values(), key=lambda gpu: gpu.memory).name
-
-
-def inline(cost: PiecewiseCost) -> dict[str, object]:
-    """Write a cost as a scenario has it."""
-    names = [f.name for f in fields(cost) if f.init and f.name not in RESERVED]
-    values = {name: getattr(cost, name) for name in names}
-    values["cudagraph_capture_sizes"] = [*cost.cudagraph_capture_sizes]
-    return {"kind": "piecewise", **values}
-
-
-def refit(source: Path, out: Path, tell: Tell = print) -> StepFit:
-    """Fit a profile to a file of measured steps, meta.json beside it; write profile and plot."""
-    meta: Meta = read_meta(source.parent / META)
-    rows = read_rows(source)
-    name = profile_name(meta)
-    sizes = capture_sizes(meta, source.parent / META)
-    fit = named(fit_rows(rows, str(meta["clock"]), sizes), name)
-    text = steps_profile(fit, meta).encode()
-    written = write_together(
-        out,
-        {
-            f"{name}.yaml": lambda file: file.write(text),
-            "predicted-vs-measured.png": partial(plot_fit, fit),
-        },
-    )
-    for kind, errors in fit.held_out.items():
-        tell(
-            f"held out, {kind}: {errors.points} steps, median {errors.median:.1%}, "
-            f"P95 {errors.p95:.1%}, bias {errors.bias:+.1%}"
-        )
-    if "onpolicy" not in fit.held_out:
-        warnings.warn(
-            f"{source}: has no steps of held-out runs; the errors are those of the grid",
-            HeadwayWarning,
-            stacklevel=2,
-        )
-    tell(f"written to {out}: {', '.join(path.name for path in written)}")
-    return fit

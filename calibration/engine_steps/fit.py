@@ -11,19 +11,19 @@ Points of the grid count by their median over the passes, steps of runs one by o
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 
 import numpy as np
-import numpy.typing as npt
 
 from calibration.engine_steps.grid import DENSE
-from calibration.engine_steps.rows import Row
-from calibration.residuals import residuals
-from simulator.costs.linear import Limits
+from calibration.engine_steps.steps_file import Row
+from calibration.errors import Errors, Floats, residuals
+from simulator.costs.linear import QUANTITIES, Limits
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.util.errors import HeadwayError
 
-Floats = npt.NDArray[np.float64]
 Pieces = list[tuple[int, int]]
 """Where dense may grow: (from, to) tokens, ascending; flat in between."""
 
@@ -34,20 +34,15 @@ HELD_OUT = 5  # every fifth point, and runs whose name says so
 GRID_WEIGHT = 0.1
 FEWEST = 12  # samples to fit to
 SWAPS = ("swap_out", "swap_in")
+SIZES = ("tokens", "pairs", "context")
 HOLD = "heldout"  # begins the name of a run that the fit must not see
 
 
-def cpu_seconds(row: Row) -> float:
-    """Give the CPU time of a step: what a CPU that nobody else used would have taken."""
-    return row.device_s + row.host_s
-
-
-def wall_seconds(row: Row) -> float:
-    """Give the time from schedule to tokens."""
-    return row.wall_s
-
-
-CLOCKS: dict[str, Callable[[Row], float]] = {"cpu": cpu_seconds, "wall": wall_seconds}
+CLOCKS: dict[str, Callable[[Row], float]] = {
+    "cpu": lambda row: row.device_s + row.host_s,  # what a CPU that nobody else used would take
+    "wall": lambda row: row.wall_s,  # from schedule to tokens
+}
+"""What a step took, by the kind of time."""
 
 
 @dataclass(frozen=True)
@@ -60,27 +55,6 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Errors:
-    """Relative errors of predicted steps, predicted / measured - 1."""
-
-    points: int
-    median: float  # of the absolute errors
-    p95: float
-    bias: float  # of the sum of all
-
-    @classmethod
-    def of(cls, predicted: Floats, measured: Floats) -> "Errors":
-        """Compare seconds with seconds."""
-        off = np.abs(predicted / measured - 1.0)
-        return cls(
-            len(off),
-            float(np.median(off)),
-            float(np.percentile(off, 95)),
-            float(predicted.sum() / measured.sum() - 1.0),
-        )
-
-
-@dataclass(frozen=True)
 class StepFit:
     """A fitted cost, its range and its errors on samples that another fit had not seen."""
 
@@ -89,7 +63,6 @@ class StepFit:
     samples: list[Sample]
     trained: Errors  # of the fit to all samples
     held_out: dict[str, Errors]  # by kind of sample
-    host: float  # s, median of the host's part
     residuals: Mapping[str, float] = field(default_factory=dict)  # by regime, of those unseen
 
 
@@ -117,8 +90,7 @@ def fit_rows(rows: Sequence[Row], clock: str = "cpu", sizes: Sequence[int] = ())
     rows are too few, or were padded to something else.
     """
     _check_buckets(rows, sizes)
-    seconds = CLOCKS[clock]
-    samples = collect(rows, seconds)
+    samples = collect(rows, CLOCKS[clock])
     if len(samples) < FEWEST:
         raise HeadwayError(f"{len(samples)} different steps are too few to fit; {FEWEST} would do")
     seen = [sample for sample in samples if not sample.held_out] or samples
@@ -136,19 +108,19 @@ def fit_rows(rows: Sequence[Row], clock: str = "cpu", sizes: Sequence[int] = ())
     cost = replace(cost, swap_out=out[0], swap_out_per_block=out[1])
     cost = replace(cost, swap_in=back[0], swap_in_per_block=back[1])
     trained, left = judge(cost, samples), _residuals(judged, unseen)
-    return StepFit(cost, _limits(samples), samples, trained, held_out, host, left)
+    return StepFit(cost, _limits(samples), samples, trained, held_out, left)
 
 
 def _residuals(cost: PiecewiseCost, unseen: Sequence[Sample]) -> dict[str, float]:
     """Give what a fit leaves of samples that it has not seen, by regime."""
     if not unseen:
         return {}
-    logs = np.log([sample.seconds / cost.execute(sample.row.step) for sample in unseen])
-    prompts = np.array([bool(sample.row.chunks) for sample in unseen])
-    pairs = [sum(n * s + n * (n + 1) // 2 for s, n in sample.row.chunks) for sample in unseen]
-    reads = np.where(prompts, pairs, [sample.row.context for sample in unseen])
-    sizes = np.stack([[sample.row.tokens for sample in unseen], reads], axis=1)
-    return residuals(np.asarray(logs), prompts, sizes.astype(np.float64))
+    rows = [sample.row for sample in unseen]
+    return residuals(
+        np.array([cost.execute(row.step) for row in rows]),
+        np.array([sample.seconds for sample in unseen]),
+        **{name: np.array([getattr(row, name) for row in rows], float) for name in SIZES},
+    )
 
 
 def judge(cost: PiecewiseCost, samples: Sequence[Sample]) -> Errors:
@@ -177,15 +149,12 @@ def _fit(samples: Sequence[Sample], host: float, sizes: Sequence[int]) -> Piecew
     most = max(_passed(sample.row) for sample in samples)
     graphs = any(sample.row.path == "graph" for sample in samples)
     pieces = _ramps(most)
-    if graphs and _unseen_loss(samples, _stairs(most)) < _unseen_loss(samples, pieces):
-        pieces = _stairs(most)
-    best, least = None, np.inf
-    for keys in FLOORS if graphs else FLOORS[:1]:
-        found, loss = _fit_with(samples, samples, pieces, keys)
-        if loss < least:
-            best, least = _cost(found, pieces, keys, host), loss
-    assert best is not None
-    return replace(best, cudagraph_capture_sizes=sizes)
+    if graphs:
+        pieces = min(pieces, _stairs(most), key=partial(_unseen_loss, samples))
+    floors = FLOORS if graphs else FLOORS[:1]
+    fits = [(keys, *_fit_with(samples, samples, pieces, keys)) for keys in floors]
+    keys, found, _ = min(fits, key=itemgetter(2))
+    return replace(_cost(found, pieces, keys, host), cudagraph_capture_sizes=sizes)
 
 
 def _ramps(most: int) -> Pieces:
@@ -231,8 +200,7 @@ def _weights(samples: Sequence[Sample]) -> Floats:
     weights = np.ones(len(samples))
     if grid.any() and not grid.all():
         weights[grid] = max(1.0, GRID_WEIGHT * (~grid).sum() / grid.sum())
-    normed: Floats = weights / weights.sum()
-    return normed
+    return np.asarray(weights / weights.sum())
 
 
 TERMS = (
@@ -258,10 +226,9 @@ def _features(row: Row, pieces: Pieces, keys: int) -> list[float]:
         dense.append(float(min(max(tokens - low, 0), high - low)))
     if not row.chunks:
         return [*dense, tokens, max(row.context, keys * row.decodes), *(0.0,) * 7]
-    pairs = sum(size * start + size * (size + 1) // 2 for start, size in row.chunks)
     seen = sum(start + size for start, size in row.chunks)
     count = len(row.chunks)
-    work = (row.decodes + count, 0.0, 1.0, pairs, new, seen, count, row.context, row.decodes)
+    work = (row.decodes + count, 0.0, 1.0, row.pairs, new, seen, count, row.context, row.decodes)
     return [*dense, *map(float, work)]
 
 
@@ -307,19 +274,13 @@ def _short(value: float) -> float:
 
 def _limits(samples: Sequence[Sample]) -> Limits:
     """Give the range of the steps fitted to."""
-    rows = [sample.row for sample in samples]
-    pairs = [sum(new * start + new * (new + 1) // 2 for start, new in row.chunks) for row in rows]
-    values = {
-        "tokens": [row.tokens for row in rows],
-        "sequences": [row.decodes for row in rows],
-        "context": [row.context for row in rows],
-        "pairs": pairs,
-    }
-    return {
-        name: (min(positive), max(positive))
-        for name, column in values.items()
-        if (positive := [value for value in column if value > 0])
-    }
+    found = {}
+    for name in QUANTITIES:
+        column = "decodes" if name == "sequences" else name
+        values = [getattr(sample.row, column) for sample in samples]
+        if positive := [value for value in values if value > 0]:
+            found[name] = min(positive), max(positive)
+    return found
 
 
 def _fit_swap(rows: Sequence[Row]) -> tuple[float, float]:

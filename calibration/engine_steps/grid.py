@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from calibration.engine_steps.rows import Chunks
+from calibration.engine_steps.steps_file import Chunks
 
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 CONTEXTS = (16, 64, 256, 1024, 2048, 4096, 8192, 16384)

@@ -6,13 +6,13 @@ A visit runs its step once unmeasured, since a live engine's steps resemble the 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from time import monotonic
+from typing import Any
 
 import numpy as np
 
-from calibration.engine_steps.grid import Limits, Point
-from calibration.engine_steps.rows import Row
+from calibration.engine_steps.grid import Point
+from calibration.engine_steps.steps_file import Row
 from gpu_backend.engine import Engine, Measured
 from gpu_backend.live import LiveRun
 from gpu_backend.sensors import NOTHING, Sensed, Sensors
@@ -27,28 +27,23 @@ SWAP_BLOCKS = (1, 4, 16, 64, 256)
 SWAP_TAKES = 10
 
 
-@dataclass(slots=True)
 class Pages:
     """Pages for made-up requests: the first ones of the cache, which a live engine uses again and
     again, in random order as after some time of service."""
 
-    size: int
-    order: list[int]
-    _next: int = field(default=0)
-
-    @classmethod
-    def of(cls, engine: Engine, rng: np.random.Generator, count: int) -> "Pages":
+    def __init__(self, engine: Engine, rng: np.random.Generator, count: int) -> None:
         """Shuffle the first `count` pages of an engine, or all of them, without the null page."""
-        count = min(count, engine.num_blocks - 1)
-        return cls(engine.block_size, (1 + rng.permutation(count)).tolist())
+        self._size = engine.block_size
+        self._order: list[int] = (1 + rng.permutation(min(count, engine.num_blocks - 1))).tolist()
+        self._next = 0
 
     def take(self, tokens: int) -> list[int]:
         """Take pages for so many tokens, from the beginning again once all are taken."""
-        count = -(-tokens // self.size)
+        count = -(-tokens // self._size)
         first, self._next = self._next, self._next + count
-        if self._next > len(self.order):
+        if self._next > len(self._order):
             first, self._next = 0, count
-        return self.order[first : self._next]
+        return self._order[first : self._next]
 
 
 def make_chunks(point: Point, pages: Pages) -> list[Chunk]:
@@ -70,33 +65,33 @@ def point_row(
         kind=point.kind,
         point=point.number,
         turn=turn,
-        path=path_of(measured),
-        bucket=measured.bucket,
         decodes=count,
         context=sum(point.contexts) + count,
         longest=max(point.contexts, default=-1) + 1,
         chunks=point.chunks,
-        swapped_out=(),
-        swapped_in=(),
-        device_s=measured.device_s,
-        host_s=measured.host_s,
         wall_s=measured.wall_s,
         unique_ctx=point.held,  # requests of a grid share nothing
-        n_logits=measured.n_logits,
-        sm_mhz=sensed.sm_mhz,
-        power_w=sensed.power_w,
+        **_columns(measured, sensed),
     )
+
+
+def _columns(measured: Measured, sensed: Sensed) -> dict[str, Any]:
+    """Give the columns that do not depend on why a step was carried out."""
+    return {
+        "path": "graph" if measured.bucket else "eager",
+        "bucket": measured.bucket,
+        "device_s": measured.device_s,
+        "host_s": measured.host_s,
+        "n_logits": measured.n_logits,
+        "sm_mhz": sensed.sm_mhz,
+        "power_w": sensed.power_w,
+    }
 
 
 def _pages(engine: Engine, point: Point) -> int:
     """Count the pages that a point's requests need."""
     lengths = [*(context + 1 for context in point.contexts), *map(sum, point.chunks)]
     return sum(-(-length // engine.block_size) for length in lengths)
-
-
-def path_of(measured: Measured) -> str:
-    """Tell how the engine launched a step."""
-    return "graph" if measured.bucket else "eager"
 
 
 def measure_grid(
@@ -115,17 +110,27 @@ def measure_grid(
     engine.fill_random()
     until = monotonic() + budget_s
     probe = _probe(points)
+
+    def visit(point: Point, turn: int) -> None:
+        """Run a point's step once for warmth, then measured."""
+        engine.reset()
+        chunks = make_chunks(point, Pages(engine, rng, _pages(engine, point)))
+        engine.execute(chunks, keep=False)
+        for _ in range(TAKES):
+            measured = engine.execute(chunks, keep=False)
+            sensed = sensors.latest if sensors is not None else NOTHING
+            sink(point_row(point, measured, "grid", turn, sensed))
+
     for turn in range(MOST_PASSES):
-        visits = _Visits(engine, sink, rng, turn, sensors)
         order = rng.permutation(len(points)).tolist()
         if turn == 0:
             order.sort(key=lambda k: not points[k].coarse)
-        for visit, k in enumerate(order):
+        for number, k in enumerate(order):
             if monotonic() > until:
                 return turn
-            if visit % PROBE_EVERY == 0:
-                visits.make(probe)
-            visits.make(points[k])
+            if number % PROBE_EVERY == 0:
+                visit(probe, turn)
+            visit(points[k], turn)
     return MOST_PASSES
 
 
@@ -136,35 +141,13 @@ def _probe(points: Sequence[Point]) -> Point:
     return Point(-1, "probe", middle.contexts, middle.chunks, coarse=True)
 
 
-@dataclass(slots=True)
-class _Visits:
-    """Visits of one pass."""
-
-    engine: Engine
-    sink: Sink
-    rng: np.random.Generator
-    turn: int
-    sensors: Sensors | None
-
-    def make(self, point: Point) -> None:
-        """Run a point's step once for warmth, then measured."""
-        engine = self.engine
-        engine.reset()
-        chunks = make_chunks(point, Pages.of(engine, self.rng, _pages(engine, point)))
-        engine.execute(chunks, keep=False)
-        for _ in range(TAKES):
-            measured = engine.execute(chunks, keep=False)
-            sensed = self.sensors.latest if self.sensors is not None else NOTHING
-            self.sink(point_row(point, measured, "grid", self.turn, sensed))
-
-
 def measure_swaps(engine: Engine, sink: Sink, rng: np.random.Generator) -> None:
     """Time copies of 1 to 256 blocks to the host and back."""
     engine.reset()
     sizes = [size for size in SWAP_BLOCKS if size < engine.num_blocks]
     for turn in range(SWAP_TAKES):
         for size in rng.permutation(sizes).tolist():
-            pages = Pages.of(engine, rng, engine.num_blocks)
+            pages = Pages(engine, rng, engine.num_blocks)
             request = Request(-2, 0.0, size * engine.block_size, 2)
             blocks = pages.take(request.prompt_tokens)
             out = engine.swap_out(request, blocks)
@@ -175,8 +158,8 @@ def measure_swaps(engine: Engine, sink: Sink, rng: np.random.Generator) -> None:
 
 
 def _swap_row(kind: str, blocks: int, seconds: float, turn: int) -> Row:
-    out, back = ((blocks,), ()) if kind == "swap_out" else ((), (blocks,))
-    return Row("swap", kind, -1, turn, "eager", 0, 0, 0, 0, (), out, back, seconds, 0.0, seconds)
+    copies: Any = {"swapped_out" if kind == "swap_out" else "swapped_in": (blocks,)}
+    return Row(run="swap", kind=kind, turn=turn, device_s=seconds, wall_s=seconds, **copies)
 
 
 def live_rows(live: LiveRun, run: str, sensed: Sensed = NOTHING) -> list[Row]:
@@ -185,29 +168,15 @@ def live_rows(live: LiveRun, run: str, sensed: Sensed = NOTHING) -> list[Row]:
         Row(
             run=run,
             kind="onpolicy",
-            point=-1,
             turn=turn,
-            path=path_of(timing.measured),
-            bucket=timing.measured.bucket,
             decodes=timing.decodes,
             context=timing.context,
-            longest=0,
             chunks=timing.chunks,
             swapped_out=timing.swapped_out,
             swapped_in=timing.swapped_in,
-            device_s=timing.measured.device_s,
-            host_s=timing.measured.host_s,
             wall_s=timing.measured.wall_s + timing.schedule_s,
             unique_ctx=timing.measured.unique_ctx,
-            n_logits=timing.measured.n_logits,
-            sm_mhz=sensed.sm_mhz,
-            power_w=sensed.power_w,
+            **_columns(timing.measured, sensed),
         )
         for turn, timing in enumerate(live.timings)
     ]
-
-
-def limits_of(engine: Engine, sequences: int, tokens: int, length: int) -> Limits:
-    """Put an engine's sizes and its scheduler's together."""
-    length = min(length, engine.spec.max_position_embeddings)
-    return Limits(sequences, tokens, length, (engine.num_blocks - 1) * engine.block_size)

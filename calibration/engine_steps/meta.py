@@ -5,9 +5,8 @@ import platform
 import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from simulator.models.gpus import find_gpu
 from simulator.util.errors import HeadwayError
@@ -83,26 +82,29 @@ def _commit() -> str:
 
 def write_meta(path: Path, meta: Mapping[str, object]) -> None:
     """Write meta.json."""
-    write_atomic(path, partial(_write, json.dumps(meta, indent=1)))
-
-
-def _write(text: str, file: BinaryIO) -> None:
-    file.write(text.encode() + b"\n")
+    text = json.dumps(meta, indent=1) + "\n"
+    write_atomic(path, lambda file: file.write(text.encode()))
 
 
 def read_meta(path: Path) -> Meta:
     """Read meta.json; HeadwayError where it is damaged."""
-    try:
-        meta = json.loads(path.read_text())
-    except OSError as error:
-        raise HeadwayError(f"{path}: cannot read: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise HeadwayError(f"{path}: damaged: {error}") from None
-    if not isinstance(meta, dict) or (lacking := [key for key in NEEDED if key not in meta]):
+    meta = read_json(path)
+    if lacking := [key for key in NEEDED if key not in meta]:
         raise HeadwayError(f"{path}: is no description of a measurement: lacks {lacking}")
     if meta["clock"] not in {"cpu", "wall"} or not isinstance(meta["block_size"], int):
         raise HeadwayError(f"{path}: clock must be cpu or wall, block_size a whole number")
     return meta
+
+
+def read_json(path: Path) -> Meta:
+    """Read what JSON's keys hold, nothing where it has none; HeadwayError where it is damaged."""
+    try:
+        found = json.loads(path.read_text())
+    except OSError as error:
+        raise HeadwayError(f"{path}: cannot read: {error.strerror}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise HeadwayError(f"{path}: damaged: {error}") from None
+    return found if isinstance(found, dict) else {}
 
 
 def capture_sizes(meta: Meta, path: Path) -> list[int]:

@@ -12,19 +12,19 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-from calibration.engine_steps.fit import Errors
-from calibration.engine_steps.live_files import (
+from calibration.engine_steps.live_folder import (
     MeasuredStep,
     read_about,
     read_measured,
     read_requests,
 )
-from calibration.engine_steps.plots import scatter, spread
+from calibration.engine_steps.meta import read_json
+from calibration.errors import Errors, Floats
+from calibration.plots import plot_live
 from simulator.costs.profile import shipped_profiles
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import write_together
@@ -32,8 +32,6 @@ from simulator.util.files import write_together
 if TYPE_CHECKING:
     from simulator.costs.cost_model import CostModel
     from simulator.simulation.result import Result
-
-Floats = npt.NDArray[np.float64]
 
 METRICS = (
     ("request_throughput", "Request throughput"),
@@ -113,12 +111,15 @@ def validate(folder: Path, profile: str | None = None, out: Path | None = None) 
             HeadwayWarning,
             stacklevel=2,
         )
+    parts = {name: pair for name, pair in forced.items() if name != "all steps"}
+    metrics = [(metric.label, metric.error, metric.band) for metric in found.free]
+    title = f"Simulation against a live run on {found.device}"
     text = json.dumps(_finite(asdict(found)), indent=1, allow_nan=False)
     write_together(
         out or folder,
         {
             "validation.json": lambda file: file.write(text.encode() + b"\n"),
-            "validation.png": partial(_plot, forced, found),
+            "validation.png": partial(plot_live, title, parts, metrics),
         },
     )
     return found
@@ -158,13 +159,8 @@ def teacher_forced(
 
 def _summary(folder: Path) -> dict[str, object]:
     path = folder / "summary.json"
-    try:
-        summary = json.loads(path.read_text())
-    except OSError as error:
-        raise HeadwayError(f"{path}: cannot read: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise HeadwayError(f"{path}: damaged: {error}") from None
-    if not isinstance(summary, dict) or (lacking := [k for k, _ in METRICS if k not in summary]):
+    summary = read_json(path)
+    if lacking := [key for key, _ in METRICS if key not in summary]:
         raise HeadwayError(f"{path}: damaged: lacks {', '.join(lacking)}")
     return summary
 
@@ -234,25 +230,3 @@ def _table(found: Validation) -> Iterator[str]:
     live, simulated = found.preemptions
     yield f"{'Preemptions':<22}{live:>11}{simulated:>11}"
     yield f"Scheduler and log: {found.schedule_s * 1e3:.3f} ms of CPU time per step (median)"
-
-
-def _plot(forced: Mapping[str, tuple[Floats, Floats]], found: Validation, file: BinaryIO) -> None:
-    from simulator.figures.style import encode, grid, sheet
-
-    with sheet(1, 3, 4.2, width=12.0) as figure:
-        steps, errors, whole = figure.axes
-        apart = {name: pair for name, pair in forced.items() if name != "all steps"}
-        scatter(steps, apart)
-        spread(errors, apart)
-        places = np.arange(len(found.free))[::-1]
-        for place, free in zip(places, found.free, strict=True):
-            if free.band is not None:
-                low, high = (100.0 * bound for bound in free.band)
-                whole.barh(place, high - low, left=low, height=0.7, color="0.8")
-        whole.plot([100.0 * free.error for free in found.free], places, "o", color="#0072B2")
-        whole.axvline(0.0, color="black", lw=1)
-        whole.set_yticks(places, [free.label for free in found.free])
-        whole.set_xlabel("simulated / live - 1 (%); grey: live vs live")
-        grid(whole, "x")
-        figure.suptitle(f"Simulation against a live run on {found.device}", fontsize=12)
-    encode(figure, file)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibration.kernel_tables.systems import System
-from calibration.kernel_tables.tables import Floats, has_table, read_table
-from simulator.models.spec import bytes_of
+from calibration.errors import Floats
+from calibration.kernel_tables.tables import GpuTables, has_table, read_table
+from simulator.models.spec import ModelSpec, bytes_of
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def _read(data: Path, path: str, columns: tuple[str, ...]) -> "pd.DataFrame":
 class Products:
     """Seconds of matrix products [m, k] x [k, n] of one dtype, interpolated in log n and log k."""
 
-    def __init__(self, data: Path, system: System, dtype: str) -> None:
-        path = f"{system.folder}/gemm/vllm/{system.version}/gemm_perf.parquet"
+    def __init__(self, data: Path, tables: GpuTables, dtype: str) -> None:
+        path = f"{tables.folder}/gemm/vllm/{tables.version}/gemm_perf.parquet"
         table = _read(data, path, ("gemm_dtype", "m", "n", "k", "latency"))
         table = table[table["gemm_dtype"] == dtype]
         self.measured = not table.empty
@@ -68,15 +68,25 @@ class Products:
             found.append(float(np.exp(look((np.log(in_n), np.log(in_k))))) * beyond)
         return np.array(found) / 1e3
 
+    def of_layer(self, model: ModelSpec, gpus: int) -> Floats:
+        """Give the time of one layer's products on each of so many GPUs, experts left out."""
+        query = model.num_attention_heads // gpus * model.head_dim
+        key = max(1, model.num_key_value_heads // gpus) * model.head_dim
+        hidden, inner = model.hidden_size, model.intermediate_size // gpus
+        attention = self.seconds(query + 2 * key, hidden) + self.seconds(hidden, query)
+        if model.num_experts:
+            return attention
+        return attention + self.seconds(2 * inner, hidden) + self.seconds(hidden, inner)
+
 
 def read_attention(
-    data: Path, system: System, kind: str, shape: tuple[int, int, int], kv_cache_dtype: str
+    data: Path, tables: GpuTables, kind: str, shape: tuple[int, int, int], kv_cache_dtype: str
 ) -> tuple["pd.DataFrame", list[str]]:
     """Pick the rows for one GPU's (query heads, KV heads, head size), in seconds of one layer.
 
     `kind` is context or generation. Adds the columns N, sequences, and S, cached tokens read.
     """
-    path = f"{system.folder}/attention/vllm/{system.version}/{kind}_attention_perf.parquet"
+    path = f"{tables.folder}/attention/vllm/{tables.version}/{kind}_attention_perf.parquet"
     table, notes = _read(data, path, ATTENTION), []
     heads, kv_heads, size = shape
     table = table[table["head_dim"] == size]
@@ -121,16 +131,16 @@ class AllReduce:
     graph; above, each call adds its launch and a copy, which the `eager` rows have.
     """
 
-    def __init__(self, data: Path, system: System, gpus: int) -> None:
+    def __init__(self, data: Path, tables: GpuTables, gpus: int) -> None:
         self._graph = self._eager = self._nccl = None
-        custom = f"{system.folder}/comm/vllm/{system.custom}/custom_allreduce_perf.parquet"
-        if system.custom and (system.fully_connected or gpus == 2):
+        custom = f"{tables.folder}/comm/vllm/{tables.custom}/custom_allreduce_perf.parquet"
+        if tables.custom and (tables.fully_connected or gpus == 2):
             table = _read(data, custom, ("num_gpus", "message_size", "backend", "latency"))
             table = table[table["num_gpus"] == gpus]
             self._graph = _curve(table[table["backend"] == "vllm_graph"])
             self._eager = _curve(table[table["backend"] == "vllm_eager"])
-        nccl = f"{system.folder}/comm/nccl/{system.nccl}/nccl_perf.parquet"
-        if system.nccl and has_table(data, nccl, SOURCE):
+        nccl = f"{tables.folder}/comm/nccl/{tables.nccl}/nccl_perf.parquet"
+        if tables.nccl and has_table(data, nccl, SOURCE):
             columns = ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency")
             table = _read(data, nccl, columns)
             table = table[(table["op_name"] == "all_reduce") & (table["nccl_dtype"] == "half")]

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from calibration.kernel_tables import llmservingsim
+from calibration.errors import Floats
 from calibration.kernel_tables.aiconfigurator import AllReduce, Products, read_attention
-from calibration.kernel_tables.batches import Batches, decodes, prompts, together
-from calibration.kernel_tables.in_sequence import in_sequence
-from calibration.kernel_tables.systems import System
-from calibration.kernel_tables.tables import Floats
-from simulator.costs.roofline import all_reduce, efficiency_of, products_seconds, small_kernels
+from calibration.kernel_tables.attention_batches import Batches
+from calibration.kernel_tables.llmservingsim import LayerTables
+from calibration.kernel_tables.product_slowdown import slowdown
+from calibration.kernel_tables.tables import GpuTables
+from simulator.costs.roofline import all_reduce, products_seconds, small_kernels
 from simulator.models.spec import HALF, ModelSpec
 from simulator.util.errors import HeadwayError
 
@@ -40,7 +40,7 @@ class Target:
     """What to compose: a model in a precision, on so many GPUs."""
 
     model: ModelSpec
-    system: System
+    tables: GpuTables
     gpus: int = 1
     dtype: str = "bfloat16"  # of the weights
     kv_cache_dtype: str = "bfloat16"
@@ -86,30 +86,30 @@ class NotTimedError(HeadwayError):
 
 def compose_kernels(data: Path, target: Target) -> Kernels:
     """Read or reckon what the target's steps are made of."""
-    system = target.system
-    if not system.layers:
-        return _grid(data, target)
-    if not llmservingsim.has_layers(data, system, target.model, target.gpus):
-        raise NotTimedError(f"{target.model.name} at TP {target.gpus} on {system.gpu.name}")
+    gpu = target.tables.gpu.name
+    if not target.tables.layers:
+        return _compose_grid(data, target)
+    layers = LayerTables(data, target.tables, target.model, target.gpus)
+    if not layers.timed:
+        raise NotTimedError(f"{target.model.name} at TP {target.gpus} on {gpu}")
     if {target.dtype, target.kv_cache_dtype} != {"bfloat16"}:
-        raise NotTimedError(f"other dtypes than bfloat16 on {system.gpu.name}")
-    return _layers(data, target)
+        raise NotTimedError(f"other dtypes than bfloat16 on {gpu}")
+    return _compose_layers(data, target, layers)
 
 
-def _layers(data: Path, target: Target) -> Kernels:
+def _compose_layers(data: Path, target: Target, layers: LayerTables) -> Kernels:
     """Compose the layers of a model that LLMServingSim timed as it is."""
-    place = (data, target.system, target.model, target.gpus)
-    tokens, dense = llmservingsim.read_dense(*place)
+    tokens, dense = layers.dense()
     timed = tokens[-1]
     tokens, dense = _extended(tokens, dense)
-    attention = llmservingsim.read_attention(*place)
+    attention = layers.attention()
     notes: list[str] = []
     if target.model.num_experts:
-        dense = dense + llmservingsim.read_experts(*place, tokens)
+        dense = dense + layers.experts(tokens)
         if target.gpus > 1:
             notes.append(f"experts: timed on one GPU; each of {target.gpus} has its share")
-    dense = dense + _reduce(data, target, tokens, notes)
-    counts, head = llmservingsim.read_head(*place)
+    dense = dense + _all_reduces(data, target, tokens, notes)
+    counts, head = layers.head()
     sources = {"LLMServingSim"} | ({"AIConfigurator"} if target.gpus > 1 else set())
     head = head + _gather(data, target, counts)
     attention = attention.select(attention.sequences > 0)
@@ -127,18 +127,18 @@ def _extended(tokens: Floats, seconds: Floats) -> tuple[Floats, Floats]:
     return np.append(tokens, more), np.append(seconds, seconds[-1] + slope * (more - most))
 
 
-def _grid(data: Path, target: Target) -> Kernels:
+def _compose_grid(data: Path, target: Target) -> Kernels:
     """Compose a model of any shape from AIConfigurator's grids."""
-    model, system, layers = target.model, target.system, target.model.num_hidden_layers
+    model, gpu, layers = target.model, target.tables.gpu, target.model.num_hidden_layers
     notes: list[str] = []
-    tokens, products = _products(data, target, notes)
-    dense = layers * (products + small_kernels(model, system.gpu, tokens, target.gpus))
-    dense += _reduce(data, target, tokens, notes)
-    head = Products(data, system, "bfloat16")
+    tokens, products = compose_products(data, target, notes)
+    dense = layers * (products + small_kernels(model, gpu, tokens, target.gpus))
+    dense += _all_reduces(data, target, tokens, notes)
+    head = Products(data, target.tables, "bfloat16")
     logits = head.seconds(model.vocab_size // target.gpus, model.hidden_size)
     there = np.isfinite(logits) & (head.tokens <= MAX_SEQUENCES)
     counts, logits = head.tokens[there], logits[there]
-    sampler = SAMPLER + counts * SAMPLER_BYTES * model.vocab_size / system.gpu.bandwidth
+    sampler = SAMPLER + counts * SAMPLER_BYTES * model.vocab_size / gpu.bandwidth
     head_seconds = logits + sampler + _gather(data, target, counts)
     attention = _attention(data, target, notes)
     sources = frozenset({"AIConfigurator"})
@@ -147,40 +147,36 @@ def _grid(data: Path, target: Target) -> Kernels:
 
 def _attention(data: Path, target: Target, notes: list[str]) -> Batches:
     """Read decodes and whole prompts, each by themselves; the grids have no others."""
-    layers, place = target.model.num_hidden_layers, (target.shape, target.kv_cache_dtype)
-    decode, more = read_attention(data, target.system, "generation", *place)
-    prefill, also = read_attention(data, target.system, "context", *place)
+    place = (target.shape, target.kv_cache_dtype)
+    decode, more = read_attention(data, target.tables, "generation", *place)
+    prefill, also = read_attention(data, target.tables, "context", *place)
     prefill = prefill[prefill["isl"] > 1]  # one token is timed as a decode
     notes += more + also
-    found = decodes(*(decode[name].to_numpy(float) for name in ("N", "S", "seconds")))
-    others = prompts(*(prefill[name].to_numpy(float) for name in ("N", "isl", "seconds")))
-    both = together(found, others)
-    return replace(both, seconds=layers * both.seconds)
+    decodes = (decode[name].to_numpy(float) for name in ("N", "S", "seconds"))
+    prompts = (prefill[name].to_numpy(float) for name in ("N", "isl", "seconds"))
+    both = Batches.concatenated(Batches.of_decodes(*decodes), Batches.of_prompts(*prompts))
+    return replace(both, seconds=target.model.num_hidden_layers * both.seconds)
 
 
-def _products(data: Path, target: Target, notes: list[str]) -> tuple[Floats, Floats]:
+def compose_products(data: Path, target: Target, notes: list[str]) -> tuple[Floats, Floats]:
     """Give token counts and one layer's matrix products: measured, or reckoned and noted."""
-    model, gpus, system = target.model, target.gpus, target.system
-    table = Products(data, system, GEMM_DTYPES.get(target.dtype, target.dtype))
-    why = DISTRUSTED.get((system.key, target.dtype), f"none were timed with {target.dtype} weights")
-    if not table.measured or (system.key, target.dtype) in DISTRUSTED:
+    model, gpus, tables = target.model, target.gpus, target.tables
+    table = Products(data, tables, GEMM_DTYPES.get(target.dtype, target.dtype))
+    why = DISTRUSTED.get((tables.key, target.dtype), f"none were timed with {target.dtype} weights")
+    if not table.measured or (tables.key, target.dtype) in DISTRUSTED:
         notes.append(f"matrix products: {why}; by roofline")
-        reckoned = products_seconds(model, system.gpu, target.dtype, ROOFLINE_TOKENS)
+        reckoned = products_seconds(model, tables.gpu, target.dtype, ROOFLINE_TOKENS)
         return ROOFLINE_TOKENS, reckoned / gpus / model.num_hidden_layers
-    heads, kv_heads, size = target.shape
-    hidden, inner = model.hidden_size, model.intermediate_size // gpus
-    seconds = table.seconds((heads + 2 * kv_heads) * size, hidden)
-    seconds = seconds + table.seconds(hidden, heads * size)
+    seconds = table.of_layer(model, gpus)
     if model.num_experts:
         notes.append("experts: none were timed on this GPU; by roofline")
         dense_only = replace(model, num_experts=0, num_experts_per_tok=0, intermediate_size=1)
-        efficient = efficiency_of(system.gpu)
-        whole = products_seconds(model, system.gpu, target.dtype, table.tokens, efficient)
-        rest = products_seconds(dense_only, system.gpu, target.dtype, table.tokens, efficient)
+        whole, rest = (
+            products_seconds(one, tables.gpu, target.dtype, table.tokens)
+            for one in (model, dense_only)
+        )
         seconds = seconds + np.maximum(whole - rest, 0.0) / gpus / model.num_hidden_layers
-    else:
-        seconds = seconds + table.seconds(2 * inner, hidden) + table.seconds(hidden, inner)
-    seconds = seconds * in_sequence(system, table.tokens)
+    seconds = seconds * slowdown(tables, table.tokens)
     there = np.isfinite(seconds)
     if target.dtype != "bfloat16":
         there &= ~_unaligned(table.tokens)
@@ -198,25 +194,26 @@ def _unaligned(tokens: Floats) -> npt.NDArray[np.bool_]:
     return np.asarray((tokens > 16) & (tokens % 8 != 0))
 
 
-def _reduce(data: Path, target: Target, tokens: Floats, notes: list[str]) -> Floats:
-    """Give the seconds of all layers' all-reduces, two each, of 16-bit hidden states."""
+def _all_reduce(
+    data: Path, target: Target, counts: Floats, size: float, notes: list[str] | None = None
+) -> Floats:
+    """Give the seconds to add up so many times `size` bytes: measured, else by the link."""
     if target.gpus == 1:
-        return np.zeros(len(tokens))
-    model, size = target.model, target.model.hidden_size * HALF
-    table = AllReduce(data, target.system, target.gpus)
+        return np.zeros(len(counts))
+    table = AllReduce(data, target.tables, target.gpus)
     if table.measured:
-        return 2 * model.num_hidden_layers * table.seconds(tokens, size)
-    notes.append(f"all-reduce: not timed between {target.gpus} of these GPUs; by its link")
-    reckoned = all_reduce(target.system.gpu, target.gpus, tokens * size)
-    return 2 * model.num_hidden_layers * reckoned
+        return table.seconds(counts, size)
+    if notes is not None:
+        notes.append(f"all-reduce: not timed between {target.gpus} of these GPUs; by its link")
+    return all_reduce(target.tables.gpu, target.gpus, counts * size)
+
+
+def _all_reduces(data: Path, target: Target, tokens: Floats, notes: list[str]) -> Floats:
+    """Give the seconds of all layers' all-reduces, two each, of 16-bit hidden states."""
+    size = target.model.hidden_size * HALF
+    return 2 * target.model.num_hidden_layers * _all_reduce(data, target, tokens, size, notes)
 
 
 def _gather(data: Path, target: Target, counts: Floats) -> Floats:
     """Give the seconds to collect the logits of all GPUs: half of what their all-reduce takes."""
-    if target.gpus == 1:
-        return np.zeros(len(counts))
-    size = target.model.vocab_size * HALF
-    table = AllReduce(data, target.system, target.gpus)
-    if table.measured:
-        return table.seconds(counts, size) / 2
-    return all_reduce(target.system.gpu, target.gpus, counts * size) / 2
+    return _all_reduce(data, target, counts, target.model.vocab_size * HALF) / 2

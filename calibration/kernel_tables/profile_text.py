@@ -1,37 +1,31 @@
-"""The text of a fitted profile: the numbers with their meaning, range, errors and origin."""
+"""The text of a profile that was composed of kernel tables: its numbers, errors and origin."""
 
 from collections.abc import Iterator
 
 import numpy as np
 
 from calibration.kernel_tables.compose import Target
-from calibration.kernel_tables.fit import FitReport
-from calibration.kernel_tables.tables import Floats
+from calibration.kernel_tables.fit_target import FitReport
+from calibration.kernel_tables.product_slowdown import slowdown
+from calibration.profile_yaml import (
+    MEANINGS,
+    cost_lines,
+    error_lines,
+    head_lines,
+    join_blocks,
+    range_lines,
+    residual_lines,
+)
 from simulator.costs.piecewise import TERMS, Table
 from simulator.costs.roofline import efficiency_of
-from simulator.models.gpus import Gpu
 
-MEANINGS = {
-    "overhead": "a step's scheduling, sampling, input and output in the engine",
-    "head": "output projection and sampler: reading the weights",
-    "head_per_sequence": "the same, where it is bound by its products",
-    "decode": "attention of a pure decode step: its launches",
-    "decode_per_context": "the same, per cached token read",
-    "decode_per_sequence": "the same, per sequence, where the contexts are short",
-    "prefill": "attention of a step with prompts: its launches",
-    "prefill_per_pair": "the same, per (query, key) pair of the prompts",
-    "prefill_per_token": "the same, per token of the prompts",
-    "mixed_per_context": "the same, per cached token that its decodes read",
-    "mixed_per_sequence": "the same, per decode",
-    "serial_per_token": "the same, per token of the longest sequence: no step is faster",
-}
 ROW = 98  # columns
 
 COMPOSED = """\
   - Steps were composed of kernels timed one by one; no whole step was timed."""
 GRID = """\
   - Products were timed back to back and are taken to last up to {factor:.2f} times as long within a
-    model (calibration/kernel_tables/in_sequence.py). Norms, rotary embedding, cache writes and
+    model (calibration/kernel_tables/product_slowdown.py). Norms, rotary embedding, cache writes and
     activation are reckoned from their bytes, the sampler by LLMServingSim's on RTX 4090 and RTX
     PRO 6000.
   - No prompt was timed with a history: a pair with a cached key is taken to cost what others do."""
@@ -74,49 +68,35 @@ VIDUR = """\
 
 def profile_text(target: Target, report: FitReport) -> str:
     """Write a profile as YAML."""
-    return "\n".join(_lines(target, report)) + "\n"
-
-
-def _lines(target: Target, report: FitReport) -> Iterator[str]:
-    model, system, cost = target.model, target.system, report.cost
-    gpus = f"{target.gpus} {system.gpu.name}" if target.gpus > 1 else f"one {system.gpu.name}"
-    yield f"# What the kernels of a step of {model.name} cost on {gpus}."
-    yield "# Written by `headway profile build` from the tables named at the end."
-    yield f"model: {model.name}"
-    yield "hardware:"
-    yield f"  gpu: {system.gpu.name}"
-    yield f"  tensor_parallel_size: {target.gpus}"
-    yield f"  dtype: {target.dtype}"
-    yield f"  kv_cache_dtype: {target.kv_cache_dtype}"
-    yield f"engine: vLLM {system.version}, {system.attention}"
-    yield "overhead: vllm # comes on top, from simulator/costs/overheads.yaml"
-    yield ""
-    yield "cost: # seconds, all layers together"
-    yield "  kind: piecewise"
-    for term in TERMS[1:]:
-        yield f"  {term}: {getattr(cost, term)} # {MEANINGS[term]}"
-    yield "  dense: # [tokens, seconds]: matrix products, small kernels, all-reduce"
-    yield from _table(cost.dense)
-    yield ""
-    yield "range: # of the steps fitted to; beyond, a run warns"
-    yield from (f"  {name}: [{low}, {high}]" for name, (low, high) in report.limits.items())
-    yield ""
-    if report.residuals:
-        yield "residuals: # sd of log(timed / fitted) of whole steps held out, for --replications"
-        yield from (f"  {name}: {value:.4f}" for name, value in report.residuals.items())
-        yield ""
-    yield from _errors(report, system.gpu)
-    yield ""
-    if report.notes:
-        yield "fallback: # not measured, but reckoned from what was"
-        yield from (f'- "{note}"' for note in report.notes)
-    if len(report.errors):
-        yield "assumptions: |"
-        yield from _assumptions(target, report)
-        yield "sources:"
-        yield from _sources(target, report)
-    else:
-        yield "sources: [simulator/costs/efficiencies.yaml]"
+    tables, name = target.tables, target.model.name
+    gpus = f"{target.gpus} {tables.gpu.name}" if target.gpus > 1 else f"one {tables.gpu.name}"
+    hardware = {
+        "gpu": tables.gpu.name,
+        "tensor_parallel_size": target.gpus,
+        "dtype": target.dtype,
+        "kv_cache_dtype": target.kv_cache_dtype,
+    }
+    title = f"What the kernels of a step of {name} cost on {gpus}"
+    author = "`headway profile build` from the tables named at the end"
+    return join_blocks(
+        [
+            *head_lines(title, author, name, hardware),
+            f"engine: vLLM {tables.version}, {tables.attention}",
+            "overhead: vllm # comes on top, from simulator/costs/overheads.yaml",
+        ],
+        [
+            *cost_lines({term: getattr(report.cost, term) for term in TERMS[1:]}, MEANINGS),
+            "  dense: # [tokens, seconds]: matrix products, small kernels, all-reduce",
+            *_table(report.cost.dense),
+        ],
+        range_lines(report.limits),
+        residual_lines(
+            report.residuals,
+            "sd of log(timed / fitted) of whole steps held out, for --replications",
+        ),
+        _fit(target, report),
+        _origin(target, report),
+    )
 
 
 def _table(rows: Table) -> Iterator[str]:
@@ -132,49 +112,56 @@ def _table(rows: Table) -> Iterator[str]:
     yield line.rstrip()
 
 
-def _errors(report: FitReport, gpu: Gpu) -> Iterator[str]:
+def _fit(target: Target, report: FitReport) -> Iterator[str]:
     """Write down the relative errors of whole steps."""
-    if not len(report.errors):
+    if report.errors is None or report.held_out is None:
         yield "fit: # of no step of this model; other models' steps by the same roofline"
-        yield f"  roofline_median_relative_error: {efficiency_of(gpu).error}"
+        yield f"  roofline_median_relative_error: {efficiency_of(target.tables.gpu).error}"
         return
     yield "fit: # relative errors of the kernels' sum"
-    yield from _spread(report.errors, "  ")
+    yield from error_lines(report.errors, "  ")
     yield "  cross_validation: # 5 folds; each leaves out whole token counts"
-    yield from _spread(report.held_out, "    ")
+    yield from error_lines(report.held_out, "    ")
 
 
-def _spread(errors: Floats, indent: str) -> Iterator[str]:
-    yield f"{indent}points: {len(errors)}"
-    yield f"{indent}median_relative_error: {np.median(errors):.4f}"
-    yield f"{indent}p95_relative_error: {np.percentile(errors, 95):.4f}"
+def _origin(target: Target, report: FitReport) -> Iterator[str]:
+    """Say what was not measured, what was taken for granted, and who timed the rest."""
+    if report.notes:
+        yield "fallback: # not measured, but reckoned from what was"
+        yield from (f'- "{note}"' for note in report.notes)
+    if report.errors is None:
+        yield "sources: [simulator/costs/efficiencies.yaml]"
+        return
+    yield "assumptions: |"
+    yield from _assumptions(target, report)
+    yield "sources:"
+    yield from _sources(target, report)
 
 
 def _assumptions(target: Target, report: FitReport) -> Iterator[str]:
     """Say what was taken for granted."""
-    from calibration.kernel_tables.in_sequence import in_sequence
-
     yield COMPOSED
-    if target.system.layers:
+    if target.tables.layers:
         yield LAYERS
     else:
         tokens = np.array([row[0] for row in report.cost.dense], float)
-        yield GRID.format(factor=in_sequence(target.system, tokens).max())
+        yield GRID.format(factor=slowdown(target.tables, tokens).max())
     if target.gpus > 1:
         yield REDUCED
     if report.mixed is not None:
         ratio = report.cost.mixed_per_context / report.cost.decode_per_context
         yield FA2_MIXED.format(ratio=ratio, **vars(report.mixed))
     elif not report.joint:
-        yield SEPARATE_MIXED.format(attention=target.system.attention)
+        yield SEPARATE_MIXED.format(attention=target.tables.attention)
 
 
 def _sources(target: Target, report: FitReport) -> Iterator[str]:
     """Name the published tables and their licences."""
+    tables = target.tables
     if "AIConfigurator" in report.sources:
-        yield AICONFIGURATOR.format(folder=target.system.folder)
-        if not target.system.layers:
+        yield AICONFIGURATOR.format(folder=tables.folder)
+        if not tables.layers:
             yield VIDUR
     if "LLMServingSim" in report.sources:
-        folder = target.system.layers or "{RTX4090,RTXPRO6000}"
+        folder = tables.layers or "{RTX4090,RTXPRO6000}"
         yield LLMSERVINGSIM.format(folder=f"{folder} (mixed batches)" if report.mixed else folder)

@@ -1,18 +1,80 @@
-"""Find and read published tables, whole trees or flattened, and check their columns."""
+"""Published kernel tables: which GPUs have them, where they lie, and how one is read.
 
-from collections.abc import Collection
+AIConfigurator (NVIDIA, Apache-2.0) times vLLM's kernels on grids of shapes, LLMServingSim (KAIST,
+MIT) those of whole models in vLLM's worker, attention in mixed batches among them.
+"""
+
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
+from simulator.models.gpus import GPUS, NVLINK, Gpu, find_gpu
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Floats = npt.NDArray[np.float64]
+
+@dataclass(frozen=True)
+class GpuTables:
+    """One GPU's tables: folders and versions in the published trees, "" for those there are not."""
+
+    key: str  # in profile names
+    gpu: Gpu
+    folder: str  # of AIConfigurator's systems/data
+    version: str  # of vLLM
+    attention: str
+    multiprocessors: int
+    custom: str = ""  # vLLM whose own all-reduce was timed
+    nccl: str = ""
+    layers: str = ""  # folder of LLMServingSim's profiler/perf
+
+    @property
+    def tiles_decodes(self) -> bool:
+        """Whether FlashAttention-2 computes a decode beside a prompt as a tile of 64 queries."""
+        return self.attention == "FlashAttention-2"
+
+    @property
+    def fully_connected(self) -> bool:
+        """Whether all GPUs of a server reach each other by NVLink."""
+        return self.gpu.link_bandwidth > NVLINK
+
+
+FA2, FA3 = "FlashAttention-2", "FlashAttention-3"
+GPU_TABLES = (
+    GpuTables("a100", GPUS["A100-80GB"], "a100_sxm", "0.14.0", FA2, 108, "0.14.0", "2.27.3"),
+    GpuTables("h100", GPUS["H100-80GB"], "h100_sxm", "0.24.0", FA3, 132, "0.24.0", "2.27.3"),
+    GpuTables("h200", GPUS["H200"], "h200_sxm", "0.24.0", FA3, 132, "0.24.0", "2.29.2"),
+    GpuTables("b200", GPUS["B200"], "b200_sxm", "0.19.0", "FlashInfer", 148, "0.24.0"),
+    GpuTables("l40s", GPUS["L40S"], "l40s", "0.24.0", FA2, 142),
+    GpuTables("rtx-4090", GPUS["RTX-4090"], "", "0.19.0", FA2, 128, layers="RTX4090"),
+    GpuTables(
+        "rtx-pro-6000",
+        GPUS["RTX-PRO-6000"],
+        "rtx_pro_6000_server",
+        "0.19.0",
+        FA2,
+        188,
+        "0.19.0",
+        "2.29.2",
+        "RTXPRO6000",
+    ),
+)
+
+
+def find_gpu_tables(name: str) -> GpuTables:
+    """Find the tables of a GPU by its name; HeadwayError names those that there are."""
+    try:
+        gpu = find_gpu(name)
+    except ValueError as error:
+        raise HeadwayError(f"--gpu: {str(error).removeprefix('gpu.name: ')}") from None
+    for tables in GPU_TABLES:
+        if tables.gpu is gpu:
+            return tables
+    known = ", ".join(tables.gpu.name for tables in GPU_TABLES)
+    raise HeadwayError(f"--gpu: {gpu.name} has no kernel tables; there are those of {known}")
 
 
 def find_table(data: Path, path: str, source: str) -> Path:
@@ -61,3 +123,13 @@ def _need_pyarrow() -> None:
         raise HeadwayError(
             "reading Parquet tables needs pyarrow: pip install 'headway[parquet]'"
         ) from None
+
+
+def exit_code(work: Callable[[], None]) -> int:
+    """Do the work of a command on tables; print what is wrong with them and give its exit code."""
+    try:
+        work()
+    except HeadwayError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0

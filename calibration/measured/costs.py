@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from calibration.kernel_tables.compose import Target
-from calibration.kernel_tables.fit import calibrate
-from calibration.kernel_tables.systems import find_system
+from calibration.kernel_tables.fit_target import fit_target
+from calibration.kernel_tables.tables import find_gpu_tables
 from simulator.costs.load import with_overhead
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.scenario.assemble import Parts
@@ -27,7 +27,7 @@ def with_tables(parts: Parts, engine: EngineConfig) -> Parts:
     try:
         if not data:
             raise HeadwayError("HEADWAY_DATA names no folder with kernel tables")
-        report = calibrate(Path(data), _target(parts, engine))
+        report = fit_target(Path(data), _target(parts, engine))
     except HeadwayError as error:
         warnings.warn(f"no profile of {name}, and {error}; roofline", HeadwayWarning, stacklevel=2)
         return parts
@@ -51,7 +51,7 @@ def _target(parts: Parts, engine: EngineConfig) -> Target:
     cache = engine.kv_cache_dtype
     return Target(
         parts.model,
-        find_system(parts.gpu.name),
+        find_gpu_tables(parts.gpu.name),
         engine.tensor_parallel_size,
         dtype,
         "bfloat16" if cache in {"auto", "float16"} else cache,

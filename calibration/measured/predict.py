@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from simulator.workload.workload import Workload
 
 Floats = npt.NDArray[np.float64]
+LATENCIES = ("ttft", "tpot", "e2el")
 LEAST_GAUGE = 0.1  # a mean below it is nothing to compare
 
 

@@ -5,25 +5,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from calibration.measured.predict import Compared, Outcome
-from simulator.figures.style import (
-    COLORS,
-    color,
-    encode,
-    grid,
-    legend_below,
-    log_scale,
-    marker,
-    sheet,
-)
-from simulator.util.files import write_atomic, write_together
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from calibration.measured.predict import Outcome
+from calibration.plots import Pair, Series, plot_metrics, plot_run
+from simulator.util.files import Writer, write_atomic, write_together
 
 SUMMARIZED = (
     "mean_ttft_ms",
@@ -35,6 +22,7 @@ SUMMARIZED = (
     "p99_e2el_ms",
     "output_throughput",
 )
+GAUGES = {"running": "requests running", "kv_usage": "KV cache in use (%)"}
 WORDS = {"request_throughput": "requests/s", "output_throughput": "output tok/s"}
 
 
@@ -124,75 +112,37 @@ def _json_rows(outcome: Outcome) -> Iterator[dict[str, object]]:
 
 def write_plots(folder: Path, outcomes: Sequence[Outcome]) -> list[Path]:
     """Draw the distributions of each run that has requests, and all errors in one picture."""
-    writers = {
-        f"{outcome.run.run_id.replace('/', '_')}.png": partial(_plot_run, outcome)
-        for outcome in outcomes
-        if outcome.samples
+    writers: dict[str, Writer] = {}
+    for outcome in outcomes:
+        name = outcome.run.run_id
+        if outcome.samples:
+            draw = partial(plot_run, name, outcome.samples, _gauges(outcome))
+            writers[f"{name.replace('/', '_')}.png"] = draw
+    means = {name: _means(outcomes, f"mean_{name}_ms") for name in ("ttft", "tpot", "e2el")}
+    return write_together(folder, {**writers, "errors.png": partial(plot_metrics, means)})
+
+
+def _gauges(outcome: Outcome) -> dict[str, Series]:
+    """Give the gauges that are drawn, by the labels of their axes."""
+    if outcome.gauges is None:
+        return {}
+    predicted, measured = outcome.gauges
+    return {
+        label: ((predicted.time, predicted.columns[name]), (measured.time, measured.columns[name]))
+        for name, label in GAUGES.items()
+        if name in measured.columns
     }
-    return write_together(folder, {**writers, "errors.png": partial(_plot_errors, outcomes)})
 
 
-def _plot_run(outcome: Outcome, file: BinaryIO) -> None:
-    gauges = outcome.gauges
-    shown = [] if gauges is None else [n for n in gauges[1].columns if n != "waiting"]
-    panels = 3 + len(shown)
-    with sheet(1, panels, 3.6, width=3.2 * panels) as figure:
-        axes = figure.axes
-        for ax, (name, (predicted, measured)) in zip(axes, outcome.samples.items(), strict=False):
-            for values, label, color in (
-                (measured, "measured", "black"),
-                (predicted, "predicted", COLORS[0]),
-            ):
-                ax.plot(np.sort(values), np.linspace(0, 100, len(values)), color=color, label=label)
-            if len(measured) and measured.min() > 0:
-                log_scale(ax, "x")
-            ax.set_xlabel(f"{name.upper()} (ms)")
-        axes[0].set_ylabel("requests (%)")
-        for ax, name in zip(axes[3:], shown, strict=True):
-            assert gauges is not None
-            for one, label, color in zip(
-                gauges[::-1], ("measured", "predicted"), ("black", COLORS[0]), strict=True
-            ):
-                ax.step(one.time, one.columns[name], where="post", color=color, label=label, lw=0.8)
-            ax.set_xlabel("time (s)")
-            ax.set_ylabel("KV cache in use (%)" if name == "kv_usage" else "requests running")
-        for ax in axes:
-            grid(ax)
-        legend_below(figure, axes[0])
-        figure.suptitle(outcome.run.run_id, fontsize=11)
-    encode(figure, file)
-
-
-def _plot_errors(outcomes: Sequence[Outcome], file: BinaryIO) -> None:
-    sources = list(dict.fromkeys(outcome.run.source for outcome in outcomes))
-    with sheet(1, 3, 3.8) as figure:
-        for ax, name in zip(figure.axes, ("ttft", "tpot", "e2el"), strict=True):
-            points = 0
-            for k, source in enumerate(sources):
-                rows = [
-                    row
-                    for one in outcomes
-                    if one.run.source == source
-                    for row in one.rows
-                    if row.metric == f"mean_{name}_ms" and row.measured > 0
-                ]
-                points += len(rows)
-                _scatter(ax, rows, source, k)
-            if points:
-                log_scale(ax, "x")
-                log_scale(ax, "y")
-                low, high = ax.get_xlim()
-                ax.plot([low, high], [low, high], color="black", lw=1)
-            ax.set_title(f"mean {name.upper()}")
-            ax.set_xlabel("measured (ms)")
-            grid(ax)
-        figure.axes[0].set_ylabel("predicted (ms)")
-        legend_below(figure, figure.axes[0])
-    encode(figure, file)
-
-
-def _scatter(ax: "Axes", rows: Sequence[Compared], source: str, number: int) -> None:
-    measured = [row.measured for row in rows]
-    predicted = [row.predicted for row in rows]
-    look: dict[str, Any] = {"color": color(number), "marker": marker(number), "markersize": 4}
-    ax.plot(measured, predicted, linestyle="none", label=source, **look)
+def _means(outcomes: Sequence[Outcome], metric: str) -> dict[str, Pair]:
+    """Give a metric of all runs, predicted and measured, by source."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for outcome in outcomes:
+        pairs = found.setdefault(outcome.run.source, [])
+        pairs += [
+            (row.predicted, row.measured)
+            for row in outcome.rows
+            if row.metric == metric and row.measured > 0
+        ]
+    arrays = {source: np.array(pairs).reshape(-1, 2).T for source, pairs in found.items()}
+    return {source: (predicted, measured) for source, (predicted, measured) in arrays.items()}

@@ -13,31 +13,33 @@ independent data: confidence intervals come from the spread between blocks of ti
 estimator, clustered), and every other block is held out from the fit that errors are reported of.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from calibration.measured.predict import companion
+from calibration.errors import Floats, root_mean_square
+from calibration.measured.predict import LATENCIES, companion
 from calibration.measured.requests import Requests, read_requests
 from calibration.measured.runs import Run
 from calibration.measured.workload import read_config, replay
+from calibration.profile_yaml import rounded, scenario_profile
+from calibration.server_logs.response_surface import GRID, Flags, Intervals, Surface
 from simulator.costs.linear import LinearCost
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.split_decode import SplitCost
 from simulator.util.errors import HeadwayError
+from simulator.util.files import write_together
 from simulator.util.workers import Died, each
 
 if TYPE_CHECKING:
     from simulator.scenario.scenario import Scenario
     from simulator.workload.workload import Workload
 
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
 Cost = LinearCost | PiecewiseCost
 
 BLOCKS = 20  # of time
@@ -50,16 +52,39 @@ MOST = np.array([0.1, 2e-3, 10.0])  # s
 LEAST = 1e-3  # units: less is nothing
 FIRST = ((0.0, 0.0), (1.0, 0.0), (0.0, 2.0))  # units, of the first simplex of the search
 SEARCH = 40  # simulations of a search, at most
-GRID = np.array([0.5, 4.0, 2.0])  # units, half the width of the grid: it evens out what is rough
-AT = (-1.0, -0.5, 0.0, 0.5, 1.0)
-TOLD = 1e-5  # curvature per request below which the log says nothing of a term
-CONFIDENCE = 0.95
+WIDTH = np.array([0.5, 4.0, 2.0]) * UNITS  # half that of the grid: it evens out what is rough
 FIELDS: Mapping[type, tuple[str, str]] = {
     LinearCost: ("base", "per_sequence"),
     PiecewiseCost: ("overhead", "host_per_sequence"),
     SplitCost: ("overhead", "host_per_sequence"),
 }
 """Where a cost model has the first two terms."""
+MEANINGS = {
+    "step": ("per step", 1e3, "ms"),
+    "per_sequence": ("per sequence and step", 1e6, "us"),
+    "client": ("clock to scheduler", 1e3, "ms"),
+}
+
+
+def calibrate_from_requests(source: Path, scenario: "Scenario", out: Path) -> str:
+    """Fit a scenario's cost to a log of requests; write the profile and calibration.json.
+
+    Gives the report. Raises HeadwayError about the log.
+    """
+    fit = fit_log(read_log(source, scenario))
+    name = f"{scenario.name}-adjusted.yaml"
+    about = {"source": source.name, **asdict(fit)}
+    del about["cost"]
+    text = json.dumps(about, indent=2, allow_nan=False) + "\n"
+    profile = _profile(fit, scenario, source)
+    write_together(
+        out,
+        {
+            name: lambda file: file.write(profile.encode()),
+            "calibration.json": lambda file: file.write(text.encode()),
+        },
+    )
+    return "\n".join(_report(fit, out / name))
 
 
 @dataclass(frozen=True)
@@ -84,10 +109,9 @@ class Log:
         known = self.known[key]
         return known | {name: known[name] + terms[2] for name in ("ttft", "e2el")}
 
-    def prepare(self, every: Sequence[Floats]) -> None:
+    def prepare(self, every: Iterable[Floats]) -> None:
         """Simulate many terms at once, a large log on all cores."""
-        known = [_key(terms) for terms in every]
-        new = {key: terms for key, terms in zip(known, every, strict=True) if key not in self.known}
+        new = {key: terms for terms in every if (key := _key(terms)) not in self.known}
         if len(self.requests) < LARGE:
             return
         alone = replace(self, known={})  # sent to the workers
@@ -102,20 +126,18 @@ class Log:
 
         result = run(self.scenario, workload=self.workload, cost=with_terms(self.cost, terms))
         table = gather_requests(self.workload, result.sent, result.logs)
-        found = {"ttft": table.ttft, "tpot": table.tpot, "e2el": table.e2el}
-        return {name: np.where(table.completed, found[name], np.nan) for name in found}
+        return {n: np.where(table.completed, getattr(table, n), np.nan) for n in LATENCIES}
 
     def measured(self) -> dict[str, Floats]:
         """Give what was measured, likewise."""
-        found = {"ttft": self.requests.ttft, "tpot": self.requests.tpot, "e2el": self.requests.e2el}
+        found = {name: getattr(self.requests, name) for name in LATENCIES}
         return {name: np.where(values > 0, values, np.nan) for name, values in found.items()}
 
     def residuals(self, terms: Floats) -> Floats:
         """Give log(simulated / measured), a row for TTFT and one for TPOT, else for E2EL alone."""
         simulated, measured = self.simulate(terms), self.measured()
         names = ("ttft", "tpot") if np.isfinite(measured["ttft"]).any() else ("e2el",)
-        rows = [np.log(simulated[name] / measured[name]) for name in names]
-        return np.stack(rows)
+        return np.stack([np.log(simulated[name] / measured[name]) for name in names])
 
     def losses(self, terms: Floats) -> Floats:
         """Give the loss of each block (soft l1, in units of squared relative errors)."""
@@ -165,7 +187,7 @@ def read_log(path: Path, scenario: "Scenario") -> Log:
         raise HeadwayError(
             f"{path}: {len(requests)} requests are too few to fit; {FEWEST} would do"
         )
-    if not any(np.isfinite(x).any() for x in (requests.ttft, requests.tpot, requests.e2el)):
+    if not any(np.isfinite(getattr(requests, name)).any() for name in LATENCIES):
         raise HeadwayError(f"{path}:1: lacks a column of latencies: ttft_s, tpot_s or e2e_s")
     run = Run({"run_id": path.name}, {}, {})
     workload = replay(run, requests, read_config(companion(path, "config.json")))
@@ -192,41 +214,43 @@ def with_terms(cost: Cost, terms: Floats) -> Cost:
 def fit_log(log: Log) -> LogFit:
     """Fit to every other block of time, judge by the others; then fit to all."""
     before = terms_of(log.cost, log.scenario.workload.client_latency)
-    seen = log.block % 2 == 0
     every, even = np.ones(BLOCKS, bool), np.arange(BLOCKS) % 2 == 0
-    surface = Surface.around(log, _search(log, before, every))
+    center = np.maximum(_search(log, before), WIDTH)  # no term of the grid goes below 0
+    log.prepare(center + GRID * WIDTH)
+    surface = Surface.around(center, WIDTH, log.losses)
     half, _ = _fit(surface, before, even)
     found, intervals = _fit(surface, before, every)
     terms = [Term(*row) for row in zip(TERMS, before, found, intervals, strict=True)]
-    measured = log.measured()
-    told = [log.simulate(before), log.simulate(half)]
+    unseen = log.block % 2 == 1
+    old, new = log.simulate(before), log.simulate(half)
     errors, means = {}, {}
-    for name, truth in measured.items():
-        judged = (
-            ~seen & np.isfinite(truth) & np.isfinite(told[0][name]) & np.isfinite(told[1][name])
-        )
+    for name, truth in log.measured().items():
+        judged = unseen & np.isfinite([truth, old[name], new[name]]).all(axis=0)
         if judged.any():
-            off = [np.abs(said[name][judged] / truth[judged] - 1) for said in told]
-            errors[name] = float(np.median(off[0])), float(np.median(off[1]))
-            both = [said[name][judged].mean() / truth[judged].mean() - 1 for said in told]
-            means[name] = float(both[0]), float(both[1])
+            here, *both = truth[judged], old[name][judged], new[name][judged]
+            first, second = (float(np.median(np.abs(said / here - 1))) for said in both)
+            errors[name] = first, second
+            first, second = (float(said.mean() / here.mean() - 1) for said in both)
+            means[name] = first, second
+    left = _residuals(log, half, unseen)
     cost = with_terms(log.cost, found)
-    left = _residuals(log, half, ~seen)
-    return LogFit(cost, terms, errors, means, left, len(seen), int((~seen).sum()))
+    return LogFit(cost, terms, errors, means, left, len(unseen), int(unseen.sum()))
 
 
-Intervals = list[tuple[float, float] | None]
-
-
-def _fit(surface: "Surface", start: Floats, blocks: Flags) -> tuple[Floats, Intervals]:
+def _fit(surface: Surface, start: Floats, blocks: Flags) -> tuple[Floats, Intervals]:
     """Fit to some blocks of time; what the log does not tell of stays as it was."""
-    found = surface.least(blocks)
+    found = _without_traces(surface.least(blocks))
     intervals = surface.intervals(found, blocks)
     told = np.array([interval is not None for interval in intervals])
     return np.where(told, found, start), intervals
 
 
-def _search(log: Log, start: Floats, blocks: Flags) -> Floats:
+def _without_traces(terms: Floats) -> Floats:
+    """Put 0 for what is next to nothing."""
+    return np.where(terms > LEAST * UNITS, terms, 0.0)
+
+
+def _search(log: Log, start: Floats) -> Floats:
     """Search the first two terms; the third is found for each by itself."""
     from scipy.optimize import minimize, minimize_scalar
 
@@ -237,7 +261,7 @@ def _search(log: Log, start: Floats, blocks: Flags) -> Floats:
     def loss(x: Floats) -> float:
         two = x * UNITS[:2]
         last = minimize_scalar(
-            lambda late: log.losses(np.array([*two, late]))[blocks].sum(),
+            lambda late: log.losses(np.array([*two, late])).sum(),
             bounds=(0.0, min(most, MOST[2])),
             method="bounded",
             options={"xatol": 1e-5},
@@ -259,66 +283,7 @@ def _search(log: Log, start: Floats, blocks: Flags) -> Floats:
             "fatol": 1e-3,
         },
     )
-    terms: Floats = best["terms"]
-    return np.where(terms > LEAST * UNITS, terms, 0.0)
-
-
-@dataclass(frozen=True)
-class Surface:
-    """Quadratics through the losses of every block around a place; in units of GRID."""
-
-    center: Floats  # s
-    slopes: Floats  # of each block, at the center
-    curved: Floats  # second derivatives of each block
-
-    @classmethod
-    def around(cls, log: Log, terms: Floats) -> "Surface":
-        """Simulate a grid and fit; no term goes below 0."""
-        center = np.maximum(terms, GRID * UNITS)
-        at = np.array([*product(AT, AT, (-1.0, 0.0, 1.0))])
-        places = center + at * GRID * UNITS
-        log.prepare(places)
-        losses = np.stack([log.losses(place) for place in places])
-        first, second = np.triu_indices(3)
-        table = np.column_stack([np.ones(len(at)), at, at[:, first] * at[:, second]])
-        found = np.linalg.lstsq(table, losses, rcond=None)[0]
-        curved = np.zeros((BLOCKS, 3, 3))
-        curved[:, first, second] += found[4:].T
-        curved[:, second, first] += found[4:].T
-        return cls(center, found[1:4].T, curved)
-
-    def least(self, blocks: Flags) -> Floats:
-        """Give the terms of least loss, within the grid; 0 where that is the bound."""
-        slope, curved = self.slopes[blocks].sum(axis=0), self.curved[blocks].sum(axis=0)
-        low = np.maximum(-self.center / (GRID * UNITS), -1.5)
-        from scipy.optimize import minimize
-
-        result = minimize(
-            lambda d: float(slope @ d + d @ curved @ d / 2),
-            np.zeros(3),
-            jac=lambda d: slope + curved @ d,
-            bounds=[(edge, 1.5) for edge in low],
-        )
-        terms = self.center + result.x * GRID * UNITS
-        return np.where(terms > LEAST * UNITS, terms, 0.0)
-
-    def intervals(self, terms: Floats, blocks: Flags) -> Intervals:
-        """Give each term's confidence interval, from 0 on; None where the log is silent."""
-        from scipy.stats import t
-
-        curved = self.curved[blocks].sum(axis=0)
-        shift = (terms - self.center) / (GRID * UNITS)
-        scores = (self.slopes + self.curved @ shift)[blocks]
-        count = len(scores)
-        free = np.diag(curved) > TOLD * count
-        bread = np.linalg.pinv(curved[np.ix_(free, free)])
-        meat = scores[:, free].T @ scores[:, free] * count / (count - int(free.sum()))
-        spread = np.sqrt(np.diag(bread @ meat @ bread)) * (GRID * UNITS)[free]
-        factor = float(t.ppf((1 + CONFIDENCE) / 2, count - int(free.sum())))
-        found: Intervals = [None] * len(terms)
-        for k, half in zip(np.flatnonzero(free), factor * spread, strict=True):
-            found[k] = float(max(0.0, terms[k] - half)), float(terms[k] + half)
-        return found
+    return _without_traces(best["terms"])
 
 
 def _residuals(log: Log, terms: Floats, judged: Flags) -> dict[str, float]:
@@ -327,14 +292,51 @@ def _residuals(log: Log, terms: Floats, judged: Flags) -> dict[str, float]:
     TPOT stands for decode steps. TTFT stands for steps with prompts, as far as queues let it.
     """
     off = log.residuals(terms)
-    names = ("prompts", "decode") if len(off) == 2 else ("decode",)
     found = {}
-    for name, row in zip(names, off, strict=True):
-        medians = [
-            float(np.median(row[mine]))
-            for k in range(BLOCKS)
-            if (mine := judged & (log.block == k) & np.isfinite(row)).any()
-        ]
-        if medians:
-            found[name] = min(1.0, float(np.sqrt(np.mean(np.square(medians)))))
+    for name, row in zip(("prompts", "decode") if len(off) == 2 else ("decode",), off, strict=True):
+        blocks = [row[judged & (log.block == k) & np.isfinite(row)] for k in range(BLOCKS)]
+        if medians := [float(np.median(block)) for block in blocks if len(block)]:
+            found[name] = root_mean_square(medians)
     return found
+
+
+def _profile(fit: LogFit, scenario: "Scenario", source: Path) -> str:
+    """Write the adjusted profile as YAML."""
+    about = {
+        "requests": fit.requests,
+        "held_out": fit.held_out,
+        "terms_s": {
+            term.name: {
+                "before": rounded(term.before),
+                "fitted": rounded(term.value),
+                "interval_95": None if term.interval is None else rounded(term.interval),
+            }
+            for term in fit.terms
+        },
+        "held_out_median_relative_error": {k: rounded(v) for k, v in fit.errors.items()},
+    }
+    kernels = f"kernels: {fit.cost.name or 'terms of the scenario'}"
+    sources = [kernels, f"overheads: fitted to {source.name}"]
+    head = "# Written by `headway calibrate --from-requests`; errors: before and after the fit.\n"
+    return head + scenario_profile(scenario, fit.cost, fit.residuals, about, sources)
+
+
+def _report(fit: LogFit, path: Path) -> Iterator[str]:
+    yield f"{'term':<28}{'before':>10}{'fitted':>10}   95 % interval"
+    for term in fit.terms:
+        words, scale, unit = MEANINGS[term.name]
+        told = "not told by this log: kept"
+        if term.interval is not None:
+            told = " to ".join(f"{scale * end:.3f}" for end in term.interval)
+        label = f"{words} ({unit})"
+        yield f"{label:<28}{scale * term.before:>10.3f}{scale * term.value:>10.3f}   {told}"
+    yield ""
+    yield f"errors on {fit.held_out} of {fit.requests} requests, held out of a fit to the others:"
+    for name, (before, after) in fit.errors.items():
+        means = " -> ".join(f"{value:+.1%}" for value in fit.means[name])
+        yield f"  {name.upper()}: median |error| {before:.1%} -> {after:.1%}, mean {means}"
+    yield ""
+    yield f"written: {path}, calibration.json. To use it, in a scenario:"
+    yield f"  cost: {{profile: {path}}}"
+    if client := fit.terms[TERMS.index("client")].value:
+        yield f"  workload: {{client_latency: {client:.4g}}}"

@@ -2,18 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibration.engine_steps.fit import HOLD, StepFit, fit_rows, named
-from calibration.engine_steps.rows import Row, read_chunks
+from calibration.engine_steps.fit import HOLD, fit_rows, named
+from calibration.engine_steps.steps_file import Row, read_chunks
 from calibration.measured.requests import UNITS, read_rows_of
-from calibration.server_logs.adjusted import profile_yaml, put
+from calibration.profile_yaml import scenario_profile
 from simulator.util.errors import HeadwayError
-from simulator.util.files import write_together
+from simulator.util.files import write_atomic
 
 if TYPE_CHECKING:
     from simulator.scenario.scenario import Scenario
@@ -30,15 +29,18 @@ def calibrate_from_steps(source: Path, scenario: "Scenario", out: Path) -> str:
     sizes = getattr(assemble(scenario).cost, "cudagraph_capture_sizes", ())
     rows = read_steps(source)
     fit = named(fit_rows(rows, "wall", sizes), scenario.name)
-    name = f"{scenario.name}-steps.yaml"
+    path = out / f"{scenario.name}-steps.yaml"
     about = {
         "steps": len(rows),
         "held_out": {kind: asdict(errors) for kind, errors in fit.held_out.items()},
     }
-    head = "# Written by `headway calibrate --from-steps`.\n"
-    text = head + profile_yaml(fit.cost, fit.residuals, scenario, about, [f"steps: {source.name}"])
-    write_together(out, {name: partial(put, text.encode())})
-    return _report(fit, out / name)
+    sources = [f"steps: {source.name}"]
+    text = "# Written by `headway calibrate --from-steps`.\n"
+    text += scenario_profile(scenario, fit.cost, fit.residuals, about, sources)
+    write_atomic(path, lambda file: file.write(text.encode()))
+    held_out = [f"held out: {fit.held_out['all']}"] if "all" in fit.held_out else []
+    use = [f"written: {path}. To use it, in a scenario:", f"  cost: {{profile: {path}}}"]
+    return "\n".join(held_out + use)
 
 
 def read_steps(path: Path) -> list[Row]:
@@ -88,34 +90,14 @@ def _row(
     if decodes < 0 or context < decodes or not (decodes or chunks):
         raise HeadwayError(f"{place}: {decodes} decodes over {context} tokens: impossible")
     held = number // BLOCK % 5 == 4
-    run, kind = f"{HOLD}-log" if held else "log", "onpolicy"
-    longest = int(np.ceil(context / decodes)) if decodes else 0
-    launched = ("eager", 0)
     return Row(
-        run,
-        kind,
-        -1,
-        number,
-        *launched,
-        decodes,
-        context,
-        longest,
-        chunks,
-        (),
-        (),
-        seconds,
-        0.0,
-        seconds,
-    )
-
-
-def _report(fit: StepFit, path: Path) -> str:
-    lines = [
-        f"held out: {errors.points} steps, median {errors.median:.1%}, P95 {errors.p95:.1%}, "
-        f"bias {errors.bias:+.1%}"
-        for kind, errors in fit.held_out.items()
-        if kind == "all"
-    ]
-    return "\n".join(
-        [*lines, f"written: {path}. To use it, in a scenario:", f"  cost: {{profile: {path}}}"]
+        run=f"{HOLD}-log" if held else "log",
+        kind="onpolicy",
+        turn=number,
+        decodes=decodes,
+        context=context,
+        longest=int(np.ceil(context / decodes)) if decodes else 0,
+        chunks=chunks,
+        device_s=seconds,
+        wall_s=seconds,
     )

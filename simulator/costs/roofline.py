@@ -5,9 +5,9 @@ GPU's bandwidth and FLOP/s that kernels were measured to reach there, or reach e
 docs/cost-models.md says how far this is from composed profiles.
 
 The shares of the GPUs in `efficiencies.yaml` were fitted to kernel tables by `python -m
-calibration.kernel_tables.efficiencies`. Cards with the chip, or of the family, of one of these take
-its shares; all others those of `USUAL`. GPUs without NVLink pass their sums through the host, whose
-bandwidth does not depend on the card's bus: 12.5 GB/s on the server of RTX PRO 6000s that was
+calibration.kernel_tables.fit_efficiencies`. Cards with the chip, or of the family, of one of these
+take its shares; all others those of `USUAL`. GPUs without NVLink pass their sums through the host,
+whose bandwidth does not depend on the card's bus: 12.5 GB/s on the server of RTX PRO 6000s that was
 measured, a fifth of what PCIe 5.0 carries, between 4 and 8 of them (18 between two). So they all
 reach so much, a greater share of a slower bus. NCCL reckons with as much: 10 GB/s between sockets,
 24 within one on PCIe 4.0.
@@ -72,7 +72,7 @@ PCIE = "RTX-PRO-6000"
 
 
 @cache
-def _measured() -> dict[str, Efficiency]:
+def measured_efficiencies() -> dict[str, Efficiency]:
     """Read the file that comes with the package."""
     raw = yaml.safe_load(EFFICIENCIES.read_text())
     known = {field.name for field in fields(Efficiency)}
@@ -84,7 +84,7 @@ def _measured() -> dict[str, Efficiency]:
 
 def efficiency_of(gpu: Gpu) -> Efficiency:
     """Give what was measured on a GPU, or on the likest, or what is usual."""
-    known = _measured()
+    known = measured_efficiencies()
     if gpu.name in known:
         return known[gpu.name]
     found = known.get(LIKE.get(gpu.name, ""), USUAL)

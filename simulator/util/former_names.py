@@ -16,8 +16,11 @@ class FormerNames:
         if name not in self.homes:
             return None
         from importlib.machinery import ModuleSpec
+        from importlib.util import find_spec
 
-        return ModuleSpec(name, self)  # type: ignore[arg-type]
+        home = find_spec(self.homes[name])
+        assert home is not None
+        return ModuleSpec(name, self, origin=home.origin)  # type: ignore[arg-type]
 
     def create_module(self, spec: object) -> None:
         """Let there be a module, for as long as the import takes."""

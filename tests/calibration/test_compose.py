@@ -10,8 +10,8 @@ import pytest
 
 from calibration.kernel_tables.aiconfigurator import AllReduce, _read, read_attention
 from calibration.kernel_tables.compose import Target, compose_kernels
-from calibration.kernel_tables.llmservingsim import read_experts
-from calibration.kernel_tables.systems import find_system
+from calibration.kernel_tables.llmservingsim import LayerTables
+from calibration.kernel_tables.tables import find_gpu_tables
 from calibration.profile_commands import build, list_, show
 from simulator.cli.main import main
 from simulator.core.request import Chunk, Request, Step
@@ -22,7 +22,7 @@ from simulator.util.errors import HeadwayError
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'headway[parquet]'")
 
-H100, PRO = find_system("H100-80GB"), find_system("RTX-PRO-6000")
+H100, PRO = find_gpu_tables("H100-80GB"), find_gpu_tables("RTX-PRO-6000")
 LLAMA = load_model("llama-3-8b")
 TOKENS = [1, 64, 8192]
 SIZES = [32, 1024, 65536]
@@ -174,7 +174,7 @@ def test_experts_are_shared_out(tmp_path: Path) -> None:
     columns = ["tokens", "activated_experts", "time_us"]
     pd.DataFrame(rows, columns=columns).to_csv(folder / "moe.csv", index=False)
     for gpus in (1, 2):
-        (found,) = read_experts(tmp_path, PRO, model, gpus, np.array([2048.0]))
+        (found,) = LayerTables(tmp_path, PRO, model, gpus).experts(np.array([2048.0]))
         wanted = 48 * (1000 * 2048 / gpus + model.experts_met(2048) / gpus) / 1e6
         assert found == pytest.approx(wanted)
 
@@ -277,6 +277,6 @@ def test_a_model_that_nobody_timed_there_gets_a_roofline(tmp_path: Path) -> None
     text = out.read_text()
     assert "nothing was timed of qwen3-8b at TP 1 on RTX-4090" in text
     assert "  median_relative_error" not in text
-    said = roofline(load_model("qwen3-8b"), find_system("RTX-4090").gpu)
+    said = roofline(load_model("qwen3-8b"), find_gpu_tables("RTX-4090").gpu)
     for step in (Step([], 8, 8000), Step([Chunk(Request(0, 0.0, 512, 1), 0, 512)])):
         assert profile.cost.execute(step) == pytest.approx(said.execute(step), rel=0.02)

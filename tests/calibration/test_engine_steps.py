@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.engine_steps.calibrate import META, STEPS, refit
 from calibration.engine_steps.fit import HOLD, fit_rows
 from calibration.engine_steps.grid import Limits, Point, make_grid
 from calibration.engine_steps.meta import read_meta
-from calibration.engine_steps.profile_text import profile_name, steps_profile
-from calibration.engine_steps.rows import BATCH, Row, RowFile, make_step, pack_rows, read_rows
+from calibration.engine_steps.refit import META, STEPS, profile_name, refit, steps_profile
+from calibration.engine_steps.steps_file import BATCH, Row, RowFile, make_step, pack_rows, read_rows
 from simulator.cli.main import main
 from simulator.core.request import Step, Swap
 from simulator.costs.piecewise import PiecewiseCost
@@ -39,7 +38,10 @@ TRUE = PiecewiseCost(
     swap_in=1e-5,
     swap_in_per_block=4e-6,
 )
-ROW = Row("r", "decode", 0, 1, "eager", 0, 2, 30, 20, (), (), (), 1.5e-3, 2e-4, 2e-3)
+ROW = Row(
+    run="r", kind="decode", point=0, turn=1, decodes=2, context=30, longest=20,
+    device_s=1.5e-3, host_s=2e-4, wall_s=2e-3,
+)  # fmt: skip
 
 
 def made(point: Point, run: str = "grid") -> Row:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from calibration.engine_steps.rows import make_step
+from calibration.engine_steps.steps_file import make_step
 from simulator.cli.main import main
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import read_profile

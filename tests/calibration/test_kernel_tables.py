@@ -7,24 +7,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.kernel_tables.batches import decodes, prompts, together
+from calibration.errors import Errors
+from calibration.kernel_tables.attention_batches import Batches
 from calibration.kernel_tables.compose import Kernels, Target, compose_kernels
-from calibration.kernel_tables.fit import (
+from calibration.kernel_tables.fit import main, shipped_targets, target_name
+from calibration.kernel_tables.fit_target import (
     FitReport,
-    calibrate,
     compose,
     cross_validate,
     fit_cost,
-    main,
-    relative_errors,
+    fit_target,
+    predict_steps,
     thin,
 )
-from calibration.kernel_tables.in_sequence import FACTORS, measure_factors
-from calibration.kernel_tables.mixed_steps import MixedFactors, fit_mixed, read_mixed
+from calibration.kernel_tables.mixed_attention import MixedFactors, fit_mixed, read_mixed
+from calibration.kernel_tables.product_slowdown import FACTORS, measure_factors
 from calibration.kernel_tables.profile_text import profile_text
-from calibration.kernel_tables.shipped import shipped_targets, target_name
-from calibration.kernel_tables.systems import SYSTEMS, System
-from calibration.kernel_tables.tables import find_table, read_table
+from calibration.kernel_tables.tables import GPU_TABLES, GpuTables, find_table, read_table
 from simulator.core.request import Step
 from simulator.costs.piecewise import TERMS, PiecewiseCost
 from simulator.costs.profile import PROFILES, read_profile, shipped_profiles
@@ -34,9 +33,9 @@ from simulator.util.yaml_lines import parse
 
 MODEL = "llama-3-8b"
 LLAMA = load_model(MODEL)
-A100 = Target(LLAMA, SYSTEMS[0])
-GRID = [system for system in SYSTEMS if not system.layers]
-LAYERS = [system for system in SYSTEMS if system.layers]
+A100 = Target(LLAMA, GPU_TABLES[0])
+GRID = [tables for tables in GPU_TABLES if not tables.layers]
+LAYERS = [tables for tables in GPU_TABLES if tables.layers]
 FACTORS_OF_ONE = MixedFactors(1.0, 1.0, 1.0, 0.1, 0.2)
 TRUTH = PiecewiseCost(
     dense=[[1, 8e-3], [128, 1e-2], [512, 3e-2], [8192, 0.48]],
@@ -62,9 +61,9 @@ def synthetic() -> Kernels:
         np.array([TRUTH.dense_seconds(int(n)) for n in tokens]),
         tokens,
         np.maximum(6e-4, 4e-6 * tokens),
-        together(
-            decodes(count, context, 5e-4 + np.maximum(8e-8 * context, 9e-6 * count)),
-            prompts(number, length, 4e-4 + 3e-9 * pairs + 1e-6 * number * length),
+        Batches.concatenated(
+            Batches.of_decodes(count, context, 5e-4 + np.maximum(8e-8 * context, 9e-6 * count)),
+            Batches.of_prompts(number, length, 4e-4 + 3e-9 * pairs + 1e-6 * number * length),
         ),
     )
 
@@ -76,7 +75,7 @@ def test_a_fit_finds_what_made_the_tables() -> None:
     cost = fit_cost(kernels, samples, None, A100)
     for term in TERMS[1:9]:
         assert getattr(cost, term) == pytest.approx(getattr(TRUTH, term), rel=1e-3), term
-    assert relative_errors(cost, samples).max() < 1e-3
+    assert np.abs(predict_steps(cost, samples.batches) / samples.seconds - 1).max() < 1e-3
     assert [cost.mixed_per_context, cost.mixed_per_sequence, cost.serial_per_token] == [
         cost.decode_per_context,
         cost.decode_per_sequence,
@@ -107,15 +106,15 @@ def test_cross_validation_hides_whole_token_counts() -> None:
     straight = replace(kernels, dense=8e-3 + 5e-5 * kernels.tokens)
     stair = replace(kernels, dense=np.where(kernels.tokens < 512, 1e-2, 2e-2))
 
-    def errors(tables: Kernels) -> np.ndarray:
-        samples = compose(tables)
-        return cross_validate(tables, samples, lambda k, s: fit_cost(k, s, None, A100))[0]
+    def errors(kernels: Kernels) -> Errors:
+        samples = compose(kernels)
+        return cross_validate(kernels, samples, lambda k, s: fit_cost(k, s, None, A100))[0]
 
-    assert errors(straight).max() < 2e-3
-    assert errors(stair).max() > 0.1
+    assert errors(straight).p95 < 2e-3
+    assert errors(stair).p95 > 0.1
     samples = compose(kernels)
     inner = (samples.batches.tokens > 1) & (samples.batches.tokens < 8192)
-    assert len(errors(straight)) == inner.sum()
+    assert errors(straight).points == inner.sum()
 
 
 def test_samples_are_the_steps_they_stand_for() -> None:
@@ -136,31 +135,31 @@ def test_a_thinned_table_keeps_its_stairs() -> None:
     assert [row[0] for row in thin(tokens, seconds)] == [1, 128, 129, 256]
 
 
-def report(system: System) -> FitReport:
+def report(tables: GpuTables) -> FitReport:
     """Make a report of the synthetic tables."""
     kernels = synthetic()
     samples = compose(kernels)
-    mixed = FACTORS_OF_ONE if system.tiles_decodes else None
-    cost = fit_cost(kernels, samples, mixed, Target(LLAMA, system))
-    errors = relative_errors(cost, samples)
+    mixed = FACTORS_OF_ONE if tables.tiles_decodes else None
+    cost = fit_cost(kernels, samples, mixed, Target(LLAMA, tables))
+    errors = Errors.of(predict_steps(cost, samples.batches), samples.seconds)
     sources = frozenset({"AIConfigurator", "LLMServingSim"} if mixed else {"AIConfigurator"})
     notes = ("all-reduce: not timed",)
     return FitReport(cost, {"tokens": (1, 8192)}, errors, errors, notes, sources, mixed)
 
 
-@pytest.mark.parametrize("system", GRID, ids=lambda system: system.key)
-def test_a_profile_is_read_back_as_it_was_written(tmp_path: Path, system: System) -> None:
+@pytest.mark.parametrize("tables", GRID, ids=lambda tables: tables.key)
+def test_a_profile_is_read_back_as_it_was_written(tmp_path: Path, tables: GpuTables) -> None:
     """The file says everything that the cost needs, and where it comes from."""
-    made = report(system)
+    made = report(tables)
     path = tmp_path / "made.yaml"
-    target = Target(LLAMA, system, 2, "fp8", "fp8")
+    target = Target(LLAMA, tables, 2, "fp8", "fp8")
     path.write_text(profile_text(target, made))
     profile = read_profile(path)
     assert profile.cost == made.cost
     assert profile.cost.name == "made (in part scaled roofline)"
     assert profile.cost.limits == made.limits
     assert profile.hardware == {
-        "gpu": system.gpu.name,
+        "gpu": tables.gpu.name,
         "tensor_parallel_size": 2,
         "dtype": "fp8",
         "kv_cache_dtype": "fp8",
@@ -168,7 +167,7 @@ def test_a_profile_is_read_back_as_it_was_written(tmp_path: Path, system: System
     raw, _ = parse(path.read_text(), "made.yaml")
     assert isinstance(raw, dict)
     assert raw["fallback"] == ["all-reduce: not timed"]
-    licences = ["Apache-2.0", "MIT", "MIT"][: 3 if system.tiles_decodes else 2]
+    licences = ["Apache-2.0", "MIT", "MIT"][: 3 if tables.tiles_decodes else 2]
     assert [source["licence"] for source in raw["sources"]] == licences
 
 
@@ -218,7 +217,7 @@ def test_the_shipped_profiles_are_those_that_should_be() -> None:
 def test_the_shipped_profiles_come_out_of_the_data(data: Path, target: Target) -> None:
     """Fitting again gives the shipped numbers, and the errors that the file states."""
     pytest.importorskip("pyarrow")
-    again = calibrate(data, target)
+    again = fit_target(data, target)
     path = PROFILES / f"{target_name(target)}.yaml"
     shipped = read_profile(path).cost
     assert isinstance(shipped, PiecewiseCost)
@@ -229,10 +228,10 @@ def test_the_shipped_profiles_come_out_of_the_data(data: Path, target: Target) -
     raw, _ = parse(path.read_text(), str(path))
     assert isinstance(raw, dict)
     said = raw["fit"]
-    assert np.median(again.errors) == pytest.approx(said["median_relative_error"], abs=1e-3)
+    assert again.errors.median == pytest.approx(said["median_relative_error"], abs=1e-3)
     assert said["median_relative_error"] < 0.03
     held = said["cross_validation"]
-    assert np.median(again.held_out) == pytest.approx(held["median_relative_error"], abs=5e-3)
+    assert again.held_out.median == pytest.approx(held["median_relative_error"], abs=5e-3)
 
 
 def test_kernels_add_up(data: Path) -> None:
@@ -248,22 +247,22 @@ def test_kernels_add_up(data: Path) -> None:
     assert found[128, 128 * 1024] == pytest.approx(24.12e-3, rel=0.03)
 
 
-@pytest.mark.parametrize("system", LAYERS, ids=lambda system: system.key)
-def test_the_rule_for_mixed_steps_holds_on_each_gpu(data: Path, system: System) -> None:
+@pytest.mark.parametrize("tables", LAYERS, ids=lambda tables: tables.key)
+def test_the_rule_for_mixed_steps_holds_on_each_gpu(data: Path, tables: GpuTables) -> None:
     """On either measured GPU tiles, blocks and the serial limit are within a sixth of theory."""
-    factors = fit_mixed(read_mixed(data, system), system.multiprocessors)
+    factors = fit_mixed(read_mixed(data, tables), tables.multiprocessors)
     for factor in (factors.keys, factors.block, factors.serial):
         assert 6 / 7 < factor < 7 / 6
     assert factors.median_error < 0.1
 
 
-@pytest.mark.parametrize("system", SYSTEMS[:2], ids=lambda system: system.key)
+@pytest.mark.parametrize("tables", GPU_TABLES[:2], ids=lambda tables: tables.key)
 def test_the_factors_of_products_in_sequence_come_out_of_the_data(
-    data: Path, system: System
+    data: Path, tables: GpuTables
 ) -> None:
     """They are what the two sources' tables say."""
     pytest.importorskip("pyarrow")
-    np.testing.assert_allclose(measure_factors(data, system), FACTORS[system.key], atol=1e-3)
+    np.testing.assert_allclose(measure_factors(data, tables), FACTORS[tables.key], atol=1e-3)
 
 
 def test_a_decode_step_of_the_a100_profile(data: Path) -> None:

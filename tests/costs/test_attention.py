@@ -66,7 +66,7 @@ def test_a_roofline_reads_the_window_alone() -> None:
 
 def test_what_has_no_kernel_tables_is_said() -> None:
     from calibration.kernel_tables.compose import Target
-    from calibration.kernel_tables.systems import SYSTEMS
+    from calibration.kernel_tables.tables import GPU_TABLES
 
     with pytest.raises(HeadwayError, match="has a sliding window"):
-        Target(MISTRAL, SYSTEMS[0])
+        Target(MISTRAL, GPU_TABLES[0])

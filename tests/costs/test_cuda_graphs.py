@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.engine_steps.calibrate import META, STEPS, inline, refit
 from calibration.engine_steps.fit import StepFit, fit_rows
 from calibration.engine_steps.grid import Limits, Point, make_grid
 from calibration.engine_steps.meta import read_meta
-from calibration.engine_steps.profile_text import steps_profile
-from calibration.engine_steps.rows import Row, make_step, pack_rows, read_rows
+from calibration.engine_steps.refit import META, STEPS, refit, steps_profile
+from calibration.engine_steps.steps_file import Row, make_step, pack_rows, read_rows
+from calibration.profile_yaml import cost_block
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.load import load_cost
 from simulator.costs.piecewise import LONGEST_TABLE, PiecewiseCost
@@ -108,7 +108,7 @@ def test_a_run_leaps_with_graphs_as_it_steps(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     logs = {}
     for name, sizes in (("graphs", SIZES), ("plain", [])):
-        cost = json.dumps(inline(replace(TRUE, cudagraph_capture_sizes=sizes)))
+        cost = json.dumps(cost_block(replace(TRUE, cudagraph_capture_sizes=sizes)))
         path.write_text(SCENARIO + f"cost: {cost}\n")
         leaping, stepwise = (run(load_scenario(path), stepwise=s).logs[0] for s in (False, True))
         assert leaping.request_rows == stepwise.request_rows
@@ -147,8 +147,9 @@ def made(point: Point) -> Row:
     bucket = 0 if point.chunks else next(size for size in SIZES if size >= count)
     path = "graph" if bucket else "eager"
     return Row(
-        "grid", point.kind, point.number, 0, path, bucket, count, context, 0, point.chunks, (), (),
-        seconds, 1e-4, seconds,
+        run="grid", kind=point.kind, point=point.number, turn=0, path=path, bucket=bucket,
+        decodes=count, context=context, chunks=point.chunks,
+        device_s=seconds, host_s=1e-4, wall_s=seconds,
     )  # fmt: skip
 
 

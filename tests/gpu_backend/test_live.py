@@ -10,7 +10,7 @@ from time import monotonic
 import numpy as np
 import pytest
 
-from calibration.engine_steps.live_files import MEASURED, read_measured
+from calibration.engine_steps.live_folder import MEASURED, read_measured
 from calibration.engine_steps.validate import table, validate
 from simulator.cli.main import main
 from simulator.costs.profile import PROFILES

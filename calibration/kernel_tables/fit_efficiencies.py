@@ -1,6 +1,6 @@
 """What share of its data sheet each GPU's kernels reach: simulator/costs/efficiencies.yaml.
 
-    python -m calibration.kernel_tables.efficiencies --data DIR
+    python -m calibration.kernel_tables.fit_efficiencies --data DIR
 
 For every GPU with tables the shares are fitted to the composed steps of two models, each kind of
 kernel by itself.
@@ -12,21 +12,21 @@ from pathlib import Path
 
 import numpy as np
 
+from calibration.errors import Errors, Floats
 from calibration.kernel_tables.aiconfigurator import AllReduce
 from calibration.kernel_tables.compose import DISTRUSTED, Kernels, Target, compose_kernels
-from calibration.kernel_tables.fit import calibrate, compose, relative_errors
-from calibration.kernel_tables.systems import SYSTEMS, System
-from calibration.kernel_tables.tables import Floats
+from calibration.kernel_tables.fit_target import compose, fit_target, predict_steps
+from calibration.kernel_tables.tables import GPU_TABLES, GpuTables, exit_code
 from simulator.costs.roofline import (
     EFFICIENCIES,
     Efficiency,
+    measured_efficiencies,
     products_seconds,
     roofline,
     small_kernels,
 )
 from simulator.models.gpus import GPUS, Gpu
 from simulator.models.load import load_model
-from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
 
 MODELS = ("llama-3-8b", "qwen3-32b")
@@ -37,7 +37,7 @@ PCIE = "RTX-PRO-6000"
 LARGE = np.array([8.0, 16, 32, 64]) * (1 << 20)  # bytes of an all-reduce
 HEAD = f"""\
 # What share of its data sheet each GPU's kernels reach; simulator/costs/roofline.py explains
-# the keys. Written by `python -m calibration.kernel_tables.efficiencies` from the tables of
+# the keys. Written by `python -m calibration.kernel_tables.fit_efficiencies` from the tables of
 # AIConfigurator (Apache-2.0) and LLMServingSim (MIT), as fitted to {" and ".join(MODELS)} in 16
 # bits on one GPU. `error` is the median relative error, and `error_p95` the 95th percentile, of a
 # roofline with these shares on the composed steps of those models. No all-reduce was timed on
@@ -59,7 +59,7 @@ def fit_products(composed: list[Composed]) -> tuple[float, float]:
         share = Efficiency(weights=weights, compute=compute, compute_fp8=compute)
         found = []
         for target, kernels in composed:
-            model, gpu = target.model, target.system.gpu
+            model, gpu = target.model, target.tables.gpu
             small = small_kernels(model, gpu, kernels.tokens) * model.num_hidden_layers
             said = products_seconds(model, gpu, target.dtype, kernels.tokens, share) + small
             found.append(np.log(said / kernels.dense))
@@ -74,7 +74,7 @@ def attention_shares(data: Path, targets: list[Target]) -> dict[str, float]:
     """Give the shares that the attention of fitted costs stands for."""
     cache, pairs, launch = [], [], []
     for target in targets:
-        model, gpu, cost = target.model, target.system.gpu, calibrate(data, target).cost
+        model, gpu, cost = target.model, target.tables.gpu, fit_target(data, target).cost
         cache.append(model.kv_bytes_per_token("bf16") / cost.decode_per_context / gpu.bandwidth)
         flops = model.attention_flops_per_pair / cost.prefill_per_pair
         pairs.append(flops / gpu.bf16_flops)
@@ -83,44 +83,45 @@ def attention_shares(data: Path, targets: list[Target]) -> dict[str, float]:
     return {name: float(np.median(values)) for name, values in shares.items()}
 
 
-def link_shares(data: Path, system: System) -> dict[str, float]:
+def link_shares(data: Path, tables: GpuTables) -> dict[str, float]:
     """Give latency and share of the link of all-reduces, their medians over TP degrees."""
     latency, link = [], []
     for gpus in DEGREES:
-        table = AllReduce(data, system, gpus)
-        if not table.measured:
+        sums = AllReduce(data, tables, gpus)
+        if not sums.measured:
             continue
-        first = float(table.seconds(np.ones(1), 8192)[0])
-        spent = np.array([table.seconds(np.array([4096.0]), size / 4096)[0] for size in LARGE])
+        first = float(sums.seconds(np.ones(1), 8192)[0])
+        spent = np.array([sums.seconds(np.array([4096.0]), size / 4096)[0] for size in LARGE])
         passed = 2 * (gpus - 1) / gpus * LARGE
         latency.append(first)
-        link.append(float(np.median(passed / (spent - first))) / system.gpu.link_bandwidth)
+        link.append(float(np.median(passed / (spent - first))) / tables.gpu.link_bandwidth)
     if not link:
         return {}
     return {"link": float(np.median(link)), "link_latency": float(np.median(latency))}
 
 
-def measure(data: Path, system: System) -> dict[str, float]:
+def measure(data: Path, tables: GpuTables) -> dict[str, float]:
     """Give a GPU's shares by name."""
-    targets = [Target(load_model(name), system) for name in ONLY.get(system.key, MODELS)]
+    targets = [Target(load_model(name), tables) for name in ONLY.get(tables.key, MODELS)]
     composed = [(target, compose_kernels(data, target)) for target in targets]
     weights, compute = fit_products(composed)
     shares = {"weights": weights, "compute": compute}
-    if system.gpu.fp8_flops and not system.layers and (system.key, "fp8") not in DISTRUSTED:
-        halves = [Target(target.model, system, dtype="fp8") for target in targets]
+    if tables.gpu.fp8_flops and not tables.layers and (tables.key, "fp8") not in DISTRUSTED:
+        halves = [Target(target.model, tables, dtype="fp8") for target in targets]
         found = fit_products([(target, compose_kernels(data, target)) for target in halves])
         shares["compute_fp8"] = found[1]
-    return shares | attention_shares(data, targets) | link_shares(data, system)
+    return shares | attention_shares(data, targets) | link_shares(data, tables)
 
 
-def errors(data: Path, system: System) -> Floats:
+def errors(data: Path, tables: GpuTables) -> Errors:
     """Give the relative errors of the roofline, with the shares that are shipped."""
-    found = []
-    for name in ONLY.get(system.key, MODELS):
-        target = Target(load_model(name), system)
+    predicted, measured = [], []
+    for name in ONLY.get(tables.key, MODELS):
+        target = Target(load_model(name), tables)
         samples = compose(compose_kernels(data, target))
-        found.append(relative_errors(roofline(target.model, system.gpu), samples))
-    return np.concatenate(found)
+        predicted.append(predict_steps(roofline(target.model, tables.gpu), samples.batches))
+        measured.append(samples.seconds)
+    return Errors.of(np.concatenate(predicted), np.concatenate(measured))
 
 
 def _through_host(measured: dict[str, float], gpu: Gpu) -> dict[str, float]:
@@ -138,32 +139,32 @@ def text(measured: dict[str, dict[str, float]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(arguments: list[str] | None = None) -> int:
+def write_efficiencies(data: Path) -> None:
     """Measure all GPUs' shares and write the file that comes with the package."""
-    from simulator.costs.roofline import _measured
+    found = {tables.gpu.name: measure(data, tables) for tables in GPU_TABLES}
+    for name, shares in found.items():
+        if "link" not in shares:
+            shares.update(_through_host(found[PCIE], GPUS[name]))
+        shares.setdefault("compute_fp8", found[FP8]["compute_fp8"])
+    _write(found)
+    measured_efficiencies.cache_clear()
+    for tables in GPU_TABLES:
+        off = errors(data, tables)
+        found[tables.gpu.name] |= {"error": off.median, "error_p95": off.p95}
+    _write(found)
 
+
+def _write(found: dict[str, dict[str, float]]) -> None:
+    content = text(found).encode()
+    write_atomic(EFFICIENCIES, lambda file: file.write(content))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Fit the shares and write them; return the exit code."""
     parser = argparse.ArgumentParser(description="Fit the GPUs' efficiencies.")
     parser.add_argument("--data", type=Path, required=True, help="folder with the kernel tables")
     options = parser.parse_args(arguments)
-    try:
-        found = {system.gpu.name: measure(options.data, system) for system in SYSTEMS}
-        for name, shares in found.items():
-            if "link" not in shares:
-                shares.update(_through_host(found[PCIE], GPUS[name]))
-            shares.setdefault("compute_fp8", found[FP8]["compute_fp8"])
-        write_atomic(EFFICIENCIES, lambda file: file.write(text(found).encode()))
-        _measured.cache_clear()
-        for system in SYSTEMS:
-            off = errors(options.data, system)
-            found[system.gpu.name] |= {
-                "error": float(np.median(off)),
-                "error_p95": float(np.percentile(off, 95)),
-            }
-        write_atomic(EFFICIENCIES, lambda file: file.write(text(found).encode()))
-    except HeadwayError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    return exit_code(lambda: write_efficiencies(options.data))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Compare composed steps with measurements that no fit has seen.
 
-    python -m calibration.kernel_tables.cross_check --data DIR
+    python -m calibration.kernel_tables.external_validation --data DIR
 
 prints a line per comparison: median and 95th percentile of the relative errors, and the median of
 predicted / measured. docs/cost-models.md shows what it printed.
@@ -8,30 +8,23 @@ predicted / measured. docs/cost-models.md shows what it printed.
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from calibration.kernel_tables.batches import Batches
-from calibration.kernel_tables.compose import Target, compose_kernels
-from calibration.kernel_tables.fit import Samples, calibrate, compose, fit_cost
-from calibration.kernel_tables.in_sequence import SHAPES, read_sequence
-from calibration.kernel_tables.llmservingsim import folder
-from calibration.kernel_tables.mixed_steps import fit_mixed, read_mixed
-from calibration.kernel_tables.systems import SYSTEMS, find_system
-from calibration.kernel_tables.tables import Floats, read_table
-from simulator.costs.piecewise import PiecewiseCost
+from calibration.errors import Errors, Floats
+from calibration.kernel_tables.compose import Target, compose_kernels, compose_products
+from calibration.kernel_tables.fit_target import compose, fit_cost, fit_target, predict_steps
+from calibration.kernel_tables.mixed_attention import fit_mixed, read_mixed
+from calibration.kernel_tables.product_slowdown import SHAPES, read_sequence
+from calibration.kernel_tables.tables import GPU_TABLES, exit_code, find_gpu_tables, read_table
 from simulator.costs.roofline import roofline
 from simulator.models.load import load_model
-from simulator.util.errors import HeadwayError
 
 CHUNK, HISTORY = 256, 512  # tokens; below, launches outweigh what is compared
 Line = tuple[str, Floats, Floats]  # what, predicted, measured
-
-
-def _said(cost: PiecewiseCost, batches: Batches) -> Floats:
-    return np.array([cost.execute(step) for step in batches.steps()])
 
 
 def vidur_attention(data: Path) -> Iterator[Line]:
@@ -39,8 +32,8 @@ def vidur_attention(data: Path) -> Iterator[Line]:
 
     Whole prompts are left out: Vidur's kernel of 2023 computed the pairs that the mask hides.
     """
-    target = Target(load_model("llama-2-70b"), find_system("A100-80GB"), 2)
-    cost, layers = calibrate(data, target).cost, target.model.num_hidden_layers
+    target = Target(load_model("llama-2-70b"), find_gpu_tables("A100-80GB"), 2)
+    cost, layers = fit_target(data, target).cost, target.model.num_hidden_layers
     names = [f"time_stats.attn_{kind}.median" for kind in ("prefill", "decode")]
     columns = ("batch_size", "prefill_chunk_size", "kv_cache_size", "is_prefill", *names)
     table = read_table(data, "a100__Llama-2-70b__tp2__attention.csv", "vidur", columns)
@@ -63,86 +56,64 @@ def vidur_attention(data: Path) -> Iterator[Line]:
 def vidur_products(data: Path) -> Iterator[Line]:
     """Matrix products of the exact shapes, in sequence, on A100 and H100."""
     for key, models in SHAPES.items():
-        system = next(system for system in SYSTEMS if system.key == key)
+        tables = next(tables for tables in GPU_TABLES if tables.key == key)
         for low, high in ((1, 128), (129, 4096)):
-            said, measured = [], []
+            predicted, measured = [], []
             for name in models:
                 for gpus in (1, 2, 4):
                     tokens, seconds = read_sequence(data, key, name, gpus)
                     some = (tokens >= low) & (tokens <= high)
-                    target = Target(load_model(name), system, gpus)
-                    layer = _products(data, target, tokens[some])
-                    said.append(layer)
+                    grid, layer = compose_products(data, Target(load_model(name), tables, gpus), [])
+                    predicted.append(np.interp(tokens[some], grid, layer))
                     measured.append(seconds[some])
-            what = f"products of {low} to {high} tokens, {system.gpu.name}"
-            yield what, np.concatenate(said), np.concatenate(measured)
-
-
-def _products(data: Path, target: Target, tokens: Floats) -> Floats:
-    from calibration.kernel_tables.compose import _products as products
-
-    grid, layer = products(data, target, [])
-    return np.asarray(np.interp(tokens, grid, layer))
+            what = f"products of {low} to {high} tokens, {tables.gpu.name}"
+            yield what, np.concatenate(predicted), np.concatenate(measured)
 
 
 def mixed_rule(data: Path) -> Iterator[Line]:
     """Mixed steps of one RTX GPU by FlashAttention-2's rule, its factors fitted on the other."""
-    layers = [system for system in SYSTEMS if system.layers]
-    for system, other in (layers, layers[::-1]):
-        target = Target(load_model("llama-3.1-8b"), system)
+    layers = [tables for tables in GPU_TABLES if tables.layers]
+    for tables, other in (layers, layers[::-1]):
+        target = Target(load_model("llama-3.1-8b"), tables)
         kernels = compose_kernels(data, target)
         samples = compose(kernels)
-        found = samples.batches
-        both = (found.chunks > 0) & (found.decodes > 0)
+        both = samples.batches.mixed
         factors = fit_mixed(read_mixed(data, other), other.multiprocessors)
         cost = fit_cost(kernels, samples.select(~both), factors, target)
-        held: Samples = samples.select(both)
-        what = f"mixed steps of {target.model.name}, {system.gpu.name}, rule of {other.gpu.name}"
-        yield what, _said(cost, held.batches), held.seconds
+        held_out = samples.select(both)
+        what = f"mixed steps of {target.model.name}, {tables.gpu.name}, rule of {other.gpu.name}"
+        yield what, predict_steps(cost, held_out.batches), held_out.seconds
 
 
 def rooflines(data: Path) -> Iterator[Line]:
     """Steps of models that the efficiencies have not seen, by roofline."""
     for gpu in ("A100-80GB", "H100-80GB", "B200", "L40S", "RTX-PRO-6000"):
-        system = find_system(gpu)
-        for name in ("qwen3-14b", "llama-2-7b", "qwen3-30b-a3b"):
-            target = Target(load_model(name), system)
-            if (name == "qwen3-30b-a3b") != bool(system.layers):
-                continue
-            if system.layers and not folder(system, target.model):
-                continue
+        tables = find_gpu_tables(gpu)
+        for name in ("qwen3-30b-a3b",) if tables.layers else ("qwen3-14b", "llama-2-7b"):
+            target = Target(load_model(name), tables)
             samples = compose(compose_kernels(data, target))
-            said = _said(roofline(target.model, system.gpu), samples.batches)
-            yield f"roofline: steps of {name}, {gpu}", said, samples.seconds
-
-
-CHECKS: tuple[Callable[[Path], Iterator[Line]], ...] = (
-    vidur_products,
-    vidur_attention,
-    mixed_rule,
-    rooflines,
-)
+            predicted = predict_steps(roofline(target.model, tables.gpu), samples.batches)
+            yield f"roofline: steps of {name}, {gpu}", predicted, samples.seconds
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print all comparisons."""
+    """Print all comparisons; return the exit code."""
     parser = argparse.ArgumentParser(description="Compare composed steps with other sources.")
     parser.add_argument("--data", type=Path, required=True, help="folder with the tables")
-    options = parser.parse_args(arguments)
+    data = parser.parse_args(arguments).data
     print("| what | points | median error | P95 | predicted / measured |\n|---|--:|--:|--:|--:|")
-    try:
-        for check in CHECKS:
-            for what, said, measured in check(options.data):
-                off = np.abs(said / measured - 1)
-                print(
-                    f"| {what} | {len(off):,} | {np.median(off):.1%} | "
-                    f"{np.percentile(off, 95):.1%} | {np.median(said / measured):.2f} |",
-                    flush=True,
-                )
-    except HeadwayError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+
+    def compare() -> None:
+        checks = (vidur_products, vidur_attention, mixed_rule, rooflines)
+        for what, predicted, measured in chain.from_iterable(check(data) for check in checks):
+            errors = Errors.of(predicted, measured)
+            print(
+                f"| {what} | {errors.points:,} | {errors.median:.1%} | {errors.p95:.1%} | "
+                f"{np.median(predicted / measured):.2f} |",
+                flush=True,
+            )
+
+    return exit_code(compare)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from simulator.core.request import Chunk, Request, Step, Swap
 from simulator.util.errors import HeadwayError
@@ -22,24 +22,24 @@ Chunks: TypeAlias = tuple[tuple[int, int], ...]
 BATCH = 100  # rows of a gzip member
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One measured step, or one swap; times in seconds."""
 
     run: str  # rows of one run were measured one after the other
     kind: str  # decode, prefill, mixed, onpolicy, probe, swap_out, swap_in
-    point: int  # number of the grid's point, -1: none
+    point: int = -1  # number of the grid's point, -1: none
     turn: int  # the pass, or the number of the step in its run
-    path: str  # how it was launched: eager, graph
-    bucket: int  # sequences that a graph was padded to, 0: none
-    decodes: int
-    context: int  # KV entries that the decodes read, each one's new token included
-    longest: int  # the most of them in one sequence
-    chunks: Chunks  # of prompts
-    swapped_out: tuple[int, ...]  # blocks of each request that goes to the host
-    swapped_in: tuple[int, ...]
+    path: str = "eager"  # how it was launched: eager, graph
+    bucket: int = 0  # sequences that a graph was padded to, 0: none
+    decodes: int = 0
+    context: int = 0  # KV entries that the decodes read, each one's new token included
+    longest: int = 0  # the most of them in one sequence
+    chunks: Chunks = ()  # of prompts
+    swapped_out: tuple[int, ...] = ()  # blocks of each request that goes to the host
+    swapped_in: tuple[int, ...] = ()
     device_s: float  # CPU time of the forward pass, or between two CUDA events
-    host_s: float  # CPU time of what the host does for it
+    host_s: float = 0.0  # CPU time of what the host does for it
     wall_s: float
     unique_ctx: int | None = None  # KV entries that all running requests hold, shared ones once
     n_logits: int | None = None  # tokens after which a new one was sampled
@@ -55,6 +55,11 @@ class Row:
     def tokens(self) -> int:
         """Count the tokens that pass through the model."""
         return self.decodes + sum(new for _, new in self.chunks)
+
+    @property
+    def pairs(self) -> int:
+        """Count the (query, key) pairs of the prompts."""
+        return sum(new * start + new * (new + 1) // 2 for start, new in self.chunks)
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
@@ -95,6 +100,44 @@ def read_chunks(text: str) -> Chunks:
     return tuple(found)
 
 
+def write_counts(counts: Iterable[int]) -> str:
+    """Write counts with blanks between them."""
+    return " ".join(map(str, counts))
+
+
+def read_counts(text: str) -> tuple[int, ...]:
+    """Read what `write_counts` wrote; ValueError for anything else."""
+    counts = tuple(map(int, text.split()))
+    if any(count < 1 for count in counts):
+        raise ValueError(f"{text!r}: counts must be at least 1")
+    return counts
+
+
+def _read_optional(text: str) -> float | None:
+    return float(text) if text else None
+
+
+def _read_optional_count(text: str) -> int | None:
+    return int(float(text)) if text else None
+
+
+WRITERS: dict[str, Callable[[Any], str]] = {
+    "chunks": write_chunks,
+    **dict.fromkeys(SWAPPED, write_counts),
+    **dict.fromkeys(TIMES, "{:.4g}".format),
+}
+"""Of the columns that are not written as they are; csv writes None as nothing."""
+READERS: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(TIMES, float),
+    **dict.fromkeys(("unique_ctx", "n_logits"), _read_optional_count),
+    **dict.fromkeys(("sm_mhz", "power_w"), _read_optional),
+    **dict.fromkeys(("run", "kind", "path"), str),
+    **dict.fromkeys(("point", "turn", "bucket", "decodes", "context", "longest"), int),
+    "chunks": read_chunks,
+    **dict.fromkeys(SWAPPED, read_counts),
+}
+
+
 class RowFile:
     """A growing `steps.csv.gz`; `add` keeps up to BATCH rows back, `flush` none."""
 
@@ -129,32 +172,14 @@ class RowFile:
         self._held.clear()
 
 
-def write_counts(counts: Iterable[int]) -> str:
-    """Write counts with blanks between them."""
-    return " ".join(map(str, counts))
-
-
-def read_counts(text: str) -> tuple[int, ...]:
-    """Read what `write_counts` wrote; ValueError for anything else."""
-    counts = tuple(map(int, text.split()))
-    if any(count < 1 for count in counts):
-        raise ValueError(f"{text!r}: counts must be at least 1")
-    return counts
-
-
 def pack_rows(rows: Sequence[Row]) -> bytes:
     """Give a whole file, the same bytes for the same rows."""
     return _pack([COLUMNS, *map(_line, rows)])
 
 
 def _line(row: Row) -> list[object]:
-    values = [getattr(row, name) for name in COLUMNS]
-    values[COLUMNS.index("chunks")] = write_chunks(row.chunks)
-    for name in SWAPPED:
-        values[COLUMNS.index(name)] = write_counts(getattr(row, name))
-    for name in TIMES:
-        values[COLUMNS.index(name)] = f"{getattr(row, name):.4g}"
-    return values  # csv writes None as nothing
+    values = {name: getattr(row, name) for name in COLUMNS}
+    return [WRITERS[name](value) if name in WRITERS else value for name, value in values.items()]
 
 
 def _pack(lines: Iterable[Sequence[object]]) -> bytes:
@@ -166,8 +191,7 @@ def _pack(lines: Iterable[Sequence[object]]) -> bytes:
 def read_rows(path: Path) -> list[Row]:
     """Read measured steps; HeadwayError names the file and line where it is damaged."""
     try:
-        raw = path.read_bytes()
-        text = gzip.decompress(raw).decode()
+        text = gzip.decompress(path.read_bytes()).decode()
     except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise HeadwayError(f"{path}: damaged: {error}") from None
     except OSError as error:
@@ -192,37 +216,10 @@ def _rows(path: Path, lines: Iterator[list[str]]) -> Iterator[Row]:
             raise HeadwayError(f"{path}:{number}: {error}") from None
 
 
-def _known(values: Mapping[str, str], name: str) -> float | None:
-    """Read a number that may be missing."""
-    text = values.get(name)
-    return float(text) if text else None
-
-
 def parse_row(values: Mapping[str, str]) -> Row:
     """Make a row of a line's values; ValueError says what is wrong with them."""
-    times = {name: float(values[name]) for name in TIMES}
-    sensed = {name: _known(values, name) for name in OPTIONAL}
-    row = Row(
-        values["run"],
-        values["kind"],
-        int(values["point"]),
-        int(values["turn"]),
-        values["path"],
-        int(values["bucket"]),
-        int(values["decodes"]),
-        int(values["context"]),
-        int(values["longest"]),
-        read_chunks(values["chunks"]),
-        read_counts(values["swapped_out"]),
-        read_counts(values["swapped_in"]),
-        times["device_s"],
-        times["host_s"],
-        times["wall_s"],
-        unique_ctx=None if sensed["unique_ctx"] is None else int(sensed["unique_ctx"]),
-        n_logits=None if sensed["n_logits"] is None else int(sensed["n_logits"]),
-        sm_mhz=sensed["sm_mhz"],
-        power_w=sensed["power_w"],
-    )
+    row = Row(**{name: read(values.get(name, "")) for name, read in READERS.items()})
+    times = {name: getattr(row, name) for name in TIMES}
     if not all(0 <= time < float("inf") for time in times.values()) or not row.wall_s:
         raise ValueError(f"times must be seconds, at least 0, not {times}")
     if min(row.decodes, row.context) < 0:

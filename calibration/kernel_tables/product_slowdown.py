@@ -14,11 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from calibration.errors import Floats
 from calibration.kernel_tables.aiconfigurator import Products
-from calibration.kernel_tables.systems import System
-from calibration.kernel_tables.tables import Floats, read_table
+from calibration.kernel_tables.tables import GpuTables, read_table
 from simulator.models.load import load_model
-from simulator.models.spec import ModelSpec
 
 SOURCE = "vidur"
 TOKENS = (128, 256, 512, 1024, 2048, 4096)
@@ -39,15 +38,6 @@ SHAPES = {
 OPERATORS = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")
 
 
-def model_products(table: Products, model: ModelSpec, gpus: int) -> Floats:
-    """Give one layer's seconds in the products of a dense model's share, back to back."""
-    query = model.num_attention_heads // gpus * model.head_dim
-    key = max(1, model.num_key_value_heads // gpus) * model.head_dim
-    hidden, inner = model.hidden_size, model.intermediate_size // gpus
-    attention = table.seconds(query + 2 * key, hidden) + table.seconds(hidden, query)
-    return attention + table.seconds(2 * inner, hidden) + table.seconds(hidden, inner)
-
-
 def read_sequence(data: Path, key: str, model: str, gpus: int) -> tuple[Floats, Floats]:
     """Give token counts and one layer's seconds in its products, in sequence."""
     names = [f"time_stats.{name}.median" for name in OPERATORS]
@@ -58,21 +48,16 @@ def read_sequence(data: Path, key: str, model: str, gpus: int) -> tuple[Floats, 
     return rows.index.to_numpy(float), rows.sum(axis=1).to_numpy() / 1e3
 
 
-def ratios(data: Path, system: System) -> Floats:
-    """Give in sequence / back to back at `TOKENS`, a row for each model and TP degree."""
-    table, found = Products(data, system, "bfloat16"), []
-    for name in SHAPES[system.key]:
-        for gpus in (1, 2, 4, 8):
-            tokens, seconds = read_sequence(data, system.key, name, gpus)
-            alone = model_products(table, load_model(name), gpus)
-            there = np.interp(TOKENS, tokens, seconds)
-            found.append(there / np.interp(TOKENS, table.tokens, alone))
-    return np.array(found)
-
-
-def measure_factors(data: Path, system: System) -> Floats:
+def measure_factors(data: Path, tables: GpuTables) -> Floats:
     """Derive the factors at `TOKENS` from both sources' tables."""
-    return np.maximum(1.0, np.sqrt(np.median(ratios(data, system), axis=0)))
+    products, ratios = Products(data, tables, "bfloat16"), []
+    for name in SHAPES[tables.key]:
+        for gpus in (1, 2, 4, 8):
+            tokens, seconds = read_sequence(data, tables.key, name, gpus)
+            alone = products.of_layer(load_model(name), gpus)
+            there = np.interp(TOKENS, tokens, seconds)
+            ratios.append(there / np.interp(TOKENS, products.tokens, alone))
+    return np.maximum(1.0, np.sqrt(np.median(ratios, axis=0)))
 
 
 FACTORS = {
@@ -84,7 +69,7 @@ the likest: H200 and B200 of the H100, L40S of the A100."""
 LIKE = {"a100": "a100", "l40s": "a100", "h100": "h100", "h200": "h100", "b200": "h100"}
 
 
-def in_sequence(system: System, tokens: Floats) -> Floats:
+def slowdown(tables: GpuTables, tokens: Floats) -> Floats:
     """Give the factor on products of so many tokens, timed back to back; 1 up to 64 tokens."""
-    factors = (1.0, *FACTORS[LIKE[system.key]])
+    factors = (1.0, *FACTORS[LIKE[tables.key]])
     return np.asarray(np.interp(np.log(tokens), np.log((64, *TOKENS)), factors))

@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from calibration.engine_steps.rows import Row, parse_row, write_chunks, write_counts
+from calibration.engine_steps.meta import read_json
+from calibration.engine_steps.steps_file import Row, parse_row, write_chunks, write_counts
 from simulator.costs.profile import shipped_profiles
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.write import write_run
@@ -108,19 +109,12 @@ def _write_steps(live: "LiveRun", file: BinaryIO) -> None:
     writer.writerow(COLUMNS + LATER)
     for timing in live.timings:
         done = timing.measured
-        numbers = (
-            timing.seconds,
-            timing.predicted_s,
-            done.device_s,
-            done.host_s,
-            done.swap_out_s + done.swap_in_s,
-            done.wall_s,
-            timing.schedule_s,
-        )
+        swapped = done.swap_out_s + done.swap_in_s
+        numbers = (timing.seconds, timing.predicted_s, done.device_s, done.host_s, swapped)
         writer.writerow(
             [
                 f"{timing.start:.9g}",
-                *(f"{number:.5g}" for number in numbers),
+                *(f"{number:.5g}" for number in (*numbers, done.wall_s, timing.schedule_s)),
                 timing.decodes,
                 timing.context,
                 write_chunks(timing.chunks),
@@ -169,13 +163,8 @@ def _step(line: Mapping[str, str], turn: int) -> MeasuredStep:
 def read_about(folder: Path) -> dict[str, object]:
     """Read live.json; HeadwayError where it is damaged or missing."""
     path = folder / ABOUT
-    try:
-        about = json.loads(path.read_text())
-    except OSError as error:
-        raise HeadwayError(f"{path}: cannot read: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise HeadwayError(f"{path}: damaged: {error}") from None
-    if not isinstance(about, dict) or not {"device", "clock"} <= set(about):
+    about = read_json(path)
+    if not {"device", "clock"} <= set(about):
         raise HeadwayError(f"{path}: is no description of a live run")
     return about
 

@@ -20,16 +20,17 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.kernel_tables.batches import Batches
-from calibration.kernel_tables.llmservingsim import read_attention
-from calibration.kernel_tables.systems import SYSTEMS, System
-from calibration.kernel_tables.tables import Floats
+from calibration.errors import Floats
+from calibration.kernel_tables.attention_batches import Batches
+from calibration.kernel_tables.llmservingsim import LayerTables
+from calibration.kernel_tables.tables import GPU_TABLES, GpuTables
 from simulator.costs.roofline import TILE
 from simulator.models.load import load_model
 
 MODEL = "llama-3.1-8b"
 BLOCK = 128  # keys
 HEADS = 32  # of Llama-3.1-8B
+MIXED_START = np.array([1e-5, 1e-10, 3e-8, 8e-9, 1e-6, 3e-8])  # of one layer's coefficients
 LONGEST = 8192  # tokens; beyond, one long sequence behaves unlike a batch
 
 
@@ -44,17 +45,18 @@ class MixedFactors:
     p95_error: float
 
 
-def read_mixed(data: Path, system: System) -> Batches:
+def read_mixed(data: Path, tables: GpuTables) -> Batches:
     """Read one GPU's batches with a chunk in them, of Llama-3.1-8B."""
-    found = read_attention(data, system, load_model(MODEL), 1)
+    found = LayerTables(data, tables, load_model(MODEL), 1).attention()
     longest = np.maximum(found.history, found.context / np.maximum(found.decodes, 1))
     return found.select((found.size > 0) & (longest <= LONGEST))
 
 
-Predict = Callable[[Floats], Floats]
+Form = Callable[[Floats], Floats]
+"""Seconds of some batches by the coefficients of a form."""
 
 
-def mixed_form(batches: Batches) -> Predict:
+def mixed_form(batches: Batches) -> Form:
     """Give the form m + max(d P + f T_p + c' S + e' N, r K) of those coefficients."""
 
     def predict(p: Floats) -> Floats:
@@ -65,9 +67,6 @@ def mixed_form(batches: Batches) -> Predict:
     return predict
 
 
-START = np.array([1e-5, 1e-10, 3e-8, 8e-9, 1e-6, 3e-8])  # of one layer
-
-
 def fit_mixed(batches: Batches, multiprocessors: int) -> MixedFactors:
     """Fit that form to one GPU's mixed batches; give its three factors."""
     from scipy.optimize import least_squares
@@ -76,7 +75,7 @@ def fit_mixed(batches: Batches, multiprocessors: int) -> MixedFactors:
     layers = load_model(MODEL).num_hidden_layers
     result = least_squares(
         lambda z: np.log(predict(np.exp(z)) / seconds),
-        np.log(START * layers),
+        np.log(MIXED_START * layers),
         loss="soft_l1",
         f_scale=0.05,
     )
@@ -93,15 +92,15 @@ def fit_mixed(batches: Batches, multiprocessors: int) -> MixedFactors:
 
 def fa2_factors(data: Path) -> MixedFactors:
     """Give the factors' geometric means over the measured GPUs, with the larger errors."""
-    fits = [fit_mixed(read_mixed(data, s), s.multiprocessors) for s in SYSTEMS if s.layers]
+    fits = [fit_mixed(read_mixed(data, t), t.multiprocessors) for t in GPU_TABLES if t.layers]
 
-    def mean(values: list[float]) -> float:
-        return exp(sum(map(log, values)) / len(values))
+    def mean(name: str) -> float:
+        return exp(sum(log(getattr(fit, name)) for fit in fits) / len(fits))
 
     return MixedFactors(
-        mean([fit.keys for fit in fits]),
-        mean([fit.block for fit in fits]),
-        mean([fit.serial for fit in fits]),
+        mean("keys"),
+        mean("block"),
+        mean("serial"),
         max(fit.median_error for fit in fits),
         max(fit.p95_error for fit in fits),
     )

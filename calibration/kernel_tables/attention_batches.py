@@ -1,11 +1,11 @@
 """Batches whose attention was timed, and the steps that they stand for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
-from calibration.kernel_tables.tables import Floats
+from calibration.errors import Floats
 from simulator.core.request import Chunk, Request, Step
 
 
@@ -22,6 +22,24 @@ class Batches:
     decodes: Floats
     context: Floats  # cached tokens that all decodes read, S
     seconds: Floats
+
+    @classmethod
+    def of_decodes(cls, count: Floats, context: Floats, seconds: Floats) -> "Batches":
+        """Make batches of decodes alone."""
+        nothing = np.zeros(len(count))
+        return cls(nothing, nothing, nothing, count, context, seconds)
+
+    @classmethod
+    def of_prompts(cls, count: Floats, size: Floats, seconds: Floats) -> "Batches":
+        """Make batches of whole prompts alone."""
+        nothing = np.zeros(len(count))
+        return cls(count, size, nothing, nothing, nothing, seconds)
+
+    @classmethod
+    def concatenated(cls, *parts: "Batches") -> "Batches":
+        """Put batches into one set."""
+        names = [field.name for field in fields(cls)]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     @property
     def tokens(self) -> Floats:
@@ -44,9 +62,14 @@ class Batches:
         mean = self.context / np.maximum(self.decodes, 1)
         return np.maximum((self.chunks > 0) * (self.size + self.history), mean)
 
+    @property
+    def mixed(self) -> npt.NDArray[np.bool_]:
+        """Whether there are both prompts and decodes."""
+        return np.asarray((self.chunks > 0) & (self.decodes > 0))
+
     def select(self, rows: npt.NDArray[np.bool_]) -> "Batches":
         """Give some of the batches."""
-        return Batches(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+        return Batches(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def steps(self) -> list[Step]:
         """Give the steps as an executor receives them."""
@@ -59,21 +82,3 @@ class Batches:
 
 def _chunk(size: int, history: int) -> Chunk:
     return Chunk(Request(0, 0.0, size + history, 1), history, size)
-
-
-def decodes(count: Floats, context: Floats, seconds: Floats) -> Batches:
-    """Make batches of decodes alone."""
-    nothing = np.zeros(len(count))
-    return Batches(nothing, nothing, nothing, count, context, seconds)
-
-
-def prompts(count: Floats, size: Floats, seconds: Floats) -> Batches:
-    """Make batches of whole prompts alone."""
-    nothing = np.zeros(len(count))
-    return Batches(count, size, nothing, nothing, nothing, seconds)
-
-
-def together(*parts: Batches) -> Batches:
-    """Put batches into one set."""
-    columns = Batches.__dataclass_fields__
-    return Batches(*(np.concatenate([getattr(p, name) for p in parts]) for name in columns))

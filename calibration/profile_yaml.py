@@ -1,0 +1,114 @@
+"""The text of a fitted profile: YAML whose numbers have their meaning behind them."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from calibration.errors import Errors
+from simulator.costs.linear import LinearCost
+from simulator.costs.piecewise import PiecewiseCost
+from simulator.costs.precision import settings_of
+from simulator.costs.profile import FORMS, RESERVED
+
+if TYPE_CHECKING:
+    from simulator.scenario.scenario import Scenario
+
+MEANINGS = {
+    "overhead": "a step's scheduling, sampling, input and output in the engine",
+    "head": "output projection and sampler: reading the weights",
+    "head_per_sequence": "the same, where it is bound by its products",
+    "decode": "attention of a pure decode step: its launches",
+    "decode_per_context": "the same, per cached token read",
+    "decode_per_sequence": "the same, per sequence, where the contexts are short",
+    "prefill": "attention of a step with prompts: its launches",
+    "prefill_per_pair": "the same, per (query, key) pair of the prompts",
+    "prefill_per_token": "the same, per token of the prompts",
+    "mixed_per_context": "the same, per cached token that its decodes read",
+    "mixed_per_sequence": "the same, per decode",
+    "serial_per_token": "the same, per token of the longest sequence: no step is faster",
+}
+
+
+def join_blocks(*blocks: Iterable[str]) -> str:
+    """Join blocks of lines with an empty line between them."""
+    return "\n\n".join("\n".join(lines) for lines in map(list, blocks) if lines) + "\n"
+
+
+def head_lines(
+    title: str, author: str, model: object, hardware: Mapping[str, object]
+) -> Iterator[str]:
+    """Give the comment above a profile, and what it is of."""
+    yield f"# {title}."
+    yield f"# Written by {author}."
+    yield f"model: {model}"
+    yield "hardware:"
+    yield from (f"  {name}: {value}" for name, value in hardware.items())
+
+
+def cost_lines(terms: Mapping[str, object], meanings: Mapping[str, str]) -> Iterator[str]:
+    """Give the block of a piecewise cost, without its dense table."""
+    yield "cost: # seconds, all layers together"
+    yield "  kind: piecewise"
+    yield from (f"  {name}: {value} # {meanings.get(name, '')}" for name, value in terms.items())
+
+
+def range_lines(limits: Mapping[str, tuple[float, float]]) -> Iterator[str]:
+    """Give the block of the range that a cost was fitted to."""
+    yield "range: # of the steps fitted to; beyond, a run warns"
+    yield from (f"  {name}: [{low}, {high}]" for name, (low, high) in limits.items())
+
+
+def residual_lines(residuals: Mapping[str, float], meaning: str) -> Iterator[str]:
+    """Give the block of residuals, which is empty where there are none."""
+    if residuals:
+        yield f"residuals: # {meaning}"
+        yield from (f"  {name}: {value:.4f}" for name, value in residuals.items())
+
+
+def error_lines(errors: Errors, indent: str) -> Iterator[str]:
+    """Give errors as a profile's `fit` has them."""
+    yield f"{indent}points: {errors.points}"
+    yield f"{indent}median_relative_error: {errors.median:.4f}"
+    yield f"{indent}p95_relative_error: {errors.p95:.4f}"
+
+
+def cost_block(cost: LinearCost | PiecewiseCost) -> dict[str, Any]:
+    """Give the `cost` of a scenario or profile that stands for a cost model."""
+    kind = next(kind for kind, form in FORMS.items() if form is type(cost))
+    names = [field.name for field in fields(cost) if field.init and field.name not in RESERVED]
+    values = {name: getattr(cost, name) for name in names}
+    return {"kind": kind} | {k: [*v] if isinstance(v, tuple) else v for k, v in values.items()}
+
+
+def scenario_profile(
+    scenario: "Scenario",
+    cost: LinearCost | PiecewiseCost,
+    residuals: Mapping[str, float],
+    fit: Mapping[str, Any],
+    sources: Sequence[str],
+) -> str:
+    """Write a profile that was fitted to a log of a scenario's model, GPU and precision."""
+    import yaml
+
+    from simulator.scenario.assemble import assemble
+
+    parts = assemble(scenario)
+    raw: dict[str, Any] = {
+        "model": parts.model.name,
+        "hardware": {"gpu": parts.gpu.name, **settings_of(parts.model, scenario.engine)},
+        "cost": {name: rounded(value) for name, value in cost_block(cost).items()},
+        "range": {name: [*map(int, pair)] for name, pair in (cost.limits or {}).items()},
+        "residuals": {name: round(value, 4) for name, value in residuals.items()},
+        "fit": fit,
+        "sources": [*sources],
+    }
+    return str(yaml.safe_dump(raw, sort_keys=False, width=98))
+
+
+def rounded(value: Any) -> Any:
+    """Round numbers to five digits, make lists of sequences."""
+    if isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, tuple | list):
+        return [rounded(inner) for inner in value]
+    return float(f"{value:.5g}")
