@@ -46,6 +46,12 @@ def test_python_runs_a_former_name() -> None:
     assert text[0] == text[1] != ""
 
 
+def test_a_former_name_of_a_command_takes_its_options() -> None:
+    command = [sys.executable, "-m", "calibration.kernel_tables.cross_check", "--help"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert told.startswith("usage: external_validation.py")
+
+
 def test_an_unknown_name_is_an_ordinary_error() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'simulator\.nothing'$"):
         importlib.import_module("simulator.nothing")
