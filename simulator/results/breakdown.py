@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from simulator.core.log import Log
 from simulator.core.request import Step
-from simulator.results.request_table import Flags, Floats, Ints, RequestTable
+from simulator.results.request_table import Flags, Floats, Ints, RequestTable, find_rows
+from simulator.results.token_times import last_tokens
 
 if TYPE_CHECKING:
     from simulator.costs.cost_model import CostModel
@@ -158,9 +159,8 @@ def prompt_stalls(log: Log, cost: "CostModel") -> Floats:
     time = rows["end"][prompts] - starts
     if len(starts) and len(log.swaps):
         swaps = log.swaps
-        at = np.minimum(np.searchsorted(starts, swaps["start"]), len(starts) - 1)
-        copies = np.where(starts[at] == swaps["start"], swaps["added"], 0.0)
-        np.subtract.at(time, at, copies)
+        here, at = find_rows(starts, swaps["start"])
+        np.subtract.at(time, at, swaps["added"][here])
         time = np.maximum(time, 0.0)
     decodes = rows["decodes"][prompts].astype(np.int64)
     if len(log.drafts):
@@ -174,10 +174,9 @@ def prompt_stalls(log: Log, cost: "CostModel") -> Floats:
 def _verification(log: Log, prompts: Ints, cost: "CostModel") -> Floats:
     """Give what the decodes of these steps, and their drafts, would have taken alone."""
     rows, drafts = log.steps[prompts], log.drafts
-    at = np.minimum(np.searchsorted(drafts["start"], rows["start"]), len(drafts) - 1)
+    here, at = find_rows(drafts["start"], rows["start"])
     alone = np.zeros(len(rows))
-    for k in np.flatnonzero(drafts["start"][at] == rows["start"]):
-        found = drafts[at[k]]
+    for k, found in zip(np.flatnonzero(here), drafts[at], strict=True):
         step = Step([], int(found["decodes"]), int(rows["context"][k]), drafts=int(found["drafts"]))
         alone[k] = cost.execute(step)
     return alone
@@ -200,7 +199,7 @@ def find_pauses(log: Log, wanted: Flags) -> Pauses:
     runs = runs[np.lexsort((runs["start"], runs["id"]))]
     after = _following(runs, pauses)
     before = np.maximum(after - 1, 0)
-    last = _last_tokens(runs, log)
+    last = last_tokens(runs, np.asarray(log.tick_ends, np.float64))
     had_token = (after > 0) & (runs["id"][before] == ids)
     start = np.where(had_token, np.maximum(pauses["start"], last[before]), pauses["start"])
     after = np.minimum(after, len(runs) - 1)
@@ -225,12 +224,3 @@ def _following(runs: Rows, pauses: Rows) -> Ints:
     )
     following: Ints = np.cumsum(order < len(runs), dtype=np.int64)[order >= len(runs)]
     return following
-
-
-def _last_tokens(runs: Rows, log: Log) -> Floats:
-    """Give the time of each run's last token."""
-    last: Floats = runs["start"].copy()
-    longer = runs["ticks"] > 0
-    ticks = np.asarray(log.tick_ends, np.float64)
-    last[longer] = ticks[(runs["first_tick"] + runs["ticks"] - 1)[longer]]
-    return last

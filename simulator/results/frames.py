@@ -13,7 +13,7 @@ import numpy.typing as npt
 from simulator.core.log import REASONS, Log
 from simulator.results.fairness import Clients, client_columns, fairness_columns
 from simulator.results.record import Record
-from simulator.results.request_table import Floats, Ints, client_words
+from simulator.results.request_table import Floats, Ints, client_words, find_rows
 from simulator.results.time_series import arrivals, block_growth, decisions
 from simulator.util.csv_text import Column, Numbers, Words
 
@@ -128,22 +128,21 @@ def _columns(rows: Rows, num_blocks: int) -> dict[str, Numbers]:
 def copy_columns(log: Log, starts: Floats, seconds: Floats | None) -> dict[str, Numbers]:
     """Give the blocks that went to the host and back in steps that start then, and their time.
 
-    `seconds` is the time of each of `log.swaps`. Without any in the whole run it is None, and there
-    are no columns; where others swapped and this replica did not, they hold zeros.
+    `seconds` is the time of each of `log.swaps`; None where nobody in the whole run swaps: then
+    there are no columns.
     """
+    if seconds is None:
+        return {}
     swaps = log.swaps
-    if not len(swaps):
-        none = np.zeros(len(starts), np.int64)
-        zeros: dict[str, Numbers] = {"swapped_out_blocks": none, "swapped_in_blocks": none}
-        return {} if seconds is None else zeros | {"swap_time": np.zeros(len(starts))}
-    at = np.minimum(np.searchsorted(swaps["start"], starts), len(swaps) - 1)
-    moved = swaps["start"][at] == starts
-    columns: dict[str, Numbers] = {
-        "swapped_out_blocks": np.where(moved, swaps["blocks_out"][at], 0),
-        "swapped_in_blocks": np.where(moved, swaps["blocks_in"][at], 0),
-    }
-    if seconds is not None:
-        columns["swap_time"] = np.where(moved, seconds[at], 0.0)
+    moved, at = find_rows(swaps["start"], starts)
+    columns: dict[str, Numbers] = {}
+    for name, values in (
+        ("swapped_out_blocks", swaps["blocks_out"]),
+        ("swapped_in_blocks", swaps["blocks_in"]),
+        ("swap_time", seconds),
+    ):
+        columns[name] = np.zeros(len(starts), values.dtype)
+        columns[name][moved] = values[at]
     return columns
 
 

@@ -14,7 +14,14 @@ from simulator.core.log import REJECTED, TRANSFER, UNFINISHED, Log
 from simulator.costs.cost_model import CostModel
 from simulator.results.breakdown import PARTS, break_down
 from simulator.results.gauges import share
-from simulator.results.request_table import TRANSFER_PARTS, Flags, Floats, Ints, gather_requests
+from simulator.results.request_table import (
+    TRANSFER_PARTS,
+    Flags,
+    Floats,
+    Ints,
+    find_rows,
+    gather_requests,
+)
 from simulator.workload.workload import Workload
 
 Rows = npt.NDArray[np.void]
@@ -38,39 +45,32 @@ class Transfers:
         _, last = np.unique(every["id"][::-1], return_index=True)
         return cls(every[::-1][last], engines, producers)
 
-    def is_producer(self, number: int) -> bool:
-        """Say whether a replica computes prompts for others."""
-        return number in self.producers
-
     @property
     def prompts(self) -> list[Log]:
         """Give each producer's log with the prompts that others went on with; others are empty."""
-        return [
-            _with(log, log.requests[self._counted(number, log.requests)])
-            if self.is_producer(number)
-            else Log(log.num_blocks, log.block_size)
-            for number, log in enumerate(self.engines)
-        ]
+        logs = [Log(log.num_blocks, log.block_size) for log in self.engines]
+        for number in self.producers:
+            log = self.engines[number]
+            logs[number] = _with(log, log.requests[self._counted(number, log.requests)])
+        return logs
 
     def _counted(self, number: int, prompts: Rows) -> Flags:
         """Tell which rows of a producer have counted: of several tries the last that was taken."""
-        if not len(self.rows):
-            return np.zeros(len(prompts), bool)
-        place = np.searchsorted(self.rows["id"], prompts["id"])
-        taken = self.rows[np.minimum(place, len(self.rows) - 1)]
-        same = (taken["id"] == prompts["id"]) & (taken["producer"] == number)
-        counted: Flags = same & (taken["ready"] == prompts["finish"])
+        counted, at = find_rows(self.rows["id"], prompts["id"])
+        taken = self.rows[at]
+        same = (taken["producer"] == number) & (taken["ready"] == prompts["finish"][counted])
+        counted[counted] = same
         return counted
 
     @property
     def answers(self) -> list[Log]:
         """Give each consumer's log, and those of the producers with what ended there for good."""
-        return [
-            _with(log, _given_up(log.requests), run_rows=bytearray())
-            if self.is_producer(number)
-            else log
-            for number, log in enumerate(self.engines)
-        ]
+        logs = [*self.engines]
+        for number in self.producers:
+            rows = logs[number].requests
+            ended = np.isin(rows["reason"], (REJECTED, UNFINISHED))  # nobody went on with it
+            logs[number] = _with(logs[number], rows[ended], run_rows=bytearray())
+        return logs
 
     def seen(self) -> list[Log]:
         """Give the logs as clients see it: a request begins where its prompt was computed."""
@@ -79,14 +79,12 @@ class Transfers:
         logs = self.answers
         for number, log in enumerate(logs):
             rows = log.requests.copy()
-            if self.is_producer(number) or not len(begun):
-                continue
-            place = np.minimum(np.searchsorted(begun["id"], rows["id"]), len(begun) - 1)
-            known = begun["id"][place] == rows["id"]
-            for name in ("first_scheduled", "cached"):
-                rows[name][known] = begun[name][place][known]
-            rows["preemptions"][known] += begun["preemptions"][place][known]
-            logs[number] = _with(log, rows)
+            if number not in self.producers:
+                known, at = find_rows(begun["id"], rows["id"])
+                for name in ("first_scheduled", "cached"):
+                    rows[name][known] = begun[name][at]
+                rows["preemptions"][known] += begun["preemptions"][at]
+                logs[number] = _with(log, rows)
         return logs
 
     def moves(self) -> dict[int, list[tuple[str, float, float]]]:
@@ -107,11 +105,6 @@ class Transfers:
         numbers = np.full(size, -1)
         numbers[self.rows["id"]] = self.rows["producer"]
         return numbers
-
-
-def _given_up(requests: Rows) -> Rows:
-    """Give the rows of those that no other replica went on with."""
-    return requests[np.isin(requests["reason"], (REJECTED, UNFINISHED))]
 
 
 def _with(log: Log, requests: Rows, **others: bytearray) -> Log:

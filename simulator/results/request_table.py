@@ -134,6 +134,14 @@ def gather_requests(
     return table
 
 
+def find_rows(keys: Floats | Ints, wanted: Floats | Ints) -> tuple[Flags, Ints]:
+    """Tell which of `wanted` are among the ascending `keys`, and give the places of these."""
+    places = np.searchsorted(keys, wanted)
+    there = places < len(keys)
+    there[there] = keys[places[there]] == wanted[there]
+    return there, places[there]
+
+
 def run_span(table: RequestTable, logs: Sequence[Log]) -> tuple[float, float]:
     """Give the first time a request was sent and the last at which anything ended; 0 if none."""
     start, end = part_span(table, logs)

@@ -54,11 +54,8 @@ class TokenTimes:
             return np.empty(0)
         again = runs[np.bincount(ids)[ids] > 1]
         again = again[np.argsort(again["id"], kind="stable")]
-        last = again["start"].copy()
-        longer = again["ticks"] > 0
-        last[longer] = self.ends[(again["first_tick"] + again["ticks"] - 1)[longer]]
         same = again["id"][1:] == again["id"][:-1]
-        gaps: Floats = (again["start"][1:] - last[:-1])[same]
+        gaps: Floats = (again["start"][1:] - last_tokens(again, self.ends)[:-1])[same]
         return gaps
 
     def per_second(self, start: float, seconds: int) -> Ints:
@@ -81,6 +78,14 @@ class TokenTimes:
             np.subtract.at(weights, self._first[began] - at, 1)  # theirs reach back to a prefill
             used = np.flatnonzero(weights)
             yield (self.ends[at:stop] - self.ends[at - 1 : stop - 1])[used], weights[used]
+
+
+def last_tokens(runs: npt.NDArray[np.void], tick_ends: Floats) -> Floats:
+    """Give the time of each run's last token."""
+    last: Floats = runs["start"].copy()
+    longer = runs["ticks"] > 0
+    last[longer] = tick_ends[(runs["first_tick"] + runs["ticks"] - 1)[longer]]
+    return last
 
 
 class PeakRate:
