@@ -104,9 +104,7 @@ def _draw_latency(axes: "Axes", results: Sequence["Result"]) -> None:
         log_scale(axes, "x")
     axes.set_ylim(-1, 122)
     axes.set_yticks(range(0, 101, 20))
-    axes.set_title("Latency of requests")
-    axes.set_xlabel("time since sent (s)")
-    axes.set_ylabel("% of requests")
+    axes.set(title="Latency of requests", xlabel="time since sent (s)", ylabel="% of requests")
     styles = [Line2D([], [], color="0.3", linestyle=dashes) for dashes in ("-", "--")]
     names = ["first token (TTFT)", "last (E2EL)"]
     axes.legend(styles, names, loc="upper center", ncols=2, frameon=False)
@@ -134,9 +132,7 @@ def _draw_seats(axes: "Axes", results: Sequence["Result"]) -> None:
             wasted = True
             axes.fill_between(middle, taken - idle, taken, color=color, alpha=0.3, linewidth=0)
     _frame(axes, edges, headroom=1.25)
-    axes.set_title("Requests in the batch")
-    axes.set_xlabel("time (s)")
-    axes.set_ylabel("requests running")
+    axes.set(title="Requests in the batch", xlabel="time (s)", ylabel="requests running")
     if wasted:
         patch = Patch(color="0.5", alpha=0.4, linewidth=0)
         axes.legend([patch], [ENDED], loc="upper right", frameon=False)
@@ -149,16 +145,13 @@ def _draw_queue(axes: "Axes", results: Sequence["Result"]) -> None:
         depth = sum(_depth_in_bins(log, edges) for log in result.logs)
         axes.plot((edges[1:] + edges[:-1]) / 2, depth, color=color, linewidth=1.5)
     _frame(axes, edges, headroom=1.05)
-    axes.set_title("Queue")
-    axes.set_xlabel("time (s)")
-    axes.set_ylabel("requests waiting")
+    axes.set(title="Queue", xlabel="time (s)", ylabel="requests waiting")
 
 
 def _frame(axes: "Axes", edges: Floats, headroom: float) -> None:
     """Begin just below 0, so that a line at 0 shows, and leave room above the highest."""
     top = max([float(np.max(line.get_ydata())) for line in axes.lines] + [1.0]) * headroom
-    axes.set_ylim(-0.015 * top, top)
-    axes.set_xlim(edges[0], edges[-1])
+    axes.set(ylim=(-0.015 * top, top), xlim=(edges[0], edges[-1]))
 
 
 def _edges(results: Sequence["Result"]) -> Floats:

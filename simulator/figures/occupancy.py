@@ -41,9 +41,7 @@ def draw_occupancy(
     with sheet(len(runs), 1, 0.7 + 1.75 * len(runs), sharex=True, squeeze=False) as figure:
         for axes, run, span in zip(figure.axes, runs, spans, strict=True):
             _draw_strip(axes, run, span)
-            axes.set_ylim(-0.5, rows - 0.5)
-            axes.set_xlim(begin, begin + seconds)
-            axes.set_ylabel("seat")
+            axes.set(ylim=(-0.5, rows - 0.5), xlim=(begin, begin + seconds), ylabel="seat")
         figure.axes[-1].set_xlabel("time (s)")
         if any(run.policy == "static" for run in runs):
             patches = [Patch(color=color(1)), Patch(color=PALE)]

@@ -41,9 +41,7 @@ def draw_throughput(runs: Sequence[Run]) -> "Figure":
         for number, run in enumerate(runs):
             tokens = run.steps.decode_tokens * run.steps.steps / run.steps.duration
             _draw_level(lines, run, tokens, edges, color(number))
-        lines.set_title("Decoded tokens over time")
-        lines.set_xlabel("time (s)")
-        lines.set_ylabel("tokens/s")
+        lines.set(title="Decoded tokens over time", xlabel="time (s)", ylabel="tokens/s")
         lines.set_ylim(bottom=0)
         lines.set_xlim(0, edges[-1])
         grid(lines)
@@ -77,10 +75,7 @@ def draw_kv(runs: Sequence[Run]) -> "Figure":
             usage.plot(lost, np.full(len(lost), 101.5), "x", color=color(number), markersize=4)
         preempted = any(run.steps.preempted.any() for run in runs)
         usage.set_title("KV cache in use (x: preemption)" if preempted else "KV cache")
-        usage.set_xlabel("time (s)")
-        usage.set_ylabel("% of KV blocks")
-        usage.set_ylim(0, 104)
-        usage.set_xlim(0, edges[-1])
+        usage.set(xlabel="time (s)", ylabel="% of KV blocks", ylim=(0, 104), xlim=(0, edges[-1]))
         grid(usage)
         _draw_stored(stored, runs)
     return figure
@@ -102,8 +97,7 @@ def _draw_stored(axes: "Axes", runs: Sequence[Run]) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, max(used.max(), 1e-9) * 1.6)
     axes.set_xticks([tick for tick in axes.get_xticks() if tick <= 100])
-    axes.set_title("Mean use, fragmentation")
-    axes.set_xlabel("% of KV blocks (hatched: empty)")
+    axes.set(title="Mean use, fragmentation", xlabel="% of KV blocks (hatched: empty)")
     grid(axes, "x")
 
 
@@ -148,8 +142,7 @@ def draw_rows(
     first.set_xlim(0, max([*values, 1e-9]) * room)
     first.set_yticks(places, labels)
     first.invert_yaxis()
-    first.set_title("Output")
-    first.set_xlabel("tokens/s")
+    first.set(title="Output", xlabel="tokens/s")
     for axes, (title, key, scale, unit) in zip(others, LATENCIES, strict=True):
         points = []
         for word, shape, hue, size in statistics.values():
@@ -161,8 +154,7 @@ def draw_rows(
             log_scale(axes, "x")
         else:
             axes.set_xlim(0, max([*known, 1e-9]) * 1.1)
-        axes.set_title(title)
-        axes.set_xlabel(unit)
+        axes.set(title=title, xlabel=unit)
         grid(axes)
     lines, columns = others[0].lines, len(statistics)
     figure.legend(lines, [*statistics], loc="outside lower center", ncols=columns, frameon=False)
@@ -188,15 +180,12 @@ def draw_fairness(runs: Sequence[Run]) -> "Figure":
             middle = (rows.start + rows.end) / 2
             jain.plot(middle, rows.jain_index, **style)
             difference.plot(rows.end, rows.service_difference, **style)
-        jain.set_title("Jain's index per window")
-        jain.set_ylabel("index (1: all alike)")
+        jain.set(title="Jain's index per window", ylabel="index (1: all alike)")
         jain.set_ylim(min(0.9, jain.dataLim.y0 - 0.02), 1.01)
-        difference.set_title("Most less least served")
-        difference.set_ylabel("service (tokens in + 2 x out)")
+        difference.set(title="Most less least served", ylabel="service (tokens in + 2 x out)")
         difference.set_ylim(0, max(difference.dataLim.y1 * 1.08, 1.0))
         for axes in (jain, difference):
-            axes.set_xlabel("time (s)")
-            axes.set_xlim(0, max(run.end for run in runs) or 1.0)
+            axes.set(xlabel="time (s)", xlim=(0, max(run.end for run in runs) or 1.0))
             axes.yaxis.set_major_formatter("{x:,g}")
             grid(axes)
         legend_below(figure, jain)

@@ -25,7 +25,6 @@ COLORS = (
 WIDTH = 9.0  # inches: at a README's 830 pixels, letters of 11 points stay 14 pixels high
 DPI = 150  # of a PNG: sharp on a screen of twice the pixels
 LETTERS = 100  # that fit into the width
-NAMED = 8  # labels that a message lists
 GREY, FAINT, PALE = "0.35", "0.65", "0.85"
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
 SETTINGS: dict[Any, Any] = {
@@ -122,9 +121,7 @@ def bars_with_ratios(
         )
     axes.set_yticks(range(len(values)), labels)
     axes.invert_yaxis()
-    axes.set_xlim(0, max([*values, 1e-9]) * room)
-    axes.set_title("Output throughput")
-    axes.set_xlabel("tokens/s")
+    axes.set(xlim=(0, max([*values, 1e-9]) * room), title="Output throughput", xlabel="tokens/s")
 
 
 def legend_below(figure: "Figure", axes: "Axes", title: str = "") -> None:
@@ -149,9 +146,3 @@ def encode(figure: "Figure", file: BinaryIO, kind: str = "png") -> None:
     metadata = {"Date": None} if kind == "svg" else None
     with rc_context(SETTINGS):
         figure.savefig(file, format=kind, dpi=DPI, metadata=metadata)
-
-
-def known(labels: Sequence[str]) -> str:
-    """List some names for a message."""
-    more = f" and {len(labels) - NAMED} more" if len(labels) > NAMED else ""
-    return ", ".join(labels[:NAMED]) + more

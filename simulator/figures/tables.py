@@ -14,7 +14,6 @@ from simulator.figures.style import (
     color,
     from_zero,
     grid,
-    known,
     legend_below,
     log_scale,
     marker,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
 RATES = ("workload.request_rate", "workload.max_concurrency", "workload.trace.rate_scale")
 CHUNK = "engine.max_num_batched_tokens"
+NAMED = 8  # keys that a message lists
 METRICS = (
     *("output_throughput", "mean_tpot_ms", "mean_e2el_ms"),
     *("mean_ttft_ms", "p99_ttft_ms", "mean_itl_ms", "p99_itl_ms"),
@@ -51,9 +51,8 @@ def draw_latency(rows: "pd.DataFrame") -> "Figure":
         for axes, (metric, name) in zip(figure.axes, panels, strict=True):
             for number, (label, curve) in enumerate(curves(rows, rate)):
                 _draw_curve(axes, curve.sort_values(rate), metric, number, label)
-            axes.set_xlabel("output tokens/s")
-            axes.set_ylabel(name)
             axes.set_title(f"{name.split(' (')[0]} as the load grows")
+            axes.set(xlabel="output tokens/s", ylabel=name)
             axes.set_xlim(left=0)
             grid(axes)
         log_scale(figure.axes[0], "y")
@@ -191,9 +190,8 @@ def whole(rows: "pd.DataFrame") -> "pd.DataFrame":
     rows = rows[rows.error.isna()]
     if not len(rows):
         raise HeadwayError("every point of the sweep failed")
-    check_columns(
-        rows, [name for name in (*METRICS, *RATES, CHUNK) if name in rows], "the sweep's table"
-    )
+    there = [name for name in (*METRICS, *RATES, CHUNK) if name in rows]
+    check_columns(rows, there, "the sweep's table")
     return rows
 
 
@@ -201,8 +199,10 @@ def curves(rows: "pd.DataFrame", along: str) -> "Iterator[tuple[str, pd.DataFram
     """Split the points by the varied keys other than `along`; label them by what differs."""
     parts = list(split(rows, along))
     if len(parts) > 12:
-        keys = known(others(rows, along))
-        raise HeadwayError(f"{len(parts)} curves are too many to tell apart: {keys}")
+        keys = others(rows, along)
+        more = f" and {len(keys) - NAMED} more" if len(keys) > NAMED else ""
+        text = f"{len(parts)} curves are too many to tell apart: {', '.join(keys[:NAMED])}{more}"
+        raise HeadwayError(text)
     yield from parts
 
 
@@ -258,13 +258,11 @@ def draw_steps(steps: "pd.DataFrame") -> "Figure":
         log_scale(times, "x")
         log_scale(times, "y")
         times.set_title("Time of a step (dotted: 10 % off)")
-        times.set_xlabel("measured (ms)")
-        times.set_ylabel("predicted (ms)")
+        times.set(xlabel="measured (ms)", ylabel="predicted (ms)")
         times.legend(loc="upper left", markerscale=4, frameon=False)
         spread.set_title(f"Error of a step: median {np.median(abs(error)):.1f} %")
         spread.axvline(0, color=GREY, linewidth=1)
-        spread.set_xlabel("predicted / measured - 1 (%)")
-        spread.set_ylabel("steps")
+        spread.set(xlabel="predicted / measured - 1 (%)", ylabel="steps")
         for axes in figure.axes:
             grid(axes)
     return figure

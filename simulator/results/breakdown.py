@@ -32,7 +32,7 @@ PARTS = (
 """Columns of requests.csv that, with `queue_time`, add up to `e2el`."""
 
 
-class Sums:
+class CumulativeTime:
     """Seconds that fall on moments, summed up to any time."""
 
     def __init__(self, times: Floats, seconds: Floats, side: str) -> None:
@@ -43,8 +43,6 @@ class Sums:
 
     def between(self, start: Floats, end: Floats) -> Floats:
         """Give the seconds between each two times; 0 where nothing falls anywhere."""
-        if not len(self._times):
-            return np.zeros(len(start))
         low, high = (np.searchsorted(self._times, at, self._side) for at in (start, end))  # type: ignore[call-overload]
         between: Floats = self._sums[high] - self._sums[low]
         return between
@@ -64,16 +62,14 @@ class Pauses:
 
 
 def break_down(
-    table: RequestTable, logs: Sequence[Log], cost: "CostModel | Sequence[CostModel]"
+    table: RequestTable, logs: Sequence[Log], costs: "Sequence[CostModel]"
 ) -> dict[str, Floats]:
     """Give the seconds of each of PARTS for every request, by id; NaN: it was not completed.
 
-    `cost` tells what the decodes of a step would have taken alone; one for all replicas, or one
-    for each.
+    `costs`, of each replica, tell what the decodes of a step would have taken alone.
     """
     size = len(table.sent)
     parts = {name: np.full(size, np.nan) for name in PARTS}
-    costs = cost if isinstance(cost, Sequence) else [cost] * len(logs)
     completed = table.completed
     done = np.flatnonzero(completed)
     done = done[np.argsort(table.replica[done], kind="stable")]
@@ -93,8 +89,8 @@ def _break_down(
 ) -> tuple[Floats, ...]:
     """Do it for the completed requests of one replica."""
     scheduled, first, finish = table.first_scheduled[ids], table.first_token[ids], table.finish[ids]
-    slowed = Sums(log.steps["end"][prompt_rows(log)], prompt_stalls(log, cost), "right")
-    copies = Sums(log.swaps["start"], log.swaps["added"], "left")
+    slowed = CumulativeTime(log.steps["end"][prompt_rows(log)], prompt_stalls(log, cost), "right")
+    copies = CumulativeTime(log.swaps["start"], log.swaps["added"], "left")
     pauses = find_pauses(log, completed)
     early = pauses.resumed < table.first_token[pauses.id]
     before = _phase(ids, scheduled, first, pauses[early], (slowed, copies))
@@ -118,7 +114,11 @@ class _Phase:
 
 
 def _phase(
-    ids: Ints, start: Floats, end: Floats, pauses: Pauses, sums: tuple[Sums, Sums]
+    ids: Ints,
+    start: Floats,
+    end: Floats,
+    pauses: Pauses,
+    sums: tuple[CumulativeTime, CumulativeTime],
 ) -> _Phase:
     """Divide the time from `start` to `end` of the requests `ids`, whose pauses are given.
 

@@ -1,7 +1,7 @@
 """What the summary says of a cluster: by group, how evenly the work fell, and what it cost."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -63,7 +63,7 @@ class ClusterMetrics:
         self._scenario, self._record, self._whole = scenario, record, whole
         self._replicas = replicas_in(record.groups)  # numbers of engine cores, by group
         self._groups = {
-            name: EngineMetrics.of(
+            name: EngineMetrics(
                 scenario.of_group(name),
                 record.parts[numbers[0]],
                 len(numbers),
@@ -100,16 +100,15 @@ class ClusterMetrics:
         for name, metrics in self._groups.items():
             groups[name] = self._group(name, metrics, span)
             engine = self._scenario.of_group(name).engine
-            count = engine.gpus * _number(groups[name]["replica_hours"])
+            count = engine.gpus * groups[name]["replica_hours"]
             gpu_hours += count
-            assert metrics.served is not None
             weights = {
                 "mfu": metrics.served.peak_flops,
                 "bandwidth_utilization": metrics.served.gpu.bandwidth,
                 "gpu_busy_fraction": 1.0 / engine.tensor_parallel_size,  # by engine core
             }
             for key, peak in weights.items():
-                used[key] += _number(groups[name][key]) * peak * count
+                used[key] += groups[name][key] * peak * count
                 peaks[key] += peak * count
         price, dollars, hours, gpus, tokens = (
             _total([group[key] for group in groups.values()])
@@ -146,7 +145,7 @@ class ClusterMetrics:
         gauges = metrics.gauges(duration) | metrics.utilizations(duration)
         # A replica that is off at times is idle only while it is paid for.
         for key in ("gpu_busy_fraction", "mfu", "bandwidth_utilization"):
-            gauges[key] = share(_number(gauges[key]) * duration * len(servers), paid)
+            gauges[key] = share(gauges[key] * duration * len(servers), paid)
         role, tokens = metrics.kv_role, metrics.requests.generated
         if role == "kv_producer":
             tokens = 0  # the token of a prompt goes to nobody
@@ -204,11 +203,6 @@ class ClusterMetrics:
         return {"kv_transfer": link_summary(transfers, paid)}
 
 
-def _number(value: object) -> float:
-    assert isinstance(value, int | float)
-    return float(value)
-
-
-def _total(values: Sequence[object]) -> float | None:
+def _total(values: Sequence[Any]) -> float | None:
     """Add up, unless one is unknown."""
-    return None if None in values else float(sum(map(_number, values)))
+    return None if None in values else float(sum(values))

@@ -6,12 +6,13 @@ run may come in parts.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from simulator.core.log import Log
+from simulator.costs.precision import kv_block_bytes
 from simulator.results.request_table import REJECTED, UNFINISHED, RequestTable
 from simulator.results.time_series import block_growth, queue_depth
 from simulator.results.utilization import Served, needed_flops, read_bytes
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 SLICE = 1 << 17  # rows looked at together: bounds the temporaries
 
 Rows = npt.NDArray[np.void]
-Values = dict[str, object]
+Values = dict[str, Any]
 
 
 def share(part: float, whole: float) -> float:
@@ -139,47 +140,25 @@ class EngineMetrics:
     """What some replicas did, all alike: gauges and utilizations, of parts of a run."""
 
     def __init__(
-        self,
-        replicas: int,
-        *,
-        served: Served | None = None,
-        max_num_seqs: int | None = None,
-        reserves: bool = False,
-        kv_role: str | None = None,
+        self, scenario: "Scenario", parts: "Parts", replicas: int, kv_role: str | None = None
     ) -> None:
-        """`served` is needed for the utilizations, `max_num_seqs` for the occupancy."""
-        self.replicas, self.served, self.kv_role = replicas, served, kv_role
+        """Measure replicas with the engine of a scenario; `parts` are those of each."""
+        self.replicas, self.served, self.kv_role = replicas, Served.of(scenario, parts), kv_role
         self.steps, self.requests = StepSums(), RequestSums()
-        self._max_num_seqs, self._reserves = max_num_seqs, reserves
+        self._engine = scenario.engine
         self._waiting_time = self._flops = self._read = 0.0
         self._max_waiting = 0
-
-    @classmethod
-    def of(
-        cls, scenario: "Scenario", parts: "Parts", replicas: int, kv_role: str | None = None
-    ) -> "EngineMetrics":
-        """Measure replicas with the engine of this scenario."""
-        engine = scenario.engine
-        return cls(
-            replicas,
-            served=Served.of(scenario, parts),
-            max_num_seqs=engine.max_num_seqs,
-            reserves=engine.reserves,
-            kv_role=kv_role,
-        )
 
     def add(self, table: RequestTable, logs: Sequence[Log], until: Sequence[float]) -> None:
         """Add the table of these logs' requests; `until` (s) each log tells who waits."""
         sums = StepSums()
         for log in logs:
-            sums.add(log, self._reserves)
+            sums.add(log, self._engine.reserves)
         depths = [queue_depth(log, end) for log, end in zip(logs, until, strict=True)]
         self._waiting_time += sum(area for area, _ in depths)
         self._max_waiting = max([self._max_waiting, *(most for _, most in depths)])
         self.steps.merge(sums)
         self.requests.add(table)
-        if self.served is None:
-            return
         if self.kv_role == "kv_consumer":  # it computes what comes after the prompt's last token
             done = table.completed
             table.cached[done] = table.workload.prompt_tokens[done] - 1
@@ -199,7 +178,7 @@ class EngineMetrics:
             "gpu_busy_fraction": share(steps.busy_time, whole),
             "mean_running": mean_running,
             "max_running": steps.max_running,
-            "batch_occupancy": mean_running / self._max_num_seqs if self._max_num_seqs else None,
+            "batch_occupancy": mean_running / self._engine.max_num_seqs,
             "mean_waiting": share(self._waiting_time, whole),
             "max_waiting": self._max_waiting,
             "kv_cache_usage_mean": share(steps.used_time, steps.busy_time),
@@ -220,12 +199,14 @@ class EngineMetrics:
             "never_sent": requests.never_sent,
         }
 
-    def copies(self, block_bytes: float | None, swap_time: float | None) -> Values:
+    def copies(self, swap_time: float) -> Values:
         """Give what went between GPU and host: by swap, and to and from the host tier.
 
-        `block_bytes` is the size of a block on all GPUs together, `swap_time` the s that swaps
-        took; None: not known. The host tier is asked for what the GPU's prefix cache lacks.
+        `swap_time` are the s that swaps took. The host tier is asked for what the GPU's prefix
+        cache lacks.
         """
+        block_bytes = kv_block_bytes(self.served.model, self._engine)
+        block_bytes *= self._engine.tensor_parallel_size  # of all GPUs
         steps, requests = self.steps, self.requests
         swapped = steps.swapped_out_blocks + steps.swapped_in_blocks
         offloading = steps.offloaded_blocks + steps.loaded_blocks
@@ -233,7 +214,7 @@ class EngineMetrics:
         return {
             "swapped_out_blocks": steps.swapped_out_blocks,
             "swapped_in_blocks": steps.swapped_in_blocks,
-            "swapped_bytes": None if block_bytes is None else swapped * block_bytes,
+            "swapped_bytes": swapped * block_bytes,
             "swap_time": swap_time,
             "external_prefix_cache_hits": hits,
             "external_prefix_cache_hit_rate": share(
@@ -241,14 +222,12 @@ class EngineMetrics:
             ),
             "offloaded_blocks": steps.offloaded_blocks,
             "loaded_blocks": steps.loaded_blocks,
-            "offloading_bytes": None if block_bytes is None else offloading * block_bytes,
+            "offloading_bytes": offloading * block_bytes,
         }
 
     def utilizations(self, duration: float) -> Values:
-        """Give the FLOPs needed and the bytes read as shares of the peaks; null: not known."""
+        """Give the FLOPs needed and the bytes read as shares of the peaks."""
         served = self.served
-        if served is None:
-            return {"mfu": None, "bandwidth_utilization": None}
         gpus = served.tensor_parallel_size * self.replicas
         return {
             "mfu": share(self._flops, served.peak_flops * gpus * duration),

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.core.log import Log
-from simulator.costs.cost_model import CostModel
-from simulator.costs.precision import kv_block_bytes
 from simulator.results.cluster_metrics import ClusterMetrics
 from simulator.results.fairness import Clients, several_clients, summarize_clients
 from simulator.results.gauges import EngineMetrics, share
@@ -102,28 +100,28 @@ class RunMetrics:
 
     def __init__(
         self,
+        scenario: "Scenario",
         workload: Workload,
-        engines: EngineMetrics,
+        parts: "Sequence[Parts]",
         *,
+        cluster: "ClusterRecord | None" = None,
         total: int | None = None,
-        goodput: Mapping[str, float] | None = None,
-        block_bytes: float | None = None,
-        costs: Sequence[CostModel] | None = None,
-        retries: bool = False,
-        cluster: ClusterMetrics | None = None,
         within: Window | None = None,
     ) -> None:
-        """Measure runs of `workload`, or of `total` requests like its own that come in parts.
+        """Measure a run of `workload`, or of `total` requests like its own that come in parts.
 
-        `goodput` holds upper bounds in ms for any of ttft, tpot and e2el. `block_bytes` is the
-        size of a KV block on all GPUs together, `costs` tell what swaps took on each replica;
-        without them these are null. With `retries` clients may try again. `within` (s) bounds what
-        is measured of a run in one part: latencies of the requests sent in it, throughput of those
-        that ended in it; the gauges stay those of the whole run.
+        `parts` are those of each replica. `within` (s) bounds what is measured of a run in one
+        part: latencies of the requests sent in it, throughput of those that ended in it; the gauges
+        stay those of the whole run.
         """
-        self.workload, self.engines, self.cluster = workload, engines, cluster
-        self.total, self.goodput, self.within = total, goodput, within
-        self._block_bytes, self._costs, self._retries = block_bytes, costs, retries
+        self.workload, self.total, self.within = workload, total, within
+        self.engines = EngineMetrics(scenario, parts[0], len(parts))
+        self.cluster = None
+        if cluster is not None:
+            self.cluster = ClusterMetrics(scenario, cluster, self.engines)
+        self._costs = [each.cost for each in parts]
+        self._goodput = scenario.goodput.model_dump(exclude_none=True)
+        self._retries = scenario.cluster is not None and scenario.cluster.tries_again
         self._start, self._end = inf, 0.0
         self._completed = self._failed = self._good = self._input = self._output = 0
         self._peak_rate, self._in_flight = PeakRate(), ConcurrencyCounter()
@@ -135,32 +133,6 @@ class RunMetrics:
         self._drafted = dict.fromkeys(DRAFTED, 0)
         self._swap_time = 0.0
         self._steady = SteadyState(total, within)
-
-    @classmethod
-    def of(
-        cls,
-        scenario: "Scenario",
-        workload: Workload,
-        parts: "Sequence[Parts]",
-        *,
-        cluster: "ClusterRecord | None" = None,
-        total: int | None = None,
-        within: Window | None = None,
-    ) -> "RunMetrics":
-        """Measure a run of a scenario; `parts` are those of each replica."""
-        first, engine = parts[0], scenario.engine
-        engines = EngineMetrics.of(scenario, first, len(parts))
-        return cls(
-            workload,
-            engines,
-            total=total,
-            goodput=scenario.goodput.model_dump(exclude_none=True) or None,
-            block_bytes=kv_block_bytes(first.model, engine) * engine.tensor_parallel_size,
-            costs=[each.cost for each in parts],
-            retries=scenario.cluster is not None and scenario.cluster.tries_again,
-            cluster=None if cluster is None else ClusterMetrics(scenario, cluster, engines),
-            within=within,
-        )
 
     @property
     def span(self) -> tuple[float, float]:
@@ -180,12 +152,11 @@ class RunMetrics:
             if log.draft_rows:
                 for name in DRAFTED:
                     self._drafted[name] += int(log.drafts[name].sum())
-        if self._costs is not None:
-            self._swap_time += sum(
-                float(cost.logged_swap_seconds(log.swaps).sum())
-                for log, cost in zip(part.logs, self._costs, strict=True)
-                if log.swap_rows
-            )
+        self._swap_time += sum(
+            float(cost.logged_swap_seconds(log.swaps).sum())
+            for log, cost in zip(part.logs, self._costs, strict=True)
+            if log.swap_rows
+        )
         self._steady.add(table)
         self._add_completed(part, table)
 
@@ -206,7 +177,7 @@ class RunMetrics:
         self._failed += int(failed.sum())
         self._input += int(table.workload.prompt_tokens[ended].sum())
         self._output += int(table.generated[ended].sum())
-        self._good += good(table, ended, self.goodput) if self.goodput else 0
+        self._good += good(table, ended, self._goodput) if self._goodput else 0
         found = latencies(table, measured)
         if self._retries:
             found[RETRY] = table.retry_time[measured]
@@ -237,8 +208,7 @@ class RunMetrics:
         low, high = self.span
         own = {"schema": SCHEMA, **info}
         own |= self.engines.gauges(high - low)
-        swap_time = None if self._costs is None else self._swap_time
-        own |= self.engines.copies(self._block_bytes, swap_time)
+        own |= self.engines.copies(self._swap_time)
         own |= self.engines.utilizations(high - low)
         own |= self._steady.summary()
         if self.cluster is not None:
@@ -254,11 +224,11 @@ class RunMetrics:
 
     def head(self) -> Summary:
         """Say what was run. `date` is null: the same seed gives the same bytes."""
-        served, workload = self.engines.served, self.workload
+        workload = self.workload
         return {
             "date": None,
             "backend": "headway",
-            "model_id": None if served is None else served.model.name,
+            "model_id": self.engines.served.model.name,
             "num_prompts": len(workload) if self.total is None else self.total,
             "request_rate": _or_inf(workload.request_rate),
             "burstiness": _or_inf(workload.burstiness),
@@ -276,7 +246,7 @@ class RunMetrics:
             "total_input_tokens": self._input,
             "total_output_tokens": self._output,
             "request_throughput": share(self._completed, duration),
-            "request_goodput": share(self._good, duration) if self.goodput else None,
+            "request_goodput": share(self._good, duration) if self._goodput else None,
             "output_throughput": share(self._output, duration),
             "total_token_throughput": share(self._input + self._output, duration),
             "max_output_tokens_per_s": float(self._peak_rate.most),
@@ -313,7 +283,7 @@ def summarize_record(record: "Record", percentiles: Sequence[float] = PERCENTILE
     """Give the summary of a run of a scenario that has kept its requests."""
     cluster = record.cluster
     parts = [record.parts] * len(record.logs) if cluster is None else cluster.parts
-    metrics = RunMetrics.of(
+    metrics = RunMetrics(
         *(record.scenario, record.workload, parts), cluster=cluster, within=window(record)
     )
     part = RunPart(record.workload, record.sent, record.logs, record.tries)

@@ -171,7 +171,7 @@ def _set_up(scenario: Scenario, *, leap: bool) -> Stream:
         replica = make_replica(env, make_scheduler(scenario, made, shares), made.cost, leap=leap)
         client = StreamClient(env, total, size, parts, replica.submit)
         replica.on_finish = client.finished
-        metrics = RunMetrics.of(scenario, first, [made], total=total)
+        metrics = RunMetrics(scenario, first, [made], total=total)
         return Stream(env, client, [replica], [made], metrics)
     from simulator.scenario.assemble_fleet import make_fleet
     from simulator.simulation.cluster import connect, fill
@@ -182,5 +182,5 @@ def _set_up(scenario: Scenario, *, leap: bool) -> Stream:
         *(fleet, scenario, story, life),
         lambda submit: StreamClient(env, total, size, parts, submit),
     )
-    metrics = RunMetrics.of(scenario, first, story.parts, cluster=story, total=total)
+    metrics = RunMetrics(scenario, first, story.parts, cluster=story, total=total)
     return Stream(env, client, fleet.members, story.parts, metrics, fleet, story)

@@ -62,17 +62,8 @@ def _many_table(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
             for value in values
         ]
         columns.append((*(word + " " for word in column.label.rsplit("/", 1)), *cells))
-    widths = [max(map(len, column)) for column in columns]
-    rows = [
-        "  ".join(
-            cell.rjust(width) if place else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in zip(*columns, strict=True)
-    ]
-    rows.insert(2, "-" * max(map(len, rows)))
-    rows += ["", "* best of its column. All metrics of all runs are in comparison.csv."]
-    return "\n".join(rows)
+    text = align([*zip(*columns, strict=True)], heads=2)
+    return f"{text}\n\n* best of its column. All metrics of all runs are in comparison.csv."
 
 
 def _short(value: float) -> str:
@@ -95,14 +86,14 @@ def _cells(metric: Metric, values: Sequence[float | None], shown: Sequence[int])
         yield f"{text}  {ratio}" if run else text
 
 
-def align(rows: Sequence[Sequence[str]]) -> str:
-    """Put cells under each other, a line below the first row."""
+def align(rows: Sequence[Sequence[str]], heads: int = 1) -> str:
+    """Put cells under each other, a line below the first row, or as many as there are heads."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for name, *cells in rows:
         padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
         lines.append("  ".join([name.ljust(widths[0]), *padded]).rstrip())
-    lines.insert(1, "-" * (sum(widths) + 2 * len(widths) - 2))
+    lines.insert(heads, "-" * (sum(widths) + 2 * len(widths) - 2))
     return "\n".join(lines)
 
 

@@ -7,7 +7,6 @@ runs are thinned out to LIMIT step slices and REQUESTS requests; the metadata sa
 import gzip
 import json
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -40,23 +39,27 @@ def write_timeline(record: "Record", path: Path) -> str:
     """
     every = _ratio(len(record.workload), REQUESTS)
     merged = _ratio(sum(len(log.steps) for log in record.logs), LIMIT)
-    shown = _shown(len(record.workload), every, merged)
+    notes = []
+    if every > 1:
+        notes.append(f"every {every}th of {len(record.workload):,} requests")
+    if merged > 1:
+        notes.append(f"{merged} successive rows of steps.csv in one slice")
+    shown = ", ".join(notes) or "all requests and steps"
     text = _text(record, every, merged, shown).encode()
-    write_atomic(path, partial(_pack if path.suffix == ".gz" else _write, text))
+
+    def write(file: BinaryIO) -> None:
+        if path.suffix != ".gz":
+            file.write(text)
+            return
+        with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as pack:  # the same bytes each time
+            pack.write(text)
+
+    write_atomic(path, write)
     return shown
 
 
 def _ratio(count: int, limit: int) -> int:
     return max(-(-count // limit), 1)
-
-
-def _shown(requests: int, every: int, merged: int) -> str:
-    notes = []
-    if every > 1:
-        notes.append(f"every {every}th of {requests:,} requests")
-    if merged > 1:
-        notes.append(f"{merged} successive rows of steps.csv in one slice")
-    return ", ".join(notes) or "all requests and steps"
 
 
 def _text(record: "Record", every: int, merged: int, shown: str) -> str:
@@ -73,16 +76,6 @@ def _text(record: "Record", every: int, merged: int, shown: str) -> str:
         lines.append(_line({**event, "ts": time / 1e3}))
     body = ",\n".join(lines)
     return f'{{"traceEvents":[\n{body}\n],"displayTimeUnit":"ms","metadata":{_line(about)}}}\n'
-
-
-def _write(text: bytes, file: BinaryIO) -> None:
-    file.write(text)
-
-
-def _pack(text: bytes, file: BinaryIO) -> None:
-    """Pack without name and time of packing: the same seed gives the same bytes."""
-    with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as pack:
-        pack.write(text)
 
 
 def _line(event: dict[str, Any]) -> str:

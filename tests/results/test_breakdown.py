@@ -22,7 +22,7 @@ def parts_of(
 ) -> tuple[RequestTable, dict[str, np.ndarray], Log]:
     log, client = play(load, scheduler, cost, leap)
     table = gather_requests(load, np.array(client.sent), [log])
-    return table, break_down(table, [log], cost), log
+    return table, break_down(table, [log], [cost]), log
 
 
 def told(parts: dict[str, np.ndarray], request: int) -> dict[str, float]:

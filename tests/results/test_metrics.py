@@ -257,7 +257,7 @@ def test_single_tokens_have_no_tpot() -> None:
 def test_head() -> None:
     """The words of vLLM's result file; an infinite rate is spelled out; no date."""
     load = make_workload([], request_rate=inf)
-    summary = summarize(load, np.empty(0), [], info={"version": "1", "seed": 3})
+    summary = summarize(load, np.empty(0), [Log(10, 4)])
     assert (summary["request_rate"], summary["date"], summary["backend"]) == (
         "inf",
         None,
@@ -266,7 +266,7 @@ def test_head() -> None:
     assert list(summary["headway"])[:3] == ["schema", "version", "seed"]
     assert "mean_client_queue_time_ms" not in summary
     load = replace(load, request_rate=2.0, max_concurrency=4)
-    summary = summarize(load, np.empty(0), [])
+    summary = summarize(load, np.empty(0), [Log(10, 4)])
     assert (summary["request_rate"], summary["max_concurrency"]) == (2.0, 4)
     assert summary["mean_client_queue_time_ms"] == 0.0
     assert summary["p99_e2el_including_client_queue_ms"] == 0.0

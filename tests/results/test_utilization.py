@@ -6,21 +6,15 @@ import numpy as np
 import pytest
 
 from simulator.core.log import Log
-from simulator.models.gpus import find_gpu
-from simulator.models.spec import ModelSpec
-from simulator.results.utilization import Served
-from tests.support.logs import ObservedRequest, add_request, add_step, make_workload, summarize
-
-TINY = ModelSpec(
-    name="tiny",
-    num_hidden_layers=2,
-    hidden_size=8,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=2,
-    intermediate_size=16,
-    vocab_size=100,
+from tests.support.logs import (
+    TINY,
+    ObservedRequest,
+    add_request,
+    add_step,
+    make_workload,
+    summarize,
 )
+
 LAYER = 8 * (2 * 8 + 2 * 4) + 3 * 8 * 16  # weights: query, output, key, value; gated MLP
 
 
@@ -30,8 +24,7 @@ def test_mfu_counts_what_the_answer_needs() -> None:
     add_step(log, 0.0, 2.0, prefill_tokens=3, wasted=50)
     add_request(log, 0, ObservedRequest(0.0, 0.0, [1.0, 1.5, 2.0], prompt=5, cached=2))
     load = make_workload([ObservedRequest(0.0, tokens=[0.0] * 3)])
-    served = Served(TINY, find_gpu("A100-80GB"))
-    summary = summarize(load, np.zeros(1), [log], served=served)
+    summary = summarize(load, np.zeros(1), [log])
     through, out, pairs = 5, 3, 3 + 4 + 5 + 6 + 7
     flops = 2 * through * 2 * LAYER + 2 * out * 800 + pairs * 4 * 2 * 4 * 2
     assert summary["headway"]["mfu"] == pytest.approx(flops / (312e12 * 2.0))
@@ -46,8 +39,7 @@ def test_bandwidth_counts_weights_and_context() -> None:
     log.tick_ends.extend([2.0, 3.0, 4.0])
     add_request(log, 0, ObservedRequest(0.0, 0.0, [1.0, 2.0, 3.0, 4.0]))
     load = make_workload([ObservedRequest(0.0, tokens=[0.0] * 4)])
-    served = Served(TINY, find_gpu("A100-80GB"), tensor_parallel_size=2, kv_cache_dtype="fp8")
-    summary = summarize(load, np.zeros(1), [log], served=served)
+    summary = summarize(load, np.zeros(1), [log], tensor_parallel_size=2, kv_cache_dtype="fp8")
     weights = 2 * (2 * LAYER + 800) * 4
     kv = (2 * 2 * 2 * 2) * (10 + 13 + 16)
     expected = (weights + kv) / (2 * 2.039e12 * 4.0)
@@ -62,14 +54,8 @@ def test_bandwidth_of_experts() -> None:
     add_request(log, 0, ObservedRequest(0.0, 0.0, [1.0, 2.0]))
     load = make_workload([ObservedRequest(0.0, tokens=[0.0] * 2)])
     model = replace(TINY, num_experts=4, num_experts_per_tok=2)
-    summary = summarize(load, np.zeros(1), [log], served=Served(model, find_gpu("A100-80GB")))
+    summary = summarize(load, np.zeros(1), [log], model=model)
     attention, expert, router = 8 * 24, 3 * 8 * 16, 8 * 4
     met = [2 * (attention + router + expert * n) + 800 for n in (2, 3)]
     expected = 2 * sum(met) / (2.039e12 * 2.0)
     assert summary["headway"]["bandwidth_utilization"] == pytest.approx(expected)
-
-
-def test_without_a_model_there_is_no_utilization() -> None:
-    """Unknown is null, not 0."""
-    gauges = summarize(make_workload([]), np.empty(0), [Log(10, 4)])["headway"]
-    assert (gauges["mfu"], gauges["bandwidth_utilization"]) == (None, None)

@@ -5,12 +5,14 @@ All times are multiples of 1/64 s, so that sums and differences of them are exac
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import numpy as np
 from hypothesis import strategies as st
 
 from simulator.core.log import REASONS, STEP, Log, pack_request, pack_run
-from simulator.results.gauges import EngineMetrics
+from simulator.models.gpus import find_gpu
+from simulator.models.spec import ModelSpec
 from simulator.results.metrics import PERCENTILES, RunMetrics, Summary
 from simulator.results.run_part import RunPart
 from simulator.workload.workload import Workload
@@ -68,6 +70,18 @@ def make_workload(requests: list[ObservedRequest], **options) -> Workload:
     )
 
 
+TINY = ModelSpec(
+    name="tiny",
+    num_hidden_layers=2,
+    hidden_size=8,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=2,
+    intermediate_size=16,
+    vocab_size=100,
+)
+
+
 def summarize(
     load: Workload,
     sent: np.ndarray,
@@ -75,13 +89,21 @@ def summarize(
     *,
     goodput: dict[str, float] | None = None,
     percentiles: Sequence[float] = PERCENTILES,
-    info: dict[str, object] | None = None,
+    model: ModelSpec = TINY,
     **engine,
 ) -> Summary:
-    """Give the summary of logs that belong to no scenario; `engine` goes to EngineMetrics."""
-    metrics = RunMetrics(load, EngineMetrics(len(logs), **engine), goodput=goodput)
+    """Give the summary of logs, of engines with these settings on A100s."""
+    usual = {"max_num_seqs": 20, "reserves": False, "block_size": 4, "quantization": None}
+    usual |= {"tensor_parallel_size": 1, "data_parallel_size": 1, "dtype": "auto"}
+    scenario = SimpleNamespace(
+        engine=SimpleNamespace(**{**usual, "kv_cache_dtype": "auto", **engine}),
+        goodput=SimpleNamespace(model_dump=lambda exclude_none: goodput or {}),
+        cluster=None,
+    )
+    parts = SimpleNamespace(model=model, gpu=find_gpu("A100-80GB"), cost=None)
+    metrics = RunMetrics(scenario, load, [parts] * len(logs))
     metrics.add(RunPart(load, sent, logs))
-    return metrics.summary(info or {}, percentiles)
+    return metrics.summary({"version": "1", "seed": 3}, percentiles)
 
 
 def add_step(log: Log, start: float, end: float, **values: int) -> None:
