@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cache
 from numbers import Real
 from pathlib import Path
 from typing import TypeVar
@@ -88,6 +89,7 @@ class Profile:
         return found
 
 
+@cache
 def _is_shape(name: str, model: ModelSpec) -> bool:
     """Tell whether a model is the named one, or of the same shape as a shipped one so named."""
     return name == model.name or (
@@ -95,6 +97,7 @@ def _is_shape(name: str, model: ModelSpec) -> bool:
     )
 
 
+@cache
 def shipped_profiles() -> list[str]:
     """Names of the profiles that come with the package."""
     return sorted(path.name.removesuffix(".yaml") for path in PROFILES.glob("*.yaml"))
@@ -114,18 +117,19 @@ def shipped_profile(model: ModelSpec, gpu: Gpu, engine: Precision) -> dict[str, 
     return None
 
 
-def named_hardware(name: str) -> dict[str, object]:
+@cache
+def named_hardware(name: str) -> Mapping[str, object]:
     """Say what a shipped profile's name stands for."""
     _, key, dtypes = name.rsplit(".", 2)
     gpu, _, gpus = key.partition("-tp")
-    weights, _, cache = dtypes.partition("-kv")
+    weights, _, kv_cache = dtypes.partition("-kv")
     dtype = DTYPES.get(weights, weights)
     half = "bfloat16" if weights not in DTYPES else dtype  # of a cache beside quantized weights
     return {
         "gpu": GPU_KEYS[gpu],
         "tensor_parallel_size": int(gpus or 1),
         "dtype": dtype,
-        "kv_cache_dtype": cache or half,
+        "kv_cache_dtype": kv_cache or half,
     }
 
 

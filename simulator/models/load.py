@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from simulator.models.config_json import read_config
@@ -57,6 +57,7 @@ OTHERS = r"mini|vl|vision|omni|multimodal|audio|embed|rerank|reward|eagle|draft|
 """What a name holds beside that of a shipped model where it means another one."""
 
 
+@cache
 def shipped_models() -> list[str]:
     """Names of the models whose config.json comes with the package."""
     return sorted(path.parent.name for path in MODELS.glob("*/config.json"))
