@@ -11,14 +11,10 @@ process. Trust the ratios, which are to 8 replicas: machines differ. `--big` add
 
 import argparse
 import os
-import subprocess
-import sys
-import tempfile
 import warnings
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-DEMO = ROOT / "scenarios" / "demo.yaml"
+from measure import DEMO, headway_run, python
+
 SIZES = (1, 8, 64, 1000)
 REQUESTS = 200_000
 
@@ -35,8 +31,7 @@ def options(replicas: int, requests: int, router: str) -> list[str]:
 
 def measure(replicas: int, router: str) -> tuple[float, float]:
     """Simulate in this process; return user CPU per request, of all and of more, in us."""
-    from simulator.scenario.load import load_scenario
-    from simulator.simulation.run import run
+    from simulator import load_scenario, run
 
     warnings.simplefilter("ignore")
     seconds = []
@@ -46,19 +41,6 @@ def measure(replicas: int, router: str) -> tuple[float, float]:
         seconds.append(os.times().user - before)
     half, whole = (value / REQUESTS * 1e6 for value in seconds)
     return whole, 2 * (whole - half)
-
-
-def child(arguments: list[str]) -> tuple[str, float, float]:
-    """Run Python; return its output, user CPU in s and peak memory in MB."""
-    process = subprocess.Popen(
-        [sys.executable, *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    assert process.stdout is not None
-    text = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise SystemExit(f"{' '.join(arguments)} failed")
-    return text, usage.ru_utime, usage.ru_maxrss / 1024
 
 
 def main() -> None:
@@ -76,14 +58,10 @@ def main() -> None:
         show(router, args.rounds)
     if args.big:
         for more in ([], ["--no-tables"]):
-            with tempfile.TemporaryDirectory() as out:
-                words = [
-                    w for o in options(64, 1_000_000, "least_outstanding") for w in ("--set", o)
-                ]
-                command = ["-m", "simulator", "run", str(DEMO), *words, *more, "--quiet"]
-                _, user, memory = child([*command, "--out", out + "/o"])
+            fleet = options(64, 1_000_000, "least_outstanding")
+            used = headway_run(DEMO, fleet, *more, "--quiet")
             what = " ".join(["1,000,000 requests on 64 replicas", *more])
-            print(f"{what}: {user:.1f} s user CPU, {memory:,.0f} MB")
+            print(f"{what}: {used.user:.1f} s user CPU, {used.memory:,.0f} MB")
 
 
 def show(router: str, rounds: int) -> None:
@@ -91,8 +69,8 @@ def show(router: str, rounds: int) -> None:
     costs: dict[int, list[tuple[float, float]]] = {size: [] for size in SIZES}
     for _ in range(rounds):  # in turn, so that what disturbs one disturbs all
         for size in SIZES:
-            text, _, _ = child([__file__, "--one", str(size), "--routers", router])
-            whole, more = map(float, text.split())
+            child = python([__file__, "--one", str(size), "--routers", router])
+            whole, more = map(float, child.text.split())
             costs[size].append((whole, more))
     best = {size: [min(column) for column in zip(*costs[size], strict=True)] for size in SIZES}
     print(f"{router}\n{'replicas':>8}  {'us, all':>8}  {'ratio':>5}  {'us, more':>8}  {'ratio':>5}")

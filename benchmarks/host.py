@@ -6,15 +6,14 @@ does. Each is measured as the engine runs, and with every sequence listed anew, 
 that somebody joined or left.
 """
 
-import sys
 import time
-from collections.abc import Callable
 from statistics import median
 
 import torch
 
 from gpu_backend.engine import Engine
 from gpu_backend.executor import TorchExecutor
+from gpu_backend.input_batch import InputBatch
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.models.load import load_model
@@ -22,7 +21,24 @@ from simulator.schedulers.vllm.scheduler import Scheduler
 
 BATCH, CONTEXT, STEPS, FEW, WAIT = 256, 1000, 150, 30, 0.005
 
-Sample = Callable[..., torch.Tensor]
+
+def zeros(batch: InputBatch) -> torch.Tensor:
+    """Stand in for the forward pass: say zeros, at once."""
+    return torch.zeros(len(batch.emits), dtype=torch.int64)
+
+
+def spin(batch: InputBatch) -> torch.Tensor:
+    """Say zeros after a while of looking at the clock."""
+    until = time.perf_counter() + WAIT
+    while time.perf_counter() < until:
+        pass
+    return zeros(batch)
+
+
+def sleep(batch: InputBatch) -> torch.Tensor:
+    """Say zeros after a while in which others may have the core."""
+    time.sleep(WAIT)
+    return zeros(batch)
 
 
 class Bench:
@@ -30,36 +46,16 @@ class Bench:
 
     def __init__(self) -> None:
         self.engine = Engine(load_model("tiny-test"), BATCH * (CONTEXT + 1000) // 16, 16)
+        self.forward = self.engine.model.sample
         blocks = BlockManager(self.engine.num_blocks, 16, prefix_caching=True)
         self.scheduler = Scheduler(blocks, max_num_seqs=BATCH, max_num_batched_tokens=8192)
         self.executor = TorchExecutor(self.engine, self.scheduler)
-        self.forward: Sample = self.engine.model.sample
         self.now = 0.0
-        self.put(self.nothing)
+        self.engine.model.sample = zeros  # type: ignore[method-assign]
         for name in range(BATCH):
             self.scheduler.add(Request(name, 0.0, CONTEXT - 3 * (name % 50), 4000))
         while self.scheduler.waiting or self.scheduler.partial or not self.now:
             self.step()
-
-    def put(self, sample: Sample) -> None:
-        """Put something in the place of the forward pass."""
-        self.engine.model.sample = sample  # type: ignore[method-assign]
-
-    def nothing(self, batch: object) -> torch.Tensor:
-        """Say zeros, at once."""
-        return torch.zeros(len(batch.emits), dtype=torch.int64)  # type: ignore[attr-defined]
-
-    def spin(self, batch: object) -> torch.Tensor:
-        """Say zeros after a while of looking at the clock."""
-        until = time.perf_counter() + WAIT
-        while time.perf_counter() < until:
-            pass
-        return self.nothing(batch)
-
-    def sleep(self, batch: object) -> torch.Tensor:
-        """Say zeros after a while in which others may have the core."""
-        time.sleep(WAIT)
-        return self.nothing(batch)
 
     def step(self) -> tuple[float, float]:
         """Give the seconds of scheduler with commit, and of metadata with book-keeping."""
@@ -72,41 +68,37 @@ class Bench:
         self.scheduler.commit(step, [self.now])
         return ready - begun + time.thread_time() - done, self.executor.last.host_s
 
-    def times(self, steps: int) -> list[tuple[float, float]]:
-        """Measure so many steps as they come, each followed by one whose sequences are listed."""
+    def times(self, steps: int) -> tuple[float, float, float]:
+        """Give the median ms of scheduler and metadata, and of both where everybody is listed.
+
+        Each step as it comes is followed by one whose sequences are listed anew.
+        """
         as_run, anew = [], []
         for _ in range(steps):
             as_run.append(self.step())
             self.executor.decoding = []  # forgotten: the next step lists everybody
             anew.append(self.step())
-        return [_middle(as_run), _middle(anew)]
+        scheduler, metadata = (1e3 * median(column) for column in zip(*as_run, strict=True))
+        return scheduler, metadata, 1e3 * sum(median(column) for column in zip(*anew, strict=True))
 
 
-def _middle(pairs: list[tuple[float, float]]) -> tuple[float, float]:
-    scheduler, metadata = zip(*pairs, strict=True)
-    return median(scheduler), median(metadata)
-
-
-def main() -> int:
+def main() -> None:
     """Measure and print a table, in milliseconds."""
     bench = Bench()
     print(f"{BATCH} decodes; median ms of CPU time per step")
     print(f"{'between steps':<18}{'scheduler':>10}{'metadata':>10}{'sum':>8}{'listed anew':>13}")
     for name, sample, steps in (
-        ("nothing", bench.nothing, STEPS),
-        ("5 ms of spinning", bench.spin, STEPS),
-        ("5 ms of sleep", bench.sleep, STEPS),
+        ("nothing", zeros, STEPS),
+        ("5 ms of spinning", spin, STEPS),
+        ("5 ms of sleep", sleep, STEPS),
         ("CPU forward", bench.forward, FEW),
     ):
-        bench.put(sample)
+        bench.engine.model.sample = sample  # type: ignore[method-assign]
         bench.times(5)
-        (scheduler, metadata), anew = (
-            [1e3 * seconds for seconds in pair] for pair in bench.times(steps)
-        )
+        scheduler, metadata, anew = bench.times(steps)
         both = scheduler + metadata
-        print(f"{name:<18}{scheduler:>10.3f}{metadata:>10.3f}{both:>8.3f}{sum(anew):>13.3f}")
-    return 0
+        print(f"{name:<18}{scheduler:>10.3f}{metadata:>10.3f}{both:>8.3f}{anew:>13.3f}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

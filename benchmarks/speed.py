@@ -1,80 +1,52 @@
 """Time the whole command `headway run`, and say where the time goes.
 
-    python benchmarks/speed.py [--big] [--profile]
+    python benchmarks/speed.py [--big]
 
 Figures are the user CPU and the peak memory of the process, everything written. The work is that
 of the Azure 2023 conversation trace (19,366 requests, 4.09 M output tokens) where HEADWAY_DATA
 names a folder that holds it, else of a generated workload with its statistics. Machines differ and
 other processes disturb: the second column of times divides by what this machine needs for a
 million SimPy timeouts, so compare that one between machines. `--big` adds a million requests.
+The costliest functions: `python -m cProfile -s tottime -m simulator run ...`.
 """
 
 import argparse
-import cProfile
 import os
-import pstats
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
 from itertools import pairwise
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-HEADWAY = Path(sys.executable).parent / "headway"
-CONV = ROOT / "scenarios" / "azure-conv-llama3-8b-a100.yaml"
-DEMO = ROOT / "scenarios" / "demo.yaml"
+from measure import DEMO, HEADWAY, ROOT, Usage, headway_run, python
+
+AZURE = ROOT / "scenarios" / "azure-conv-llama3-8b-a100.yaml"
 REAL = (Path(os.environ.get("HEADWAY_DATA", "-")) / "traces/azure_llm_2023_conv.csv.gz").exists()
+CONV = AZURE if REAL else DEMO
 
 
 def conv(requests: int) -> list[str]:
     """Replay the trace end to end until so many requests have come, or generate as many."""
     if REAL:
         repeats = -(-requests // 19366)
-        more = [f"workload.trace.repeat={repeats}", f"workload.trace.limit={requests}"]
-        return [str(CONV), *(word for pair in more for word in ("--set", pair))]
-    return [str(DEMO), "--set", f"workload.num_prompts={requests}"]
+        return [f"workload.trace.repeat={repeats}", f"workload.trace.limit={requests}"]
+    return [f"workload.num_prompts={requests}"]
 
 
 POISSON = "{num_prompts: 2000, request_rate: 8, rescale: false, input_len: 512, output_len: 256}"
+BIG = "1,000,000 requests"
 PLAIN = "19,366 requests (conv)"
 VLLM = "conv with vLLM's defaults"  # a prefix cache, though nobody shares; asynchronous
 VLLM_KEYS = ("engine.name=vllm", "engine.enable_prefix_caching=true")
 CASES = {
-    # name: (arguments, target user CPU in s, target memory in MB)
-    "--help": (["--help"], 0.3, None),
-    "2,000 requests, Poisson 8/s, 512/256": (
-        ["run", str(DEMO), "--set", f"workload={POISSON}"],
-        0.6,
-        None,
-    ),
-    PLAIN: (["run", *conv(19366)], 1.2, 130),
-    "the same, stepwise": (["run", *conv(19366), "--stepwise"], None, None),
-    VLLM: (
-        ["run", *conv(19366), *(word for key in VLLM_KEYS for word in ("--set", key))],
-        1.8,
-        130,
-    ),
-    "100,000 requests": (["run", *conv(100_000)], 4.0, 350),
+    # name: (scenario, overrides, options, target user CPU in s, target memory in MB)
+    "2,000 requests, Poisson 8/s, 512/256": (DEMO, [f"workload={POISSON}"], (), 0.6, None),
+    PLAIN: (CONV, conv(19366), (), 1.2, 130),
+    "the same, stepwise": (CONV, conv(19366), ("--stepwise",), None, None),
+    VLLM: (CONV, [*conv(19366), *VLLM_KEYS], (), 1.8, 130),
+    "100,000 requests": (CONV, conv(100_000), (), 4.0, 350),
+    BIG: (CONV, conv(1_000_000), (), 40.0, 1500),
 }
-BIG = {"1,000,000 requests": (["run", *conv(1_000_000)], 40.0, 1500)}
-
-
-def measure(arguments: list[str]) -> tuple[float, float, float]:
-    """Run `headway` once; return user CPU and wall time in s and peak memory in MB."""
-    with tempfile.TemporaryDirectory() as out:
-        where = ["--out", out + "/out"] if arguments[0] == "run" else []
-        command = [str(HEADWAY), *arguments, *where]
-        begin = time.perf_counter()
-        child = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT
-        )
-        _, status, usage = os.wait4(child.pid, 0)
-        wall = time.perf_counter() - begin
-    if status:
-        raise SystemExit(f"{' '.join(command)} failed")
-    return usage.ru_utime, wall, usage.ru_maxrss / 1024
 
 
 def timeouts() -> float:
@@ -106,8 +78,7 @@ def phases() -> list[tuple[str, float]]:
     from simulator.views.report import run_table
 
     mark("import")
-    arguments = conv(19366)
-    scenario = load_scenario(Path(arguments[0]), overrides=arguments[2::2])
+    scenario = load_scenario(CONV, conv(19366))
     mark("read the scenario")
     scenario.make_workload()
     mark("read the trace")
@@ -123,37 +94,39 @@ def phases() -> list[tuple[str, float]]:
     return [(name, now - before) for (_, before), (name, now) in pairwise(marks)]
 
 
+def show(name: str, usages: list[Usage], unit: float, target: str) -> float:
+    """Print the median of a case; return its user CPU."""
+    median = sorted(usages)[len(usages) // 2]
+    print(
+        f"{name:40} {median.user:7.2f} {median.user / unit:6.2f} {median.wall:7.2f} "
+        f"{median.memory:6.0f}   {target}"
+    )
+    return median.user
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--big", action="store_true", help="add a million requests")
-    parser.add_argument("--profile", action="store_true", help="list the costliest functions")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     unit = timeouts()
     source = "the Azure 2023 conversation trace" if REAL else "a generated workload of its kind"
     print(f"conv is {source}; a million SimPy timeouts take {unit:.2f} s here\n")
     print(f"{'case':40} {'user s':>7} {'ratio':>6} {'wall s':>7} {'MB':>6}   target")
+    show("--help", [python([*HEADWAY, "--help"]) for _ in range(3)], unit, "0.3 s")
     users = {}
-    for name, (arguments, target, memory) in {**CASES, **(BIG if options.big else {})}.items():
-        runs = sorted(measure(arguments) for _ in range(1 if name in BIG else 3))
-        user, wall, peak = runs[len(runs) // 2]
-        users[name] = user
+    for name, (scenario, overrides, more, target, memory) in CASES.items():
+        if name == BIG and not options.big:
+            continue
+        times = 1 if name == BIG else 3
+        usages = [headway_run(scenario, overrides, *more) for _ in range(times)]
         wanted = f"{target} s" if target else ""
         wanted += f", {memory} MB" if memory else ""
-        print(f"{name:40} {user:7.2f} {user / unit:6.2f} {wall:7.2f} {peak:6.0f}   {wanted}")
+        users[name] = show(name, usages, unit, wanted)
     print(f"\nvLLM's defaults take {users[VLLM] / users[PLAIN]:.2f} times as long as plain fcfs.")
     print("\nWhere the time of conv goes (user CPU, s):")
     for name, seconds in phases():
         print(f"  {name:30} {seconds:6.3f}")
-    if options.profile:
-        from simulator.scenario.load import load_scenario
-        from simulator.simulation.run import run
-
-        arguments = conv(19366)
-        scenario = load_scenario(Path(arguments[0]), overrides=arguments[2::2])
-        profile = cProfile.Profile()
-        profile.runcall(run, scenario)
-        pstats.Stats(profile).sort_stats("tottime").print_stats(20)
 
 
 if __name__ == "__main__":
