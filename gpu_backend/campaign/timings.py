@@ -20,7 +20,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from gpu_backend.campaign.bench import (
+from gpu_backend.campaign.kernel_timings import (
     LLAMA_8B,
     TINY,
     Bench,

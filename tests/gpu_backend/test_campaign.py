@@ -11,10 +11,12 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'headway[gpu]'")
 
-from gpu_backend.campaign.campaign import Part, plan, run_part, run_parts, slim
+from gpu_backend.campaign.plan import Part, plan
 from gpu_backend.campaign.report import write_report
+from gpu_backend.campaign.runner import pack_large_files, run_part, run_parts
 
 PYTHON = sys.executable
+ROOT = Path(__file__).parents[2]
 
 
 def say(name: str, code: str, most: float = 20.0, **more: object) -> Part:
@@ -55,7 +57,7 @@ def test_a_part_is_skipped_where_time_or_a_file_is_lacking(tmp_path: Path) -> No
 
 def test_all_of_it_fits_nine_minutes_and_comes_in_order(tmp_path: Path) -> None:
     """Checks come first, the small model last; a part never gets more than is left."""
-    parts = plan(tmp_path, "cuda", "llama-3.1-8b", "llama-3.2-1b", 1.0)
+    parts = plan(tmp_path, "cuda", "llama-3.1-8b", "llama-3.2-1b")
     assert [part.name for part in parts] == [
         "checks", "timings", "calibration", "live-light", "validate-light", "live-heavy",
         "validate-heavy", "calibration-small",
@@ -67,7 +69,7 @@ def test_large_files_are_packed(tmp_path: Path) -> None:
     """What is too large to send is packed; the rest stays as it is."""
     (tmp_path / "large.csv").write_bytes(b"1,2\n" * 2_000_000)
     (tmp_path / "small.csv").write_bytes(b"1,2\n")
-    assert slim(tmp_path) < 100_000
+    assert pack_large_files(tmp_path) < 100_000
     assert sorted(path.name for path in tmp_path.iterdir()) == ["large.csv.gz", "small.csv"]
 
 
@@ -96,21 +98,27 @@ def test_the_report_survives_what_is_missing_or_damaged(tmp_path: Path) -> None:
 
 
 def test_rehearsal_of_the_whole(tmp_path: Path) -> None:
-    """Every part runs on a CPU with the tiny model; without triton its two parts say so."""
+    """Every part runs on a CPU with the tiny model; without triton its two parts say so.
+
+    All of them where a change is judged; elsewhere those that no other one stands for.
+    """
     out = tmp_path / "out"
-    words = ["--device", "cpu", "--budget-s", "500", "--out", str(out)]
+    few = (
+        () if os.environ.get("CI") else ("--parts", "timings,calibration,live-light,validate-light")
+    )
+    words = ["--device", "cpu", "--budget-s", "500", "--out", str(out), *few]
     done = subprocess.run(
         [PYTHON, "-m", "gpu_backend.campaign", *words],
-        cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     record = json.loads((out / "campaign.json").read_text())
     status = {part["name"]: part["status"] for part in record["parts"]}
-    need_triton = {"checks", "timings"}
+    need_triton = {"checks", "timings"} & set(status)
     others = {name: state for name, state in status.items() if name not in need_triton}
     assert set(others.values()) == {"ok"}, done.stdout
     assert "step eager 1 tokens" in done.stdout
     if find_spec("triton"):
-        assert status["checks"] == status["timings"] == "ok"
+        assert all(status[name] == "ok" for name in need_triton)
     else:
         assert "No module named 'triton'" in done.stdout

@@ -14,6 +14,7 @@ from functools import partial
 from statistics import median
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
@@ -91,6 +92,24 @@ class Bench:
             times.append(begin.elapsed_time(end) / 1e3)
         return median(times) / rounds / len(calls)
 
+    def row(
+        self,
+        kernel: str,
+        calls: Sequence[Call],
+        *,
+        moved: int = 0,
+        flops: int = 0,
+        **columns: object,
+    ) -> Row:
+        """Time calls that each move so many bytes, or do so many operations; make their row."""
+        took = self.seconds(calls)
+        row: Row = {"kernel": kernel, **columns, "us": took * 1e6}
+        if moved:
+            row["gb_s"] = moved / took / 1e9
+        if flops:
+            row["tflop_s"] = flops / took / 1e12
+        return row
+
     def tables(self, rows: int, pages: int, turns: int) -> list[Tensor]:
         """Page tables [rows, pages], as many as given, each in another part of the cache."""
         have = self.shape.tokens // self.shape.page
@@ -109,13 +128,11 @@ def ceilings(bench: Bench) -> Iterator[Row]:
     """Time a large copy (bytes read and written) and a large matrix product."""
     size = 2**31 if bench.cuda else 2**20
     source, target = (bench.randn(size // bench.dtype.itemsize) for _ in range(2))
-    took = bench.seconds([partial(target.copy_, source)])
-    yield {"kernel": "copy", "us": took * 1e6, "gb_s": 2 * size / took / 1e9}
+    yield bench.row("copy", [partial(target.copy_, source)], moved=2 * size)
     del source, target
     side = 8192 if bench.cuda else 256
     a, b = bench.randn(side, side), bench.randn(side, side)
-    took = bench.seconds([lambda: a @ b])
-    yield {"kernel": "matmul", "us": took * 1e6, "tflop_s": 2 * side**3 / took / 1e12}
+    yield bench.row("matmul", [lambda: a @ b], flops=2 * side**3)
 
 
 def decodes(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
@@ -138,9 +155,8 @@ def decodes(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
 
 
 def _decode(
-    bench: Bench, k: Tensor, v: Tensor, lengths: "np.ndarray[tuple[int], np.dtype[np.int64]]",
-    splits: int, tile: int,
-) -> Row:  # fmt: skip
+    bench: Bench, k: Tensor, v: Tensor, lengths: npt.NDArray[np.int64], splits: int, tile: int
+) -> Row:
     from gpu_backend.cuda import ops
 
     shape, rows = bench.shape, len(lengths)
@@ -159,17 +175,15 @@ def _decode(
         )
         for table in bench.tables(rows, pages, turns)
     ]  # fmt: skip
-    took = bench.seconds(calls)
-    moved = int(lengths.sum()) * shape.key_bytes
-    return {
-        "kernel": "decode" if lengths.min() == lengths.max() else "decode_skewed",
-        "rows": rows, "context": int(lengths.max()), "tokens": int(lengths.sum()),
-        "variant": f"splits={splits} tile={tile}", "us": took * 1e6, "gb_s": moved / took / 1e9,
-    }  # fmt: skip
+    return bench.row(
+        "decode" if lengths.min() == lengths.max() else "decode_skewed", calls,
+        rows=rows, context=int(lengths.max()), tokens=int(lengths.sum()),
+        variant=f"splits={splits} tile={tile}", moved=int(lengths.sum()) * shape.key_bytes,
+    )  # fmt: skip
 
 
 def prefills(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
-    """Time prefill attention of one layer at (chunk, cached): own tiles, then gathered pages."""
+    """Time prefill attention of one layer at (chunk, cached), with several tiles."""
     from gpu_backend.cuda import ops
 
     k, v = bench.cache()
@@ -178,18 +192,15 @@ def prefills(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
         pages = -(-(new + cached) // shape.page)
         table, width = bench.tables(1, pages, 1)[0], bench.ints([pages])
         q, out = (bench.randn(new, shape.heads, shape.dim) for _ in range(2))
-        flops = 4 * shape.heads * shape.dim * (new * cached + new * (new + 1) // 2)
         cuts = ((128, 64, 8), (64, 64, 4), (128, 128, 8)) if bench.cuda else ((128, 64, 8),)
         for rows, tile, warps in cuts:
             one = np.array([[cached], [new]], np.int32)
             tiles = bench.ints(ops.prefill_tiles(one[0], one[1], 0, rows))
-
-            own = partial(
+            call = partial(
                 ops.prefill, q, k, v, table, width, tiles, out,
                 page=shape.page, rows=rows, tile=tile, warps=warps,
             )  # fmt: skip
-            took = bench.seconds([own])
-            yield _prefill_row(new, cached, f"rows={rows} tile={tile}", took, flops)
+            yield _prefill(bench, new, cached, f"rows={rows} tile={tile}", call)
 
 
 def gathers(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
@@ -199,29 +210,24 @@ def gathers(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
     for new, cached in points if bench.cuda else ():
         table = bench.tables(1, -(-(new + cached) // shape.page), 1)[0]
         q = bench.randn(new, shape.heads, shape.dim)
-        flops = 4 * shape.heads * shape.dim * (new * cached + new * (new + 1) // 2)
-        took = bench.seconds([gathered(q, k, v, table[0], cached, shape.page)])
-        yield _prefill_row(new, cached, "gather+varlen", took, flops)
+        call = gathered(q, k, v, table[0], cached, shape.page)
+        yield _prefill(bench, new, cached, "gather+varlen", call)
 
 
-def _prefill_row(new: int, cached: int, variant: str, took: float, flops: int) -> Row:
-    return {
-        "kernel": "prefill", "rows": new, "context": cached, "variant": variant,
-        "us": took * 1e6, "tflop_s": flops / took / 1e12,
-    }  # fmt: skip
+def _prefill(bench: Bench, new: int, cached: int, variant: str, call: Call) -> Row:
+    pairs = new * cached + new * (new + 1) // 2  # of a query and a key that it sees
+    flops = 4 * bench.shape.heads * bench.shape.dim * pairs
+    return bench.row("prefill", [call], rows=new, context=cached, variant=variant, flops=flops)
 
 
 def gathered(q: Tensor, k: Tensor, v: Tensor, table: Tensor, cached: int, page: int) -> Call:
     """Prefill of one chunk [new, heads, dim] as gathered pages and torch's own varlen_attn."""
     from torch.nn.attention import varlen
 
-    attend: Callable[..., object] = (
-        varlen.varlen_attn
-    )  # its options differ between torch 2.11 and 2.13
-
+    attend: Callable[..., object] = varlen.varlen_attn
     new, keys = len(q), cached + len(q)
     ends = [torch.tensor([0, n], dtype=torch.int32, device=q.device) for n in (new, keys)]
-    known = inspect.signature(attend).parameters
+    known = inspect.signature(attend).parameters  # they differ between torch 2.11 and 2.13
     options: dict[str, object] = (
         {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
     )
@@ -243,7 +249,7 @@ def fused(bench: Bench, sizes: Sequence[int]) -> Iterator[Row]:
 
     shape = bench.shape
     k, v = bench.cache()
-    turns = torch.randn(4096, shape.dim, device=bench.device)
+    rotary = torch.randn(4096, shape.dim, device=bench.device)
     width = (shape.heads + 2 * shape.kv_heads) * shape.dim
     for rows in sizes:
         places = bench.ints(np.arange(rows) % min(4096, shape.tokens))
@@ -251,16 +257,14 @@ def fused(bench: Bench, sizes: Sequence[int]) -> Iterator[Row]:
         weight, qkv = bench.randn(shape.hidden), bench.randn(rows, width)
         gate_up = bench.randn(rows, 2 * shape.wide)
         calls: tuple[tuple[str, int, Call], ...] = (
-            ("add_rmsnorm", 4 * shape.hidden,
-             partial(ops.add_rmsnorm, x, residual, weight, 1e-6)),
+            ("add_rmsnorm", 4 * shape.hidden, partial(ops.add_rmsnorm, x, residual, weight, 1e-6)),
             ("rope_store", 2 * width,
-             partial(ops.rope_store, qkv, None, None, turns, places, places, k, v, 1e-6)),
+             partial(ops.rope_store, qkv, None, None, rotary, places, places, k, v, 1e-6)),
             ("silu_mul", 3 * shape.wide, partial(ops.silu_mul, gate_up)),
         )  # fmt: skip
         for name, numbers, call in calls:
-            took = bench.seconds([call])
             moved = rows * numbers * bench.dtype.itemsize
-            yield {"kernel": name, "rows": rows, "us": took * 1e6, "gb_s": moved / took / 1e9}
+            yield bench.row(name, [call], rows=rows, moved=moved)
 
 
 def matmuls(bench: Bench, sizes: Sequence[int]) -> Iterator[Row]:
@@ -281,9 +285,7 @@ def matmuls(bench: Bench, sizes: Sequence[int]) -> Iterator[Row]:
             for x, weight in zip(inputs, weights, strict=True):
                 linear(x, weight)
 
-        took = bench.seconds([layer])
-        yield {
-            "kernel": "layer_matmuls", "rows": rows, "us": took * 1e6,
-            "gb_s": numbers * bench.dtype.itemsize / took / 1e9,
-            "tflop_s": 2 * rows * numbers / took / 1e12,
-        }  # fmt: skip
+        yield bench.row(
+            "layer_matmuls", [layer], rows=rows, moved=numbers * bench.dtype.itemsize,
+            flops=2 * rows * numbers,
+        )  # fmt: skip
