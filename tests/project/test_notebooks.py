@@ -1,4 +1,4 @@
-"""The notebooks: each .ipynb is its .py, executed; nbmake executes them anew in CI."""
+"""The notebooks: each .ipynb is its .py, executed; `make test-notebooks` executes them anew."""
 
 from pathlib import Path
 
