@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from calibration.engine_steps.live_files import MEASURED, read_measured
+from calibration.engine_steps.live_folder import MEASURED, read_measured
 from calibration.engine_steps.validate import Validation, table, validate
 from simulator.cli.main import main
 from simulator.costs.profile import PROFILES
