@@ -54,7 +54,7 @@ class Bench:
         self.engine.model.sample = zeros  # type: ignore[method-assign]
         for name in range(BATCH):
             self.scheduler.add(Request(name, 0.0, CONTEXT - 3 * (name % 50), 4000))
-        while self.scheduler.waiting or self.scheduler.partial or not self.now:
+        while self.scheduler.waiting or self.scheduler.running.partial or not self.now:
             self.step()
 
     def step(self) -> tuple[float, float]:

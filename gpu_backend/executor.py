@@ -67,7 +67,7 @@ class TorchExecutor:
         for swap in step.incoming or ():
             back += engine.swap_in(swap.request, swap.blocks or [], swap.first)
         begun = time.thread_time()
-        chunks = None if self._continues(step) else self.scheduler.listed(step)
+        chunks = None if self._continues(step) else self.scheduler.running.listed(step)
         listing = time.thread_time() - begun
         done = engine.execute(chunks)
         self.last = replace(

@@ -106,7 +106,7 @@ class DisaggregatedFleet(Fleet):
     def _connect(self, target: Target, scheduler: Scheduler) -> None:
         if isinstance(scheduler, Consumer):
             scheduler.on_ask = partial(self._asked, target.index)
-            scheduler.on_board = self._boarded
+            scheduler.on_admit = self._boarded
 
     def _producer(self, target: Target) -> Producer:
         scheduler = self.members[target.index].scheduler

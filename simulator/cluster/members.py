@@ -155,7 +155,8 @@ class Member(Replica):
         self.scheduler = scheduler
         log = self.log
         log.emptied.append(self.env.now)
-        scheduler.runs, scheduler.pauses = log.run_rows, log.pause_rows
+        running = scheduler.running
+        running.runs, running.pauses = log.run_rows, log.pause_rows
         scheduler.drafts = log.draft_rows
         scheduler.decodes.tick = log.ticks_before + len(log.tick_ends)
         return lost

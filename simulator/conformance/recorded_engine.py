@@ -42,13 +42,13 @@ class RecordedScheduler(Scheduler):
         self.recorder.begin_step()
         return super().schedule(now)
 
-    def _seat(self, request: Request, now: float) -> None:
+    def start(self, request: Request) -> None:
         self.recorder.admitted.append(request)
-        super()._seat(request, now)
+        super().start(request)
 
-    def _preempt(self, request: Request) -> None:
+    def preempt(self, request: Request) -> None:
         self.recorder.preempted.append(request.id)
-        super()._preempt(request)
+        super().preempt(request)
 
 
 class RecordedAsyncScheduler(RecordedScheduler, AsyncScheduler):

@@ -97,7 +97,7 @@ class Recorder:
             preempted=self.preempted,
             blocks=[(scheduler.blocks.free, scheduler.blocks.hashed)],
             running=len(scheduler.running),
-            partial=[c.request.id for c in step.prefills if c.request in scheduler.partial],
+            partial=[c.request.id for c in step.prefills if c.request in scheduler.running.partial],
             start=now,
         )
         self.pending.append(row)
@@ -116,7 +116,7 @@ class Recorder:
         if isinstance(scheduler, AsyncScheduler):
             tick -= 1  # it has been counted
             chunks |= {
-                r: (1, r.computed - 1) for r in scheduler.in_flight[-1].last if r not in chunks
+                r: (1, r.computed - 1) for r in scheduler.in_flight[-1].ending if r not in chunks
             }
         if not chunks:
             return [(r.id, 1, r.computed + tick - r.joined) for r in running if r.joined >= 0]

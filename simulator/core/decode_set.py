@@ -22,6 +22,11 @@ class DecodeSet:
     blocks must know who takes them).
     """
 
+    most_tokens = 1
+    """Tokens that a member computes in a tick at most."""
+    most_blocks = 1
+    """Blocks that a member takes in a tick at most."""
+
     def __init__(self, block_size: int, by_phase: bool = False) -> None:
         self.block_size = block_size
         self.count = 0
@@ -75,7 +80,7 @@ class DecodeSet:
         joined = request.joined
         return request.computed if joined < 0 else request.computed + self.tick - joined
 
-    def tell_longest(self) -> None:
+    def track_longest(self) -> None:
         """Keep books of lengths from now on, while the set is empty."""
         self._begins = []
 
@@ -120,6 +125,10 @@ class DecodeSet:
         for tick in range(first, first + rest):
             total += phases[tick % size]
         return total
+
+    def demand(self) -> tuple[int, int]:
+        """Count the tokens and the blocks that the next tick takes."""
+        return self.count, self.phases[self.tick % self.block_size]
 
     def affords(self, free: int, ticks: int, skip: int = 1) -> int:
         """Count how many of `ticks` ticks, beginning `skip` from now, `free` blocks suffice for."""

@@ -118,6 +118,30 @@ class Step:
     swap_seconds: float = field(default=0.0, compare=False)
     """By which swaps make it longer; a cost model that knows of copies notes it."""
 
+    def add_single(self, request: Request, start: int, tokens: int = 1) -> None:
+        """Let a request outside the decode set decode; all but one of its tokens are drafts."""
+        if self.singles is None:
+            self.singles = []
+        self.singles.append(Chunk(request, start, tokens))
+        self.decodes += 1
+        self.drafts += tokens - 1
+        self.context += start + tokens
+
+    def remove(self, request: Request) -> int:
+        """Take back what a request was to compute; return its tokens."""
+        for chunk in self.prefills:
+            if chunk.request is request:
+                self.prefills.remove(chunk)
+                return chunk.tokens
+        for chunk in self.singles or ():
+            if chunk.request is request:
+                self.singles.remove(chunk)  # type: ignore[union-attr]
+                self.decodes -= 1
+                self.drafts -= chunk.tokens - 1
+                self.context -= chunk.start + chunk.tokens
+                return chunk.tokens
+        return 0
+
     @property
     def copies(self) -> bool:
         """Whether KV blocks move between GPU and host."""

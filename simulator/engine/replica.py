@@ -46,13 +46,13 @@ class Replica:
         self.on_finish = on_finish
         self.nap = nap
         if getattr(executor, "reads_longest", False):
-            scheduler.tell_longest()
+            scheduler.track_longest()
         self.log = Log(
             scheduler.blocks.usable,
             scheduler.blocks.block_size,
             scheduler.reserves,
-            run_rows=scheduler.runs,
-            pause_rows=scheduler.pauses,
+            run_rows=scheduler.running.runs,
+            pause_rows=scheduler.running.pauses,
             draft_rows=scheduler.drafts,
         )
         self._step: Step | None = None  # in flight

@@ -98,14 +98,18 @@ class BlockCounter:
     def publish(self, request: Request) -> None:
         """Let others find the full blocks of a request whose KV has come from elsewhere."""
 
-    def growth(self, request: Request, tokens: int) -> int:
+    def taken(self, request: Request, tokens: int) -> int:
         """Count the blocks that it takes to let a running request's table hold `tokens` tokens."""
         size = self.block_size
         return -(-tokens // size) - -(-request.computed // size)
 
+    def growth(self, request: Request, tokens: int) -> int:
+        """Count the same, less the blocks that the request gives back then."""
+        return self.taken(request, tokens)
+
     def extend(self, request: Request, tokens: int) -> None:
         """Let a running request's table hold `tokens` tokens in all."""
-        self._take(self.growth(request, tokens))
+        self._take(self.taken(request, tokens))
         request.computed = tokens
 
     def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
@@ -216,7 +220,7 @@ class BlockManager(BlockCounter):
             self._register(request, index)
 
     def extend(self, request: Request, tokens: int) -> None:
-        self._append(request, self.growth(request, tokens))
+        self._append(request, self.taken(request, tokens))
         request.computed = tokens
         if self.prefix_caching:
             known = min(tokens, request.known - request.unknown)

@@ -31,6 +31,7 @@ class SlotCounter(BlockCounter):
         self.lookahead = lookahead
         self.max_model_len = max_model_len
         self.groups = groups or Groups()
+        self.ordered = self.groups.windowed > 0  # what leaves a window is there for those behind
         self.tables: dict[Request, tuple[int, int]] = {}
         """Of each running request: the entries of a table, and those that left the window."""
 
@@ -40,17 +41,13 @@ class SlotCounter(BlockCounter):
         gone = self.groups.gone(request.computed, self.block_size)
         return max(-(-slots // self.block_size), self.tables[request][0]), gone
 
-    def growth(self, request: Request, tokens: int) -> int:
-        """Count the blocks that it takes to let a running request's table hold `tokens` tokens.
-
-        Below 0 where more leave the window.
-        """
-        return self.groups.held(*self._grown(request, tokens)) - self.owned(request, tokens)
-
     def taken(self, request: Request, tokens: int) -> int:
-        """Count the same, without those that leave the window."""
         more = self._grown(request, tokens)[0] - self.tables[request][0]
         return self.groups.held(more, 0)
+
+    def growth(self, request: Request, tokens: int) -> int:
+        """Count the same, less those that leave the window; it may be below 0."""
+        return self.groups.held(*self._grown(request, tokens)) - self.owned(request, tokens)
 
     def missing(self, tokens: int, hits: Sequence[int]) -> int:
         return self.groups.most(tokens, self.block_size)

@@ -281,43 +281,69 @@ class RankQueue:
         return request
 
 
-class SwappedFirst:
-    """A waiting queue before which the swapped requests stand, whatever its order.
+class FrontQueue:
+    """A waiting queue before which some stand, whatever its order; a subclass says who."""
+
+    def __init__(self, others: WaitingQueue) -> None:
+        self._others = others
+        self.moves = others.moves
+        self._front: list[tuple[int, Request]] = []  # a heap; no two have the same number
+
+    def __len__(self) -> int:
+        return len(self._front) + len(self._others)
+
+    def in_front(self, request: Request) -> bool:
+        """Say whether a request stands, or will stand, before the others."""
+        raise NotImplementedError
+
+    def push(self, number: int, request: Request) -> None:
+        """Put a request before the others; the smallest number is first."""
+        heappush(self._front, (number, request))
+
+    def add(self, request: Request) -> bool:
+        return self._others.add(request)
+
+    def put_back(self, request: Request) -> None:
+        self._others.put_back(request)
+
+    def head(self) -> Request:
+        return self._front[0][1] if self._front else self._others.head()
+
+    def take(self) -> Request:
+        return heappop(self._front)[1] if self._front else self._others.take()
+
+    def remove(self, request: Request) -> None:
+        if self.in_front(request):
+            self._front = [entry for entry in self._front if entry[1] is not request]
+            heapify(self._front)
+        else:
+            self._others.remove(request)
+
+
+class SwappedFirst(FrontQueue):
+    """A waiting queue before which the swapped requests stand.
 
     As in vLLM 0.4 to 0.6, where nobody is admitted as long as somebody is swapped out. Of several
     the last preempted comes back first: the victims go from the least important on.
     """
 
     def __init__(self, others: WaitingQueue) -> None:
-        self._others = others
-        self.moves = others.moves
+        super().__init__(others)
         self._settles = hasattr(others, "settle")
-        self._swapped: deque[Request] = deque()
+        self._preempted = count(0, -1)
 
-    def __len__(self) -> int:
-        return len(self._swapped) + len(self._others)
+    def in_front(self, request: Request) -> bool:
+        return request.swapped > 0
 
     def add(self, request: Request) -> bool:
         # A queue that settles wants to before the next step, whoever stands before it.
-        return self._others.add(request) and (self._settles or not self._swapped)
+        return self._others.add(request) and (self._settles or not self._front)
 
     def put_back(self, request: Request) -> None:
-        if request.swapped:
-            self._swapped.appendleft(request)
+        if self.in_front(request):
+            self.push(next(self._preempted), request)
         else:
             self._others.put_back(request)
-
-    def head(self) -> Request:
-        return self._swapped[0] if self._swapped else self._others.head()
-
-    def take(self) -> Request:
-        return self._swapped.popleft() if self._swapped else self._others.take()
-
-    def remove(self, request: Request) -> None:
-        if request in self._swapped:
-            self._swapped.remove(request)
-        else:
-            self._others.remove(request)
 
 
 def queue_of(policy: Any, batch: Batch) -> WaitingQueue:

@@ -93,7 +93,8 @@ def make_scheduler(
         what = "has no prefix cache: engine.enable_prefix_caching has no effect"
         warnings.warn(f"{called(scheduler_class)} {what}", HeadwayWarning, stacklevel=2)
     options = _options(scenario, parts, scheduler_class)
-    if engine.kv_offloading_size and scheduler_class._board is not Scheduler._board:
+    tiers = scheduler_class.has_host_tier and scheduler_class.admit is Scheduler.admit
+    if engine.kv_offloading_size and not tiers:
         raise ValueError(f"engine.kv_offloading_size: {called(scheduler_class)} has no host tier")
     check_arguments(policy_class, arguments, taken=options)
     blocks = _make_blocks(engine, parts, caching, shares_prefixes, named)

@@ -10,10 +10,9 @@ from simulator.policies.preemptive import MLFQ, SRPT, Deadline, Preemptive
 from simulator.scenario.engine_config import EngineConfig
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.fastgen import FastGen
-from simulator.schedulers.hf import HfStatic
 from simulator.schedulers.orca_sarathi import Orca, Sarathi
 from simulator.schedulers.sglang import SgLang
-from simulator.schedulers.static import Static
+from simulator.schedulers.static import HfStatic, Static
 from simulator.schedulers.tgi import Tgi
 from simulator.schedulers.trtllm import TrtLlm
 from simulator.schedulers.vllm.scheduler import Scheduler

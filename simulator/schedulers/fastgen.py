@@ -2,10 +2,10 @@
 
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.schedulers.batching import Batching
+from simulator.schedulers.continuous_batching import ContinuousBatching
 
 
-class FastGen(Batching):
+class FastGen(ContinuousBatching):
     """Dynamic SplitFuse (Holmes et al., DeepSpeed-FastGen, 2024; DeepSpeed-MII 0.3).
 
     Every step is filled up to the same number of tokens, `max_num_batched_tokens`
@@ -13,7 +13,7 @@ class FastGen(Batching):
     arrival; long ones are split and short ones fused. A prompt goes on or starts only while all
     that is left of it fits into the free blocks (`mii/batching/ragged_batching.py`).
 
-    Nobody is preempted for a block: a request that lacks one waits in its seat and takes the
+    Nobody is preempted for a block: a request that lacks one waits where it is and takes the
     first that is free. Where nobody at all can go on, MII calls it a deadlock, drops the whole
     cache and computes every request again; so does this class, as a preemption of each.
     """
@@ -33,53 +33,47 @@ class FastGen(Batching):
             max_model_len=max_model_len,
         )
 
-    def _compose(self, step: Step, now: float) -> None:
-        self._fill(step, now)
+    def compose(self, step: Step) -> None:
+        self._fill(step)
         if self.running and not step.decodes and not step.prefills:
             for request in reversed(list(self.running)):
-                self._preempt(request)
-            self._fill(step, now)
+                self.preempt(request)
+            self._fill(step)
 
-    def _fill(self, step: Step, now: float) -> None:
-        for request in list(self.partial):
+    def _fill(self, step: Step) -> None:
+        for request in list(self.running.partial):
             if request.pending == 1:  # it has waited for a block: it comes first
                 self._generate(step, request)
         if self.decodes.count and self.decodes.blocks(1) > self.blocks.free:
             self._generate_some(step)
         else:
-            self._decode(step)
-        budget = self.max_num_batched_tokens - step.tokens
-        budget = self._go_on(step, budget)
-        self._board(step, budget, 0, now)
+            self.decode_all(step)
+        budget = self.go_on(step, self.max_num_batched_tokens - step.tokens)
+        self.admit(step, budget, self.max_model_len)
 
     def _generate_some(self, step: Step) -> None:
         """Let those of the decode set decode for whom there is a block, in order of admission."""
         ready = [request for request in self.running if request.joined >= 0]
-        self._break_up()
+        self.running.dissolve()
         for request in ready:
             self._generate(step, request)
 
     def _generate(self, step: Step, request: Request) -> None:
         """Let a request compute its one token, if that needs no block or there is one."""
         if request.computed % self.blocks.block_size or self.blocks.free:
-            self._give(step, request, 1)
+            self.schedule_tokens(step, request, 1)
 
-    def _go_on(self, step: Step, budget: int) -> int:
+    def go_on(self, step: Step, budget: int) -> int:
         """Let prompts under way compute; return the tokens left, 0 where one must wait."""
-        for request in self.partial:
+        for request in self.running.partial:
             if request.pending < 2:
                 continue
-            if not budget or self._promise(request) > self.blocks.free:
+            if not budget or self.blocks.taken(request, request.known) > self.blocks.free:
                 return 0
             tokens = min(request.pending, budget)
-            self._give(step, request, tokens)
+            self.schedule_tokens(step, request, tokens)
             budget -= tokens
         return budget
 
-    def _promise(self, request: Request) -> int:
-        """Count the blocks that the rest of a prompt needs."""
-        size = self.blocks.block_size
-        return -(-request.known // size) - -(-request.computed // size)
-
-    def _promised(self) -> int:
-        return 0  # a prompt that boards only has to fit by itself
+    def outstanding(self) -> int:
+        return 0  # a prompt that is admitted only has to fit by itself

@@ -1,15 +1,16 @@
 """SGLang: prompts first, ordered by what the prefix cache knows, and a guess at what decodes will
 still need, which is put right by retracting some."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from heapq import heappop, heappush
 from random import Random
 
+from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.radix_cache import pieces_of
 from simulator.policies.waiting_queues import Fifo
-from simulator.schedulers.reservation import Asked, Asking
-from simulator.schedulers.unsaid import Unsaid
+from simulator.schedulers.continuous_batching import ContinuousBatching, MaxNewTokens
 from simulator.util.from_mapping import refuse
 
 INIT_RATIO, MIN_FACTOR, DECAY_STEPS = 0.7, 0.14, 600
@@ -21,14 +22,14 @@ SHARED = 32  # tokens; IN_BATCH_PREFIX_CACHING_*_THRESHOLD
 ORDERS = ("lpm", "fcfs", "random")
 
 
-class LastComesLast(Fifo):
+class RetractedLast(Fifo):
     """First come, first served; a retracted request queues up again."""
 
     def put_back(self, request: Request) -> None:
         self.append(request)
 
 
-class SgLang(Asking):
+class SgLang(ContinuousBatching):
     """The scheduler of SGLang 0.4.6 (`scheduler.py`, `schedule_policy.py`, `schedule_batch.py`).
 
     - A step is either prompts or decodes. As long as prompts fit, decodes wait. One step holds at
@@ -39,7 +40,8 @@ class SgLang(Asking):
       prefix cache, or with more in the queue, it is fcfs, the default of SGLang since 0.4.
       `random` shuffles, with `seed`.
     - A prompt fits while its tokens and those of the answer that it may have (`max_new_tokens`, at
-      most 4,096) are less than the free tokens less `ratio` of what all who decode may still say.
+      most 4,096) are less than the free tokens less `ratio` of what all who decode may still
+      bring out.
       The ratio begins at 0.7 x `schedule_conservativeness` and falls in 600 steps of decodes to
       0.14 of that.
     - Once one did not fit, none is tried until somebody ends.
@@ -52,7 +54,7 @@ class SgLang(Asking):
     """
 
     caches_prefixes = True
-    decodes: Unsaid
+    decodes: "RemainingTokens"
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class SgLang(Asking):
         order: str = "lpm",
         schedule_conservativeness: float = 1.0,
         max_prefill_tokens: int = 16384,
-        max_new_tokens: Asked = None,
+        max_new_tokens: MaxNewTokens = None,
         seed: int = 0,
         max_num_seqs: int = 2048,
         max_num_batched_tokens: int = 8192,
@@ -86,9 +88,10 @@ class SgLang(Asking):
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
         )
-        self.decodes = Unsaid(blocks.block_size, blocks.names_blocks, self._asked, CLIP)
-        self.queue: Fifo = LastComesLast()
-        self.waiting = self.queue
+        self.decodes = RemainingTokens(
+            blocks.block_size, blocks.names_blocks, self.allowed_output, CLIP
+        )
+        self.queue = self.waiting = RetractedLast()
         self.order = order
         self.max_prefill_tokens = max_prefill_tokens
         self._caching = blocks.prefix_caching
@@ -101,7 +104,7 @@ class SgLang(Asking):
 
     @property
     def ratio(self) -> float:
-        """The share of what they may still say that those who decode are expected to."""
+        """The share of their remaining tokens that those who decode are expected to bring out."""
         fall = (self._init_ratio - self._min_ratio) / DECAY_STEPS * self._decayed
         return max(self._ratio - fall, self._min_ratio)
 
@@ -109,9 +112,9 @@ class SgLang(Asking):
         super().add(request)
         return not self.full
 
-    def _compose(self, step: Step, now: float) -> None:
-        if self.partial or (self.waiting and not self.full):
-            self._prefill(step, now)
+    def compose(self, step: Step) -> None:
+        if self.running.partial or (self.waiting and not self.full):
+            self._prefill(step)
         if step.prefills:
             return
         if not self.decodes.count:
@@ -121,26 +124,24 @@ class SgLang(Asking):
             self._retract()
         else:
             self._decayed += 1
-        self._decode(step)
+        self.decode_all(step)
 
     def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
         self._decayed += len(ends) - 1
         return super().commit(step, ends)
 
-    def _finish(self, request: Request, now: float) -> None:
-        super()._finish(request, now)
+    def finish(self, request: Request, now: float) -> None:
+        super().finish(request, now)
         self.full = False
 
-    # ------------------------------------------------------------ prompts
-
-    def _prefill(self, step: Step, now: float) -> None:
-        """Let the split prompt go on, then others board in order."""
+    def _prefill(self, step: Step) -> None:
+        """Let the split prompt go on, then admit others in order."""
         size, blocks = self.blocks.block_size, self.blocks
-        held = self.ratio * self.decodes.unsaid()  # tokens
+        held = self.ratio * self.decodes.remaining()  # tokens
         chunk, prompts = self.max_num_batched_tokens, self.max_prefill_tokens
-        for request in self.partial:
+        for request in self.running.partial:
             tokens = min(request.pending, chunk)
-            self._give(step, request, tokens)
+            self.schedule_tokens(step, request, tokens)
             held += 0 if request.pending else self._answer(request)
             chunk -= tokens
             prompts -= tokens
@@ -158,22 +159,14 @@ class SgLang(Asking):
             tokens = request.known - len(hits) * size
             if tokens > prompts and step.prefills:
                 break
-            self._admit(step, request, hits, min(tokens, chunk), now)
+            self.admit_head(step, hits, len(hits) * size, min(tokens, chunk))
             held += 0 if request.pending else self._answer(request)
             prompts -= tokens
             chunk -= tokens
 
     def _answer(self, request: Request) -> int:
-        """Guess the tokens that a request who boards may still say."""
-        return min(self._asked(request), CLIP)
-
-    def _said(self) -> dict[Request, int]:
-        """Give the tokens that have come out, by running request."""
-        tick = self.decodes.tick
-        return {
-            request: request.generated + (tick - request.joined if request.joined >= 0 else 0)
-            for request in self.running
-        }
+        """Guess the tokens that a request which is admitted may still bring out."""
+        return min(self.allowed_output(request), CLIP)
 
     def _sort(self) -> None:
         """Put the waiting queue in order."""
@@ -196,19 +189,58 @@ class SgLang(Asking):
             seen.add(start)
         return tokens
 
-    # ------------------------------------------------------------ decodes
-
     def _retract(self) -> None:
         """Send away those with the least to lose, until the others have room for a while."""
         size, blocks = self.blocks.block_size, self.blocks
-        said = self._said()
-        order = sorted(said, key=lambda request: (said[request], -request.prompt_tokens))
+        out = {request: self.decodes.generated(request) for request in self.running}
+        order = sorted(out, key=lambda request: (out[request], -request.prompt_tokens))
         for victim in order[:-1]:
-            self._preempt(victim)
+            self.preempt(victim)
             enough = blocks.free * size >= len(self.running) * RETRACT_STEPS
             if enough and self.decodes.blocks(1) <= blocks.free:
                 break
-        out = sum(said[request] + RETRACT_STEPS for request in self.running)
-        self._ratio = min(1.0, out / sum(self._asked(request) for request in self.running))
+        expected = sum(out[request] + RETRACT_STEPS for request in self.running)
+        self._ratio = min(1.0, expected / sum(map(self.allowed_output, self.running)))
         self._decayed = 0
         self.full = False
+
+
+class RemainingTokens(DecodeSet):
+    """A decode set that adds up the tokens its members may still bring out, `most` of each at most.
+
+    `allowed(request)` is the most that a request may have in all. What a member has left falls by
+    one a tick, once it is `most` or less: so those who are near their end are a sum and a count,
+    and of the others a heap tells who comes near next.
+    """
+
+    def __init__(
+        self, block_size: int, by_phase: bool, allowed: Callable[[Request], int], most: int
+    ) -> None:
+        super().__init__(block_size, by_phase)
+        self._allowed, self._most = allowed, most
+        self._last: dict[Request, int] = {}  # the tick at which a member has brought out all it may
+        self._far: list[tuple[int, int, Request]] = []  # (end, seat, request), a heap
+        self._near: dict[Request, None] = {}
+        self._sum = 0  # of the ends of those near
+
+    def join(self, request: Request, ticks: int) -> None:
+        super().join(request, ticks)
+        end = self._last[request] = self.tick + self._allowed(request) - request.generated
+        heappush(self._far, (end, request.admission, request))
+
+    def leave(self, request: Request) -> int:
+        end = self._last.pop(request)
+        if request in self._near:
+            del self._near[request]
+            self._sum -= end
+        return super().leave(request)
+
+    def remaining(self) -> int:
+        """Add up the tokens that the members may still bring out."""
+        far, near = self._far, self._near
+        while far and far[0][0] - self.tick <= self._most:
+            end, _, request = heappop(far)
+            if self._last.get(request) == end and request not in near:  # else it has left since
+                near[request] = None
+                self._sum += end
+        return self._sum - len(near) * self.tick + (self.count - len(near)) * self._most

@@ -1,7 +1,8 @@
-"""Static batching, as in the textbooks: a batch boards, runs until its longest member ends, and
-only then the next one boards."""
+"""Static batching: a batch is admitted and runs until its longest member ends, then the next one.
 
-from simulator.core.log import pack_run
+As in the textbooks, and as `generate` of Hugging Face in a loop.
+"""
+
 from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -16,10 +17,10 @@ class Static(Scheduler):
 
     The prompts are padded in front to the longest of the batch and computed first, in steps of at
     most `max_num_batched_tokens`; then all members decode together. A member that ends gives its
-    answer but keeps its seat: as a ghost it costs what the others cost until the last one ends
+    answer but keeps its place: as a ghost it costs what the others cost until the last one ends
     (Hugging Face `generate`, FasterTransformer; Orca, OSDI 2022, section 3). A batch takes only
     as many as fit into the blocks with their padding. Should blocks run out all the same, the
-    last to board leaves and is computed again in a later batch. There is no prefix cache.
+    last admitted leaves and is computed again in a later batch. There is no prefix cache.
 
     `batch_size` is `max_num_seqs` unless given.
     """
@@ -59,10 +60,10 @@ class Static(Scheduler):
         )
         self.batch_size = batch_size
         self.timeout = timeout
-        self.ready: list[Request] = []  # prompt computed, waiting for the others' prompts
         self.live = 0  # members that have not ended
         self._idle = False  # there was nothing to do when last asked
-        self._stored = 0  # tokens of the live members, what they won by ticks since tick 0 left out
+        self._formed = 0  # the tick at which the batch was formed
+        self._stored = 0  # tokens of the live members, those of ticks since then left out
 
     def add(self, request: Request) -> bool:
         super().add(request)
@@ -86,21 +87,20 @@ class Static(Scheduler):
                 if due is None or (now < due and len(self.waiting) < self.batch_size):
                     self._idle = True
                     return step
-                self._form(now)
-            if self.partial:
+                self._form()
+            if self.running.partial:
                 self._prefill(step)
                 return step
-            self._start_decoding()
             while self.decodes.blocks(1) > self.blocks.free:
-                self._preempt(next(reversed(self.running)))
+                self.preempt(self.running.last())
             if self.live:
-                self._advance(step, [])
-                step.ghosts = self.decodes.count - self.live
+                self.decode_all(step)
+                step.ghosts = step.decodes - self.live
                 return step
             self._dissolve()
 
-    def _form(self, now: float) -> None:
-        """Board a batch: as many as fit when padded to the longest."""
+    def _form(self) -> None:
+        """Admit a batch: as many as fit when padded to the longest."""
         size = self.blocks.block_size
         members: list[Request] = []
         longest = 0
@@ -112,16 +112,17 @@ class Static(Scheduler):
             members.append(self.waiting.take())
         for request in members:
             request.padding = longest - request.known
-            self._seat(request, now)
+            self.start(request)
             if request.preemptions:
-                self._resume(request, 0)
+                self.running.resume(request, self.now, 0)
             self.blocks.admit(request, (), 0)
         self.live = len(members)
+        self._formed = self.decodes.tick
         self._stored = 0
 
     def _prefill(self, step: Step) -> None:
         budget = self.max_num_batched_tokens
-        for request in self.partial:
+        for request in self.running.partial:
             if not budget:
                 break
             start = request.computed
@@ -133,59 +134,59 @@ class Static(Scheduler):
             self.blocks.extend(request, start + tokens)
             budget -= tokens
 
-    def _start_decoding(self) -> None:
-        """Let those whose prompt is computed into the decode set, all at once."""
-        for request in self.ready:
-            if request.finish >= 0:
-                self.decodes.join(request, NEVER)
-            else:
-                self.decodes.join(request, request.max_tokens - request.generated)
-                self._stored -= self.decodes.tick
-        self.ready.clear()
-
-    def _join(self, request: Request) -> None:
-        self.partial.remove(request)
-        self.ready.append(request)
-
-    def _finish(self, request: Request, now: float) -> None:
-        """Let a member end but keep its seat; the last to end takes all the others along."""
-        tick = self.decodes.tick
-        first = request.joined if request.joined >= 0 else tick
-        request.generated += tick - first
+    def finish(self, request: Request, now: float) -> None:
+        """Let a member end but keep its place; the last to end takes all the others along."""
+        self._leave(request)
+        self.running.stop_decoding(request)
         request.finish = now
-        self.runs += pack_run(request.run_start, request.id, first, tick - first)
-        self._forget(request)
+        self.decodes.join(request, NEVER)
         if not self.live:
             self._dissolve()
 
-    def _forget(self, request: Request) -> None:
+    def _leave(self, request: Request) -> None:
         """Count a live member no longer."""
         self.live -= 1
-        self._stored -= request.computed - request.padding - max(request.joined, 0)
+        self._stored -= request.computed - request.padding
 
     def _dissolve(self) -> None:
-        for request in self.running:
-            if request.joined >= 0:
-                self.decodes.leave(request)
+        for request in list(self.running):
+            self.running.discard(request)
             self.blocks.release(request)
-        self.running.clear()
-        self.ready.clear()
 
-    def _preempt(self, request: Request) -> None:
+    def preempt(self, request: Request) -> None:
         if request.finish < 0:
-            self._forget(request)
-            super()._preempt(request)
+            self._leave(request)
+            super().preempt(request)
         else:
-            self.decodes.leave(request)
-            del self.running[request]
+            self.running.discard(request)
             self.blocks.release(request)
-
-    def close(self, request: Request) -> None:
-        super().close(request)
-        if request in self.ready:
-            self.runs += pack_run(request.run_start, request.id, self.decodes.tick, 0)
 
     def stored(self, step: Step) -> int:
-        if not step.decodes:
-            return self._stored
-        return self._stored + self.live * (self.decodes.tick + 1)
+        return self._stored + self.live * (self.decodes.tick - self._formed + bool(step.decodes))
+
+
+class HfStatic(Static):
+    """`model.generate` of transformers on up to `batch_size` (8) requests at a time, in order.
+
+    Whoever waits when a batch is over makes up the next one, without a timeout. Prompts are
+    padded in front to the longest, all in one forward pass whatever its size, and every member is
+    paid for until the longest answer has ended (`GenerationMixin`, transformers 4). An answer is
+    given when it ends, where `generate` returns all answers of a batch together.
+    """
+
+    def __init__(
+        self,
+        blocks: BlockCounter,
+        *,
+        batch_size: int | None = None,
+        max_num_seqs: int = 256,
+        max_model_len: int = 8192,
+    ) -> None:
+        super().__init__(
+            blocks,
+            batch_size=min(8, max_num_seqs) if batch_size is None else batch_size,
+            timeout=0.0,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_seqs * max_model_len,  # never reached
+            max_model_len=max_model_len,
+        )

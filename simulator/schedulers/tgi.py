@@ -5,12 +5,16 @@ from collections.abc import Sequence
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.waiting_queues import Fifo
-from simulator.schedulers.batching import whole
-from simulator.schedulers.reservation import WITH_ANSWER, Asked, Reserving
+from simulator.schedulers.continuous_batching import (
+    WITH_ANSWER,
+    ContinuousBatching,
+    MaxNewTokens,
+    whole_prompts,
+)
 from simulator.util.from_mapping import refuse
 
 
-class Tgi(Reserving):
+class Tgi(ContinuousBatching):
     """The router of Text Generation Inference 2.3 (`backends/v3/src/backend.rs` and `queue.rs`).
 
     Requests are taken from the queue, first come, first served, for a step of prompts alone: at
@@ -33,7 +37,7 @@ class Tgi(Reserving):
         waiting_served_ratio: float = 0.3,
         max_waiting_tokens: int = 20,
         max_batch_total_tokens: int | None = None,
-        max_new_tokens: Asked = None,
+        max_new_tokens: MaxNewTokens = None,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 4096,
         max_model_len: int = 8192,
@@ -57,8 +61,9 @@ class Tgi(Reserving):
         super().__init__(
             blocks,
             max_new_tokens=max_new_tokens,
+            reserves=True,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=whole(max_num_batched_tokens, max_model_len),
+            max_num_batched_tokens=whole_prompts(max_num_batched_tokens, max_model_len),
             max_model_len=max_model_len,
             enable_chunked_prefill=False,
         )
@@ -71,32 +76,32 @@ class Tgi(Reserving):
         self._asked_queue = False  # in the last call of `schedule`
 
     @property
-    def most(self) -> int:
-        """Blocks that may be promised in all."""
+    def reservable(self) -> int:
+        """Blocks that may be reserved in all."""
         usable, tokens = self.blocks.usable, self.max_batch_total_tokens
         return usable if tokens is None else min(usable, tokens // self.blocks.block_size)
 
     @property
     def room(self) -> str:
         """What `fits` compares a request with, in words."""
-        tokens = self.most * self.blocks.block_size
+        tokens = self.reservable * self.blocks.block_size
         return f"max_batch_total_tokens ({tokens:,}){WITH_ANSWER}"
 
     def add(self, request: Request) -> bool:
         super().add(request)
         return len(self.running) < self.max_num_seqs  # it may be the one that makes them enough
 
-    def _compose(self, step: Step, now: float) -> None:
+    def compose(self, step: Step) -> None:
         self._asked_queue = not (self._must_decode and self.running)
         self._must_decode = False
         if self.waiting and self._asked_queue and self._enough():
             joins = bool(self.running)
-            self._board(step, self.max_num_batched_tokens, 0, now)
+            self.admit(step, self.max_num_batched_tokens, self.max_model_len)
             self._must_decode = joins and bool(step.prefills)
         if step.prefills:
             self._waited = 1
         else:
-            self._decode(step)
+            self.decode_all(step)
             self._waited += bool(step.decodes)
 
     def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
@@ -108,16 +113,16 @@ class Tgi(Reserving):
         if not self.running or self._waited >= self.max_waiting_tokens:
             return True
         least = int(len(self.running) * self.waiting_served_ratio)
-        return least <= 1 or (len(self.waiting) >= least and self._would_board(least))
+        return least <= 1 or (len(self.waiting) >= least and self._would_fit(least))
 
-    def _would_board(self, least: int) -> bool:
+    def _would_fit(self, least: int) -> bool:
         """Say whether so many from the head of the queue fit together."""
         budget, left = self.max_num_batched_tokens, self.unreserved
         if least > self.max_num_seqs - len(self.running):
             return False
         for request, _ in zip(self.queue, range(least), strict=False):
             budget -= request.known
-            left -= self._need(request)
+            left -= self.need(request)
             if budget < 0 or left < 0:
                 return False
         return True

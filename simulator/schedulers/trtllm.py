@@ -2,7 +2,7 @@
 
 from simulator.core.request import Step
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.schedulers.reservation import Asked, Reserving
+from simulator.schedulers.continuous_batching import ContinuousBatching, MaxNewTokens
 from simulator.util.from_mapping import refuse
 
 GUARANTEED_NO_EVICT, MAX_UTILIZATION, STATIC_BATCH = POLICIES = (
@@ -12,16 +12,16 @@ GUARANTEED_NO_EVICT, MAX_UTILIZATION, STATIC_BATCH = POLICIES = (
 )
 
 
-class TrtLlm(Reserving):
+class TrtLlm(ContinuousBatching):
     """The batch manager of TensorRT-LLM (`capacityScheduler.cpp`, `microBatchScheduler.cpp`; 1.0).
 
     `capacity_scheduler_policy` decides who may be in memory:
 
-    - GUARANTEED_NO_EVICT (the default there, too): a request boards when the blocks that all who
-      run may still come to need leave enough for what it may come to need itself.
-    - MAX_UTILIZATION: it boards when there are blocks for its prompt; when the decodes lack one,
-      the last started is paused, and computed again.
-    - STATIC_BATCH: as the first, but nobody boards until all who run have ended.
+    - GUARANTEED_NO_EVICT (the default there, too): a request is admitted when the blocks that all
+      who run may still come to need leave enough for what it may come to need itself.
+    - MAX_UTILIZATION: it is admitted when there are blocks for its prompt; when the decodes lack
+      one, the last started is paused, and computed again.
+    - STATIC_BATCH: as the first, but nobody is admitted until all who run have ended.
 
     Then `max_num_batched_tokens` (`max_num_tokens`) is shared out: a token for each decode, then
     prompts, first come, first served. Without chunked context a prompt waits until it fits as a
@@ -37,7 +37,7 @@ class TrtLlm(Reserving):
         blocks: BlockCounter,
         *,
         capacity_scheduler_policy: str = GUARANTEED_NO_EVICT,
-        max_new_tokens: Asked = None,
+        max_new_tokens: MaxNewTokens = None,
         max_num_seqs: int = 2048,
         max_num_batched_tokens: int = 8192,
         max_model_len: int = 8192,
@@ -53,30 +53,21 @@ class TrtLlm(Reserving):
         super().__init__(
             blocks,
             max_new_tokens=max_new_tokens,
+            reserves=capacity_scheduler_policy != MAX_UTILIZATION,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
             enable_chunked_prefill=enable_chunked_prefill,
         )
         self.policy = capacity_scheduler_policy
-        self.reserves = capacity_scheduler_policy != MAX_UTILIZATION
 
-    def _board(self, step: Step, budget: int, cap: int, now: float) -> None:
+    def admit(self, step: Step, budget: int, cap: int) -> None:
         if self.policy != STATIC_BATCH or not self.running:
-            super()._board(step, budget, cap, now)
+            super().admit(step, budget, cap)
 
-    def _chunk(self, pending: int, budget: int) -> int:
-        tokens = super()._chunk(pending, budget)
+    def chunk(self, pending: int, budget: int) -> int:
+        tokens = super().chunk(pending, budget)
         unit = self.blocks.block_size
         if tokens == pending or unit > self.max_num_batched_tokens:
             return tokens
         return tokens - tokens % unit
-
-    def _go_on(self, step: Step, budget: int) -> int:
-        for request in self.partial:
-            tokens = self._chunk(request.pending, budget)
-            if not tokens:
-                break
-            self._give(step, request, tokens)
-            budget -= tokens
-        return budget

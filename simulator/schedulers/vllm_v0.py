@@ -1,12 +1,9 @@
 """The default scheduler of vLLM before V1: prompts first, whole, and a queue of those swapped."""
 
-from collections.abc import Sequence
-
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.kv_cache.host_memory import SwapSpace
 from simulator.policies.waiting_queues import Fifo
-from simulator.schedulers.batching import Batching, whole
+from simulator.schedulers.continuous_batching import ContinuousBatching, whole_prompts
 from simulator.util.from_mapping import refuse
 
 
@@ -23,17 +20,17 @@ class SwappedByArrival(Fifo):
         self.insert(ahead, request)
 
 
-class VllmV0(Batching):
+class VllmV0(ContinuousBatching):
     """`_schedule_default` of vLLM 0.4 to 0.6 (`vllm/core/scheduler.py`).
 
-    - A step is either prompts or decodes. As long as the head of the queue fits, prompts board,
-      whole, and all decodes wait.
+    - A step is either prompts or decodes. As long as the head of the queue fits, prompts are
+      admitted, whole, and all decodes wait.
     - A prompt fits when its blocks leave `watermark` of all blocks free.
     - A decode needs a free block at hand, even where its own last block has room; where there is
       none, the last admitted is preempted: computed again, or, with `swap_blocks` on the host, the
       blocks of a victim are copied there, as vLLM does for requests of several sequences.
-    - While anybody is swapped out no prompt boards; who is swapped comes back, first of all, in a
-      step of decodes without a preemption.
+    - While anybody is swapped out no prompt is admitted; who is swapped comes back, first of all,
+      in a step of decodes without a preemption.
     - `scheduler_delay_factor` holds prompts back until the oldest has waited so many times as long
       as the last step of prompts took, while others run.
 
@@ -64,27 +61,27 @@ class VllmV0(Batching):
         super().__init__(
             blocks,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=whole(max_num_batched_tokens, max_model_len),
+            max_num_batched_tokens=whole_prompts(max_num_batched_tokens, max_model_len),
             max_model_len=max_model_len,
             enable_chunked_prefill=False,
             watermark=watermark,
+            swap_blocks=swap_blocks,
         )
         self.queue = self.waiting = SwappedByArrival()
-        self.swap_space = SwapSpace(swap_blocks, blocks.block_size)
         self.delay = scheduler_delay_factor
         self._prompts_at = -1.0  # when the last step began, if it was one of prompts
         self._latency = 0.0  # s that the last step of prompts took
 
-    def _compose(self, step: Step, now: float) -> None:
-        if not self._swapped() and self._passed_delay(now):
-            self._board(step, self.max_num_batched_tokens, 0, now)
+    def compose(self, step: Step) -> None:
+        if not self._swapped() and self._passed_delay(self.now):
+            self.admit(step, self.max_num_batched_tokens, self.max_model_len)
         if step.prefills:
-            self._prompts_at = now
+            self._prompts_at = self.now
             return
-        self._free_blocks()
-        self._decode(step)
+        self.free_blocks()
+        self.decode_all(step)
         if not self.preempted:
-            self._swap_in(step, now)
+            self._swap_in(step)
         if self.swap_space.outgoing and step.decodes:
             self.swap_space.send(step)
 
@@ -101,38 +98,28 @@ class VllmV0(Batching):
         """Say whether anybody waits on the host."""
         return bool(self.waiting) and self.waiting.head().swapped > 0
 
-    def _free_blocks(self) -> None:
-        decodes, blocks, running = self.decodes, self.blocks, self.running
+    def free_blocks(self) -> None:
+        decodes, blocks = self.decodes, self.blocks
         while decodes.count:
-            last = next(reversed(running))
+            last = self.running.last()
             # The last in order finds what the others have left, and wants one block at hand.
-            asks = (last.computed + decodes.tick - last.joined) % blocks.block_size
+            asks = decodes.computed(last) % blocks.block_size
             if decodes.blocks(1) + bool(asks) <= blocks.free or (decodes.count == 1 and asks):
                 break
-            self._save(last)
-            self._preempt(last)
+            self.swap_out(last)
+            self.preempt(last)
 
-    def _swap_in(self, step: Step, now: float) -> None:
+    def _swap_in(self, step: Step) -> None:
         """Bring back who is swapped, as long as there is room for it and its next token."""
-        blocks, waiting = self.blocks, self.waiting
+        blocks = self.blocks
         while self._swapped() and len(self.running) < self.max_num_seqs:
-            request = waiting.head()
+            request = self.waiting.head()
             need = blocks.missing(request.swapped, ()) + 1 + self.admission.watermark_blocks
             if not self.running:
                 need = blocks.missing(request.known, ())
             if need > blocks.free:
                 break
-            waiting.take()
-            self._seat(request, now)
-            start = request.swapped
-            blocks.admit(request, (), start + 1)
-            self._resume(request, start)
-            self.swap_space.swap_in(step, request, 0)
-            self._single(step, request, start)
-
-    def _fits_now(self, request: Request, hits: Sequence[int]) -> bool:
-        spare = self.admission.watermark_blocks if self.running else 0
-        return self.blocks.missing(request.known, hits) + spare <= self.blocks.free
+            self.admit_head(step, (), request.swapped, 1)
 
     def horizon(self, step: Step) -> int:
         if self.waiting and (self.delay or self._swapped()):

@@ -38,7 +38,7 @@ class Compared(TorchExecutor):
             type(self).went_on += 1
             batch, rows = advance()
             plain, same = InputBatchBuilder(engine.states, BLOCK, engine.device).build(
-                self.scheduler.listed(step)
+                self.scheduler.running.listed(step)
             )
             assert rows.tolist() == same.tolist()
             assert batch.decodes == plain.decodes

@@ -30,7 +30,7 @@ class Recorder:
         self.mixed = self.chunked = self.shared = self.out = self.back = 0
 
     def execute(self, step: Step) -> float:
-        chunks = self.executor.scheduler.listed(step)
+        chunks = self.executor.scheduler.running.listed(step)
         assert len(chunks) == step.decodes + len(step.prefills)
         assert sum(c.start + 1 for c in chunks[len(step.prefills) :]) == step.context
         self.mixed += bool(step.decodes and step.prefills)

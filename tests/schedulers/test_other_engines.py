@@ -6,11 +6,11 @@ from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.results.frames import expand_steps
+from simulator.schedulers.continuous_batching import ContinuousBatching
 from simulator.schedulers.fastgen import FastGen
-from simulator.schedulers.hf import HfStatic
 from simulator.schedulers.orca_sarathi import Orca, Sarathi
-from simulator.schedulers.reservation import Reserving
 from simulator.schedulers.sglang import SgLang
+from simulator.schedulers.static import HfStatic
 from simulator.schedulers.tgi import Tgi
 from simulator.schedulers.trtllm import TrtLlm
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -82,8 +82,8 @@ def test_orca_reserves_for_the_longest_answer() -> None:
 
 
 @pytest.mark.parametrize("make", [Orca, Tgi, TrtLlm])
-def test_what_is_reserved_counts_as_used(make: type[Reserving]) -> None:
-    """Blocks of 4: prompts of 5 with answers of up to 8 are promised 3, and take 2."""
+def test_what_is_reserved_counts_as_used(make: type[ContinuousBatching]) -> None:
+    """Blocks of 4: prompts of 5 with answers of up to 8 have 3 reserved, and take 2."""
     options = {"max_new_tokens": 8, "max_model_len": 40, "max_num_seqs": 4}
     log, _ = play(workload((0, 5, 2), (0, 5, 3)), make(counter(20), **options), leap=False)
     assert log.steps["blocks_used"].tolist() == [6, 6, 3]

@@ -292,7 +292,7 @@ class Auditor(Clock):
             live += 1
             cached = request.computed
             if request.joined >= 0:
-                cached += scheduler.decodes.tick - request.joined + 1
+                cached += scheduler.decodes.tick - request.joined + bool(step.decodes)
             useful += max(0, cached - request.padding)
         wasted = step.padding + (len(scheduler.running) - live if step.decodes else 0)
         self.rows.append((useful, wasted, live if step.decodes else 0))

@@ -10,12 +10,11 @@ from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
 from simulator.schedulers.fastgen import FastGen
-from simulator.schedulers.hf import HfStatic
 from simulator.schedulers.orca_sarathi import Orca, Sarathi
-from simulator.schedulers.reservation import Reserving
 from simulator.schedulers.sglang import ORDERS, SgLang
+from simulator.schedulers.static import HfStatic
 from simulator.schedulers.tgi import Tgi
-from simulator.schedulers.trtllm import MAX_UTILIZATION, POLICIES, TrtLlm
+from simulator.schedulers.trtllm import POLICIES, TrtLlm
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.schedulers.vllm_v0 import VllmV0
 from simulator.workload.workload import Workload
@@ -97,12 +96,9 @@ def rejections(load: Workload, scheduler: Scheduler) -> npt.NDArray[np.bool_]:
     """Say which requests could never fit into the blocks."""
     usable = scheduler.blocks.usable
     longest = answers(load, scheduler)
-    reserves = isinstance(scheduler, Reserving)
-    if isinstance(scheduler, TrtLlm) and scheduler.policy == MAX_UTILIZATION:
-        reserves = False
-    if reserves and scheduler.max_new_tokens != "exact":
+    if scheduler.reserves and scheduler.max_new_tokens != "exact":
         room = LONGEST - load.prompt_tokens
         longest = np.minimum(room, scheduler.max_new_tokens or LONGEST)
     if isinstance(scheduler, Tgi):
-        usable = scheduler.most
+        usable = scheduler.reservable
     return -(-(load.prompt_tokens + longest - 1) // scheduler.blocks.block_size) > usable

@@ -64,7 +64,7 @@ class Endless(Scheduler):
 
     def schedule(self, now: float) -> Step:
         for request in list(self.running):
-            self._preempt(request)
+            self.preempt(request)
             request.generated = 0
         return super().schedule(now)
 
@@ -72,8 +72,8 @@ class Endless(Scheduler):
 class Leaky(Scheduler):
     """Gives the blocks of a preempted request back without taking note of it."""
 
-    def _preempt(self, request: Request) -> None:
-        super()._preempt(request)
+    def preempt(self, request: Request) -> None:
+        super().preempt(request)
         self.blocks.free -= 1
 
 

@@ -1,10 +1,11 @@
-"""Who may board as far as memory goes: vLLM's rules, a reserve for decodes, and reservations."""
+"""Who may be admitted: rules of free blocks, and vLLM's interval between steps with prompts."""
 
 from collections.abc import Sequence
 from typing import Literal
 
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
+from simulator.schedulers.vllm.running_requests import RunningRequests
 
 Reservation = int | Literal["max_tokens", "max_model_len"]
 """Tokens of an answer that admission reserves blocks for: a number, or all that may come."""
@@ -17,13 +18,13 @@ class Admission:
       for its first chunk.
     - While others run, a share `watermark` of all blocks stays free (vLLM), and `min_decode_blocks`
       for each request that runs, the new one included: room to decode.
-    - With `reserve_output_tokens` a request boards only if prompt and answer fit beside all that
-      is promised to the running ones, so that nobody need be preempted: `max_tokens` is what the
-      request may generate at most (Orca, OSDI 2022, section 4.2; TGI; TensorRT-LLM's
+    - With `reserve_output_tokens` a request is admitted only if prompt and answer fit beside all
+      that is reserved for the running ones, so that nobody need be preempted: `max_tokens` is what
+      the request may generate at most (Orca, OSDI 2022, section 4.2; TGI; TensorRT-LLM's
       GUARANTEED_NO_EVICT), `max_model_len` as much as the engine lets anybody generate, a number
-      the same for all. Blocks are promised, not taken, which admits the same requests. A
-      request whose answer outgrows the promise goes on as without one. Nobody is promised more
-      than the whole cache.
+      the same for all. Blocks are reserved, not taken, which admits the same requests. A
+      request whose answer outgrows its reservation goes on as without one. No reservation is of
+      more than the whole cache.
 
     Raises ValueError where a number is below 0.
     """
@@ -49,15 +50,15 @@ class Admission:
         self.whole_prompt = scheduler_reserve_full_isl
         self.watermark_blocks = int(watermark * (blocks.usable + 1))
         self.min_decode_blocks = min_decode_blocks
-        self.reserve = reserve_output_tokens
+        self.output_tokens = reserve_output_tokens
 
     def lacking(
         self, request: Request, hits: Sequence[int], tokens: int, running: int, need: int = 0
     ) -> int:
-        """Count the blocks that lack for a request to board beside so many others; 0: it may.
+        """Count the blocks that lack to admit a request beside so many others; 0: it may run.
 
-        It boards with `tokens` tokens at first; `hits` is what `blocks.match` has just found of
-        it, `need` what the others will take before.
+        It begins with `tokens` tokens; `hits` is what `blocks.match` has just found of it, `need`
+        what the others will take before.
         """
         blocks = self.blocks
         spare = 0
@@ -65,19 +66,19 @@ class Admission:
             spare = self.watermark_blocks + self.min_decode_blocks * (running + 1)
         held = request.known if self.whole_prompt else tokens
         lacking = blocks.missing(held, hits) + spare + need - blocks.free
-        if self.reserve is not None:
-            whole = blocks.missing(self.promise(request), hits)
+        if self.output_tokens is not None:
+            whole = blocks.missing(self._reservation(request), hits)
             lacking = max(lacking, whole - blocks.unreserved)
         return max(lacking, 0)
 
-    def board(self, request: Request) -> None:
-        """Promise blocks to a request that boards, if answers are reserved."""
-        if self.reserve is not None:
-            self.blocks.reserve(request, self.promise(request))
+    def reserve(self, request: Request) -> None:
+        """Reserve blocks for a request that is admitted, if answers are reserved for."""
+        if self.output_tokens is not None:
+            self.blocks.reserve(request, self._reservation(request))
 
-    def promise(self, request: Request) -> int:
+    def _reservation(self, request: Request) -> int:
         """Give the tokens for which a request has blocks reserved."""
-        answer = self.reserve
+        answer = self.output_tokens
         if answer == "max_tokens":
             answer = request.max_tokens
         elif answer == "max_model_len" or answer is None:
@@ -85,3 +86,51 @@ class Admission:
         tokens = min(request.prompt_tokens + answer, self.max_model_len)
         whole = self.blocks.usable * self.blocks.block_size
         return max(request.known, min(tokens, whole))
+
+
+class PrefillInterval:
+    """vLLM's `prefill_schedule_interval`: so many steps lie between two that carry prefill.
+
+    So decodes run undisturbed for a while, unless that would keep requests waiting that do not fit
+    anyway.
+    """
+
+    def __init__(self, interval: int) -> None:
+        self.interval = interval
+        self.held = False  # in this step, prefill is held back
+        self.executed = 0  # steps with tokens
+        self._carries = False  # this step, prefill
+        self._backed_up = False  # the last round of admissions left somebody waiting
+        self._last = -interval  # number of the last step that carried prefill
+
+    @property
+    def left(self) -> int:
+        """Steps for which prefill is held, the one just scheduled among them."""
+        return self.interval - self.executed + self._last
+
+    def begin(self, running: RunningRequests) -> None:
+        """Decide for a step whether prefill is held."""
+        self._carries = False
+        early = self.executed + 1 - self._last < self.interval
+        self.held = early and not self._backed_up and running.may_decode()
+
+    def holds(self, request: Request) -> bool:
+        """Say whether a running request must wait because prefill is held."""
+        return self.held and request.mid_prefill
+
+    def refuses(self, request: Request, start: int) -> bool:
+        """Say whether one that waits, its first `start` tokens cached, must wait on for that."""
+        return self.held and start < request.known - 1
+
+    def scheduled(self, request: Request, prefill: bool) -> None:
+        """Take note that this step computes tokens of a request; `prefill`: of its prompt."""
+        self._carries |= prefill
+        request.mid_prefill = request.pending > 0
+
+    def end(self, executed: bool, admitted: bool, waiting: bool) -> None:
+        """Take note of the step; `admitted`: it could admit somebody."""
+        self.executed += executed
+        if admitted and not self.held:
+            self._backed_up = waiting
+        if self._carries:
+            self._last = self.executed

@@ -1,14 +1,15 @@
 """The scheduler for policies whose order changes with time or progress, or that displace.
 
 It is vLLM's, plus two things before a step is decided. The queue is ranked anew, if the policy's
-order depends on the time. And the head of the queue, where seats or blocks are too few for it, may
-take the place of running requests that the policy names (`displaces`): of one after the other,
-until it fits; if it never would, all stay. Who is displaced is preempted, by recompute or by swap,
-and boards again from the next step on at the earliest. One request per step displaces others.
+order depends on the time. And the head of the queue, where `max_num_seqs` or the blocks leave no
+room for it, may take the place of running requests that the policy names (`displaces`): of one
+after the other, until it fits; if it never would, all stay. Who is displaced is preempted, by
+recompute or by swap, and is admitted again from the next step on at the earliest. One request per
+step displaces others.
 
 So that leaping and stepwise runs agree, questions are put only where both put them. The queue is
 ranked after an arrival, an admission, an end, a preemption or a step with prompts (which may have
-left it no tokens to board with). A policy that is `steady` is asked whom it displaces after one of
+left it no tokens to begin with). A policy that is `steady` is asked whom it displaces after one of
 the first four, and then never again until the next; any other at every step, and as long as
 somebody waits nothing is leapt over.
 """
@@ -33,31 +34,29 @@ class DynamicScheduler(Scheduler):
         steady = getattr(policy, "steady", False) or not self.displacing
         self._steady = steady and not hasattr(policy, "promote")
         self._view = RunningView(self, self.running)
-        self._joined = 0  # requests so far
+        self._arrivals = 0  # requests so far
         self._seen = (-1, -1, -1)  # what had happened when the policy was asked last
-        self._late = False  # the step before computed prompts: it was not leapt over
-        self._open = False  # and whether it may answer otherwise though nothing has happened
+        self._prefilled = False  # the step before computed prompts: it was not leapt over
+        self._open = False  # whether the policy may answer otherwise though nothing has happened
 
     def add(self, request: Request) -> bool:
-        self._joined += 1
+        self._arrivals += 1
         return super().add(request)
 
     def schedule(self, now: float) -> Step:
         """Decide the next forward pass. An empty step means that there is nothing to do."""
         displaced: list[Request] = []
         self.now = now
-        seats_free = len(self.running) < self.max_num_seqs
-        if self.waiting and (seats_free or self.displacing):
-            state = (self._seats, len(self.running), self._joined)
-            if self._refresh is not None and (
-                state != self._seen or self._late or not self._steady
-            ):
-                self._refresh(now)
-            if self.displacing and (state != self._seen or self._open or not self._steady):
+        if self.waiting and (len(self.running) < self.max_num_seqs or self.displacing):
+            state = (self.running.admissions, len(self.running), self._arrivals)
+            news = state != self._seen or not self._steady
+            if self.refresh_queue is not None and (news or self._prefilled):
+                self.refresh_queue(now)
+            if self.displacing and (news or self._open):
                 displaced = self._displace(now)
             self._seen = state
         step = super().schedule(now)
-        self._late = bool(step.prefills)
+        self._prefilled = bool(step.prefills)
         for request in displaced:
             self.waiting.put_back(request)
         self.preempted += len(displaced)
@@ -71,9 +70,9 @@ class DynamicScheduler(Scheduler):
         room = self._room(head)
         if room is None:
             return []
-        seats, lacking = room
+        places, lacking = room
         victims = view.displaced = []
-        while len(victims) < seats or lacking > 0:
+        while len(victims) < places or lacking > 0:
             victim = self._ask(head) if len(view) else None
             if victim is None:
                 self._open = bool(victims)  # those named hold more blocks in a while
@@ -82,8 +81,8 @@ class DynamicScheduler(Scheduler):
             victims.append(victim)
             lacking -= self.blocks.owned(victim, view.computed(victim))
         for victim in victims:
-            self._save(victim)
-            self._evict(victim)
+            self.swap_out(victim)
+            self.running.evict(victim, now)
         view.displaced = []
         return victims
 
@@ -97,31 +96,27 @@ class DynamicScheduler(Scheduler):
         return victim
 
     def _room(self, head: Request) -> tuple[int, int] | None:
-        """Count the seats and the blocks that the head lacks; None: it has no tokens to board with.
+        """Count the places and the blocks that the head lacks; None: there are no tokens for it.
 
         What the running take in this step counts as taken, also that of those who might go.
         """
-        blocks, size = self.blocks, self.blocks.block_size
-        cadence = self._cadence
-        if cadence is not None:
-            cadence.begin(self._executed, self._may_decode())
-        cap = self._cap() if self.long_prefill_token_threshold else self.max_num_batched_tokens
-        budget = self.max_num_batched_tokens - self.decodes.count
-        need = self.decodes.phases[self.decodes.tick % size]
-        for request in self.partial:
-            if not self._holds(request):
+        blocks, interval = self.blocks, self.prefill_interval
+        if interval is not None:
+            interval.begin(self.running)
+        cap = self.chunk_cap()
+        queries, need = self.decodes.demand()
+        budget = self.max_num_batched_tokens - queries
+        for request in self.running.partial:
+            if interval is None or not interval.holds(request):
                 tokens = max(0, min(request.pending, cap, budget))
                 budget -= tokens
-                need += -(-(request.computed + tokens) // size) - -(-request.computed // size)
+                need += blocks.taken(request, request.computed + tokens)
         hits = blocks.match(head)
-        start = max(len(hits) * size, head.swapped)
-        tokens = min(head.known - start, cap)
-        if budget <= 0 or (tokens > budget and not self.enable_chunked_prefill):
+        start = max(len(hits) * blocks.block_size, head.swapped)
+        tokens = self.chunk(min(head.known - start, cap), budget)
+        if budget <= 0 or not tokens or (interval is not None and interval.refuses(head, start)):
             return None
-        if cadence is not None and cadence.held and start < head.known - 1:
-            return None
-        first = start + min(tokens, budget)
-        lacking = self.admission.lacking(head, hits, first, len(self.running), need)
+        lacking = self.admission.lacking(head, hits, start + tokens, len(self.running), need)
         return len(self.running) + 1 - self.max_num_seqs, lacking
 
     def horizon(self, step: Step) -> int:

@@ -2,22 +2,40 @@
 
 `engine: {scheduler: vllm}` puts it under Headway's workload, clock, cost model and metrics: slow
 (some 2,000 steps a second, and 10 s to start), but the real thing, or whatever `scheduler_cls`
-names. No GPU and no weights are touched. Written for vLLM 0.33; vLLM is imported here and in
-`vllm_start` alone.
+names. No GPU and no weights are touched. Written for vLLM 0.33, which is imported here alone.
 """
 
+import json
+import os
+import tempfile
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from simulator.core.log import pack_run
 from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.schedulers.vllm.installed_start import start_vllm
 from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.util.errors import HeadwayError
 
 _NAME_BITS = 32  # a token's number is that of its name, then its place in so many bits
+_MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 1,
+    "vocab_size": 1000,
+    "max_position_embeddings": 1 << 30,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+"""A model of full attention in every layer; its sizes play no part in scheduling."""
 
 
 class _Queue:
@@ -111,11 +129,12 @@ class InstalledScheduler(Scheduler):
     def add(self, request: Request) -> bool:
         if self.vllm is None:
             self._begin()
-        request.max_tokens = self._max_tokens(request)
+        request.max_tokens = self.output_limit(request)
         name = _name(request)
         self.known[name] = request
-        segments = request.segments or ((("in", request.id), request.prompt_tokens),)
-        tokens = [self._token(part, place) for part, count in segments for place in range(count)]
+        tokens = [
+            self._token(part, place) for part, count in request.contents for place in range(count)
+        ]
         self.vllm.add_request(
             self._new_request(
                 name, tokens, request.output_tokens, request.arrival, request.priority
@@ -134,26 +153,30 @@ class InstalledScheduler(Scheduler):
         output = self.vllm.schedule()
         running = {self.known[request.request_id]: None for request in self.vllm.running}
         for name in self._evicted:
-            self._preempt(self.known[name])
-        boarded = {request for request in running if request not in self.running}
+            self.preempt(self.known[name])
+        admitted = {request for request in running if request not in self.running}
         for request in running:
-            if request in boarded:
-                self._seat(request, now)
-        self.running = running
+            if request in admitted:
+                self.start(request)
+        self.running.clear()
+        self.running.update(running)
+        self.running.partial.clear()
         step, born = Step([]), []
-        self.partial = []
         for name, tokens in output.num_scheduled_tokens.items():
             request = self.known[name]
             start = self.vllm.requests[name].num_computed_tokens - tokens
             request.computed = start + tokens
             final = request.computed == request.prompt_tokens + request.generated
-            decodes = final and tokens == 1 and request.generated > 0 and request not in boarded
-            self._place(step, Chunk(request, start, tokens), decodes)
+            decodes = final and tokens == 1 and request.generated > 0 and request not in admitted
+            if decodes:
+                step.add_single(request, start)
+            else:
+                step.prefills.append(Chunk(request, start, tokens))
             if final:
                 request.generated += 1
                 born.append(request)
             else:
-                self.partial.append(request)
+                self.running.partial.append(request)
         self._look()
         if step.decodes or step.prefills:
             self._sent.append((output, born))
@@ -161,32 +184,21 @@ class InstalledScheduler(Scheduler):
             self._update(output, [])
         return step
 
-    def _seat(self, request: Request, now: float) -> None:
+    def start(self, request: Request) -> None:
         vllm = self.vllm.requests[_name(request)]
         start = vllm.num_computed_tokens - vllm.num_in_flight_tokens
         if request.first_scheduled < 0:
-            request.first_scheduled = now
             request.cached = start
         else:
-            self._resume(request, start)
-        request.admission = self._seats
-        self._seats += 1
+            self.running.resume(request, self.now, start)
+        super().start(request)
 
-    def _preempt(self, request: Request) -> None:
-        self._pause(request, request.computed)
+    def preempt(self, request: Request) -> None:
+        self.running.pause(request, self.now, request.computed)
         request.preemptions += 1
         request.computed = 0
         self.preempted += 1
         self.running.pop(request, None)
-
-    def _place(self, step: Step, chunk: Chunk, decodes: bool) -> None:
-        """Put a chunk among the decodes or the prefills of a step."""
-        if decodes:
-            step.singles = [*(step.singles or []), chunk]
-            step.decodes += 1
-            step.context += chunk.start + 1
-        else:
-            step.prefills.append(chunk)
 
     def _look(self) -> None:
         """See how many blocks vLLM has left."""
@@ -202,7 +214,7 @@ class InstalledScheduler(Scheduler):
         now = ends[-1]
         output, born = self._sent.popleft()
         for request in born:
-            self.runs += pack_run(now, request.id, 0, 0)
+            self.running.runs += pack_run(now, request.id, 0, 0)
             if request.first_token < 0:
                 request.first_token = now
         over = self._update(output, born)
@@ -246,3 +258,93 @@ class InstalledScheduler(Scheduler):
 def _name(request: Request) -> str:
     """Name a request for vLLM, which compares names as strings."""
     return f"{request.id:012d}"
+
+
+def start_vllm(
+    options: dict[str, Any], blocks: BlockCounter, enable_prefix_caching: bool
+) -> tuple[Any, Callable[..., Any]]:
+    """Start vLLM's scheduler; return it and what makes a request for it."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        from vllm.config import (
+            CacheConfig,
+            DeviceConfig,
+            SchedulerConfig,
+            VllmConfig,
+        )
+        from vllm.v1.structured_output import StructuredOutputManager
+    except ImportError as error:
+        raise HeadwayError(
+            f"engine.scheduler: the installed vLLM cannot be imported: {error}"
+        ) from error
+    model = _model(options["max_model_len"])
+    cache = CacheConfig(block_size=blocks.block_size, enable_prefix_caching=enable_prefix_caching)
+    cache.num_gpu_blocks = blocks.usable + 1
+    config = VllmConfig(
+        scheduler_config=SchedulerConfig(is_encoder_decoder=False, **options),
+        model_config=model,
+        cache_config=cache,
+        device_config=DeviceConfig("cpu"),
+    )
+    scheduler = config.scheduler_config.get_scheduler_cls()(
+        vllm_config=config,
+        kv_cache_config=_kv_cache(blocks, model.dtype),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=blocks.block_size,
+        log_stats=False,
+    )
+    return scheduler, _request_maker(blocks.block_size, enable_prefix_caching)
+
+
+def _model(max_model_len: int) -> Any:
+    from vllm.config import ModelConfig
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(_MODEL))
+        return ModelConfig(
+            model=folder,
+            skip_tokenizer_init=True,
+            max_model_len=max_model_len,
+            dtype="float16",
+            seed=0,
+        )
+
+
+def _kv_cache(blocks: BlockCounter, dtype: object) -> Any:
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+
+    spec = FullAttentionSpec(block_size=blocks.block_size, num_kv_heads=1, head_size=1, dtype=dtype)
+    return KVCacheConfig(
+        num_blocks=blocks.usable + 1,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+    )
+
+
+def _request_maker(block_size: int, caching: bool) -> Callable[..., Any]:
+    """Return a function that makes vLLM's request from id, tokens, output, arrival, priority."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.request import Request as VllmRequest
+
+    hasher = None
+    if caching:
+        function = get_hash_fn_by_name("sha256")
+        init_none_hash(function)
+        hasher = get_request_block_hasher(block_size, function)
+
+    def make(name: str, tokens: list[int], output: int, arrival: float, priority: int) -> Any:
+        return VllmRequest(
+            request_id=name,
+            prompt_token_ids=tokens,
+            sampling_params=SamplingParams(max_tokens=output, ignore_eos=True),
+            pooling_params=None,
+            arrival_time=arrival,
+            priority=priority,
+            block_hasher=hasher,
+        )
+
+    return make

@@ -1,29 +1,39 @@
-"""The scheduler of vLLM V1: whoever runs goes on, then others board.
+"""The scheduler of vLLM V1: whoever runs goes on, then others are admitted.
 
 There is no prefill or decode phase: a request wants its computed tokens to catch up with the
 known ones, and a decode is the case where one is missing. The rules are those of vLLM 0.33
 (`vllm/v1/core/sched/scheduler.py`), for one engine; `speculative.py` adds drafts. The scheduler
 owns no clock, no GPU and no I/O.
 
-`running.py` goes through the running list, this module admits from the queue.
+For speed the requests that decode are not walked one by one but kept as sums (`decode_set.py`); the
+result is the same as that of vLLM's loop:
+
+- Each decode wants one token. As long as the budget holds all of them, only the requests in
+  `running.partial` (a prompt not yet computed) want looking at.
+- When blocks run out, vLLM preempts the last of the running list until the request at hand has
+  its block. The victims are always a tail of the list, and the shortest tail whose going lets the
+  rest have what they need: so it can be found from the sum of the needs.
+- Where the budget does not reach round (after `prefill_schedule_interval` held prompts back), and
+  where blocks run out and have names or the policy picks the victims, the set is dissolved and
+  the running list is walked.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from warnings import warn
 
-from simulator.core.request import Chunk, Load, Request, Step
+from simulator.core.decode_set import DecodeSet
+from simulator.core.request import Chunk, Load, Request, Step, by_admission
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.host_memory import Prices, SwapSpace
 from simulator.policies.policy import Policy, victim_of
-from simulator.policies.waiting_queues import Fifo, SwappedFirst, queue_of
-from simulator.schedulers.vllm.admission import Admission, Reservation
-from simulator.schedulers.vllm.preemption_loop import Circles
-from simulator.schedulers.vllm.prefill_interval import Cadence
-from simulator.schedulers.vllm.running import Running
+from simulator.policies.waiting_queues import Fifo, SwappedFirst, WaitingQueue, queue_of
+from simulator.schedulers.vllm.admission import Admission, PrefillInterval, Reservation
+from simulator.schedulers.vllm.running_requests import PreemptionLoop, RunningRequests
 
 LONGEST_LEAP = 256  # steps; bounds what is computed in vain when an arrival cuts a leap short
 
 
-class Scheduler(Running):
+class Scheduler:
     """Decides what each step computes.
 
     `policy` orders the waiting queue, None is first come, first served; if it has a method
@@ -33,23 +43,35 @@ class Scheduler(Running):
     `swap_blocks` is host memory, in KV blocks: as long as a preempted request fits into it, its
     blocks are copied there and, before it runs again, back; otherwise they are computed again.
     With `swap_prices` so are those for which that is cheaper.
+
+    A subclass overrides what it does otherwise: `schedule` or, of its parts, `plan` (tokens for
+    those who run), `admit` (from the waiting queue; `chunk` and `lacks_blocks` are its questions),
+    `start`, `preempt` and `finish` (what happens to one request); `output_limit` and `fits` for a
+    new one; `horizon` where a step may differ from the one before for reasons of its own, and
+    `stored` where blocks hold what this class does not know of. `schedule_tokens`, `decode_all`
+    and `admit_head` are there to be called.
     """
 
     overlaps = False
     """A step is scheduled while the one before it runs."""
     caches_prefixes = True
     """It can work with a prefix cache."""
+    has_host_tier = True
+    """It can work with a host tier of the prefix cache."""
     reserves = False
     """Blocks for whole answers are set aside on admission."""
     cancels = True
     """`cancel` can take a request away between two steps."""
     headroom = 0
     """Blocks that must be left after a step of decodes, for it to preempt nobody."""
-
     displacing = False
     """A waiting request may take the place of one that runs."""
     expects = False
     """Something comes from outside that lets waiting requests go on."""
+    kept_tokens = 0
+    """Tokens in the blocks of requests that do not run."""
+    running_type = RunningRequests
+    """What the running list is made of."""
 
     def __init__(
         self,
@@ -70,14 +92,14 @@ class Scheduler(Running):
         swap_blocks: int = 0,
         swap_prices: Prices | None = None,
     ) -> None:
-        super().__init__(blocks, Fifo())
-        self._settle: Callable[[float], None] | None = None
-        self._refresh: Callable[[float], None] | None = None
-        if policy is not None:
-            queue = queue_of(policy, self)
-            self._settle = getattr(queue, "settle", None)
-            self._refresh = getattr(queue, "refresh", None)
-            self.waiting = SwappedFirst(queue) if swap_blocks else queue
+        self.blocks = blocks
+        self.running = self.running_type(
+            blocks, PreemptionLoop(type(self if policy is None else policy).__name__)
+        )
+        self.now = 0.0  # of the last call of `schedule`
+        self.preempted = 0  # by the last call of `schedule`
+        self.drafts = bytearray()  # rows of log.DRAFT
+        self.tracks_longest = False  # whether steps say how much their longest decode reads
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
@@ -92,12 +114,19 @@ class Scheduler(Running):
             min_decode_blocks=min_decode_blocks,
             reserve_output_tokens=reserve_output_tokens,
         )
-        self.swap_space = SwapSpace(swap_blocks, blocks.block_size, swap_prices)
-        self._victim = victim_of(policy)
-        self._circles = Circles(type(self if policy is None else policy).__name__)
-        self._cadence = (
-            Cadence(prefill_schedule_interval) if prefill_schedule_interval > 1 else None
+        self.prefill_interval = (
+            PrefillInterval(prefill_schedule_interval) if prefill_schedule_interval > 1 else None
         )
+        self.swap_space = SwapSpace(swap_blocks, blocks.block_size, swap_prices)
+        self.victim = victim_of(policy)
+        self.waiting: WaitingQueue = Fifo()
+        self.settle_queue: Callable[[float], None] | None = None
+        self.refresh_queue: Callable[[float], None] | None = None
+        if policy is not None:
+            queue = queue_of(policy, self)
+            self.settle_queue = getattr(queue, "settle", None)
+            self.refresh_queue = getattr(queue, "refresh", None)
+            self.waiting = SwappedFirst(queue) if swap_blocks else queue
         self._check()
 
     def _check(self) -> None:
@@ -112,6 +141,22 @@ class Scheduler(Running):
                 "chunked prefill"
             )
 
+    @property
+    def decodes(self) -> DecodeSet:
+        """Those who decode; a policy that counts tokens puts a set of its own here."""
+        return self.running.decodes
+
+    @decodes.setter
+    def decodes(self, decodes: DecodeSet) -> None:
+        self.running.decodes = decodes
+
+    def track_longest(self) -> None:
+        """Let every step say how much its longest decode reads, from now on."""
+        self.tracks_longest = True
+        self.decodes.track_longest()
+
+    # Requests come.
+
     def fits(self, request: Request) -> bool:
         """Say whether the request could ever run: vLLM refuses a prompt without room to answer.
 
@@ -119,7 +164,7 @@ class Scheduler(Running):
         """
         if request.prompt_tokens >= self.max_model_len:
             return False
-        tokens = request.prompt_tokens + self._max_tokens(request) - 1
+        tokens = request.prompt_tokens + self.output_limit(request) - 1
         return -(-tokens // self.blocks.block_size) <= self.blocks.usable
 
     @property
@@ -127,19 +172,20 @@ class Scheduler(Running):
         """What `fits` compares a request with, in words."""
         return f"the {self.blocks.usable:,} KV blocks of {self.blocks.block_size} tokens"
 
-    def _max_tokens(self, request: Request) -> int:
+    def output_limit(self, request: Request) -> int:
+        """Give the output tokens after which a request ends, or is ended."""
         return min(request.output_tokens, self.max_model_len - request.prompt_tokens)
 
     def add(self, request: Request) -> bool:
         """Take a new request; say whether the next step may differ for it."""
-        request.max_tokens = self._max_tokens(request)
-        self._circles.arrived()
+        request.max_tokens = self.output_limit(request)
+        self.running.loop.arrived()
         # Where a cap on chunks depends on how many are present, the head may fit from now on.
         changes = self.waiting.add(request) or self.long_prefill_token_threshold > 0
         return changes and (
             len(self.running) < self.max_num_seqs
-            or self._cadence is not None
-            or self._settle is not None
+            or self.prefill_interval is not None
+            or self.settle_queue is not None
             or self.displacing
         )
 
@@ -147,37 +193,133 @@ class Scheduler(Running):
         """Return the time at which a step becomes possible though nothing happens until then."""
         return None
 
+    # A step is decided.
+
     def schedule(self, now: float) -> Step:
         """Decide the next forward pass. An empty step means that there is nothing to do."""
         self.now = now
         self.preempted = 0
-        if self._settle is not None:
-            self._settle(now)
-        decodes, blocks = self.decodes, self.blocks
-        count = decodes.count
-        budget = self.max_num_batched_tokens
-        cap = self._cap() if self.long_prefill_token_threshold else budget
-        if self._cadence is not None:
-            self._cadence.begin(self._executed, self._may_decode())
-        if self.partial or count > budget or blocks.free < count:
-            step = Step([])
-            chunks = self._plan(cap)
-            budget = self._walk(step, cap) if chunks is None else self._advance(step, chunks)
-        else:  # the common case in a few words: everybody decodes, and there are blocks for all
-            step = Step([], count, decodes.context + count)
-            budget -= count
-            if count:
-                blocks.take_ticks(decodes, 1)
+        if self.settle_queue is not None:
+            self.settle_queue(now)
+        running, decodes, interval = self.running, self.running.decodes, self.prefill_interval
+        budget, count = self.max_num_batched_tokens, decodes.count
+        cap = self.chunk_cap() if self.long_prefill_token_threshold else budget
+        if interval is not None:
+            interval.begin(running)
+        step = Step([])
+        if not (
+            running.partial
+            or count * decodes.most_tokens > budget
+            or count * decodes.most_blocks > self.blocks.free
+        ):
+            budget -= self.decode_all(step)  # the common case: there are blocks for all
+        elif (chunks := self.plan(cap)) is None:
+            budget = self._walk(step, cap)
+        else:
+            budget -= self.decode_all(step)
+            for request, tokens in chunks:
+                self.schedule_tokens(step, request, tokens)
+                budget -= tokens
         if budget and not self.preempted and self.waiting:
-            self._board(step, budget, cap, now)
-        if self.tells_longest and step.decodes:
+            self.admit(step, budget, cap)
+        if self.tracks_longest and step.decodes:
             step.longest = self._longest_decode(step)
         if self.swap_space.outgoing and (step.decodes or step.prefills):
-            self.swap_space.send(step)  # an empty step is not carried out: then the next one sends
-        if self._cadence is not None:
-            self._executed += bool(step.decodes or step.prefills)
-            self._cadence.end(self._executed, not self.preempted, bool(self.waiting))
+            self.swap_space.send(step)  # an empty step is not carried out: the next one sends
+        if interval is not None:
+            interval.end(
+                bool(step.decodes or step.prefills), not self.preempted, bool(self.waiting)
+            )
         return step
+
+    def chunk_cap(self) -> int:
+        """Give the tokens that one request may compute in this step."""
+        threshold = self.long_prefill_token_threshold
+        present = len(self.running) + len(self.waiting)
+        if not threshold or present < 2:  # vLLM lifts the cap for a request that is alone
+            return self.max_num_batched_tokens
+        if self.long_prefill_token_threshold_adaptive:
+            return max(threshold, self.max_num_batched_tokens // present)
+        return threshold
+
+    def decode_all(self, step: Step) -> int:
+        """Let everybody in the decode set decode; return the tokens that this takes."""
+        decodes = self.running.decodes
+        count = decodes.count
+        if count:
+            self.blocks.take_ticks(decodes, 1)
+            step.decodes += count
+            step.context += decodes.context + count
+        return count
+
+    def plan(self, cap: int) -> list[tuple[Request, int]] | None:
+        """Share the budget out among the running, preempting the last while blocks lack.
+
+        Return tokens per partial request, or None where only a walk can tell.
+        """
+        running, blocks = self.running, self.blocks
+        while True:
+            queries, need = running.decodes.demand()
+            left = self.max_num_batched_tokens - queries
+            if left < 0:
+                return None
+            chunks = []
+            for request in running.partial:
+                if self.prefill_interval is not None and self.prefill_interval.holds(request):
+                    continue
+                tokens = min(request.pending, cap)
+                if tokens > left:
+                    if running.decodes_behind(request):
+                        return None
+                    tokens = left
+                if tokens:
+                    if blocks.names_blocks and running.decodes_behind(request):
+                        return None  # blocks are handed out in the order of the running list
+                    chunks.append((request, tokens))
+                    left -= tokens
+                    need += blocks.taken(request, request.computed + tokens)
+            if need <= blocks.free:
+                return chunks
+            if blocks.ordered or self.victim is not None:
+                return None  # which blocks are evicted depends on when the victims go
+            victim = running.last()
+            self.swap_out(victim)
+            self.preempt(victim)
+
+    def _walk(self, step: Step, cap: int) -> int:
+        """Go through the running list one by one, as vLLM does; return the tokens left."""
+        running, interval = self.running, self.prefill_interval
+        running.dissolve()
+        budget = self.max_num_batched_tokens
+        for request in list(running):
+            if not budget:
+                break
+            if request not in running or request.generated == request.max_tokens:
+                continue  # preempted meanwhile, or its last token is on its way
+            if interval is not None and interval.holds(request):
+                continue
+            tokens = min(self.tokens_wanted(request), cap, budget)
+            need = self.blocks.growth(request, request.computed + tokens)
+            while need > self.blocks.free and request in running:
+                budget += self._make_room(step)
+            if request in running:
+                self.schedule_tokens(step, request, tokens)
+                budget -= tokens
+        return budget
+
+    def tokens_wanted(self, request: Request) -> int:
+        """Give the tokens that a running request outside the decode set wants."""
+        return request.pending
+
+    def schedule_tokens(self, step: Step, request: Request, tokens: int) -> None:
+        """Let a running request outside the decode set compute `tokens` more."""
+        if request.generated and request.pending == 1:
+            step.add_single(request, request.computed, tokens)
+        else:
+            step.prefills.append(Chunk(request, request.computed, tokens))
+        self.blocks.extend(request, request.computed + tokens)
+        if self.prefill_interval is not None:
+            self.prefill_interval.scheduled(request, request.mid_prefill)
 
     def _longest_decode(self, step: Step) -> int:
         """KV entries that a decode of the step reads at most, its new token included."""
@@ -185,78 +327,185 @@ class Scheduler(Running):
         members = self.decodes.longest() + 1 if step.decodes > len(step.singles or ()) else 0
         return max(singles, members)
 
-    def repeat(self, ticks: int) -> None:
-        """Schedule the step just scheduled so many times more; only where steps overlap."""
-        raise NotImplementedError
+    # Waiting requests are admitted.
 
-    def _board(self, step: Step, budget: int, cap: int, now: float) -> None:
-        """Admit from the head of the waiting queue; nobody overtakes a head that does not fit."""
-        blocks, waiting, running = self.blocks, self.waiting, self.running
-        cadence = self._cadence
-        while budget and waiting and len(running) < self.max_num_seqs:
+    def admit(self, step: Step, budget: int, cap: int) -> None:
+        """Admit from the head of the waiting queue; nobody overtakes a head that does not fit.
+
+        `budget` tokens are left in the step; `cap` is for one request.
+        """
+        blocks, waiting, interval = self.blocks, self.waiting, self.prefill_interval
+        while budget and waiting and len(self.running) < self.max_num_seqs:
             request = waiting.head()
             if request.remote:
-                budget = self._pull(step, request, budget, now)
+                budget = self.pull(step, request, budget)
                 continue
             hits = blocks.match(request)
-            tier = blocks.tier is not None and not request.swapped
-            loads = blocks.loadable(request, hits) if tier else 0
+            loads = 0
+            if blocks.tier is not None and not request.swapped:
+                loads = blocks.loadable(request, hits)
             start = max((len(hits) + loads) * blocks.block_size, request.swapped)
-            if cadence is not None and cadence.held and start < request.known - 1:
+            if interval is not None and interval.refuses(request, start):
                 break
-            tokens = min(request.known - start, cap)
-            if tokens > budget:
-                if not self.enable_chunked_prefill:
-                    break
-                tokens = budget
-            if self.admission.lacking(request, hits, start + tokens, len(running)):
+            tokens = self.chunk(min(request.known - start, cap), budget)
+            if not tokens or self.lacks_blocks(request, hits, start + tokens):
                 break
-            waiting.take()
-            self._seat(request, now)
-            self.admission.board(request)
             if loads:
-                blocks.load(request, hits, loads)
                 step.loads = [*(step.loads or ()), Load(request, loads, request.preemptions == 0)]
-            blocks.admit(request, hits, start + tokens)
-            if request.preemptions == 0:
-                request.cached = start
-            else:
-                self._come_back(request, start, len(hits) * blocks.block_size)
-            if request.swapped:
-                self.swap_space.swap_in(step, request, len(hits))
-                if request.generated and tokens == 1 and not request.pending:
-                    self._single(step, request, start)
-                    budget -= 1
-                    continue
-            step.prefills.append(Chunk(request, start, tokens))
-            if cadence is not None:
-                cadence.carries |= start < request.known - 1
-                request.mid_prefill = request.pending > 0
+                blocks.load(request, hits, loads)
+            self.admit_head(step, hits, start, tokens)
             budget -= tokens
 
-    def _come_back(self, request: Request, start: int, found: int) -> None:
-        """Write down that a preempted request is admitted again."""
-        self._resume(request, start)
-        if self.swap_space.prices:
-            self.swap_space.observe(request.known, found)
+    def chunk(self, pending: int, budget: int) -> int:
+        """Give the tokens of a prompt that the budget lets a step compute; 0: it must wait."""
+        if pending > budget:
+            return budget if self.enable_chunked_prefill else 0
+        return pending
 
-    def _pull(self, step: Step, request: Request, budget: int, now: float) -> int:
+    def lacks_blocks(self, request: Request, hits: Sequence[int], tokens: int) -> bool:
+        """Say whether memory is too short to admit a request that begins with `tokens` tokens.
+
+        `hits` is what `blocks.match` has just found of it.
+        """
+        return self.admission.lacking(request, hits, tokens, len(self.running)) > 0
+
+    def pull(self, step: Step, request: Request, budget: int) -> int:
         """Take in a head whose prompt was computed elsewhere; only in a fleet (`kv_roles.py`).
 
         Return the tokens left, 0 if it must wait.
         """
         raise NotImplementedError
 
-    def _seat(self, request: Request, now: float) -> None:
-        request.admission = self._seats
-        self._seats += 1
-        self.running[request] = None
-        self.partial.append(request)
-        if request.first_scheduled < 0:
-            request.first_scheduled = now
+    def admit_head(self, step: Step, hits: Sequence[int], start: int, tokens: int) -> None:
+        """Let the head of the queue run, and compute `tokens` tokens after the first `start`."""
+        request = self.waiting.take()
+        self.start(request)
+        self.admission.reserve(request)
+        self.blocks.admit(request, hits, start + tokens)
+        if request.preemptions == 0:
+            request.cached = start
+        else:
+            self.running.resume(request, self.now, start)
+            if self.swap_space.prices:
+                self.swap_space.observe(request.known, len(hits) * self.blocks.block_size)
+        if request.swapped:
+            self.swap_space.swap_in(step, request, len(hits))
+            if request.generated and tokens == 1 and not request.pending:
+                step.add_single(request, start)
+                return
+        step.prefills.append(Chunk(request, start, tokens))
+        if self.prefill_interval is not None:
+            self.prefill_interval.scheduled(request, start < request.known - 1)
+
+    def start(self, request: Request) -> None:
+        """Put a request that is admitted on the running list."""
+        self.running.admit(request, self.now)
+
+    # Running requests make way.
+
+    def _make_room(self, step: Step) -> int:
+        """Preempt one request; return the tokens that it had been given in this step."""
+        victim = self.running.last() if self.victim is None else self.victim(self.running)
+        given = step.remove(victim)
+        self.swap_out(victim, given)
+        self.preempt(victim)
+        if given:
+            self.running.correct_pause(victim, given)
+        return given
+
+    def swap_out(self, request: Request, given: int = 0) -> None:
+        """Have a victim's blocks copied to the host, if there is room.
+
+        Of its tokens the last `given` were to be computed by this step, and are not.
+        """
+        if self.swap_space.free:
+            self.swap_space.swap_out(request, self.decodes.computed(request) - given)
+
+    def preempt(self, request: Request) -> None:
+        """Put a running request back into the queue, without its blocks."""
+        self.running.evict(request, self.now)
+        self.preempted += 1
+        self.waiting.put_back(request)
+
+    def cancel(self, request: Request) -> None:
+        """Let a request go for good, between two steps: nobody wants its answer any more."""
+        if request in self.running:
+            self.running.discard(request)
+            self.blocks.release(request)
+            return
+        self.waiting.remove(request)
+        self.running.forget(request)
+        if request.swapped:
+            self.swap_space.discard(request)
 
     def forget(self, request: Request) -> None:
         """Hear that nobody wants what a request that has just ended leaves behind."""
+
+    # A step is over.
+
+    def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
+        """Apply the outcome of `step`, repeated once per end time; return who finished."""
+        decodes = self.running.decodes
+        now = ends[-1]
+        over: list[Request] = []
+        if step.decodes and decodes.count:
+            ticks = len(ends)
+            if ticks > 1:
+                self.blocks.take_ticks(decodes, ticks - 1, skip=1)
+                if self.prefill_interval is not None:
+                    self.prefill_interval.executed += ticks - 1
+            over = decodes.advance(ticks)
+        for chunk in step.singles or ():
+            self._emit(chunk.request, now, over)
+        for chunk in step.prefills:
+            self.blocks.cache(chunk.request)
+            if not chunk.request.pending:
+                self._emit(chunk.request, now, over)
+        if len(over) > 1:
+            over.sort(key=by_admission)  # blocks are freed in the order of the running list
+        for request in over:
+            self.finish(request, now)
+        return over
+
+    def _emit(self, request: Request, now: float, over: list[Request]) -> None:
+        """Bring out the token of a request outside the decode set."""
+        request.generated += 1
+        self.running.decodes.emitted(request)
+        request.run_start = now
+        if request.first_token < 0:
+            request.first_token = now
+        self.running.start_decoding(request)
+        if request.generated == request.max_tokens:
+            over.append(request)
+
+    def finish(self, request: Request, now: float) -> None:
+        """End a request and free what it holds."""
+        self.running.remove(request)
+        request.finish = now
+        self.blocks.release(request)
+
+    def close(self, request: Request) -> None:
+        """Bring a running request up to date, when the run is stopped before its end."""
+        if request.joined >= 0:
+            self.running.stop_decoding(request)
+
+    # A step repeats itself.
+
+    def horizon(self, step: Step) -> int:
+        """Count how often `step`, just scheduled, is sure to repeat if nobody arrives."""
+        decodes, interval = self.running.decodes, self.prefill_interval
+        if step.prefills or step.singles or self.running.partial:
+            return 1
+        if self.preempted or not decodes.count or (self.waiting and self._may_fit()):
+            return 1
+        ahead = 0 if self.overlaps else 1  # where steps overlap, this one's tick is counted
+        more = min(decodes.ticks_to_end(), LONGEST_LEAP) - ahead
+        if interval is not None and interval.held and self.waiting:
+            more = min(more, interval.left - 1)
+        free = self.blocks.free - self.headroom
+        if more > 0 and decodes.count * ((more + 1) // decodes.block_size + 1) > free:
+            more = decodes.affords(free, more, ahead)
+        return 1 + more
 
     def _may_fit(self) -> bool:
         """Say whether somebody who waits may fit after a step in which nothing but decodes happens.
@@ -270,17 +519,58 @@ class Scheduler(Running):
         shrinks = self.blocks.evicts_runs and not self.admission.whole_prompt
         return self.blocks.names_blocks or moves or shrinks
 
-    def horizon(self, step: Step) -> int:
-        """Count how often `step`, just scheduled, is sure to repeat if nobody arrives."""
-        decodes = self.decodes
-        if step.prefills or self.partial or self.preempted or not decodes.count:
-            return 1
-        if self.waiting and self._may_fit():
-            return 1
-        decodes, free = self.decodes, self.blocks.free - self.headroom
-        ticks = min(decodes.ticks_to_end(), LONGEST_LEAP)
-        if self._cadence is not None and self._cadence.held and self.waiting:
-            ticks = min(ticks, self._cadence.left(self._executed))
-        if ticks > 1 and decodes.count * (ticks // decodes.block_size + 1) > free:
-            return 1 + decodes.affords(free, ticks - 1)
-        return ticks
+    def repeat(self, ticks: int) -> None:
+        """Schedule the step just scheduled so many times more; only where steps overlap."""
+        raise NotImplementedError
+
+    # What is written down of a step.
+
+    def account(self, step: Step) -> tuple[int, ...]:
+        """Return what the log says of `step`, just scheduled: the columns of log.STEP in order.
+
+        They begin after `steps`.
+        """
+        tokens = pairs = 0
+        for chunk in step.prefills:
+            size = chunk.tokens
+            tokens += size
+            pairs += size * chunk.start + size * (size + 1) // 2
+        blocks = self.blocks
+        return (
+            step.context,
+            pairs,
+            self.stored(step),
+            tokens - step.padding,
+            step.decodes - step.ghosts,
+            step.ghosts + step.padding,
+            len(self.running),
+            len(self.waiting),
+            blocks.used if blocks.reserved else blocks.usable - blocks.free,
+            self.preempted,
+        )
+
+    def stored(self, step: Step) -> int:
+        """Tokens that somebody needs in the blocks in use while `step`, just scheduled, runs."""
+        decodes = self.running.decodes
+        tokens = decodes.context + self.kept_tokens
+        if step.decodes:
+            tokens += decodes.count
+        for request in self.running.partial:
+            tokens += request.computed
+        return tokens - self.blocks.shared * self.blocks.block_size
+
+    # Subclasses written for Headway up to 0.9.
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        if "_board" in cls.__dict__:
+            warn(f"{cls.__name__}._board is now admit", DeprecationWarning, stacklevel=2)
+            cls.admit = _admit_by_former_name  # type: ignore[method-assign]
+
+    def _board(self, step: Step, budget: int, cap: int, now: float) -> None:
+        """Do what `admit` does: its former name, for `super()._board(...)` in a subclass."""
+        Scheduler.admit(self, step, budget, cap)
+
+
+def _admit_by_former_name(self: Scheduler, step: Step, budget: int, cap: int) -> None:
+    self._board(step, budget, cap, self.now)

@@ -4,16 +4,32 @@ Every request that decodes wants 1 + k tokens of the budget, k drafts included; 
 up to the first rejected one come out, and one token more. A prompt's last chunk has no drafts to
 verify, nor has a request that is computed again after a preemption. Where the budget ends, drafts
 are cut off. The slots of rejected drafts stay in the request's table for the next step.
+
+What a request accepts is a stream of its own, so its way from here to its end is known as soon as
+it decodes: how much it verifies, reads, takes and brings out at each of the next ticks. The decode
+set keeps these as sums over its members, tick by tick: adding a member is adding a few short
+arrays, and a step then costs the same whoever decodes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import heappush
 
-from simulator.core.log import pack_draft, pack_run
+import numpy as np
+import numpy.typing as npt
+
+from simulator.core.decode_set import DecodeSet
+from simulator.core.log import pack_draft
 from simulator.core.request import Chunk, Request, Step
 from simulator.core.speculative_config import SpeculativeConfig
 from simulator.kv_cache.slot_counter import SlotCounter
-from simulator.schedulers.vllm.drafts import DraftedSet
 from simulator.schedulers.vllm.scheduler import Scheduler
+
+Ints = npt.NDArray[np.int64]
+ROWS = 7
+"""Of the sums: tokens verified; KV entries read, those included; blocks taken less those that
+left a window; blocks taken; tokens that come out; drafts accepted, those beyond their request's end
+included; tokens stored after the step, in all groups of layers."""
 
 
 class Speculative(Scheduler):
@@ -27,7 +43,7 @@ class Speculative(Scheduler):
     caches_prefixes = False
     cancels = False
     blocks: SlotCounter
-    decodes: DraftedSet
+    decodes: "DraftedSet"
 
     def __init__(
         self,
@@ -38,10 +54,10 @@ class Speculative(Scheduler):
         **options: object,
     ) -> None:
         super().__init__(blocks, **options)  # type: ignore[arg-type]
+        self.settle_queue = None  # a queue that settles does when it is asked for its head
         self.speculation = speculation
         self.seed = seed
         self._streams: dict[Request, Sequence[int]] = {}
-        self._ready: set[Request] = set()  # outside the set though they have drafts to verify
         self.most_drafts = 0 if speculation is None else speculation.num_speculative_tokens
         self.decodes = DraftedSet(blocks, self.most_drafts, self.accepted)
         if 0 < self.long_prefill_token_threshold <= self.most_drafts:
@@ -62,101 +78,36 @@ class Speculative(Scheduler):
 
     def fits(self, request: Request) -> bool:
         """Say whether the request could ever run: its last drafts need blocks, too."""
-        last = request.prompt_tokens + self._max_tokens(request) - 1
+        last = request.prompt_tokens + self.output_limit(request) - 1
         blocks = self.blocks
         slots = min(last + self.most_drafts + blocks.lookahead, self.max_model_len)
         most = blocks.groups.most(slots, blocks.block_size)
         return request.prompt_tokens < self.max_model_len and most <= blocks.usable
 
-    def schedule(self, now: float) -> Step:
-        self.now = now
-        self.preempted = 0
-        cadence = self._cadence
-        if cadence is not None:
-            cadence.begin(self._executed, self._may_decode())
-        cap = self._cap() if self.long_prefill_token_threshold else self.max_num_batched_tokens
-        step = Step([])
-        chunks = self._plan(cap)
-        budget = self._walk(step, cap) if chunks is None else self._advance(step, chunks)
-        if budget and not self.preempted and self.waiting:
-            self._board(step, budget, cap, now)
-        if cadence is not None:
-            self._executed += bool(step.decodes or step.prefills)
-            cadence.end(self._executed, not self.preempted, bool(self.waiting))
-        return step
+    def track_longest(self) -> None:
+        """Leave `Step.longest` at 0: the set knows no single member's length."""
 
-    def _plan(self, cap: int) -> list[tuple[Request, int]] | None:
-        if self._ready:
+    def plan(self, cap: int) -> list[tuple[Request, int]] | None:
+        if any(map(_verifies, self.running.partial)):
             return None
-        blocks = self.blocks
-        while True:
-            queries, _, need, taken, *_ = self.decodes.now()
-            left = self.max_num_batched_tokens - queries
-            if left < 0:
-                return None
-            chunks = []
-            for request in self.partial:
-                if self._cadence is not None and self._holds(request):
-                    continue
-                tokens = min(request.pending, cap)
-                if tokens > left:
-                    if self._decodes_behind(request):
-                        return None
-                    tokens = left
-                if tokens:
-                    chunks.append((request, tokens))
-                    left -= tokens
-                    need += blocks.growth(request, request.computed + tokens)
-                    taken += blocks.taken(request, request.computed + tokens)
-            if taken <= blocks.free:
-                return chunks
-            if self._victim is not None or taken > need:
-                return None  # what leaves a window comes too late for those before
-            self._preempt(next(reversed(self.running)))
+        return super().plan(cap)
 
-    def _advance(self, step: Step, chunks: list[tuple[Request, int]]) -> int:
-        budget = self.max_num_batched_tokens
-        count = self.decodes.count
-        if count:
-            queries, step.context, need, *_ = self.decodes.now()
-            self.blocks.free -= need
-            step.decodes = count
-            step.drafts = queries - count
-            budget -= queries
-        for request, tokens in chunks:
-            self._give(step, request, tokens)
-            budget -= tokens
-        return budget
+    def decode_all(self, step: Step) -> int:
+        queries, step.context, need, *_ = self.decodes.now()
+        self.blocks.free -= need
+        step.decodes = self.decodes.count
+        step.drafts = queries - step.decodes
+        return queries
 
-    def _wanted(self, request: Request) -> int:
-        if request not in self._ready:
+    def tokens_wanted(self, request: Request) -> int:
+        if not _verifies(request):
             return request.pending
         room = self.max_model_len - 1 - request.computed
         return min(1 + self.most_drafts, room)
 
-    def _growth(self, request: Request, tokens: int) -> int:
-        return self.blocks.growth(request, request.computed + tokens)
-
-    def _break_up(self) -> None:
-        self._ready.update(request for request in self.running if request.joined >= 0)
-        super()._break_up()
-
-    def _join(self, request: Request) -> None:
-        self._ready.discard(request)
-        super()._join(request)
-
-    def _leave(self, request: Request) -> None:
-        first = request.joined
-        ticks = self.decodes.leave(request)
-        self.runs += pack_run(request.run_start, request.id, first, ticks)
-
-    def _evict(self, request: Request) -> None:
-        self._ready.discard(request)
-        super()._evict(request)
-
-    def _finish(self, request: Request, now: float) -> None:
+    def finish(self, request: Request, now: float) -> None:
         self._streams.pop(request, None)
-        super()._finish(request, now)
+        super().finish(request, now)
 
     def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
         """Apply the outcome of `step`; what its drafts bring out, the last token included."""
@@ -179,27 +130,140 @@ class Speculative(Scheduler):
         """Return the columns of log.STEP; rejected drafts are wasted. Note the drafts, too."""
         row = list(super().account(step))
         if step.decodes:
-            tokens, accepted = self._brought(step)
+            *_, tokens, accepted, _ = self.decodes.now()
+            for chunk in step.singles or ():
+                out, right = self._outcome(chunk)
+                tokens += out
+                accepted += right
             row[4] = tokens
             row[5] = step.decodes + step.drafts - tokens
             if self.speculation is not None:
                 self.drafts += pack_draft(self.now, step.decodes, step.drafts, accepted)
         return tuple(row)
 
-    def _brought(self, step: Step) -> tuple[int, int]:
-        """Give the tokens that a step's decodes bring out, and the drafts that they accept."""
-        *_, tokens, accepted, _ = self.decodes.now()
-        for chunk in step.singles or ():
-            out, right = self._outcome(chunk)
-            tokens += out
-            accepted += right
-        return tokens, accepted
-
     def stored(self, step: Step) -> int:
         """Tokens of use in the blocks in use when `step`, just scheduled, is over."""
         out = {chunk.request: self._outcome(chunk)[0] - 1 for chunk in step.singles or ()}
         stored = self.decodes.now()[-1]
-        for request in self.partial:
+        for request in self.running.partial:
             tokens = min(request.computed, request.known) + out.get(request, 0)
             stored += self.blocks.stored(tokens)
         return stored
+
+
+def _verifies(request: Request) -> bool:
+    """Say whether a request outside the set has drafts to verify: it was in it when it ran last."""
+    return request.last_tick >= 0
+
+
+@dataclass(slots=True)
+class Path:
+    """A member's way to its end: a column of sums and the tokens out, for each tick."""
+
+    sums: Ints
+    generated: list[int]  # before each tick, and at last
+    tables: list[tuple[int, int]]  # before each tick, and at last
+
+
+class DraftedSet(DecodeSet):
+    """Requests that verify `drafts` draft tokens each, and what that takes tick by tick.
+
+    `accepted(request)` gives how many are accepted at each position of its answer.
+    """
+
+    def __init__(
+        self, blocks: SlotCounter, drafts: int, accepted: Callable[[Request], Sequence[int]]
+    ) -> None:
+        super().__init__(blocks.block_size)
+        self.slots = blocks
+        self.drafts = drafts
+        self.most_tokens = 1 + drafts
+        # A table grows by what comes out, by drafts that were cut off before, by slots ahead.
+        tables = blocks.groups.full + blocks.groups.windowed
+        self.most_blocks = tables * (1 + (1 + 2 * drafts) // blocks.block_size)
+        self.accepted = accepted
+        self.paths: dict[Request, Path] = {}
+        self._sums: Ints = np.zeros((ROWS, 256), np.int64)
+        self._first = 0  # the tick of the first column
+
+    def now(self) -> list[int]:
+        """Give the sums of the next tick, row by row."""
+        at = self.tick - self._first
+        found: list[int] = self._sums[:, at].tolist() if self.count else [0] * ROWS
+        return found
+
+    def join(self, request: Request, ticks: int) -> None:
+        """Take in a request that has `ticks` more tokens to bring out."""
+        path = self.paths[request] = self._path(request, ticks)
+        steps = len(path.generated) - 1
+        self._columns(steps)[:] += path.sums
+        self.joins += 1
+        request.joined = self.tick
+        request.last_tick = self.tick + steps
+        self.count += 1
+        heappush(self._ends, (request.last_tick, request.admission, request))
+
+    def leave(self, request: Request) -> int:
+        """Let a member go, bring its own counters up to date, return its ticks in the set."""
+        path = self.paths.pop(request)
+        ticks = self.tick - request.joined
+        left = len(path.generated) - 1 - ticks
+        self._columns(left)[:] -= path.sums[:, ticks:]
+        request.computed = request.prompt_tokens + path.generated[ticks] - 1
+        self.slots.tables[request] = path.tables[ticks]
+        request.joined = -1
+        self.count -= 1
+        return ticks
+
+    def generated(self, request: Request) -> int:
+        """Count a request's tokens that have come out."""
+        path = self.paths.get(request)
+        return request.generated if path is None else path.generated[self.tick - request.joined]
+
+    def demand(self) -> tuple[int, int]:
+        """Count the tokens and the blocks that the next tick takes, before any are given back."""
+        queries, _, _, taken, *_ = self.now()
+        return queries, taken
+
+    def _path(self, request: Request, left: int) -> Path:
+        """Follow a request to its end."""
+        said, end = request.generated, request.generated + left
+        accepted = self.accepted(request)
+        positions = []
+        while said < end:
+            positions.append(said)
+            said += 1 + accepted[said]
+        at = np.array(positions, np.int64)
+        after = np.minimum(np.append(at[1:], end), end)[: len(at)]
+        room = self.slots.max_model_len - request.prompt_tokens - 1 - at  # as vLLM: no draft beyond
+        drafts = np.minimum(self.drafts, room)
+        taken = np.minimum(np.array(accepted, np.int64)[at], drafts)
+        reads = request.prompt_tokens + at + drafts
+        before = request.prompt_tokens + at - 1
+        tables, gone = self._tables(self.slots.tables[request], reads, before)
+        groups = self.slots.groups
+        held = groups.full * tables + groups.windowed * (tables - gone)
+        kept = before + after - at
+        stored = groups.full * kept + groups.windowed * np.minimum(kept, groups.window)
+        grown = (groups.full + groups.windowed) * np.diff(tables)
+        sums = np.stack([drafts + 1, reads, np.diff(held), grown, after - at, taken, stored])
+        return Path(sums, [*positions, end], list(zip(tables.tolist(), gone.tolist(), strict=True)))
+
+    def _tables(self, held: tuple[int, int], reads: Ints, before: Ints) -> tuple[Ints, Ints]:
+        """Give a table's entries and those out of the window, now and after each tick."""
+        slots, size = self.slots, self.block_size
+        ends = np.minimum(reads + slots.lookahead, slots.max_model_len)
+        tables = np.maximum(np.append(held[0], -(-ends // size)), held[0])
+        gone = np.maximum(before + 1 - slots.groups.window, 0) // size
+        gone = np.append(held[1], gone if slots.groups.windowed else np.zeros_like(gone))
+        return tables, gone
+
+    def _columns(self, ticks: int) -> Ints:
+        """Give the sums of so many ticks from the next one on."""
+        at = self.tick - self._first
+        if at + ticks >= self._sums.shape[1]:
+            rest = self._sums[:, at:]
+            self._sums = np.zeros((ROWS, 2 * (rest.shape[1] + ticks)), np.int64)
+            self._sums[:, : rest.shape[1]] = rest
+            self._first, at = self.tick, 0
+        return self._sums[:, at : at + ticks]
