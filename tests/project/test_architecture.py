@@ -1,0 +1,97 @@
+"""The house: what docs/architecture.md says is so, and the packages stay small enough to see."""
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+PACKAGES = sorted(
+    path.parent
+    for name in ("simulator", "calibration", "gpu_backend")
+    for path in (ROOT / name).rglob("__init__.py")
+)
+WINGS = [path for path in PACKAGES if path.parent == ROOT / "simulator"]
+FOLDERS = ("simulator", "calibration", "gpu_backend", "tests")
+
+
+def floors() -> list[str]:
+    """Give the wings from the top down, as the import contract has them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    contracts = project["tool"]["importlinter"]["contracts"]
+    layers = next(one["layers"] for one in contracts if one["type"] == "layers")
+    return [wing.strip() for layer in layers for wing in layer.split("|")]
+
+
+def section(title: str) -> str:
+    return PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+def listed(folder: Path) -> list[Path]:
+    """Give what `ls` shows of a folder."""
+    return [path for path in folder.iterdir() if path.name[0] != "." and path.name != "__pycache__"]
+
+
+def test_the_picture_has_the_floors_of_the_contract() -> None:
+    picture = section("The floors").partition("simulator/\n ")[2].partition("```")[0]
+    assert re.findall(r"(?m)(?:^ ?|│ )([a-z_]+)  ", picture) == floors()
+    assert {path.name for path in WINGS} == {*floors()}
+
+
+def test_every_path_that_is_named_exists() -> None:
+    named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.]*)`", PAGE)
+    assert len(named) > 50
+    assert [path for path in named if not (ROOT / path).exists()] == []
+    files = [path for path in named if path.endswith(".py")]
+    assert len({*files}) > 40
+
+
+def test_the_life_of_a_request_names_each_file_once() -> None:
+    """But for those that it comes back to by saying so: the place of another."""
+    life = section("The life of a request").partition("With a `cluster:`")[0]
+    files = re.findall(r"`(simulator/[\w/]+\.py)`", life)
+    assert len(files) > 25
+    assert sorted({*files}) == sorted(files)
+
+
+def test_the_page_says_where_to_make_at_least_ten_changes() -> None:
+    wishes = re.findall(r"(?m)^\| an? \*\*(\w[\w ]*)\*\*", section("Where do I change ...?"))
+    assert {
+        "policy", "engine", "cost term", "trace format", "metric", "knob", "plot", "router",
+        "finding", "verb",
+    } <= {*wishes}  # fmt: skip
+
+
+def test_contributors_are_led_here() -> None:
+    assert "(docs/architecture.md)" in (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+
+
+def test_the_simulator_is_a_table_of_contents() -> None:
+    assert len(listed(ROOT / "simulator")) <= 22
+    assert {path.name for path in listed(ROOT / "simulator") if path.is_file()} == {
+        "__init__.py",
+        "__main__.py",
+    }
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_package_is_small_and_says_what_it_is(package: Path) -> None:
+    """It has 25 files at most, and its docstring names a file to start with."""
+    assert len([path for path in listed(package) if path.is_file()]) <= 25
+    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text("utf-8")))
+    assert text is not None
+    named = re.findall(r"`([\w/]+\.py)`", text)
+    assert [name for name in named if not any(f.match(name) for f in ROOT.rglob(name))] == []
+    if package in WINGS:
+        assert "may import" in text
+        assert "Start with" in text
+        assert named
+
+
+def test_tests_mirror_the_wings() -> None:
+    folders = {path.name for path in listed(ROOT / "tests") if path.is_dir()}
+    others = {"calibration", "gpu_backend", "project", "support"}
+    assert folders - others == {path.name for path in WINGS}
