@@ -17,7 +17,7 @@ from simulator.cli.options import (
 from simulator.cli.progress import run_progress, runs_progress
 
 if TYPE_CHECKING:
-    from simulator.planning.points import Alternative
+    from simulator.planning.design import Alternative
     from simulator.simulation.result import Result
 
 
@@ -31,7 +31,7 @@ def compare(
     options: RunOptions = DEFAULT_RUN,
 ) -> int:
     """Simulate a scenario with some keys varied, side by side."""
-    from simulator.planning.points import expand
+    from simulator.planning.design import expand
     from simulator.simulation.run import run
     from simulator.simulation.write import check_folder
 
@@ -63,15 +63,15 @@ def _write_runs(
     """Write every run, the table and the plot; print the table."""
     from simulator.figures.compare import draw_compare, draw_many
     from simulator.figures.style import COLORS, save
-    from simulator.planning.runs import encode_csv, numbers
+    from simulator.planning.runs import encode_csv, metric_values
     from simulator.simulation.write import write_run
     from simulator.util.files import write_atomic
-    from simulator.views.side_by_side import compare_table
+    from simulator.views.comparison import compare_table
 
     rows = []
     for alternative, result in zip(alternatives, results, strict=True):
         write_run(result, folder / alternative.folder, options.format)
-        rows.append({**_origin(alternative), **numbers(result.summary())})
+        rows.append({**_origin(alternative), **metric_values(result.summary())})
     write_atomic(folder / "comparison.csv", lambda file: file.write(encode_csv(rows)))
     labels = [alternative.label for alternative in alternatives]
     draw = draw_many if len(results) > len(COLORS) else draw_compare

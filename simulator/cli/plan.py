@@ -47,18 +47,18 @@ def plan(
     """
     from simulator.planning.plan import find_best
     from simulator.planning.plan_report import plan_table, write_plan
-    from simulator.planning.question import Options, make_question
+    from simulator.planning.problem import PlanOptions, make_problem
     from simulator.simulation.write import check_folder
     from simulator.util.workers import use_backend
 
     at_least_one(jobs=jobs, optuna=optuna)
-    options = Options(slo, vary, fewest, cheapest, replications, tolerance)
-    question = make_question(scenario, options, settings.overrides, settings.seed)
-    folder = check_folder(out or Path("out") / f"{question.name}-plan")
+    options = PlanOptions(slo, vary, fewest, cheapest, replications, tolerance)
+    problem = make_problem(scenario, options, settings.overrides, settings.seed)
+    folder = check_folder(out or Path("out") / f"{problem.name}-plan")
     with use_backend("loky", jobs), search_progress(quiet) as progress:
-        candidates, best = find_best(question, optuna, jobs, progress)
-    files = write_plan(question, candidates, best, folder)
+        candidates, best = find_best(problem, optuna, jobs, progress)
+    files = write_plan(problem, candidates, best, folder)
     if not quiet:
-        print(plan_table(question, candidates, best))
+        print(plan_table(problem, candidates, best))
         print(f"written to {folder}: {', '.join(file.name for file in files)}")
     return 0

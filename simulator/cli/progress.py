@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
-PATIENCE = 0.7  # s; a shorter run shows nothing and pays nothing
+DELAY = 0.7  # s; a shorter run shows nothing and pays nothing
 
 
-class Bar:
-    """Shows the simulated time and the requests done of a run, after PATIENCE seconds."""
+class ProgressBar:
+    """Shows the simulated time and the requests done of a run, after DELAY seconds."""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -23,7 +23,7 @@ class Bar:
     def __call__(self, now: float, done: int, total: int) -> None:
         """Show how far the run is: simulated seconds, requests done, requests in all."""
         if self._shown is None:
-            if perf_counter() - self._began < PATIENCE:
+            if perf_counter() - self._began < DELAY:
                 return
             self._shown = self._show(total)
         progress, task = self._shown
@@ -49,12 +49,12 @@ class Bar:
 
 
 @contextmanager
-def run_progress(label: str, quiet: bool) -> Iterator[Bar | None]:
+def run_progress(label: str, quiet: bool) -> Iterator[ProgressBar | None]:
     """Show how far a run is."""
     if not _shown(quiet):
         yield None
         return
-    bar = Bar(label)
+    bar = ProgressBar(label)
     try:
         yield bar
     finally:

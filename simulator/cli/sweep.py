@@ -42,13 +42,13 @@ def sweep(
     The points are those of `--vary` and of the scenario's block `sweep`. The same command goes
     on where an earlier one was stopped. Exit code 1 if a point failed.
     """
-    from simulator.planning.points import refuse_hidden, split_values
+    from simulator.planning.design import refuse_overridden, split_values
     from simulator.planning.sweep import TABLE, load_sweep_points, run_sweep
     from simulator.simulation.write import check_folder
 
     at_least_one(jobs=jobs)
     axes = [split_values(item) for item in vary or ()]
-    refuse_hidden([key for key, _ in axes], settings.overrides, settings.seed)
+    refuse_overridden([key for key, _ in axes], settings.overrides, settings.seed)
     points = load_sweep_points(scenario, axes, settings.overrides, settings.seed)
     name = next(point.scenario.name for point in points if point.scenario is not None)
     folder = check_folder(out or Path("out") / f"{name}-sweep")

@@ -84,7 +84,7 @@ def explain(folder: Path, request: int) -> str:
     lines = [_head(row), "", *_events(row, scenario, activity)]
     if row["e2el"] is not None:
         lines += ["", *_parts(row), "", *_remarks(row, summary, activity)]
-        lines += _bounds(row, scenario)
+        lines += _goodput_remarks(row, scenario)
     return "\n".join(lines)
 
 
@@ -180,7 +180,7 @@ def _events(row: Row, scenario: Mapping[str, Any], activity: EngineActivity | No
     sent = arrival + held
     there = ""
     if activity is not None:
-        taken = f"{activity.running}{_of_seats(scenario)}"
+        taken = f"{activity.running}{_batch_limit(scenario)}"
         there = f"; {taken} seats are taken, {activity.waiting} requests wait"
     if again := row.get(RETRY):
         events.append((sent, "sent for the first time"))
@@ -200,7 +200,7 @@ def _events(row: Row, scenario: Mapping[str, Any], activity: EngineActivity | No
     return [_event(*event) for event in events]
 
 
-def _of_seats(scenario: Mapping[str, Any]) -> str:
+def _batch_limit(scenario: Mapping[str, Any]) -> str:
     """Say of how many seats; nothing where the replicas' groups have different ones."""
     cluster = scenario.get("cluster")
     groups = cluster.get("groups") if isinstance(cluster, Mapping) else None
@@ -261,7 +261,7 @@ def _remarks(row: Row, summary: Mapping[str, Any], activity: EngineActivity | No
     return remarks
 
 
-def _bounds(row: Row, scenario: Mapping[str, Any]) -> list[str]:
+def _goodput_remarks(row: Row, scenario: Mapping[str, Any]) -> list[str]:
     """Say which bounds of the goodput it meets; a single token meets any TPOT."""
     lines = []
     for key, bound in _goodput(scenario).items():

@@ -1,7 +1,8 @@
 """What stands out in a run: rules that name figures, and the knob that changes them.
 
-Each rule is a function of the facts; it gives a finding or None. The weight of a finding, 0 to 1,
-is about the share of the requests' time (or of the work) that is at stake, and orders them.
+Each rule is a function of the evidence in a run; it gives a finding or None. The weight of a
+finding, 0 to 1, is about the share of the requests' time (or of the work) that is at stake, and
+orders them.
 """
 
 from collections.abc import Mapping
@@ -10,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.diagnosis.facts import (
-    BLOCKS,
-    BUDGET,
+from simulator.diagnosis.evidence import (
     CAUSES,
+    KV_BLOCKS,
+    MAX_NUM_SEQS,
     POLICY,
-    SEATS,
-    Facts,
+    TOKEN_BUDGET,
+    Evidence,
     Finding,
 )
 from simulator.diagnosis.unfairness import most_underserved
@@ -34,7 +35,7 @@ PREEMPTED = 0.01  # preemptions per request
 MISSED = 0.01  # share of the requests that wait longer than the SLO allows
 STALLED = 0.2  # share of the decoding time that prompts add
 WASTED = 0.1  # share of the token slots that nobody needs
-SEATS_USED = 0.25  # share of the seats that were ever taken
+SEQS_USED = 0.25  # share of the seats that were ever taken
 FULL = 0.95  # share of the KV blocks in use
 UNFAIR = 0.25  # share of a client's waiting in which another gets more than a fair policy gives
 LOW_LOAD = 2.0  # requests that run at once
@@ -49,10 +50,10 @@ def diagnose(record: "Record", summary: Mapping[str, Any]) -> list[dict[str, Any
     Each finding is a dict with `rule`, `weight` (0 to 1), `text`, `knob` and `figures`; figures are
     rounded to four digits.
     """
-    facts = Facts(record, summary)
-    if not facts.done.any():
+    run = Evidence(record, summary)
+    if not run.done.any():
         return []
-    found = [(rule.__name__, finding) for rule in RULES if (finding := rule(facts)) is not None]
+    found = [(rule.__name__, finding) for rule in RULES if (finding := rule(run)) is not None]
     found.sort(key=lambda pair: -pair[1].weight)
     return [{"rule": name, **_rounded(finding)} for name, finding in found]
 
@@ -77,64 +78,64 @@ def diagnosis_lines(findings: list[dict[str, Any]]) -> list[str]:
     return [f"- {finding['text']} Knob: {finding['knob']}." for finding in findings[:SHOWN]]
 
 
-def memory(facts: Facts) -> Finding | None:
+def memory(run: Evidence) -> Finding | None:
     """Requests wait because their KV blocks do not fit."""
-    share = facts.waits[BLOCKS]
+    share = run.wait_shares[KV_BLOCKS]
     if share < WAITING:
         return None
-    engine, running = facts.engine, facts.gauges["mean_running"]
+    engine, running = run.engine, run.gauges["mean_running"]
     return Finding(
         share,
-        f"KV memory limits the batch: for {facts.memory_time:.0%} of the busy time requests wait "
-        f"for blocks, {running:.1f} of {facts.limit('max_num_seqs')} seats taken on average; that "
+        f"KV memory limits the batch: for {run.memory_time:.0%} of the busy time requests wait "
+        f"for blocks, {running:.1f} of {run.limit('max_num_seqs')} seats taken on average; that "
         f"wait is {share:.0%} of the requests' time.",
-        _knob_of(facts, BLOCKS),
+        _knob_of(run, KV_BLOCKS),
         {
             "share_of_e2el": share,
-            "share_of_busy_time": facts.memory_time,
+            "share_of_busy_time": run.memory_time,
             "mean_running": running,
             "max_num_seqs": engine.max_num_seqs,
-            "kv_blocks": facts.record.parts.num_gpu_blocks - 1,
+            "kv_blocks": run.record.parts.num_gpu_blocks - 1,
         },
     )
 
 
-def waiting(facts: Facts) -> Finding | None:
+def waiting(run: Evidence) -> Finding | None:
     """Requests wait though there is memory: for seats, for the token budget, by the policy."""
-    cause = max((SEATS, BUDGET, POLICY), key=lambda name: facts.waits[name])
-    share = facts.waits[cause]
+    cause = max((MAX_NUM_SEQS, TOKEN_BUDGET, POLICY), key=lambda name: run.wait_shares[name])
+    share = run.wait_shares[cause]
     if share < WAITING:
         return None
     why = {
-        SEATS: f"all max_num_seqs={facts.limit('max_num_seqs')} seats are taken",
-        BUDGET: f"a step computes max_num_batched_tokens={facts.limit('max_num_batched_tokens')} "
-        "at most",
-        POLICY: f"{facts.policy} admits nobody then",
+        MAX_NUM_SEQS: f"all max_num_seqs={run.limit('max_num_seqs')} seats are taken",
+        TOKEN_BUDGET: "a step computes max_num_batched_tokens="
+        f"{run.limit('max_num_batched_tokens')} at most",
+        POLICY: f"{run.policy} admits nobody then",
     }[cause]
     return Finding(
         share,
-        f"Requests wait {_short(facts.ms('mean_queue_time') / 1000)} s in the queue on average, "
+        f"Requests wait {_short(run.ms('mean_queue_time') / 1000)} s in the queue on average, "
         f"{share:.0%} of their time, because {why} (GPU busy "
-        f"{facts.gauges['gpu_busy_fraction']:.0%}).",
-        _knob_of(facts, cause),
+        f"{run.gauges['gpu_busy_fraction']:.0%}).",
+        _knob_of(run, cause),
         {
             "cause": cause,
             "share_of_e2el": share,
-            "mean_queue_time_ms": facts.ms("mean_queue_time"),
-            "gpu_busy_fraction": facts.gauges["gpu_busy_fraction"],
+            "mean_queue_time_ms": run.ms("mean_queue_time"),
+            "gpu_busy_fraction": run.gauges["gpu_busy_fraction"],
         },
     )
 
 
-def _knob_of(facts: Facts, cause: str) -> str:
+def _knob_of(run: Evidence, cause: str) -> str:
     """Name the key that does most about a cause of waiting."""
-    engine = facts.engine
-    if cause == SEATS:
+    engine = run.engine
+    if cause == MAX_NUM_SEQS:
         return "engine.max_num_seqs"
-    if cause == BUDGET:
+    if cause == TOKEN_BUDGET:
         return "engine.max_num_batched_tokens, or a lower workload.request_rate"
     if cause == POLICY:
-        held = engine.prefill_schedule_interval > 1 and not facts.custom_admission
+        held = engine.prefill_schedule_interval > 1 and not run.custom_admission
         return f"engine.{'prefill_schedule_interval' if held else 'scheduling_policy'}"
     if engine.allocation == "contiguous":
         return "engine.allocation"
@@ -143,14 +144,14 @@ def _knob_of(facts: Facts, cause: str) -> str:
     return "engine.gpu_memory_utilization, kv_cache_dtype or tensor_parallel_size"
 
 
-def preemption(facts: Facts) -> Finding | None:
+def preemption(run: Evidence) -> Finding | None:
     """Requests are thrown out, and what that costs."""
-    gauges, rate = facts.gauges, facts.gauges["preemption_rate"]
+    gauges, rate = run.gauges, run.gauges["preemption_rate"]
     if rate < PREEMPTED:
         return None
-    again = sum(int(log.pauses["recomputed"].sum()) for log in facts.record.logs)
+    again = sum(int(log.pauses["recomputed"].sum()) for log in run.record.logs)
     copied = round(gauges["swapped_bytes"])
-    lost = facts.share("preempted_time", "recompute_time", "swap_time")
+    lost = run.share("preempted_time", "recompute_time", "swap_time")
     part = again / max(gauges["prefill_tokens"], 1)
     costs = [f"{again:,} tokens ({part:.0%} of prefill) computed again"] if again else []
     costs += [f"{_short(copied / 1e9)} GB of KV cache copied"] if copied else []
@@ -170,61 +171,61 @@ def preemption(facts: Facts) -> Finding | None:
     )
 
 
-def slo(facts: Facts) -> Finding | None:
+def slo(run: Evidence) -> Finding | None:
     """Requests wait in the queue longer than the goodput's bound on TTFT, or E2EL, allows."""
-    bounds = facts.record.scenario.goodput.model_dump(exclude_none=True)
+    bounds = run.record.scenario.goodput.model_dump(exclude_none=True)
     name = next((name for name in ("ttft", "e2el") if name in bounds), None)
     if name is None:
         return None
     bound = float(bounds[name])
-    late = float((facts.table.queue_time[facts.done] > bound / 1000).mean())
+    late = float((run.table.queue_time[run.done] > bound / 1000).mean())
     if late < MISSED:
         return None
-    p99 = facts.ms("p99_queue_time")
+    p99 = run.ms("p99_queue_time")
     return Finding(
         late,
         f"{late:.1%} of the requests wait longer in the queue alone than goodput.{name} allows "
         f"({bound:g} ms): P99 {p99:,.0f} ms.",
-        _knob_of(facts, max(CAUSES, key=lambda cause: facts.waits[cause])),
+        _knob_of(run, max(CAUSES, key=lambda cause: run.wait_shares[cause])),
         {"bound": name, "bound_ms": bound, "share": late, "p99_queue_time_ms": p99},
     )
 
 
-def prefill_stalls(facts: Facts) -> Finding | None:
+def prefill_stalls(run: Evidence) -> Finding | None:
     """Prompts in the same steps make decodes wait."""
-    slowed, alone = facts.time["decode_slowed_time"], facts.time["decode_alone_time"]
+    slowed, alone = run.time["decode_slowed_time"], run.time["decode_alone_time"]
     share = slowed / (slowed + alone) if slowed else 0.0
     if share < STALLED:
         return None
-    step, less = _mixed_steps(facts)
-    knob = f"engine.max_num_batched_tokens ({facts.engine.max_num_batched_tokens} now)"
-    if facts.custom_admission:
-        knob = f"engine.scheduling_policy ({facts.policy} now)"
+    step, less = _mixed_steps(run)
+    knob = f"engine.max_num_batched_tokens ({run.engine.max_num_batched_tokens} now)"
+    if run.custom_admission:
+        knob = f"engine.scheduling_policy ({run.policy} now)"
     beside = f"where its decodes alone would take {_short(less * 1e3)} ms"
     beside = beside if less else "without decodes"
     return Finding(
-        facts.share("decode_slowed_time"),
+        run.share("decode_slowed_time"),
         f"Prompts make up {share:.0%} of the time between tokens: a step with prompts takes "
-        f"{_short(step * 1e3)} ms {beside}; P99 ITL {_short(facts.ms('p99_itl'))} ms.",
+        f"{_short(step * 1e3)} ms {beside}; P99 ITL {_short(run.ms('p99_itl'))} ms.",
         knob,
         {
             "share_of_decode_time": share,
-            "share_of_e2el": facts.share("decode_slowed_time"),
+            "share_of_e2el": run.share("decode_slowed_time"),
             "mean_step_with_prompts_ms": step * 1e3,
             "mean_of_its_decodes_alone_ms": less * 1e3,
-            "p99_itl_ms": facts.ms("p99_itl"),
+            "p99_itl_ms": run.ms("p99_itl"),
         },
     )
 
 
-def _mixed_steps(facts: Facts) -> tuple[float, float]:
+def _mixed_steps(run: Evidence) -> tuple[float, float]:
     """Give the mean seconds of steps with prompts and decodes, and of their decodes alone."""
     times: list[Floats] = []
     stalls: list[Floats] = []
-    for log, cost in zip(facts.record.logs, facts.record.costs, strict=True):
+    for log, cost in zip(run.record.logs, run.record.costs, strict=True):
         rows = prompt_rows(log)
         mixed = log.steps["decodes"][rows] > 0
-        if facts.custom_admission:  # it may keep decodes out of such steps: they wait all the same
+        if run.custom_admission:  # it may keep decodes out of such steps: they wait all the same
             mixed[:] = True
         times.append((log.steps["end"][rows] - log.steps["start"][rows])[mixed])
         stalls.append(prompt_stalls(log, cost)[mixed])
@@ -232,20 +233,20 @@ def _mixed_steps(facts: Facts) -> tuple[float, float]:
     return (float(time.mean()), float((time - stall).mean())) if len(time) else (0.0, 0.0)
 
 
-def unused_seats(facts: Facts) -> Finding | None:
+def unused_seats(run: Evidence) -> Finding | None:
     """Padding and finished members of a static batch, or seats that nobody ever takes."""
-    gauges, seats = facts.gauges, facts.engine.max_num_seqs
+    gauges, seats = run.gauges, run.engine.max_num_seqs
     wasted, most = gauges["wasted_share"], gauges["max_running"]
     figures = {"wasted_share": wasted, "max_running": most, "max_num_seqs": seats}
-    if wasted >= WASTED and facts.engine.speculative_config is None:
+    if wasted >= WASTED and run.engine.speculative_config is None:
         return Finding(
             wasted,
             f"{wasted:.0%} of the token slots are padding or finished members of a batch that "
             "still runs: their seats serve nobody.",
-            f"engine.scheduling_policy ({facts.policy} now; fcfs wastes none)",
+            f"engine.scheduling_policy ({run.policy} now; fcfs wastes none)",
             figures,
         )
-    if most > SEATS_USED * seats:
+    if most > SEQS_USED * seats:
         return None
     why = "KV memory ends first" if gauges["kv_cache_usage_max"] > FULL else "the load is lower"
     return Finding(
@@ -256,11 +257,11 @@ def unused_seats(facts: Facts) -> Finding | None:
     )
 
 
-def unfair(facts: Facts) -> Finding | None:
+def unfair(run: Evidence) -> Finding | None:
     """A client waits while another gets clearly more service than it."""
-    if not several_clients(facts.record.workload):
+    if not several_clients(run.record.workload):
         return None
-    clients = Clients.of(facts.record)
+    clients = Clients.of(run.record)
     names = clients.words.names
     found = most_underserved(clients)
     if found is None or found.share < UNFAIR:
@@ -272,7 +273,7 @@ def unfair(facts: Facts) -> Finding | None:
         f"Clients are served unequally: for {found.share:.0%} of the time that {worst} waits, it "
         f"gets {_short(found.service)} tokens and {best} {_short(found.best_service)} (answers "
         f"count twice{weighed}), more than a fair policy would give.",
-        f"engine.scheduling_policy ({facts.policy} now)",
+        f"engine.scheduling_policy ({run.policy} now)",
         {
             "worst_client": worst,
             "worst_service": found.service,
@@ -284,10 +285,10 @@ def unfair(facts: Facts) -> Finding | None:
     )
 
 
-def low_load(facts: Facts) -> Finding | None:
+def low_load(run: Evidence) -> Finding | None:
     """So few requests run at once that it does not matter how they are batched."""
-    running, busy = facts.gauges["mean_running"], facts.gauges["gpu_busy_fraction"]
-    if running >= LOW_LOAD or sum(facts.waits.values()) >= WAITING:
+    running, busy = run.gauges["mean_running"], run.gauges["gpu_busy_fraction"]
+    if running >= LOW_LOAD or sum(run.wait_shares.values()) >= WAITING:
         return None
     return Finding(
         1 - running / LOW_LOAD,
@@ -306,12 +307,12 @@ LOST_TRIES = {
 """Why tries come to nothing, in words, and the knob."""
 
 
-def tries(facts: Facts) -> Finding | None:
+def tries(run: Evidence) -> Finding | None:
     """Requests are given up by their clients, or it takes several tries to serve them."""
-    cluster = facts.gauges.get("cluster", {})
-    total = len(facts.table.sent)
+    cluster = run.gauges.get("cluster", {})
+    total = len(run.table.sent)
     gone = cluster.get("shed", 0) + cluster.get("timed_out", 0)
-    lost, share = gone / total, facts.share(RETRY)
+    lost, share = gone / total, run.share(RETRY)
     if lost < GIVEN_UP and share < TRIED:
         return None
     counts = {name: cluster[name] for name in LOST_TRIES}
@@ -328,12 +329,12 @@ def tries(facts: Facts) -> Finding | None:
     )
 
 
-def kv_transfer(facts: Facts) -> Finding | None:
+def kv_transfer(run: Evidence) -> Finding | None:
     """KV caches are long on their way from the replicas that prefill."""
-    share = facts.share("transfer_time")
+    share = run.share("transfer_time")
     if share < MOVED:
         return None
-    links = facts.gauges["cluster"]["kv_transfer"]
+    links = run.gauges["cluster"]["kv_transfer"]
     behind = links["mean_link_wait_ms"] / links["mean_transfer_time_ms"]
     return Finding(
         share,

@@ -14,12 +14,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.results.fairness import INPUT_WEIGHT, OUTPUT_WEIGHT, Clients, backlogs, spans
+from simulator.results.fairness import (
+    INPUT_WEIGHT,
+    OUTPUT_WEIGHT,
+    Clients,
+    backlogged_periods,
+    expand_ranges,
+)
 from simulator.results.request_table import Floats, Ints, RequestTable
 
-FEWEST = 10  # requests that a client must have sent to be compared
+MIN_REQUESTS = 10  # requests that a client must have sent to be compared
 COMPARED = 16  # clients that waited the longest, and as many that got the most: 256 pairs
-TIMES = 2.0  # as much service is clearly more
+FACTOR = 2.0  # as much service is clearly more
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,7 @@ class _Admissions:
         high = np.searchsorted(self.time, end, "right")
         upto = np.append(0.0, np.cumsum(self.amount))
         long = np.flatnonzero(upto[high] - upto[low] >= least)
-        return spans(long, low[long], high[long])
+        return expand_ranges(long, low[long], high[long])
 
 
 def _service(table: RequestTable) -> Ints:
@@ -84,9 +90,9 @@ def most_underserved(clients: Clients) -> Underserved | None:
     """
     admissions, batch = _Admissions.of(clients), batch_service(clients.table)
     size = len(clients.weights)
-    codes, begin, stop = backlogs(clients)
+    codes, begin, stop = backlogged_periods(clients)
     waited = np.bincount(codes, stop - begin, size)
-    waited[np.bincount(clients.codes, minlength=size) < FEWEST] = 0.0
+    waited[np.bincount(clients.codes, minlength=size) < MIN_REQUESTS] = 0.0
     got = np.bincount(admissions.owner, admissions.amount, size)
     best = np.argsort(-got, kind="stable")[:COMPARED]
     found: list[Underserved] = []
@@ -121,14 +127,14 @@ class _WaitingClient:
     def against(self, best: int, bound: float) -> Underserved | None:
         """Find the times in which another got more than its share, each the longest there is.
 
-        A walk goes up by what the other gets and down by `TIMES` what this client gets. Where it
+        A walk goes up by what the other gets and down by `FACTOR` what this client gets. Where it
         rises by more than the bound above its lowest point of the stretch, the time from there to
         its peak counts.
         """
         both = np.flatnonzero((self.owner == self.worst) | (self.owner == best))
         theirs = self.owner[both] == best
         amount, stretch = self.amount[both], self.stretch[both]
-        steps = np.where(theirs, amount, -TIMES * amount)
+        steps = np.where(theirs, amount, -FACTOR * amount)
         first = np.flatnonzero(np.append(True, stretch[1:] != stretch[:-1])[: len(both)])
         # Each stretch begins with a fall below all that was before.
         walk = np.cumsum(np.insert(steps, first, -np.abs(steps).sum() - 1.0))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.core.log import Log
-from simulator.figures.occupancy import ENDED
+from simulator.figures.occupancy import FINISHED_LABEL
 from simulator.figures.runs import draw_rows
 from simulator.figures.style import COLORS, bars_with_ratios, grid, log_scale, sheet
 from simulator.results.request_table import Floats, gather_requests
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from simulator.simulation.result import Result
 
-ROW = 0.28  # inches of a run among many
+ROW_HEIGHT = 0.28  # inches of a run among many
 BINS = 400  # points of a line over time: what 600 pixels can show
 WINDOW = 120.0  # s, of the batch over time: short enough to tell static batches apart
 QUANTILES = 400  # points of a distribution
@@ -62,7 +62,7 @@ def draw_many(labels: Sequence[str], results: Sequence["Result"]) -> "Figure":
     Output throughput as bars; mean and P99 of TTFT, TPOT and E2EL as points on logarithmic axes,
     where they span more than a factor of ten.
     """
-    with sheet(1, 4, 1.9 + ROW * len(labels), sharey=True) as figure:
+    with sheet(1, 4, 1.9 + ROW_HEIGHT * len(labels), sharey=True) as figure:
         figure.suptitle(_title(results[0]), fontsize=12)
         draw_rows(
             figure,
@@ -131,11 +131,11 @@ def _draw_seats(axes: "Axes", results: Sequence["Result"]) -> None:
         if idle.any():
             wasted = True
             axes.fill_between(middle, taken - idle, taken, color=color, alpha=0.3, linewidth=0)
-    _frame(axes, edges, headroom=1.25)
+    _set_limits(axes, edges, headroom=1.25)
     axes.set(title="Requests in the batch", xlabel="time (s)", ylabel="requests running")
     if wasted:
         patch = Patch(color="0.5", alpha=0.4, linewidth=0)
-        axes.legend([patch], [ENDED], loc="upper right", frameon=False)
+        axes.legend([patch], [FINISHED_LABEL], loc="upper right", frameon=False)
 
 
 def _draw_queue(axes: "Axes", results: Sequence["Result"]) -> None:
@@ -144,11 +144,11 @@ def _draw_queue(axes: "Axes", results: Sequence["Result"]) -> None:
     for result, color in zip(results, COLORS, strict=False):
         depth = sum(_depth_in_bins(log, edges) for log in result.logs)
         axes.plot((edges[1:] + edges[:-1]) / 2, depth, color=color, linewidth=1.5)
-    _frame(axes, edges, headroom=1.05)
+    _set_limits(axes, edges, headroom=1.05)
     axes.set(title="Queue", xlabel="time (s)", ylabel="requests waiting")
 
 
-def _frame(axes: "Axes", edges: Floats, headroom: float) -> None:
+def _set_limits(axes: "Axes", edges: Floats, headroom: float) -> None:
     """Begin just below 0, so that a line at 0 shows, and leave room above the highest."""
     top = max([float(np.max(line.get_ydata())) for line in axes.lines] + [1.0]) * headroom
     axes.set(ylim=(-0.015 * top, top), xlim=(edges[0], edges[-1]))

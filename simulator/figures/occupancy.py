@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SECONDS = 60.0  # shown unless told: long enough for a static batch, short enough to see requests
-SAME = 1e-6  # s: files round times to nanoseconds
-ENDED = "already done, keeps its seat"
+ROUNDING = 1e-6  # s: files round times to nanoseconds
+FINISHED_LABEL = "already done, keeps its seat"
 SHADES = (0, 1, 2, 3, 4, 5)  # colours of neighbours in the queue
 
 
@@ -45,7 +45,7 @@ def draw_occupancy(
         figure.axes[-1].set_xlabel("time (s)")
         if any(run.policy == "static" for run in runs):
             patches = [Patch(color=color(1)), Patch(color=PALE)]
-            names = ["a request (colours only tell neighbours apart)", ENDED]
+            names = ["a request (colours only tell neighbours apart)", FINISHED_LABEL]
             figure.legend(patches, names, loc="outside lower center", ncols=2, frameon=False)
     return figure
 
@@ -66,7 +66,7 @@ def _slots(run: Run, begin: float, end: float) -> Span:
         done = np.fmin(done, freed)
     order = np.flatnonzero(~np.isnan(admitted) & ~np.isnan(freed))
     order = order[np.lexsort((order, admitted[order]))]
-    slots = np.array([*lowest_free(admitted[order], freed[order], SAME)], float)
+    slots = np.array([*lowest_slots(admitted[order], freed[order], ROUNDING)], float)
     shown = (admitted[order] < end) & (freed[order] > begin)
     order, slots = order[shown], slots[shown]
     ids = run.requests.id.to_numpy()[order]
@@ -84,7 +84,7 @@ def _batches(
     batch: list[int] = []
     last = -np.inf
     for k in np.lexsort((np.arange(len(admitted)), admitted))[: int((~np.isnan(admitted)).sum())]:
-        if batch and admitted[k] >= last - SAME:
+        if batch and admitted[k] >= last - ROUNDING:
             yield batch, last
             batch = []
         batch.append(int(k))
@@ -94,7 +94,7 @@ def _batches(
         yield batch, max(last, float(np.nanmax(admitted)))
 
 
-def lowest_free(starts: Iterable[float], ends: Iterable[float], rounded: float) -> Iterator[int]:
+def lowest_slots(starts: Iterable[float], ends: Iterable[float], rounded: float) -> Iterator[int]:
     """Yield for each, in order of start, the lowest number that nobody has from start to end.
 
     Times may be wrong by `rounded` s, as those of files are.

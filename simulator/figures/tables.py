@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 RATES = ("workload.request_rate", "workload.max_concurrency", "workload.trace.rate_scale")
 CHUNK = "engine.max_num_batched_tokens"
-NAMED = 8  # keys that a message lists
+MAX_KEYS = 8  # keys that a message lists
 METRICS = (
     *("output_throughput", "mean_tpot_ms", "mean_e2el_ms"),
     *("mean_ttft_ms", "p99_ttft_ms", "mean_itl_ms", "p99_itl_ms"),
@@ -42,7 +42,7 @@ def draw_latency(rows: "pd.DataFrame") -> "Figure":
 
     `rows` is the table of a sweep that varies the load. Other varied keys make one curve each.
     """
-    rows = whole(rows)
+    rows = completed_points(rows)
     rate = next((key for key in RATES if key in rows), None)
     if rate is None:
         raise HeadwayError(f"the sweep varies none of {', '.join(RATES)}")
@@ -58,30 +58,30 @@ def draw_latency(rows: "pd.DataFrame") -> "Figure":
         log_scale(figure.axes[0], "y")
         figure.axes[1].set_ylim(bottom=0)
         figure.axes[0].plot([], [], "o", mfc="none", mec=GREY, ms=12, label="knee")
-        legend_below(figure, figure.axes[0], naming(rows, rate))
+        legend_below(figure, figure.axes[0], legend_title(rows, rate))
     return figure
 
 
 def _draw_curve(axes: "Axes", curve: "pd.DataFrame", metric: str, number: int, label: str) -> None:
-    speed, felt = (curve[key].to_numpy(float) for key in ("output_throughput", metric))
-    axes.plot(speed, felt, color=color(number), marker=marker(number), label=label)
+    speed, latency = (curve[key].to_numpy(float) for key in ("output_throughput", metric))
+    axes.plot(speed, latency, color=color(number), marker=marker(number), label=label)
     place = knee(speed, curve["mean_e2el_ms"].to_numpy(float))
     if place is not None:
         axes.plot(
-            speed[place], felt[place], "o", mfc="none", mec=GREY, ms=12, mew=1.5, label="_knee"
+            speed[place], latency[place], "o", mfc="none", mec=GREY, ms=12, mew=1.5, label="_knee"
         )
 
 
-def knee(load: Floats, felt: Floats) -> int | None:
+def knee(load: Floats, latency: Floats) -> int | None:
     """Give the point after which latency rises faster than load: the one farthest below the chord.
 
     Both axes are scaled to 0..1 first, and the chord joins the first and the last point (Satopaa
     et al., *Finding a "Kneedle" in a Haystack*, 2011). None with fewer than three points, or where
     no point is below it.
     """
-    if len(load) < 3 or np.ptp(load) == 0 or np.ptp(felt) == 0:
+    if len(load) < 3 or np.ptp(load) == 0 or np.ptp(latency) == 0:
         return None
-    x, y = ((values - values.min()) / np.ptp(values) for values in (load, felt))
+    x, y = ((values - values.min()) / np.ptp(values) for values in (load, latency))
     chord = y[0] + (y[-1] - y[0]) * (x - x[0]) / ((x[-1] - x[0]) or 1.0)
     below: Floats = chord - y
     place = int(np.argmax(below))
@@ -100,7 +100,7 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
         rows = rows[rows.tokens_per_s_per_gpu.notna()]
         user, speed = rows.tokens_per_s_per_user, rows.tokens_per_s_per_gpu
     else:
-        rows = whole(rows)
+        rows = completed_points(rows)
         user, speed = 1e3 / rows.mean_tpot_ms, rows.output_throughput
         per_gpu = "gpu_hours" in rows and bool((rows.gpu_hours > 0).all())
         if per_gpu:
@@ -121,7 +121,7 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
         axes.set_ylabel("output tokens/s per GPU" if per_gpu else "output tokens/s of the server")
         from_zero(axes)
         grid(axes)
-        legend_below(figure, axes, naming(rows, key))
+        legend_below(figure, axes, legend_title(rows, key))
     return figure
 
 
@@ -132,8 +132,8 @@ def _marks(
 
     `best` are the rows on the front. Parts without a colour come first, below the others.
     """
-    parts = list(split(rows, key))
-    named = _named([part for _, part in parts], best)
+    parts = list(split_by_keys(rows, key))
+    named = _colored_parts([part for _, part in parts], best)
     faint = {"linestyle": "none", "marker": "o", "markersize": 5, "color": FAINT}
     for number, place in enumerate(sorted({*range(len(parts))} - {*named})):
         yield "_" if number else "others", parts[place][1], faint
@@ -142,7 +142,7 @@ def _marks(
         yield *parts[place], look | {"color": color(number)}
 
 
-def _named(parts: "Sequence[pd.DataFrame]", best: Sequence[Any]) -> Sequence[int]:
+def _colored_parts(parts: "Sequence[pd.DataFrame]", best: Sequence[Any]) -> Sequence[int]:
     """Number the parts that get a colour: all; of more than there are, those on the front.
 
     Of these, if they are too many, some from one end to the other.
@@ -160,7 +160,7 @@ def _named(parts: "Sequence[pd.DataFrame]", best: Sequence[Any]) -> Sequence[int
 
 def draw_chunk(rows: "pd.DataFrame") -> "Figure":
     """Draw TTFT and ITL over the size of a chunk (`max_num_batched_tokens`)."""
-    rows = whole(rows)
+    rows = completed_points(rows)
     if CHUNK not in rows:
         raise HeadwayError(f"the sweep does not vary {CHUNK}")
     with sheet(1, 2, 3.9) as figure:
@@ -180,11 +180,11 @@ def draw_chunk(rows: "pd.DataFrame") -> "Figure":
             grid(axes)
         for dashes, name in (("-", "P99"), ("--", "mean")):
             figure.axes[0].plot([], [], dashes, color=GREY, label=name)
-        legend_below(figure, figure.axes[0], naming(rows, CHUNK))
+        legend_below(figure, figure.axes[0], legend_title(rows, CHUNK))
     return figure
 
 
-def whole(rows: "pd.DataFrame") -> "pd.DataFrame":
+def completed_points(rows: "pd.DataFrame") -> "pd.DataFrame":
     """Leave out the points that failed; HeadwayError where none is left, or no sweep's table."""
     need_columns(rows, ["error", "output_throughput", "mean_tpot_ms"], "the sweep's table")
     rows = rows[rows.error.isna()]
@@ -197,18 +197,18 @@ def whole(rows: "pd.DataFrame") -> "pd.DataFrame":
 
 def curves(rows: "pd.DataFrame", along: str) -> "Iterator[tuple[str, pd.DataFrame]]":
     """Split the points by the varied keys other than `along`; label them by what differs."""
-    parts = list(split(rows, along))
+    parts = list(split_by_keys(rows, along))
     if len(parts) > 12:
-        keys = others(rows, along)
-        more = f" and {len(keys) - NAMED} more" if len(keys) > NAMED else ""
-        text = f"{len(parts)} curves are too many to tell apart: {', '.join(keys[:NAMED])}{more}"
+        keys = varied_keys(rows, along)
+        more = f" and {len(keys) - MAX_KEYS} more" if len(keys) > MAX_KEYS else ""
+        text = f"{len(parts)} curves are too many to tell apart: {', '.join(keys[:MAX_KEYS])}{more}"
         raise HeadwayError(text)
     yield from parts
 
 
-def split(rows: "pd.DataFrame", along: str) -> "Iterator[tuple[str, pd.DataFrame]]":
+def split_by_keys(rows: "pd.DataFrame", along: str) -> "Iterator[tuple[str, pd.DataFrame]]":
     """Split the points likewise, however many parts there are."""
-    keys = others(rows, along)
+    keys = varied_keys(rows, along)
     if not keys:
         yield "", rows
         return
@@ -216,12 +216,12 @@ def split(rows: "pd.DataFrame", along: str) -> "Iterator[tuple[str, pd.DataFrame
         yield ", ".join(map(str, values)), part
 
 
-def naming(rows: "pd.DataFrame", along: str) -> str:
+def legend_title(rows: "pd.DataFrame", along: str) -> str:
     """Give the legend's title: the last words of the keys that tell the curves apart."""
-    return ", ".join(key.rpartition(".")[2] for key in others(rows, along))
+    return ", ".join(key.rpartition(".")[2] for key in varied_keys(rows, along))
 
 
-def others(rows: "pd.DataFrame", along: str) -> Sequence[str]:
+def varied_keys(rows: "pd.DataFrame", along: str) -> Sequence[str]:
     """Give the keys, dotted, that were varied beside `along`."""
     dotted = [key for key in rows.columns if "." in key and key.split(".")[0].isalpha()]
     return [key for key in dotted if key != along and rows[key].nunique() > 1]
@@ -248,8 +248,8 @@ def draw_steps(steps: "pd.DataFrame") -> "Figure":
             if not part.any():
                 continue
             label = f"{name} ({int(part.sum()):,})"
-            took, said = 1e3 * steps.seconds[part], 1e3 * steps.predicted_s[part]
-            times.plot(took, said, ".", color=color(number), ms=3, alpha=0.4, label=label)
+            measured, predicted = 1e3 * steps.seconds[part], 1e3 * steps.predicted_s[part]
+            times.plot(measured, predicted, ".", color=color(number), ms=3, alpha=0.4, label=label)
             spread.hist(error[part], bins, color=color(number), alpha=0.6)
         low, high = 1e3 * steps.seconds.min(), 1e3 * steps.seconds.max()
         for factor in (0.9, 1.0, 1.1):

@@ -1,5 +1,5 @@
 """Many runs of a scenario: sweeps, replications and their intervals, plans under service levels.
 
-It may import `views` and what lies below. Start with `points.py` and `runs.py`, which all share,
+It may import `views` and what lies below. Start with `design.py` and `runs.py`, which all share,
 then `sweep.py`.
 """

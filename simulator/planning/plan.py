@@ -11,12 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator.models.gpus import find_gpu
+from simulator.planning.design import (
+    DesignPoint,
+    as_yaml,
+    factors,
+    load_point,
+    load_points,
+    need_runnable,
+)
 from simulator.planning.intervals import Estimate
-from simulator.planning.points import Point, as_yaml, factors, load_point, load_points, need_one
-from simulator.planning.question import Options, Question, make_question
-from simulator.planning.runs import Numbers, Outcome, run_each
-from simulator.planning.search import Answer, Search, Trial, Wanted, interval
-from simulator.planning.service_levels import read_numbers
+from simulator.planning.problem import PlanOptions, PlanProblem, make_problem
+from simulator.planning.runs import MetricValues, Outcome, run_each
+from simulator.planning.search import PlannedRun, Search, SearchResult, Trial, interval
+from simulator.planning.service_levels import read_metric_values
 from simulator.results.cluster_metrics import price_of_cluster
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
@@ -35,17 +42,17 @@ Progress = Callable[[int], None]
 
 
 @dataclass(slots=True)
-class Candidate(Point):
+class Candidate(DesignPoint):
     """One configuration, at the scenario's own load, and what was found out about it."""
 
-    answer: Answer = field(default_factory=lambda: Answer(None, []))
+    result: SearchResult = field(default_factory=lambda: SearchResult(None, []))
     lower_loads: list[Trial] = field(default_factory=list)
 
     @property
     def best(self) -> Trial:
         """Where it just holds; only of one that does."""
-        assert self.answer.best is not None
-        return self.answer.best
+        assert self.result.best is not None
+        return self.result.best
 
     def resources_at(self, trial: Trial) -> tuple[float, float | None]:
         """Give the GPUs that it takes and its dollars per hour; None where a GPU has no price.
@@ -58,8 +65,8 @@ class Candidate(Point):
         if cluster is None or cluster.autoscaling is None:
             return gpus, price
         return (
-            _in_an_hour(trial, "gpu_hours"),
-            None if price is None else _in_an_hour(trial, "dollars"),
+            _per_hour(trial, "gpu_hours"),
+            None if price is None else _per_hour(trial, "dollars"),
         )
 
     @property
@@ -76,10 +83,10 @@ class Candidate(Point):
 
         Of a fleet whose size was searched for, only the place that was found.
         """
-        tried = self.answer.trials
+        tried = self.result.trials
         fleet = self.scenario is not None and self.scenario.cluster is not None
         if fleet and not self.lower_loads:
-            tried = [trial for trial in tried if trial is self.answer.best]
+            tried = [trial for trial in tried if trial is self.result.best]
         for trial in [*tried, *self.lower_loads]:
             tpot = interval(trial.runs, "mean_tpot_ms").mean
             if tpot:
@@ -87,7 +94,7 @@ class Candidate(Point):
                 yield trial, 1000.0 / tpot, tokens / self.resources_at(trial)[0]
 
 
-def _in_an_hour(trial: Trial, paid: str) -> float:
+def _per_hour(trial: Trial, paid: str) -> float:
     """Give what a place's runs paid for in an hour, on average."""
     return sum(3600.0 * run[paid] / run["duration"] for run in trial.runs) / len(trial.runs)
 
@@ -118,15 +125,15 @@ def plan(
     import pandas as pd
 
     items = [f"{k}={','.join(as_yaml(v) for v in values)}" for k, values in (vary or {}).items()]
-    options = Options([*slo] or None, items or None, fewest, cheapest)
-    question = make_question(Path(scenario), options)
-    candidates, best = find_best(question, jobs=jobs)
+    options = PlanOptions([*slo] or None, items or None, fewest, cheapest)
+    problem = make_problem(Path(scenario), options)
+    candidates, best = find_best(problem, jobs=jobs)
     ordered = [best, *(c for c in candidates if c is not best)]
-    return pd.DataFrame([row_of(question, candidate) for candidate in ordered])
+    return pd.DataFrame([result_row(problem, candidate) for candidate in ordered])
 
 
 def find_best(
-    question: Question,
+    problem: PlanProblem,
     optuna: int | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
@@ -136,35 +143,33 @@ def find_best(
     Raises HeadwayError where none can be run, or none holds.
     """
     if optuna is None:
-        design = factors(question.axes)
-        candidates = load_points(
-            question.path, design, question.overrides, question.seed, Candidate
-        )
-        need_one(candidates)
-        answer(question, candidates, jobs, progress)
+        design = factors(problem.axes)
+        candidates = load_points(problem.path, design, problem.overrides, problem.seed, Candidate)
+        need_runnable(candidates)
+        search_all(problem, candidates, jobs, progress)
     else:
-        candidates = answer_by_optuna(question, optuna, jobs, progress)
-    best = best_of(question, candidates)
-    if question.key and not question.high:
-        run_lower_loads(question, candidates, jobs)
+        candidates = search_by_optuna(problem, optuna, jobs, progress)
+    best = choose_best(problem, candidates)
+    if problem.key and not problem.high:
+        run_lower_loads(problem, candidates, jobs)
     return candidates, best
 
 
-def answer(
-    question: Question,
+def search_all(
+    problem: PlanProblem,
     candidates: Sequence[Candidate],
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Search for every candidate, all at once; what is found is written into them."""
-    active: list[tuple[Candidate, Search, list[Wanted]]] = []
+    active: list[tuple[Candidate, Search, list[PlannedRun]]] = []
     for candidate in candidates:
         if candidate.scenario is not None:
-            search = question.search(candidate.scenario)
+            search = problem.search(candidate.scenario)
             active.append((candidate, search, next(search)))
     while active:
         work = [(candidate, wanted) for candidate, _, runs in active for wanted in runs]
-        outcomes = iter(_run_all(question, work, jobs))
+        outcomes = iter(_run_all(problem, work, jobs))
         still = []
         for candidate, search, runs in active:
             results = [next(outcomes) for _ in runs]
@@ -172,87 +177,85 @@ def answer(
                 candidate.errors = failed[0].errors
                 continue
             try:
-                still.append((candidate, search, search.send([one.numbers for one in results])))
+                still.append((candidate, search, search.send([one.values for one in results])))
             except StopIteration as end:
-                candidate.answer = end.value
-                if question.high and candidate.answer.best is not None:
+                candidate.result = end.value
+                if problem.high and candidate.result.best is not None:
                     # GPUs and price may depend on what the search has found.
-                    found = question.settings(candidate.varied, (candidate.best.at, 0))
-                    candidate.scenario = load_scenario(
-                        question.path, question.overrides, vary=found
-                    )
+                    found = problem.settings(candidate.varied, (candidate.best.at, 0))
+                    candidate.scenario = load_scenario(problem.path, problem.overrides, vary=found)
         active = still
         if progress is not None:
             progress(len(work))
 
 
 def run_lower_loads(
-    question: Question, candidates: Sequence[Candidate], jobs: int | None = None
+    problem: PlanProblem, candidates: Sequence[Candidate], jobs: int | None = None
 ) -> None:
     """Run every candidate that holds at lower loads, too, once each."""
     places = [
         (candidate, share * candidate.best.at)
         for candidate in candidates
-        if candidate.answer.best is not None
+        if candidate.result.best is not None
         for share in LOWER_LOADS
     ]
-    outcomes = _run_all(question, [(candidate, (at, 0)) for candidate, at in places], jobs)
+    outcomes = _run_all(problem, [(candidate, (at, 0)) for candidate, at in places], jobs)
     for (candidate, at), outcome in zip(places, outcomes, strict=True):
         if not outcome.errors:
-            candidate.lower_loads.append(Trial(at, [outcome.numbers]))
+            candidate.lower_loads.append(Trial(at, [outcome.values]))
 
 
 def _run_all(
-    question: Question, work: Sequence[tuple[Candidate, Wanted]], jobs: int | None
+    problem: PlanProblem, work: Sequence[tuple[Candidate, PlannedRun]], jobs: int | None
 ) -> list[Outcome]:
     """Make the runs. What they warn of was told when the candidates were loaded."""
-    tasks = [question.settings(candidate.varied, wanted) for candidate, wanted in work]
-    outcomes = dict(run_each(partial(_measure, question), tasks, jobs))
+    tasks = [problem.settings(candidate.varied, wanted) for candidate, wanted in work]
+    outcomes = dict(run_each(partial(_measure, problem), tasks, jobs))
     return [outcomes[index] for index in range(len(tasks))]
 
 
-def _measure(question: Question, settings: Sequence[tuple[str, str]]) -> Numbers:
+def _measure(problem: PlanProblem, settings: Sequence[tuple[str, str]]) -> MetricValues:
     """Make one run, in a worker."""
-    result = run(load_scenario(question.path, question.overrides, vary=settings))
-    return read_numbers(result, question.rules.slos)
+    result = run(load_scenario(problem.path, problem.overrides, vary=settings))
+    return read_metric_values(result, problem.criteria.slos)
 
 
-def best_of(question: Question, candidates: Sequence[Candidate]) -> Candidate:
+def choose_best(problem: PlanProblem, candidates: Sequence[Candidate]) -> Candidate:
     """Choose: at a fixed load the cheapest; else the most requests per dollar.
 
     Where a price is unknown, GPUs count in place of dollars. Raises HeadwayError, which names the
     candidate that comes closest, where none holds.
     """
-    holding = [candidate for candidate in candidates if candidate.answer.best is not None]
+    holding = [candidate for candidate in candidates if candidate.result.best is not None]
     if not holding:
-        raise HeadwayError(_none_holds(question, candidates))
+        raise HeadwayError(_none_holds(problem, candidates))
     gpus, prices = zip(*(candidate.resources for candidate in holding), strict=True)
     weights: Sequence[float] = gpus if None in prices else prices
 
     def rank(k: int) -> tuple[float, float]:
         rate = holding[k].read("request_throughput").mean
-        if question.high or not question.key:
+        if problem.high or not problem.key:
             return weights[k], -rate
         return -rate / weights[k] if weights[k] else -rate, weights[k]
 
     return holding[min(range(len(holding)), key=rank)]
 
 
-def _none_holds(question: Question, candidates: Sequence[Candidate]) -> str:
+def _none_holds(problem: PlanProblem, candidates: Sequence[Candidate]) -> str:
     """Say so, and what comes closest."""
-    slos = question.rules.slos
-    tried = [(c, trial) for c in candidates for trial in c.answer.trials if trial.runs]
+    slos = problem.criteria.slos
+    tried = [(c, trial) for c in candidates for trial in c.result.trials if trial.runs]
     if not tried:
         return next(c.error for c in candidates if c.errors)
     closest, trial = min(tried, key=lambda pair: (pair[1].violation(slos), pair[1].at))
     got = ", ".join(f"{slo.metric} {interval(trial.runs, slo.metric).mean:.4g}" for slo in slos)
     wanted = " and ".join(slo.text for slo in slos)
-    place = f" at {question.key}={trial.at:g}" if question.key else ""
+    place = f" at {problem.key}={trial.at:g}" if problem.key else ""
     return f"no configuration meets {wanted}; the closest is {closest.label}{place}: {got}"
 
 
-def answer_by_optuna(
-    question: Question, trials: int, jobs: int | None = None, progress: Progress | None = None
+def search_by_optuna(
+    problem: PlanProblem, trials: int, jobs: int | None = None, progress: Progress | None = None
 ) -> list[Candidate]:
     """Search among the combinations by Optuna's TPE; return those it tried, answered.
 
@@ -265,55 +268,55 @@ def answer_by_optuna(
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(
         direction="maximize",
-        sampler=optuna.samplers.TPESampler(seed=question.seed % 2**32, constant_liar=True),
+        sampler=optuna.samplers.TPESampler(seed=problem.seed % 2**32, constant_liar=True),
     )
     tried: dict[tuple[str, ...], Candidate] = {}
     for begin in range(0, trials, BATCH):
         asked = [study.ask() for _ in range(min(BATCH, trials - begin))]
         chosen = [
-            tuple(trial.suggest_categorical(key, list(values)) for key, values in question.axes)
+            tuple(trial.suggest_categorical(key, list(values)) for key, values in problem.axes)
             for trial in asked
         ]
         fresh = []
         for values in chosen:
             if values not in tried:
-                varied = {key: v for (key, _), v in zip(question.axes, values, strict=True)}
+                varied = {key: v for (key, _), v in zip(problem.axes, values, strict=True)}
                 candidate = load_point(
-                    question.path, varied, question.overrides, question.seed, Candidate
+                    problem.path, varied, problem.overrides, problem.seed, Candidate
                 )
                 tried[values] = candidate
                 fresh.append(candidate)
-        answer(question, fresh, jobs, progress)
+        search_all(problem, fresh, jobs, progress)
         for trial, values in zip(asked, chosen, strict=True):
-            study.tell(trial, _worth(tried[values], question))
+            study.tell(trial, _objective(tried[values], problem))
     return list(tried.values())
 
 
-def _worth(candidate: Candidate, question: Question) -> float:
+def _objective(candidate: Candidate, problem: PlanProblem) -> float:
     """Rate a candidate for Optuna: more is better, and less than nothing where it does not hold."""
-    if candidate.answer.best is None:
-        violations = [trial.violation(question.rules.slos) for trial in candidate.answer.trials]
+    if candidate.result.best is None:
+        violations = [trial.violation(problem.criteria.slos) for trial in candidate.result.trials]
         return -1e6 - min(violations, default=1e6)
     gpus, price = candidate.resources
     weight = price or gpus
-    if question.high or not question.key:
+    if problem.high or not problem.key:
         return -weight
     return candidate.read("request_throughput").mean / weight
 
 
-def row_of(question: Question, candidate: Candidate) -> dict[str, Any]:
+def result_row(problem: PlanProblem, candidate: Candidate) -> dict[str, Any]:
     """Tell one candidate's answer: where it just holds, and what it does there."""
-    row: dict[str, Any] = {**candidate.varied, "holds": candidate.answer.best is not None}
+    row: dict[str, Any] = {**candidate.varied, "holds": candidate.result.best is not None}
     row |= {"at": None, "surely_holds": None, "surely_fails": None}
     row["error"] = candidate.error or None
-    if candidate.answer.best is None:
+    if candidate.result.best is None:
         return row
-    surely, surely_not = candidate.answer.between
+    surely, surely_not = candidate.result.between
     row |= {"at": candidate.best.at, "surely_holds": surely, "surely_fails": surely_not}
     row["replications"] = len(candidate.best.runs)
-    metrics = dict.fromkeys([slo.metric for slo in question.rules.slos])
+    metrics = dict.fromkeys([slo.metric for slo in problem.criteria.slos])
     for metric in (*metrics, "request_throughput", "output_throughput"):
-        found = candidate.read(metric, question.rules.confidence)
+        found = candidate.read(metric, problem.criteria.confidence)
         row[metric] = found.mean
         row[f"{metric}_half_width"] = found.half_width if found.count > 1 else None
     tokens = row["output_throughput"]

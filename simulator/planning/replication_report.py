@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from simulator.planning.intervals import Difference, Estimate, columns, estimate, holm, paired
-from simulator.planning.runs import Numbers, encode_csv
+from simulator.planning.runs import MetricValues, encode_csv
 from simulator.util.errors import HeadwayWarning
+from simulator.views.comparison import align
 from simulator.views.report import METRICS, Metric
-from simulator.views.side_by_side import align
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,18 +32,18 @@ CONSTANT = (
 )
 
 
-def estimates(runs: Sequence[Numbers]) -> dict[str, Estimate]:
+def estimates(runs: Sequence[MetricValues]) -> dict[str, Estimate]:
     """Estimate every metric of a comparison that all replications have."""
     return {key: estimate(values) for key, values in columns(runs, [*BY_KEY]).items()}
 
 
-def warn_constant(runs: Sequence[Sequence[Numbers]]) -> None:
+def warn_constant(runs: Sequence[Sequence[MetricValues]]) -> None:
     """Warn where no replication differs from another."""
     if not any(e.sd for same in runs for e in estimates(same).values()):
         warnings.warn(CONSTANT, HeadwayWarning, stacklevel=2)
 
 
-def differences(runs: Sequence[Sequence[Numbers]]) -> list[list[Difference]]:
+def differences(runs: Sequence[Sequence[MetricValues]]) -> list[list[Difference]]:
     """Compare every run but the first with the first; p values adjusted over all of them."""
     first = columns(runs[0], TESTED)
     found = []
@@ -120,7 +120,7 @@ def encode_intervals(found: Mapping[str, Estimate], about: Mapping[str, object])
 
 
 def encode_replications(
-    origins: Sequence[Mapping[str, object]], runs: Sequence[Sequence[Numbers]]
+    origins: Sequence[Mapping[str, object]], runs: Sequence[Sequence[MetricValues]]
 ) -> bytes:
     """Give every run as CSV: of what (cells that all of a scenario have), which one, its numbers.
 
@@ -139,7 +139,7 @@ def encode_replications(
 
 def encode_differences(
     origins: Sequence[Mapping[str, object]],
-    runs: Sequence[Sequence[Numbers]],
+    runs: Sequence[Sequence[MetricValues]],
     found: Sequence[Sequence[Difference]],
 ) -> bytes:
     """Give a row for each run and metric as CSV; the first run has no difference."""
@@ -160,7 +160,7 @@ def encode_differences(
     return encode_csv(rows)
 
 
-def draw_intervals(labels: Sequence[str], runs: Sequence[Sequence[Numbers]]) -> "Figure":
+def draw_intervals(labels: Sequence[str], runs: Sequence[Sequence[MetricValues]]) -> "Figure":
     """Draw the mean of each run with its interval, and that of one run thin."""
     from simulator.figures.style import grid, sheet
 

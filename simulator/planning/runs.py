@@ -13,7 +13,7 @@ from simulator.util.workers import Died, each
 
 T = TypeVar("T")
 
-Numbers = Mapping[str, float]
+MetricValues = Mapping[str, float]
 """What a run has measured, by name."""
 
 
@@ -21,7 +21,7 @@ Numbers = Mapping[str, float]
 class Outcome:
     """What came of a run."""
 
-    numbers: Numbers
+    values: MetricValues
     errors: Sequence[str] = ()  # why there are no numbers
     warned: Sequence[str] = ()
 
@@ -32,7 +32,7 @@ class Outcome:
 
 
 def run_each(
-    measure: Callable[[T], Numbers], tasks: Sequence[T], jobs: int | None
+    measure: Callable[[T], MetricValues], tasks: Sequence[T], jobs: int | None
 ) -> Iterator[tuple[int, Outcome]]:
     """Call `measure` with every task on workers; yield (index, outcome) as they get done.
 
@@ -42,20 +42,20 @@ def run_each(
         yield index, Outcome({}, [outcome.reason]) if isinstance(outcome, Died) else outcome
 
 
-def _outcome(measure: Callable[[T], Numbers], task: T) -> Outcome:
+def _outcome(measure: Callable[[T], MetricValues], task: T) -> Outcome:
     """Make one run, in a worker."""
-    numbers: Numbers = {}
+    values: MetricValues = {}
     errors: Sequence[str] = ()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", HeadwayWarning)
         try:
-            numbers = measure(task)
+            values = measure(task)
         except HeadwayError as error:
             errors = error.messages
         except Exception as error:
             errors = [f"{type(error).__name__}: {' '.join(str(error).split())}"]
     warned = [str(w.message) for w in caught if issubclass(w.category, HeadwayWarning)]
-    return Outcome(numbers, errors, warned)
+    return Outcome(values, errors, warned)
 
 
 def warn_once(messages: Iterable[str], given: set[str]) -> None:
@@ -66,7 +66,7 @@ def warn_once(messages: Iterable[str], given: set[str]) -> None:
             warnings.warn(message, HeadwayWarning, stacklevel=3)
 
 
-def numbers(summary: Mapping[str, Any]) -> dict[str, int | float]:
+def metric_values(summary: Mapping[str, Any]) -> dict[str, int | float]:
     """Give the single numbers of a summary: vLLM's words, our own, a cluster's as a whole."""
     own = summary["headway"]
     cluster = own.get("cluster", {})

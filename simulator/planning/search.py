@@ -10,12 +10,12 @@ from itertools import combinations
 from math import isfinite, sqrt
 
 from simulator.planning.intervals import CONFIDENCE, Estimate, estimate
-from simulator.planning.runs import Numbers
+from simulator.planning.runs import MetricValues
 from simulator.planning.service_levels import Slo
 
-Wanted = tuple[float, int]
+PlannedRun = tuple[float, int]
 """A run: where (a rate, a number of replicas), and which replication."""
-Search = Generator[list[Wanted], list[Numbers], "Answer"]
+Search = Generator[list[PlannedRun], list[MetricValues], "SearchResult"]
 
 DOUBLINGS = 10  # of the first rate, or halvings, before a search gives up
 
@@ -25,7 +25,7 @@ class Trial:
     """What is known about one place of the search."""
 
     at: float
-    runs: list[Numbers] = field(default_factory=list)
+    runs: list[MetricValues] = field(default_factory=list)
     ok: bool = False
     sure: bool = True  # the confidence interval decided it, not the mean alone
 
@@ -35,7 +35,7 @@ class Trial:
 
 
 @dataclass(slots=True)
-class Answer:
+class SearchResult:
     """How a search ended: the best place that holds, and all that was tried, in order."""
 
     best: Trial | None
@@ -58,7 +58,7 @@ class Answer:
 
 
 @dataclass(slots=True, frozen=True)
-class Rules:
+class Criteria:
     """When a place holds: every bound kept, with confidence, by the mean over replications."""
 
     slos: Sequence[Slo]
@@ -68,16 +68,16 @@ class Rules:
     tolerance: float = 0.02  # of a rate, relative
 
 
-def interval(runs: Sequence[Numbers], metric: str, confidence: float = CONFIDENCE) -> Estimate:
+def interval(runs: Sequence[MetricValues], metric: str, confidence: float = CONFIDENCE) -> Estimate:
     """Estimate a metric over independent runs; of a single one the interval is infinite."""
     return estimate([float(run[metric]) for run in runs], confidence)
 
 
-def verdict(runs: Sequence[Numbers], rules: Rules) -> bool | None:
+def bounds_kept(runs: Sequence[MetricValues], criteria: Criteria) -> bool | None:
     """Say whether the bounds are kept; None where the confidence intervals cannot tell."""
     unsure = False
-    for slo in rules.slos:
-        found = interval(runs, slo.metric, rules.confidence)
+    for slo in criteria.slos:
+        found = interval(runs, slo.metric, criteria.confidence)
         low, high = found.interval
         if not isfinite(found.half_width):
             low = high = found.mean  # a single run has no interval: its value decides
@@ -89,70 +89,70 @@ def verdict(runs: Sequence[Numbers], rules: Rules) -> bool | None:
 
 
 def evaluate(
-    at: float, rules: Rules, trials: list[Trial]
-) -> Generator[list[Wanted], list[Numbers], Trial]:
+    at: float, criteria: Criteria, trials: list[Trial]
+) -> Generator[list[PlannedRun], list[MetricValues], Trial]:
     """Run one place, with as many replications as its verdict needs."""
     trial = Trial(at)
     trials.append(trial)
-    wanted = rules.replications
+    wanted = criteria.replications
     while True:
         have = len(trial.runs)
         trial.runs += yield [(at, k) for k in range(have, wanted)]
-        kept = verdict(trial.runs, rules)
-        if kept is not None or wanted >= rules.most_replications:
+        kept = bounds_kept(trial.runs, criteria)
+        if kept is not None or wanted >= criteria.most_replications:
             break
-        wanted = min(2 * wanted, rules.most_replications)
+        wanted = min(2 * wanted, criteria.most_replications)
     trial.sure = kept is not None
     if kept is None:
-        kept = all(slo.met(interval(trial.runs, slo.metric).mean) for slo in rules.slos)
+        kept = all(slo.met(interval(trial.runs, slo.metric).mean) for slo in criteria.slos)
     trial.ok = kept
     return trial
 
 
-def largest_rate(start: float, rules: Rules) -> Search:
+def largest_rate(start: float, criteria: Criteria) -> Search:
     """Search the largest rate that holds: doubling or halving from `start`, then bisection.
 
     It ends when the lowest rate that fails is within the tolerance of the highest that holds.
     """
 
-    def following(holds: float | None, fails: float | None, tried: int) -> float | None:
+    def next_level(holds: float | None, fails: float | None, tried: int) -> float | None:
         if holds and fails:
-            return sqrt(holds * fails) if fails > holds * (1 + rules.tolerance) else None
+            return sqrt(holds * fails) if fails > holds * (1 + criteria.tolerance) else None
         if tried > DOUBLINGS:
             return None
         return holds * 2 if holds else (fails or start) / 2
 
-    return _search(start, rules, following)
+    return _search(start, criteria, next_level)
 
 
-def fewest(low: int, high: int, rules: Rules) -> Search:
+def fewest(low: int, high: int, criteria: Criteria) -> Search:
     """Search the smallest whole number from `low` to `high` that holds: doubling, then bisection.
 
     The place below the answer has been seen to fail, unless the answer is `low`.
     """
 
-    def following(holds: float | None, fails: float | None, tried: int) -> float | None:
+    def next_level(holds: float | None, fails: float | None, tried: int) -> float | None:
         below = low - 1 if fails is None else int(fails)
         if holds is None:
             return None if below == high else min(max(2 * below, 1), high)
         return (below + int(holds)) // 2 if holds - below > 1 else None
 
-    return _search(low, rules, following)
+    return _search(low, criteria, next_level)
 
 
-def as_is(rules: Rules) -> Search:
+def as_configured(criteria: Criteria) -> Search:
     """Find out whether the bounds are kept as things are (at 1.0 times the load)."""
-    return _search(1.0, rules, lambda *_: None)
+    return _search(1.0, criteria, lambda *_: None)
 
 
 def _search(
     start: float,
-    rules: Rules,
-    following: Callable[[float | None, float | None, int], float | None],
+    criteria: Criteria,
+    next_level: Callable[[float | None, float | None, int], float | None],
 ) -> Search:
     """Evaluate one place after another.
 
-    `following` chooses each from the last that holds, the last that fails and how many there were;
+    `next_level` chooses each from the last that holds, the last that fails and how many there were;
     None: the search is over.
     """
     trials: list[Trial] = []
@@ -160,13 +160,13 @@ def _search(
     fails: float | None = None
     at: float | None = start
     while at is not None:
-        trial = yield from evaluate(at, rules, trials)
+        trial = yield from evaluate(at, criteria, trials)
         if trial.ok:
             best = trial
         else:
             fails = at
-        at = following(None if best is None else best.at, fails, len(trials))
-    return Answer(best, trials)
+        at = next_level(None if best is None else best.at, fails, len(trials))
+    return SearchResult(best, trials)
 
 
 def not_monotone(trials: Sequence[Trial], rising: bool) -> list[tuple[Trial, Trial]]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simulator.planning.runs import Numbers, numbers
+from simulator.planning.runs import MetricValues, metric_values
 from simulator.results.metrics import PERCENTILES, summarize_record
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
@@ -78,10 +78,10 @@ def parse_slo(text: str) -> Slo:
     return Slo(metric, sign == "<=", bound, percentile)
 
 
-def read_numbers(result: Result, slos: Sequence[Slo]) -> Numbers:
+def read_metric_values(result: Result, slos: Sequence[Slo]) -> MetricValues:
     """Give a run's numbers by name, with those percentiles and shares that the bounds ask for."""
     asked = {slo.percentile for slo in slos if slo.percentile is not None}
-    found = numbers(summarize_record(result, percentiles=sorted({*PERCENTILES, *asked})))
+    found = metric_values(summarize_record(result, percentiles=sorted({*PERCENTILES, *asked})))
     total = len(result.workload) or 1
     good = (found.get("request_goodput") or 0.0) * found["duration"]
     return {**found, "goodput": good / total, "completion": found["completed"] / total}

@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.planning.points import Axes, Factor, Point, as_yaml, factors, load_points, need_one
-from simulator.planning.runs import Numbers, encode_csv, numbers, run_each, warn_once
+from simulator.planning.design import (
+    Axes,
+    DesignPoint,
+    Factor,
+    as_yaml,
+    factors,
+    load_points,
+    need_runnable,
+)
+from simulator.planning.runs import MetricValues, encode_csv, metric_values, run_each, warn_once
 from simulator.scenario.load import load_scenario, load_sweep
 from simulator.scenario.planning_config import SweepConfig
 from simulator.scenario.scenario import Scenario
@@ -36,7 +44,7 @@ Row = dict[str, Any]
 
 def load_sweep_points(
     path: Path, vary: Axes = (), overrides: Sequence[str] = (), seed: int | None = None
-) -> list[Point]:
+) -> list[DesignPoint]:
     """Load the scenario once per point: the `sweep` block's points times the values of `vary`.
 
     The last key varies fastest. A point that contradicts itself is kept, with its error; if all
@@ -48,8 +56,8 @@ def load_sweep_points(
     if not design:
         load_scenario(path, overrides, seed)  # whatever is wrong with it comes first
         raise HeadwayError(f"{path}: nothing to vary; give --vary key=a,b,c or a block `sweep`")
-    points = load_points(path, design, overrides, seed, Point)
-    need_one(points)
+    points = load_points(path, design, overrides, seed, DesignPoint)
+    need_runnable(points)
     return points
 
 
@@ -71,7 +79,7 @@ def _factors(block: SweepConfig, seed: int) -> list[Factor]:
 
 
 def run_sweep(
-    points: Sequence[Point],
+    points: Sequence[DesignPoint],
     out: Path,
     *,
     jobs: int | None = None,
@@ -117,7 +125,7 @@ def run_sweep(
                 if outcome.errors:  # what failed is tried again next time
                     rows[name] = {"error": outcome.error}
                 else:
-                    rows[name] = {**outcome.numbers}
+                    rows[name] = {**outcome.values}
                     line = json.dumps({"point": name, "row": rows[name]})
                     file.write(line.encode() + b"\n")
                     file.flush()
@@ -132,7 +140,7 @@ def run_sweep(
     return table
 
 
-def _key(point: Point) -> str:
+def _key(point: DesignPoint) -> str:
     """Tell whether two points are the same run: by the version and the whole scenario."""
     what: Any = point.varied
     if point.scenario is not None:
@@ -141,9 +149,9 @@ def _key(point: Point) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def _measure(scenario: Scenario) -> Numbers:
+def _measure(scenario: Scenario) -> MetricValues:
     """Run one point, in a worker."""
-    return numbers(run(scenario).summary())
+    return metric_values(run(scenario).summary())
 
 
 def read_journal(path: Path) -> dict[str, Row]:
@@ -169,7 +177,7 @@ def read_journal(path: Path) -> dict[str, Row]:
     return rows
 
 
-def write_table(path: Path, points: Sequence[Point], rows: Sequence[Row]) -> None:
+def write_table(path: Path, points: Sequence[DesignPoint], rows: Sequence[Row]) -> None:
     """Write the varied keys, then the metrics, then `error`; points not yet run are left out."""
     varied = dict.fromkeys(key for point in points for key in point.varied)
     metrics = dict.fromkeys(key for row in rows for key in row if key != "error")

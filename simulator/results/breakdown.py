@@ -49,7 +49,7 @@ class CumulativeTime:
 
 
 @dataclass(slots=True)
-class Pauses:
+class Preemptions:
     """Preemptions: a request waits from `start` to `resumed`, and computes again to `until`."""
 
     id: Ints
@@ -57,8 +57,10 @@ class Pauses:
     resumed: Floats
     until: Floats
 
-    def __getitem__(self, which: Flags) -> "Pauses":
-        return Pauses(self.id[which], self.start[which], self.resumed[which], self.until[which])
+    def __getitem__(self, which: Flags) -> "Preemptions":
+        return Preemptions(
+            self.id[which], self.start[which], self.resumed[which], self.until[which]
+        )
 
 
 def break_down(
@@ -91,7 +93,7 @@ def _break_down(
     scheduled, first, finish = table.first_scheduled[ids], table.first_token[ids], table.finish[ids]
     slowed = CumulativeTime(log.steps["end"][prompt_rows(log)], prompt_stalls(log, cost), "right")
     copies = CumulativeTime(log.swaps["start"], log.swaps["added"], "left")
-    pauses = find_pauses(log, completed)
+    pauses = find_preemptions(log, completed)
     early = pauses.resumed < table.first_token[pauses.id]
     before = _phase(ids, scheduled, first, pauses[early], (slowed, copies))
     after = _phase(ids, first, finish, pauses[~early], (slowed, copies))
@@ -117,7 +119,7 @@ def _phase(
     ids: Ints,
     start: Floats,
     end: Floats,
-    pauses: Pauses,
+    pauses: Preemptions,
     sums: tuple[CumulativeTime, CumulativeTime],
 ) -> _Phase:
     """Divide the time from `start` to `end` of the requests `ids`, whose pauses are given.
@@ -182,7 +184,7 @@ def _verification(log: Log, prompts: Ints, cost: "CostModel") -> Floats:
     return alone
 
 
-def find_pauses(log: Log, wanted: Flags) -> Pauses:
+def find_preemptions(log: Log, wanted: Flags) -> Preemptions:
     """Find when each preemption of the `wanted` requests (by id) was over; by id and time.
 
     Asynchronous scheduling may preempt a request whose last token is on its way: the pause begins
@@ -192,7 +194,7 @@ def find_pauses(log: Log, wanted: Flags) -> Pauses:
     pauses = pauses[np.lexsort((pauses["resumed"], pauses["id"]))]
     ids = pauses["id"]
     if not len(ids):
-        return Pauses(ids, pauses["start"], pauses["resumed"], pauses["resumed"])
+        return Preemptions(ids, pauses["start"], pauses["resumed"], pauses["resumed"])
     hit = np.zeros(len(wanted), bool)
     hit[ids] = True
     runs = log.runs[hit[log.runs["id"]]]
@@ -207,7 +209,7 @@ def find_pauses(log: Log, wanted: Flags) -> Pauses:
     again = np.append(np.where(ids[1:] == ids[:-1], pauses["start"][1:], np.inf), np.inf)
     until = np.minimum(until, again)
     until = np.where((pauses["recomputed"] > 0) & np.isfinite(until), until, pauses["resumed"])
-    return Pauses(ids, start, pauses["resumed"], until)
+    return Preemptions(ids, start, pauses["resumed"], until)
 
 
 def _following(runs: Rows, pauses: Rows) -> Ints:

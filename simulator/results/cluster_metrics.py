@@ -7,11 +7,11 @@ import numpy as np
 
 from simulator.core.log import SHED, TIMEOUT
 from simulator.models.gpus import find_gpu
-from simulator.results.gauges import EngineMetrics, Values, share
+from simulator.results.engine_metrics import EngineMetrics, Values, share
 from simulator.results.kv_transfers import link_summary
 from simulator.results.record import ClusterRecord, replicas_in
 from simulator.results.request_table import RequestTable, gather_requests
-from simulator.results.run_part import RunPart
+from simulator.results.run_part import PartialRecord
 
 if TYPE_CHECKING:
     from simulator.scenario.scenario import Scenario
@@ -77,7 +77,7 @@ class ClusterMetrics:
         self._busy_time = np.zeros(len(record.groups))  # s
         self._shed = self._timed_out = 0
 
-    def add(self, part: RunPart, table: RequestTable, until: Sequence[float]) -> None:
+    def add(self, part: PartialRecord, table: RequestTable, until: Sequence[float]) -> None:
         """Add a part of the run, whose requests are those of the table."""
         logs = part.logs if part.engine_logs is None else part.engine_logs
         for name, group in self._groups.items():
@@ -175,20 +175,20 @@ class ClusterMetrics:
 
         Of the requests, the most that a replica ended, over the mean. Replicas that never were on,
         as an autoscaler may leave some, do not count. Where prefill and decode are apart, the less
-        even of the two halves counts.
+        even of the two counts.
         """
         record, ended = self._record, self._ended
         on = np.array([bool(record.paid[server]) for server in record.servers])
-        halves = [on]
+        stages = [on]
         if record.transfers is not None:
             prompts = np.isin(np.arange(len(ended)), [*record.transfers.producers])
-            halves = [on & prompts, on & ~prompts]
+            stages = [on & prompts, on & ~prompts]
         return {
             "requests_per_replica_min": int(ended[on].min()),
             "requests_per_replica_max": int(ended[on].max()),
             **{
                 f"{name}_imbalance": max(
-                    share(float(of[half].max()), float(of[half].mean())) for half in halves
+                    share(float(of[stage].max()), float(of[stage].mean())) for stage in stages
                 )
                 for name, of in (("requests", ended), ("busy_time", self._busy_time))
             },

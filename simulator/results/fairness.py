@@ -19,7 +19,7 @@ from simulator.results.request_table import (
     Floats,
     Ints,
     RequestTable,
-    client_words,
+    client_column,
     run_span,
 )
 from simulator.util.csv_text import Column, Words
@@ -64,7 +64,7 @@ class Clients:
     @classmethod
     def of(cls, record: "Record") -> "Clients":
         """Take the clients of a run, and the weights that its policy gives them."""
-        words = client_words(record.workload)
+        words = client_column(record.workload)
         weights = client_weights(record.scenario.engine.scheduling_policy, words.names)
         return cls(record.request_table(), record.logs, words, weights)
 
@@ -127,7 +127,7 @@ def _spread(window: Ints, values: Floats, count: int) -> Floats:
     return spread
 
 
-def backlogs(clients: Clients) -> tuple[Ints, Floats, Floats]:
+def backlogged_periods(clients: Clients) -> tuple[Ints, Floats, Floats]:
     """List the stretches of time (s) in all of which a client has a request waiting: who, from, to.
 
     A request waits from when it is sent (of several tries the last) until its first admission, or
@@ -155,13 +155,13 @@ def backlogs(clients: Clients) -> tuple[Ints, Floats, Floats]:
 
 def _backlogged(clients: Clients, edges: Floats) -> tuple[Ints, Ints]:
     """List the pairs of a client and a window in all of which it has a request waiting."""
-    codes, begin, stop = backlogs(clients)
+    codes, begin, stop = backlogged_periods(clients)
     opens = np.searchsorted(edges, begin, "left")
     closes = np.searchsorted(edges, stop, "right") - 1
-    return spans(codes, opens, closes)
+    return expand_ranges(codes, opens, closes)
 
 
-def spans(labels: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints]:
+def expand_ranges(labels: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints]:
     """Spell out ranges from `first` to before `last`, each with its label."""
     lengths = np.maximum(last - first, 0)
     ends = np.cumsum(lengths)
@@ -188,7 +188,7 @@ def _events(clients: Clients, edges: Floats) -> tuple[Ints, Ints, Ints]:
         begin, stop = runs["first_tick"], runs["first_tick"] + runs["ticks"]
         opens = np.searchsorted(marks, begin, "right") - 1
         closes = np.where(runs["ticks"] > 0, np.searchsorted(marks, stop, "left"), opens)
-        row, window = spans(np.arange(len(runs)), opens, closes)
+        row, window = expand_ranges(np.arange(len(runs)), opens, closes)
         ticks = np.minimum(stop[row], marks[window + 1]) - np.maximum(begin[row], marks[window])
         codes.append(owners[row])
         windows.append(window)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from simulator.core.log import REASONS, Log
 from simulator.results.fairness import Clients, client_columns, fairness_columns
 from simulator.results.record import Record
-from simulator.results.request_table import Floats, Ints, client_words, find_rows
+from simulator.results.request_table import Floats, Ints, client_column, find_rows
 from simulator.results.time_series import arrivals, block_growth, decisions
 from simulator.util.csv_text import Column, Numbers, Words
 
@@ -41,7 +41,7 @@ def request_columns(record: Record) -> dict[str, Column]:
         producers["prefill_replica"] = record.transfers.producer_of(len(workload))
     return {
         "id": np.arange(len(workload)),
-        "client": client_words(workload),
+        "client": client_column(workload),
         "arrival": table.arrival,
         "client_queue_time": table.client_queue_time,
         "prompt_tokens": workload.prompt_tokens,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from simulator.core.log import REJECTED, TRANSFER, UNFINISHED, Log
 from simulator.costs.cost_model import CostModel
 from simulator.results.breakdown import PARTS, break_down
-from simulator.results.gauges import share
+from simulator.results.engine_metrics import share
 from simulator.results.request_table import (
     TRANSFER_PARTS,
     Flags,

@@ -6,8 +6,8 @@ in parts: of one that keeps its requests there is a single part, and percentiles
 that does not, parts are added up, and percentiles come from sketches.
 
 A new latency of requests goes into `latencies`, a count of requests or tokens into
-`RunMetrics.throughput`, what engines do over time into `gauges.py`, what a cluster does into
-`cluster_metrics.py`.
+`RunMetrics.throughput`, what engines do over time into `engine_metrics.py`, what a cluster does
+into `cluster_metrics.py`.
 """
 
 from collections import defaultdict
@@ -19,8 +19,8 @@ import numpy as np
 
 from simulator.core.log import Log
 from simulator.results.cluster_metrics import ClusterMetrics
+from simulator.results.engine_metrics import EngineMetrics, share
 from simulator.results.fairness import Clients, several_clients, summarize_clients
-from simulator.results.gauges import EngineMetrics, share
 from simulator.results.request_table import (
     RETRY,
     TRANSFER_PARTS,
@@ -28,11 +28,11 @@ from simulator.results.request_table import (
     Floats,
     RequestTable,
     gather_requests,
-    part_span,
+    partial_span,
 )
-from simulator.results.run_part import RunPart
-from simulator.results.steady_state import SteadyState, Window, window
-from simulator.results.token_times import GapPool, PeakRate, TokenTimes
+from simulator.results.run_part import PartialRecord
+from simulator.results.steady_state import SteadyState, Window, measurement_window
+from simulator.results.token_times import GapDistribution, PeakRate, TokenTimes
 from simulator.util.quantile_sketch import ConcurrencyCounter, QuantileSketch
 from simulator.util.version import __version__
 from simulator.workload.workload import Workload
@@ -84,7 +84,7 @@ class Sample:
         return found
 
 
-Distribution = Sample | GapPool | QuantileSketch
+Distribution = Sample | GapDistribution | QuantileSketch
 
 
 def describe(name: str, values: Distribution, percentiles: Sequence[float]) -> Summary:
@@ -139,10 +139,10 @@ class RunMetrics:
         """When the first request was sent and when the last thing ended, in s."""
         return (0.0, 0.0) if self._start == inf else (self._start, self._end)
 
-    def add(self, part: RunPart) -> None:
+    def add(self, part: PartialRecord) -> None:
         """Add a part of the run."""
         table = gather_requests(part.workload, part.sent, part.logs, part.tries)
-        start, end = part_span(table, part.logs)
+        start, end = partial_span(table, part.logs)
         self._start, self._end = min(self._start, start), max(self._end, end)
         until = [self.span[1]] * len(part.logs) if part.until is None else part.until
         self.engines.add(table, part.logs, until)
@@ -160,7 +160,7 @@ class RunMetrics:
         self._steady.add(table)
         self._add_completed(part, table)
 
-    def _add_completed(self, part: RunPart, table: RequestTable) -> None:
+    def _add_completed(self, part: PartialRecord, table: RequestTable) -> None:
         completed = table.completed
         times = _token_times(part.logs, completed)
         self._peak_rate.add(table, times)
@@ -177,7 +177,7 @@ class RunMetrics:
         self._failed += int(failed.sum())
         self._input += int(table.workload.prompt_tokens[ended].sum())
         self._output += int(table.generated[ended].sum())
-        self._good += good(table, ended, self._goodput) if self._goodput else 0
+        self._good += count_good(table, ended, self._goodput) if self._goodput else 0
         found = latencies(table, measured)
         if self._retries:
             found[RETRY] = table.retry_time[measured]
@@ -187,7 +187,8 @@ class RunMetrics:
                 known &= _inside(table.sent, self.within)
             found[name] = values[known]
         if self.total is None:
-            self._latencies = {"itl": GapPool(times)} | {k: Sample(v) for k, v in found.items()}
+            samples = {name: Sample(values) for name, values in found.items()}
+            self._latencies = {"itl": GapDistribution(times), **samples}
             return
         for name, values in found.items():
             self._sketches[name].add(values)
@@ -195,7 +196,7 @@ class RunMetrics:
         for time in times:
             for gaps, counts in time.gap_slices():
                 itl.add(gaps, counts)
-            itl.add(time.own_gaps)
+            itl.add(time.request_gaps)
 
     def summary(
         self, info: Mapping[str, object], percentiles: Sequence[float] = PERCENTILES
@@ -214,7 +215,7 @@ class RunMetrics:
         if self.cluster is not None:
             own |= self.cluster.summary((low, high))
         return (
-            self.head()
+            self.run_settings()
             | self.throughput()
             | self._described(LATENCIES, percentiles)
             | self.acceptance()
@@ -222,7 +223,7 @@ class RunMetrics:
             | {"headway": own}
         )
 
-    def head(self) -> Summary:
+    def run_settings(self) -> Summary:
         """Say what was run. `date` is null: the same seed gives the same bytes."""
         workload = self.workload
         return {
@@ -283,10 +284,10 @@ def summarize_record(record: "Record", percentiles: Sequence[float] = PERCENTILE
     """Give the summary of a run of a scenario that has kept its requests."""
     cluster = record.cluster
     parts = [record.parts] * len(record.logs) if cluster is None else cluster.parts
-    metrics = RunMetrics(
-        *(record.scenario, record.workload, parts), cluster=cluster, within=window(record)
-    )
-    part = RunPart(record.workload, record.sent, record.logs, record.tries)
+    within = measurement_window(record)
+    run = (record.scenario, record.workload, parts)
+    metrics = RunMetrics(*run, cluster=cluster, within=within)
+    part = PartialRecord(record.workload, record.sent, record.logs, record.tries)
     if cluster is not None and cluster.transfers is not None:
         time_parts = record.time_parts()
         part.latencies = {name: time_parts[name] for name in TRANSFER_PARTS}
@@ -319,15 +320,15 @@ def run_info(scenario: "Scenario", parts: "Parts", warnings: Sequence[str]) -> S
     }
 
 
-def good(table: RequestTable, completed: Flags, goodput: Mapping[str, float]) -> int:
+def count_good(table: RequestTable, completed: Flags, goodput: Mapping[str, float]) -> int:
     """Count the completed requests that keep every bound (ms, inclusive)."""
-    good = completed.copy()
+    count_good = completed.copy()
     for name, bound in goodput.items():
         values: Floats = getattr(table, name)
         if name == "tpot":
             values = np.where(table.generated > 1, values, 0.0)  # a single token keeps any bound
-        good &= values <= bound / 1000.0  # NaN: not completed
-    return int(good.sum())
+        count_good &= values <= bound / 1000.0  # NaN: not completed
+    return int(count_good.sum())
 
 
 def _or_inf(value: float) -> float | str:

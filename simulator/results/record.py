@@ -13,7 +13,7 @@ from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.results.breakdown import break_down
 from simulator.results.kv_transfers import Transfers, time_parts
-from simulator.results.request_table import RETRY, RequestTable, Tries, gather_requests
+from simulator.results.request_table import RETRY, Attempts, RequestTable, gather_requests
 from simulator.scenario.assemble import Parts
 from simulator.scenario.scenario import Scenario
 from simulator.workload.workload import Workload
@@ -29,7 +29,7 @@ class ClusterRecord:
     paid: list[list[float]]
     """Of each server, s: when it was ordered, when it was gone, when it was ordered again, ..."""
     counters: dict[str, int]  # of what came to nothing, under the names that the summary has
-    tries: Tries  # what clients sent again, and what they gave up
+    tries: Attempts  # what clients sent again, and what they gave up
     transfers: Transfers | None = None  # where prefill and decode are apart
 
     def engine_logs(self, record: "Record") -> list[Log]:
@@ -80,7 +80,7 @@ class Record:
         return [parts.cost for parts in self.cluster.parts]
 
     @property
-    def tries(self) -> Tries | None:
+    def tries(self) -> Attempts | None:
         """What a cluster's clients sent again, and what they gave up."""
         return None if self.cluster is None else self.cluster.tries
 

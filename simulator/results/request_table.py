@@ -28,7 +28,7 @@ RETRY = "retry_time"
 
 
 @dataclass(slots=True, frozen=True)
-class Tries:
+class Attempts:
     """What clients of a cluster have to do with a request beside sending it once."""
 
     again: Mapping[int, float]  # s, when a request was last sent once more, by id
@@ -108,7 +108,7 @@ class RequestTable:
 
 
 def gather_requests(
-    workload: Workload, sent: Floats, logs: Sequence[Log], tries: Tries | None = None
+    workload: Workload, sent: Floats, logs: Sequence[Log], tries: Attempts | None = None
 ) -> RequestTable:
     """Collect the request rows of all replicas by id, and what a cluster's clients did."""
     size = len(workload)
@@ -144,11 +144,11 @@ def find_rows(keys: Floats | Ints, wanted: Floats | Ints) -> tuple[Flags, Ints]:
 
 def run_span(table: RequestTable, logs: Sequence[Log]) -> tuple[float, float]:
     """Give the first time a request was sent and the last at which anything ended; 0 if none."""
-    start, end = part_span(table, logs)
+    start, end = partial_span(table, logs)
     return (0.0, 0.0) if start == inf else (start, end)
 
 
-def part_span(table: RequestTable, logs: Sequence[Log]) -> tuple[float, float]:
+def partial_span(table: RequestTable, logs: Sequence[Log]) -> tuple[float, float]:
     """Give the same of a part of a run; inf where none of its requests was sent."""
     start = float(np.min(table.sent, initial=inf, where=~np.isnan(table.sent)))
     first = 0.0 if start == inf else start
@@ -156,7 +156,7 @@ def part_span(table: RequestTable, logs: Sequence[Log]) -> tuple[float, float]:
     return start, max([end, *(float(log.steps["end"][-1]) for log in logs if log.step_rows)])
 
 
-def client_words(workload: Workload) -> Words:
+def client_column(workload: Workload) -> Words:
     """Give each request's client, numbered in order of their first requests; -1: not said."""
     codes: dict[str, int] = {}
     if workload.client is None:

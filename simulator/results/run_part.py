@@ -13,20 +13,20 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.log import REQUEST, RUN, STEP, Log
-from simulator.results.request_table import Floats, Tries
+from simulator.results.request_table import Attempts, Floats
 from simulator.workload.workload import Workload
 
 Rows = npt.NDArray[np.void]
 
 
 @dataclass(slots=True)
-class RunPart:
+class PartialRecord:
     """Requests that have ended, ids from 0 on, and the logs of all replicas."""
 
     workload: Workload
     sent: Floats  # s, when each went to the engine; NaN: it never did
     logs: Sequence[Log]  # one per replica, as clients see it
-    tries: Tries | None = None
+    tries: Attempts | None = None
     until: Sequence[float] | None = None
     """To when (s) each log tells who waits; None: to the end of the run, of which this is all."""
     engine_logs: Sequence[Log] | None = None  # as the engines wrote them, where that is another
@@ -34,7 +34,7 @@ class RunPart:
     """Further parts of the requests' e2el, s, by id; NaN: not known."""
 
 
-def take_part(log: Log, ids: range, before: float, lost: Mapping[int, float], *, last: bool) -> Log:
+def split_log(log: Log, ids: range, before: float, lost: Mapping[int, float], *, last: bool) -> Log:
     """Take out the requests `ids` and every row of steps but the newest; with `last` that, too.
 
     In what is returned ids begin with 0. No other request has a token before the time `before`, s.

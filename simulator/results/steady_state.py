@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from simulator.results.record import Record
 
 BATCHES = 20  # means that the trend is sought in
-FEWEST = 5 * BATCHES  # requests
-LEVEL = 0.01  # of the test
-MATERIAL = 0.2  # of the mean: a smaller change over the run is no matter
-EXACT = 1e-20
-FIVE = 5  # values in a batch of MSER-5
+MIN_REQUESTS = 5 * BATCHES  # requests
+SIGNIFICANCE_LEVEL = 0.01  # of the test
+MATERIAL_CHANGE = 0.2  # of the mean: a smaller change over the run is no matter
+ROUNDING = 1e-20
+MSER_BATCH = 5  # values in a batch of MSER-5
 
 Window = tuple[float, float]
 
 
-def window(record: "Record") -> Window | None:
+def measurement_window(record: "Record") -> Window | None:
     """Give the seconds between warm-up and cool-down; None where the whole run counts.
 
     The warm-up counts from the first request sent, the cool-down back from the last. Raises
@@ -75,12 +75,12 @@ class Trend:
 
     def test(self) -> dict[str, object]:
         """Judge the series; `stationary` is null where there are too few values to tell."""
-        if not (self._total >= FEWEST and self._last > self._first):  # or a time is unknown
+        if not (self._total >= MIN_REQUESTS and self._last > self._first):  # or a time is unknown
             return dict.fromkeys(("stationary", "trend_per_s", "trend_p_value"))
-        slope, p = line(self.means)
+        slope, p = linear_trend(self.means)
         change = slope / max(float(self._sums.sum()) / self._total, 1.0)
         return {
-            "stationary": not (p < LEVEL and abs(change) > MATERIAL),
+            "stationary": not (p < SIGNIFICANCE_LEVEL and abs(change) > MATERIAL_CHANGE),
             "trend_per_s": slope / (self._last - self._first),
             "trend_p_value": p,
         }
@@ -125,7 +125,7 @@ class SteadyState:
         return self._trend.test() | {"suggested_warmup_s": self._warmup}
 
 
-def line(means: Floats) -> tuple[float, float]:
+def linear_trend(means: Floats) -> tuple[float, float]:
     """Give the change over a series by a straight line, and the two-sided p value.
 
     The line goes through the batch means. Its slope's variance is widened by first-order
@@ -135,16 +135,16 @@ def line(means: Floats) -> tuple[float, float]:
     slope = float(at @ means / (at @ at))
     rest = means - means.mean() - slope * at
     power = float(rest @ rest)
-    if power <= EXACT * float(means @ means):  # what is left of a line is rounding
-        return slope * BATCHES, 0.0 if abs(slope) > EXACT else 1.0
+    if power <= ROUNDING * float(means @ means):  # what is left of a line is rounding
+        return slope * BATCHES, 0.0 if abs(slope) > ROUNDING else 1.0
     correlation = min(max(float(rest[1:] @ rest[:-1]) / power, 0.0), 0.8)
     fewer = (1 - correlation) / (1 + correlation)
     freedom = max(BATCHES * fewer, 4.0) - 2.0
     error = sqrt(power / (BATCHES - 2) / float(at @ at) / fewer)
-    return slope * BATCHES, two_sided(slope / error, freedom)
+    return slope * BATCHES, t_test_p_value(slope / error, freedom)
 
 
-def two_sided(score: float, freedom: float) -> float:
+def t_test_p_value(score: float, freedom: float) -> float:
     """Give Student's two-sided p value; scipy.special takes 0.2 s to load, a third of a run."""
     angle = np.linspace(atan2(abs(score), sqrt(freedom)), pi / 2, 2001)
     height = np.maximum(np.cos(angle), 0.0) ** (freedom - 1)
@@ -159,15 +159,15 @@ def mser5(values: Floats | Ints) -> int | None:
     batches of five, leave out those whose absence makes the mean's standard error least. None
     where that is half of them: the run is too short.
     """
-    count = len(values) // FIVE
-    if count < 2 * BATCHES // FIVE:
+    count = len(values) // MSER_BATCH
+    if count < 2 * BATCHES // MSER_BATCH:
         return None
-    means = values[: count * FIVE].reshape(count, FIVE).mean(axis=1)
+    means = values[: count * MSER_BATCH].reshape(count, MSER_BATCH).mean(axis=1)
     left = np.arange(count, 0, -1)
     total, squares = (np.cumsum(x[::-1])[::-1] for x in (means, means**2))
     error = (squares - total**2 / left) / left**2
     best = int(np.argmin(error[: count // 2 + 1]))
-    return None if best >= count // 2 else best * FIVE
+    return None if best >= count // 2 else best * MSER_BATCH
 
 
 def trend_warning(found: Mapping[str, object]) -> str:

@@ -43,7 +43,7 @@ class TokenTimes:
         np.subtract.at(self.tokens, first + longer["ticks"], 1)
         np.cumsum(self.tokens, out=self.tokens)
         self._first: Ints = np.sort(first)
-        self.own_gaps: Floats = np.concatenate(
+        self.request_gaps: Floats = np.concatenate(
             (self.ends[first] - longer["start"], self._gaps_between(runs))
         )
 
@@ -124,7 +124,7 @@ class PeakRate:
         return max(self._most, int(self._tokens.max(initial=0)))
 
 
-class GapPool:
+class GapDistribution:
     """The inter-token gaps of all replicas as a weighted multiset, with exact statistics.
 
     Percentiles are found by bins: to sort five million gaps takes 4 times as long (1.2 s) and
@@ -146,10 +146,10 @@ class GapPool:
     def _slices(self) -> Iterator[tuple[Floats, Counts]]:
         for times in self._times:
             yield from times.gap_slices()
-            if len(times.own_gaps):
-                yield times.own_gaps, np.ones(len(times.own_gaps), np.int32)
+            if len(times.request_gaps):
+                yield times.request_gaps, np.ones(len(times.request_gaps), np.int32)
 
-    def _pieces(self) -> Iterator[tuple[Floats, Counts]]:
+    def _merged_slices(self) -> Iterator[tuple[Floats, Counts]]:
         """Yield the same, of many replicas together where each has few gaps."""
         held, size = list[tuple[Floats, Counts]](), 0
         for one in self._slices():
@@ -194,12 +194,12 @@ class GapPool:
     def _ranked(self, ranks: Ints) -> Floats:
         """Give the gaps of these ranks, smallest 0: count by bins, then sort the bins met."""
         counts = np.zeros(BINS)
-        for values, weights in self._pieces():
+        for values, weights in self._merged_slices():
             counts += np.bincount(self._bin(values), weights, BINS)
         wanted = np.zeros(BINS, bool)
         bins = np.searchsorted(np.cumsum(counts), ranks, side="right")
         wanted[bins] = True
-        kept = [(v[m], w[m]) for v, w in self._pieces() for m in (wanted[self._bin(v)],)]
+        kept = [(v[m], w[m]) for v, w in self._merged_slices() for m in (wanted[self._bin(v)],)]
         values = np.concatenate([v for v, _ in kept])
         weights = np.concatenate([w for _, w in kept])
         order = np.argsort(values)

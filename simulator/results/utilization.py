@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """A model on one engine core's GPUs; the dtypes are those of the weights and the KV cache."""
 
     model: "ModelSpec"
@@ -28,7 +28,7 @@ class Served:
     data_parallel_size: int = 1
 
     @classmethod
-    def of(cls, scenario: "Scenario", parts: "Parts") -> "Served":
+    def of(cls, scenario: "Scenario", parts: "Parts") -> "ServedModel":
         """Say what the engine of a scenario serves on."""
         engine = scenario.engine
         cache = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
@@ -72,7 +72,7 @@ def _seen(end: Floats, window: int) -> Floats:
     return pairs
 
 
-def read_bytes(served: Served, logs: Sequence[Log], steps: int, context: int) -> float:
+def read_bytes(served: ServedModel, logs: Sequence[Log], steps: int, context: int) -> float:
     """Count the bytes that all GPUs read: every step the weights, and the decodes' KV entries.
 
     Left out: activations, writes, and the KV that prefills read. Of a mixture of experts, those

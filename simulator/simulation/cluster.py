@@ -25,7 +25,7 @@ from simulator.engine.stream_client import StreamClient
 from simulator.policies.predictor import make_predictor
 from simulator.results.kv_transfers import Transfers
 from simulator.results.record import ClusterRecord, replicas_in
-from simulator.results.request_table import Tries
+from simulator.results.request_table import Attempts
 from simulator.scenario import assemble, make_scheduler
 from simulator.scenario.assemble import Parts
 from simulator.scenario.assemble_fleet import block_bytes, make_fleet, make_router
@@ -156,7 +156,7 @@ def _apart(
         *(found.groups, found.parts, list(range(count))),
         paid=[[0.0] for _ in range(count)],
         counters=dict.fromkeys(COUNTERS, 0),
-        tries=Tries({}),
+        tries=Attempts({}),
     )
     result.hints = found.hints
     _warn(result)
@@ -203,7 +203,7 @@ def fill(
         *([one.group for one in owners], every, [one.index for one in owners]),
         paid=life.paid,
         counters=fleet.counters,
-        tries=Tries(fleet.sent_again),
+        tries=Attempts(fleet.sent_again),
     )
     return story, life
 
@@ -239,7 +239,7 @@ def connect(
     door: Fleet | Gate = fleet
     if cluster.admission is not None or cluster.client is not None:
         door = Gate(env, fleet, cluster.admission, cluster.client, scenario.seed)
-        story.tries = Tries(fleet.sent_again, door.log)
+        story.tries = Attempts(fleet.sent_again, door.log)
     client = make(door.submit)
     life.done = lambda: client.done == len(client.sent)
     door.on_finish = client.finished

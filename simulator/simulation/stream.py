@@ -13,8 +13,8 @@ from simulator.engine.async_replica import make_replica
 from simulator.engine.replica import Replica
 from simulator.engine.stream_client import Chunk, StreamClient
 from simulator.results.metrics import RunMetrics, run_info
-from simulator.results.request_table import Tries
-from simulator.results.run_part import RunPart, next_decision, take_part
+from simulator.results.request_table import Attempts
+from simulator.results.run_part import PartialRecord, next_decision, split_log
 from simulator.scenario import assemble, make_scheduler
 from simulator.scenario.assemble import Parts
 from simulator.scenario.scenario import Scenario
@@ -59,13 +59,13 @@ class Stream:
         ids = range(chunk.first, chunk.first + len(chunk.work))
         lost = {} if self.fleet is None else self.fleet.sent_again
         before = self.client.unsettled()
-        logs = [take_part(log, ids, before, lost, last=last) for log in self.logs]
+        logs = [split_log(log, ids, before, lost, last=last) for log in self.logs]
         given_up = None if self.story is None else self.story.tries.given_up
-        refused = None if given_up is None else take_part(given_up, ids, before, {}, last=last)
+        refused = None if given_up is None else split_log(given_up, ids, before, {}, last=last)
         again = {id - ids.start: lost.pop(id) for id in [id for id in lost if id in ids]}
         sent = np.array(chunk.sent)
         until = None if last else [next_decision(log) for log in self.logs]
-        self.metrics.add(RunPart(chunk.work, sent, logs, Tries(again, refused), until))
+        self.metrics.add(PartialRecord(chunk.work, sent, logs, Attempts(again, refused), until))
         for log, parts in zip(logs, self.parts, strict=True):
             if len(log.steps):
                 for text in parts.cost.outside(log.steps):

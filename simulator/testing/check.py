@@ -19,14 +19,14 @@ import numpy as np
 
 from simulator.core.log import REASONS
 from simulator.testing.cases import Case, draw_case
-from simulator.testing.trials import Run, Subject
+from simulator.testing.policy_under_test import PolicyUnderTest, Run
 
 CASES = 120
 TRIES = 10  # equal runs, before a difference is laid to something else than chance
 SHRINKS = 300  # runs that the search for a smaller case may take
 ENDED = (REASONS.index("stop"), REASONS.index("length"))
 
-Broken = tuple[str, str] | None
+Violation = tuple[str, str] | None
 """The law that is broken, and how."""
 
 
@@ -39,17 +39,17 @@ def check_policy(policy: type | str, **arguments: Any) -> None:
     the same result stepwise and in leaps, and the same every time. Raises ValueError for wrong
     arguments.
     """
-    subject = Subject(policy, arguments)
+    subject = PolicyUnderTest(policy, arguments)
     subject.make(draw_case(np.random.default_rng(0), 1, False))  # wrong arguments are told here
     for case in _cases(subject):
-        if broken := judge(subject, case):
+        if broken := find_violation(subject, case):
             smallest, what = _shrink(subject, case, *broken)
             raise AssertionError(
                 f"{subject.policy.__name__} {broken[0]}: {what}\nSmallest case found: {smallest}"
             )
 
 
-def _cases(subject: Subject) -> Iterator[Case]:
+def _cases(subject: PolicyUnderTest) -> Iterator[Case]:
     """Yield cases of growing size, some with async_scheduling where the class takes it."""
     rng = np.random.default_rng(0)
     for number in range(CASES):
@@ -59,13 +59,13 @@ def _cases(subject: Subject) -> Iterator[Case]:
         yield case
 
 
-def judge(subject: Subject, case: Case) -> Broken:
+def find_violation(subject: PolicyUnderTest, case: Case) -> Violation:
     """Say which law is broken on a case, and how."""
     leapt = subject.play(case, leap=True)
-    if broken := _single(case, leapt):
+    if broken := _broken_law(case, leapt):
         return broken
     stepped = subject.play(case, leap=False)
-    if broken := _single(case, stepped):
+    if broken := _broken_law(case, stepped):
         return broken
     broken = _different(leapt, stepped, "leaps wrongly", "leaping and stepwise")
     broken = broken or _clairvoyant(subject, case, stepped)
@@ -76,7 +76,7 @@ def judge(subject: Subject, case: Case) -> Broken:
     return broken
 
 
-def _clairvoyant(subject: Subject, case: Case, run: Run) -> Broken:
+def _clairvoyant(subject: PolicyUnderTest, case: Case, run: Run) -> Violation:
     """Run a twin whose answers have other lengths: until one ends nothing may differ."""
     twin = case.twin()
     other = subject.play(twin, leap=False)
@@ -90,20 +90,20 @@ def _clairvoyant(subject: Subject, case: Case, run: Run) -> Broken:
     return None
 
 
-def _shrink(subject: Subject, case: Case, law: str, what: str) -> tuple[Case, str]:
+def _shrink(subject: PolicyUnderTest, case: Case, law: str, what: str) -> tuple[Case, str]:
     """Look for a smaller case that breaks the same law."""
     smaller = case.smaller()
     for _ in range(SHRINKS):
         candidate = next(smaller, None)
         if candidate is None:
             break
-        broken = judge(subject, candidate)
+        broken = find_violation(subject, candidate)
         if broken and broken[0] == law:
             case, what, smaller = candidate, broken[1], candidate.smaller()
     return case, what
 
 
-def _single(case: Case, run: Run) -> Broken:
+def _broken_law(case: Case, run: Run) -> Violation:
     """Look for a law that one run breaks."""
     for words, law in LAWS:
         if what := law(case, run):
@@ -173,7 +173,7 @@ def _overfills(case: Case, run: Run) -> str:
     )
 
 
-def _different(one: Run, two: Run, law: str, runs: str) -> Broken:
+def _different(one: Run, two: Run, law: str, runs: str) -> Violation:
     """Compare two runs that must agree to the last bit."""
     for name in ("request_rows", "run_rows", "tick_ends"):
         if getattr(one.log, name) != getattr(two.log, name):

@@ -17,20 +17,20 @@ from simulator.util.files import write_atomic
 if TYPE_CHECKING:
     from simulator.results.record import Record
 
-FIRST_TOKEN = (
+TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
     *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
-PER_TOKEN = (
+ITL_BUCKETS = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0),
     *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
-LATENCY = (
+E2E_BUCKETS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
     *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-ITERATION = tuple(float(2**k) for k in (0, *range(3, 15)))
-SINGLES = (
+ITERATION_TOKENS_BUCKETS = tuple(float(2**k) for k in (0, *range(3, 15)))
+SCALARS = (
     ("num_requests_running", "gauge", "Number of requests in model execution batches."),
     ("num_requests_waiting", "gauge", "Number of requests waiting to be processed."),
     ("kv_cache_usage_perc", "gauge", "KV-cache usage. 1 means 100 percent usage."),
@@ -42,7 +42,7 @@ SINGLES = (
     ("request_success_total", "counter", "Requests finished."),
 )
 """Name, type and description of what is one number, or a few."""
-ENDED = {"stop": "stop", "length": "length", "abort": "unfinished"}
+FINISHED = {"stop": "stop", "length": "length", "abort": "unfinished"}
 """What vLLM calls a request's end, and how it is logged here."""
 
 Weighted = tuple[Floats, Floats]
@@ -61,11 +61,11 @@ def metrics_text(record: "Record") -> str:
     engines = [_Engine(table, log, number) for number, log in enumerate(record.logs)]
     model = record.model.name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     labels = [f'model_name="{model}",engine="{number}"' for number in range(len(engines))]
-    singles = [engine.singles(record.interrupted) for engine in engines]
+    scalars = [engine.scalars(record.interrupted) for engine in engines]
     lines: list[str] = []
-    for name, kind, about in SINGLES:
+    for name, kind, about in SCALARS:
         lines += [f"# HELP vllm:{name} {about}", f"# TYPE vllm:{name} {kind}"]
-        for label, found in zip(labels, singles, strict=True):
+        for label, found in zip(labels, scalars, strict=True):
             lines += [f"vllm:{name}{{{label}{more}}} {n!r}" for more, n in found[name].items()]
     for name, about, buckets, seen in _histograms(engines, record.parts.max_model_len):
         lines += [f"# HELP vllm:{name} {about}", f"# TYPE vllm:{name} histogram"]
@@ -83,8 +83,8 @@ class _Engine:
         self.done: Flags = self.here & table.completed
         self.begun: Flags = self.here & ~np.isnan(table.first_token)
 
-    def singles(self, interrupted: bool) -> dict[str, dict[str, float]]:
-        """Give the values of SINGLES by name, and by further labels."""
+    def scalars(self, interrupted: bool) -> dict[str, dict[str, float]]:
+        """Give the values of SCALARS by name, and by further labels."""
         table, here, prompts = self.table, self.here, self.table.workload.prompt_tokens
         state = 0.0, 0.0, 0.0  # at the end of a run
         if interrupted and len(self.log.steps):
@@ -101,15 +101,16 @@ class _Engine:
         values = (*state, *(float(each.sum()) for each in sums))
         ended = {
             f',finished_reason="{word}"': float((here & (table.reason == code)).sum())
-            for word, code in ((word, REASONS.index(name)) for word, name in ENDED.items())
+            for word, code in ((word, REASONS.index(name)) for word, name in FINISHED.items())
         }
         found = [*({"": value} for value in values), ended]
-        return {name: value for (name, *_), value in zip(SINGLES, found, strict=True)}
+        return {name: value for (name, *_), value in zip(SCALARS, found, strict=True)}
 
-    def gaps(self) -> Weighted:
+    def inter_token_latencies(self) -> Weighted:
         """Give the times between tokens, a preemption included."""
         times = TokenTimes(self.log, self.here)
-        slices = [(times.own_gaps, np.ones(len(times.own_gaps), np.int32)), *times.gap_slices()]
+        singles = times.request_gaps
+        slices = [(singles, np.ones(len(singles), np.int32)), *times.gap_slices()]
         values, weights = (np.concatenate(column) for column in zip(*slices, strict=True))
         return values, weights.astype(float)
 
@@ -120,7 +121,7 @@ class _Engine:
         return tokens.astype(float), rows["steps"].astype(float)
 
 
-def _once(values: Floats) -> Weighted:
+def _unweighted(values: Floats) -> Weighted:
     return values, np.ones(len(values))
 
 
@@ -131,29 +132,29 @@ def _histograms(
     table = engines[0].table
     first, last = table.first_token, table.finish
     start, decode = table.first_scheduled, table.finish - table.first_token
-    tokens = _one_two_five(longest)
+    tokens = _build_1_2_5_buckets(longest)
     asked = table.workload.prompt_tokens.astype(float)
-    gaps = np.maximum(table.generated - 1, 1)
-    ttft = [_once(table.ttft[engine.begun]) for engine in engines]
-    yield "time_to_first_token_seconds", "Time to first token.", FIRST_TOKEN, ttft
-    itl = [engine.gaps() for engine in engines]
-    yield "inter_token_latency_seconds", "Time between two tokens.", PER_TOKEN, itl
+    tpot = decode / np.maximum(table.generated - 1, 1)
+    ttft = [_unweighted(table.ttft[engine.begun]) for engine in engines]
+    yield "time_to_first_token_seconds", "Time to first token.", TTFT_BUCKETS, ttft
+    itl = [engine.inter_token_latencies() for engine in engines]
+    yield "inter_token_latency_seconds", "Time between two tokens.", ITL_BUCKETS, itl
     steps = [engine.step_tokens() for engine in engines]
-    yield "iteration_tokens_total", "Tokens of each engine step.", ITERATION, steps
+    yield "iteration_tokens_total", "Tokens of each engine step.", ITERATION_TOKENS_BUCKETS, steps
     for name, about, buckets, values in (
         ("request_prompt_tokens", "Prompt tokens of a request.", tokens, asked),
         ("request_generation_tokens", "Tokens generated.", tokens, table.generated.astype(float)),
-        ("request_time_per_output_token_seconds", "Mean over a request.", PER_TOKEN, decode / gaps),
-        ("e2e_request_latency_seconds", "Sent to last token.", LATENCY, table.e2el),
-        ("request_queue_time_seconds", "Sent to first scheduled.", LATENCY, table.queue_time),
-        ("request_inference_time_seconds", "Scheduled to last token.", LATENCY, last - start),
-        ("request_prefill_time_seconds", "Scheduled to first token.", LATENCY, first - start),
-        ("request_decode_time_seconds", "First to last token.", LATENCY, decode),
+        ("request_time_per_output_token_seconds", "Mean over a request.", ITL_BUCKETS, tpot),
+        ("e2e_request_latency_seconds", "Sent to last token.", E2E_BUCKETS, table.e2el),
+        ("request_queue_time_seconds", "Sent to first scheduled.", E2E_BUCKETS, table.queue_time),
+        ("request_inference_time_seconds", "Scheduled to last token.", E2E_BUCKETS, last - start),
+        ("request_prefill_time_seconds", "Scheduled to first token.", E2E_BUCKETS, first - start),
+        ("request_decode_time_seconds", "First to last token.", E2E_BUCKETS, decode),
     ):
-        yield name, about, buckets, [_once(values[engine.done]) for engine in engines]
+        yield name, about, buckets, [_unweighted(values[engine.done]) for engine in engines]
 
 
-def _one_two_five(longest: int) -> list[float]:
+def _build_1_2_5_buckets(longest: int) -> list[float]:
     """Give 1, 2, 5, 10, ... up to `longest`."""
     steps = (m * 10**k for k in range(len(str(longest))) for m in (1, 2, 5))
     return [float(value) for value in steps if value <= longest]

@@ -1,7 +1,7 @@
 """A run as a timeline for ui.perfetto.dev: the legacy JSON trace format, times in microseconds.
 
 Each replica has a track of its steps and counters; each request has a track of its phases. Large
-runs are thinned out to LIMIT step slices and REQUESTS requests; the metadata say so.
+runs are thinned out to MAX_SLICES step slices and MAX_REQUESTS requests; the metadata say so.
 """
 
 import gzip
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.log import REASONS, Log
-from simulator.results.breakdown import Pauses, find_pauses
+from simulator.results.breakdown import Preemptions, find_preemptions
 from simulator.results.request_table import REJECTED, Floats, RequestTable
 from simulator.results.time_series import arrivals
 from simulator.util.files import write_atomic
@@ -23,8 +23,8 @@ from simulator.util.version import __version__
 if TYPE_CHECKING:
     from simulator.results.record import Record
 
-LIMIT = 50_000  # slices of steps, and points of each counter, over all replicas
-REQUESTS = 2_000  # requests with a track of their own
+MAX_SLICES = 50_000  # slices of steps, and points of each counter, over all replicas
+MAX_REQUESTS = 2_000  # requests with a track of their own
 
 Event = tuple[int, dict[str, Any]]
 """Nanoseconds, and the event without its time."""
@@ -37,8 +37,8 @@ def write_timeline(record: "Record", path: Path) -> str:
 
     Raises HeadwayError where the file cannot be written.
     """
-    every = _ratio(len(record.workload), REQUESTS)
-    merged = _ratio(sum(len(log.steps) for log in record.logs), LIMIT)
+    every = _thinning(len(record.workload), MAX_REQUESTS)
+    merged = _thinning(sum(len(log.steps) for log in record.logs), MAX_SLICES)
     notes = []
     if every > 1:
         notes.append(f"every {every}th of {len(record.workload):,} requests")
@@ -58,7 +58,7 @@ def write_timeline(record: "Record", path: Path) -> str:
     return shown
 
 
-def _ratio(count: int, limit: int) -> int:
+def _thinning(count: int, limit: int) -> int:
     return max(-(-count // limit), 1)
 
 
@@ -98,7 +98,7 @@ def _events(record: "Record", every: int, merged: int) -> tuple[list[dict[str, A
             _name("process_name", requests, f"requests of replica {number}"),
             {"ph": "M", "name": "process_sort_index", "pid": engine, "args": {"sort_index": 0}},
         ]
-        most = max(LIMIT // len(record.logs), 1)
+        most = max(MAX_SLICES // len(record.logs), 1)
         for process, found in (
             (engine, _steps(log, merged)),
             (engine, _counters(log, arrivals(log), merged, most)),
@@ -155,7 +155,7 @@ def _counters(log: Log, queue: Floats, merged: int, most: int) -> Iterator[Event
     idle = np.append(rows["end"][:-1] < rows["start"][1:], True)
     inside = queue[(queue > rows["start"][0]) & (queue <= rows["end"][-1])]
     times = np.unique(np.concatenate((rows["start"], rows["end"][idle], inside)))
-    kept = np.arange(0, len(times), max(merged, _ratio(len(times), most)))
+    kept = np.arange(0, len(times), max(merged, _thinning(len(times), most)))
     times = times[np.unique(np.append(kept, len(times) - 1))]
     row = np.searchsorted(rows["start"], times, "right") - 1
     busy = (times < rows["end"][row]) | ~idle[row]
@@ -178,7 +178,7 @@ def _requests(
 
     `moves` has, by id, what a request did from the end of its prefill to its seat elsewhere.
     """
-    pauses = find_pauses(log, shown)
+    pauses = find_preemptions(log, shown)
     bounds = np.searchsorted(pauses.id, np.arange(len(shown) + 1))
     end = float(log.steps["end"][-1]) if len(log.steps) else 0.0
     arrival = table.arrival
@@ -190,13 +190,15 @@ def _requests(
             yield time, {"ph": "i", "s": "p", "name": f"{label} rejected"}
             continue
         mine = slice(int(bounds[number]), int(bounds[number + 1]))
-        spans = list(phases(table, number, _listed(pauses, mine, swapped), end, moves.get(number)))
+        spans = list(phases(table, number, _pauses(pauses, mine, swapped), end, moves.get(number)))
         if (held := float(arrival[number])) < table.sent[number]:
             spans.insert(0, ("held by client", held, float(table.sent[number])))
-        yield from _nested(number, label, spans, _about(table, number))
+        yield from _nested(number, label, spans, _request_args(table, number))
 
 
-def _listed(pauses: Pauses, mine: slice, swapped: bool) -> list[tuple[str, float, float, float]]:
+def _pauses(
+    pauses: Preemptions, mine: slice, swapped: bool
+) -> list[tuple[str, float, float, float]]:
     """Give a request's pauses: name, start, admitted again, back at where it was."""
     columns = (pauses.start[mine], pauses.resumed[mine], pauses.until[mine])
     return [
@@ -238,7 +240,7 @@ def phases(
         now = until
 
 
-def _about(table: RequestTable, number: int) -> dict[str, Any]:
+def _request_args(table: RequestTable, number: int) -> dict[str, Any]:
     load, reason = table.workload, int(table.reason[number])
     about = {
         "prompt_tokens": int(load.prompt_tokens[number]),

@@ -2,19 +2,19 @@
 
 import re
 
-from simulator.cli.progress import Bar, runs_progress, search_progress
+from simulator.cli.progress import ProgressBar, runs_progress, search_progress
 
 
 def test_the_progress_bar_waits_and_then_shows_how_far_the_run_is(monkeypatch, capsys):
     """A short run shows nothing; a long one requests and simulated time, on stderr."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
-    bar = Bar("demo")
+    bar = ProgressBar("demo")
     bar(1.0, 1, 10)
     bar.close()
     assert capsys.readouterr() == ("", "")
-    monkeypatch.setattr("simulator.cli.progress.PATIENCE", 0.0)
-    bar = Bar("azure-conv-llama3-8b-a100")
+    monkeypatch.setattr("simulator.cli.progress.DELAY", 0.0)
+    bar = ProgressBar("azure-conv-llama3-8b-a100")
     bar(12345.6, 115_938, 116_196)
     bar.close()
     told = capsys.readouterr()

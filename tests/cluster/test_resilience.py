@@ -24,7 +24,7 @@ from simulator.costs.data_parallel import JointStep
 from simulator.engine.client import Client
 from simulator.policies.predictor import Noisy
 from simulator.results.record import ClusterRecord
-from simulator.results.request_table import Tries, gather_requests
+from simulator.results.request_table import Attempts, gather_requests
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.cluster import sessions_of, tidy
@@ -68,7 +68,7 @@ class World:
             self.scaler = Autoscaler(self.life, blocks["scaling"], fleet.targets)
         env.run()
         tidy(fleet)
-        tries = Tries(fleet.sent_again, self.gate.log)
+        tries = Attempts(fleet.sent_again, self.gate.log)
         self.table = gather_requests(load, np.asarray(self.client.sent), fleet.logs, tries)
 
     def reasons(self) -> list[str]:
@@ -244,5 +244,5 @@ def test_scaling_grows_with_the_queue_pays_from_the_order_and_drains() -> None:
     gone = [times for times in paid if len(times) == 2]  # long before the last request
     assert len(gone) == 2
     assert all(30.0 <= end < 100.0 for _, end in gone)
-    record = ClusterRecord([], [], [], paid, {}, Tries({}))
+    record = ClusterRecord([], [], [], paid, {}, Attempts({}))
     assert record.paid_seconds(paid.index(gone[0]), gone[0][1] - 3.0, 999.0) == 3.0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simulator.diagnosis.unfairness import Underserved, batch_service, most_underserved
 from simulator.policies.fair import DRR, WFQ, Fair
 from simulator.results.fairness import Clients
-from simulator.results.request_table import client_words, gather_requests
+from simulator.results.request_table import client_column, gather_requests
 from simulator.workload.workload import Workload
 from tests.support.engines import fcfs, play, workload
 from tests.support.logs import TICK
@@ -25,7 +25,7 @@ def served(load: Workload, seats: int, policy: object = None, **weights: float) 
     options = {} if policy is None else {"policy": policy}
     log, client = play(load, fcfs(max_num_seqs=seats, **options))
     table = gather_requests(load, np.frombuffer(client.sent), [log])
-    words = client_words(load)
+    words = client_column(load)
     shares = np.array([weights.get(name, 1.0) for name in words.names])
     return Clients(table, [log], words, shares)
 

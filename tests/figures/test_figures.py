@@ -20,7 +20,7 @@ from simulator.figures import (
     draw_pareto,
 )
 from simulator.figures.data import read_runs
-from simulator.figures.occupancy import _batches, lowest_free
+from simulator.figures.occupancy import _batches, lowest_slots
 from simulator.figures.style import COLORS, MARKERS
 from simulator.figures.tables import knee
 from tests.support.scenarios import AZURE, SMALL
@@ -211,7 +211,7 @@ def test_seats(folder) -> None:
 
 def test_lowest_free_seat() -> None:
     """Worked by hand: two are admitted, the second ends, the third takes its seat."""
-    assert list(lowest_free([0.0, 0.0, 2.0, 2.5], [3.0, 2.0, 9.0, 4.0], 1e-6)) == [0, 1, 1, 2]
+    assert list(lowest_slots([0.0, 0.0, 2.0, 2.5], [3.0, 2.0, 9.0, 4.0], 1e-6)) == [0, 1, 1, 2]
 
 
 def test_static_batches() -> None:

@@ -9,12 +9,12 @@ import pytest
 from simulator import load_scenario, run
 from simulator.cli.main import main
 from simulator.planning.plan_report import bound_ratio
-from simulator.planning.question import Question
+from simulator.planning.problem import PlanProblem
 from simulator.planning.search import (
-    Rules,
+    Criteria,
     Trial,
 )
-from simulator.planning.service_levels import parse_slo, read_numbers
+from simulator.planning.service_levels import parse_slo, read_metric_values
 
 SLO = parse_slo("p99_ttft_ms<=100")
 
@@ -31,7 +31,7 @@ def test_the_fewest_seats_and_the_files(scenario: Path, capsys: pytest.CaptureFi
     assert f"* the scenario  {seats:>19}" in capsys.readouterr().out
     again = load_scenario(out / "best.yaml")
     assert again.engine.max_num_seqs == seats
-    values = read_numbers(run(again), [parse_slo("p99_ttft_ms<=500")])
+    values = read_metric_values(run(again), [parse_slo("p99_ttft_ms<=500")])
     with (out / "runs.csv").open() as file:
         rows = [r for r in csv.DictReader(file) if int(float(r["engine.max_num_seqs"])) == seats]
     assert float(rows[0]["p99_ttft_ms"]) == values["p99_ttft_ms"]
@@ -39,11 +39,11 @@ def test_the_fewest_seats_and_the_files(scenario: Path, capsys: pytest.CaptureFi
     assert f"--max-num-seqs {seats} " in command
     assert (out / "plan.png").stat().st_size > 10_000
     fewer = run(load_scenario(scenario, [f"engine.max_num_seqs={seats - 1}"]))
-    assert read_numbers(fewer, [])["p99_ttft_ms"] > 500
+    assert read_metric_values(fewer, [])["p99_ttft_ms"] > 500
 
 
 def test_a_share_is_as_near_to_its_bound_as_what_is_missed_to_what_may_be():
-    question = Question(Path(), (), 0, Rules([parse_slo("goodput>=0.99"), SLO]), "seed")
+    problem = PlanProblem(Path(), (), 0, Criteria([parse_slo("goodput>=0.99"), SLO]), "seed")
     for goodput, ttft, strain in ((0.0, 90.0, 100.0), (0.98, 0.0, 2.0), (1.0, 90.0, 0.9)):
         trial = Trial(1.0, [{"goodput": goodput, "p99_ttft_ms": ttft}])
-        assert bound_ratio(trial, question) == pytest.approx(strain)
+        assert bound_ratio(trial, problem) == pytest.approx(strain)

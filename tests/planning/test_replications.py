@@ -9,8 +9,8 @@ import pytest
 
 from simulator.cli.main import main
 from simulator.costs.noise import Noise, ScaledCost
+from simulator.planning.design import expand
 from simulator.planning.intervals import estimate
-from simulator.planning.points import expand
 from simulator.planning.replications import replicate, seeds
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run

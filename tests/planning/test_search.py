@@ -7,22 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.planning.search import (
-    Answer,
-    Rules,
+    Criteria,
     Search,
+    SearchResult,
     Trial,
+    bounds_kept,
     fewest,
     interval,
     largest_rate,
     not_monotone,
-    verdict,
 )
 from simulator.planning.service_levels import parse_slo
 
 SLO = parse_slo("p99_ttft_ms<=100")
 
 
-def play(search: Search, measure) -> Answer:
+def play(search: Search, measure) -> SearchResult:
     """Answer a search's wishes by a function of place and replication."""
     wishes = next(search)
     while True:
@@ -34,7 +34,7 @@ def play(search: Search, measure) -> Answer:
 
 @given(st.floats(0.02, 300.0), st.floats(0.5, 5.0))
 def test_the_largest_rate_is_found_within_the_tolerance(limit: float, start: float):
-    found = play(largest_rate(start, Rules([SLO])), lambda at, _: 50.0 if at <= limit else 200.0)
+    found = play(largest_rate(start, Criteria([SLO])), lambda at, _: 50.0 if at <= limit else 200.0)
     assert found.best is not None
     assert limit / 1.02 <= found.best.at <= limit
     low, high = found.between
@@ -44,7 +44,7 @@ def test_the_largest_rate_is_found_within_the_tolerance(limit: float, start: flo
 
 @given(st.integers(1, 64))
 def test_the_fewest_is_exact_and_the_place_below_was_seen_to_fail(least: int):
-    found = play(fewest(1, 64, Rules([SLO])), lambda at, _: 50.0 if at >= least else 200.0)
+    found = play(fewest(1, 64, Criteria([SLO])), lambda at, _: 50.0 if at >= least else 200.0)
     assert found.best is not None
     assert found.best.at == least
     assert least == 1 or any(t.at == least - 1 and not t.ok for t in found.trials)
@@ -52,13 +52,13 @@ def test_the_fewest_is_exact_and_the_place_below_was_seen_to_fail(least: int):
 
 
 def test_a_search_without_an_end_gives_up():
-    always = play(largest_rate(1.0, Rules([SLO])), lambda *_: 50.0)
+    always = play(largest_rate(1.0, Criteria([SLO])), lambda *_: 50.0)
     assert always.best is not None
     assert always.best.at == 2.0**10
-    never = play(largest_rate(1.0, Rules([SLO])), lambda *_: 200.0)
+    never = play(largest_rate(1.0, Criteria([SLO])), lambda *_: 200.0)
     assert never.best is None
     assert min(trial.at for trial in never.trials) == 2.0**-10
-    assert play(fewest(1, 5, Rules([SLO])), lambda *_: 200.0).best is None
+    assert play(fewest(1, 5, Criteria([SLO])), lambda *_: 200.0).best is None
 
 
 def test_replications_are_added_until_the_interval_tells():
@@ -67,7 +67,7 @@ def test_replications_are_added_until_the_interval_tells():
     def noisy(at: float, _: int) -> float:
         return 90.0 * at + noise.gauss(0, 8)
 
-    found = play(largest_rate(1.0, Rules([SLO], replications=3, most_replications=12)), noisy)
+    found = play(largest_rate(1.0, Criteria([SLO], replications=3, most_replications=12)), noisy)
     counts = {len(trial.runs) for trial in found.trials}
     assert 3 in counts  # far from the bound three are enough
     assert 12 in counts  # near to it they are not
@@ -87,10 +87,10 @@ def test_the_interval_is_students():
 
 
 def test_the_verdict_is_open_while_the_interval_holds_the_bound():
-    rules = Rules([SLO])
+    criteria = Criteria([SLO])
 
     def told(*values: float) -> bool | None:
-        return verdict([{"p99_ttft_ms": value} for value in values], rules)
+        return bounds_kept([{"p99_ttft_ms": value} for value in values], criteria)
 
     assert told(50, 51, 52) is True
     assert told(150, 151, 152) is False

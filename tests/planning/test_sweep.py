@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from simulator import load_scenario, sweep
 from simulator.cli.main import main
-from simulator.planning.runs import numbers
+from simulator.planning.runs import metric_values
 from simulator.planning.sweep import load_sweep_points, read_journal, run_sweep
 from simulator.scenario.planning_config import SpreadConfig
 from simulator.simulation.run import run
@@ -55,7 +55,7 @@ def test_a_row_has_the_varied_keys_then_the_numbers_of_the_runs_own_summary(smal
         ("4", "50"),
     ]
     assert [*rows[0]][:2] == ["engine.max_num_seqs", "workload.request_rate"]
-    alone = numbers(run(load_scenario(small, ["workload.request_rate=10"])).summary())
+    alone = metric_values(run(load_scenario(small, ["workload.request_rate=10"])).summary())
     assert {key: rows[2][key] for key in alone} == {key: str(value) for key, value in alone.items()}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from simulator import load_scenario, run
 from simulator.core.request import Request
-from simulator.planning.points import expand
+from simulator.planning.design import expand
 from simulator.policies.predictor import make_predictor
 from simulator.workload.workload import Workload
 from tests.support.engines import workload

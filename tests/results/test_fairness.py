@@ -17,7 +17,7 @@ from simulator.results.fairness import (
     several_clients,
     summarize_clients,
 )
-from simulator.results.request_table import client_words, gather_requests
+from simulator.results.request_table import client_column, gather_requests
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.simulation.write import write_run
@@ -35,7 +35,7 @@ def served(load: Workload, seats: int = 2, leap: bool = True, clock: object = No
     """Run a workload first come, first served."""
     log, client = play(load, fcfs(max_num_seqs=seats), clock, leap)
     table = gather_requests(load, np.frombuffer(client.sent), [log])
-    words = client_words(load)
+    words = client_column(load)
     return Clients(table, [log], words, np.arange(1.0, len(words.names) + 1))
 
 
@@ -221,6 +221,6 @@ def test_nobody_waits() -> None:
         "service_difference_max": None,
     }
     table = gather_requests(load, np.array([nan, nan]), [])
-    nothing = Clients(table, [], client_words(load), np.ones(2))
+    nothing = Clients(table, [], client_column(load), np.ones(2))
     assert summarize_clients(nothing)["jain_index"] is None
     assert client_columns(nothing)["completed"].tolist() == [0, 0]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simulator.core.log import Log
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.results.gauges import queue_depth
+from simulator.results.engine_metrics import queue_depth
 from simulator.results.request_table import gather_requests
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler

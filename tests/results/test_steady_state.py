@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from simulator.results.steady_state import Trend, line, mser5, trend_warning, two_sided
+from simulator.results.steady_state import Trend, linear_trend, mser5, t_test_p_value, trend_warning
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
@@ -66,15 +66,15 @@ def test_seldom_a_false_alarm():
         for k, kick in enumerate(noise):
             level = 0.97 * level + kick
             values[k] = level
-        alarms += line(batch_means(values))[1] < 0.01
+        alarms += linear_trend(batch_means(values))[1] < 0.01
     assert alarms <= 9
 
 
 def test_trend_by_hand():
     """A line from 0 to 99 is one; noise that alternates around a level is none."""
-    assert line(batch_means(np.arange(100.0))) == (pytest.approx(100.0), 0.0)
-    assert line(batch_means(np.ones(100))) == (0.0, 1.0)
-    change, p = line(batch_means(np.tile([1.0, 3.0], 10)))
+    assert linear_trend(batch_means(np.arange(100.0))) == (pytest.approx(100.0), 0.0)
+    assert linear_trend(batch_means(np.ones(100))) == (0.0, 1.0)
+    change, p = linear_trend(batch_means(np.tile([1.0, 3.0], 10)))
     # Slope 10 / 665 a batch; the squares left, 20 - 100 / 665, over 18 and 665.
     assert change == pytest.approx(20 * 10 / 665)
     assert p == pytest.approx(t.sf(change / 20 / sqrt((20 - 100 / 665) / 18 / 665), 18) * 2)
@@ -85,7 +85,7 @@ def test_trend_by_hand():
 def test_students_p_value(score, freedom):
     """As scipy has it."""
     expected = 2 * t.sf(abs(score), freedom)
-    assert two_sided(score, freedom) == pytest.approx(expected, rel=1e-3, abs=1e-12)
+    assert t_test_p_value(score, freedom) == pytest.approx(expected, rel=1e-3, abs=1e-12)
 
 
 def test_mser5_leaves_out_the_start():

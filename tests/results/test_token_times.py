@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.core.log import Log
-from simulator.results.token_times import SLICE, GapPool, TokenTimes
+from simulator.results.token_times import SLICE, GapDistribution, TokenTimes
 from tests.support.logs import TICK, LoggedRun, add_run, logged_runs
 
 
-def pool_of(story: LoggedRun) -> GapPool:
+def pool_of(story: LoggedRun) -> GapDistribution:
     completed = np.array([r.completed for r in story.requests], bool)
-    return GapPool([TokenTimes(log, completed) for log in story.logs])
+    return GapDistribution([TokenTimes(log, completed) for log in story.logs])
 
 
 def listed(story: LoggedRun) -> np.ndarray:
@@ -65,7 +65,7 @@ def test_one_long_gap_does_not_blur_the_short_ones() -> None:
     log.tick_ends.extend(ends.tolist())
     log.tick_ends.append(ends[-1] + 1e6)
     add_run(log, 0, 0.0, 0, len(log.tick_ends))
-    pool = GapPool([TokenTimes(log, np.array([True]))])
+    pool = GapDistribution([TokenTimes(log, np.array([True]))])
     gaps = np.diff([0.0, *log.tick_ends])
     wanted = [1.0, 50.0, 99.0, 99.99, 100.0]
     assert pool.percentiles(wanted) == np.percentile(gaps, wanted).tolist()
@@ -77,7 +77,7 @@ def test_equal_gaps() -> None:
     log.tick_ends.extend([TICK * i for i in range(1, 9)])
     for number in range(3):
         add_run(log, number, 0.0, 0, 8)
-    pool = GapPool([TokenTimes(log, np.ones(3, bool))])
+    pool = GapDistribution([TokenTimes(log, np.ones(3, bool))])
     assert (pool.count, pool.mean, pool.std) == (24, TICK, 0.0)
     assert pool.percentiles([0.0, 50.0, 100.0]) == [TICK] * 3
 
@@ -87,7 +87,7 @@ def test_no_time_at_all_between_tokens() -> None:
     log = Log(10, 16)
     log.tick_ends.extend([1.0, 1.0, 2.0])
     add_run(log, 0, 1.0, 0, 3)
-    pool = GapPool([TokenTimes(log, np.array([True]))])
+    pool = GapDistribution([TokenTimes(log, np.array([True]))])
     assert (pool.count, pool.mean) == (3, pytest.approx(1 / 3))
     assert pool.percentiles([0.0, 50.0, 100.0]) == [0.0, 0.0, 1.0]
 
@@ -98,6 +98,6 @@ def test_preemption_gap() -> None:
     log.tick_ends.extend([2.0, 3.0, 4.0, 9.0])
     add_run(log, 0, 1.0, 0, 1)  # tokens at 1, 2; then preempted
     add_run(log, 0, 7.0, 3, 1)  # tokens at 7, 9
-    pool = GapPool([TokenTimes(log, np.array([True]))])
+    pool = GapDistribution([TokenTimes(log, np.array([True]))])
     assert pool.count == 3
     assert pool.percentiles([0.0, 50.0, 100.0]) == [1.0, 2.0, 5.0]

@@ -14,7 +14,7 @@ from simulator.core.log import REASONS, STEP, Log, pack_request, pack_run
 from simulator.models.gpus import find_gpu
 from simulator.models.spec import ModelSpec
 from simulator.results.metrics import PERCENTILES, RunMetrics, Summary
-from simulator.results.run_part import RunPart
+from simulator.results.run_part import PartialRecord
 from simulator.workload.workload import Workload
 from tests.support.engines import Clock, workload
 
@@ -102,7 +102,7 @@ def summarize(
     )
     parts = SimpleNamespace(model=model, gpu=find_gpu("A100-80GB"), cost=None)
     metrics = RunMetrics(scenario, load, [parts] * len(logs))
-    metrics.add(RunPart(load, sent, logs))
+    metrics.add(PartialRecord(load, sent, logs))
     return metrics.summary({"version": "1", "seed": 3}, percentiles)
 
 

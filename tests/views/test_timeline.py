@@ -143,8 +143,8 @@ def test_large_runs_are_thinned(tmp_path: Path, monkeypatch, write) -> None:
     """Every k-th request, several rows in a slice; tokens are not lost, and it says so."""
     result = run(load_scenario(write(SMALL)))
     whole = traced(result, tmp_path)
-    monkeypatch.setattr(timeline, "REQUESTS", 10)
-    monkeypatch.setattr(timeline, "LIMIT", 20)
+    monkeypatch.setattr(timeline, "MAX_REQUESTS", 10)
+    monkeypatch.setattr(timeline, "MAX_SLICES", 20)
     rows = len(result.logs[0].steps)
     said = write_timeline(result, tmp_path / "small.json.gz")
     merged = -(-rows // 20)

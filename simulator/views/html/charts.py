@@ -7,18 +7,18 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.figures.data import Run
-from simulator.figures.occupancy import lowest_free
+from simulator.figures.occupancy import lowest_slots
 from simulator.results.time_series import depth_in_bins, mean_in_bins
 
 if TYPE_CHECKING:
     import pandas as pd
 
-POINTS = 16_000  # of each chart over time, all runs together: bounds the file
-BINS = 4_000  # of one run at most
+MAX_POINTS = 16_000  # of each chart over time, all runs together: bounds the file
+MAX_BINS = 4_000  # of one run at most
 QUANTILES = 500  # points of a distribution
-BARS = 2_500  # requests in the picture of the seats, of each run
-ROUNDED = 5e-9  # s, that sums of a table's times, each to a nanosecond, may be wrong
-FIRST = 400  # of these in view at first
+MAX_BARS = 2_500  # requests in the picture of the seats, of each run
+ROUNDING = 5e-9  # s, that sums of a table's times, each to a nanosecond, may be wrong
+INITIAL_BARS = 400  # of these in view at first
 RESERVING = {"orca", "tgi", "trtllm"}  # schedulers that reserve the whole answer on admission
 
 Floats = npt.NDArray[np.float64]
@@ -28,8 +28,8 @@ Numbers = list[float | None]
 def charts(runs: Sequence[Run]) -> dict[str, Any]:
     """Give what the charts draw, as JSON can hold it; times in seconds, latencies in ms."""
     whole = max(run.end for run in runs) or 1.0
-    edges = np.linspace(0.0, whole, min(BINS, POINTS // len(runs)) + 1)
-    begin, end = _window(runs, BARS)
+    edges = np.linspace(0.0, whole, min(MAX_BINS, MAX_POINTS // len(runs)) + 1)
+    begin, end = _window(runs, MAX_BARS)
     return {
         "labels": [run.label for run in runs],
         "time": _short((edges[1:] + edges[:-1]) / 2, 6),
@@ -37,7 +37,7 @@ def charts(runs: Sequence[Run]) -> dict[str, Any]:
         "latency": {name: distributions(runs, name) for name in ("ttft", "tpot", "e2el")},
         "seats": [seats(run, begin, end) for run in runs],
         "window": [begin, end],
-        "first": _window(runs, FIRST),
+        "first": _window(runs, INITIAL_BARS),
     }
 
 
@@ -151,7 +151,7 @@ def seats(run: Run, begin: float, end: float) -> dict[str, list[Any]]:
     slots: list[int] = []
     for _, part in frame.groupby("replica"):
         below = max(slots, default=-1) + 1
-        free = lowest_free(part["start"].tolist(), part["end"].tolist(), ROUNDED)
+        free = lowest_slots(part["start"].tolist(), part["end"].tolist(), ROUNDING)
         slots += [below + k for k in free]
     frame = frame.assign(seat=slots)
     frame = frame[(frame["end"] >= begin) & (frame["start"] <= end)]

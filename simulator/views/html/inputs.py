@@ -52,8 +52,8 @@ def profiles(runs: Sequence[Run]) -> str:
             found.setdefault((name, _cost(cost, name)), []).append(": ".join(where))
     parts = []
     for (name, text), users in found.items():
-        told = f" <small>{', '.join(users)}</small>" if len(found) > 1 else ""
-        parts.append(f"<h3>{escape(name)}{told}</h3>{text}")
+        texts = f" <small>{', '.join(users)}</small>" if len(found) > 1 else ""
+        parts.append(f"<h3>{escape(name)}{texts}</h3>{text}")
     return "".join(parts)
 
 
@@ -73,9 +73,9 @@ def _costs(run: Run) -> Iterable[tuple[str, str, object]]:
         yield "", str(run.summary["headway"].get("profile")), whole
         return
     for name, group in run.groups.items():
-        own = kinds.get(name)
-        own = own if isinstance(own, Mapping) else {}
-        cost = own.get("cost") or (None if own.get("gpu") else whole)
+        kind = kinds.get(name)
+        kind = kind if isinstance(kind, Mapping) else {}
+        cost = kind.get("cost") or (None if kind.get("gpu") else whole)
         yield escape(name) if kinds else "", str(group.get("profile")), cost
 
 
@@ -114,11 +114,11 @@ def _fit(text: str) -> str:
 def _pairs(value: object) -> str:
     """Write keys with their values, one after the other."""
     pairs = list(_flat(value)) if isinstance(value, Mapping) else [("", value)]
-    told = [f"{key} {_told(inner)}".strip() for key, inner in pairs if inner is not None]
-    return ", ".join(told).replace("_", " ")
+    texts = [f"{key} {_value_text(inner)}".strip() for key, inner in pairs if inner is not None]
+    return ", ".join(texts).replace("_", " ")
 
 
-def _told(value: object) -> str:
+def _value_text(value: object) -> str:
     if isinstance(value, list):
         return " to ".join(f"{one:,}" if isinstance(one, int) else str(one) for one in value)
     return str(value)

@@ -26,9 +26,9 @@ LATENCIES = (
     ("e2el", "E2EL"),
     ("queue_time", "Queue time"),
 )
-POINTS = ("mean", "median", "p90", "p95", "p99")
-TIMES = (RETRY, "queue_time", PARTS[0], *TRANSFER_PARTS, *PARTS[1:])
-WORDS = {
+STATISTICS = ("mean", "median", "p90", "p95", "p99")
+TIME_COLUMNS = (RETRY, "queue_time", PARTS[0], *TRANSFER_PARTS, *PARTS[1:])
+TIME_LABELS = {
     RETRY: "earlier tries",
     "queue_time": "queue",
     "prefill_time": "prefill",
@@ -40,7 +40,7 @@ WORDS = {
     "recompute_time": "recompute",
     "swap_time": "swap copies",
 }
-GROUP = {
+GROUP_COLUMNS = {
     "busy, %": ("gpu_busy_fraction", 100.0),
     "batch": ("mean_running", 1),
     "KV used, %": ("kv_cache_usage_mean", 100.0),
@@ -50,7 +50,7 @@ GROUP = {
     "$": ("dollars", 1),
 }
 """Columns of a cluster's groups: the key of the summary, and what it is multiplied by."""
-CLIENTS = 12  # shown of each run
+MAX_CLIENTS = 12  # shown of each run
 
 
 def number(value: object) -> str:
@@ -139,11 +139,11 @@ def percentiles(runs: Sequence[Run]) -> str:
     rows = []
     for key, name in LATENCIES:
         for k, run in enumerate(runs):
-            cells = [run.summary.get(f"{point}_{key}_ms") for point in POINTS]
+            cells = [run.summary.get(f"{point}_{key}_ms") for point in STATISTICS]
             if None not in cells:
                 label = f"{name} {run_name(run, k)}" if len(runs) > 1 else name
                 rows.append([label, *map(number, cells)])
-    return table(["ms", *(point.capitalize() for point in POINTS)], rows, "numbers")
+    return table(["ms", *(point.capitalize() for point in STATISTICS)], rows, "numbers")
 
 
 def time_parts(runs: Sequence[Run]) -> str:
@@ -158,12 +158,12 @@ def time_parts(runs: Sequence[Run]) -> str:
             ("mean of all", done),
             (f"slowest {len(slow):,} of {len(done):,}", slow),
         ):
-            means = {name: float(part[name].mean()) for name in TIMES if name in part}
+            means = {name: float(part[name].mean()) for name in TIME_COLUMNS if name in part}
             whole = sum(means.values())
             title = f"{run_name(run, k)} &ndash; " if len(runs) > 1 else ""
             bars.append(f"<p class=bar-title>{title}{what}: {number(whole)} s</p>{_bar(means)}")
-    there = [name for name in TIMES if any(name in run.requests for run in runs)]
-    keys = "".join(f'<span><i class="{name}"></i>{WORDS[name]}</span>' for name in there)
+    there = [name for name in TIME_COLUMNS if any(name in run.requests for run in runs)]
+    keys = "".join(f'<span><i class="{name}"></i>{TIME_LABELS[name]}</span>' for name in there)
     return f"<div class=keys>{keys}</div>{''.join(bars)}"
 
 
@@ -171,7 +171,7 @@ def _bar(means: Mapping[str, float]) -> str:
     whole = sum(means.values()) or 1.0
     pieces = "".join(
         f'<i class="{name}" style="width:{100 * value / whole:.3f}%" '
-        f'title="{WORDS[name]}: {number(value)} s, {value / whole:.1%}"></i>'
+        f'title="{TIME_LABELS[name]}: {number(value)} s, {value / whole:.1%}"></i>'
         for name, value in means.items()
         if value > 0
     )
@@ -188,14 +188,14 @@ def groups(run: Run) -> str:
             number(group.get("replicas")),
             number(group.get("gpus")),
             escape(str(group.get("gpu"))),
-            *(number(_times(group.get(key), scale)) for key, scale in GROUP.values()),
+            *(number(_scaled(group.get(key), scale)) for key, scale in GROUP_COLUMNS.values()),
         ]
         for name, group in run.groups.items()
     ]
-    return table(["", "replicas", "GPUs", "", *GROUP], rows, "numbers")
+    return table(["", "replicas", "GPUs", "", *GROUP_COLUMNS], rows, "numbers")
 
 
-def _times(value: object, scale: float) -> object:
+def _scaled(value: object, scale: float) -> object:
     return value * scale if isinstance(value, int | float) else value or "-"
 
 
@@ -213,14 +213,14 @@ def clients(run: Run) -> str:
             *(number(float(part[key].mean() * 1e3)) for key in ("queue_time", "ttft", "e2el")),
             number(float(part["ttft"].quantile(0.99) * 1e3)),
         ]
-        for name, part in found[:CLIENTS]
+        for name, part in found[:MAX_CLIENTS]
     ]
     means = [float(part["ttft"].mean()) for _, part in found]
     means = [mean for mean in means if mean > 0]  # NaN: nobody got a token
     low, high = min(means, default=0.0), max(means, default=0.0)
     spread = f" The highest mean TTFT is {high / low:.3g} times the lowest." if means else ""
     head = ["", "requests", "tokens out", "mean queue", "mean TTFT", "mean E2EL", "P99 TTFT"]
-    shown = f"{min(len(found), CLIENTS)} of {len(found)} clients; times in ms."
+    shown = f"{min(len(found), MAX_CLIENTS)} of {len(found)} clients; times in ms."
     return table(head, rows, "numbers") + f"<p class=note>{shown}{spread}{_jain(run)}</p>"
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from simulator import load_scenario, plan, run
 from simulator.cli.main import main
-from simulator.planning.question import is_random
-from simulator.planning.service_levels import parse_slo, read_numbers
+from simulator.planning.problem import is_random
+from simulator.planning.service_levels import parse_slo, read_metric_values
 from tests.support.scenarios import AZURE, ONE_A_SECOND
 
 
@@ -90,6 +90,6 @@ plan:
 
 def test_any_percentile_can_be_bounded(scenario: Path):
     result = run(load_scenario(scenario))
-    numbers = read_numbers(result, [parse_slo("p97.5_e2el_ms<=1")])
+    numbers = read_metric_values(result, [parse_slo("p97.5_e2el_ms<=1")])
     frame = result.requests
     assert numbers["p97.5_e2el_ms"] == pytest.approx(frame["e2el"].quantile(0.975) * 1000)

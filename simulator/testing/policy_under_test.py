@@ -93,7 +93,7 @@ class LeapingCost(RecordingCost):
         return [fixed + 0.001 * (step.context + k * step.decodes) for k in range(repeats)]
 
 
-class Subject:
+class PolicyUnderTest:
     """The class under examination, on engines as the cases say.
 
     `policy` and its arguments are as in a scenario. Raises ValueError for wrong arguments once an

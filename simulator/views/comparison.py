@@ -6,8 +6,8 @@ from typing import Any
 from simulator.views.report import Metric, Summary, metric_rows, metric_value
 
 RATIO = 10  # width of a ratio and its mark
-BESIDE = 3  # runs that a block of a comparison shows beside the first: 120 columns
-MANY = 9  # runs from which a comparison has a row for each, with the metrics that matter most
+RUNS_PER_BLOCK = 3  # runs that a block of a comparison shows beside the first: 120 columns
+MANY_RUNS = 9  # runs from which a comparison has a row for each, with the metrics that matter most
 
 COLUMNS = (
     Metric("output_throughput", "output/tok per s", 1),
@@ -32,14 +32,14 @@ def compare_table(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
 
     `+` marks a value that is better than the first run's, `-` one that is worse, `.` what a run
     does not have; a metric that none of them has is left out. Several blocks of runs come with the
-    first in each; of MANY runs or more each is one row.
+    first in each; of MANY_RUNS runs or more each is one row.
     """
-    if len(labels) >= MANY:
-        return _many_table(labels, summaries)
+    if len(labels) >= MANY_RUNS:
+        return _row_per_run(labels, summaries)
     metrics = metric_rows(summaries, _value)
     blocks = []
-    for at in range(1, max(len(labels), 2), BESIDE):
-        shown = [0, *range(at, min(at + BESIDE, len(labels)))]
+    for at in range(1, max(len(labels), 2), RUNS_PER_BLOCK):
+        shown = [0, *range(at, min(at + RUNS_PER_BLOCK, len(labels)))]
         rows = [("", *(labels[run] for run in shown))]
         rows += [(metric.label, *_cells(metric, values, shown)) for metric, values in metrics]
         blocks.append(align(rows))
@@ -48,15 +48,15 @@ def compare_table(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
     return "\n\n".join(blocks)
 
 
-def _many_table(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
+def _row_per_run(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
     """Give a row for each run; `*` marks the best of a column, `.` what a run does not have."""
     columns = [("", "", *labels)]
     for column in COLUMNS:
         values = [_value(s, column.key) for s in summaries]
-        told = [value for value in values if value is not None]
-        if not any(told) or (column.better == 0 and len(set(told)) < 2):
+        known = [value for value in values if value is not None]
+        if not any(known) or (column.better == 0 and len(set(known)) < 2):
             continue
-        best = max(told, key=lambda value: value * column.better) if column.better else None
+        best = max(known, key=lambda value: value * column.better) if column.better else None
         cells = [
             "." if value is None else _short(value * column.scale) + " *"[value == best]
             for value in values

@@ -5,8 +5,15 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
-from simulator.planning.points import Axes, as_yaml, refuse_hidden, split_values
-from simulator.planning.search import Rules, Search, Wanted, as_is, fewest, largest_rate
+from simulator.planning.design import Axes, as_yaml, refuse_overridden, split_values
+from simulator.planning.search import (
+    Criteria,
+    PlannedRun,
+    Search,
+    as_configured,
+    fewest,
+    largest_rate,
+)
 from simulator.planning.service_levels import parse_slo
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
@@ -14,7 +21,7 @@ from simulator.util.errors import HeadwayError
 
 
 @dataclass(slots=True, frozen=True)
-class Options:
+class PlanOptions:
     """What the user says; None where the scenario's block `plan` decides."""
 
     slo: Sequence[str] | None = None
@@ -26,13 +33,13 @@ class Options:
 
 
 @dataclass(slots=True, frozen=True)
-class Question:
+class PlanProblem:
     """What is to be found out about every candidate."""
 
     path: Path
     overrides: Sequence[str]
     seed: int
-    rules: Rules
+    criteria: Criteria
     key: str  # that the search sets; "" to run things as they are
     low: int = 0  # for a whole number: from here ...
     high: int = 0  # ... to here; 0: a rate
@@ -41,16 +48,16 @@ class Question:
 
     def search(self, scenario: Scenario) -> Search:
         """Begin the search for one candidate."""
-        rules = self.rules
+        criteria = self.criteria
         if not is_random(scenario):
-            rules = replace(rules, replications=1, most_replications=1)
+            criteria = replace(criteria, replications=1, most_replications=1)
         if not self.key:
-            return as_is(rules)
+            return as_configured(criteria)
         if self.high:
-            return fewest(self.low, self.high, rules)
-        return largest_rate(rate_key(scenario)[1], rules)
+            return fewest(self.low, self.high, criteria)
+        return largest_rate(rate_key(scenario)[1], criteria)
 
-    def settings(self, varied: Mapping[str, str], wanted: Wanted) -> list[tuple[str, str]]:
+    def settings(self, varied: Mapping[str, str], wanted: PlannedRun) -> list[tuple[str, str]]:
         """Give the keys to set for one run."""
         at, replication = wanted
         keys = [*varied.items(), ("seed", str(self.seed + replication))]
@@ -59,10 +66,10 @@ class Question:
         return keys
 
 
-def make_question(
-    path: Path, options: Options, overrides: Sequence[str] = (), seed: int | None = None
-) -> Question:
-    """Make the question of the options and the scenario's block `plan`."""
+def make_problem(
+    path: Path, options: PlanOptions, overrides: Sequence[str] = (), seed: int | None = None
+) -> PlanProblem:
+    """State the problem that the options pose and the scenario's block `plan`."""
     base = load_scenario(path, overrides, seed)
     block = base.plan
     if options.vary is not None:
@@ -84,15 +91,17 @@ def make_question(
     tolerance = block.tolerance if options.tolerance is None else options.tolerance
     if not 0 < tolerance <= 1:
         raise HeadwayError(f"--tolerance {tolerance}: must be more than 0 and at most 1")
-    rules = Rules(slos, count, max(block.most_replications, count), block.confidence, tolerance)
+    criteria = Criteria(
+        slos, count, max(block.most_replications, count), block.confidence, tolerance
+    )
     key, low, high = "", 0, 0
     asked = options.fewest or next((f"{k}={v}" for k, v in block.fewest.items()), None)
     if asked is not None:
         key, low, high = _range(asked)
     elif not (options.cheapest or block.cheapest):
         key = rate_key(base)[0]
-    refuse_hidden([k for k, _ in axes], overrides, seed, searched=key)
-    return Question(path, overrides, base.seed, rules, key, low, high, axes, base.name)
+    refuse_overridden([k for k, _ in axes], overrides, seed, searched=key)
+    return PlanProblem(path, overrides, base.seed, criteria, key, low, high, axes, base.name)
 
 
 def _range(text: str) -> tuple[str, int, int]:

@@ -23,7 +23,7 @@ Factor = Sequence[Mapping[str, str]]
 
 
 @dataclass(slots=True)
-class Point:
+class DesignPoint:
     """A scenario with some keys set, or what is wrong with it."""
 
     varied: dict[str, str]  # value by dotted key, as YAML
@@ -41,7 +41,7 @@ class Point:
         return " ".join(f"{k}={v}" for k, v in self.varied.items()) or "the scenario"
 
 
-P = TypeVar("P", bound=Point)
+P = TypeVar("P", bound=DesignPoint)
 
 
 @dataclass(slots=True, frozen=True)
@@ -65,8 +65,8 @@ def expand(
     axes = [split_values(item) for item in vary]
     if not axes:
         raise HeadwayError("--vary: is missing; for example --vary engine.max_num_seqs=64,256")
-    refuse_hidden([key for key, _ in axes], overrides, seed)
-    points = load_points(path, factors(axes), overrides, seed, Point)
+    refuse_overridden([key for key, _ in axes], overrides, seed)
+    points = load_points(path, factors(axes), overrides, seed, DesignPoint)
     if any(point.errors for point in points):
         raise HeadwayError(_errors_with_values(points, path, overrides, seed))
     found: list[Alternative] = []
@@ -110,13 +110,13 @@ def load_point(
         return kind(varied, None, error.messages)
 
 
-def need_one(points: Sequence[Point]) -> None:
+def need_runnable(points: Sequence[DesignPoint]) -> None:
     """Raise HeadwayError where not one of the points can be run."""
     if all(point.scenario is None for point in points):
         raise HeadwayError(dict.fromkeys(point.error for point in points))
 
 
-def refuse_hidden(
+def refuse_overridden(
     keys: Sequence[str], overrides: Iterable[str], seed: int | None, searched: str = ""
 ) -> None:
     """Raise HeadwayError for options that would be lost: a later --vary sets their key again.
@@ -146,7 +146,7 @@ def _path(key: str) -> list[str]:
 
 
 def _errors_with_values(
-    points: Sequence[Point], path: Path, overrides: Sequence[str], seed: int | None
+    points: Sequence[DesignPoint], path: Path, overrides: Sequence[str], seed: int | None
 ) -> list[str]:
     """Add to each message the varied values that it comes with, unless it comes without any."""
     try:

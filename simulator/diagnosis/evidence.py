@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from simulator.results.record import Record
     from simulator.scenario.engine_config import EngineConfig
 
-SEATS, BUDGET, BLOCKS, POLICY = CAUSES = ("seats", "token budget", "blocks", "policy")
+CAUSES = ("seats", "token budget", "blocks", "policy")
+MAX_NUM_SEQS, TOKEN_BUDGET, KV_BLOCKS, POLICY = CAUSES
 """All max_num_seqs taken; all max_num_batched_tokens given away; too few KV blocks; its rules."""
 SPARE = 0.25
 """Of the blocks: more than any head of a queue should need."""
@@ -32,7 +33,7 @@ class Finding:
     figures: dict[str, float | int | str]
 
 
-class Facts:
+class Evidence:
     """What the rules look at."""
 
     def __init__(self, record: "Record", summary: Mapping[str, Any]) -> None:
@@ -81,7 +82,7 @@ class Facts:
         return find_policy(self.record.scenario)[0]
 
     @cached_property
-    def waits(self) -> dict[str, float]:
+    def wait_shares(self) -> dict[str, float]:
         """Give the share of the requests' time that they wait for each cause."""
         waited = self.share("queue_time", "preempted_time", "decode_queue_time")
         areas = self._blocked[0]
@@ -129,7 +130,7 @@ def blocked_time(log: Log, engine: "EngineConfig", spare: float) -> tuple[dict[s
     waited = rows["waiting"] * time + _waited_within_rows(log)
     cause = _causes(log, engine, spare)
     areas = np.bincount(cause, waited, len(CAUSES))
-    held = float(time[(cause == CAUSES.index(BLOCKS)) & (rows["waiting"] > 0)].sum())
+    held = float(time[(cause == CAUSES.index(KV_BLOCKS)) & (rows["waiting"] > 0)].sum())
     return dict(zip(CAUSES, areas.tolist(), strict=True)), held
 
 
@@ -156,9 +157,9 @@ def _causes(log: Log, engine: "EngineConfig", spare: float) -> Ints:
     policy = (log.num_blocks - rows["blocks_used"]) >= spare * log.num_blocks
     if engine.prefill_schedule_interval > 1:
         policy |= (rows["prefill_context"] == 0) & (rows["preempted"] == 0)
-    cause = np.where(policy, CAUSES.index(POLICY), CAUSES.index(BLOCKS))
+    cause = np.where(policy, CAUSES.index(POLICY), CAUSES.index(KV_BLOCKS))
     if not spare:
         return cause
     tokens = rows["prefill_tokens"].astype(np.int64) + rows["decodes"] + rows["wasted"]
-    cause = np.where(tokens >= engine.max_num_batched_tokens, CAUSES.index(BUDGET), cause)
-    return np.where(rows["running"] >= engine.max_num_seqs, CAUSES.index(SEATS), cause)
+    cause = np.where(tokens >= engine.max_num_batched_tokens, CAUSES.index(TOKEN_BUDGET), cause)
+    return np.where(rows["running"] >= engine.max_num_seqs, CAUSES.index(MAX_NUM_SEQS), cause)

@@ -15,7 +15,7 @@ from simulator.core.log import Log
 from simulator.costs.precision import kv_block_bytes
 from simulator.results.request_table import REJECTED, UNFINISHED, RequestTable
 from simulator.results.time_series import block_growth, queue_depth
-from simulator.results.utilization import Served, needed_flops, read_bytes
+from simulator.results.utilization import ServedModel, needed_flops, read_bytes
 
 if TYPE_CHECKING:
     from simulator.scenario.assemble import Parts
@@ -143,7 +143,8 @@ class EngineMetrics:
         self, scenario: "Scenario", parts: "Parts", replicas: int, kv_role: str | None = None
     ) -> None:
         """Measure replicas with the engine of a scenario; `parts` are those of each."""
-        self.replicas, self.served, self.kv_role = replicas, Served.of(scenario, parts), kv_role
+        self.replicas, self.kv_role = replicas, kv_role
+        self.served = ServedModel.of(scenario, parts)
         self.steps, self.requests = StepSums(), RequestSums()
         self._engine = scenario.engine
         self._waiting_time = self._flops = self._read = 0.0

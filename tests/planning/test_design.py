@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.planning.points import expand, split_values
+from simulator.planning.design import expand, split_values
 from simulator.util.errors import HeadwayError
 from tests.support.scenarios import SMALL
 
