@@ -231,8 +231,8 @@ def validate(
 def _validate_measured(
     folder: Path, wanted: list[str], json: Path | None, out: Path | None, quiet: bool
 ) -> None:
+    from calibration.measured.predict import validate_measured
     from calibration.measured.report import report, write_json, write_plots
-    from calibration.measured.validate import validate_measured
     from simulator.simulation.write import check_folder
 
     if folder.is_file():

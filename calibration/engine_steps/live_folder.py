@@ -4,17 +4,23 @@ It stands for itself: its scenario names its own profile, and traces by their wh
 """
 
 import csv
-import gzip
 import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from calibration.engine_steps.meta import read_json
-from calibration.engine_steps.steps_file import Row, parse_row, write_chunks, write_counts
+from calibration.engine_steps.steps_file import (
+    Row,
+    parse_row,
+    parse_rows,
+    write_chunks,
+    write_counts,
+)
+from calibration.text_files import read_csv, read_json, read_text
 from simulator.costs.profile import shipped_profiles
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.write import write_run
@@ -22,6 +28,8 @@ from simulator.util.errors import HeadwayError
 from simulator.util.files import Writer, resolve, write_together
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from gpu_backend.live import LiveRun
 
 MEASURED, ABOUT, PROFILE = "steps_measured.csv", "live.json", "profile.yaml"
@@ -132,27 +140,12 @@ def read_measured(folder: Path) -> list[MeasuredStep]:
     packed = folder / f"{MEASURED}.gz"
     if not path.exists() and not packed.exists():
         raise HeadwayError(f"{folder}: is no folder of `headway live`: has no {MEASURED}")
-    try:
-        text = path.read_text() if path.exists() else gzip.decompress(packed.read_bytes()).decode()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise HeadwayError(f"{path}: damaged: {error}") from None
-    lines = csv.DictReader(io.StringIO(text))
-    if lacking := [name for name in COLUMNS if name not in (lines.fieldnames or ())]:
-        raise HeadwayError(f"{path}:1: lacks columns {', '.join(lacking)}")
-    steps = []
-    for number, line in enumerate(lines, 2):
-        try:
-            steps.append(_step(line, number - 2))
-        except (ValueError, TypeError) as error:
-            raise HeadwayError(f"{path}:{number}: {error}") from None
-    if not steps:
-        raise HeadwayError(f"{path}: has no steps")
-    return steps
+    text = read_text(path if path.exists() else packed)
+    turns = count()
+    return parse_rows(path, read_csv(path, text, COLUMNS), lambda line: _step(line, next(turns)))
 
 
 def _step(line: Mapping[str, str], turn: int) -> MeasuredStep:
-    if None in line or None in line.values():
-        raise ValueError("has too few or too many values")
     fixed = {"run": "live", "kind": "onpolicy", "path": "", "point": "-1", "turn": str(turn)}
     row = parse_row({**fixed, "bucket": "0", "longest": "0", **line})
     return MeasuredStep(
@@ -169,17 +162,15 @@ def read_about(folder: Path) -> dict[str, object]:
     return about
 
 
-def read_requests(folder: Path) -> dict[str, list[float]]:
-    """Read ttft, tpot and e2el of requests.csv, by name; NaN where a request has none."""
-    path = folder / "requests.csv"
+def read_requests(folder: Path) -> "pd.DataFrame":
+    """Read ttft, tpot and e2el of requests.csv; NaN where a request has none."""
+    import pandas as pd
+
+    path, names = folder / "requests.csv", ["ttft", "tpot", "e2el"]
     try:
-        with path.open(newline="") as file:
-            lines = list(csv.DictReader(file))
-        return {
-            name: [float(line[name]) if line[name] else float("nan") for line in lines]
-            for name in ("ttft", "tpot", "e2el")
-        }
+        exact = dict.fromkeys(names, lambda cell: float(cell or "nan"))
+        return pd.read_csv(path, usecols=names, converters=exact)[names]
     except OSError as error:
         raise HeadwayError(f"{path}: cannot read: {error.strerror}") from None
-    except (KeyError, ValueError, TypeError) as error:
+    except ValueError as error:
         raise HeadwayError(f"{path}: damaged: {error}") from None

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from calibration.text_files import read_json
 from simulator.models.gpus import find_gpu
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
@@ -94,17 +95,6 @@ def read_meta(path: Path) -> Meta:
     if meta["clock"] not in {"cpu", "wall"} or not isinstance(meta["block_size"], int):
         raise HeadwayError(f"{path}: clock must be cpu or wall, block_size a whole number")
     return meta
-
-
-def read_json(path: Path) -> Meta:
-    """Read what JSON's keys hold, nothing where it has none; HeadwayError where it is damaged."""
-    try:
-        found = json.loads(path.read_text())
-    except OSError as error:
-        raise HeadwayError(f"{path}: cannot read: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise HeadwayError(f"{path}: damaged: {error}") from None
-    return found if isinstance(found, dict) else {}
 
 
 def capture_sizes(meta: Meta, path: Path) -> list[int]:

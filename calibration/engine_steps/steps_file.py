@@ -7,15 +7,16 @@ leaves a file that can be read. The same columns describe the steps of a live ru
 import csv
 import gzip
 import io
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
+from calibration.text_files import read_csv, read_text
 from simulator.core.request import Chunk, Request, Step, Swap
 from simulator.util.errors import HeadwayError
 
+T = TypeVar("T")
 Chunks: TypeAlias = tuple[tuple[int, int], ...]
 """Pieces of prompts: (tokens in the cache before, tokens computed)."""
 
@@ -190,30 +191,26 @@ def _pack(lines: Iterable[Sequence[object]]) -> bytes:
 
 def read_rows(path: Path) -> list[Row]:
     """Read measured steps; HeadwayError names the file and line where it is damaged."""
-    try:
-        text = gzip.decompress(path.read_bytes()).decode()
-    except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise HeadwayError(f"{path}: damaged: {error}") from None
-    except OSError as error:
-        raise HeadwayError(f"{path}: cannot read: {error.strerror}") from None
-    rows = list(_rows(path, csv.reader(io.StringIO(text))))
-    if not rows:
-        raise HeadwayError(f"{path}: has no rows")
-    return rows
+    needed = [name for name in COLUMNS if name not in OPTIONAL]
+    lines = read_csv(path, read_text(path, packed=True), needed, "no measured steps: ")
+    return parse_rows(path, lines, parse_row)
 
 
-def _rows(path: Path, lines: Iterator[list[str]]) -> Iterator[Row]:
-    head = next(lines, [])
-    needed = (name for name in COLUMNS if name not in OPTIONAL)
-    if lacking := [name for name in needed if name not in head]:
-        raise HeadwayError(f"{path}:1: no measured steps: lacks columns {', '.join(lacking)}")
-    for number, line in enumerate(lines, 2):
-        if len(line) != len(head):
-            raise HeadwayError(f"{path}:{number}: has {len(line)} values, not {len(head)}")
+def parse_rows(
+    path: Path,
+    lines: Iterable[tuple[int, Mapping[str, str]]],
+    parse: Callable[[Mapping[str, str]], T],
+) -> list[T]:
+    """Parse all lines; HeadwayError names the file and line of a wrong value, or a lack of rows."""
+    found = []
+    for number, line in lines:
         try:
-            yield parse_row(dict(zip(head, line, strict=True)))
+            found.append(parse(line))
         except ValueError as error:
             raise HeadwayError(f"{path}:{number}: {error}") from None
+    if not found:
+        raise HeadwayError(f"{path}: has no rows")
+    return found
 
 
 def parse_row(values: Mapping[str, str]) -> Row:

@@ -22,9 +22,9 @@ from calibration.engine_steps.live_folder import (
     read_measured,
     read_requests,
 )
-from calibration.engine_steps.meta import read_json
 from calibration.errors import Errors, Floats
 from calibration.plots import plot_live
+from calibration.text_files import read_json
 from simulator.costs.profile import shipped_profiles
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import write_together
@@ -195,14 +195,14 @@ def _per_request(folder: Path, result: "Result") -> dict[str, float]:
     table = gather_requests(result.workload, result.sent, result.logs)
     errors = {}
     for name, column in read_requests(folder).items():
-        live, simulated = np.array(column), getattr(table, name)
+        live, simulated = column.to_numpy(), getattr(table, str(name))
         if len(live) != len(simulated):
             raise HeadwayError(
                 f"{folder}: has {len(live)} requests, but its scenario makes {len(simulated)}"
             )
         both = np.isfinite(live) & np.isfinite(simulated) & (live > 0)
         off = np.abs(simulated[both] / live[both] - 1.0)
-        errors[name] = float(np.median(off)) if both.any() else float("nan")
+        errors[str(name)] = float(np.median(off)) if both.any() else float("nan")
     return errors
 
 

@@ -6,7 +6,6 @@ prints a line per comparison: median and 95th percentile of the relative errors,
 predicted / measured. docs/cost-models.md shows what it printed.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator
 from itertools import chain
@@ -19,7 +18,7 @@ from calibration.kernel_tables.compose import Target, compose_kernels, compose_p
 from calibration.kernel_tables.fit_target import compose, fit_cost, fit_target, predict_steps
 from calibration.kernel_tables.mixed_attention import fit_mixed, read_mixed
 from calibration.kernel_tables.product_slowdown import SHAPES, read_sequence
-from calibration.kernel_tables.tables import GPU_TABLES, exit_code, find_gpu_tables, read_table
+from calibration.kernel_tables.tables import GPU_TABLES, find_gpu_tables, read_table, run_command
 from simulator.costs.roofline import roofline
 from simulator.models.load import load_model
 
@@ -96,25 +95,18 @@ def rooflines(data: Path) -> Iterator[Line]:
             yield f"roofline: steps of {name}, {gpu}", predicted, samples.seconds
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Print all comparisons; return the exit code."""
-    parser = argparse.ArgumentParser(description="Compare composed steps with other sources.")
-    parser.add_argument("--data", type=Path, required=True, help="folder with the tables")
-    data = parser.parse_args(arguments).data
+def print_comparisons(data: Path) -> None:
+    """Print a line of a table for each comparison."""
     print("| what | points | median error | P95 | predicted / measured |\n|---|--:|--:|--:|--:|")
-
-    def compare() -> None:
-        checks = (vidur_products, vidur_attention, mixed_rule, rooflines)
-        for what, predicted, measured in chain.from_iterable(check(data) for check in checks):
-            errors = Errors.of(predicted, measured)
-            print(
-                f"| {what} | {errors.points:,} | {errors.median:.1%} | {errors.p95:.1%} | "
-                f"{np.median(predicted / measured):.2f} |",
-                flush=True,
-            )
-
-    return exit_code(compare)
+    checks = (vidur_products, vidur_attention, mixed_rule, rooflines)
+    for what, predicted, measured in chain.from_iterable(check(data) for check in checks):
+        errors = Errors.of(predicted, measured)
+        print(
+            f"| {what} | {errors.points:,} | {errors.median:.1%} | {errors.p95:.1%} | "
+            f"{np.median(predicted / measured):.2f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command("Compare composed steps with other sources.", print_comparisons))

@@ -5,15 +5,14 @@
 writes all of them; `headway profile build` writes one.
 """
 
-import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from calibration.kernel_tables.compose import Target
 from calibration.kernel_tables.fit_target import FitReport, fit_target
 from calibration.kernel_tables.profile_text import profile_text
-from calibration.kernel_tables.tables import GPU_TABLES, GpuTables, exit_code
+from calibration.kernel_tables.tables import GPU_TABLES, GpuTables, run_command
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
 from simulator.models.spec import HALF, ModelSpec, bytes_of
@@ -106,21 +105,19 @@ def write_profile(data: Path, target: Target, path: Path) -> FitReport:
     return report
 
 
-def main(arguments: list[str] | None = None) -> int:
+def write_all(data: Path, out: Path) -> None:
+    """Fit and write all shipped profiles."""
+    for target in shipped_targets():
+        path = out / f"{target_name(target)}.yaml"
+        report = write_profile(data, target, path)
+        assert report.errors is not None  # all were timed
+        print(f"{path}: median error {report.errors.median:.1%}")
+
+
+def main(words: Sequence[str] | None = None) -> int:
     """Fit and write all shipped profiles; return the exit code."""
-    parser = argparse.ArgumentParser(description="Fit the shipped cost profiles.")
-    parser.add_argument("--data", type=Path, required=True, help="folder with the kernel tables")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write profiles to")
-    options = parser.parse_args(arguments)
-
-    def write_all() -> None:
-        for target in shipped_targets():
-            path = options.out / f"{target_name(target)}.yaml"
-            report = write_profile(options.data, target, path)
-            assert report.errors is not None  # all were timed
-            print(f"{path}: median error {report.errors.median:.1%}")
-
-    return exit_code(write_all)
+    what = "folder to write profiles to"
+    return run_command("Fit the shipped cost profiles.", write_all, words, out=what)
 
 
 if __name__ == "__main__":

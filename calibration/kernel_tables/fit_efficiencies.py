@@ -6,17 +6,16 @@ For every GPU with tables the shares are fitted to the composed steps of two mod
 kernel by itself.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 import numpy as np
 
-from calibration.errors import Errors, Floats
+from calibration.errors import Errors, Floats, fit_positive
 from calibration.kernel_tables.aiconfigurator import AllReduce
 from calibration.kernel_tables.compose import DISTRUSTED, Kernels, Target, compose_kernels
 from calibration.kernel_tables.fit_target import compose, fit_target, predict_steps
-from calibration.kernel_tables.tables import GPU_TABLES, GpuTables, exit_code
+from calibration.kernel_tables.tables import GPU_TABLES, GpuTables, run_command
 from simulator.costs.roofline import (
     EFFICIENCIES,
     Efficiency,
@@ -52,21 +51,19 @@ Composed = tuple[Target, Kernels]
 
 def fit_products(composed: list[Composed]) -> tuple[float, float]:
     """Fit the shares of bandwidth and FLOP/s in matrix products, robustly in relative terms."""
-    from scipy.optimize import least_squares
 
-    def residuals(logs: Floats) -> Floats:
-        weights, compute = np.exp(logs)
+    def predict(shares: Floats) -> Floats:
+        weights, compute = shares
         share = Efficiency(weights=weights, compute=compute, compute_fp8=compute)
         found = []
         for target, kernels in composed:
             model, gpu = target.model, target.tables.gpu
             small = small_kernels(model, gpu, kernels.tokens) * model.num_hidden_layers
-            said = products_seconds(model, gpu, target.dtype, kernels.tokens, share) + small
-            found.append(np.log(said / kernels.dense))
+            found.append(products_seconds(model, gpu, target.dtype, kernels.tokens, share) + small)
         return np.concatenate(found)
 
-    result = least_squares(residuals, np.log([0.8, 0.7]), loss="soft_l1", f_scale=0.05)
-    weights, compute = np.exp(result.x)
+    measured = np.concatenate([kernels.dense for _, kernels in composed])
+    weights, compute = fit_positive(predict, measured, (0.8, 0.7))
     return float(weights), float(compute)
 
 
@@ -159,13 +156,5 @@ def _write(found: dict[str, dict[str, float]]) -> None:
     write_atomic(EFFICIENCIES, lambda file: file.write(content))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Fit the shares and write them; return the exit code."""
-    parser = argparse.ArgumentParser(description="Fit the GPUs' efficiencies.")
-    parser.add_argument("--data", type=Path, required=True, help="folder with the kernel tables")
-    options = parser.parse_args(arguments)
-    return exit_code(lambda: write_efficiencies(options.data))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command("Fit the GPUs' efficiencies.", write_efficiencies))

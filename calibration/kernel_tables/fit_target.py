@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from calibration.errors import Errors, Floats, residuals
+from calibration.errors import Errors, Floats, fit_positive, residuals
 from calibration.kernel_tables.attention_batches import Batches
 from calibration.kernel_tables.compose import (
     MAX_SEQUENCES,
@@ -39,7 +39,6 @@ from simulator.costs.piecewise import TERMS, PiecewiseCost
 from simulator.costs.roofline import TILE, efficiency_of, roofline
 
 FOLDS = 5
-LOSS_SCALE = 0.05  # relative error beyond which a sample counts less
 DIGITS = 4  # significant, in the profile
 KNOTS = 40  # of the dense table, at most
 NORMAL = 1.4826  # standard deviation of a normal variable / median of its absolute values
@@ -91,14 +90,7 @@ def compose(kernels: Kernels) -> Samples:
 
 def _fit(form: Form, rest: Floats, truth: Floats, start: Iterable[float]) -> Floats:
     """Fit positive coefficients to the relative error of rest + form."""
-    from scipy.optimize import least_squares
-
-    def log_errors(logs: Floats) -> Floats:
-        return np.asarray(np.log((rest + form(np.exp(logs))) / (rest + truth)))
-
-    first = np.log([*start])
-    result = least_squares(log_errors, first, loss="soft_l1", f_scale=LOSS_SCALE, xtol=1e-12)
-    return np.asarray(np.exp(result.x))
+    return fit_positive(lambda p: rest + form(p), rest + truth, start, 1e-12)
 
 
 def fit_decode(samples: Samples) -> Floats:

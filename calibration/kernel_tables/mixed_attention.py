@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.errors import Floats
+from calibration.errors import Errors, Floats, fit_positive
 from calibration.kernel_tables.attention_batches import Batches
 from calibration.kernel_tables.llmservingsim import LayerTables
 from calibration.kernel_tables.tables import GPU_TABLES, GpuTables
@@ -69,24 +69,16 @@ def mixed_form(batches: Batches) -> Form:
 
 def fit_mixed(batches: Batches, multiprocessors: int) -> MixedFactors:
     """Fit that form to one GPU's mixed batches; give its three factors."""
-    from scipy.optimize import least_squares
-
     predict, seconds = mixed_form(batches), batches.seconds
-    layers = load_model(MODEL).num_hidden_layers
-    result = least_squares(
-        lambda z: np.log(predict(np.exp(z)) / seconds),
-        np.log(MIXED_START * layers),
-        loss="soft_l1",
-        f_scale=0.05,
-    )
-    _, pair, _, key, sequence, serial = np.exp(result.x)
-    errors = np.abs(predict(np.exp(result.x)) / seconds - 1)
+    found = fit_positive(predict, seconds, MIXED_START * load_model(MODEL).num_hidden_layers)
+    _, pair, _, key, sequence, serial = found
+    errors = Errors.of(predict(found), seconds)
     return MixedFactors(
         key / (TILE * pair),
         sequence / (BLOCK * key),
         serial / (TILE * pair * multiprocessors / HEADS),
-        float(np.median(errors)),
-        float(np.percentile(errors, 95)),
+        errors.median,
+        errors.p95,
     )
 
 

@@ -5,7 +5,8 @@ MIT) those of whole models in vLLM's worker, attention in mixed batches among th
 """
 
 import sys
-from collections.abc import Callable, Collection
+from argparse import ArgumentParser
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -125,10 +126,19 @@ def _need_pyarrow() -> None:
         ) from None
 
 
-def exit_code(work: Callable[[], None]) -> int:
-    """Do the work of a command on tables; print what is wrong with them and give its exit code."""
+def run_command(
+    description: str, work: Callable[..., None], words: Sequence[str] | None = None, **folders: str
+) -> int:
+    """Do the work of a command on tables, in the folder `--data`; give its exit code.
+
+    `folders` are further options that name folders, with their help; `work` gets all of them. What
+    is wrong with the tables becomes a line.
+    """
+    parser = ArgumentParser(description=description)
+    for name, what in {"data": "folder with the kernel tables", **folders}.items():
+        parser.add_argument(f"--{name}", type=Path, required=True, help=what)
     try:
-        work()
+        work(**vars(parser.parse_args(words)))
     except HeadwayError as error:
         print(error, file=sys.stderr)
         return 2

@@ -1,60 +1,52 @@
-"""Simulate a measured run, and measure the simulation as the run was measured."""
+"""Simulate measured runs: on shipped costs, on some composed of tables, or by roofline."""
 
+import os
 import warnings
-from dataclasses import dataclass, field
-from math import isnan, nan
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
+from calibration.kernel_tables.compose import Target
+from calibration.kernel_tables.fit_target import fit_target
+from calibration.kernel_tables.tables import find_gpu_tables
 from calibration.measured import names
-from calibration.measured.costs import with_tables, with_terms
+from calibration.measured.compare import Outcome, compare, compare_gauges
 from calibration.measured.engine import assumptions, engine_block, refuse_what_is_not_replayed
-from calibration.measured.gauges import Gauges, measured_gauges, predicted_gauges
-from calibration.measured.requests import Requests, read_requests
-from calibration.measured.runs import Run
+from calibration.measured.requests import read_requests
+from calibration.measured.runs import Run, choose, read_runs
 from calibration.measured.workload import frontend, make, read_config, replay
-from simulator.util.errors import HeadwayError
+from simulator.costs.load import with_overhead
+from simulator.costs.piecewise import PiecewiseCost
+from simulator.scenario.assemble import Parts, assemble
+from simulator.scenario.engine_config import EngineConfig
+from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.workers import Died, each
 
 if TYPE_CHECKING:
-    from simulator.scenario.assemble import Parts
     from simulator.scenario.scenario import Scenario
     from simulator.simulation.result import Result
     from simulator.workload.workload import Workload
 
-Floats = npt.NDArray[np.float64]
-LATENCIES = ("ttft", "tpot", "e2el")
-LEAST_GAUGE = 0.1  # a mean below it is nothing to compare
 
+def validate_measured(folder: Path, wanted: Sequence[str] = ()) -> list[Outcome]:
+    """Predict the runs of DIR/runs.csv, or those that are named; in the order of the file.
 
-@dataclass(frozen=True)
-class Compared:
-    """One metric: ms, requests/s, tokens/s, or a share."""
-
-    metric: str
-    predicted: float
-    measured: float  # NaN: nothing was measured of the whole run
-
-    @property
-    def error(self) -> float:
-        """Relative error of the prediction; NaN where nothing was measured."""
-        return self.predicted / self.measured - 1.0 if self.measured else nan
-
-
-@dataclass
-class Outcome:
-    """What became of one run: its metrics, or why there are none."""
-
-    run: Run
-    rows: list[Compared] = field(default_factory=list)
-    reason: str = ""  # why it cannot be predicted
-    profile: str = ""
-    engine: str = ""  # the rules that the simulation followed, in a line
-    notes: list[str] = field(default_factory=list)  # what the prediction had to assume
-    samples: dict[str, tuple[Floats, Floats]] = field(default_factory=dict)
-    gauges: tuple[Gauges, Gauges] | None = None  # predicted, measured
+    HeadwayError where runs.csv is at fault or does not have a run; what is wrong with one run
+    alone is told in its `reason`.
+    """
+    runs = choose(read_runs(folder), list(wanted), folder)
+    one = partial(predict, folder=folder)
+    if len(runs) == 1:
+        return [one(runs[0])]
+    found = [Outcome(run) for run in runs]
+    for index, outcome in each(one, runs):
+        if isinstance(outcome, Died):
+            found[index].reason = outcome.reason
+        else:
+            found[index] = outcome
+    return found
 
 
 def predict(run: Run, folder: Path, terms: tuple[float, float] | None = None) -> Outcome:
@@ -99,32 +91,58 @@ def _predict(outcome: Outcome, folder: Path, terms: tuple[float, float] | None) 
     outcome.profile = parts.cost.name or "?"
     outcome.engine = _rules(scenario, parts)
     result = _play(scenario, parts, workload)
-    _compare(outcome, result, requests)
+    compare(outcome, result, requests)
     if len(result.logs) > 1:
         return  # polls of several engines are not told apart
     polls = companion(path, "server.csv.gz") or companion(path, "timeseries.csv.gz")
     if polls is not None:
-        _compare_gauges(outcome, result, polls)
+        compare_gauges(outcome, result, polls)
 
 
-def _compare_gauges(outcome: Outcome, result: "Result", polls: Path) -> None:
-    """Put a server's polls beside the simulation's; what is wrong with them is a note."""
+def with_tables(parts: Parts, engine: EngineConfig) -> Parts:
+    """Compose a profile where none is shipped and HEADWAY_DATA names the tables' folder.
+
+    Warn where there are no tables either: the roofline stays.
+    """
+    if not parts.cost.name.startswith("roofline"):
+        return parts
+    name = f"{parts.model.name} on {parts.gpu.name}, TP {engine.tensor_parallel_size}"
+    data = os.environ.get("HEADWAY_DATA")
     try:
-        measured = measured_gauges(polls)
-    except (HeadwayError, ValueError) as error:
-        outcome.notes.append(f"{polls.name}: left out: {error}")
-        return
-    if measured is None:
-        return
-    outcome.gauges = predicted_gauges(result), measured
-    outcome.rows += [
-        Compared(f"mean_{name}", theirs[0], theirs[1])
-        for name in measured.columns
-        if (theirs := _means(outcome.gauges, name))[1] >= LEAST_GAUGE
-    ]
+        if not data:
+            raise HeadwayError("HEADWAY_DATA names no folder with kernel tables")
+        report = fit_target(Path(data), _target(parts, engine))
+    except HeadwayError as error:
+        warnings.warn(f"no profile of {name}, and {error}; roofline", HeadwayWarning, stacklevel=2)
+        return parts
+    kernels = replace(report.cost, name=f"{parts.model.name}, composed", limits=report.limits)
+    cost = with_overhead(kernels, parts.model, parts.gpu, engine)
+    for note in report.notes:
+        warnings.warn(f"{name}: {note}", HeadwayWarning, stacklevel=2)
+    return replace(parts, cost=cost)
 
 
-def _play(scenario: "Scenario", parts: "Parts", workload: "Workload") -> "Result":
+def with_terms(parts: Parts, step: float, per_sequence: float) -> Parts:
+    """Put other seconds to wait in each step, and for each sequence in it, on the kernels."""
+    if not isinstance(parts.cost, PiecewiseCost):
+        return parts
+    cost = replace(parts.cost, overhead=step, overhead_per_sequence=per_sequence)
+    return replace(parts, cost=cost)
+
+
+def _target(parts: Parts, engine: EngineConfig) -> Target:
+    dtype = engine.quantization or "bfloat16"
+    cache = engine.kv_cache_dtype
+    return Target(
+        parts.model,
+        find_gpu_tables(parts.gpu.name),
+        engine.tensor_parallel_size,
+        dtype,
+        "bfloat16" if cache in {"auto", "float16"} else cache,
+    )
+
+
+def _play(scenario: "Scenario", parts: Parts, workload: "Workload") -> "Result":
     """Send the workload to the engine, or to the replicas of a data-parallel one."""
     import simpy
 
@@ -140,14 +158,13 @@ def _play(scenario: "Scenario", parts: "Parts", workload: "Workload") -> "Result
     return play(scenario, parts, workload, make_replica(simpy.Environment(), scheduler, parts.cost))
 
 
-def _in_lock_step(scenario: "Scenario", parts: "Parts") -> bool:
+def _in_lock_step(scenario: "Scenario", parts: Parts) -> bool:
     """Tell whether ranks share experts: what that costs is put together with the ranks alone."""
     return scenario.engine.data_parallel_size > 1 and parts.model.num_experts > 0
 
 
-def assemble_run(run: Run, folder: Path = Path()) -> "tuple[Scenario, Parts]":
+def assemble_run(run: Run, folder: Path = Path()) -> tuple["Scenario", Parts]:
     """Give the scenario and its parts for a run's model, GPU and engine."""
-    from simulator.scenario.assemble import assemble
     from simulator.scenario.load import check_scenario
     from simulator.util.yaml_lines import Places
 
@@ -164,7 +181,7 @@ def assemble_run(run: Run, folder: Path = Path()) -> "tuple[Scenario, Parts]":
     return scenario, assemble(scenario)
 
 
-def _rules(scenario: "Scenario", parts: "Parts") -> str:
+def _rules(scenario: "Scenario", parts: Parts) -> str:
     engine = scenario.engine
     kind = "asynchronous" if engine.async_scheduling else "synchronous"
     cached = "on" if engine.enable_prefix_caching else "off"
@@ -173,11 +190,6 @@ def _rules(scenario: "Scenario", parts: "Parts") -> str:
         f"{engine.max_num_batched_tokens}, KV {parts.num_gpu_blocks * engine.block_size:,} tokens, "
         f"prefix cache {cached}"
     )
-
-
-def _means(pair: tuple[Gauges, Gauges], name: str) -> tuple[float, float]:
-    predicted, measured = (gauges.mean(name) for gauges in pair)
-    return predicted, measured
 
 
 def find_file(folder: Path, name: str) -> Path | None:
@@ -197,77 +209,3 @@ def companion(path: Path | None, ending: str) -> Path | None:
         return None
     other = path.with_name(path.name[: path.name.rindex("requests")] + ending)
     return other if other.is_file() else None
-
-
-def _compare(outcome: Outcome, result: "Result", requests: Requests | None) -> None:
-    """Put the run's numbers beside the simulation's.
-
-    With a per-request file both are computed over the same requests: those that both completed,
-    without the first, which met a cold engine. Else the row's numbers are the measured ones.
-    """
-    from simulator.results.request_table import gather_requests
-
-    table = gather_requests(result.workload, result.sent, result.logs)
-    keep = table.completed.copy()
-    if not keep.any():
-        raise ValueError("; ".join(result.warnings) or "no request was completed in simulation")
-    simulated = {"ttft": table.ttft, "tpot": table.tpot, "e2el": table.e2el}
-    if lost := int((~keep).sum()):
-        outcome.notes.append(f"{lost} of {len(keep)} requests were rejected in simulation")
-    if requests is None:
-        predicted = _statistics(simulated, result.workload.output_tokens, keep)
-        predicted |= _throughput(result.sent, table.finish, result.workload.output_tokens, keep)
-        measured = dict(outcome.run.measured)
-    else:
-        recorded = {"ttft": requests.ttft, "tpot": requests.tpot, "e2el": requests.e2el}
-        if len(keep) > 1:
-            keep[0] = False
-        predicted = _statistics(simulated, requests.output, keep)
-        predicted |= _throughput(result.sent, table.finish, requests.output, keep)
-        measured = _statistics(recorded, requests.output, keep)
-        ends = requests.arrival + requests.e2el
-        measured |= _throughput(requests.arrival, ends, requests.output, keep)
-        for name, column in recorded.items():
-            both = keep & ~np.isnan(column) & ~np.isnan(simulated[name])
-            outcome.samples[name] = simulated[name][both] * 1e3, column[both] * 1e3
-    outcome.rows = [
-        Compared(name, predicted[name], value)
-        for name, value in measured.items()
-        if name in predicted and not isnan(value) and not isnan(predicted[name])
-    ]
-    if not outcome.rows:
-        outcome.notes.append("nothing measured is recorded: the prediction alone")
-        outcome.rows = [Compared(name, value, nan) for name, value in predicted.items()]
-
-
-def _statistics(
-    columns: dict[str, Floats], output: npt.NDArray[np.int64], keep: npt.NDArray[np.bool_]
-) -> dict[str, float]:
-    """Give mean, P50, P90 and P99 of each latency, ms; ITL is the mean over all gaps."""
-    found = {}
-    for name, column in columns.items():
-        values = column[keep & ~np.isnan(column)] * 1e3
-        if not len(values):
-            continue
-        found[f"mean_{name}_ms"] = float(values.mean())
-        for p in (50, 90, 99):
-            found[f"p{p}_{name}_ms"] = float(np.percentile(values, p))
-    gaps = keep & (output > 1) & ~np.isnan(columns["tpot"])
-    if gaps.any():
-        weights = output[gaps] - 1
-        found["mean_itl_ms"] = float(np.average(columns["tpot"][gaps], weights=weights)) * 1e3
-    return found
-
-
-def _throughput(
-    sent: Floats, ends: Floats, output: npt.NDArray[np.int64], keep: npt.NDArray[np.bool_]
-) -> dict[str, float]:
-    """Give requests/s and output tokens/s from the first request to the last token."""
-    good = keep & ~np.isnan(ends)
-    span = float(ends[good].max() - sent[good].min()) if good.any() else 0.0
-    if span <= 0:
-        return {}
-    return {
-        "request_throughput": float(good.sum()) / span,
-        "output_throughput": float(output[good].sum()) / span,
-    }

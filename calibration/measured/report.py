@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.measured.predict import Outcome
+from calibration.measured.compare import Outcome
 from calibration.plots import Pair, Series, plot_metrics, plot_run
 from simulator.util.files import Writer, write_atomic, write_together
 

@@ -1,22 +1,28 @@
 """Per-request files of measured runs: CSV or JSON, plain or packed, of several harnesses.
 
-Columns are known by name; times are seconds unless the name ends in `_ms` or `_us`.
+Columns are known by name; times are seconds unless the name ends in `_ms` or `_us`. JSON is one of
+
+- `vllm bench serve --save-result --save-detailed`: one object, with a list for each column
+  (`input_lens`, `output_lens`, `ttfts`, `itls`, `start_times`, `errors`).
+- A list of objects, or a line for each, one for each request; what is nested in them counts as
+  theirs.
+- inference-perf's `per_request_lifecycle_metrics.json`: such a list, with `output_token_times`.
 """
 
 import csv
-import gzip
 import io
+import json
 import warnings
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from calibration.measured.json_rows import read_json
+from calibration.text_files import read_text
 from simulator.util.errors import HeadwayError, HeadwayWarning
 
 Floats = npt.NDArray[np.float64]
@@ -68,6 +74,15 @@ MOMENTS = ("arrival", "first", "end")
 CLIENT = ("client_id", "client", "session_id")
 CONVERSATION = ("conversation", "conversation_id", "session")
 TURNS = ("input_num_turns", "turn", "turn_index")
+
+BENCH = {
+    "input_lens": "input_tokens",
+    "output_lens": "output_tokens",
+    "ttfts": "ttft_s",
+    "start_times": "arrival_s",
+    "errors": "error",
+}
+"""Lists of a detailed result of vLLM's benchmark, and our columns."""
 
 
 @dataclass(frozen=True)
@@ -165,15 +180,9 @@ def _assemble(
 
 def read_rows_of(path: Path) -> list[dict[str, str]]:
     """Read CSV or JSON lines, packed by gzip or not, as mappings of texts."""
-    try:
-        raw = path.read_bytes()
-        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
-    except OSError as error:
-        raise HeadwayError(f"{path}: cannot read: {error.strerror or error}") from None
-    except (EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise HeadwayError(f"{path}: damaged: {error}") from None
+    text = read_text(path)
     if text.lstrip()[:1] in {"{", "["}:
-        return read_json(path, text)
+        return _read_json(path, text)
     try:
         return [
             {key.strip(): value or "" for key, value in row.items() if key}
@@ -181,6 +190,67 @@ def read_rows_of(path: Path) -> list[dict[str, str]]:
         ]
     except csv.Error as error:
         raise HeadwayError(f"{path}: no CSV: {error}") from None
+
+
+def _read_json(path: Path, text: str) -> list[dict[str, str]]:
+    """Read the requests of a JSON text; HeadwayError names the file and the line."""
+    try:
+        whole = json.loads(text)
+    except json.JSONDecodeError:
+        return [_flat_texts(path, row) for row in _json_lines(path, text)]
+    if isinstance(whole, dict) and isinstance(whole.get("input_lens"), list):
+        return [_flat_texts(path, row) for row in _bench_rows(path, whole)]
+    if isinstance(whole, dict):
+        nested = next((v for v in whole.values() if isinstance(v, list) and v), None)
+        several = nested is not None and isinstance(nested[0], dict)
+        whole = nested if several else [whole]
+    return [_flat_texts(path, row) for row in whole]
+
+
+def _json_lines(path: Path, text: str) -> Iterator[Any]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError as error:
+            raise HeadwayError(f"{path}:{number}: not JSON: {error.msg}") from None
+
+
+def _bench_rows(path: Path, raw: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Turn a detailed result's columns into rows; gaps between tokens give the last one's time."""
+    if "start_times" not in raw:
+        raise HeadwayError(f"{path}:1: lacks start_times: when each request was sent")
+    names = [name for name in BENCH if isinstance(raw.get(name), list)]
+    count = len(raw["input_lens"])
+    gaps = raw.get("itls")
+    for name in (*names, *(["itls"] if gaps else [])):
+        if len(raw[name]) != count:
+            raise HeadwayError(f"{path}:1: {name}: {len(raw[name])} values for {count} requests")
+    for k in range(count):
+        row = {BENCH[name]: raw[name][k] for name in names}
+        if gaps and row.get("ttft_s"):
+            row["e2e_s"] = row["ttft_s"] + sum(gaps[k])
+        yield row
+
+
+def _flat_texts(path: Path, row: Any) -> dict[str, str]:
+    """Flatten a request and make texts of its values."""
+    if not isinstance(row, Mapping):
+        raise HeadwayError(f"{path}:1: must be JSON objects, one for each request")
+    flat = dict(_flatten(row))
+    times, start = flat.get("output_token_times"), flat.get("start_time")
+    if isinstance(times, Sequence) and times and isinstance(start, int | float):
+        flat |= {"ttft_s": times[0] - start, "e2e_s": times[-1] - start}
+    return {key: "" if value is None else str(value) for key, value in flat.items()}
+
+
+def _flatten(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value)
+        else:
+            yield key, value
 
 
 def _answered(rows: list[dict[str, str]]) -> Rows:

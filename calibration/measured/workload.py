@@ -1,6 +1,5 @@
 """A measured run's requests as a workload: recorded ones replayed, others made from its numbers."""
 
-import json
 import re
 import warnings
 from collections.abc import Mapping
@@ -11,8 +10,9 @@ import numpy as np
 
 from calibration.measured.requests import Floats, Ints, Requests
 from calibration.measured.runs import Run
+from calibration.text_files import read_json
 from simulator.core.request import Segments
-from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.errors import HeadwayWarning
 from simulator.workload.workload import FRONTENDS, Frontend, Workload
 
 SOON = 0.25  # s after an answer at which the next request still counts as waiting for it
@@ -232,10 +232,4 @@ def _lengths(
 
 def read_config(path: Path | None) -> Mapping[str, object]:
     """Read the JSON beside a per-request file, if there is one."""
-    if path is None or not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise HeadwayError(f"{path}: cannot read: {error}") from None
-    return config if isinstance(config, dict) else {}
+    return read_json(path) if path is not None and path.is_file() else {}

@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.errors import Floats, root_mean_square
-from calibration.measured.predict import LATENCIES, companion
+from calibration.measured.compare import LATENCIES
+from calibration.measured.predict import companion
 from calibration.measured.requests import Requests, read_requests
 from calibration.measured.runs import Run
 from calibration.measured.workload import read_config, replay

@@ -9,11 +9,10 @@ import pytest
 from calibration.measured.engine import (
     gpus_per_replica,
 )
-from calibration.measured.predict import predict
+from calibration.measured.predict import predict, validate_measured
 from calibration.measured.report import report, write_json, write_plots
 from calibration.measured.requests import read_requests
 from calibration.measured.runs import read_runs
-from calibration.measured.validate import validate_measured
 from calibration.measured.workload import make, replay
 from simulator.cli.main import main
 from tests.support.measured_runs import CLOSED, FILED, HEAD, REQUESTS, STRANGE, run_of
@@ -125,7 +124,7 @@ def test_an_unknown_run_is_told_with_those_there_are(folder, capsys):
 
 
 def test_where_nothing_can_be_written_nothing_is_simulated(folder, capsys, monkeypatch):
-    monkeypatch.setattr("calibration.measured.validate.validate_measured", None)
+    monkeypatch.setattr("calibration.measured.predict.validate_measured", None)
     measured = ["validate", "--measured", str(folder)]
     table = str(folder / "runs.csv")
     for command, message in (

@@ -1,0 +1,199 @@
+"""Measure a simulation as a run was measured: latencies, throughput, and gauges over time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isnan, nan
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from calibration.errors import Floats
+from calibration.measured.requests import Requests, read_rows_of
+from calibration.measured.runs import Run
+from simulator.util.errors import HeadwayError
+
+if TYPE_CHECKING:
+    from simulator.simulation.result import Result
+
+LATENCIES = ("ttft", "tpot", "e2el")
+LEAST_GAUGE = 0.1  # a mean below it is nothing to compare
+TIME = ("relative_time_sec", "t", "time_s", "time")
+COLUMNS = {
+    "running": ("num_requests_running", "running"),
+    "waiting": ("num_requests_waiting", "waiting"),
+    "kv_usage": ("kv_cache_usage_pct", "kv_cache_pct"),
+}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One metric: ms, requests/s, tokens/s, or a share."""
+
+    metric: str
+    predicted: float
+    measured: float  # NaN: nothing was measured of the whole run
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction; NaN where nothing was measured."""
+        return self.predicted / self.measured - 1.0 if self.measured else nan
+
+
+@dataclass(frozen=True)
+class Gauges:
+    """Times in seconds, and the value of each gauge from then on; KV usage in percent."""
+
+    time: Floats
+    columns: Mapping[str, Floats]
+
+    def mean(self, name: str) -> float:
+        """Give the mean of a gauge over time."""
+        widths = np.diff(self.time)
+        total = float(widths.sum())
+        values = self.columns[name][:-1]
+        return float((values * widths).sum()) / total if total > 0 else 0.0
+
+
+def measured_gauges(path: Path) -> Gauges | None:
+    """Read a server's polls; None where they tell nothing. A column of zeros was not recorded.
+
+    HeadwayError where the file is damaged, ValueError where a cell holds no number.
+    """
+    rows = read_rows_of(path)
+    known = list(rows[0]) if rows else []
+    time = next((word for word in TIME if word in known), None)
+    found = {
+        ours: next((word for word in theirs if word in known), None)
+        for ours, theirs in COLUMNS.items()
+    }
+    columns = {
+        ours: np.array([float(row[theirs] or "nan") for row in rows])
+        for ours, theirs in found.items()
+        if theirs is not None
+    }
+    columns = {name: column for name, column in columns.items() if np.nansum(column) > 0}
+    if time is None or not columns:
+        return None
+    return Gauges(np.array([float(row[time]) for row in rows]), columns)
+
+
+def predicted_gauges(result: "Result") -> Gauges:
+    """Give the simulation's gauges, a value for each logged row of steps."""
+    log = result.logs[0]
+    steps = log.steps
+    return Gauges(
+        np.append(steps["start"], steps["end"][-1:]),
+        {
+            "running": np.append(steps["running"].astype(float), 0.0),
+            "waiting": np.append(steps["waiting"].astype(float), 0.0),
+            "kv_usage": np.append(steps["blocks_used"] / log.num_blocks * 100.0, 0.0),
+        },
+    )
+
+
+@dataclass
+class Outcome:
+    """What became of one run: its metrics, or why there are none."""
+
+    run: Run
+    rows: list[Compared] = field(default_factory=list)
+    reason: str = ""  # why it cannot be predicted
+    profile: str = ""
+    engine: str = ""  # the rules that the simulation followed, in a line
+    notes: list[str] = field(default_factory=list)  # what the prediction had to assume
+    samples: dict[str, tuple[Floats, Floats]] = field(default_factory=dict)
+    gauges: tuple[Gauges, Gauges] | None = None  # predicted, measured
+
+
+def compare(outcome: Outcome, result: "Result", requests: Requests | None) -> None:
+    """Put the run's numbers beside the simulation's.
+
+    With a per-request file both are computed over the same requests: those that both completed,
+    without the first, which met a cold engine. Else the row's numbers are the measured ones.
+    """
+    from simulator.results.request_table import gather_requests
+
+    table = gather_requests(result.workload, result.sent, result.logs)
+    keep = table.completed.copy()
+    if not keep.any():
+        raise ValueError("; ".join(result.warnings) or "no request was completed in simulation")
+    simulated = {"ttft": table.ttft, "tpot": table.tpot, "e2el": table.e2el}
+    if lost := int((~keep).sum()):
+        outcome.notes.append(f"{lost} of {len(keep)} requests were rejected in simulation")
+    if requests is None:
+        predicted = _statistics(simulated, result.workload.output_tokens, keep)
+        predicted |= _throughput(result.sent, table.finish, result.workload.output_tokens, keep)
+        measured = dict(outcome.run.measured)
+    else:
+        recorded = {"ttft": requests.ttft, "tpot": requests.tpot, "e2el": requests.e2el}
+        if len(keep) > 1:
+            keep[0] = False
+        predicted = _statistics(simulated, requests.output, keep)
+        predicted |= _throughput(result.sent, table.finish, requests.output, keep)
+        measured = _statistics(recorded, requests.output, keep)
+        ends = requests.arrival + requests.e2el
+        measured |= _throughput(requests.arrival, ends, requests.output, keep)
+        for name, column in recorded.items():
+            both = keep & ~np.isnan(column) & ~np.isnan(simulated[name])
+            outcome.samples[name] = simulated[name][both] * 1e3, column[both] * 1e3
+    outcome.rows = [
+        Compared(name, predicted[name], value)
+        for name, value in measured.items()
+        if name in predicted and not isnan(value) and not isnan(predicted[name])
+    ]
+    if not outcome.rows:
+        outcome.notes.append("nothing measured is recorded: the prediction alone")
+        outcome.rows = [Compared(name, value, nan) for name, value in predicted.items()]
+
+
+def _statistics(
+    columns: dict[str, Floats], output: npt.NDArray[np.int64], keep: npt.NDArray[np.bool_]
+) -> dict[str, float]:
+    """Give mean, P50, P90 and P99 of each latency, ms; ITL is the mean over all gaps."""
+    found = {}
+    for name, column in columns.items():
+        values = column[keep & ~np.isnan(column)] * 1e3
+        if not len(values):
+            continue
+        found[f"mean_{name}_ms"] = float(values.mean())
+        for p in (50, 90, 99):
+            found[f"p{p}_{name}_ms"] = float(np.percentile(values, p))
+    gaps = keep & (output > 1) & ~np.isnan(columns["tpot"])
+    if gaps.any():
+        weights = output[gaps] - 1
+        found["mean_itl_ms"] = float(np.average(columns["tpot"][gaps], weights=weights)) * 1e3
+    return found
+
+
+def _throughput(
+    sent: Floats, ends: Floats, output: npt.NDArray[np.int64], keep: npt.NDArray[np.bool_]
+) -> dict[str, float]:
+    """Give requests/s and output tokens/s from the first request to the last token."""
+    good = keep & ~np.isnan(ends)
+    span = float(ends[good].max() - sent[good].min()) if good.any() else 0.0
+    if span <= 0:
+        return {}
+    return {
+        "request_throughput": float(good.sum()) / span,
+        "output_throughput": float(output[good].sum()) / span,
+    }
+
+
+def compare_gauges(outcome: Outcome, result: "Result", polls: Path) -> None:
+    """Put a server's polls beside the simulation's; what is wrong with them is a note."""
+    try:
+        measured = measured_gauges(polls)
+    except (HeadwayError, ValueError) as error:
+        outcome.notes.append(f"{polls.name}: left out: {error}")
+        return
+    if measured is None:
+        return
+    predicted = predicted_gauges(result)
+    outcome.gauges = predicted, measured
+    outcome.rows += [
+        Compared(f"mean_{name}", predicted.mean(name), mean)
+        for name in measured.columns
+        if (mean := measured.mean(name)) >= LEAST_GAUGE
+    ]
