@@ -110,7 +110,7 @@ class Group(Ranks, Generic[R]):
     def _rest(self, now: float) -> None:
         """Wait for an arrival, or until what waits may start."""
         schedulers = [rank.scheduler for rank in self._ranks]
-        due = [when for one in schedulers if (when := one.wakes_at()) is not None]
+        due = [when for one in schedulers if (when := one.next_wakeup()) is not None]
         if due:
             self._sleep(max(min(due), now))
         elif any(one.preempted for one in schedulers):

@@ -46,16 +46,20 @@ class DecodeSet:
         tick = self.tick
         self.joins += 1
         request.joined = tick
-        request.last_tick = tick + ticks
+        self.end_after(request, ticks)
         self.count += 1
         self.context += request.computed
         phase = (tick - request.computed) % self.block_size
         self.phases[phase] += 1
         if self.members is not None:
             self.members[phase][request] = None
-        heappush(self._ends, (request.last_tick, request.admission, request))
         if self._begins is not None:
             heappush(self._begins, (tick - request.computed, request.admission, request))
+
+    def end_after(self, request: Request, ticks: int) -> None:
+        """Have `advance` return a member when `ticks` more ticks are over."""
+        request.last_tick = self.tick + ticks
+        heappush(self._ends, (request.last_tick, request.admission, request))
 
     def leave(self, request: Request) -> int:
         """Let a member go, bring its own counters up to date, return its ticks in the set."""

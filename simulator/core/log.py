@@ -166,7 +166,7 @@ class Log:
         """Rows of dtype DRAFT, one for each step with decodes, where these are speculative."""
         return np.frombuffer(self.draft_rows, DRAFT)
 
-    def note_swaps(self, start: float, step: Step) -> None:
+    def record_swaps(self, start: float, step: Step) -> None:
         """Write down what a step that began at `start` copied."""
         for load in step.loads or ():
             self.load_rows += pack_load(start, load.request.id, load.count, load.fresh)

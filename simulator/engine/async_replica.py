@@ -143,7 +143,7 @@ class AsyncReplica(Replica):
         self.log.step_rows += pack_step(flight.start, ends[-1], len(ends), *flight.row)
         self.log.decided.append(flight.decided)
         if step.copies:
-            self.log.note_swaps(flight.start, step)
+            self.log.record_swaps(flight.start, step)
         if step.decodes > len(step.singles or ()):
             self.log.tick_ends.extend(ends)
         for request in self.scheduler.commit(step, ends):

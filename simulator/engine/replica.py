@@ -140,14 +140,14 @@ class Replica:
 
     def _rest(self, now: float) -> None:
         """Wait for an arrival, or until what waits may start."""
-        due = self.scheduler.wakes_at()
+        due = self.scheduler.next_wakeup()
         if due is not None:
             self._sleep(max(due, now))
         elif self.scheduler.preempted:
             self._unlogged += self.scheduler.preempted
             self._napping = True
             self._sleep(now + self.nap)
-        elif self.scheduler.waiting and not self.scheduler.expects:
+        elif self.scheduler.waiting and not self.scheduler.awaits_transfer:
             raise RuntimeError(f"the scheduler does nothing though requests wait, at {now} s")
         else:
             self._due = -1.0
@@ -157,7 +157,7 @@ class Replica:
         log = self.log
         log.step_rows += pack_step(self._start, ends[-1], len(ends), *self._row)
         if step.copies:
-            log.note_swaps(self._start, step)
+            log.record_swaps(self._start, step)
         if step.decodes and self.scheduler.decodes.count:
             log.tick_ends.extend(ends)
         finished = self.scheduler.commit(step, ends)

@@ -62,7 +62,8 @@ class BlockCounter:
         self._reservations[request] = -(-tokens // self.block_size)
         self.reserved += self._reservations[request]
 
-    def _unreserve(self, request: Request) -> None:
+    def unreserve(self, request: Request) -> None:
+        """Give up what is reserved for a request, if anything is."""
         if self._reservations:
             self.reserved -= self._reservations.pop(request, 0)
 
@@ -109,14 +110,14 @@ class BlockCounter:
 
     def extend(self, request: Request, tokens: int) -> None:
         """Let a running request's table hold `tokens` tokens in all."""
-        self._take(self.taken(request, tokens))
+        self.take(self.taken(request, tokens))
         request.computed = tokens
 
     def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
         """Take what `ticks` ticks need, beginning `skip` ticks from now."""
-        self._take(decodes.blocks(ticks, skip))
+        self.take(decodes.blocks(ticks, skip))
 
-    def _take(self, count: int) -> None:
+    def take(self, count: int) -> None:
         """Take free blocks."""
         self.free -= count
 
@@ -132,7 +133,7 @@ class BlockCounter:
 
     def release(self, request: Request) -> None:
         """Take back all blocks of a request that has left the decode set."""
-        self._unreserve(request)
+        self.unreserve(request)
         self.free += -(-request.computed // self.block_size)
         request.computed = 0
 
@@ -249,7 +250,7 @@ class BlockManager(BlockCounter):
 
     def release(self, request: Request) -> None:
         """Unhashed blocks to the head of the free list, hashed ones to its tail, last first."""
-        self._unreserve(request)
+        self.unreserve(request)
         blocks, hashed = request.blocks or [], self._hashed.pop(request, 0)
         cached = list(zip(blocks[:hashed], request.hashes or (), strict=False))
         shared = self._sharers.keys() & set(blocks) if self._sharers else None

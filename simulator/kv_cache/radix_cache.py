@@ -81,7 +81,7 @@ class RadixCache(BlockCounter):
         self._lock(node, self._root)
         self._held[request] = node, len(hits)
         request.computed = tokens
-        self._take(-(-tokens // self.block_size) - len(hits))
+        self.take(-(-tokens // self.block_size) - len(hits))
 
     def owned(self, request: Request, tokens: int) -> int:
         node, held = self._held[request]
@@ -105,7 +105,7 @@ class RadixCache(BlockCounter):
 
     def release(self, request: Request) -> None:
         """Unlock the path; what a finished request leaves in the tree may be found by others."""
-        self._unreserve(request)
+        self.unreserve(request)
         if request.finish >= 0:
             self.cache(request)
         node, held = self._held.pop(request)
@@ -115,7 +115,7 @@ class RadixCache(BlockCounter):
         self._unlock(node)
         request.computed = 0
 
-    def _take(self, count: int) -> None:
+    def take(self, count: int) -> None:
         """Take blocks of nobody; where there are too few, evict."""
         self.free -= count
         self._pool -= count

@@ -77,7 +77,7 @@ class UnsharedPrefixCache(BlockCounter):
 
     def release(self, request: Request) -> None:
         """Unhashed blocks to the head of the free list, hashed ones to its tail, last first."""
-        self._unreserve(request)
+        self.unreserve(request)
         size = self.block_size
         count = -(-request.computed // size)
         full = max(self._full.pop(request), (request.computed - self.delay) // size)
@@ -96,7 +96,7 @@ class UnsharedPrefixCache(BlockCounter):
             self._of.setdefault(request, []).extend(table)
         request.computed = 0
 
-    def _take(self, count: int) -> None:
+    def take(self, count: int) -> None:
         """Take blocks from the head of the free list."""
         self.free -= count
         while count > self._blank:

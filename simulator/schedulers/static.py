@@ -69,7 +69,7 @@ class Static(Scheduler):
         super().add(request)
         return False  # a batch under way takes nobody
 
-    def wakes_at(self) -> float | None:
+    def next_wakeup(self) -> float | None:
         if self.running or not self.waiting:
             return None
         return self.waiting.head().arrival + self.timeout
@@ -83,7 +83,7 @@ class Static(Scheduler):
         self._idle = False
         while True:
             if not self.running:
-                due = self.wakes_at()
+                due = self.next_wakeup()
                 if due is None or (now < due and len(self.waiting) < self.batch_size):
                     self._idle = True
                     return step

@@ -151,12 +151,12 @@ def test_an_arrival_does_not_cut_the_leap_of_a_batch() -> None:
     scheduler = static(batch_size=1, timeout=9.0)
     log, _ = play(workload((0, 4, 9), (3.5, 4, 1)), scheduler)
     assert log.steps["steps"].tolist() == [1, 8, 1]
-    assert scheduler.wakes_at() is None
+    assert scheduler.next_wakeup() is None
     scheduler.add(Request(2, 30.0, 4, 2))
-    assert scheduler.wakes_at() == 39.0
+    assert scheduler.next_wakeup() == 39.0
     scheduler.commit(scheduler.schedule(39.0), [40.0])
     scheduler.add(Request(3, 39.5, 4, 2))
-    assert scheduler.wakes_at() is None
+    assert scheduler.next_wakeup() is None
 
 
 def test_the_blocks_of_a_batch_are_free_when_the_last_one_ends() -> None:

@@ -39,7 +39,7 @@ class Producer(Scheduler):
         self.sending: dict[Request, None] = {}
 
     @property
-    def expects(self) -> bool:  # type: ignore[override]
+    def awaits_transfer(self) -> bool:  # type: ignore[override]
         """Whether blocks come free without a step."""
         return bool(self.sending)
 
@@ -77,7 +77,7 @@ class Consumer(Scheduler):
         self._over: list[Request] = []  # blocks to be freed before the next step
 
     @property
-    def expects(self) -> bool:  # type: ignore[override]
+    def awaits_transfer(self) -> bool:  # type: ignore[override]
         """Whether a copy is on its way."""
         return bool(self.loading)
 

@@ -66,7 +66,7 @@ class Scheduler:
     """Blocks that must be left after a step of decodes, for it to preempt nobody."""
     displacing = False
     """A waiting request may take the place of one that runs."""
-    expects = False
+    awaits_transfer = False
     """Something comes from outside that lets waiting requests go on."""
     kept_tokens = 0
     """Tokens in the blocks of requests that do not run."""
@@ -189,7 +189,7 @@ class Scheduler:
             or self.displacing
         )
 
-    def wakes_at(self) -> float | None:
+    def next_wakeup(self) -> float | None:
         """Return the time at which a step becomes possible though nothing happens until then."""
         return None
 

@@ -13,7 +13,6 @@ arrays, and a step then costs the same whoever decodes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from heapq import heappush
 
 import numpy as np
 import numpy.typing as npt
@@ -199,9 +198,8 @@ class DraftedSet(DecodeSet):
         self._columns(steps)[:] += path.sums
         self.joins += 1
         request.joined = self.tick
-        request.last_tick = self.tick + steps
+        self.end_after(request, steps)
         self.count += 1
-        heappush(self._ends, (request.last_tick, request.admission, request))
 
     def leave(self, request: Request) -> int:
         """Let a member go, bring its own counters up to date, return its ticks in the set."""
