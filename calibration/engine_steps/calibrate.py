@@ -163,7 +163,7 @@ def _scenario(
 ) -> "Scenario":
     """Write the scenario of a run."""
     from simulator.scenario.load import check_scenario
-    from simulator.util.yaml_lines import Places
+    from simulator.util.yaml_lines import SourceMap
 
     longest = min(setup.max_model_len, engine.spec.max_position_embeddings)
     raw: dict[str, Any] = {
@@ -186,7 +186,7 @@ def _scenario(
         },
         "seed": seed,
     }
-    return check_scenario(raw, Places("calibrate", {}))
+    return check_scenario(raw, SourceMap("calibrate", {}))
 
 
 def _known_gpu(engine: "Engine") -> str:

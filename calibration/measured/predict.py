@@ -22,7 +22,7 @@ from simulator.costs.piecewise import PiecewiseCost
 from simulator.scenario.assemble import Parts, assemble
 from simulator.scenario.engine_config import EngineConfig
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.util.workers import Died, each
+from simulator.util.workers import WorkerDied, parallel_map
 
 if TYPE_CHECKING:
     from simulator.scenario.scenario import Scenario
@@ -41,8 +41,8 @@ def validate_measured(folder: Path, wanted: Sequence[str] = ()) -> list[Outcome]
     if len(runs) == 1:
         return [one(runs[0])]
     found = [Outcome(run) for run in runs]
-    for index, outcome in each(one, runs):
-        if isinstance(outcome, Died):
+    for index, outcome in parallel_map(one, runs):
+        if isinstance(outcome, WorkerDied):
             found[index].reason = outcome.reason
         else:
             found[index] = outcome
@@ -166,7 +166,7 @@ def _in_lock_step(scenario: "Scenario", parts: Parts) -> bool:
 def assemble_run(run: Run, folder: Path = Path()) -> tuple["Scenario", Parts]:
     """Give the scenario and its parts for a run's model, GPU and engine."""
     from simulator.scenario.load import check_scenario
-    from simulator.util.yaml_lines import Places
+    from simulator.util.yaml_lines import SourceMap
 
     gpu = names.gpu_name(run.word("gpu"))
     engine = engine_block(run, gpu)
@@ -177,7 +177,7 @@ def assemble_run(run: Run, folder: Path = Path()) -> tuple["Scenario", Parts]:
         "gpu": {"name": gpu, "count": gpus},
         "engine": engine,
     }
-    scenario = check_scenario(raw, Places(run.run_id, {}))
+    scenario = check_scenario(raw, SourceMap(run.run_id, {}))
     return scenario, assemble(scenario)
 
 

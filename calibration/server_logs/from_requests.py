@@ -35,7 +35,7 @@ from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.split_decode import SplitCost
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_together
-from simulator.util.workers import Died, each
+from simulator.util.workers import WorkerDied, parallel_map
 
 if TYPE_CHECKING:
     from simulator.scenario.scenario import Scenario
@@ -117,8 +117,8 @@ class Log:
             return
         alone = replace(self, known={})  # sent to the workers
         keys = list(new)
-        for index, found in each(alone._simulate, list(new.values())):
-            if not isinstance(found, Died):  # else it is simulated here
+        for index, found in parallel_map(alone._simulate, list(new.values())):
+            if not isinstance(found, WorkerDied):  # else it is simulated here
                 self.known[keys[index]] = found
 
     def _simulate(self, terms: Floats) -> dict[str, Floats]:

@@ -10,7 +10,7 @@ their parent (`simulator/util/workers.py`).
 import sys
 from typing import TYPE_CHECKING
 
-from simulator.util.files import WRITTEN
+from simulator.util.files import WRITTEN_FILES
 
 if TYPE_CHECKING:
     from simulator.simulation.result import Result
@@ -41,9 +41,9 @@ def print_interrupted_run(result: "Result") -> int:
 
 def _left_behind() -> str:
     """Say what an interrupted command has written."""
-    folders = {path.parent for path in WRITTEN}
+    folders = {path.parent for path in WRITTEN_FILES}
     outer = sorted(str(folder) for folder in folders if not folders & set(folder.parents))
     if not outer:
         return "no file was written"
-    count = "1 file is" if len(WRITTEN) == 1 else f"{len(WRITTEN)} files are"
+    count = "1 file is" if len(WRITTEN_FILES) == 1 else f"{len(WRITTEN_FILES)} files are"
     return f"{count} written, in {', '.join(outer)}"

@@ -11,7 +11,7 @@ from cyclopts import App, CycloptsError, UnusedCliTokensError
 from simulator.cli.console import one_line_warnings, print_errors, print_os_error
 from simulator.cli.interrupts import print_interrupt
 from simulator.util.errors import HeadwayError
-from simulator.util.files import WRITTEN
+from simulator.util.files import WRITTEN_FILES
 from simulator.util.version import __version__
 
 # Nothing here multiplies matrices, and numpy's BLAS spends 0.1 s of CPU on starting its threads.
@@ -60,7 +60,7 @@ for verb, line in VERBS.items():
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code. Whatever the user did wrong is told on stderr."""
-    WRITTEN.clear()
+    WRITTEN_FILES.clear()
     try:
         with one_line_warnings():
             code = app(argv, exit_on_error=False, print_error=False)

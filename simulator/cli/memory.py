@@ -37,20 +37,20 @@ def memory(
     from simulator.models.load import load_model
     from simulator.scenario.assemble import memory_budget
     from simulator.scenario.load import check_scenario
-    from simulator.util.yaml_lines import Places
+    from simulator.util.yaml_lines import SourceMap
 
-    places = Places("headway memory", {})  # what is wrong is told by its option
-    places.override(("model",), f"--model {model}")
-    places.override(("gpu",), f"--gpu {gpu}")
+    source_map = SourceMap("headway memory", {})  # what is wrong is told by its option
+    source_map.override(("model",), f"--model {model}")
+    source_map.override(("gpu",), f"--gpu {gpu}")
     for name, value in asdict(engine).items():
-        places.override(("engine", name), f"--{name.replace('_', '-')} {value}")
+        source_map.override(("engine", name), f"--{name.replace('_', '-')} {value}")
     raw = {
         "model": model,
         "gpu": {"name": gpu, "count": engine.tensor_parallel_size},
         "engine": asdict(engine),
         "cost": {"kind": "roofline"},
     }
-    checked = check_scenario(raw, places).engine
+    checked = check_scenario(raw, source_map).engine
     budget = memory_budget(checked, load_model(model), find_gpu(gpu))
     print(memory_table(budget, max_model_len=checked.max_model_len))
     return 0

@@ -106,7 +106,7 @@ def _run_without_tables(scenario: "Scenario", folder: Path, options: RunOptions)
     from simulator.simulation.stream import run_streamed
     from simulator.simulation.write import write_scenario
     from simulator.util.files import write_together
-    from simulator.util.quantile_sketch import ERROR
+    from simulator.util.quantile_sketch import RELATIVE_ERROR
     from simulator.views.report import run_table
 
     with run_progress(scenario.name, options.quiet) as progress:
@@ -121,7 +121,7 @@ def _run_without_tables(scenario: "Scenario", folder: Path, options: RunOptions)
     )
     if not options.quiet:
         print(run_table(summary))
-        print(f"Requests were not kept: percentiles within {ERROR:.2%} of themselves.")
+        print(f"Requests were not kept: percentiles within {RELATIVE_ERROR:.2%} of themselves.")
         _print_written(folder, [file.name for file in files])
     return 0
 

@@ -17,7 +17,7 @@ from typing import Protocol
 from simulator.core.request import Request
 from simulator.kv_cache.block_hashes import prompt_hashes
 from simulator.util.errors import HeadwayError
-from simulator.util.from_mapping import refuse
+from simulator.util.from_mapping import raise_if
 
 SPARE = 64  # entries beyond two a replica that a heap may hold before it is made anew
 
@@ -231,7 +231,7 @@ class PrefixAware(Least):
         capacity: int = 1_000_000,
     ) -> None:
         super().__init__()
-        refuse(
+        raise_if(
             (chunk < 1, f"chunk: must be at least 1, not {chunk}"),
             (not 0 <= threshold <= 1, f"threshold: must be from 0 to 1, not {threshold}"),
             (balance_abs < 0, f"balance_abs: must be at least 0, not {balance_abs}"),

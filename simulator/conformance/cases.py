@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationErr
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
-from simulator.util.yaml_lines import Fault, Places, faults, parse
+from simulator.util.yaml_lines import FieldError, SourceMap, field_errors, parse
 
 _LIMIT = 2**53  # integers up to here are exact in a float
 
@@ -199,13 +199,13 @@ def read_cases(path: Path) -> list[Case]:
             raw = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise HeadwayError(f"{path}:{getattr(error, 'lineno', 1)}: bad JSON: {error}") from None
-        return [_check(raw, lambda: _places(path, text))]
+        return [_check(raw, lambda: _source_map(path, text))]
     cases, messages = [], []
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
                 raw = parse_line(path, number, line)
-                cases.append(_check(raw, partial(Places, f"{path}:{number}", {})))
+                cases.append(_check(raw, partial(SourceMap, f"{path}:{number}", {})))
             except HeadwayError as error:
                 messages += error.messages
     if messages or not cases:
@@ -213,25 +213,25 @@ def read_cases(path: Path) -> list[Case]:
     return cases
 
 
-def _places(path: Path, text: str) -> Places:
+def _source_map(path: Path, text: str) -> SourceMap:
     """Find the line of every key."""
     try:
         lines = parse(text, str(path))[1]
     except HeadwayError:
         lines = {}  # JSON that is not YAML: a key twice, a tab
-    return Places(str(path), {(): 1} | lines)
+    return SourceMap(str(path), {(): 1} | lines)
 
 
-def _check(raw: object, places: Callable[[], Places]) -> Case:
+def _check(raw: object, source_map: Callable[[], SourceMap]) -> Case:
     """Make a case of plain values, or raise HeadwayError with everything that is wrong."""
     try:
         return Case.model_validate(raw)
     except ValidationError as error:
         wrong = [fault for one in error.errors(include_url=False) for fault in _faults(one)]
-        raise HeadwayError(map(places().tell, wrong)) from None
+        raise HeadwayError(map(source_map().message, wrong)) from None
 
 
-def _faults(details: Any) -> Iterator[Fault]:
+def _faults(details: Any) -> Iterator[FieldError]:
     """Put one of pydantic's errors into our words."""
     key = tuple(map(str, details["loc"]))
     option = key[:1] in (("config",), ("step_time",))
@@ -245,7 +245,7 @@ def _faults(details: Any) -> Iterator[Fault]:
         "string_type": "must be a string",
     }
     if details["type"] == "value_error":
-        yield from faults(key, details["ctx"]["error"])
+        yield from field_errors(key, details["ctx"]["error"])
     else:
         yield key, words.get(details["type"], details["msg"])
 

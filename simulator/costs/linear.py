@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from simulator.core.request import Step
 from simulator.costs.cost_model import Counts, Seconds
-from simulator.util.from_mapping import refuse
+from simulator.util.from_mapping import raise_if
 
 QUANTITIES = ("tokens", "sequences", "context", "pairs")
 """What a fitted range can bound: T, n, S and P."""
@@ -137,8 +137,8 @@ class LinearCost(Fitted):
 
     def __post_init__(self) -> None:
         terms = ("base", "per_token", "per_context", "per_sequence")
-        refuse(*check_terms(self, terms + SWAP_TERMS))
-        refuse((not any(getattr(self, term) for term in terms), "base: every step takes no time"))
+        raise_if(*check_terms(self, terms + SWAP_TERMS))
+        raise_if((not any(getattr(self, term) for term in terms), "base: every step takes no time"))
 
     def execute(self, step: Step) -> float:
         """Give the seconds that a step takes."""

@@ -16,7 +16,7 @@ from simulator.costs.roofline import roofline
 from simulator.models.gpus import HOST_SHARE, Gpu
 from simulator.models.spec import ModelSpec
 from simulator.util.errors import HeadwayWarning
-from simulator.util.from_mapping import inside
+from simulator.util.from_mapping import prefix_keys
 
 
 def load_cost(
@@ -56,7 +56,7 @@ def load_cost(
         if "residuals" in spec:
             cost = _with_residuals(cost, spec["residuals"])
     except ValueError as error:
-        raise inside("cost", error) from None
+        raise prefix_keys("cost", error) from None
     if engine is None or model is None or gpu is None:
         return cost
     return _with_copies(cost, model, gpu, engine)
@@ -160,7 +160,7 @@ def _with_residuals(cost: LinearCost | PiecewiseCost, raw: object) -> LinearCost
     try:
         return replace(cost, residuals=check_residuals(raw))
     except ValueError as error:
-        raise inside("residuals", error) from None
+        raise prefix_keys("residuals", error) from None
 
 
 def _with_copies(

@@ -28,7 +28,7 @@ from simulator.costs.piecewise import HOST_TERMS, LONGEST_TABLE, PiecewiseCost
 from simulator.costs.split_decode import SplitCost
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
-from simulator.util.from_mapping import build, inside, refuse
+from simulator.util.from_mapping import from_mapping, prefix_keys, raise_if
 
 FILE = Path(__file__).parent / "overheads.yaml"
 VLLM = "vllm"
@@ -141,15 +141,15 @@ def choose_overhead(given: object, own: str | None, standard: Overhead) -> Overh
             raise ValueError(f"overhead: {wrong}")
         return standard
     try:
-        terms = build(Overhead, given)
-        refuse(
+        terms = from_mapping(Overhead, given)
+        raise_if(
             *check_terms(terms, TERMS),
             (terms.captured < 0, f"captured: must be at least 0, not {terms.captured}"),
             (terms.captured > LONGEST_TABLE, f"captured: must be at most {LONGEST_TABLE:,}"),
             (terms.multiprocessors < 1, "multiprocessors: must be at least 1"),
         )
     except ValueError as error:
-        raise inside("overhead", error) from None
+        raise prefix_keys("overhead", error) from None
     assert isinstance(given, Mapping)  # else `build` has refused it
     return replace(base or Overhead(), **{key: getattr(terms, key) for key in given})
 

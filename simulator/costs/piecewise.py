@@ -47,7 +47,7 @@ from simulator.core.request import Step
 from simulator.costs.cost_model import Counts, Seconds
 from simulator.costs.linear import LONGEST_TERM, SWAP_TERMS, Fitted, check_terms
 from simulator.models.sliding_window import window_pairs
-from simulator.util.from_mapping import refuse
+from simulator.util.from_mapping import raise_if
 
 Table = Sequence[Sequence[float]]
 """Rows of (tokens, seconds), tokens ascending."""
@@ -117,7 +117,7 @@ class PiecewiseCost(Fitted):
     def __post_init__(self) -> None:
         waits = ("overhead_per_sequence",)
         terms = TERMS + waits + CHUNK_TERMS + WINDOW_TERMS + HOST_TERMS + SWAP_TERMS
-        refuse(
+        raise_if(
             *_check_table(self.dense),
             *check_terms(self, terms),
             *_check_sizes(self.cudagraph_capture_sizes),

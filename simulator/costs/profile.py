@@ -19,8 +19,8 @@ from simulator.models.load import load_model, shipped_models
 from simulator.models.spec import ModelSpec
 from simulator.util.errors import HeadwayError
 from simulator.util.files import resolve
-from simulator.util.from_mapping import build
-from simulator.util.yaml_lines import Fault, Places, faults, parse, read_text
+from simulator.util.from_mapping import from_mapping
+from simulator.util.yaml_lines import FieldError, SourceMap, field_errors, parse, read_text
 
 T = TypeVar("T")
 
@@ -152,16 +152,16 @@ def find_profile(name_or_path: str, base: Path | None = None) -> Path:
 def read_profile(path: Path) -> Profile:
     """Read a profile; HeadwayError tells everything that is wrong with it, by line."""
     raw, lines = parse(read_text(path), str(path))
-    places = Places(str(path), lines)
+    source_map = SourceMap(str(path), lines)
     if not isinstance(raw, dict):
         raise HeadwayError(f"{path}:1: must be a mapping with a key `cost`")
-    wrong: list[Fault] = [((key,), "unknown key") for key in raw if key not in KEYS]
+    wrong: list[FieldError] = [((key,), "unknown key") for key in raw if key not in KEYS]
 
     def section(key: str, check: Callable[[object], T], default: object = None) -> T | None:
         try:
             return check(raw.get(key, default))
         except ValueError as error:
-            wrong.extend(faults((key,), error))
+            wrong.extend(field_errors((key,), error))
             return None
 
     if not isinstance(raw.get("hardware", {}), Mapping):
@@ -177,7 +177,7 @@ def read_profile(path: Path) -> Profile:
     residuals = section("residuals", check_residuals, {})
     cost = section("cost", lambda spec: make_form(spec, _name(path, raw)))
     if wrong or cost is None:
-        raise HeadwayError(map(places.tell, wrong))
+        raise HeadwayError(map(source_map.message, wrong))
     cost = replace(cost, limits=limits, residuals=residuals)
     return Profile(cost, raw.get("model"), raw.get("hardware", {}), raw.get("overhead"))
 
@@ -199,7 +199,7 @@ def make_form(spec: object, name: str) -> LinearCost | PiecewiseCost:
     values = {key: value for key, value in spec.items() if key != "kind"}
     if reserved := [key for key in RESERVED if key in values]:
         raise ValueError("\n".join(f"{key}: unknown key" for key in reserved))
-    return build(FORMS[kind], values | {"name": name})
+    return from_mapping(FORMS[kind], values | {"name": name})
 
 
 def _limits(raw: object) -> Limits:

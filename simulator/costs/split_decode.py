@@ -14,7 +14,7 @@ from simulator.core.request import Step
 from simulator.costs.cost_model import Counts, Seconds
 from simulator.costs.linear import check_terms
 from simulator.costs.piecewise import PiecewiseCost
-from simulator.util.from_mapping import refuse
+from simulator.util.from_mapping import raise_if
 
 THREAD_BLOCKS = 4
 
@@ -36,7 +36,7 @@ class SplitCost(PiecewiseCost):
         PiecewiseCost.__post_init__(self)
         wrong = (self.kv_heads < 1, "kv_heads: must be at least 1")
         few = (self.multiprocessors < 1, "multiprocessors: must be at least 1")
-        refuse(*check_terms(self, ("per_key",)), wrong, few)
+        raise_if(*check_terms(self, ("per_key",)), wrong, few)
 
     def _mixed_seconds(self, step: Step) -> float:
         seconds = super()._mixed_seconds(step)

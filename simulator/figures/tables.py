@@ -21,7 +21,7 @@ from simulator.figures.style import (
 )
 from simulator.results.read import check_columns, need_columns
 from simulator.util.errors import HeadwayError
-from simulator.util.pareto import front
+from simulator.util.pareto import pareto_front
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,7 +111,7 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
         axes = figure.axes[0]
         key = next((k for k in (*RATES, "at") if k in rows), "")
         points = list(zip(user, speed, strict=True))
-        best = front(points)
+        best = pareto_front(points)
         for label, part, style in _marks(rows, key, [*rows.index[best]]):
             axes.plot(user[part.index], speed[part.index], label=label, **style)
         ends = zip(*(points[k] for k in best), strict=True)

@@ -15,7 +15,7 @@ from simulator.planning.vllm_serve import serve_command
 from simulator.scenario.load import load_scenario
 from simulator.simulation.write import write_scenario
 from simulator.util.files import write_together
-from simulator.util.pareto import front
+from simulator.util.pareto import pareto_front
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -215,7 +215,7 @@ def _draw_front(axes: "Axes", colored: Colored) -> None:
             points.append((user, gpu))
             face = color if trial.ok or trial in candidate.lower_loads else "none"
             axes.plot(user, gpu, "o", color=color, markerfacecolor=face, markersize=5)
-    best = [points[k] for k in front(points)]
+    best = [points[k] for k in pareto_front(points)]
     if best:
         axes.step(*zip(*best, strict=True), where="pre", color="0.4", linewidth=1)
     axes.set_title("Speed against throughput")

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.util.workers import Died, each
+from simulator.util.workers import WorkerDied, parallel_map
 
 T = TypeVar("T")
 
@@ -38,8 +38,8 @@ def run_each(
 
     Whatever it raises is an outcome too: one bad run ends no other.
     """
-    for index, outcome in each(partial(_outcome, measure), tasks, jobs):
-        yield index, Outcome({}, [outcome.reason]) if isinstance(outcome, Died) else outcome
+    for index, outcome in parallel_map(partial(_outcome, measure), tasks, jobs):
+        yield index, Outcome({}, [outcome.reason]) if isinstance(outcome, WorkerDied) else outcome
 
 
 def _outcome(measure: Callable[[T], MetricValues], task: T) -> Outcome:

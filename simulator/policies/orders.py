@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulator.core.request import Request
 from simulator.policies.policy import hint_of
-from simulator.util.from_mapping import refuse
+from simulator.util.from_mapping import raise_if
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +29,7 @@ class SJF:
 
     def __init__(self, by: str = "prompt", ageing: float = 0.0) -> None:
         check_by(by)
-        refuse((not 0 <= ageing < inf, f"ageing: must be 0 or more, not {ageing}"))
+        raise_if((not 0 <= ageing < inf, f"ageing: must be 0 or more, not {ageing}"))
         self.by, self.ageing = by, ageing
         self.needs_hint = by != "prompt"
 
@@ -92,7 +92,7 @@ class Boost:
 
     def __init__(self, by: str = "prompt", gamma: float = 0.1, token_time: float = 1e-3) -> None:
         check_by(by)
-        refuse(
+        raise_if(
             (not 0 < gamma < inf, f"gamma: must be more than 0 per second, not {gamma}"),
             (not 0 < token_time < inf, f"token_time: must be more than 0 s, not {token_time}"),
         )

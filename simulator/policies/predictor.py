@@ -15,8 +15,8 @@ from typing import Protocol
 import numpy as np
 
 from simulator.core.request import Request
-from simulator.util.errors import meant
-from simulator.util.from_mapping import build, refuse
+from simulator.util.errors import did_you_mean
+from simulator.util.from_mapping import from_mapping, raise_if
 from simulator.workload.workload import Ints, Workload
 
 STREAM = 1  # beside the seed; the generator of workloads has streams of its own
@@ -63,7 +63,7 @@ class Noisy:
     sigma: float
 
     def __post_init__(self) -> None:
-        refuse((not 0 <= self.sigma <= 10, f"sigma: must be from 0 to 10, not {self.sigma}"))
+        raise_if((not 0 <= self.sigma <= 10, f"sigma: must be from 0 to 10, not {self.sigma}"))
 
     def predictor(self, workload: Workload, rng: np.random.Generator) -> Predictor:
         error = np.exp(self.sigma * rng.standard_normal(len(workload)))
@@ -84,7 +84,7 @@ class Bucketed:
     confusion: float = 0.0
 
     def __post_init__(self) -> None:
-        refuse(
+        raise_if(
             (not 1 <= self.classes <= 1000, f"classes: must be from 1 to 1000, not {self.classes}"),
             (not 0 <= self.confusion <= 1, f"confusion: must be from 0 to 1, not {self.confusion}"),
             (
@@ -120,7 +120,7 @@ class Percentile:
     prior: int = 256
 
     def __post_init__(self) -> None:
-        refuse(
+        raise_if(
             (
                 not 0 < self.percentile <= 100,
                 f"percentile: must be more than 0 and at most 100, not {self.percentile}",
@@ -164,9 +164,11 @@ def parse_predictor(values: Mapping[str, object]) -> Spec:
     kind = values.get("kind")
     if kind not in KINDS:
         said = "is missing" if kind is None else f"{kind!r} is none"
-        raise ValueError(f"kind: {said}; there are {', '.join(KINDS)}{meant(str(kind), KINDS)}")
+        raise ValueError(
+            f"kind: {said}; there are {', '.join(KINDS)}{did_you_mean(str(kind), KINDS)}"
+        )
     rest = {key: value for key, value in values.items() if key != "kind"}
-    return build(KINDS[str(kind)], rest)
+    return from_mapping(KINDS[str(kind)], rest)
 
 
 def make_predictor(

@@ -5,7 +5,7 @@ from math import inf
 
 from simulator.core.request import Request
 from simulator.policies.policy import RunningView, hint_of
-from simulator.util.from_mapping import refuse
+from simulator.util.from_mapping import raise_if
 
 
 class Preemptive:
@@ -21,7 +21,7 @@ class Preemptive:
     steady = True
 
     def __init__(self, threshold: float = 0.0, ageing: float = 0.0) -> None:
-        refuse(
+        raise_if(
             (not 0 <= threshold < inf, f"threshold: must be 0 or more, not {threshold}"),
             (not 0 <= ageing < inf, f"ageing: must be 0 or more, not {ageing}"),
         )
@@ -57,7 +57,7 @@ class Deadline:
         clients: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
         self.default = _seconds("", {"ttft": ttft, "tpot": tpot})
-        refuse((not 0 <= slack < inf, f"slack: must be 0 ms or more, not {slack}"))
+        raise_if((not 0 <= slack < inf, f"slack: must be 0 ms or more, not {slack}"))
         self.slack = slack / 1000
         self.clients: dict[str, tuple[float, float]] = {}
         if clients is not None and not isinstance(clients, Mapping):
@@ -103,7 +103,7 @@ class SRPT:
     needs_hint = True
 
     def __init__(self, margin: int = 0, limit: float = 1.0) -> None:
-        refuse(
+        raise_if(
             (margin < 0, f"margin: must be 0 tokens or more, not {margin}"),
             (not 0 <= limit < inf, f"limit: must be 0 or more, not {limit}"),
         )
@@ -147,7 +147,7 @@ class MLFQ:
         prefill_rate: int = 256,
         starvation: float = 3.0,
     ) -> None:
-        refuse(
+        raise_if(
             (quantum < 1, f"quantum: must be 1 step or more, not {quantum}"),
             (not 1 <= ratio <= 1000, f"ratio: must be from 1 to 1000, not {ratio}"),
             (not 1 <= levels <= 64, f"levels: must be from 1 to 64, not {levels}"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator.util.errors import HeadwayError
-from simulator.util.from_mapping import check
+from simulator.util.from_mapping import check_type
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +49,7 @@ def load_mapping(path: Path, parse: Callable[[str], object]) -> Mapping[str, Any
 def check_numbers(path: Path, values: Mapping[str, Any]) -> None:
     """Raise HeadwayError where one of a file's values is neither null nor a number."""
     for name, value in values.items():
-        wrong, message = check(name, float, value)
+        wrong, message = check_type(name, float, value)
         if wrong and value is not None:
             raise HeadwayError(f"{path}: {message}")
 

@@ -12,7 +12,7 @@ from simulator.costs.precision import kv_block_bytes
 from simulator.models.load import load_model
 from simulator.scenario.scenario import Scenario
 from simulator.util.config import split_spec
-from simulator.util.errors import meant, one_line
+from simulator.util.errors import did_you_mean, one_line
 from simulator.util.user_code import load_user_code
 
 
@@ -52,7 +52,7 @@ def _load_router(name: str, arguments: dict[str, Any], scenario: Scenario, key: 
         known = ", ".join(ROUTERS)
         raise ValueError(
             f"no router {name!r}; there are {known}, or package.module:function"
-            f"{meant(name, ROUTERS)}"
+            f"{did_you_mean(name, ROUTERS)}"
         )
     found = load_user_code(name, scenario.folder)
     try:

@@ -15,7 +15,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from simulator.util.files import resolve
-from simulator.util.yaml_lines import Fault, Key
+from simulator.util.yaml_lines import FieldError, Key
 
 T = TypeVar("T")
 
@@ -44,12 +44,12 @@ Contradiction = tuple[str, str, str]
 and what is wrong."""
 
 
-def contradictions(scenario: Scenario, wrong: set[Key]) -> tuple[list[Fault], list[str]]:
+def contradictions(scenario: Scenario, wrong: set[Key]) -> tuple[list[FieldError], list[str]]:
     """Find what is wrong in the scenario, and what in the files that it names.
 
     What depends on a key that is wrong already is left out.
     """
-    found: list[Fault] = []
+    found: list[FieldError] = []
     elsewhere = []
     seen: set[str] = set()
     for blamed, others, what in (*_check(scenario), *_check_cluster(scenario)):

@@ -15,8 +15,8 @@ from simulator.scenario.engines import engine_block
 from simulator.scenario.planning_config import SweepConfig
 from simulator.scenario.scenario import Scenario
 from simulator.scenario.validate import SECTIONS, validate, yaml_word
-from simulator.util.errors import HeadwayError, meant
-from simulator.util.yaml_lines import Places, parse, read_text
+from simulator.util.errors import HeadwayError, did_you_mean
+from simulator.util.yaml_lines import SourceMap, parse, read_text
 
 PACKAGE = Path(__file__).parent.parent
 FOLDERS = (PACKAGE / "scenarios", PACKAGE.parent / "scenarios")
@@ -37,9 +37,9 @@ def load_scenario(
     everything that is wrong.
     """
     path = find_scenario(Path(path))
-    raw, places, messages = _read(path, overrides, seed, vary)
+    raw, source_map, messages = _read(path, overrides, seed, vary)
     try:
-        scenario = check_scenario(raw, places, path.parent)
+        scenario = check_scenario(raw, source_map, path.parent)
     except HeadwayError as error:
         messages += error.messages
     if messages:
@@ -55,25 +55,25 @@ def load_sweep(
     What is varied may put that right. Raises HeadwayError for what is wrong with these two.
     """
     path = find_scenario(Path(path))
-    raw, places, messages = _read(path, overrides, seed, ())
+    raw, source_map, messages = _read(path, overrides, seed, ())
     if messages:
         raise HeadwayError(messages)
     alone: dict[str, Any] = {key: raw[key] for key in ("sweep", "seed") if key in raw}
-    scenario = check_scenario(alone, places, path.parent)
+    scenario = check_scenario(alone, source_map, path.parent)
     return scenario.sweep, scenario.seed
 
 
-def check_scenario(raw: dict[str, Any], places: Places, folder: Path = Path()) -> Scenario:
+def check_scenario(raw: dict[str, Any], source_map: SourceMap, folder: Path = Path()) -> Scenario:
     """Make a scenario of plain values, or raise HeadwayError with everything that is wrong."""
     scenario, wrong = validate(raw)
     others: list[str] = []  # about other files
     if scenario is not None:
-        scenario = scenario.came_from(folder, places)
+        scenario = scenario.came_from(folder, source_map)
         contradicting, others = contradictions(scenario, {key for key, _ in wrong})
         wrong += contradicting
     if scenario is None or wrong or others:
-        wrong.sort(key=lambda fault: places.line(fault[0]))
-        raise HeadwayError(dict.fromkeys([*map(places.tell, wrong), *others]))
+        wrong.sort(key=lambda fault: source_map.line(fault[0]))
+        raise HeadwayError(dict.fromkeys([*map(source_map.message, wrong), *others]))
     return scenario
 
 
@@ -91,7 +91,7 @@ def find_scenario(path: Path) -> Path:
     names = shipped_scenarios()
     raise HeadwayError(
         f"{path}: no such file, and not one of the shipped scenarios: {', '.join(names)}"
-        f"{meant(str(path), names)}"
+        f"{did_you_mean(str(path), names)}"
     )
 
 
@@ -105,10 +105,10 @@ def shipped_scenarios() -> list[str]:
 
 def _read(
     path: Path, overrides: Iterable[str], seed: int | None, vary: Iterable[tuple[str, str]]
-) -> tuple[dict[str, Any], Places, list[str]]:
+) -> tuple[dict[str, Any], SourceMap, list[str]]:
     """Read a file and put the overrides over it; give what is wrong with them, too."""
     raw, lines = parse(read_text(path), str(path))
-    places = Places(str(path), lines)
+    source_map = SourceMap(str(path), lines)
     if raw is None:
         raise HeadwayError(f"{path}: is empty; `model: llama-3-8b` alone would do")
     if not isinstance(raw, dict):
@@ -126,9 +126,9 @@ def _read(
     messages = []
     for place, name, text in settings:
         messages += _misspelt(known, place, name)
-        messages += _override(raw, places, place, name, text)
+        messages += _override(raw, source_map, place, name, text)
     raw.setdefault("name", _name(path))
-    return raw, places, messages
+    return raw, source_map, messages
 
 
 def _name(path: Path) -> str:
@@ -147,7 +147,7 @@ def _misspelt(groups: list[str], place: str, name: str) -> list[str]:
 
 
 def _override(
-    raw: dict[str, Any], places: Places, place: str, name: str, text: str | None
+    raw: dict[str, Any], source_map: SourceMap, place: str, name: str, text: str | None
 ) -> list[str]:
     """Set one dotted key; return what is wrong with the override."""
     key = tuple(name.strip().split("."))
@@ -162,13 +162,13 @@ def _override(
         if block.get(part) is None:
             block[part] = {}
             if key[:depth] not in SECTIONS:  # else others may fill the block, too
-                places.override(key[:depth], place)
+                source_map.override(key[:depth], place)
         block = block[part]
         if not isinstance(block, dict):
             return [f"{place}: {'.'.join(key[:depth])} is {yaml_word(block)} and has no keys"]
     block[key[-1]] = value
     _open_engine(raw)
-    places.override(key, place)
+    source_map.override(key, place)
     return []
 
 

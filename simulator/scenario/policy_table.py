@@ -18,8 +18,8 @@ from simulator.schedulers.trtllm import TrtLlm
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.schedulers.vllm_v0 import VllmV0
 from simulator.util.config import split_spec
-from simulator.util.errors import meant, one_line
-from simulator.util.from_mapping import check_annotated
+from simulator.util.errors import did_you_mean, one_line
+from simulator.util.from_mapping import check_annotation
 from simulator.util.user_code import load_user_code
 
 POLICIES: dict[str, type] = {
@@ -90,7 +90,7 @@ def find_policy(scenario: Scenario) -> tuple[type, dict[str, Any]]:
         known = ", ".join(POLICIES)
         raise ValueError(
             f"{field}: no policy {name!r}; there are {known}, or package.module:Class"
-            f"{meant(name, POLICIES)}"
+            f"{did_you_mean(name, POLICIES)}"
         )
     try:
         cls = load_user_code(name, scenario.folder)
@@ -164,7 +164,7 @@ def check_arguments(cls: type, arguments: dict[str, Any], taken: dict[str, Any])
         elif name not in known and not free:
             wrong.append(f"{name}: {called(cls)} takes no such argument")
         elif name in known:
-            bad, message = check_annotated(name, known[name].annotation, value)
+            bad, message = check_annotation(name, known[name].annotation, value)
             wrong += [message] if bad else []
     wrong += [
         f"{name}: is missing; {called(cls)} needs it"

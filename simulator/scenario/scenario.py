@@ -19,7 +19,7 @@ from simulator.scenario.workload_config import READING, WorkloadConfig
 from simulator.util.config import Config
 from simulator.util.errors import HeadwayError
 from simulator.util.files import resolve
-from simulator.util.yaml_lines import Places, faults
+from simulator.util.yaml_lines import SourceMap, field_errors
 from simulator.workload.workload import Frontend, Workload
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Scenario(Config):
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of all random numbers")
     _folder: Path = PrivateAttr(default=Path())
-    _places: Places | None = PrivateAttr(default=None)
+    _source_map: SourceMap | None = PrivateAttr(default=None)
 
     @model_validator(mode="before")
     @classmethod
@@ -102,10 +102,10 @@ class Scenario(Config):
         }
         return self.model_copy(update=changed)
 
-    def came_from(self, folder: Path, places: Places) -> "Scenario":
+    def came_from(self, folder: Path, source_map: SourceMap) -> "Scenario":
         """Give the same scenario, which knows its file."""
         scenario = self.model_copy()
-        scenario._folder, scenario._places = folder, places
+        scenario._folder, scenario._source_map = folder, source_map
         return scenario
 
     def make_workload(self) -> Workload:
@@ -138,8 +138,10 @@ class Scenario(Config):
             try:
                 return generate(self.workload.generator, self.seed, load)
             except ValueError as error:
-                places = self._places or Places("scenario", {})
-                raise HeadwayError(map(places.tell, faults(("workload",), error))) from None
+                source_map = self._source_map or SourceMap("scenario", {})
+                raise HeadwayError(
+                    map(source_map.message, field_errors(("workload",), error))
+                ) from None
         from simulator.workload.select import select
 
         reading = trace.model_dump(include={*READING})

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from simulator.scenario.scenario import Scenario
 from simulator.util.config import Config
-from simulator.util.errors import meant
-from simulator.util.from_mapping import quoted
-from simulator.util.yaml_lines import Fault, Key, faults
+from simulator.util.errors import did_you_mean
+from simulator.util.from_mapping import short_repr
+from simulator.util.yaml_lines import FieldError, Key, field_errors
 
 ROUNDS = 5  # of looking for errors that others hide
 PARTIAL = "no longer in vLLM; long_prefill_token_threshold limits the tokens of a long prompt"
@@ -65,12 +65,12 @@ WORDS = {
 """By pydantic's type of an error."""
 
 
-def validate(raw: dict[str, Any]) -> tuple[Scenario | None, list[Fault]]:
+def validate(raw: dict[str, Any]) -> tuple[Scenario | None, list[FieldError]]:
     """Check each key by itself; where some are wrong, let defaults take their place.
 
     What depends on a wrong key can only be seen once that is out of the way: hence the rounds.
     """
-    wrong: list[Fault] = []
+    wrong: list[FieldError] = []
     rest = deepcopy(raw)
     for _ in range(ROUNDS):
         try:
@@ -119,7 +119,7 @@ def yaml_word(value: object) -> str:
     """Write a wrong value as YAML has it, and not too much of it."""
     if value is None or isinstance(value, bool):
         return str({None: "null", True: "true", False: "false"}[value])
-    return quoted(value)
+    return short_repr(value)
 
 
 def _remove(raw: dict[str, Any], key: Key) -> None:
@@ -134,20 +134,22 @@ def _remove(raw: dict[str, Any], key: Key) -> None:
             return
 
 
-def _faults(details: Any) -> list[Fault]:
+def _faults(details: Any) -> list[FieldError]:
     """Put one of pydantic's errors into our words."""
     key = tuple(str(part) for part in details["loc"])
     kind, context = details["type"], details.get("ctx", {})
     if kind == "value_error":
         return [
             (at, _unknown(at)) if what == "unknown key" and at[:-1] in SECTIONS else (at, what)
-            for at, what in faults(key, context["error"])
+            for at, what in field_errors(key, context["error"])
         ]
     if kind == "extra_forbidden":
         return [(key, _unknown(key))]
     if kind in WORDS:
         limits = {k: f"{v:g}" if isinstance(v, float) else v for k, v in context.items()}
-        near = meant(str(details["input"]), re.findall(r"'([^']*)'", str(limits.get("expected"))))
+        near = did_you_mean(
+            str(details["input"]), re.findall(r"'([^']*)'", str(limits.get("expected")))
+        )
         return [(key, WORDS[kind].format(input=yaml_word(details["input"]), **limits) + near)]
     return [(key, details["msg"])]
 

@@ -118,9 +118,9 @@ class WorkloadConfig(Config):
     @property
     def generator(self) -> "Generator":
         """Give the generator that the keys describe."""
-        from simulator.util.from_mapping import build
+        from simulator.util.from_mapping import from_mapping
         from simulator.workload.generate import Generator
 
-        return build(
+        return from_mapping(
             Generator, (self.model_extra or {}) | {"max_concurrency": self.max_concurrency}
         )

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.util.from_mapping import refuse
+from simulator.util.from_mapping import raise_if
 
 MaxNewTokens = int | Literal["exact"] | None
 
@@ -46,7 +46,7 @@ class ContinuousBatching(Scheduler):
         self.reserves = reserves
         number = isinstance(max_new_tokens, int) and not isinstance(max_new_tokens, bool)
         good = max_new_tokens in (None, "exact") or (number and int(max_new_tokens or 0) > 0)
-        refuse(
+        raise_if(
             (
                 not good,
                 "max_new_tokens: must be a whole number of at least 1, null or exact, not "

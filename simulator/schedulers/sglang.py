@@ -11,7 +11,7 @@ from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.radix_cache import pieces_of
 from simulator.policies.waiting_queues import Fifo
 from simulator.schedulers.continuous_batching import ContinuousBatching, MaxNewTokens
-from simulator.util.from_mapping import refuse
+from simulator.util.from_mapping import raise_if
 
 INIT_RATIO, MIN_FACTOR, DECAY_STEPS = 0.7, 0.14, 600
 """`default_init_new_token_ratio` and the like in SGLang's `global_config.py`."""
@@ -69,7 +69,7 @@ class SgLang(ContinuousBatching):
         max_num_batched_tokens: int = 8192,
         max_model_len: int = 8192,
     ) -> None:
-        refuse(
+        raise_if(
             (order not in ORDERS, f"order: must be {', '.join(ORDERS)}, not {order!r}"),
             (
                 not 0 <= schedule_conservativeness <= 1000,

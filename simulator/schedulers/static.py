@@ -6,7 +6,7 @@ As in the textbooks, and as `generate` of Hugging Face in a loop.
 from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.util.from_mapping import refuse
+from simulator.util.from_mapping import raise_if
 
 NEVER = 1 << 60  # ticks
 LONGEST_TIMEOUT = 1_000_000  # s
@@ -48,7 +48,7 @@ class Static(Scheduler):
             raise ValueError("blocks: static batching has no prefix cache")
         if batch_size is None:
             batch_size = max_num_seqs
-        refuse(
+        raise_if(
             (
                 not 1 <= batch_size <= max_num_seqs,
                 f"batch_size: must be from 1 to max_num_seqs ({max_num_seqs}), not {batch_size}",

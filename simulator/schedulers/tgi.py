@@ -11,7 +11,7 @@ from simulator.schedulers.continuous_batching import (
     MaxNewTokens,
     whole_prompts,
 )
-from simulator.util.from_mapping import refuse
+from simulator.util.from_mapping import raise_if
 
 
 class Tgi(ContinuousBatching):
@@ -43,7 +43,7 @@ class Tgi(ContinuousBatching):
         max_model_len: int = 8192,
     ) -> None:
         total = max_batch_total_tokens
-        refuse(
+        raise_if(
             (
                 not 0 <= waiting_served_ratio <= 1000,
                 f"waiting_served_ratio: must be from 0 to 1000, not {waiting_served_ratio}",

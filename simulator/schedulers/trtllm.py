@@ -3,7 +3,7 @@
 from simulator.core.request import Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.continuous_batching import ContinuousBatching, MaxNewTokens
-from simulator.util.from_mapping import refuse
+from simulator.util.from_mapping import raise_if
 
 GUARANTEED_NO_EVICT, MAX_UTILIZATION, STATIC_BATCH = POLICIES = (
     "GUARANTEED_NO_EVICT",
@@ -43,7 +43,7 @@ class TrtLlm(ContinuousBatching):
         max_model_len: int = 8192,
         enable_chunked_prefill: bool = False,
     ) -> None:
-        refuse(
+        raise_if(
             (
                 capacity_scheduler_policy not in POLICIES,
                 f"capacity_scheduler_policy: must be {', '.join(POLICIES)}, not "

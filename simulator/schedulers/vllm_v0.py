@@ -4,7 +4,7 @@ from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.waiting_queues import Fifo
 from simulator.schedulers.continuous_batching import ContinuousBatching, whole_prompts
-from simulator.util.from_mapping import refuse
+from simulator.util.from_mapping import raise_if
 
 
 class SwappedByArrival(Fifo):
@@ -52,7 +52,7 @@ class VllmV0(ContinuousBatching):
         watermark: float = 0.01,
         swap_blocks: int = 0,
     ) -> None:
-        refuse(
+        raise_if(
             (
                 not 0 <= scheduler_delay_factor <= 1000,
                 f"scheduler_delay_factor: must be from 0 to 1000, not {scheduler_delay_factor}",

@@ -25,7 +25,7 @@ from simulator.scenario.assemble import Parts
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.lane import Lane, Mail, reach
 from simulator.util.errors import HeadwayError
-from simulator.util.workers import Died, each, workers
+from simulator.util.workers import WorkerDied, parallel_map, worker_count
 from simulator.workload.workload import Floats, Ints, Workload
 
 BLIND = ("round_robin", "random")
@@ -244,15 +244,19 @@ def _silently(make: Callable[[], list[Lane]]) -> list[Lane]:
 def _spread(shard: Shard, jobs: int | None, progress: Progress | None, total: int) -> list[Log]:
     """Run the replicas on workers."""
     count = len(shard.groups)
-    cuts = np.linspace(0, count, min(PARTS_PER_JOB * workers(jobs), count) + 1).astype(int).tolist()
+    cuts = (
+        np.linspace(0, count, min(PARTS_PER_JOB * worker_count(jobs), count) + 1)
+        .astype(int)
+        .tolist()
+    )
     shards = [
         replace(shard, groups=shard.groups[a:b], mail=shard.mail[a:b]) for a, b in pairwise(cuts)
     ]
     found: dict[int, list[Log]] = {}
     done, now = 0, 0.0
-    for index, outcome in each(run_shard, shards, jobs):
-        if isinstance(outcome, Died | str):
-            why = outcome.reason if isinstance(outcome, Died) else outcome
+    for index, outcome in parallel_map(run_shard, shards, jobs):
+        if isinstance(outcome, WorkerDied | str):
+            why = outcome.reason if isinstance(outcome, WorkerDied) else outcome
             raise HeadwayError(f"replicas {cuts[index]} to {cuts[index + 1] - 1}: {why}")
         found[index] = outcome
         done += sum(len(log.requests) for log in outcome)

@@ -20,7 +20,7 @@ from simulator.scenario.assemble import Parts
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.chunks import chunks
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.util.quantile_sketch import ERROR
+from simulator.util.quantile_sketch import RELATIVE_ERROR
 
 if TYPE_CHECKING:
     from simulator.cluster.fleet import Fleet
@@ -117,7 +117,7 @@ def _summary(scenario: Scenario, stream: Stream) -> dict[str, Any]:
         )
     for message in told:
         warnings.warn(message, HeadwayWarning, stacklevel=3)
-    info = run_info(scenario, stream.parts[0], told) | {"percentile_error": ERROR}
+    info = run_info(scenario, stream.parts[0], told) | {"percentile_error": RELATIVE_ERROR}
     summary: dict[str, Any] = metrics.summary(info)
     summary["headway"]["diagnosis"] = None
     return summary

@@ -23,7 +23,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.testing.cases import MAX_MODEL_LEN, Case
 from simulator.util.errors import HeadwayWarning
-from simulator.util.yaml_lines import Places
+from simulator.util.yaml_lines import SourceMap
 
 MECHANISM = {cls.__module__ for cls in Scheduler.__mro__}
 
@@ -171,7 +171,7 @@ class PolicyUnderTest:
 
 @cache
 def _bare() -> tuple[Scenario, Parts]:
-    scenario = check_scenario({"cost": {"kind": "linear", "base": 1.0}}, Places("check", {}))
+    scenario = check_scenario({"cost": {"kind": "linear", "base": 1.0}}, SourceMap("check", {}))
     scenario = scenario.model_copy(update={"predictor": {"kind": "oracle"}})
     return scenario, assemble(scenario)
 

@@ -16,7 +16,7 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def meant(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Say, for a message's end, which known name a wrong one may mean; nothing if none is near."""
     from difflib import get_close_matches
 

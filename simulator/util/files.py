@@ -11,7 +11,7 @@ from simulator.util.errors import HeadwayError
 Writer = Callable[[BinaryIO], object]
 """Writes a file's contents to an open binary file."""
 
-WRITTEN: list[Path] = []
+WRITTEN_FILES: list[Path] = []
 """What this command has written: an interrupt tells it."""
 
 
@@ -51,7 +51,7 @@ def write_together(folder: Path, writers: Mapping[str, Writer]) -> list[Path]:
     made: list[Path] = []
     current = folder
     try:
-        made = _make(folder)
+        made = _make_folders(folder)
         for current, draft, writer in zip(targets, drafts, writers.values(), strict=True):
             if current.is_dir():
                 raise IsADirectoryError(None, "is a folder")
@@ -59,16 +59,16 @@ def write_together(folder: Path, writers: Mapping[str, Writer]) -> list[Path]:
                 writer(file)
         for current, draft in zip(targets, drafts, strict=True):
             draft.replace(current)
-        WRITTEN.extend(targets)
+        WRITTEN_FILES.extend(targets)
     except BaseException as error:
-        _unmake(drafts, made)
+        _roll_back(drafts, made)
         if isinstance(error, OSError):
             raise HeadwayError(f"{current}: cannot write: {error.strerror or error}") from error
         raise
     return targets
 
 
-def _make(folder: Path) -> list[Path]:
+def _make_folders(folder: Path) -> list[Path]:
     """Make a folder and those above it; return the ones that were missing, outermost first."""
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(None, "is not a folder")
@@ -77,7 +77,7 @@ def _make(folder: Path) -> list[Path]:
     return missing
 
 
-def _unmake(drafts: list[Path], made: list[Path]) -> None:
+def _roll_back(drafts: list[Path], made: list[Path]) -> None:
     """Take back what was written so far."""
     for draft in drafts:
         with suppress(OSError):

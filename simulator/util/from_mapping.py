@@ -22,57 +22,59 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="DataclassInstance")
 S = TypeVar("S")
 
-PLAIN: dict[type, tuple[type, str]] = {
+PLAIN_TYPES: dict[type, tuple[type, str]] = {
     int: (Integral, "a whole number"),
     float: (Real, "a number"),
     str: (str, "a text"),
     bool: (bool, "true or false"),
 }
-SHORT = 60  # characters of a wrong value that a message quotes
+MAX_REPR = 60  # characters of a wrong value that a message quotes
 
 
-def refuse(*checks: tuple[bool, str]) -> None:
+def raise_if(*checks: tuple[bool, str]) -> None:
     """Raise ValueError with the messages, one in a line, of the checks that are true."""
     if messages := [message for wrong, message in checks if wrong]:
         raise ValueError("\n".join(messages))
 
 
-def inside(name: str, error: ValueError) -> ValueError:
+def prefix_keys(name: str, error: ValueError) -> ValueError:
     """Put the name of the mapping before the key that each line of an error begins with."""
     lines = str(error).split("\n")
     return ValueError("\n".join(name + ("" if s[0] == ":" else ".") + s for s in lines))
 
 
-def fault(name: str, make: Callable[[S], object], value: S) -> tuple[bool, str]:
-    """Try to make something of a value, and put what ValueError says into a check for `refuse`."""
+def check_parses(name: str, make: Callable[[S], object], value: S) -> tuple[bool, str]:
+    """Try to make something of a value; give what ValueError says as a check for `raise_if`."""
     try:
         make(value)
     except ValueError as error:
-        return True, str(inside(name, error))
+        return True, str(prefix_keys(name, error))
     return False, ""
 
 
-def build(cls: type[T], values: object) -> T:
+def from_mapping(cls: type[T], values: object) -> T:
     """Make a dataclass of a scenario's mapping; ValueError names each wrong key in a line."""
     if not isinstance(values, Mapping):
         raise ValueError(f": {values!r} is not a mapping")
     known = {f.name: f for f in dataclasses.fields(cls) if f.init}
     values = {
-        key: number(value) if key in known and _plain(known[key].type) is float else value
+        key: parse_number(value)
+        if key in known and _plain_type(known[key].type) is float
+        else value
         for key, value in values.items()
     }
     wrong = {key: f"{key}: unknown key" for key in values if key not in known}
     for name, f in known.items():
-        bad, message = _check(f, values.get(name, f.default))
+        bad, message = _check_field(f, values.get(name, f.default))
         if bad:
             wrong[name] = message
     if wrong:
-        others = _others(cls, known, values, set(wrong))
+        others = _other_errors(cls, known, values, set(wrong))
         raise ValueError("\n".join([*wrong.values(), *others]))
     return cls(**values)
 
 
-def _others(
+def _other_errors(
     cls: type[T],
     known: "Mapping[str, dataclasses.Field[object]]",
     values: Mapping[str, object],
@@ -81,7 +83,7 @@ def _others(
     """Say what else is wrong once a number of the right type stands for each that is wrong."""
     rest = {key: value for key, value in values.items() if key not in wrong}
     for name in wrong & set(known):
-        if (kind := _plain(known[name].type)) in (int, float):
+        if (kind := _plain_type(known[name].type)) in (int, float):
             rest[name] = kind(1)
         if name not in rest and known[name].default is dataclasses.MISSING:
             return []
@@ -92,7 +94,7 @@ def _others(
     return []
 
 
-def number(value: S) -> S | float:
+def parse_number(value: S) -> S | float:
     """Read a number that YAML took for a text: `inf`, and `1e-3` for want of a dot."""
     if isinstance(value, str):
         try:
@@ -102,46 +104,46 @@ def number(value: S) -> S | float:
     return value
 
 
-def _check(f: "dataclasses.Field[object]", value: object) -> tuple[bool, str]:
+def _check_field(f: "dataclasses.Field[object]", value: object) -> tuple[bool, str]:
     """Check that a field has a value and, where its type is a plain one, that this fits."""
     if value is dataclasses.MISSING:
         return True, f"{f.name}: missing"
     if value is None and f.default is None:
         return False, ""
-    return check_annotated(f.name, f.type, value)
+    return check_annotation(f.name, f.type, value)
 
 
-def _plain(annotation: object) -> type | None:
+def _plain_type(annotation: object) -> type | None:
     """Give the plain type that an annotation, or its text, has by itself or beside None."""
-    for kind in PLAIN:
+    for kind in PLAIN_TYPES:
         if annotation in (kind, kind | None, kind.__name__, f"{kind.__name__} | None"):
             return kind
     return None
 
 
-def check_annotated(name: str, annotation: object, value: object) -> tuple[bool, str]:
+def check_annotation(name: str, annotation: object, value: object) -> tuple[bool, str]:
     """Check that a value fits an annotation, where this has a plain type; others fit always."""
-    kind = _plain(annotation)
+    kind = _plain_type(annotation)
     if kind is None or (value is None and annotation not in (kind, kind.__name__)):
         return False, ""
-    return check(name, kind, value)
+    return check_type(name, kind, value)
 
 
-def check(name: str, kind: type, value: object) -> tuple[bool, str]:
+def check_type(name: str, kind: type, value: object) -> tuple[bool, str]:
     """Check that a value is of a plain type; a whole number is a number, true and NaN are not."""
-    accepted, words = PLAIN[kind]
+    accepted, words = PLAIN_TYPES[kind]
     good = isinstance(value, accepted) and (kind is bool) == isinstance(value, bool)
-    good = good and not (isinstance(value, Real) and _is_no_float(value))
-    return not good, f"{name}: {quoted(value)} is not {words}"
+    good = good and not (isinstance(value, Real) and _is_nan_or_too_large(value))
+    return not good, f"{name}: {short_repr(value)} is not {words}"
 
 
-def quoted(value: object) -> str:
+def short_repr(value: object) -> str:
     """Write a wrong value for a message, and not too much of it."""
     text = repr(value)
-    return text if len(text) <= SHORT else text[:SHORT] + "..."
+    return text if len(text) <= MAX_REPR else text[:MAX_REPR] + "..."
 
 
-def _is_no_float(value: Real) -> bool:
+def _is_nan_or_too_large(value: Real) -> bool:
     """Say whether a number is NaN, or a whole one beyond all floats."""
     try:
         return isnan(value)

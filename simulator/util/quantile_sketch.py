@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-ERROR = 0.0025
+RELATIVE_ERROR = 0.0025
 """Relative error of a percentile, at most."""
 LOWEST, HIGHEST = 1e-9, 1e9  # s; between them the error holds
-GROWTH = log((1 + ERROR) / (1 - ERROR))
-FIRST = ceil(log(LOWEST) / GROWTH)
-BINS = ceil(log(HIGHEST) / GROWTH) - FIRST + 1
+GROWTH = log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
+FIRST_BIN = ceil(log(LOWEST) / GROWTH)
+BINS = ceil(log(HIGHEST) / GROWTH) - FIRST_BIN + 1
 
 
 class QuantileSketch:
@@ -55,7 +55,7 @@ class QuantileSketch:
         self._high = max(self._high, float(values.max()))
         some = values > LOWEST
         self._nothing += int(weights[~some].sum())
-        bins = np.ceil(np.log(values[some]) / GROWTH).astype(np.int64) - FIRST
+        bins = np.ceil(np.log(values[some]) / GROWTH).astype(np.int64) - FIRST_BIN
         counts = np.bincount(np.clip(bins, 0, BINS - 1), weights[some], BINS)
         self._bins += counts.astype(np.int64)
 
@@ -81,7 +81,7 @@ class QuantileSketch:
         if rank < self._nothing:
             return max(self._low, 0.0)
         at = int(np.searchsorted(upto, min(rank, self.count - 1), "right"))
-        middle = float(np.exp((at + FIRST) * GROWTH) * (1 - ERROR))
+        middle = float(np.exp((at + FIRST_BIN) * GROWTH) * (1 - RELATIVE_ERROR))
         return min(max(middle, self._low), self._high)
 
 

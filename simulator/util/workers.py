@@ -19,22 +19,22 @@ from simulator.util.errors import HeadwayError, one_line
 
 BACKENDS = ("loky", "dask", "ray")
 TIMEOUT = 5.0  # s to wait for a cluster's address to answer
-EXTRA = "--backend {name}: needs {package}; pip install headway[{name}]"
+NOT_INSTALLED = "--backend {name}: needs {package}; pip install headway[{name}]"
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 @dataclass(slots=True, frozen=True)
-class Died:
+class WorkerDied:
     """In place of a result: the worker died each time it had this item."""
 
     reason: str
 
 
-def each(
+def parallel_map(
     function: Callable[[T], R], items: Sequence[T], jobs: int | None = None
-) -> Iterator[tuple[int, R | Died]]:
+) -> Iterator[tuple[int, R | WorkerDied]]:
     """Yield (index, result) for every item, in the order in which they get done.
 
     Runs on joblib's active backend (`joblib.parallel_config`), on `jobs` workers; None: as many
@@ -45,7 +45,7 @@ def each(
     while left:
         done: set[int] = set()
         try:
-            for index, result in _batch(function, items, left, jobs):
+            for index, result in _run_batch(function, items, left, jobs):
                 done.add(index)
                 yield index, result
             return
@@ -53,28 +53,33 @@ def each(
             raise
         except Exception as error:  # each backend has its own word for a dead worker
             left = [index for index in left if index not in done]
-            in_flight = min(2 * workers(jobs), len(left))  # as many as joblib had sent out
+            in_flight = min(2 * worker_count(jobs), len(left))  # as many as joblib had sent out
             suspects, left = left[:in_flight], left[in_flight:]
             if left:
                 left += suspects
             else:
-                yield from _alone(function, items, suspects, error)
+                yield from _run_one_by_one(function, items, suspects, error)
 
 
-def _alone(
+def _run_one_by_one(
     function: Callable[[T], R], items: Sequence[T], suspects: Sequence[int], error: Exception
-) -> Iterator[tuple[int, R | Died]]:
+) -> Iterator[tuple[int, R | WorkerDied]]:
     """Run items one by one, so that it can be told whose fault it is when a worker dies."""
     for index in suspects:
         try:
-            yield from _batch(function, items, [index], 2)  # with 1, loky would use this process
+            yield from _run_batch(
+                function, items, [index], 2
+            )  # with 1, loky would use this process
         except (HeadwayError, KeyboardInterrupt):
             raise
         except Exception as again:
-            yield index, Died(f"the worker died: {(one_line(again) or one_line(error))[:160]}")
+            yield (
+                index,
+                WorkerDied(f"the worker died: {(one_line(again) or one_line(error))[:160]}"),
+            )
 
 
-def _batch(
+def _run_batch(
     function: Callable[[T], R], items: Sequence[T], chosen: Sequence[int], jobs: int | None
 ) -> Iterator[tuple[int, R]]:
     from joblib import Parallel, delayed
@@ -122,8 +127,8 @@ def _jobs(jobs: int | None) -> int | None:
     return -1 if jobs is None and active == 1 and type(backend).__name__ == "LokyBackend" else jobs
 
 
-def workers(jobs: int | None) -> int:
-    """Count the workers that `each` would use."""
+def worker_count(jobs: int | None) -> int:
+    """Count the workers that `parallel_map` would use."""
     from joblib import effective_n_jobs
 
     return int(effective_n_jobs(_jobs(jobs)))
@@ -159,7 +164,7 @@ def _dask(jobs: int | None, address: str | None) -> Iterator[None]:
         from dask import config
         from dask.distributed import Client
     except ImportError:
-        raise HeadwayError(EXTRA.format(name="dask", package="dask.distributed")) from None
+        raise HeadwayError(NOT_INSTALLED.format(name="dask", package="dask.distributed")) from None
     where: dict[str, Any] = {"address": address}
     if address is None:
         cores = jobs or os.cpu_count()
@@ -184,7 +189,7 @@ def _ray(jobs: int | None, address: str | None) -> Iterator[None]:
         from ray.util.joblib import register_ray
         from ray.util.joblib.ray_backend import RayBackend
     except ImportError:
-        raise HeadwayError(EXTRA.format(name="ray", package="ray")) from None
+        raise HeadwayError(NOT_INSTALLED.format(name="ray", package="ray")) from None
     if address is not None:
         _check_address(address)
     local: dict[str, Any] = {"num_cpus": jobs or os.cpu_count(), "include_dashboard": False}

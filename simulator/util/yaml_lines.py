@@ -24,11 +24,11 @@ Key = tuple[str, ...]
 _BARE_NUMBER = re.compile(r"^(?:[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+|[-+]?inf)$")
 
 
-Fault = tuple[Key, str]
+FieldError = tuple[Key, str]
 """A key and what is wrong with it."""
 
 
-def faults(key: Key, error: ValueError) -> list[Fault]:
+def field_errors(key: Key, error: ValueError) -> list[FieldError]:
     """Take apart an error about the value at `key`.
 
     Each of its lines begins with the key below that is wrong, or, where there is none, with the
@@ -41,25 +41,25 @@ def faults(key: Key, error: ValueError) -> list[Fault]:
     return found
 
 
-class Places:
+class SourceMap:
     """Where each value of a file comes from, in the words of an error message."""
 
     def __init__(self, file: str, lines: dict[Key, int]) -> None:
         self.file = file
-        self._places = {key: (f"{file}:{line}", float(line)) for key, line in lines.items()}
+        self._locations = {key: (f"{file}:{line}", float(line)) for key, line in lines.items()}
 
     def override(self, key: Key, place: str) -> None:
         """Note that a value, and all below it, comes from elsewhere."""
-        kept = {k: known for k, known in self._places.items() if k[: len(key)] != key}
-        self._places = kept | {key: (place, inf)}
+        kept = {k: known for k, known in self._locations.items() if k[: len(key)] != key}
+        self._locations = kept | {key: (place, inf)}
 
     def _nearest(self, key: Key) -> tuple[str, float]:
         """Give the place and the line of a key, or of the nearest one above it."""
-        while key and key not in self._places:
+        while key and key not in self._locations:
             key = key[:-1]
-        return self._places.get(key, (self.file, 0.0))
+        return self._locations.get(key, (self.file, 0.0))
 
-    def of(self, key: Key) -> str:
+    def location(self, key: Key) -> str:
         """Tell the place of a key, or that of the nearest one above it."""
         return self._nearest(key)[0]
 
@@ -67,10 +67,10 @@ class Places:
         """Give the line of a key to sort by; infinite for what is not from the file."""
         return self._nearest(key)[1]
 
-    def tell(self, fault: Fault) -> str:
+    def message(self, fault: FieldError) -> str:
         """Say what is wrong in one line: `file:line: key: what`."""
         key, what = fault
-        return ": ".join([self.of(key), *([".".join(key)] if key else []), what])
+        return ": ".join([self.location(key), *([".".join(key)] if key else []), what])
 
 
 class _Loader(yaml.SafeLoader):
@@ -126,7 +126,7 @@ def parse(text: str, source: str) -> tuple[object, dict[Key, int]]:
         lines: dict[Key, int] = {}
         if node is None:
             return None, lines
-        if problems := _walk(node, (), lines):
+        if problems := _collect_lines(node, (), lines):
             raise HeadwayError(f"{source}:{line}: {what}" for line, what in problems)
         return loader.construct_document(node), lines
     except yaml.MarkedYAMLError as error:
@@ -141,13 +141,13 @@ def parse(text: str, source: str) -> tuple[object, dict[Key, int]]:
         raise HeadwayError(f"{source}: not YAML: {error}") from None
 
 
-def _walk(node: Node, at: Key, lines: dict[Key, int]) -> list[tuple[int, str]]:
+def _collect_lines(node: Node, at: Key, lines: dict[Key, int]) -> list[tuple[int, str]]:
     """Note the lines below a node; return the bad keys and their lines."""
     problems = []
     if isinstance(node, SequenceNode):
         for index, item in enumerate(node.value):
             lines[*at, str(index)] = item.start_mark.line + 1
-            problems += _walk(item, (*at, str(index)), lines)
+            problems += _collect_lines(item, (*at, str(index)), lines)
     elif isinstance(node, MappingNode):
         for key, value in node.value:
             line = key.start_mark.line + 1
@@ -160,5 +160,5 @@ def _walk(node: Node, at: Key, lines: dict[Key, int]) -> list[tuple[int, str]]:
                 first = lines[here]
                 problems.append((line, f"{'.'.join(here)}: given before, on line {first}"))
             lines[here] = line
-            problems += _walk(value, here, lines)
+            problems += _collect_lines(value, here, lines)
     return problems

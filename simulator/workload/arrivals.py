@@ -6,7 +6,7 @@ from math import inf, pi
 
 import numpy as np
 
-from simulator.util.from_mapping import build, refuse
+from simulator.util.from_mapping import from_mapping, raise_if
 from simulator.workload.workload import Floats
 
 POINTS_PER_PERIOD = 10_000  # of the table that inverts a diurnal load
@@ -23,7 +23,7 @@ class Diurnal:
     amplitude: float = 0.5
 
     def __post_init__(self) -> None:
-        refuse(
+        raise_if(
             (not 0 < self.period < inf, f"period: {self.period} is not above 0"),
             (not 0 <= self.amplitude <= 1, f"amplitude: {self.amplitude} is not from 0 to 1"),
         )
@@ -100,7 +100,7 @@ class ArrivalProcess:
         stretches = self.rescale and self.ramp_up_strategy is None
         diurnal = None
         if self.diurnal is not None and self.request_rate < inf:
-            diurnal = build(Diurnal, self.diurnal)
+            diurnal = from_mapping(Diurnal, self.diurnal)
         last, stretch = 0.0, 1.0
         if stretches or diurnal:
             for times in whole or self._drawn(count, make_rng(), sizes):

@@ -14,8 +14,14 @@ from typing import Protocol, TypeGuard, get_args
 
 import numpy as np
 
-from simulator.util.errors import meant
-from simulator.util.from_mapping import build, check, fault, number, refuse
+from simulator.util.errors import did_you_mean
+from simulator.util.from_mapping import (
+    check_parses,
+    check_type,
+    from_mapping,
+    parse_number,
+    raise_if,
+)
 from simulator.workload.workload import Floats, Ints, Workload
 
 TraceReader = Callable[[str, str | None], Workload]
@@ -37,7 +43,7 @@ class Distribution(Protocol):
 
 def _check_bounds(low: float | None, high: float | None) -> None:
     least, most = low or 0, inf if high is None else high
-    refuse(
+    raise_if(
         (least < 0, f"low: {low} is less than 0"),
         (least > most, f"low: {low} is more than high, {high}"),
     )
@@ -60,7 +66,7 @@ class Fixed:
     value: float
 
     def __post_init__(self) -> None:
-        refuse((not 0 <= self.value < inf, f"value: {self.value} is not finite and 0 or more"))
+        raise_if((not 0 <= self.value < inf, f"value: {self.value} is not finite and 0 or more"))
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         return np.full(len(u), float(self.value))
@@ -75,7 +81,7 @@ class Uniform:
 
     def __post_init__(self) -> None:
         _check_bounds(self.low, self.high)
-        refuse((not isfinite(self.high), f"high: {self.high} is not finite"))
+        raise_if((not isfinite(self.high), f"high: {self.high} is not finite"))
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         low, high = _bounds(self.low, self.high, edge)
@@ -91,7 +97,7 @@ class Exponential:
     high: float | None = None
 
     def __post_init__(self) -> None:
-        refuse((not 0 < self.mean < inf, f"mean: {self.mean} is not above 0"))
+        raise_if((not 0 < self.mean < inf, f"mean: {self.mean} is not above 0"))
         _check_bounds(self.low, self.high)
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
@@ -111,7 +117,7 @@ class Lognormal:
     high: float | None = None
 
     def __post_init__(self) -> None:
-        refuse(
+        raise_if(
             (not 0 < self.sigma < inf, f"sigma: {self.sigma} is not above 0"),
             ((self.median is None) == (self.mean is None), "median: give either it or mean"),
             *(
@@ -128,7 +134,7 @@ class Lognormal:
         low, high = _bounds(self.low, self.high, edge)
         below = ndtr((log(low) - mu) / self.sigma) if low else 0.0
         above = ndtr((log(high) - mu) / self.sigma) if high < inf else 1.0
-        refuse((above - below < 1e-9, "low: the distribution is not between low and high"))
+        raise_if((above - below < 1e-9, "low: the distribution is not between low and high"))
         x = np.exp(mu + self.sigma * ndtri(below + u * (above - below)))
         return _within(x, low, high)
 
@@ -142,7 +148,7 @@ class Zipf:
     low: int = 1
 
     def __post_init__(self) -> None:
-        refuse(
+        raise_if(
             (not 0 <= self.alpha < inf, f"alpha: {self.alpha} is not 0 or more"),
             (self.low < 1, f"low: {self.low} is less than 1"),
             (self.low > self.high, f"low: {self.low} is more than high, {self.high}"),
@@ -171,7 +177,7 @@ class Quantiles:
 
     def __post_init__(self) -> None:
         columns = {"values": self.values} | ({} if self.at is None else {"at": self.at})
-        refuse(
+        raise_if(
             *(
                 (
                     not are_numbers(c, 2) or any(a > b for a, b in pairwise(c)),
@@ -182,7 +188,7 @@ class Quantiles:
         )
         if self.at is not None:
             fits = len(self.at) == len(self.values)
-            refuse(
+            raise_if(
                 (not fits, f"at: {len(self.at)} of them for {len(self.values)} values"),
                 (self.at[0] != 0 or self.at[-1] != 1, "at: does not go from 0 to 1"),
             )
@@ -209,7 +215,7 @@ class Empirical:
 
     def __post_init__(self) -> None:
         wrong = self.column not in {"input", "output"}
-        refuse((wrong, f"column: {self.column!r} is neither input nor output"))
+        raise_if((wrong, f"column: {self.column!r} is neither input nor output"))
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         trace = read_lengths(self.path, self.format, load)
@@ -222,7 +228,7 @@ def read_lengths(path: str, form: str | None, load: TraceReader | None) -> Workl
     if load is None:
         raise ValueError("path: no reader of traces was given")
     trace = load(path, form)
-    refuse((len(trace) == 0, f"path: {path} has no requests"))
+    raise_if((len(trace) == 0, f"path: {path} has no requests"))
     return trace
 
 
@@ -234,7 +240,7 @@ class Cycle:
 
     def __post_init__(self) -> None:
         message = "values: not a list of 1 or more numbers from 0 on"
-        refuse((not are_numbers(self.values, 1), message))
+        raise_if((not are_numbers(self.values, 1), message))
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         return np.resize(np.array(self.values, np.float64), len(u))
@@ -249,8 +255,8 @@ class Mixture:
     kinds: list[Distribution] = field(init=False)
 
     def __post_init__(self) -> None:
-        refuse((not isinstance(self.parts, Sequence) or not self.parts, "parts: not a list"))
-        refuse(*(fault(f"parts.{k}", _part, part) for k, part in enumerate(self.parts)))
+        raise_if((not isinstance(self.parts, Sequence) or not self.parts, "parts: not a list"))
+        raise_if(*(check_parses(f"parts.{k}", _part, part) for k, part in enumerate(self.parts)))
         weights, kinds = zip(*map(_part, self.parts), strict=True)
         self.weights, self.kinds = np.array(weights), list(kinds)
 
@@ -284,20 +290,20 @@ KINDS: dict[str, type[Kind]] = {cls.__name__.lower(): cls for cls in get_args(Ki
 def parse_distribution(spec: Spec) -> Distribution:
     """Make a distribution of what a scenario says; ValueError if it cannot be one."""
     if not isinstance(spec, Mapping):
-        value = number(spec)
-        refuse(check("", float, value))
+        value = parse_number(spec)
+        raise_if(check_type("", float, value))
         return Fixed(value)
     kind = spec.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
-        near = meant(str(kind), KINDS)
+        near = did_you_mean(str(kind), KINDS)
         raise ValueError(f"kind: {kind!r} is none of {', '.join(KINDS)}{near}")
-    return build(KINDS[kind], {key: spec[key] for key in spec if key != "kind"})
+    return from_mapping(KINDS[kind], {key: spec[key] for key in spec if key != "kind"})
 
 
 def parse_lengths(spec: Spec) -> Distribution:
     """Make a distribution of lengths; ValueError if one could be less than 1 token."""
     kind = parse_distribution(spec)
-    refuse((_least(kind) < 1, ": some lengths would be less than 1 token"))
+    raise_if((_least(kind) < 1, ": some lengths would be less than 1 token"))
     return kind
 
 
@@ -315,7 +321,7 @@ def _least(kind: Distribution) -> float:
 def token_counts(kind: Distribution, u: Floats, load: TraceReader | None = None) -> Ints:
     """Turn uniform numbers into lengths, in whole tokens."""
     x = np.floor(kind.quantile(u, TOKENS, load) + 0.5)
-    refuse(
+    raise_if(
         (not (x < MOST).all(), f"high: without it a length became {x.max(initial=0):.3g} tokens")
     )
     return x.astype(np.int64)

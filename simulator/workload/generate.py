@@ -13,7 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.request import Segments
-from simulator.util.from_mapping import build, fault, inside, number, refuse
+from simulator.util.from_mapping import (
+    check_parses,
+    from_mapping,
+    parse_number,
+    prefix_keys,
+    raise_if,
+)
 from simulator.workload.arrivals import ArrivalProcess, Checks, Diurnal
 from simulator.workload.distributions import (
     MOST,
@@ -49,10 +55,10 @@ class PrefixGroups:
     zipf: float = 0.0
 
     def __post_init__(self) -> None:
-        refuse(
+        raise_if(
             *_count("num_prefixes", self.num_prefixes),
             (not 0 <= self.zipf < inf, f"zipf: {self.zipf} is not 0 or more"),
-            fault("prefix_len", parse_lengths, self.prefix_len),
+            check_parses("prefix_len", parse_lengths, self.prefix_len),
         )
 
 
@@ -67,9 +73,9 @@ class Sessions:
     think_time: Spec = 0.0  # s
 
     def __post_init__(self) -> None:
-        refuse(
-            fault("turns", parse_lengths, self.turns),
-            fault("think_time", parse_distribution, self.think_time),
+        raise_if(
+            check_parses("turns", parse_lengths, self.turns),
+            check_parses("think_time", parse_distribution, self.think_time),
         )
 
 
@@ -104,7 +110,7 @@ class Generator(ArrivalProcess):
 
     def __post_init__(self) -> None:
         concurrency = self.max_concurrency
-        refuse(
+        raise_if(
             *self.check_rates(),
             *self._check_lengths(),
             *_count("num_prompts", self.num_prompts, MOST_REQUESTS),
@@ -115,7 +121,7 @@ class Generator(ArrivalProcess):
                 f"max_concurrency: {concurrency} is less than 1",
             ),
             *(
-                fault(name, partial(build, cls), getattr(self, name))
+                check_parses(name, partial(from_mapping, cls), getattr(self, name))
                 for name, cls in (
                     ("prefix_groups", PrefixGroups),
                     ("sessions", Sessions),
@@ -136,16 +142,16 @@ class Generator(ArrivalProcess):
 
     def _check_lengths(self) -> Checks:
         if self.lengths is None:
-            wrong, message = fault("range_ratio", ratios, self.range_ratio)
+            wrong, message = check_parses("range_ratio", ratios, self.range_ratio)
             if wrong:
                 return [(wrong, message)]
             return [
-                fault("input_len", input_lengths, self),
-                fault("output_len", output_lengths, self),
+                check_parses("input_len", input_lengths, self),
+                check_parses("output_len", output_lengths, self),
             ]
         given = {"input_len": self.input_len, "output_len": self.output_len}
         return [
-            fault("lengths", partial(build, TraceLengths), self.lengths),
+            check_parses("lengths", partial(from_mapping, TraceLengths), self.lengths),
             *((v is not None, f"{k}: cannot be given with lengths") for k, v in given.items()),
             (self.range_ratio != 0, "range_ratio: cannot be given with lengths"),
         ]
@@ -186,7 +192,7 @@ def ratios(range_ratio: float | Mapping[str, float]) -> tuple[float, float]:
     else:
         pair = range_ratio, range_ratio
     good = all(isinstance(r, int | float) and 0 <= r < 1 for r in pair)
-    refuse((not good, f": {range_ratio} is not from 0 on and below 1"))
+    raise_if((not good, f": {range_ratio} is not from 0 on and below 1"))
     return pair
 
 
@@ -202,19 +208,19 @@ def output_lengths(spec: Generator) -> Distribution:
     length = OUTPUT_LEN if spec.output_len is None else spec.output_len
     around = _around(length, ratios(spec.range_ratio)[1], 0)
     if isinstance(around, Uniform):
-        refuse((around.high < 1, f": {length} is less than 1 token"))
+        raise_if((around.high < 1, f": {length} is less than 1 token"))
         around.low = max(around.low, 1)
     return around
 
 
 def _around(length: Spec, ratio: float, least: int) -> Distribution:
     if isinstance(length, Mapping):
-        refuse((ratio != 0, ": must be a number where there is a range_ratio"))
+        raise_if((ratio != 0, ": must be a number where there is a range_ratio"))
         return parse_lengths(length)
     parse_distribution(length)
-    n = number(length)
+    n = parse_number(length)
     low, high = floor(n * (1 - ratio)), ceil(n * (1 + ratio))
-    refuse(
+    raise_if(
         (n != int(n), f": {n} is not a whole number"),
         (low < least, f": {low} tokens would be possible, but {least} is the least"),
     )
@@ -230,10 +236,10 @@ def generate(
     `field: what is wrong` for each fault.
     """
     if isinstance(spec, Mapping):
-        spec = build(Generator, spec)
+        spec = from_mapping(Generator, spec)
     many = f"num_prompts: {spec.num_prompts} requests do not fit into memory together, "
     many += f"{MOST_KEPT:,} may; headway run --no-tables generates them as they come"
-    refuse((spec.num_prompts > MOST_KEPT, many))
+    raise_if((spec.num_prompts > MOST_KEPT, many))
     rng = streams(seed)
     new, output = draw_lengths(spec, rng, load)
     starts, delay = _draw_sessions(spec, rng["sessions"])
@@ -281,7 +287,7 @@ def draw_lengths(
     name = "lengths"
     try:
         if spec.lengths is not None:
-            joint = build(TraceLengths, spec.lengths)
+            joint = from_mapping(TraceLengths, spec.lengths)
             trace = read_lengths(joint.path, joint.format, load)
             row = (u * len(trace)).astype(np.int64)
             return trace.prompt_tokens[row], trace.output_tokens[row]
@@ -290,7 +296,7 @@ def draw_lengths(
         name = "output_len"
         return new, token_counts(output_lengths(spec), rng["output"].random(spec.num_prompts), load)
     except ValueError as error:
-        raise inside(name, error) from None
+        raise prefix_keys(name, error) from None
 
 
 def _draw_sessions(spec: Generator, rng: np.random.Generator) -> tuple[Ints, Floats]:
@@ -298,7 +304,7 @@ def _draw_sessions(spec: Generator, rng: np.random.Generator) -> tuple[Ints, Flo
     n = spec.num_prompts
     if spec.sessions is None:
         return np.arange(n), np.zeros(n)
-    sessions = build(Sessions, spec.sessions)
+    sessions = from_mapping(Sessions, spec.sessions)
     turns, think = rng.spawn(2)
     ends = np.cumsum(token_counts(parse_lengths(sessions.turns), turns.random(n)))
     starts = np.concatenate(([0], ends[ends < n]))
@@ -312,7 +318,7 @@ def _draw_prefixes(
     shared: Segments = ((("shared",), spec.prefix_len),) if spec.prefix_len else ()
     if spec.prefix_groups is None:
         return [shared], np.zeros(count, np.int64)
-    groups = build(PrefixGroups, spec.prefix_groups)
+    groups = from_mapping(PrefixGroups, spec.prefix_groups)
     sizes, order = rng.spawn(2)
     k = groups.num_prefixes
     length = token_counts(parse_lengths(groups.prefix_len), sizes.random(k)).tolist()

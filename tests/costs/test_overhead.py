@@ -19,7 +19,7 @@ from simulator.scenario.assemble import assemble
 from simulator.scenario.load import check_scenario
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.util.yaml_lines import Places
+from simulator.util.yaml_lines import SourceMap
 from simulator.workload.workload import Workload
 from tests.support.engines import play, workload
 
@@ -107,7 +107,7 @@ def test_only_b200_from_0_14_on_waits_for_the_longest() -> None:
 
 def engine_of(**words: Any) -> Any:
     raw = {"gpu": {"name": "B200"}, "engine": {"name": "vllm", **words}}
-    return check_scenario(raw, Places("test", {}))
+    return check_scenario(raw, SourceMap("test", {}))
 
 
 def test_a_scenario_names_the_version() -> None:

@@ -20,7 +20,7 @@ from simulator.planning.sweep import load_sweep_points, read_journal, run_sweep
 from simulator.scenario.planning_config import SpreadConfig
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
-from simulator.util.workers import each, use_backend
+from simulator.util.workers import parallel_map, use_backend
 
 SMALL = """
 model: tiny-test
@@ -74,7 +74,7 @@ def test_every_backend_gives_the_same_bytes_and_survives_a_killed_worker(name: s
         return number * number
 
     with use_backend(name, 2):
-        results = list(each(square, range(12), 2))
+        results = list(parallel_map(square, range(12), 2))
         run_sweep(points, there, backend=None)
     assert killed.exists()
     assert sorted(results) == [(k, k * k) for k in range(12)]

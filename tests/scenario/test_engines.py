@@ -16,11 +16,11 @@ from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.util.yaml_lines import Places
+from simulator.util.yaml_lines import SourceMap
 
 
 def check(**blocks: object) -> Scenario:
-    return check_scenario(blocks, Places("s.yaml", {}))
+    return check_scenario(blocks, SourceMap("s.yaml", {}))
 
 
 @pytest.mark.parametrize(

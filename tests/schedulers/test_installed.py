@@ -12,7 +12,7 @@ from simulator.conformance.replay import Replay
 from simulator.scenario.load import check_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
-from simulator.util.yaml_lines import Places
+from simulator.util.yaml_lines import SourceMap
 from tests.support.conformance import make
 
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
@@ -26,7 +26,7 @@ SCENARIO = {
 
 
 def scenario(**engine: object) -> object:
-    return check_scenario(SCENARIO | {"engine": SCENARIO["engine"] | engine}, Places("s", {}))
+    return check_scenario(SCENARIO | {"engine": SCENARIO["engine"] | engine}, SourceMap("s", {}))
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")

@@ -15,7 +15,7 @@ from simulator.simulation.chunks import chunks
 from simulator.simulation.run import run
 from simulator.simulation.stream import run_streamed
 from simulator.util.errors import HeadwayError
-from simulator.util.quantile_sketch import ERROR
+from simulator.util.quantile_sketch import RELATIVE_ERROR
 from tests.support.scenarios import SMALL
 
 PERCENTILES = ("median_", "p90_", "p95_", "p99_", "p99.9_")
@@ -97,7 +97,7 @@ def test_the_summary_is_that_of_a_run_that_keeps_its_requests(
             continue
         expected = kept[key]
         if isinstance(expected, float) and isinstance(value, float):
-            error = ERROR * 1.001 if key.startswith(PERCENTILES) else 1e-9
+            error = RELATIVE_ERROR * 1.001 if key.startswith(PERCENTILES) else 1e-9
             assert isclose(value, expected, rel_tol=error, abs_tol=1e-9), (key, value, expected)
         else:
             assert value == expected, key
@@ -172,7 +172,7 @@ def test_the_command_writes_the_summary_alone(
     assert sorted(file.name for file in out.iterdir()) == ["scenario.yaml", "summary.json"]
     summary = json.loads((out / "summary.json").read_text())
     assert summary["completed"] == 40
-    assert summary["headway"]["percentile_error"] == ERROR
+    assert summary["headway"]["percentile_error"] == RELATIVE_ERROR
     assert "percentiles within" in capsys.readouterr().out
     for words in (["--warmup", "1"], ["--jobs", "2"], ["--replications", "2"]):
         assert main(["run", str(path), "--no-tables", *words]) == 2

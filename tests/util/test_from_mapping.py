@@ -6,7 +6,12 @@ from math import inf
 import numpy as np
 import pytest
 
-from simulator.util.from_mapping import build, check_annotated, fault, refuse
+from simulator.util.from_mapping import (
+    check_annotation,
+    check_parses,
+    from_mapping,
+    raise_if,
+)
 
 
 @dataclass
@@ -19,7 +24,7 @@ class Queue:
     weights: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        refuse(
+        raise_if(
             (not self.rate > 0, f"rate: {self.rate} is not above 0"),
             (self.places < 1, f"places: {self.places} is less than 1"),
         )
@@ -28,7 +33,7 @@ class Queue:
 def messages_of(values: object) -> list[str]:
     """Give the lines of the error."""
     with pytest.raises(ValueError, match=":") as caught:
-        build(Queue, values)
+        from_mapping(Queue, values)
     return str(caught.value).split("\n")
 
 
@@ -43,7 +48,7 @@ def messages_of(values: object) -> list[str]:
 )
 def test_good_values(values: dict, queue: Queue) -> None:
     """YAML's words for numbers are numbers; other types than plain ones are the class's affair."""
-    assert build(Queue, values) == queue
+    assert from_mapping(Queue, values) == queue
 
 
 @pytest.mark.parametrize(
@@ -67,15 +72,18 @@ def test_wrong_values(values: object, messages: list[str]) -> None:
 
 def test_an_error_within_has_the_whole_path() -> None:
     """Also where it is about the value itself."""
-    assert fault("queue", lambda value: build(Queue, value), {"rate": 0}) == (
+    assert check_parses("queue", lambda value: from_mapping(Queue, value), {"rate": 0}) == (
         True,
         "queue.rate: 0 is not above 0",
     )
-    assert fault("queue", lambda value: build(Queue, value), 3) == (
+    assert check_parses("queue", lambda value: from_mapping(Queue, value), 3) == (
         True,
         "queue: 3 is not a mapping",
     )
-    assert fault("queue", lambda value: build(Queue, value), {"rate": 1}) == (False, "")
+    assert check_parses("queue", lambda value: from_mapping(Queue, value), {"rate": 1}) == (
+        False,
+        "",
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,4 +99,4 @@ def test_an_error_within_has_the_whole_path() -> None:
 )
 def test_annotations(annotation: object, value: object, wrong: bool) -> None:
     """Of plain types, by themselves or beside None; as types or as their text."""
-    assert check_annotated("x", annotation, value)[0] == wrong
+    assert check_annotation("x", annotation, value)[0] == wrong

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from simulator.util.quantile_sketch import ERROR, ConcurrencyCounter, QuantileSketch
+from simulator.util.quantile_sketch import RELATIVE_ERROR, ConcurrencyCounter, QuantileSketch
 
 
 def test_a_sketch_knows_mean_and_spread_and_nearly_the_percentiles() -> None:
@@ -19,7 +19,7 @@ def test_a_sketch_knows_mean_and_spread_and_nearly_the_percentiles() -> None:
     assert sketch.std == pytest.approx(every.std(), rel=1e-12)
     wanted = [0.0, 0.5, 10.0, 50.0, 99.0, 99.99, 100.0]
     for mine, exact in zip(sketch.percentiles(wanted), np.percentile(every, wanted), strict=True):
-        assert mine == pytest.approx(exact, rel=ERROR, abs=1e-9)
+        assert mine == pytest.approx(exact, rel=RELATIVE_ERROR, abs=1e-9)
     assert QuantileSketch().percentiles([50.0]) == [0.0]
 
 

@@ -12,7 +12,7 @@ import joblib
 import pytest
 
 from simulator.util.errors import HeadwayError
-from simulator.util.workers import Died, each, use_backend
+from simulator.util.workers import WorkerDied, parallel_map, use_backend
 
 
 def test_an_item_that_always_kills_its_worker_is_given_up_and_no_other():
@@ -22,9 +22,9 @@ def test_an_item_that_always_kills_its_worker_is_given_up_and_no_other():
         return number * number
 
     with use_backend("loky", 2):
-        results = dict(each(square, range(9), 2))
+        results = dict(parallel_map(square, range(9), 2))
     died = results.pop(1)
-    assert isinstance(died, Died)
+    assert isinstance(died, WorkerDied)
     assert died.reason.startswith("the worker died: ")
     assert results == {k: k * k for k in range(9) if k != 1}
 
@@ -37,7 +37,7 @@ def test_workers_leave_an_interrupt_to_their_parent():
 
     before = signal.getsignal(signal.SIGINT)
     with use_backend("loky", 2):
-        assert dict(each(heard, range(4), 2)) == dict.fromkeys(range(4), False)
+        assert dict(parallel_map(heard, range(4), 2)) == dict.fromkeys(range(4), False)
     assert signal.getsignal(signal.SIGINT) == before != signal.SIG_IGN
 
 
@@ -45,7 +45,7 @@ def test_workers_leave_an_interrupt_to_their_parent():
 def test_who_stops_early_is_told_nothing(recwarn: pytest.WarningsRecorder):
     """As Ctrl-C does between two results; joblib would tell of the tasks that it gives up."""
     with use_backend("loky", 2):
-        results = each(slowly, range(40), 2)
+        results = parallel_map(slowly, range(40), 2)
         assert next(results)[1] is None
         results.close()
     assert [str(warning.message) for warning in recwarn] == []
@@ -57,7 +57,7 @@ def slowly(_: int) -> None:
 
 def test_the_users_own_parallel_config_is_obeyed():
     with joblib.parallel_config(backend="threading", n_jobs=2), use_backend(None, None):
-        pids = {pid for _, pid in each(lambda _: os.getpid(), range(4))}
+        pids = {pid for _, pid in parallel_map(lambda _: os.getpid(), range(4))}
     assert pids == {os.getpid()}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from simulator.util.errors import HeadwayError
-from simulator.util.yaml_lines import Places, faults, parse, read_text
+from simulator.util.yaml_lines import SourceMap, field_errors, parse, read_text
 
 
 def test_every_key_and_item_has_its_line():
@@ -103,16 +103,19 @@ def test_files_that_are_no_text_are_told(tmp_path: Path):
 
 def test_a_fault_is_told_at_the_nearest_place():
     """The key's own line, or that of the block it should be in, or just the file."""
-    places = Places("f.yaml", {("a",): 3, ("a", "b"): 4})
-    assert places.tell((("a", "b"), "is bad")) == "f.yaml:4: a.b: is bad"
-    assert places.tell((("a", "c", "d"), "is bad")) == "f.yaml:3: a.c.d: is bad"
-    assert places.tell((("z",), "is bad")) == "f.yaml: z: is bad"
-    places.override(("a",), "--set a={}")
-    assert places.tell((("a", "b"), "is bad")) == "--set a={}: a.b: is bad"
-    assert [places.line(key) for key in [("a", "b"), ("z",)]] == [inf, 0]
+    source_map = SourceMap("f.yaml", {("a",): 3, ("a", "b"): 4})
+    assert source_map.message((("a", "b"), "is bad")) == "f.yaml:4: a.b: is bad"
+    assert source_map.message((("a", "c", "d"), "is bad")) == "f.yaml:3: a.c.d: is bad"
+    assert source_map.message((("z",), "is bad")) == "f.yaml: z: is bad"
+    source_map.override(("a",), "--set a={}")
+    assert source_map.message((("a", "b"), "is bad")) == "--set a={}: a.b: is bad"
+    assert [source_map.line(key) for key in [("a", "b"), ("z",)]] == [inf, 0]
 
 
 def test_an_error_is_taken_apart_into_faults():
     """Each line names a key below, or begins with the colon where it means the value itself."""
     error = ValueError("low.0: is bad\n: must be a mapping")
-    assert faults(("a",), error) == [(("a", "low", "0"), "is bad"), (("a",), "must be a mapping")]
+    assert field_errors(("a",), error) == [
+        (("a", "low", "0"), "is bad"),
+        (("a",), "must be a mapping"),
+    ]
