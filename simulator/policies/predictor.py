@@ -163,10 +163,9 @@ def parse_predictor(values: Mapping[str, object]) -> Spec:
     """Read {kind: ..., and its fields}; ValueError says which field is wrong."""
     kind = values.get("kind")
     if kind not in KINDS:
-        said = "is missing" if kind is None else f"{kind!r} is none"
-        raise ValueError(
-            f"kind: {said}; there are {', '.join(KINDS)}{did_you_mean(str(kind), KINDS)}"
-        )
+        given = "is missing" if kind is None else f"{kind!r} is none"
+        hint = did_you_mean(str(kind), KINDS)
+        raise ValueError(f"kind: {given}; there are {', '.join(KINDS)}{hint}")
     rest = {key: value for key, value in values.items() if key != "kind"}
     return from_mapping(KINDS[str(kind)], rest)
 

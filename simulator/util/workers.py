@@ -67,16 +67,13 @@ def _run_one_by_one(
     """Run items one by one, so that it can be told whose fault it is when a worker dies."""
     for index in suspects:
         try:
-            yield from _run_batch(
-                function, items, [index], 2
-            )  # with 1, loky would use this process
+            # With 1 job loky would use this process.
+            yield from _run_batch(function, items, [index], 2)
         except (HeadwayError, KeyboardInterrupt):
             raise
         except Exception as again:
-            yield (
-                index,
-                WorkerDied(f"the worker died: {(one_line(again) or one_line(error))[:160]}"),
-            )
+            reason = one_line(again) or one_line(error)
+            yield index, WorkerDied(f"the worker died: {reason[:160]}")
 
 
 def _run_batch(
