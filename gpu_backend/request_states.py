@@ -3,18 +3,23 @@
 A row holds the request's block table and its token ids. A step's inputs are then gathered from
 them with a handful of numpy calls, and only what has changed is written: at most one block per
 request and step, once in `block_size` steps.
+
+No text of a prompt is known, so each token's name, its segment and its place in it, decides which
+one it is: its id is a hash of both. So prompts that the scheduler takes for equal are equal, and
+the KV blocks that it shares hold the same numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
 
-from gpu_backend.prompts import Ids, prompt_ids, token_ids
 from gpu_backend.staging import aligned
 from simulator.core.request import Chunk, Request
 
+Ids = npt.NDArray[np.int32]
 RowIndices = npt.NDArray[np.intp]
 ROWS, WIDTH, TOKENS = 64, 16, 256  # of the arrays, at the beginning
 
@@ -161,3 +166,34 @@ class RequestStates:
         self.token_ids = np.pad(self.token_ids, ((0, count), (0, 0)))
         self.num_tokens = np.pad(self.num_tokens, (0, count))
         self._free += range(2 * count - 1, count - 1, -1)
+
+
+def token_ids(name: Hashable, first: int, count: int, vocab_size: int) -> Ids:
+    """Give the ids of tokens `first` to `first + count` of the segment `name`.
+
+    The same in every process: names are hashed by what `repr` makes of them, places by splitmix64.
+    """
+    seed = int.from_bytes(blake2b(repr(name).encode(), digest_size=8).digest(), "little")
+    place = np.arange(first + 1, first + count + 1, dtype=np.uint64)
+    mixed = place * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((mixed ^ (mixed >> np.uint64(31))) % np.uint64(vocab_size)).astype(np.int32)
+
+
+def prompt_ids(
+    request: Request, vocab_size: int, answer: Callable[[int], Ids | None] = lambda _: None
+) -> Ids:
+    """Give the ids of a request's prompt, int32 [prompt_tokens].
+
+    A segment ("out", i) is what request i has answered: `answer(i)`, as far as that is known.
+    """
+    parts = []
+    for name, count in request.segments or ((("in", request.id), request.prompt_tokens),):
+        ids = token_ids(name, 0, count, vocab_size)
+        if isinstance(name, tuple) and len(name) == 2 and name[0] == "out":
+            said = answer(name[1])
+            if said is not None:
+                ids[: len(said)] = said[:count]
+        parts.append(ids)
+    return np.concatenate(parts)

@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from calibration.errors import Floats
 from calibration.kernel_tables.aiconfigurator import AllReduce, Products, read_attention
-from calibration.kernel_tables.attention_batches import Batches
 from calibration.kernel_tables.llmservingsim import LayerTables
 from calibration.kernel_tables.product_slowdown import slowdown
 from calibration.kernel_tables.tables import GpuTables
+from calibration.kernel_tables.timed_steps import TimedSteps
 from simulator.costs.roofline import all_reduce, products_seconds, small_kernels
 from simulator.models.spec import HALF, ModelSpec
 from simulator.util.errors import HeadwayError
@@ -74,7 +74,7 @@ class Kernels:
     dense: Floats  # matrix products, small kernels and all-reduce
     counts: Floats  # the grid of `head`
     head: Floats  # output projection and sampler
-    attention: Batches
+    attention: TimedSteps
     notes: list[str] = field(default_factory=list)  # what was not measured
     sources: frozenset[str] = frozenset()
     timed: float = np.inf  # tokens up to which `dense` was
@@ -145,7 +145,7 @@ def _compose_grid(data: Path, target: Target) -> Kernels:
     return Kernels(tokens, dense, counts, head_seconds, attention, notes, sources)
 
 
-def _attention(data: Path, target: Target, notes: list[str]) -> Batches:
+def _attention(data: Path, target: Target, notes: list[str]) -> TimedSteps:
     """Read decodes and whole prompts, each by themselves; the grids have no others."""
     place = (target.shape, target.kv_cache_dtype)
     decode, more = read_attention(data, target.tables, "generation", *place)
@@ -154,8 +154,8 @@ def _attention(data: Path, target: Target, notes: list[str]) -> Batches:
     notes += more + also
     decodes = (decode[name].to_numpy(float) for name in ("N", "S", "seconds"))
     prompts = (prefill[name].to_numpy(float) for name in ("N", "isl", "seconds"))
-    both = Batches.concatenated(Batches.of_decodes(*decodes), Batches.of_prompts(*prompts))
-    return replace(both, seconds=target.model.num_hidden_layers * both.seconds)
+    both = TimedSteps.concatenated(TimedSteps.of_decodes(*decodes), TimedSteps.of_prompts(*prompts))
+    return replace(both, attention=target.model.num_hidden_layers * both.attention)
 
 
 def compose_products(data: Path, target: Target, notes: list[str]) -> tuple[Floats, Floats]:

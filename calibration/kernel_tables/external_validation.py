@@ -15,11 +15,15 @@ import numpy as np
 
 from calibration.errors import Errors, Floats
 from calibration.kernel_tables.compose import Target, compose_kernels, compose_products
-from calibration.kernel_tables.fit_target import compose, fit_cost, fit_target, predict_steps
+from calibration.kernel_tables.fit_target import (
+    compose_steps,
+    fit_cost,
+    fit_target,
+    roofline_errors,
+)
 from calibration.kernel_tables.mixed_attention import fit_mixed, read_mixed
 from calibration.kernel_tables.product_slowdown import SHAPES, read_sequence
 from calibration.kernel_tables.tables import GPU_TABLES, find_gpu_tables, read_table, run_command
-from simulator.costs.roofline import roofline
 from simulator.models.load import load_model
 
 CHUNK, HISTORY = 256, 512  # tokens; below, launches outweigh what is compared
@@ -75,13 +79,13 @@ def mixed_rule(data: Path) -> Iterator[Line]:
     for tables, other in (layers, layers[::-1]):
         target = Target(load_model("llama-3.1-8b"), tables)
         kernels = compose_kernels(data, target)
-        samples = compose(kernels)
-        both = samples.batches.mixed
+        steps = compose_steps(kernels)
+        both = steps.mixed
         factors = fit_mixed(read_mixed(data, other), other.multiprocessors)
-        cost = fit_cost(kernels, samples.select(~both), factors, target)
-        held_out = samples.select(both)
+        cost = fit_cost(kernels, steps.select(~both), factors, target)
+        held_out = steps.select(both)
         what = f"mixed steps of {target.model.name}, {tables.gpu.name}, rule of {other.gpu.name}"
-        yield what, predict_steps(cost, held_out.batches), held_out.seconds
+        yield what, held_out.predict(cost), held_out.seconds
 
 
 def rooflines(data: Path) -> Iterator[Line]:
@@ -90,9 +94,7 @@ def rooflines(data: Path) -> Iterator[Line]:
         tables = find_gpu_tables(gpu)
         for name in ("qwen3-30b-a3b",) if tables.layers else ("qwen3-14b", "llama-2-7b"):
             target = Target(load_model(name), tables)
-            samples = compose(compose_kernels(data, target))
-            predicted = predict_steps(roofline(target.model, tables.gpu), samples.batches)
-            yield f"roofline: steps of {name}, {gpu}", predicted, samples.seconds
+            yield f"roofline: steps of {name}, {gpu}", *roofline_errors(data, target)
 
 
 def print_comparisons(data: Path) -> None:

@@ -14,14 +14,13 @@ import numpy as np
 from calibration.errors import Errors, Floats, fit_positive
 from calibration.kernel_tables.aiconfigurator import AllReduce
 from calibration.kernel_tables.compose import DISTRUSTED, Kernels, Target, compose_kernels
-from calibration.kernel_tables.fit_target import compose, fit_target, predict_steps
+from calibration.kernel_tables.fit_target import fit_target, roofline_errors
 from calibration.kernel_tables.tables import GPU_TABLES, GpuTables, run_command
 from simulator.costs.roofline import (
     EFFICIENCIES,
     Efficiency,
     measured_efficiencies,
     products_seconds,
-    roofline,
     small_kernels,
 )
 from simulator.models.gpus import GPUS, Gpu
@@ -112,13 +111,9 @@ def measure(data: Path, tables: GpuTables) -> dict[str, float]:
 
 def errors(data: Path, tables: GpuTables) -> Errors:
     """Give the relative errors of the roofline, with the shares that are shipped."""
-    predicted, measured = [], []
-    for name in ONLY.get(tables.key, MODELS):
-        target = Target(load_model(name), tables)
-        samples = compose(compose_kernels(data, target))
-        predicted.append(predict_steps(roofline(target.model, tables.gpu), samples.batches))
-        measured.append(samples.seconds)
-    return Errors.of(np.concatenate(predicted), np.concatenate(measured))
+    names = ONLY.get(tables.key, MODELS)
+    pairs = [roofline_errors(data, Target(load_model(name), tables)) for name in names]
+    return Errors.of(*map(np.concatenate, zip(*pairs, strict=True)))
 
 
 def _through_host(measured: dict[str, float], gpu: Gpu) -> dict[str, float]:

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from calibration.errors import Errors, Floats, fit_positive, residuals
-from calibration.kernel_tables.attention_batches import Batches
 from calibration.kernel_tables.compose import (
     MAX_SEQUENCES,
     Kernels,
@@ -33,6 +31,7 @@ from calibration.kernel_tables.mixed_attention import (
     fa2_factors,
     mixed_form,
 )
+from calibration.kernel_tables.timed_steps import TimedSteps
 from simulator.costs.linear import Limits
 from simulator.costs.noise import REGIMES
 from simulator.costs.piecewise import TERMS, PiecewiseCost
@@ -43,23 +42,6 @@ DIGITS = 4  # significant, in the profile
 KNOTS = 40  # of the dense table, at most
 NORMAL = 1.4826  # standard deviation of a normal variable / median of its absolute values
 THIN = 0.005  # relative error of the dense table that is not worth a knot
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Steps composed of measured kernels: times in seconds, without the engine's overhead."""
-
-    batches: Batches
-    rest: Floats  # matrix products, small kernels and head
-
-    @property
-    def seconds(self) -> Floats:
-        """The whole step."""
-        return self.rest + self.batches.seconds
-
-    def select(self, rows: npt.NDArray[np.bool_]) -> "Samples":
-        """Give some of the samples."""
-        return Samples(self.batches.select(rows), self.rest[rows])
 
 
 @dataclass(frozen=True)
@@ -77,7 +59,7 @@ class FitReport:
     joint: bool = False  # whether mixed batches of the target itself were timed
 
 
-def compose(kernels: Kernels) -> Samples:
+def compose_steps(kernels: Kernels) -> TimedSteps:
     """Add up the kernels of every step whose attention was measured."""
     found = kernels.attention
     dense = np.interp(found.tokens, kernels.tokens, kernels.dense)
@@ -85,7 +67,13 @@ def compose(kernels: Kernels) -> Samples:
     most = min(kernels.timed, kernels.tokens[-1])
     inside = (found.tokens <= most) & (found.sequences <= MAX_SEQUENCES)
     long = found.mixed & (found.longest > LONGEST)
-    return Samples(found, dense + head).select(inside & ~long)
+    return replace(found, rest=dense + head).select(inside & ~long)
+
+
+def roofline_errors(data: Path, target: Target) -> tuple[Floats, Floats]:
+    """Give the seconds of the target's steps, by roofline and measured."""
+    steps = compose_steps(compose_kernels(data, target))
+    return steps.predict(roofline(target.model, target.tables.gpu)), steps.seconds
 
 
 def _fit(form: Form, rest: Floats, truth: Floats, start: Iterable[float]) -> Floats:
@@ -93,30 +81,27 @@ def _fit(form: Form, rest: Floats, truth: Floats, start: Iterable[float]) -> Flo
     return fit_positive(lambda p: rest + form(p), rest + truth, start, 1e-12)
 
 
-def fit_decode(samples: Samples) -> Floats:
+def fit_decode(steps: TimedSteps) -> Floats:
     """Fit decode + max(c S, e N)."""
-    found, seconds = samples.batches, samples.batches.seconds
-    context, count = found.context, found.decodes
+    context, count, seconds = steps.context, steps.decodes, steps.attention
     longest = np.argsort(context)[-8:]  # bound by reading the cache, whatever else
     start = [seconds.min(), np.median(seconds[longest] / context[longest]), seconds.min() / 64]
     return _fit(
-        lambda p: p[0] + np.maximum(p[1] * context, p[2] * count), samples.rest, seconds, start
+        lambda p: p[0] + np.maximum(p[1] * context, p[2] * count), steps.rest, seconds, start
     )
 
 
-def fit_prefill(samples: Samples) -> Floats:
+def fit_prefill(steps: TimedSteps) -> Floats:
     """Fit prefill + d P + f T."""
-    pairs, tokens, seconds = samples.batches.pairs, samples.batches.tokens, samples.batches.seconds
+    pairs, tokens, seconds = steps.pairs, steps.tokens, steps.attention
     most = np.argsort(pairs)[-8:]
     start = [seconds.min(), np.median(seconds[most] / pairs[most]), seconds.min() / 512]
-    return _fit(lambda p: p[0] + p[1] * pairs + p[2] * tokens, samples.rest, seconds, start)
+    return _fit(lambda p: p[0] + p[1] * pairs + p[2] * tokens, steps.rest, seconds, start)
 
 
-def fit_joint(samples: Samples) -> Floats:
-    """Fit prefill + max(d P + f T_p + c' S + e' N, r K) to batches of prompts and decodes."""
-    return _fit(
-        mixed_form(samples.batches), samples.rest, samples.batches.seconds, 32 * MIXED_START
-    )
+def fit_mixed_steps(steps: TimedSteps) -> Floats:
+    """Fit prefill + max(d P + f T_p + c' S + e' N, r K) to steps of prompts and decodes."""
+    return _fit(mixed_form(steps), steps.rest, steps.attention, 32 * MIXED_START)
 
 
 def fit_head(kernels: Kernels) -> Floats:
@@ -128,7 +113,7 @@ def fit_head(kernels: Kernels) -> Floats:
 
 
 def fit_cost(
-    kernels: Kernels, samples: Samples, mixed: MixedFactors | None, target: Target
+    kernels: Kernels, steps: TimedSteps, mixed: MixedFactors | None, target: Target
 ) -> PiecewiseCost:
     """Fit all coefficients.
 
@@ -137,10 +122,10 @@ def fit_cost(
     holds up the others: what FlashAttention-3 is built for, packing the heads of a group and
     splitting long sequences, and what FlashInfer does, with a launch of its own for decodes.
     """
-    alone = samples.batches.chunks == 0
-    decode, with_prompts = fit_decode(samples.select(alone)), samples.select(~alone)
-    if samples.batches.mixed.any():
-        prompts = fit_joint(with_prompts)
+    alone = steps.chunks == 0
+    decode, with_prompts = fit_decode(steps.select(alone)), steps.select(~alone)
+    if steps.mixed.any():
+        prompts = fit_mixed_steps(with_prompts)
     else:
         prompts = np.array([*fit_prefill(with_prompts), *decode[1:], 0.0])
         if mixed is not None:
@@ -174,35 +159,30 @@ def thin(tokens: Floats, seconds: Floats) -> list[tuple[float, float]]:
     return [(tokens[i], seconds[i]) for i in kept]
 
 
-def predict_steps(cost: PiecewiseCost, batches: Batches) -> Floats:
-    """Give the seconds of the steps of batches."""
-    return np.array([cost.execute(step) for step in batches.steps()])
-
-
 def cross_validate(
-    kernels: Kernels, samples: Samples, fit: Callable[[Kernels, Samples], PiecewiseCost]
+    kernels: Kernels, steps: TimedSteps, fit: Callable[[Kernels, TimedSteps], PiecewiseCost]
 ) -> tuple[Errors, dict[str, float]]:
     """Give the errors at token counts that the fit has not seen, and the residuals by regime.
 
     The outermost counts are always seen.
     """
-    counts = np.unique(np.concatenate([kernels.tokens, samples.batches.tokens]))[1:-1]
+    counts = np.unique(np.concatenate([kernels.tokens, steps.tokens]))[1:-1]
     counts = counts[counts < kernels.timed]
-    predicted, held_out = [], []
+    predictions, parts = [], []
     for fold in range(FOLDS):
         hidden = counts[fold::FOLDS]
         seen = ~np.isin(kernels.tokens, hidden)
         known = replace(kernels, tokens=kernels.tokens[seen], dense=kernels.dense[seen])
-        held = np.isin(samples.batches.tokens, hidden)
-        held_out.append(samples.select(held))
-        predicted.append(predict_steps(fit(known, samples.select(~held)), held_out[-1].batches))
-    said, measured = np.concatenate(predicted), np.concatenate([one.seconds for one in held_out])
-    every = Batches.concatenated(*(one.batches for one in held_out))
-    sizes = {"tokens": every.tokens, "pairs": every.pairs, "context": every.context}
-    return Errors.of(said, measured), residuals(said, measured, **sizes)
+        held = np.isin(steps.tokens, hidden)
+        parts.append(steps.select(held))
+        predictions.append(parts[-1].predict(fit(known, steps.select(~held))))
+    predicted, held_out = np.concatenate(predictions), TimedSteps.concatenated(*parts)
+    sizes = {"tokens": held_out.tokens, "pairs": held_out.pairs, "context": held_out.context}
+    measured = held_out.seconds
+    return Errors.of(predicted, measured), residuals(predicted, measured, **sizes)
 
 
-def reckon(target: Target, note: str) -> FitReport:
+def fit_by_roofline(target: Target, note: str) -> FitReport:
     """Take a roofline at the efficiency that other models reach on the GPU."""
     gpu = target.tables.gpu
     cost = roofline(
@@ -224,24 +204,25 @@ def fit_target(data: Path, target: Target) -> FitReport:
     try:
         kernels = compose_kernels(data, target)
     except NotTimedError as error:
-        return reckon(target, f"nothing was timed of {error}; roofline at that GPU's efficiency")
-    samples = compose(kernels)
-    found = samples.batches
-    joint = bool(found.mixed.any())
+        return fit_by_roofline(
+            target, f"nothing was timed of {error}; roofline at that GPU's efficiency"
+        )
+    steps = compose_steps(kernels)
+    joint = bool(steps.mixed.any())
     mixed = fa2_factors(data) if target.tables.tiles_decodes and not joint else None
     fit = partial(fit_cost, mixed=mixed, target=target)
-    cost = fit(kernels, samples)
+    cost = fit(kernels, steps)
     limits = {
         "tokens": (1, int(min(kernels.timed, kernels.tokens[-1]))),
-        "sequences": (1, int(found.sequences.max())),
-        "context": (1, int(found.context.max())),
-        "pairs": (1, int(found.pairs.max())),
+        "sequences": (1, int(steps.sequences.max())),
+        "context": (1, int(steps.context.max())),
+        "pairs": (1, int(steps.pairs.max())),
     }
-    held_out, left = cross_validate(kernels, samples, fit)
+    held_out, left = cross_validate(kernels, steps, fit)
     return FitReport(
         cost,
         limits,
-        Errors.of(predict_steps(cost, found), samples.seconds),
+        Errors.of(steps.predict(cost), steps.seconds),
         held_out,
         tuple(kernels.notes),
         kernels.sources | ({"LLMServingSim"} if mixed is not None else set()),

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibration.errors import Floats
-from calibration.kernel_tables.attention_batches import Batches
 from calibration.kernel_tables.tables import GpuTables, has_table, read_table
+from calibration.kernel_tables.timed_steps import TimedSteps
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
 
@@ -59,13 +59,14 @@ class LayerTables:
     def _read(self, table: str, columns: Sequence[str], gpus: int = 0) -> "pd.DataFrame":
         return read_table(self.data, self._path(table, gpus or self.gpus), SOURCE, columns)
 
-    def attention(self) -> Batches:
+    def attention(self) -> TimedSteps:
         """Read the attention of batches of every kind."""
         table = self._read("attention", ATTENTION)
         size, history, count, each, time = (table[name].to_numpy(float) for name in ATTENTION)
         chunks = (size > 0).astype(float)
         seconds = self.model.num_hidden_layers * time / 1e6
-        return Batches(chunks, size, history, count, count * each, seconds)
+        nothing = np.zeros(len(size))
+        return TimedSteps(chunks, size, history, count, count * each, seconds, nothing)
 
     def dense(self) -> tuple[Floats, Floats]:
         """Give token counts and the seconds of all layers but attention and experts."""

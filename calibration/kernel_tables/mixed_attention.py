@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from calibration.errors import Errors, Floats, fit_positive
-from calibration.kernel_tables.attention_batches import Batches
 from calibration.kernel_tables.llmservingsim import LayerTables
 from calibration.kernel_tables.tables import GPU_TABLES, GpuTables
+from calibration.kernel_tables.timed_steps import TimedSteps
 from simulator.costs.roofline import TILE
 from simulator.models.load import load_model
 
@@ -45,7 +45,7 @@ class MixedFactors:
     p95_error: float
 
 
-def read_mixed(data: Path, tables: GpuTables) -> Batches:
+def read_mixed(data: Path, tables: GpuTables) -> TimedSteps:
     """Read one GPU's batches with a chunk in them, of Llama-3.1-8B."""
     found = LayerTables(data, tables, load_model(MODEL), 1).attention()
     longest = np.maximum(found.history, found.context / np.maximum(found.decodes, 1))
@@ -53,23 +53,23 @@ def read_mixed(data: Path, tables: GpuTables) -> Batches:
 
 
 Form = Callable[[Floats], Floats]
-"""Seconds of some batches by the coefficients of a form."""
+"""Seconds of some steps by the coefficients of a form."""
 
 
-def mixed_form(batches: Batches) -> Form:
+def mixed_form(steps: TimedSteps) -> Form:
     """Give the form m + max(d P + f T_p + c' S + e' N, r K) of those coefficients."""
 
     def predict(p: Floats) -> Floats:
-        work = p[1] * batches.pairs + p[2] * batches.chunks * batches.size
-        work = work + p[3] * batches.context + p[4] * batches.decodes
-        return np.asarray(p[0] + np.maximum(work, p[5] * batches.longest))
+        work = p[1] * steps.pairs + p[2] * steps.chunks * steps.size
+        work = work + p[3] * steps.context + p[4] * steps.decodes
+        return np.asarray(p[0] + np.maximum(work, p[5] * steps.longest))
 
     return predict
 
 
-def fit_mixed(batches: Batches, multiprocessors: int) -> MixedFactors:
+def fit_mixed(steps: TimedSteps, multiprocessors: int) -> MixedFactors:
     """Fit that form to one GPU's mixed batches; give its three factors."""
-    predict, seconds = mixed_form(batches), batches.seconds
+    predict, seconds = mixed_form(steps), steps.attention
     found = fit_positive(predict, seconds, MIXED_START * load_model(MODEL).num_hidden_layers)
     _, pair, _, key, sequence, serial = found
     errors = Errors.of(predict(found), seconds)

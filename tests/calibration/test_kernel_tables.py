@@ -8,22 +8,21 @@ import numpy as np
 import pytest
 
 from calibration.errors import Errors
-from calibration.kernel_tables.attention_batches import Batches
 from calibration.kernel_tables.compose import Kernels, Target, compose_kernels
 from calibration.kernel_tables.fit import main, shipped_targets, target_name
 from calibration.kernel_tables.fit_target import (
     FitReport,
-    compose,
+    compose_steps,
     cross_validate,
     fit_cost,
     fit_target,
-    predict_steps,
     thin,
 )
 from calibration.kernel_tables.mixed_attention import MixedFactors, fit_mixed, read_mixed
 from calibration.kernel_tables.product_slowdown import FACTORS, measure_factors
 from calibration.kernel_tables.profile_text import profile_text
 from calibration.kernel_tables.tables import GPU_TABLES, GpuTables, find_table, read_table
+from calibration.kernel_tables.timed_steps import TimedSteps
 from simulator.core.request import Step
 from simulator.costs.piecewise import TERMS, PiecewiseCost
 from simulator.costs.profile import PROFILES, read_profile, shipped_profiles
@@ -61,9 +60,9 @@ def synthetic() -> Kernels:
         np.array([TRUTH.dense_seconds(int(n)) for n in tokens]),
         tokens,
         np.maximum(6e-4, 4e-6 * tokens),
-        Batches.concatenated(
-            Batches.of_decodes(count, context, 5e-4 + np.maximum(8e-8 * context, 9e-6 * count)),
-            Batches.of_prompts(number, length, 4e-4 + 3e-9 * pairs + 1e-6 * number * length),
+        TimedSteps.concatenated(
+            TimedSteps.of_decodes(count, context, 5e-4 + np.maximum(8e-8 * context, 9e-6 * count)),
+            TimedSteps.of_prompts(number, length, 4e-4 + 3e-9 * pairs + 1e-6 * number * length),
         ),
     )
 
@@ -71,11 +70,11 @@ def synthetic() -> Kernels:
 def test_a_fit_finds_what_made_the_tables() -> None:
     """Tables that follow the form give back its coefficients, and no error."""
     kernels = synthetic()
-    samples = compose(kernels)
+    samples = compose_steps(kernels)
     cost = fit_cost(kernels, samples, None, A100)
     for term in TERMS[1:9]:
         assert getattr(cost, term) == pytest.approx(getattr(TRUTH, term), rel=1e-3), term
-    assert np.abs(predict_steps(cost, samples.batches) / samples.seconds - 1).max() < 1e-3
+    assert np.abs(samples.predict(cost) / samples.seconds - 1).max() < 1e-3
     assert [cost.mixed_per_context, cost.mixed_per_sequence, cost.serial_per_token] == [
         cost.decode_per_context,
         cost.decode_per_sequence,
@@ -87,14 +86,14 @@ def test_one_bad_measurement_does_not_bend_the_fit() -> None:
     """A kernel timed three times too slow is an outlier, not a slope."""
     kernels = synthetic()
     kernels.attention.seconds[40] *= 3
-    cost = fit_cost(kernels, compose(kernels), None, A100)
+    cost = fit_cost(kernels, compose_steps(kernels), None, A100)
     assert cost.decode_per_context == pytest.approx(8e-8, rel=0.02)
 
 
 def test_mixed_steps_under_flash_attention_2() -> None:
     """With factors of 1 a decode costs 64 pairs per key, and 128 keys at least."""
     kernels = synthetic()
-    cost = fit_cost(kernels, compose(kernels), FACTORS_OF_ONE, A100)
+    cost = fit_cost(kernels, compose_steps(kernels), FACTORS_OF_ONE, A100)
     assert cost.mixed_per_context == pytest.approx(64 * 3e-9, rel=1e-3)
     assert cost.mixed_per_sequence == pytest.approx(128 * 64 * 3e-9, rel=1e-3)
     assert cost.serial_per_token == pytest.approx(64 * 3e-9 * 108 / 32, rel=1e-3)
@@ -107,19 +106,19 @@ def test_cross_validation_hides_whole_token_counts() -> None:
     stair = replace(kernels, dense=np.where(kernels.tokens < 512, 1e-2, 2e-2))
 
     def errors(kernels: Kernels) -> Errors:
-        samples = compose(kernels)
+        samples = compose_steps(kernels)
         return cross_validate(kernels, samples, lambda k, s: fit_cost(k, s, None, A100))[0]
 
     assert errors(straight).p95 < 2e-3
     assert errors(stair).p95 > 0.1
-    samples = compose(kernels)
-    inner = (samples.batches.tokens > 1) & (samples.batches.tokens < 8192)
+    samples = compose_steps(kernels)
+    inner = (samples.tokens > 1) & (samples.tokens < 8192)
     assert errors(straight).points == inner.sum()
 
 
 def test_samples_are_the_steps_they_stand_for() -> None:
     """Each composed sample becomes a step with its tokens, sequences and context."""
-    found = compose(synthetic()).batches
+    found = compose_steps(synthetic())
     columns = (found.chunks, found.tokens, found.sequences, found.context, found.pairs)
     for step, chunks, tokens, count, context, pairs in zip(found.steps(), *columns, strict=True):
         assert step.tokens == tokens
@@ -138,10 +137,10 @@ def test_a_thinned_table_keeps_its_stairs() -> None:
 def report(tables: GpuTables) -> FitReport:
     """Make a report of the synthetic tables."""
     kernels = synthetic()
-    samples = compose(kernels)
+    samples = compose_steps(kernels)
     mixed = FACTORS_OF_ONE if tables.tiles_decodes else None
     cost = fit_cost(kernels, samples, mixed, Target(LLAMA, tables))
-    errors = Errors.of(predict_steps(cost, samples.batches), samples.seconds)
+    errors = Errors.of(samples.predict(cost), samples.seconds)
     sources = frozenset({"AIConfigurator", "LLMServingSim"} if mixed else {"AIConfigurator"})
     notes = ("all-reduce: not timed",)
     return FitReport(cost, {"tokens": (1, 8192)}, errors, errors, notes, sources, mixed)
@@ -240,8 +239,8 @@ def test_kernels_add_up(data: Path) -> None:
     Of decodes only: products of many tokens carry the factor of `in_sequence` here.
     """
     pytest.importorskip("pyarrow")
-    samples = compose(compose_kernels(data, A100))
-    columns = (samples.batches.decodes, samples.batches.context, samples.seconds)
+    samples = compose_steps(compose_kernels(data, A100))
+    columns = (samples.decodes, samples.context, samples.seconds)
     found = {(int(n), int(s)): seconds for n, s, seconds in zip(*columns, strict=True) if n}
     assert found[1, 1024] == pytest.approx(11.43e-3, rel=0.01)
     assert found[128, 128 * 1024] == pytest.approx(24.12e-3, rel=0.03)
@@ -269,8 +268,8 @@ def test_a_decode_step_of_the_a100_profile(data: Path) -> None:
     """The A100 profile says of 64 sequences what the tables say, without any overhead."""
     pytest.importorskip("pyarrow")
     cost = read_profile(PROFILES / f"{MODEL}.a100.bf16.yaml").cost
-    samples = compose(compose_kernels(data, A100))
-    found = samples.batches
+    samples = compose_steps(compose_kernels(data, A100))
+    found = samples
     wanted = (found.decodes == 64) & (found.context == 64 * 1024)
     said = cost.execute(Step([], 64, 64 * 1024))
     assert said == pytest.approx(float(samples.seconds[wanted][0]), rel=0.03)

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'headway[g
 
 from gpu_backend.engine import Engine  # noqa: E402
 from gpu_backend.executor import TorchExecutor  # noqa: E402
-from gpu_backend.prompts import token_ids  # noqa: E402
+from gpu_backend.request_states import token_ids  # noqa: E402
 from simulator.core.request import Chunk, Request  # noqa: E402
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager  # noqa: E402
 from simulator.models.load import load_model  # noqa: E402

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'headway[g
 
 from gpu_backend.engine import Engine  # noqa: E402
 from gpu_backend.executor import TorchExecutor  # noqa: E402
-from gpu_backend.prompts import prompt_ids  # noqa: E402
+from gpu_backend.request_states import prompt_ids  # noqa: E402
 from simulator.core.request import Request, Step  # noqa: E402
 from simulator.kv_cache.block_manager import BlockManager  # noqa: E402
 from simulator.policies.orders import Priority  # noqa: E402

@@ -1,4 +1,4 @@
-"""Batches whose attention was timed, and the steps that they stand for."""
+"""Steps whose attention was timed, and what else is known of them."""
 
 from dataclasses import dataclass, fields
 
@@ -7,13 +7,15 @@ import numpy.typing as npt
 
 from calibration.errors import Floats
 from simulator.core.request import Chunk, Request, Step
+from simulator.costs.cost_model import CostModel
 
 
 @dataclass(frozen=True)
-class Batches:
-    """Batches of `chunks` prompts' parts, each of `size` tokens after `history`, and of decodes.
+class TimedSteps:
+    """Steps of `chunks` prompts' parts, each of `size` tokens after `history`, and of decodes.
 
-    One entry of each column per batch; seconds are those of all layers' attention.
+    One entry of each column per step; seconds are those of all layers, without the engine's
+    overhead.
     """
 
     chunks: Floats
@@ -21,25 +23,31 @@ class Batches:
     history: Floats
     decodes: Floats
     context: Floats  # cached tokens that all decodes read, S
-    seconds: Floats
+    attention: Floats  # s
+    rest: Floats  # s, matrix products, small kernels and head; 0 until they are added
 
     @classmethod
-    def of_decodes(cls, count: Floats, context: Floats, seconds: Floats) -> "Batches":
-        """Make batches of decodes alone."""
+    def of_decodes(cls, count: Floats, context: Floats, attention: Floats) -> "TimedSteps":
+        """Make steps of decodes alone."""
         nothing = np.zeros(len(count))
-        return cls(nothing, nothing, nothing, count, context, seconds)
+        return cls(nothing, nothing, nothing, count, context, attention, nothing)
 
     @classmethod
-    def of_prompts(cls, count: Floats, size: Floats, seconds: Floats) -> "Batches":
-        """Make batches of whole prompts alone."""
+    def of_prompts(cls, count: Floats, size: Floats, attention: Floats) -> "TimedSteps":
+        """Make steps of whole prompts alone."""
         nothing = np.zeros(len(count))
-        return cls(count, size, nothing, nothing, nothing, seconds)
+        return cls(count, size, nothing, nothing, nothing, attention, nothing)
 
     @classmethod
-    def concatenated(cls, *parts: "Batches") -> "Batches":
-        """Put batches into one set."""
+    def concatenated(cls, *parts: "TimedSteps") -> "TimedSteps":
+        """Put steps into one set."""
         names = [field.name for field in fields(cls)]
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+    @property
+    def seconds(self) -> Floats:
+        """The whole step."""
+        return self.rest + self.attention
 
     @property
     def tokens(self) -> Floats:
@@ -67,9 +75,9 @@ class Batches:
         """Whether there are both prompts and decodes."""
         return np.asarray((self.chunks > 0) & (self.decodes > 0))
 
-    def select(self, rows: npt.NDArray[np.bool_]) -> "Batches":
-        """Give some of the batches."""
-        return Batches(*(getattr(self, field.name)[rows] for field in fields(self)))
+    def select(self, rows: npt.NDArray[np.bool_]) -> "TimedSteps":
+        """Give some of the steps."""
+        return TimedSteps(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def steps(self) -> list[Step]:
         """Give the steps as an executor receives them."""
@@ -78,6 +86,10 @@ class Batches:
             Step([_chunk(int(size), int(history))] * int(chunks), int(decodes), int(context))
             for chunks, size, history, decodes, context in zip(*columns, strict=True)
         ]
+
+    def predict(self, cost: CostModel) -> Floats:
+        """Give the seconds that a cost model predicts."""
+        return np.array([cost.execute(step) for step in self.steps()])
 
 
 def _chunk(size: int, history: int) -> Chunk:
