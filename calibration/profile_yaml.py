@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from calibration.errors import Errors
 from simulator.costs.linear import LinearCost
 from simulator.costs.piecewise import PiecewiseCost
-from simulator.costs.precision import settings_of
-from simulator.costs.profile import FORMS, RESERVED
+from simulator.costs.profile import FORMS, RESERVED, settings_of
 
 if TYPE_CHECKING:
     from simulator.scenario.scenario import Scenario

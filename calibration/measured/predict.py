@@ -17,10 +17,10 @@ from calibration.measured.engine import assumptions, engine_block, refuse_what_i
 from calibration.measured.requests import read_requests
 from calibration.measured.runs import Run, choose, read_runs
 from calibration.measured.workload import frontend, make, read_config, replay
+from simulator.core.engine_config import EngineConfig
 from simulator.costs.load import with_overhead
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.scenario.assemble import Parts, assemble
-from simulator.scenario.engine_config import EngineConfig
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.workers import WorkerDied, parallel_map
 

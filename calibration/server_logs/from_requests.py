@@ -31,8 +31,7 @@ from calibration.measured.workload import read_config, replay
 from calibration.profile_yaml import rounded, scenario_profile
 from calibration.server_logs.response_surface import GRID, Flags, Intervals, Surface
 from simulator.costs.linear import LinearCost
-from simulator.costs.piecewise import PiecewiseCost
-from simulator.costs.split_decode import SplitCost
+from simulator.costs.piecewise import PiecewiseCost, SplitCost
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_together
 from simulator.util.workers import WorkerDied, parallel_map

@@ -5,15 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from simulator.core.engine_config import EngineConfig
 from simulator.costs.cost_model import CostModel
 from simulator.costs.linear import LinearCost
 from simulator.costs.noise import check_residuals
 from simulator.costs.overhead import VLLM, Overhead, choose_overhead, find_overhead
 from simulator.costs.piecewise import PiecewiseCost
-from simulator.costs.precision import Precision, kv_block_bytes
 from simulator.costs.profile import FORMS, find_profile, make_form, read_profile
 from simulator.costs.roofline import roofline
 from simulator.models.gpus import HOST_SHARE, Gpu
+from simulator.models.kv_budget import kv_block_bytes
 from simulator.models.spec import ModelSpec
 from simulator.util.errors import HeadwayWarning
 from simulator.util.from_mapping import prefix_keys
@@ -25,7 +26,7 @@ def load_cost(
     *,
     model: ModelSpec | None = None,
     gpu: Gpu | None = None,
-    engine: Precision | None = None,
+    engine: EngineConfig | None = None,
 ) -> CostModel:
     """Make the cost model of a scenario's `cost`.
 
@@ -68,7 +69,7 @@ class _Target:
 
     model: ModelSpec | None
     gpu: Gpu | None
-    engine: Precision | None
+    engine: EngineConfig | None
 
     @property
     def overlapped(self) -> bool:
@@ -90,7 +91,7 @@ class _Target:
 
 
 def with_overhead(
-    kernels: PiecewiseCost, model: ModelSpec | None, gpu: Gpu | None, engine: Precision | None
+    kernels: PiecewiseCost, model: ModelSpec | None, gpu: Gpu | None, engine: EngineConfig | None
 ) -> PiecewiseCost:
     """Put what the engine adds on a cost of kernels alone, by its version and its scheduling."""
     target = _Target(model, gpu, engine)
@@ -137,8 +138,8 @@ def _make_roofline(spec: Mapping[str, object], target: _Target) -> PiecewiseCost
         target.model,
         target.gpu,
         tensor_parallel_size=engine.tensor_parallel_size,
-        dtype=engine.quantization or engine.dtype,
-        kv_cache_dtype=engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype,
+        dtype=engine.weight_dtype,
+        kv_cache_dtype=engine.cache_dtype,
         routed=engine.data_parallel_size == 1,
     )
     return target.put(overhead, kernels)
@@ -164,7 +165,7 @@ def _with_residuals(cost: LinearCost | PiecewiseCost, raw: object) -> LinearCost
 
 
 def _with_copies(
-    cost: LinearCost | PiecewiseCost, model: ModelSpec, gpu: Gpu, engine: Precision
+    cost: LinearCost | PiecewiseCost, model: ModelSpec, gpu: Gpu, engine: EngineConfig
 ) -> LinearCost | PiecewiseCost:
     """Charge for copies to the host by the given bandwidth, else by the cost model's terms.
 

@@ -10,7 +10,7 @@ layers are launched one after the other: `prompt_per_layer`.
 vLLM launches pure decodes as CUDA graphs of certain batch sizes, 1, 2, 4, then every 8 and from 256
 on every 16 (0.11 on), and pads smaller batches; `captured` is the largest of them.
 
-Where `key_per_layer` is given, decodes wait for the longest sequence (`split_decode.py`).
+Where `key_per_layer` is given, decodes wait for the longest sequence (`piecewise.py`).
 """
 
 import re
@@ -24,8 +24,7 @@ import yaml
 
 from simulator.costs.cost_model import CostModel
 from simulator.costs.linear import check_terms
-from simulator.costs.piecewise import HOST_TERMS, LONGEST_TABLE, PiecewiseCost
-from simulator.costs.split_decode import SplitCost
+from simulator.costs.piecewise import HOST_TERMS, LONGEST_TABLE, PiecewiseCost, SplitCost
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.util.from_mapping import from_mapping, prefix_keys, raise_if

@@ -33,6 +33,12 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
 - KV blocks that a step first copies to the host or back (preemption by swap) take a time for each
   request and one for each block, in either form. They are added to the step, or, where copies
   overlap with compute, the longer of the two counts.
+
+`SplitCost` waits for the longest sequence besides, as FlashInfer's decode attention on B200 does. A
+step's (sequence, KV head) pairs are split among `THREAD_BLOCKS` thread blocks per multiprocessor,
+each of which takes `per_key` seconds a key. Where there are more pairs than multiprocessors nobody
+helps the block with the longest sequence, and the step waits for it; with fewer they share evenly.
+That is what a server's polls show (docs/accuracy.md, step by step): no kernel table has it.
 """
 
 from bisect import bisect_right
@@ -53,6 +59,7 @@ Table = Sequence[Sequence[float]]
 """Rows of (tokens, seconds), tokens ascending."""
 
 MOST_TOKENS = 1 << 31
+THREAD_BLOCKS = 4  # per multiprocessor, see SplitCost
 LONGEST_TABLE = 1 << 16
 """Tokens up to which a table is looked up by index; beyond, by search."""
 
@@ -271,6 +278,58 @@ class PiecewiseCost(Fitted):
         least = self.overhead + waits + host
         shown = np.maximum(seconds, least) if self.overlapped else seconds + host
         return np.asarray(shown)
+
+
+@dataclass(frozen=True)
+class SplitCost(PiecewiseCost):
+    """A PiecewiseCost, and the wait for the longest sequence in every step that decodes.
+
+    Where a step does not tell its longest sequence (`Step.longest`), the mean stands for it.
+    """
+
+    per_key: float = 0.0  # s, all layers together
+    kv_heads: int = 1  # on each GPU
+    multiprocessors: int = 1
+
+    reads_longest = True
+
+    def __post_init__(self) -> None:
+        PiecewiseCost.__post_init__(self)
+        wrong = (self.kv_heads < 1, "kv_heads: must be at least 1")
+        few = (self.multiprocessors < 1, "multiprocessors: must be at least 1")
+        raise_if(*check_terms(self, ("per_key",)), wrong, few)
+
+    def _mixed_seconds(self, step: Step) -> float:
+        seconds = super()._mixed_seconds(step)
+        return seconds + self._waits(step, 1)[0] if step.decodes else seconds
+
+    def _verify_seconds(self, step: Step) -> float:
+        return super()._verify_seconds(step) + self._waits(step, 1)[0]
+
+    def leap(self, step: Step, repeats: int) -> list[float]:
+        """Give the seconds of each of so many successive decode steps."""
+        waits = self._waits(step, repeats)
+        return [a + b for a, b in zip(super().leap(step, repeats), waits, strict=True)]
+
+    def _waits(self, step: Step, repeats: int) -> list[float]:
+        """Give the wait in each of so many successive steps."""
+        count = step.decodes
+        key = self._key_seconds(count)
+        if step.longest and count * self.kv_heads > self.multiprocessors:
+            return [key * (step.longest + k) for k in range(repeats)]
+        return [key * ((step.context + k * count) / count) for k in range(repeats)]
+
+    def _key_seconds(self, count: int) -> float:
+        """Give the seconds of a key where so many sequences decode."""
+        shares = THREAD_BLOCKS * self.multiprocessors // (count * self.kv_heads)
+        return self.per_key / max(1, shares)
+
+    def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
+        """Give the seconds of pure decode steps, sequences being of one length."""
+        some = np.maximum(counts, 1)
+        shares = THREAD_BLOCKS * self.multiprocessors // (some * self.kv_heads)
+        waits = self.per_key / np.maximum(1, shares) * (contexts / some)
+        return np.asarray(super().decode_seconds(counts, contexts) + waits)
 
 
 def _check_table(table: object) -> list[tuple[bool, str]]:

@@ -8,15 +8,14 @@ from numbers import Real
 from pathlib import Path
 from typing import TypeVar
 
+from simulator.core.engine_config import EngineConfig
 from simulator.costs.linear import QUANTITIES, Limits, LinearCost
 from simulator.costs.noise import check_residuals
 from simulator.costs.overhead import unknown_overhead
-from simulator.costs.piecewise import PiecewiseCost
-from simulator.costs.precision import Precision, alike, settings_of
-from simulator.costs.split_decode import SplitCost
+from simulator.costs.piecewise import PiecewiseCost, SplitCost
 from simulator.models.gpus import Gpu
 from simulator.models.load import load_model, shipped_models
-from simulator.models.spec import ModelSpec
+from simulator.models.spec import HALF, ModelSpec, bytes_of
 from simulator.util.errors import HeadwayError
 from simulator.util.files import resolve
 from simulator.util.from_mapping import from_mapping
@@ -37,6 +36,8 @@ GPU_KEYS = {
 }
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 """What the words in a shipped profile's name stand for: MODEL.GPU[-tpN].WEIGHTS[-kvCACHE]."""
+
+FP8_DTYPES = ("fp8", "fp8_e4m3", "fp8_e5m2")
 
 FORMS: dict[str, type[LinearCost] | type[PiecewiseCost]] = {
     "linear": LinearCost,
@@ -71,7 +72,7 @@ class Profile:
     overhead: str | None = None  # the engine whose overhead comes on top; None: it is inside
 
     def differences(
-        self, model: ModelSpec | None, gpu: Gpu | None, engine: Precision | None
+        self, model: ModelSpec | None, gpu: Gpu | None, engine: EngineConfig | None
     ) -> list[str]:
         """Tell in what a run differs from the measurements, in the words `this, not that`."""
         wanted: dict[str, object] = {}
@@ -82,11 +83,35 @@ class Profile:
         found = [
             f"{key} {self.hardware[key]}, not {value}"
             for key, value in wanted.items()
-            if key in self.hardware and not alike(self.hardware[key], value)
+            if key in self.hardware and not _cost_alike(self.hardware[key], value)
         ]
         if model is not None and self.model is not None and not _is_shape(self.model, model):
             found.insert(0, f"{self.model}, not {model.name}")
         return found
+
+
+def settings_of(model: ModelSpec, engine: EngineConfig) -> dict[str, object]:
+    """Put an engine's settings into a profile's words."""
+    dtype = model.resolve_dtype(engine.dtype)
+    return {
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "dtype": engine.quantization or dtype,
+        "kv_cache_dtype": dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype,
+    }
+
+
+def _cost_alike(one: object, two: object) -> bool:
+    """Compare two settings; dtypes of the same kind and width take the same time."""
+    one, two = ("fp8" if word in FP8_DTYPES else word for word in (one, two))
+    halves = {word for word in (one, two) if isinstance(word, str) and _is_half(word)}
+    return one == two or halves == {one, two}
+
+
+def _is_half(word: str) -> bool:
+    try:
+        return bytes_of(word) == HALF
+    except ValueError:
+        return False
 
 
 @cache
@@ -103,7 +128,7 @@ def shipped_profiles() -> list[str]:
     return sorted(path.name.removesuffix(".yaml") for path in PROFILES.glob("*.yaml"))
 
 
-def shipped_profile(model: ModelSpec, gpu: Gpu, engine: Precision) -> dict[str, object] | None:
+def shipped_profile(model: ModelSpec, gpu: Gpu, engine: EngineConfig) -> dict[str, object] | None:
     """Find the shipped profile of this model on this GPU, in the words of a scenario's `cost`.
 
     Models of the same shape share a profile: Llama-3.1-8B runs like Llama-3-8B.

@@ -13,8 +13,8 @@ from simulator.results.request_table import Floats, Ints
 from simulator.results.time_series import arrivals
 
 if TYPE_CHECKING:
+    from simulator.core.engine_config import EngineConfig
     from simulator.results.record import Record
-    from simulator.scenario.engine_config import EngineConfig
 
 CAUSES = ("seats", "token budget", "blocks", "policy")
 MAX_NUM_SEQS, TOKEN_BUDGET, KV_BLOCKS, POLICY = CAUSES

@@ -19,6 +19,7 @@ of inference-sim, Apache-2.0); the estimates are 0.1 % and 1.5 % above. CUDA gra
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from simulator.core.engine_config import EngineConfig
 from simulator.models.gpus import GIB, NVLINK, Gpu
 from simulator.models.sliding_window import Groups, layer_groups
 from simulator.models.spec import HALF, ModelSpec
@@ -112,6 +113,12 @@ class MemoryBudget:
         """Requests of so many tokens each that fit at once, in whole blocks."""
         blocks = -(-tokens // self.block_size)
         return (self.num_gpu_blocks - 1) // blocks
+
+
+def kv_block_bytes(model: ModelSpec, engine: EngineConfig) -> float:
+    """Bytes of a KV block on each GPU, all layers together."""
+    share = model.kv_share(engine.tensor_parallel_size)
+    return engine.block_size * model.kv_bytes_per_token(engine.cache_dtype) * share
 
 
 def activation_bytes(

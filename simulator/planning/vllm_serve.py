@@ -3,7 +3,7 @@
 import json
 import shlex
 
-from simulator.scenario.engine_config import EngineConfig
+from simulator.core.engine_config import EngineConfig
 from simulator.scenario.scenario import Scenario
 from simulator.util.config import Config
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.log import Log
-from simulator.costs.precision import kv_block_bytes
+from simulator.models.kv_budget import kv_block_bytes
 from simulator.results.request_table import REJECTED, UNFINISHED, RequestTable
 from simulator.results.time_series import block_growth, queue_depth
 from simulator.results.utilization import ServedModel, needed_flops, read_bytes

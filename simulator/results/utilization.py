@@ -31,8 +31,7 @@ class ServedModel:
     def of(cls, scenario: "Scenario", parts: "Parts") -> "ServedModel":
         """Say what the engine of a scenario serves on."""
         engine = scenario.engine
-        cache = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
-        sizes = engine.tensor_parallel_size, engine.quantization or engine.dtype, cache
+        sizes = engine.tensor_parallel_size, engine.weight_dtype, engine.cache_dtype
         return cls(parts.model, parts.gpu, *sizes, engine.data_parallel_size)
 
     @property

@@ -7,9 +7,9 @@ import warnings
 from dataclasses import dataclass
 
 from simulator.cluster.load_balancer import SINCE
-from simulator.costs.cost_model import CostModel
+from simulator.core.engine_config import EngineConfig
+from simulator.costs.cost_model import CostModel, DraftedCost
 from simulator.costs.data_parallel import DataParallelCost, Experts
-from simulator.costs.drafting import DraftedCost
 from simulator.costs.load import load_cost
 from simulator.costs.overhead import read_version, without_host
 from simulator.costs.profile import shipped_profile
@@ -17,7 +17,6 @@ from simulator.models.gpus import Gpu, find_gpu
 from simulator.models.kv_budget import MemoryBudget, kv_budget
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
-from simulator.scenario.engine_config import EngineConfig
 from simulator.scenario.engines import fraction_of
 from simulator.scenario.policy_table import find_policy, ignored_keys
 from simulator.scenario.scenario import Scenario
@@ -100,8 +99,7 @@ def make_cost(scenario: Scenario, model: ModelSpec, gpu: Gpu) -> CostModel:
         return cost
     experts = None
     if spec.get("kind") == "roofline":
-        weights = engine.quantization or engine.dtype
         sizes = engine.tensor_parallel_size, engine.data_parallel_size
-        experts = Experts(model, gpu, weights, *sizes)
+        experts = Experts(model, gpu, engine.weight_dtype, *sizes)
     kernels = without_host(cost) if engine.async_scheduling else None
     return DataParallelCost(cost, engine.data_parallel_size, experts, kernels)

@@ -8,7 +8,7 @@ import simpy
 from simulator.cluster.disaggregation import DisaggregatedFleet
 from simulator.cluster.fleet import Fleet
 from simulator.cluster.routers import ROUTERS, Own, Router
-from simulator.costs.precision import kv_block_bytes
+from simulator.models.kv_budget import kv_block_bytes
 from simulator.models.load import load_model
 from simulator.scenario.scenario import Scenario
 from simulator.util.config import split_spec

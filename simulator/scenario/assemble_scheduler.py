@@ -5,20 +5,20 @@ from collections.abc import Container, Iterator, Mapping
 from functools import cache
 from typing import Any
 
+from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Chunk, Request, Step, Swap
 from simulator.costs.cost_model import CostModel
-from simulator.costs.precision import kv_block_bytes
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.host_memory import HostTier, Prices
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.kv_cache.slot_counter import SlotCounter
 from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
 from simulator.models.gpus import GIB
+from simulator.models.kv_budget import kv_block_bytes
 from simulator.models.load import load_model
 from simulator.models.sliding_window import Groups, layer_groups
 from simulator.models.spec import ModelSpec
 from simulator.scenario.assemble import Parts
-from simulator.scenario.engine_config import EngineConfig
 from simulator.scenario.policy_table import (
     DYNAMIC,
     VLLM_OPTIONS,

@@ -4,12 +4,12 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from typing import TypeVar
 
+from simulator.core.engine_config import EngineConfig
 from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
 from simulator.scenario.assemble import MEMORY_KEYS, Parts, make_cost, memory_budget
 from simulator.scenario.assemble_scheduler import cancels, check_role, make_scheduler, unlike
 from simulator.scenario.cluster_config import ClusterConfig
-from simulator.scenario.engine_config import EngineConfig
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -344,8 +344,7 @@ def _differences(first: str, one: Scenario, other: Scenario) -> Iterator[tuple[s
 
 def _kv_dtype(scenario: Scenario) -> str:
     """Name the numbers of a KV cache; auto where the model is at fault, which is told elsewhere."""
-    engine = scenario.engine
-    kind: str = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
+    kind = scenario.engine.cache_dtype
     with suppress(HeadwayError, ValueError):
         kind = load_model(scenario.model, scenario.folder).resolve_dtype(kind)
     return "fp8_e4m3" if kind == "fp8" else kind

@@ -13,7 +13,7 @@ from simulator.cluster.config import (
     KvTransferConfig,
     RouterSpec,
 )
-from simulator.scenario.engine_config import EngineConfig, GpuConfig
+from simulator.core.engine_config import EngineConfig, GpuConfig
 from simulator.util.config import Config
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from simulator.scenario.engine_config import DTYPES
+from simulator.core.engine_config import DTYPES
 from simulator.scenario.reference_page import WORKLOAD
 from simulator.scenario.scenario import Scenario
 from simulator.workload.generate import Generator

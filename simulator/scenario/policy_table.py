@@ -4,10 +4,10 @@ import inspect
 from functools import lru_cache
 from typing import Any
 
+from simulator.core.engine_config import EngineConfig
 from simulator.policies.fair import DRR, WFQ, Fair
 from simulator.policies.orders import HRRN, SJF, Boost, Priority
 from simulator.policies.preemptive import MLFQ, SRPT, Deadline, Preemptive
-from simulator.scenario.engine_config import EngineConfig
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.fastgen import FastGen
 from simulator.schedulers.orca_sarathi import Orca, Sarathi

@@ -147,7 +147,7 @@ COSTS = {
     "`dense` is a list of [tokens, seconds], `cudagraph_capture_sizes` one of the batches "
     "that have a CUDA graph: a step that only decodes costs what the next of them costs.",
     "piecewise-split": "Beside the terms of `piecewise`: every step that decodes waits `per_key` "
-    "for each key of its longest sequence, explained in `simulator/costs/split_decode.py`: "
+    "for each key of its longest sequence, explained in `simulator/costs/piecewise.py`: "
     "B200 from vLLM 0.14 on.",
     "roofline": "From the sizes of the model and the data sheet of the GPU, at the efficiency that "
     "kernels were measured to reach there, or reach elsewhere.",

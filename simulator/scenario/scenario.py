@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PrivateAttr, model_validator
 
+from simulator.core.engine_config import EngineConfig, GpuConfig
 from simulator.policies.predictor import parse_predictor
 from simulator.scenario.cluster_config import ClusterConfig, GroupConfig
-from simulator.scenario.engine_config import EngineConfig, GpuConfig
 from simulator.scenario.engines import fill_in
 from simulator.scenario.planning_config import PlanConfig, SweepConfig
 from simulator.scenario.workload_config import READING, WorkloadConfig

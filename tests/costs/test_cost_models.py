@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.core.engine_config import EngineConfig
 from simulator.core.executor import CanLeap
 from simulator.core.log import STEP
 from simulator.core.request import Chunk, Request, Step
@@ -27,7 +28,6 @@ from simulator.costs.roofline import USUAL, efficiency_of, roofline
 from simulator.models.gpus import GPUS, Gpu
 from simulator.models.load import load_model
 from simulator.scenario.assemble import assemble
-from simulator.scenario.engine_config import EngineConfig
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from tests.support.scenarios import errors

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from simulator.scenario.engine_config import EngineConfig
+from simulator.core.engine_config import EngineConfig
 from simulator.scenario.load import load_scenario
 from simulator.scenario.reference_page import page
 from simulator.scenario.scenario import Scenario

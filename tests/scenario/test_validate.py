@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulator.scenario.engine_config import EngineConfig
+from simulator.core.engine_config import EngineConfig
 from simulator.scenario.scenario import Scenario
 from simulator.scenario.validate import ABSENT, keys_of, section
 from tests.support.scenarios import AZURE, errors

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simulator.core.request import Chunk, Request, Step
 from simulator.core.speculative_config import DraftConfig, SpeculativeConfig
-from simulator.costs.drafting import DraftedCost
+from simulator.costs.cost_model import DraftedCost
 from simulator.costs.linear import LinearCost
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.kv_cache.slot_counter import SlotCounter

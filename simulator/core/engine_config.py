@@ -1,4 +1,4 @@
-"""The block `engine` of a scenario, with vLLM's names and meanings."""
+"""The blocks `engine` and `gpu` of a scenario, with vLLM's names and meanings."""
 
 from typing import Annotated, Any, Literal
 
@@ -219,6 +219,16 @@ class EngineConfig(Config):
     def gpus(self) -> int:
         """GPUs of one server."""
         return self.tensor_parallel_size * self.data_parallel_size
+
+    @property
+    def weight_dtype(self) -> str:
+        """Numbers of the layers' weights; auto: the model's."""
+        return self.quantization or self.dtype
+
+    @property
+    def cache_dtype(self) -> str:
+        """Numbers in the KV cache; auto: the model's."""
+        return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
 
     @property
     def reserves(self) -> bool:
