@@ -43,7 +43,7 @@ FormerNames(
     __name__,
     {
         "assemble": "scenario",
-        "async_replica": "engine.async_replica",
+        "async_replica": "engine.replica",
         "blocks": "kv_cache.block_manager",
         "model": "models.load",
         "output": "simulation.write",

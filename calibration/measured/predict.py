@@ -146,7 +146,7 @@ def _play(scenario: "Scenario", parts: Parts, workload: "Workload") -> "Result":
     """Send the workload to the engine, or to the replicas of a data-parallel one."""
     import simpy
 
-    from simulator.engine.async_replica import make_replica
+    from simulator.engine.replica import Replica
     from simulator.scenario import make_scheduler
     from simulator.simulation.cluster import run_cluster
     from simulator.simulation.run import play
@@ -155,7 +155,7 @@ def _play(scenario: "Scenario", parts: Parts, workload: "Workload") -> "Result":
         cost = None if _in_lock_step(scenario, parts) else parts.cost
         return run_cluster(scenario, workload=workload, cost=cost)
     scheduler = make_scheduler(scenario, parts, workload.segments is not None)
-    return play(scenario, parts, workload, make_replica(simpy.Environment(), scheduler, parts.cost))
+    return play(scenario, parts, workload, Replica(simpy.Environment(), scheduler, parts.cost))
 
 
 def _in_lock_step(scenario: "Scenario", parts: Parts) -> bool:

@@ -109,12 +109,12 @@ class DisaggregatedFleet(Fleet):
             scheduler.on_admit = self._boarded
 
     def _producer(self, target: Target) -> Producer:
-        scheduler = self.members[target.index].scheduler
+        scheduler = self.cores[target.index].scheduler
         assert isinstance(scheduler, Producer)
         return scheduler
 
     def _consumer(self, target: Target) -> Consumer:
-        scheduler = self.members[target.index].scheduler
+        scheduler = self.cores[target.index].scheduler
         assert isinstance(scheduler, Consumer)
         return scheduler
 
@@ -142,15 +142,15 @@ class DisaggregatedFleet(Fleet):
         target = self.halves.choose(job, self._session(job))
         self._wanted[request.id] = request
         self._note(job, target)
-        member = self.members[target.index]
-        if member.scheduler.fits(job) and self._fits(request):
-            member.submit(job)
+        core = self.cores[target.index]
+        if core.scheduler.fits(job) and self._fits(request):
+            core.submit(job)
         else:
-            member.record(job, REJECTED)
+            core.record(job, REJECTED)
 
     def _fits(self, request: Request) -> bool:
         kinds = self._kinds.values()
-        return all(self.members[index].scheduler.fits(request) for index in kinds)
+        return all(self.cores[index].scheduler.fits(request) for index in kinds)
 
     def _tell(self, target: Target, request: Request) -> None:
         """Pass a prompt that is computed on to a consumer; all else goes to the client."""
@@ -176,7 +176,7 @@ class DisaggregatedFleet(Fleet):
         handoff.consumer = target
         self._note(request, target)
         self._placed.append(handoff)
-        self.members[target.index].submit(request)
+        self.cores[target.index].submit(request)
 
     def _asked(self, number: int, request: Request, found: int) -> None:
         """Take note that a consumer has blocks for a request."""
@@ -195,7 +195,7 @@ class DisaggregatedFleet(Fleet):
         self._asking.clear()
         for handoff in self._placed:
             if handoff.asked == handoff.placed and handoff.consumer is not None:
-                self.members[handoff.consumer.index].log.joined.pop()  # it has not waited
+                self.cores[handoff.consumer.index].log.joined.pop()  # it has not waited
         self._placed.clear()
 
     def _moved(self, handoff: Handoff) -> None:
@@ -203,14 +203,14 @@ class DisaggregatedFleet(Fleet):
         assert handoff.consumer is not None
         self._release(handoff)
         if self._consumer(handoff.consumer).arrived(handoff.request):
-            self.members[handoff.consumer.index].wake()
+            self.cores[handoff.consumer.index].wake()
 
     def _release(self, handoff: Handoff) -> None:
         target = handoff.producer
         scheduler = self._producer(target)
         scheduler.sent(handoff.job)
         if scheduler.waiting:
-            self.members[target.index].wake()
+            self.cores[target.index].wake()
         self._tell_idle(target)
 
     def _tell_idle(self, target: Target) -> None:
@@ -242,7 +242,7 @@ class DisaggregatedFleet(Fleet):
             lost += self._lose_producer(target)
         else:
             self._lose_consumer(target, lost)
-        self.members[target.index].crash(*schedulers)
+        self.engines[target.index].crash(*schedulers)
         target.outstanding = target.tokens = target.used = 0
         for id in lost:
             del self._at[id]
@@ -255,7 +255,7 @@ class DisaggregatedFleet(Fleet):
         for handoff in moving:
             assert handoff.consumer is not None
             self._consumer(handoff.consumer).failed(handoff.request)
-            self.members[handoff.consumer.index].wake()
+            self.cores[handoff.consumer.index].wake()
         lost = []
         for id, handoff in list(self._handoffs.items()):
             if handoff.producer is not target or handoff.state == "here":
@@ -273,7 +273,7 @@ class DisaggregatedFleet(Fleet):
         consumer.used = max(consumer.used - -(-request.prompt_tokens // consumer.block_size), 0)
         self.router.changed(consumer)
         if handoff.state == "waiting":
-            self.members[consumer.index].cancel(request)
+            self.cores[consumer.index].cancel(request)
         self._tell_idle(consumer)
 
     def _lose_consumer(self, target: Target, lost: list[int]) -> None:
@@ -287,8 +287,8 @@ class DisaggregatedFleet(Fleet):
 
     def abandon(self) -> list[Request]:
         left = super().abandon()
-        for member in self.members:
-            if isinstance(member.scheduler, Consumer):
-                for request in member.scheduler.wanted():
-                    member.record(request, UNFINISHED)
+        for core in self.cores:
+            if isinstance(core.scheduler, Consumer):
+                for request in core.scheduler.wanted():
+                    core.record(request, UNFINISHED)
         return left

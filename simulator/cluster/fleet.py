@@ -10,24 +10,22 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf, nextafter
-from typing import TypeVar
 
 import simpy
 
-from simulator.cluster.async_lock_step import AsyncLockStep, AsyncRank
-from simulator.cluster.data_parallel import Ranks
+from simulator.cluster.clock import FleetClock
+from simulator.cluster.data_parallel import DataParallelServer, LockStepLoop
 from simulator.cluster.load_balancer import Balancer
-from simulator.cluster.lock_step import LockStep, Rank
-from simulator.cluster.members import AsyncMember, Clock, Member
 from simulator.cluster.routers import Router, Target
 from simulator.core.alarm import Alarm
 from simulator.core.executor import Executor
 from simulator.core.log import Log
 from simulator.core.request import Request
 from simulator.costs.data_parallel import JointStep
+from simulator.engine.core import EngineCore
+from simulator.engine.loop import EngineLoop
+from simulator.engine.replica import Replica
 from simulator.schedulers.vllm.scheduler import Scheduler
-
-M = TypeVar("M", bound=Member)
 
 COUNTERS = (
     *("refused_tries", "timed_out_tries", "retries"),
@@ -52,14 +50,14 @@ class Fleet:
         self.on_finish: Callable[[Request], None] | None = None
         self.on_idle: Callable[[Target], None] | None = None
         self.targets: list[Target] = []
-        self.members: list[Member] = []  # the engine cores, by number
-        self.engines: list[Member | Ranks] = []  # behind each target
-        self.owners: list[Target] = []  # of each member
+        self.cores: list[EngineCore] = []  # by number
+        self.engines: list[Replica | DataParallelServer] = []  # behind each target
+        self.owners: list[Target] = []  # of each core
         self.open: dict[int, Target] = {}
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.sent_again: dict[int, float] = {}  # s, when a request was last sent once more
         self._sessions = sessions
-        self._clock = Clock(env, self._ring)
+        self._clock = FleetClock(env, self._ring)
         self._ended: list[tuple[Target, Request]] | None = None  # while steps end
         self._at: dict[int, tuple[Request, Target | None]] = {}  # by id; None: it is held
         self._held: deque[Request] = deque()  # while no replica is open
@@ -69,16 +67,14 @@ class Fleet:
     @property
     def logs(self) -> list[Log]:
         """The facts, a log for each engine core."""
-        return [member.log for member in self.members]
+        return [core.log for core in self.cores]
 
     def add(
         self, group: str, scheduler: Scheduler, executor: Executor, *, leap: bool = True
     ) -> Target:
         """Add a replica, which is not open yet."""
-        kind = AsyncMember if scheduler.overlaps else Member
-        member = kind(self.env, scheduler, executor, leap=leap)
-        self._clock.add(member)
-        return self._target(group, member, [member])
+        replica = Replica(self.env, scheduler, executor, leap=leap, timer=self._clock.timer)
+        return self._target(group, replica, [replica])
 
     def add_server(
         self,
@@ -94,38 +90,27 @@ class Fleet:
 
         With `joint` they go in lock-step.
         """
-        made = partial(self._ranks, schedulers, executor, leap)
-        overlaps = schedulers[0].overlaps
-        engine: Ranks
+        env, timer = self.env, self._clock.timer
+        loops: list[EngineLoop]
         if joint is None:
-            members: Sequence[Member] = made(AsyncMember if overlaps else Member)
-            for member in members:
-                self._clock.add(member)
-            engine = Ranks(self.env, members, balancer)
-        elif overlaps:
-            engine = AsyncLockStep(self.env, made(AsyncRank), balancer, joint)
-            self._clock.add(engine)
+            loops = [Replica(env, one, executor, leap=leap, timer=timer) for one in schedulers]
         else:
-            engine = LockStep(self.env, made(Rank), balancer, joint)
-            self._clock.add(engine)
-        return self._target(name, engine, engine.members)
+            cores = [EngineCore(env, one, executor, leap=leap) for one in schedulers]
+            loops = [LockStepLoop(env, cores, joint, timer)]
+        server = DataParallelServer(env, loops, balancer)
+        return self._target(name, server, server.cores)
 
-    def _ranks(
-        self, schedulers: Sequence[Scheduler], executor: Executor, leap: bool, kind: type[M]
-    ) -> list[M]:
-        return [kind(self.env, scheduler, executor, leap=leap) for scheduler in schedulers]
-
-    def _target(self, group: str, engine: Member | Ranks, members: Sequence[Member]) -> Target:
-        caches = [member.scheduler.blocks for member in members]
+    def _target(
+        self, group: str, engine: Replica | DataParallelServer, cores: Sequence[EngineCore]
+    ) -> Target:
+        caches = [core.scheduler.blocks for core in cores]
         usable = sum(blocks.usable for blocks in caches)
         target = Target(len(self.targets), group, caches[0].block_size, usable)
         engine.on_finish = partial(self._end, target)
-        for member in members:
-            member.dropped = {}
-        self.members += members
+        self.cores += cores
         self.targets.append(target)
         self.engines.append(engine)
-        self.owners += [target] * len(members)
+        self.owners += [target] * len(cores)
         return target
 
     def let_in(self, target: Target) -> None:
@@ -231,14 +216,14 @@ class Fleet:
         clock = self._clock
         while due := clock.due(now):
             ended = self._ended = []
-            for member in due:
-                member.land(now)
+            for timer in due:
+                timer.loop.end_steps(now)
             self._ended = None
             if ended:
                 self._deliver(ended)
-            for member in due:
-                member.take(now)
-                member.begin(now)
+            for timer in due:
+                timer.take(now)
+                timer.loop.begin_steps(now)
 
     def _deliver(self, ended: list[tuple[Target, Request]]) -> None:
         """Tell the router of all that ended at this instant, then the client."""
@@ -289,6 +274,6 @@ class Fleet:
 
         Return those that wait for a replica.
         """
-        for member in self.members:
-            member.abandon()
+        for timer in self._clock.timers:
+            timer.loop.abandon()
         return [request for request in self._held if self._at.get(request.id) == (request, None)]

@@ -209,7 +209,7 @@ class Autoscaler:
         if metric == "queue_depth":
             value = sum(engines[target.index].queued for target in up) / len(up)
         else:
-            used = sum(engines[t.index].blocks_used(now) / t.blocks for t in up)
+            used = sum(engines[t.index].blocks_used / t.blocks for t in up)
             value = used / len(up)
         return value / self.block.target
 

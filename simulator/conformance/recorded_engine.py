@@ -1,10 +1,13 @@
 """Headway's own engine under observation: it behaves as in a simulation, and tells a recorder."""
 
+from collections.abc import Sequence
+
 from simulator.conformance.cases import StepTime
 from simulator.conformance.recorder import Recorder
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request, Step
-from simulator.engine.async_replica import AsyncReplica, Flight
+from simulator.engine.core import ScheduledStep
+from simulator.engine.loop import EngineLoop
 from simulator.engine.replica import Replica
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
@@ -82,81 +85,76 @@ class RecordedClock:
         return [first + more * k for k in range(repeats)]
 
 
-class _Recorded(Replica):
-    """A replica that takes whatever comes and tells who came and who finished."""
+class RecordedReplica(Replica):
+    """A replica that takes whatever comes, and tells who came, who finished and each outcome."""
 
     recorder: Recorder
 
     def submit(self, request: Request) -> None:
-        may_admit = self.scheduler.add(request)
+        changes = self.scheduler.add(request)
         self.recorder.queue_changed()
-        self._arrived(may_admit)
+        self.arrived(self, changes=changes)
 
     def _end(self, request: Request) -> None:
         self.recorder.finished.append(request.id)
         super()._end(request)
 
-    def cut(self) -> None:
-        """Tell of the steps that are over when a case is cut short."""
-
-
-class RecordedReplica(_Recorded):
-    """Tells of each outcome."""
-
     def _rest(self, now: float) -> None:
         """Wait for the next arrival; tell of a step that only preempted."""
         if self.scheduler.preempted:
             self.recorder.add_step(Step([]))
-            self.recorder.write_outcome([int(now + self.nap)])
+            self.recorder.write_outcome([int(now + self.empty_step_seconds)])
             super()._rest(now)
 
-    def _commit(self, step: Step) -> None:
+    def commit(
+        self, scheduled: ScheduledStep, decided: float, start: float, ends: Sequence[float]
+    ) -> None:
         recorder = self.recorder
         recorder.blocks.clear()
-        super()._commit(step)
-        recorder.add_leap(recorder.pending[0], len(self._ends) - 1)
-        recorder.write_outcome(self._ends)
+        super().commit(scheduled, decided, start, ends)
+        recorder.add_leap(recorder.pending[0], len(ends) - 1)
+        recorder.write_outcome(ends)
+
+    def cut(self) -> None:
+        """Tell of the steps that are over when a case is cut short."""
 
 
-class RecordedAsyncReplica(_Recorded, AsyncReplica):
+class RecordedAsyncReplica(RecordedReplica):
     """The same with two batches in flight."""
 
     def _rest(self, now: float) -> None:
-        """Wait for the next arrival."""
-        if self.scheduler.preempted:
-            super()._rest(now)
-
-    def _launch(self, step: Step, now: float) -> Flight:
-        flight = super()._launch(step, now)
-        self.recorder.pending[-1].start = int(flight.start)
-        self.recorder.write_empty()
-        return flight
-
-    def _wait(self, now: float) -> None:
-        recorder = self.recorder
+        """Wait for the batch in flight or the next arrival; tell of a step that only preempted."""
+        recorder, queue = self.recorder, self.batch_queue
         recorder.write_empty()
         if self.scheduler.preempted:
             recorder.add_step(Step([]))
             recorder.empty = recorder.pending.pop()
-            if self._flights:
-                recorder.empty.start = int(self._flights[-1].ends[-1])
-        super()._wait(now)
+            if queue:
+                recorder.empty.start = int(queue[-1][3][-1])
+        if queue or self.scheduler.preempted:
+            EngineLoop._rest(self, now)
 
-    def _settle(self, flight: Flight) -> None:
-        if flight.settled:
-            return
+    def execute(self, scheduled: ScheduledStep, start: float) -> list[float]:
+        ends = super().execute(scheduled, start)
+        self.recorder.pending[-1].start = int(start)
+        self.recorder.write_empty()
+        return ends
+
+    def repeat(self, scheduled: ScheduledStep, times: int) -> None:
         recorder = self.recorder
         recorder.blocks.clear()
-        super()._settle(flight)
-        recorder.add_leap(recorder.pending[-1], len(flight.ends) - 1)
+        super().repeat(scheduled, times)
+        recorder.add_leap(recorder.pending[-1], times)
 
-    def _land(self, flight: Flight) -> None:
-        super()._land(flight)
-        self.recorder.write_outcome(flight.ends)
+    def commit(
+        self, scheduled: ScheduledStep, decided: float, start: float, ends: Sequence[float]
+    ) -> None:
+        Replica.commit(self, scheduled, decided, start, ends)
+        self.recorder.write_outcome(ends)
 
     def cut(self) -> None:
         recorder = self.recorder
         if recorder.pending and len(recorder.pending[0].blocks) > 1:
             leap = recorder.pending[0]
-            recorder.write_outcome(self._flights[0].ends[:-1])
+            recorder.write_outcome(self.batch_queue[0][3][:-1])
             recorder.pending.append(leap)

@@ -59,8 +59,8 @@ class Replay:
         scheduler = self._make_scheduler(installed)
         scheduler.recorder, recorder.scheduler = recorder, scheduler
         replica = RecordedAsyncReplica if asynchronous else RecordedReplica
-        clock, nap = RecordedClock(recorder, case.step_time), case.step_time.empty_ns
-        self._engine = replica(self._env, scheduler, clock, leap=leap, nap=nap)
+        clock, empty = RecordedClock(recorder, case.step_time), case.step_time.empty_ns
+        self._engine = replica(self._env, scheduler, clock, leap=leap, empty_step_seconds=empty)
         self._engine.recorder = recorder
         self._arrivals = deque(sorted(self.requests, key=lambda r: (r.arrival, r.id)))
         self._alarm = Alarm(self._env, self._arrive)

@@ -210,6 +210,8 @@ class RunMetrics:
         own = {"schema": SCHEMA, **info}
         own |= self.engines.gauges(high - low)
         own |= self.engines.copies(self._swap_time)
+        if self.total is not None:  # a streamed run names it after the other copies
+            own["swap_time"] = own.pop("swap_time")
         own |= self.engines.utilizations(high - low)
         own |= self._steady.summary()
         if self.cluster is not None:

@@ -83,7 +83,7 @@ def run_cluster(
     if interrupted:
         fleet.abandon()
     tidy(fleet)
-    for member in fleet.members:
+    for member in fleet.cores:
         if (tier := member.scheduler.blocks.tier) is not None:
             member.log.offloaded = tier.stored
     sent = np.frombuffer(client.sent)

@@ -12,8 +12,8 @@ import simpy
 from simulator.core.alarm import Alarm
 from simulator.core.executor import Executor
 from simulator.core.log import REQUEST
-from simulator.engine.async_replica import make_replica
 from simulator.engine.client import Writer
+from simulator.engine.replica import Replica
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Floats, Ints, Workload
 
@@ -36,7 +36,7 @@ class Lane:
         self, scheduler: Scheduler, executor: Executor, mail: Mail, *, leap: bool = True
     ) -> None:
         self.env = simpy.Environment()
-        self.replica = make_replica(self.env, scheduler, executor, leap=leap)
+        self.replica = Replica(self.env, scheduler, executor, leap=leap)
         self.log = self.replica.log
         self._write = Writer(mail.requests).write
         self._times, self._stamps = mail.times.data, mail.stamps.data

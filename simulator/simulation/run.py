@@ -11,7 +11,6 @@ import simpy
 from simulator.core.log import REJECTED
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import Noise
-from simulator.engine.async_replica import make_replica
 from simulator.engine.client import Client
 from simulator.engine.drive import drive
 from simulator.engine.replica import Replica
@@ -64,7 +63,7 @@ def run(
         workload.check()
     scheduler = make_scheduler(scenario, parts, workload.segments is not None)
     env = simpy.Environment()
-    replica = make_replica(env, scheduler, parts.cost, leap=not stepwise)
+    replica = Replica(env, scheduler, parts.cost, leap=not stepwise)
     try:
         return play(scenario, parts, workload, replica, progress)
     except Exception as error:

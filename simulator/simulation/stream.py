@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import simpy
 
-from simulator.engine.async_replica import make_replica
+from simulator.engine.core import EngineCore
 from simulator.engine.replica import Replica
 from simulator.engine.stream_client import Chunk, StreamClient
 from simulator.results.metrics import RunMetrics, run_info
@@ -38,7 +38,7 @@ class Stream:
 
     env: simpy.Environment
     client: StreamClient
-    engines: Sequence[Replica]
+    engines: Sequence[EngineCore]
     parts: Sequence[Parts]  # of each engine
     metrics: RunMetrics
     fleet: "Fleet | None" = None
@@ -168,7 +168,7 @@ def _set_up(scenario: Scenario, *, leap: bool) -> Stream:
     shares = first.segments is not None
     if cluster is None:
         made = assemble(scenario)
-        replica = make_replica(env, make_scheduler(scenario, made, shares), made.cost, leap=leap)
+        replica = Replica(env, make_scheduler(scenario, made, shares), made.cost, leap=leap)
         client = StreamClient(env, total, size, parts, replica.submit)
         replica.on_finish = client.finished
         metrics = RunMetrics(scenario, first, [made], total=total)
@@ -183,4 +183,4 @@ def _set_up(scenario: Scenario, *, leap: bool) -> Stream:
         lambda submit: StreamClient(env, total, size, parts, submit),
     )
     metrics = RunMetrics(scenario, first, story.parts, cluster=story, total=total)
-    return Stream(env, client, fleet.members, story.parts, metrics, fleet, story)
+    return Stream(env, client, fleet.cores, story.parts, metrics, fleet, story)

@@ -13,8 +13,8 @@ from simpy.core import EmptySchedule
 
 from simulator.core.log import Log
 from simulator.core.request import Request, Step
-from simulator.engine.async_replica import make_replica
 from simulator.engine.client import Client
+from simulator.engine.replica import Replica
 from simulator.scenario import assemble, make_scheduler
 from simulator.scenario.assemble import Parts
 from simulator.scenario.load import check_scenario
@@ -134,7 +134,7 @@ class PolicyUnderTest:
         scheduler = self.make(case)
         run = Run(Log(0, 1), scheduler)
         cost = LeapingCost(run) if leap else RecordingCost(run)
-        replica = make_replica(env, scheduler, cost, leap=leap)
+        replica = Replica(env, scheduler, cost, leap=leap)
         run.log = replica.log
 
         def submit(request: Request) -> None:

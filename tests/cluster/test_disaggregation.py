@@ -157,7 +157,7 @@ def test_laws_hold(load, make, clock, first, second, link, routers, blocks, clie
     assert leapt.gate.log.request_rows == stepped.gate.log.request_rows
     assert leapt.life.paid == stepped.life.paid
     _check_ends(leapt, len(load))
-    for member, target in zip(leapt.fleet.members, leapt.fleet.targets, strict=True):
+    for member, target in zip(leapt.fleet.cores, leapt.fleet.targets, strict=True):
         scheduler = member.scheduler
         assert scheduler.blocks.free == scheduler.blocks.usable
         assert not scheduler.running
@@ -240,7 +240,7 @@ def test_who_waits_for_its_kv_takes_no_seat_and_then_comes_first() -> None:
     assert moved(seen)[1] == (1.0, 1.0, 2.0, 3.25, 5.25, 2, 0)
     # The third is ready at 2.0, before the first has the seat: it asks, and comes third.
     assert moved(seen)[2] == (2.0, 2.0, 3.0, 4.25, 7.25, 2, 0)
-    assert seen.fleet.members[1].scheduler.max_num_seqs == 1
+    assert seen.fleet.cores[1].scheduler.max_num_seqs == 1
 
 
 def test_a_full_batch_asks_for_nothing() -> None:
@@ -292,7 +292,7 @@ def test_a_client_that_gives_up_leaves_nothing(patience: float, transfers: int) 
     reasons = [REASONS[row["reason"]] for row in seen.gate.log.requests]
     assert reasons[0] == "timeout"
     assert seen.fleet.links[0].transfers == transfers + (len(reasons) == 1 or patience > 1)
-    for member in seen.fleet.members:
+    for member in seen.fleet.cores:
         assert member.scheduler.blocks.free == member.scheduler.blocks.usable
 
 

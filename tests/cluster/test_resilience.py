@@ -130,7 +130,7 @@ def test_laws_hold_in_trouble(
     assert leapt.life.paid == stepped.life.paid
     ids = np.concatenate([log.requests["id"] for log in (*leapt.fleet.logs, leapt.gate.log)])
     assert sorted(ids.tolist()) == list(range(len(load)))
-    for member, target in zip(leapt.fleet.members, leapt.fleet.owners, strict=True):
+    for member, target in zip(leapt.fleet.cores, leapt.fleet.owners, strict=True):
         blocks_left = member.scheduler.blocks
         assert blocks_left.free == blocks_left.usable
         assert not member.scheduler.running

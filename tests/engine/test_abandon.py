@@ -5,7 +5,6 @@ import pytest
 import simpy
 
 from simulator.core.log import REASONS
-from simulator.engine.async_replica import make_replica
 from simulator.engine.client import Client
 from simulator.engine.replica import Replica
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
@@ -21,7 +20,7 @@ def stopped(leap: bool, at: float, scheduler: Scheduler, **more: object) -> tupl
     """Run four requests until `at`, and write down what is there."""
     env = simpy.Environment()
     load = workload((0, 4, 100), (0, 4, 3), (0.5, 9, 100), (20, 4, 1), **more)
-    replica = make_replica(env, scheduler, Clock(), leap=leap)
+    replica = Replica(env, scheduler, Clock(), leap=leap)
     client = Client(env, load, replica.submit)
     replica.on_finish = client.finished
     env.run(until=at)

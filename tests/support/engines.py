@@ -8,8 +8,8 @@ import simpy
 
 from simulator.core.log import Log
 from simulator.core.request import Step
-from simulator.engine.async_replica import make_replica
 from simulator.engine.client import Client
+from simulator.engine.replica import Replica
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.predictor import Noisy
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -53,7 +53,7 @@ def play(
 ) -> tuple[Log, Client]:
     """Run a workload to its end on one replica, with lengths predicted `sigma` wrong."""
     env = simpy.Environment()
-    replica = make_replica(env, scheduler, clock or Clock(), leap=leap)  # type: ignore[arg-type]
+    replica = Replica(env, scheduler, clock or Clock(), leap=leap)  # type: ignore[arg-type]
     predictor = Noisy(sigma).predictor(load, np.random.default_rng(0))
     client = Client(env, load, replica.submit, predictor)
     replica.on_finish = client.finished

@@ -1,0 +1,204 @@
+"""An engine core: a scheduler, the executor of its steps, and the log of what came of them.
+
+When it schedules is up to an `EngineLoop` (`loop.py`).
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Protocol
+
+import simpy
+
+from simulator.core.executor import CanLeap, Executor
+from simulator.core.log import LENGTH, REJECTED, STOP, UNFINISHED, Log, pack_request, pack_step
+from simulator.core.request import Request, Step
+from simulator.schedulers.vllm.scheduler import LONGEST_LEAP, Scheduler
+
+ScheduledStep = tuple[Step, tuple[int, ...]]
+"""A step, and what the log says of it beside its times."""
+
+
+class Loop(Protocol):
+    """Lets engine cores schedule, as an engine core sees it."""
+
+    def arrived(self, core: "EngineCore", *, changes: bool) -> None:
+        """Wake up for a new request; `changes`: the next step may differ for it."""
+
+    def computes(self, core: "EngineCore") -> bool:
+        """Say whether the core has a part in the last step in flight."""
+
+    def repeats_scheduled(self, core: "EngineCore") -> int:
+        """Count the repeats of its step in flight that have been scheduled by now."""
+
+
+class EngineCore:
+    """Whatever is submitted to it gets scheduled and executed.
+
+    `on_finish(request)` is called at the moment a request ends or is rejected; it may submit
+    others, which the next step sees. `leap=False` executes every step by itself.
+    """
+
+    loop: Loop
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        leap: bool = True,
+    ) -> None:
+        self.env = env
+        self.scheduler = scheduler
+        self.executor = executor
+        self.leaper = executor if leap and isinstance(executor, CanLeap) else None
+        self.on_finish: Callable[[Request], None] | None = None
+        if getattr(executor, "reads_longest", False):
+            scheduler.track_longest()
+        self.log = Log(
+            scheduler.blocks.usable,
+            scheduler.blocks.block_size,
+            scheduler.reserves,
+            run_rows=scheduler.running.runs,
+            pause_rows=scheduler.running.pauses,
+            draft_rows=scheduler.drafts,
+        )
+        self.cancelled: dict[Request, None] = {}  # to leave when the step in flight ends
+        self._unlogged = 0  # preemptions by empty steps
+
+    def submit(self, request: Request) -> None:
+        """Take a request in, now."""
+        scheduler = self.scheduler
+        if not scheduler.fits(request):
+            self.record(request, REJECTED)
+            return
+        self.log.joined.append(self.env.now)
+        self.loop.arrived(self, changes=scheduler.add(request))
+
+    def schedule(self, now: float) -> ScheduledStep | None:
+        """Schedule the next step; None: there is nothing to do."""
+        scheduler = self.scheduler
+        step = scheduler.schedule(now)
+        if not step.decodes and not step.prefills:
+            if scheduler.next_wakeup() is None:
+                self._unlogged += scheduler.preempted
+            return None
+        row = scheduler.account(step)
+        if self._unlogged:
+            row = (*row[:-1], row[-1] + self._unlogged)
+            self._unlogged = 0
+        return step, row
+
+    def repeats(self, scheduled: ScheduledStep | None) -> int:
+        """Count how often the step just scheduled is sure to repeat if nobody arrives."""
+        if scheduled is None:
+            return 1 if self.scheduler.waiting or self.scheduler.running else LONGEST_LEAP
+        return 1 if self.leaper is None else self.scheduler.horizon(scheduled[0])
+
+    def execute(self, scheduled: ScheduledStep, start: float) -> list[float]:
+        """Say when the step just scheduled and its sure repeats end, if it begins at `start`."""
+        leaper, step = self.leaper, scheduled[0]
+        if leaper is None or (repeats := self.scheduler.horizon(step)) == 1:
+            return [start + self.executor.execute(step)]
+        return list(accumulate(leaper.leap(step, repeats), initial=start))[1:]
+
+    def commit(
+        self, scheduled: ScheduledStep, decided: float, start: float, ends: Sequence[float]
+    ) -> None:
+        """Take in the outcome of a step and its repeats, which ended at `ends`, s."""
+        step, row = scheduled
+        log, scheduler = self.log, self.scheduler
+        log.step_rows += pack_step(start, ends[-1], len(ends), *row)
+        if scheduler.overlaps:
+            log.decided.append(decided)
+        if step.copies:
+            log.record_swaps(start, step)
+        if step.decodes > len(step.singles or ()):
+            log.tick_ends.extend(ends)
+        for request in scheduler.commit(step, ends):
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        self.record(request, STOP if request.generated == request.output_tokens else LENGTH)
+
+    def record(self, request: Request, reason: int) -> None:
+        """Write down that a request has ended, and tell whoever wants to know."""
+        if request in self.cancelled:  # it ended as it was about to leave: nobody cares
+            self.scheduler.forget(request)
+            return
+        self.log.request_rows += pack_request(
+            request.first_scheduled,
+            request.first_token,
+            request.finish,
+            request.id,
+            request.preemptions,
+            request.cached,
+            request.generated,
+            reason,
+        )
+        if self.on_finish is not None:
+            self.on_finish(request)
+
+    def record_unfinished(self) -> None:
+        """Write down the requests that are still here."""
+        scheduler = self.scheduler
+        while scheduler.waiting:
+            self.record(scheduler.waiting.take(), UNFINISHED)
+        for request in scheduler.running:
+            if request.finish < 0:
+                scheduler.close(request)
+                self.record(request, UNFINISHED)
+
+    def cancel(self, request: Request) -> None:
+        """Let a request go at the end of the step in flight."""
+        if self.loop.computes(self):
+            self.cancelled[request] = None
+            self.wake()
+        else:
+            self.scheduler.cancel(request)
+
+    def drop_cancelled(self) -> None:
+        """Let the cancelled requests go: the step in flight has ended."""
+        for request in self.cancelled:
+            if request.finish < 0:
+                self.scheduler.cancel(request)
+        self.cancelled.clear()
+
+    def wake(self) -> None:
+        """Decide anew at the end of the step in flight, or now."""
+        self.loop.arrived(self, changes=True)
+
+    def restart(self, scheduler: Scheduler) -> list[Request]:
+        """Go on with another scheduler; return the requests of the old one, which are lost."""
+        old, log = self.scheduler, self.log
+        lost = [request for request in old.running if request.finish < 0]
+        while old.waiting:
+            lost.append(old.waiting.take())
+        lost = [request for request in lost if request not in self.cancelled]
+        self.cancelled.clear()
+        self.scheduler = scheduler
+        log.emptied.append(self.env.now)
+        running = scheduler.running
+        running.runs, running.pauses = log.run_rows, log.pause_rows
+        scheduler.drafts = log.draft_rows
+        scheduler.decodes.tick = log.ticks_before + len(log.tick_ends)
+        return lost
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return len(self.scheduler.waiting)
+
+    @property
+    def used(self) -> int:
+        """KV blocks in use, between two steps."""
+        blocks = self.scheduler.blocks
+        return blocks.usable - blocks.free
+
+    @property
+    def blocks_used(self) -> int:
+        """KV blocks in use before anything happens at this instant, also within a leap."""
+        first = 0 if self.scheduler.overlaps else 1  # the first step's blocks are taken already
+        return self.used + self.scheduler.decodes.blocks(
+            self.loop.repeats_scheduled(self), skip=first
+        )

@@ -1,0 +1,261 @@
+"""Schedule, execute, commit, for ever: an engine's loop on a SimPy clock.
+
+Where the executor can leap and the scheduler is sure that a step repeats, the engine sleeps
+through all repeats at once; an arrival that may change the next step cuts the leap short at the
+end of the step in flight. Stepwise and leaping runs agree to the last bit, since both add up the
+same durations one after the other.
+
+An asynchronous scheduler has two batches in flight (vLLM's `EngineCore.step_with_batch_queue`): the
+next one is scheduled as soon as fewer are, and waits for the GPU while one runs. So the batch that
+runs was decided when the one before it began. Where nothing can be scheduled, the engine waits for
+the batch in flight and then sleeps a millisecond.
+"""
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import simpy
+
+from simulator.core.alarm import LATE, Alarm
+from simulator.core.request import Request
+from simulator.engine.core import EngineCore
+from simulator.schedulers.vllm.scheduler import Scheduler
+
+EMPTY_STEP_SECONDS = 0.001
+"""How long vLLM's EngineCore sleeps after a step in which it could schedule nothing."""
+
+InFlight = tuple[Any, float, float, list[float]]
+"""What is computed, when it was decided, when it begins, when it and each of its repeats end."""
+
+
+class Timer(Protocol):
+    """Wakes a loop: calls its `end_steps` and `begin_steps`."""
+
+    def set(self, when: float) -> None:
+        """Wake the loop at `when`, and at no other time."""
+
+    def cancel(self) -> None:
+        """Do not wake the loop."""
+
+
+class LoopTimer:
+    """The timer of a loop that shares its clock with no other."""
+
+    def __init__(self, loop: "EngineLoop") -> None:
+        self._loop = loop
+        # A request that arrives just as a step ends is seen by the next one, hence late.
+        self._alarm = Alarm(loop.env, self._ring, LATE)
+        self._when = -1.0  # -1: it is not set
+
+    def set(self, when: float) -> None:
+        """Wake the loop at `when`, and at no other time."""
+        if self._when >= 0:
+            self.cancel()
+        self._when = when
+        self._alarm.set(when)
+
+    def cancel(self) -> None:
+        """Do not wake the loop: the old alarm will come off to no effect."""
+        self._when = -1.0
+        self._alarm = Alarm(self._loop.env, self._ring, LATE)
+
+    def _ring(self, alarm: simpy.Event) -> None:
+        if alarm is self._alarm:
+            now, self._when = self._when, -1.0
+            self._loop.end_steps(now)
+            self._loop.begin_steps(now)
+
+
+class EngineLoop(ABC):
+    """Lets engine cores schedule, all at once, and execute what they have scheduled.
+
+    `timer(loop)` makes what wakes it. After a step that could only preempt it sleeps
+    `empty_step_seconds`. What is scheduled at once, a step or one for each core, is a value that
+    only the subclass looks into.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        cores: Sequence[EngineCore],
+        *,
+        timer: Callable[["EngineLoop"], Timer] = LoopTimer,
+        empty_step_seconds: float = EMPTY_STEP_SECONDS,
+    ) -> None:
+        self.env = env
+        self.cores = cores
+        self.empty_step_seconds = empty_step_seconds
+        self.batch_queue: deque[InFlight] = deque()
+        self.batch_queue_size = 2 if cores[0].scheduler.overlaps else 1
+        self._timer = timer(self)
+        self._due = -1.0  # when it is to go on, or just has; -1: it rests
+        self._leaping = False  # repeats of the last step in flight may still be called off
+        self._pausing = False
+        self._starved = False  # the last step was empty
+        for core in cores:
+            core.loop = self
+
+    @abstractmethod
+    def schedule(self, now: float) -> Any | None:
+        """Schedule the next step; None: there is nothing to do."""
+
+    @abstractmethod
+    def execute(self, scheduled: Any, start: float) -> list[float]:
+        """Say when the step just scheduled and its sure repeats end, if it begins at `start`."""
+
+    @abstractmethod
+    def commit(self, scheduled: Any, decided: float, start: float, ends: Sequence[float]) -> None:
+        """Take in the outcome of a step and its repeats, which ended at `ends`, s."""
+
+    @abstractmethod
+    def repeat(self, scheduled: Any, times: int) -> None:
+        """Let the step just scheduled be scheduled so many times more."""
+
+    @abstractmethod
+    def computes(self, core: EngineCore) -> bool:
+        """Say whether the core has a part in the last step in flight."""
+
+    def arrived(self, core: EngineCore, *, changes: bool) -> None:
+        """Wake up for a new request; `changes`: the next step may differ for it."""
+        if not self.batch_queue:
+            if self._due != self.env.now and not self._pausing:
+                self._sleep(self.env.now)
+        elif self._leaping and (changes or not self.computes(core)):
+            self._shorten()
+
+    def repeats_scheduled(self, core: EngineCore) -> int:
+        """Count the repeats of its step in flight that have been scheduled by now."""
+        return self._scheduled() - 1 if self._leaping and self.computes(core) else 0
+
+    def _scheduled(self) -> int:
+        """Count the steps of the leap in flight that have been scheduled by now."""
+        _, _, start, ends = self.batch_queue[-1]
+        if len(self.batch_queue) > 1 and start >= self.env.now:
+            return 1
+        return bisect_left(ends, self.env.now) + self.batch_queue_size
+
+    def _shorten(self) -> None:
+        """Shorten a leap to the steps that have been scheduled by now."""
+        keep, ends = self._scheduled(), self.batch_queue[-1][3]
+        if keep < len(ends):
+            del ends[keep:]
+            self._leaping = keep > 1
+            self._sleep(self._next())
+
+    def _next(self) -> float:
+        """Say when the step after those in flight is scheduled."""
+        if self._leaping:
+            return self.batch_queue[-1][3][-self.batch_queue_size]
+        return self.batch_queue[0][3][-1]
+
+    def _sleep(self, when: float) -> None:
+        self._due = when
+        self._timer.set(when)
+
+    def end_steps(self, now: float) -> None:
+        """Take in the outcome of the steps that are over."""
+        queue = self.batch_queue
+        while queue:
+            scheduled, decided, start, ends = queue[0]
+            if ends[-1] > now:
+                break
+            queue.popleft()
+            self.commit(scheduled, decided, start, ends)
+        for core in self.cores:
+            if core.cancelled:
+                core.drop_cancelled()
+
+    def begin_steps(self, now: float) -> None:
+        """Schedule as many batches as may be in flight, or rest."""
+        self._pausing = False
+        queue = self.batch_queue
+        if self._leaping:
+            self._end_leap()
+        if self._starved:
+            self._starved = False
+            if any(core.scheduler.running or core.scheduler.waiting for core in self.cores):
+                self._pause(now)
+                return
+        size = self.batch_queue_size
+        start = queue[-1][3][-1] if queue else now
+        for _ in range(size - len(queue)):
+            scheduled = self.schedule(now)
+            if scheduled is None:
+                self._rest(now)
+                return
+            ends = self.execute(scheduled, start)
+            queue.append((scheduled, now, start, ends))
+            if len(ends) > 1:
+                self._leaping = True
+                self._sleep(ends[-size])
+                return
+            start = ends[0]
+        self._sleep(queue[0][3][-1])
+
+    def _end_leap(self) -> None:
+        """Let the schedulers, where they schedule ahead, know of all steps of a leap."""
+        self._leaping = False
+        if self.batch_queue:
+            scheduled, _, _, ends = self.batch_queue[-1]
+            self.repeat(scheduled, len(ends) - 1)
+
+    def _rest(self, now: float) -> None:
+        """Wait for the batch in flight, for an arrival, or until what waits may start."""
+        schedulers = [core.scheduler for core in self.cores]
+        due = [when for one in schedulers if (when := one.next_wakeup()) is not None]
+        if self.batch_queue:
+            self._starved = True
+            self._sleep(self._next())
+        elif due:
+            self._sleep(max(min(due), now))
+        elif any(one.preempted for one in schedulers):
+            self._pause(now)
+        elif any(one.waiting and not one.awaits_transfer for one in schedulers):
+            raise RuntimeError(f"the scheduler does nothing though requests wait, at {now} s")
+        else:
+            self._due = -1.0
+
+    def _pause(self, now: float) -> None:
+        self._pausing = True
+        self._sleep(now + self.empty_step_seconds)
+
+    def crash(self, *schedulers: Scheduler) -> list[Request]:
+        """Lose what is in flight and all requests, which are returned; go on with other schedulers.
+
+        Before anything else at this instant: a step that would end now has not ended.
+        """
+        self._break_off(bisect_left)
+        self._pausing, self._due = False, -1.0
+        self._timer.cancel()
+        pairs = zip(self.cores, schedulers, strict=True)
+        return [request for core, scheduler in pairs for request in core.restart(scheduler)]
+
+    def _break_off(self, over: Callable[[list[float], float], int]) -> None:
+        """Take in the steps in flight that are `over` by now; the others have never happened."""
+        self._leaping = False
+        if self.batch_queue:
+            scheduled, decided, start, ends = self.batch_queue.popleft()
+            del ends[over(ends, self.env.now) :]
+            if ends:
+                self.commit(scheduled, decided, start, ends)
+
+    def abandon(self) -> None:
+        """Write down the requests that are still here, when a run is stopped before its end.
+
+        Nobody is told that they ended: they have not. Of two batches in flight both come to their
+        end; of one, the steps of a leap that are over have happened.
+        """
+        for core in self.cores:
+            core.on_finish = None
+        if self.batch_queue_size == 1:
+            self._break_off(bisect_right)
+        elif self._leaping:
+            self._shorten()
+            self._end_leap()
+        while self.batch_queue:
+            self.commit(*self.batch_queue.popleft())
+        for core in self.cores:
+            core.record_unfinished()
