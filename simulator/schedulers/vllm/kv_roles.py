@@ -20,17 +20,6 @@ from simulator.schedulers.vllm.scheduler import Scheduler
 TO_PULL, ARRIVED, LOST = 1, 2, 3  # states of `Request.remote`
 
 
-class LoadedFirst(FrontQueue):
-    """A waiting queue before which those stand whose KV has come, in the order of asking.
-
-    Those whose KV is on its way are not in it. vLLM's first come, first served takes its queue of
-    skipped requests, in which these are, before the other.
-    """
-
-    def in_front(self, request: Request) -> bool:
-        return request.remote == ARRIVED
-
-
 class Producer(Scheduler):
     """Computes prompts; what has ended keeps its blocks until it is `sent`."""
 
@@ -64,13 +53,17 @@ class Consumer(Scheduler):
     `on_ask(request, found)` is called when a request has its blocks, of which `found` were in the
     prefix cache; the others are to be copied, then `arrived` is to be called, or `failed` if they
     never come. `on_admit(request, now)` is called when it is admitted.
+
+    Before all that wait stand those whose KV has come, in the order of asking; those whose KV is on
+    its way are not in the queue. vLLM's first come, first served takes its queue of skipped
+    requests, in which these are, before the other.
     """
 
     def __init__(self, blocks: BlockCounter, **options: object) -> None:
         super().__init__(blocks, **options)  # type: ignore[arg-type]
         self.on_ask: Callable[[Request, int], None] | None = None
         self.on_admit: Callable[[Request, float], None] | None = None
-        self.waiting: LoadedFirst = LoadedFirst(self.waiting)
+        self.waiting: FrontQueue = FrontQueue(self.waiting)
         self.loading: dict[Request, int] = {}  # by the order in which they asked
         self._asked = 0
         self._cancelled: set[Request] = set()  # of the loading: blocks go when the copy is over
