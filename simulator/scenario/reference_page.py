@@ -50,8 +50,9 @@ WORKLOAD = {
     "prefix_len": "tokens that all prompts begin with, before input_len",
     "prefix_groups": "prompts that begin with one of a few prefixes, see below",
     "sessions": "conversations of several turns, see below",
-    "clients": "how many clients, or a list with the weight of each; null: nobody is named",
-    "priorities": "a whole number for each client, the smaller the more urgent",
+    "clients": "how many clients, or a list with the weight of each; null: nobody is named; also "
+    "beside trace",
+    "priorities": "a whole number for each client, the smaller the more urgent; also beside trace",
 }
 GROUPS = {
     "num_prefixes": "prefixes that there are",

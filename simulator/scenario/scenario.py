@@ -148,7 +148,22 @@ class Scenario(Config):
         part = trace.model_dump(exclude={"path", "format", *READING})
         workload = select(load(trace.path, trace.format, **reading), **part)
         workload.max_concurrency = self.workload.max_concurrency
+        self._draw_clients(workload)
         return workload
+
+    def _draw_clients(self, workload: Workload) -> None:
+        """Name the clients of a trace that names none; HeadwayError if it does."""
+        given = self.workload.model_extra or {}
+        if given.get("clients") is None:
+            return
+        if workload.client is not None:
+            source_map = self._source_map or SourceMap("scenario", {})
+            wrong = "the trace names the client of each request itself"
+            raise HeadwayError(source_map.message((("workload", "clients"), wrong)))
+        from simulator.workload.generate import draw_clients, streams
+
+        rng = streams(self.seed)["clients"]
+        draw_clients(workload, workload.sessions(), given["clients"], given.get("priorities"), rng)
 
     def resolved(self) -> dict[str, Any]:
         """Give the scenario with every default filled in, as plain YAML types."""

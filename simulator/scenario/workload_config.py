@@ -10,6 +10,9 @@ from simulator.workload.workload import FRONTENDS, Frontend
 if TYPE_CHECKING:
     from simulator.workload.generate import Generator
 
+BESIDE_TRACE = ("clients", "priorities")
+"""Keys of a generator that may stand beside a trace, too."""
+
 READING = {"time_unit", "hash_block_size", "session_turns", "chars_per_token"}
 """Keys of a trace that say how to read it; the others say which part to take."""
 
@@ -105,14 +108,18 @@ class WorkloadConfig(Config):
         given = self.model_extra or {}
         if self.trace is None:
             self.generator  # noqa: B018
-        elif given:
-            known = [*type(self).model_fields]
+        elif others := [key for key in given if key not in BESIDE_TRACE]:
+            known = ", ".join([*type(self).model_fields, *BESIDE_TRACE][1:])
             raise ValueError(
                 "\n".join(
-                    f"{key}: goes with a generator; beside trace there is {', '.join(known[1:])}"
-                    for key in given
+                    f"{key}: goes with a generator; beside trace there is {known}" for key in others
                 )
             )
+        elif given:
+            from simulator.util.from_mapping import raise_if
+            from simulator.workload.generate import check_clients
+
+            raise_if(*check_clients(given.get("clients"), given.get("priorities")))
         return self
 
     @property

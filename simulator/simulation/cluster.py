@@ -29,6 +29,7 @@ from simulator.results.request_table import Attempts
 from simulator.scenario import assemble, make_scheduler
 from simulator.scenario.assemble import Parts
 from simulator.scenario.assemble_fleet import block_bytes, make_fleet, make_router
+from simulator.scenario.policy_inputs import missing_inputs
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.result import Result
@@ -282,7 +283,7 @@ def tidy(fleet: Fleet) -> None:
 
 def _warn(result: Result) -> None:
     """Say, once for each kind of replica, what cannot be trusted."""
-    told: dict[str, None] = {}
+    told = dict.fromkeys(missing_inputs(result.scenario, result.workload))
     story = result.cluster
     assert story is not None
     for numbers in replicas_in(story.groups).values():

@@ -17,6 +17,7 @@ from simulator.engine.replica import Replica
 from simulator.policies.predictor import make_predictor
 from simulator.scenario import assemble, make_scheduler
 from simulator.scenario.assemble import Parts
+from simulator.scenario.policy_inputs import missing_inputs
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
@@ -95,7 +96,11 @@ def play(
     )
     if client.hints is not None:
         result.hints = np.frombuffer(client.hints, np.int64)
-    for message in (*_all_rejected(result, replica), *parts.cost.outside(replica.log.steps)):
+    for message in (
+        *missing_inputs(scenario, workload),
+        *_all_rejected(result, replica),
+        *parts.cost.outside(replica.log.steps),
+    ):
         result.warnings.append(message)
         warnings.warn(message, HeadwayWarning, stacklevel=2)
     return result

@@ -19,7 +19,7 @@ from simulator.core.request import Request
 from simulator.costs.cost_model import CostModel
 from simulator.costs.data_parallel import replace_rank_cost
 from simulator.engine.drive import no_garbage_collection
-from simulator.policies.predictor import FixedPredictions, make_predictor
+from simulator.policies.predictor import Known, make_predictor
 from simulator.scenario import assemble, make_scheduler
 from simulator.scenario.assemble import Parts
 from simulator.scenario.scenario import Scenario
@@ -129,7 +129,7 @@ def run_apart(
     groups, parts = _replicas(scenario, workload, cost)
     hints = None
     predictor = make_predictor(scenario.predictor, workload, scenario.seed)
-    if isinstance(predictor, FixedPredictions):
+    if isinstance(predictor, Known):
         hints = predictor.hints.astype(np.int64)
     mail = _sort(workload, router, groups, hints)
     shard = Shard(scenario, groups, mail, workload.segments is not None, leap, cost)

@@ -17,6 +17,7 @@ from simulator.results.request_table import Attempts
 from simulator.results.run_part import PartialRecord, next_decision, split_log
 from simulator.scenario import assemble, make_scheduler
 from simulator.scenario.assemble import Parts
+from simulator.scenario.policy_inputs import missing_inputs
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.chunks import chunks
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -41,6 +42,7 @@ class Stream:
     engines: Sequence[EngineCore]
     parts: Sequence[Parts]  # of each engine
     metrics: RunMetrics
+    missing: Sequence[str] = ()  # what the policy lacks, in words
     fleet: "Fleet | None" = None
     story: "ClusterRecord | None" = None
 
@@ -110,7 +112,7 @@ def run_streamed(
 
 def _summary(scenario: Scenario, stream: Stream) -> dict[str, Any]:
     """Put together what is known at the end, and warn of what cannot be trusted."""
-    metrics, told = stream.metrics, list(stream.warned.values())
+    metrics, told = stream.metrics, [*stream.missing, *stream.warned.values()]
     if metrics.engines.requests.rejected == metrics.total:
         told.append(
             f"all {metrics.total:,} requests were rejected: no replica could ever hold them"
@@ -163,6 +165,7 @@ def _set_up(scenario: Scenario, *, leap: bool) -> Stream:
     if first.after is not None or len(set(first.client or ())) > 1:
         raise HeadwayError("--no-tables: workload: requests of sessions or of several clients")
 
+    missing = missing_inputs(scenario, first)  # of a generator each part is like the first
     parts = chain([first], parts)
     env = simpy.Environment()
     shares = first.segments is not None
@@ -172,7 +175,7 @@ def _set_up(scenario: Scenario, *, leap: bool) -> Stream:
         client = StreamClient(env, total, size, parts, replica.submit)
         replica.on_finish = client.finished
         metrics = RunMetrics(scenario, first, [made], total=total)
-        return Stream(env, client, [replica], [made], metrics)
+        return Stream(env, client, [replica], [made], metrics, missing)
     from simulator.scenario.assemble_fleet import make_fleet
     from simulator.simulation.cluster import connect, fill
 
@@ -183,4 +186,4 @@ def _set_up(scenario: Scenario, *, leap: bool) -> Stream:
         lambda submit: StreamClient(env, total, size, parts, submit),
     )
     metrics = RunMetrics(scenario, first, story.parts, cluster=story, total=total)
-    return Stream(env, client, fleet.cores, story.parts, metrics, fleet, story)
+    return Stream(env, client, fleet.cores, story.parts, metrics, missing, fleet, story)

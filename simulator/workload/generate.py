@@ -129,15 +129,7 @@ class Generator(ArrivalProcess):
                 )
                 if getattr(self, name) is not None
             ),
-            (
-                not _good_clients(self.clients),
-                f"clients: {self.clients} is neither a number of clients nor a list of weights",
-            ),
-            *(_count("clients", self.clients)[1:] if isinstance(self.clients, int) else ()),
-            (
-                not _good_priorities(self.priorities, self.clients),
-                f"priorities: {self.priorities} is not a list with a whole number for each client",
-            ),
+            *check_clients(self.clients, self.priorities),
         )
 
     def _check_lengths(self) -> Checks:
@@ -161,6 +153,21 @@ def _count(name: str, value: int, most: int = MOST_KEPT) -> Checks:
     return [
         (value < 1, f"{name}: {value} is less than 1"),
         (value > most, f"{name}: {value} is more than {most:,}"),
+    ]
+
+
+def check_clients(clients: object, priorities: object) -> Checks:
+    """Check the keys that say how many clients there are and how urgent each is."""
+    return [
+        (
+            not _good_clients(clients),
+            f"clients: {clients} is neither a number of clients nor a list of weights",
+        ),
+        *(_count("clients", clients)[1:] if isinstance(clients, int) else ()),
+        (
+            not _good_priorities(priorities, clients),
+            f"priorities: {priorities} is not a list with a whole number for each client",
+        ),
     ]
 
 
@@ -265,12 +272,24 @@ def generate(
     if spec.sessions is not None or heads != [()]:
         work.segments = _write_segments(heads, group[session], np.isnan(arrival), new, output)
     if spec.clients is not None:
-        weights = np.ones(spec.clients) if isinstance(spec.clients, int) else spec.clients
-        drawn = weighted_choice(np.asarray(weights, np.float64), rng["clients"].random(len(starts)))
-        work.client = [f"client-{k}" for k in drawn[session].tolist()]
-        if spec.priorities is not None:
-            work.priority = np.array(spec.priorities, np.int64)[drawn[session]]
+        draw_clients(work, session, spec.clients, spec.priorities, rng["clients"])
     return work
+
+
+def draw_clients(
+    work: Workload,
+    session: Ints,
+    clients: int | Sequence[float],
+    priorities: Sequence[int] | None,
+    rng: np.random.Generator,
+) -> None:
+    """Give each session, numbered from 0 on, a client by its weight, and the client's priority."""
+    weights = np.ones(clients) if isinstance(clients, int) else np.asarray(clients, np.float64)
+    sessions = int(session.max(initial=-1)) + 1
+    drawn = weighted_choice(weights, rng.random(sessions))[session]
+    work.client = [f"client-{k}" for k in drawn.tolist()]
+    if priorities is not None:
+        work.priority = np.array(priorities, np.int64)[drawn]
 
 
 def streams(seed: int) -> dict[str, np.random.Generator]:

@@ -103,6 +103,17 @@ class Workload:
         known = self.arrival[~np.isnan(self.arrival)]
         return float(known[-1]) if len(known) else 0.0
 
+    def sessions(self) -> Ints:
+        """Number the sessions from 0 on, by their first requests, and give that of each request."""
+        if self.after is None:
+            return np.arange(len(self))
+        numbers: list[int] = []
+        started = 0
+        for before in self.after.tolist():
+            numbers.append(started if before < 0 else numbers[before])
+            started += before < 0
+        return np.array(numbers, np.int64)
+
     def rows(self, indices: Ints) -> "Workload":
         """Give some of the requests, in this order; `after` and `segments` stay as they are."""
         part = replace(self)

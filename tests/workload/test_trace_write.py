@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.core.request import Segments
-from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.errors import HeadwayError
 from simulator.workload.describe import describe, shared_prefix_tokens
 from simulator.workload.select import select
 from simulator.workload.traces import read_trace, write_mooncake
@@ -107,14 +107,6 @@ def test_two_turns_after_one_cannot_be_written(tmp_path):
     workload.arrival[1:] = np.nan
     workload.after = np.array([-1, 0, 0])
     with pytest.raises(HeadwayError, match="request 0: two requests follow it"):
-        write_mooncake(workload, tmp_path / "x.jsonl")
-
-
-def test_what_cannot_be_kept_is_told(tmp_path):
-    """Clients and priorities have no place in the format."""
-    workload = of_prompts([((("h", 0), 9),)])
-    workload.client = ["a"]
-    with pytest.warns(HeadwayWarning, match="client: Mooncake JSONL has no place for it"):
         write_mooncake(workload, tmp_path / "x.jsonl")
 
 

@@ -62,11 +62,11 @@ class _Queue:
         raise NotImplementedError
 
     def head(self) -> Request:
-        return self._owner.requests[self._requests()[0].request_id]
+        return self._owner.known[self._requests()[0].request_id]
 
     def take(self) -> Request:
         taken = self._owner.vllm.waiting.pop_request()
-        return self._owner.requests[taken.request_id]
+        return self._owner.known[taken.request_id]
 
 
 class InstalledBlocks(BlockCounter):
@@ -107,31 +107,31 @@ class InstalledScheduler(Scheduler):
         self._options = options
         self._caching = enable_prefix_caching
         self.vllm: Any = None  # started by the first request: it takes some seconds
-        self.requests: dict[str, Request] = {}
+        self.known: dict[str, Request] = {}
         self.waiting = _Queue(self)
-        self._numbers: dict[Hashable, int] = {}
-        self._in_flight: deque[tuple[Any, list[Request]]] = deque()
+        self._names: dict[Hashable, int] = {}
+        self._sent: deque[tuple[Any, list[Request]]] = deque()
         self._evicted: list[str] = []
         if find_spec("vllm") is None:
             raise ValueError("scheduler: vLLM is not installed in this Python")
 
-    def _start_vllm(self) -> None:
+    def _begin(self) -> None:
         """Start vLLM's scheduler, and listen to whom it preempts."""
         self.vllm, self._new_request = start_vllm(self._options, self.blocks, self._caching)
         preempt = self.vllm._preempt_request
 
-        def recorded(request: Any, *more: Any, **named: Any) -> None:
+        def noted(request: Any, *more: Any, **named: Any) -> None:
             self._evicted.append(request.request_id)
             preempt(request, *more, **named)
 
-        self.vllm._preempt_request = recorded
+        self.vllm._preempt_request = noted
 
     def add(self, request: Request) -> bool:
         if self.vllm is None:
-            self._start_vllm()
+            self._begin()
         request.max_tokens = self.output_limit(request)
         name = _name(request)
-        self.requests[name] = request
+        self.known[name] = request
         tokens = [
             self._token(part, place) for part, count in request.contents for place in range(count)
         ]
@@ -143,8 +143,7 @@ class InstalledScheduler(Scheduler):
         return True
 
     def _token(self, name: Hashable, place: int) -> int:
-        number = self._numbers.setdefault(name, len(self._numbers))
-        return (number << _NAME_BITS) + place
+        return (self._names.setdefault(name, len(self._names)) << _NAME_BITS) + place
 
     def schedule(self, now: float) -> Step:
         """Let vLLM decide, and say it in Headway's words."""
@@ -152,9 +151,9 @@ class InstalledScheduler(Scheduler):
         self.preempted = 0
         self._evicted.clear()
         output = self.vllm.schedule()
-        running = {self.requests[request.request_id]: None for request in self.vllm.running}
+        running = {self.known[request.request_id]: None for request in self.vllm.running}
         for name in self._evicted:
-            self.preempt(self.requests[name])
+            self.preempt(self.known[name])
         admitted = {request for request in running if request not in self.running}
         for request in running:
             if request in admitted:
@@ -162,9 +161,9 @@ class InstalledScheduler(Scheduler):
         self.running.clear()
         self.running.update(running)
         self.running.partial.clear()
-        step, with_token = Step([]), []
+        step, born = Step([]), []
         for name, tokens in output.num_scheduled_tokens.items():
-            request = self.requests[name]
+            request = self.known[name]
             start = self.vllm.requests[name].num_computed_tokens - tokens
             request.computed = start + tokens
             final = request.computed == request.prompt_tokens + request.generated
@@ -175,12 +174,12 @@ class InstalledScheduler(Scheduler):
                 step.prefills.append(Chunk(request, start, tokens))
             if final:
                 request.generated += 1
-                with_token.append(request)
+                born.append(request)
             else:
                 self.running.partial.append(request)
-        self._count_blocks()
+        self._look()
         if step.decodes or step.prefills:
-            self._in_flight.append((output, with_token))
+            self._sent.append((output, born))
         else:
             self._update(output, [])
         return step
@@ -201,7 +200,7 @@ class InstalledScheduler(Scheduler):
         self.preempted += 1
         self.running.pop(request, None)
 
-    def _count_blocks(self) -> None:
+    def _look(self) -> None:
         """See how many blocks vLLM has left."""
         pool = self.vllm.kv_cache_manager.block_pool
         self.blocks.free = pool.get_num_free_blocks()
@@ -213,26 +212,26 @@ class InstalledScheduler(Scheduler):
     def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
         """Hand vLLM the tokens of the oldest batch in flight; return who finished."""
         now = ends[-1]
-        output, with_token = self._in_flight.popleft()
-        for request in with_token:
+        output, born = self._sent.popleft()
+        for request in born:
             self.running.runs += pack_run(now, request.id, 0, 0)
             if request.first_token < 0:
                 request.first_token = now
-        over = self._update(output, with_token)
+        over = self._update(output, born)
         for request in over:
             request.finish = now
             self.running.pop(request, None)
         return over
 
-    def _update(self, output: Any, with_token: list[Request]) -> list[Request]:
+    def _update(self, output: Any, born: list[Request]) -> list[Request]:
         from vllm.v1.outputs import ModelRunnerOutput
 
         names = list(output.num_scheduled_tokens)
         live = {name: self.vllm.requests[name] for name in names}
-        getting = {_name(request) for request in with_token}
+        with_token = {_name(request) for request in born}
         tokens = [
-            [self._token(("out", self.requests[name].id), live[name].num_output_tokens)]
-            if name in getting
+            [self._token(("out", self.known[name].id), live[name].num_output_tokens)]
+            if name in with_token
             else []
             for name in names
         ]
@@ -247,8 +246,8 @@ class InstalledScheduler(Scheduler):
                 pooler_output=[],
             ),
         )
-        self._count_blocks()
-        return [self.requests[name] for name in names if live[name].is_finished()]
+        self._look()
+        return [self.known[name] for name in names if live[name].is_finished()]
 
     def stored(self, step: Step) -> int:
         """Tokens of the running requests, at most what the blocks in use hold."""

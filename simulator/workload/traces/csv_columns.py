@@ -1,5 +1,7 @@
 """Formats that are tables in CSV: a time and two counts of tokens, by the names of their columns.
 
+Each may have the columns `client` and `priority`, too.
+
 Some megabytes of lines at a time are taken apart by one regular expression. Where a line does not
 fit it, be it wrong or only unusual (blanks, quotes), these lines are read one by one, by the same
 patterns. A million lines take 0.8 s. pandas.read_csv takes 0.4 s and pyarrow 0.15 s, but both let
@@ -25,12 +27,14 @@ class Column:
     """How the values of one column are read."""
 
     name: str
-    pattern: str  # of a value, without groups
+    pattern: str  # of a value that needs no quotes, without groups
     wrong: str  # what is said of a value that does not fit the pattern
     convert: Callable[[Sequence[str]], Numbers]  # ValueError, what is wrong with one of them
     least: int = 0
     per_second: float = 1.0  # of a time
     optional: bool = False
+    empty: str | None = None  # what an empty cell stands for; None: it is wrong
+    quoted: bool = False  # in quotes a value may be any text
 
 
 def tokens(name: str, least: int = 1) -> Column:
@@ -55,6 +59,34 @@ def stamps(name: str) -> Column:
         _nanoseconds,
         per_second=1e9,
     )
+
+
+def _priorities(texts: Sequence[str]) -> Numbers:
+    return _whole_numbers([text or "0" for text in texts])
+
+
+def _names(texts: Sequence[str]) -> Numbers:
+    return np.array(texts, object)
+
+
+CLIENT = Column(
+    "client",
+    r'[^\s,"](?:[^,"\r\n]*[^\s,"])?',
+    "is not a name",
+    _names,
+    optional=True,
+    quoted=True,
+)
+PRIORITY = Column(
+    "priority",
+    r"(?:-?\d{1,9}(?:\.0*)?)?",
+    "is not a whole number of at most 9 digits",
+    _priorities,
+    least=-(10**9),
+    optional=True,
+    empty="0",
+)
+"""An empty cell is vLLM's default, 0."""
 
 
 def _whole_numbers(texts: Sequence[str]) -> Numbers:
@@ -119,11 +151,11 @@ def read_csv(path: Path, columns: tuple[Column, Column, Column]) -> Table:
     number, line = first_line(path)
     names = header(line)
     problems = Problems(path)
-    for column in columns:
+    for column in (*columns, CLIENT, PRIORITY):
         if column.name not in names and not column.optional:
             problems.add(number, column.name, f"missing column; the header is {line[:80]!r}")
     problems.stop()
-    wanted = {names.index(c.name): c for c in columns if c.name in names}
+    wanted = {names.index(c.name): c for c in (*columns, CLIENT, PRIORITY) if c.name in names}
     parts = []
     for first, block in line_blocks(path):
         start = max(first, number + 1)  # the header is no request
@@ -133,11 +165,23 @@ def read_csv(path: Path, columns: tuple[Column, Column, Column]) -> Table:
         except ValueError:
             parts.append(line_by_line(text, start, len(names), wanted, problems))
     problems.stop()
-    *time, prompt, output = (np.concatenate(part) for part in zip(*parts, strict=True))
+    read = (np.concatenate(part) for part in zip(*parts, strict=True))
+    values = dict(zip([column.name for column in wanted.values()], read, strict=True))
+    when, prompt, output = (values.get(column.name) for column in columns)
+    assert prompt is not None
+    assert output is not None
     fine = output > 0
-    times = time[0] if time else np.zeros(len(prompt))
-    failed = len(fine) - int(fine.sum())
-    return Table(times[fine], columns[0].per_second, prompt[fine], output[fine], failed=failed)
+    times = np.zeros(len(prompt)) if when is None else when
+    client, priority = values.get(CLIENT.name), values.get(PRIORITY.name)
+    return Table(
+        times[fine],
+        columns[0].per_second,
+        prompt[fine],
+        output[fine],
+        failed=len(fine) - int(fine.sum()),
+        client=None if client is None else client[fine].tolist(),
+        priority=None if priority is None else priority[fine],
+    )
 
 
 def in_bulk(text: str, width: int, wanted: dict[int, Column]) -> list[Numbers]:
@@ -149,7 +193,7 @@ def in_bulk(text: str, width: int, wanted: dict[int, Column]) -> list[Numbers]:
     if "".join(texts[::step]).strip():
         raise ValueError
     values = {i: wanted[i].convert(texts[k::step]) for k, i in enumerate(sorted(wanted), 1)}
-    if any((values[i] < column.least).any() for i, column in wanted.items()):
+    if any((values[i] < c.least).any() for i, c in wanted.items() if c is not CLIENT):
         raise ValueError
     return [values[i] for i in wanted]
 
@@ -182,7 +226,11 @@ def line_by_line(
 def _wrong(text: str | None, column: Column) -> str:
     """Say what is wrong with one value of a line, if anything is."""
     if not text:
+        if column.empty is not None:
+            return ""
         return "missing" if text is None else "empty"
+    if column.quoted:
+        return ""
     if not re.fullmatch(column.pattern, text):
         return f"{text[:40]!r} {column.wrong}"
     try:

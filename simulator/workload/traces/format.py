@@ -31,6 +31,8 @@ class Table:
     after: Ints | None = None
     delay: Floats | None = None  # s
     failed: int = 0  # requests left out because the file marks them as failed
+    client: list[str] | None = None
+    priority: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,18 @@ block becomes the segment (("h", id), tokens).
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, isnan, nan
 from pathlib import Path
+
+import numpy as np
 
 from simulator.core.request import Segments
 from simulator.workload.traces.format import Problems
 from simulator.workload.traces.lines import lines
+from simulator.workload.workload import Ints
 
+LARGEST_PRIORITY = 10**9
 LARGEST = 9e18  # what still fits 64 bits
 COMMON = (16, 512, *(2**k for k in range(13)))  # sizes of blocks, the best known first
 
@@ -51,6 +55,24 @@ class Row:
             self.refuse(key, f"{value} is not a whole number" if value % 1 else "zero")
         return 0 if self.wrong else int(value)
 
+    def client(self) -> str | None:
+        """Give whose request it is, a text or a whole number; None for nobody's, "" if wrong."""
+        value = self.values.get("client")
+        if value is None or (isinstance(value, str) and value) or type(value) is int:
+            return None if value is None else str(value)
+        self.refuse("client", f"{_short(value)} is neither a name nor a whole number")
+        return ""
+
+    def priority(self) -> int | None:
+        """Give how urgent it is, the smaller the more; None where the line does not say."""
+        value = self.values.get("priority")
+        if value is None:
+            return None
+        if type(value) is not int or abs(value) >= LARGEST_PRIORITY:
+            self.refuse("priority", f"{_short(value)} is not a whole number of at most 9 digits")
+            return None
+        return value
+
     def hash_ids(self) -> list[int | str]:
         """Give the `hash_ids`; [] for none, or where they are wrong."""
         ids = self.values.get("hash_ids")
@@ -60,6 +82,36 @@ class Row:
             self.refuse("hash_ids", "not a list of ids")
             return []
         return ids
+
+
+@dataclass(slots=True)
+class Labels:
+    """Whose each request is and how urgent, of the lines `add`ed so far."""
+
+    lines: list[int] = field(default_factory=list)
+    clients: list[str | None] = field(default_factory=list)
+    priorities: list[int | None] = field(default_factory=list)
+
+    def add(self, row: Row) -> None:
+        """Read the labels of one more line."""
+        self.lines.append(row.line)
+        self.clients.append(row.client())
+        self.priorities.append(row.priority())
+
+    def conclude(self, problems: Problems) -> tuple[list[str] | None, Ints | None]:
+        """Give the columns `client` and `priority`, None for one that no line has.
+
+        A line without `priority` has vLLM's default, 0; but for a line without `client` where
+        others have one nobody could be named.
+        """
+        clients = [client for client in self.clients if client is not None]
+        if clients and len(clients) < len(self.clients):
+            for line, client in zip(self.lines, self.clients, strict=True):
+                if client is None:
+                    problems.add(line, "client", "missing, though other lines have one")
+        given = any(priority is not None for priority in self.priorities)
+        priorities = np.array([priority or 0 for priority in self.priorities], np.int64)
+        return clients or None, priorities if given else None
 
 
 def rows(path: Path, problems: Problems) -> Iterator[Row]:

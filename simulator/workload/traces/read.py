@@ -125,6 +125,8 @@ def _workload(table: Table, path: Path, form: str) -> Workload:
         segments=table.segments,
         after=table.after,
         delay=table.delay,
+        client=table.client,
+        priority=table.priority,
         source=f"{path.name} ({form})",
     )
     early = int((arrival[timed] < np.maximum.accumulate(arrival[timed])).sum())

@@ -28,14 +28,11 @@ def write_mooncake(workload: Workload, path: Path) -> None:
 
     Times are rounded to milliseconds. Ids count up from 0, one per 512 tokens, each chained to
     the ids before it: equal ids if and only if everything up to the end of their blocks is equal.
-    Turns of a session are written as AIPerf reads them. HeadwayWarning if much less of the
-    prompts is shared in the file than before. HeadwayError if the path cannot be written or a turn
-    does not continue its session; nothing is left half-written.
+    Turns of a session are written as AIPerf reads them. A request's `client` and `priority`, which
+    Mooncake's traces have not, become keys that `read_trace` reads. HeadwayWarning if much less of
+    the prompts is shared in the file than before. HeadwayError if the path cannot be written or a
+    turn does not continue its session; nothing is left half-written.
     """
-    for name in ("client", "priority"):
-        if getattr(workload, name) is not None:
-            text = f"{name}: Mooncake JSONL has no place for it; {path} is written without"
-            warnings.warn(text, HeadwayWarning, stacklevel=2)
     write_atomic(path, lambda file: _write(workload, path, file))
     if before := (shared_prefix_tokens(workload) or 0) / max(workload.total_input, 1):
         _tell_lost(path, before)
@@ -91,6 +88,10 @@ def _rows_of(workload: Workload, path: Path) -> Iterator[dict[str, object]]:
             row["session_id"] = sessions[i]
         row |= {"input_length": added, "output_length": output}
         row["hash_ids"] = ids.chained(parts, before) if parts else ids.fresh(added)
+        if workload.client is not None:
+            row["client"] = workload.client[i]
+        if workload.priority is not None:
+            row["priority"] = int(workload.priority[i])
         yield row
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from simulator.workload.traces.format import Format, Problems, Table
 from simulator.workload.traces.formats.llmservingsim import KEYS as LLMSERVINGSIM_KEYS
-from simulator.workload.traces.json_lines import Row, rows
+from simulator.workload.traces.json_lines import Labels, Row, rows
 
 PROMPT_KEYS = ("prompt_len", "input_len")
 OUTPUT_KEYS = ("output_tokens", "output_len", "expected_output_len")
@@ -23,12 +23,22 @@ def read(path: Path, chars_per_token: float | None = None) -> Table:
     problems = Problems(path)
     prompts: list[int] = []
     outputs: list[int] = []
+    labels = Labels()
     for row in rows(path, problems):
         prompts.append(_prompt_tokens(row, chars_per_token))
         key = next((key for key in OUTPUT_KEYS if key in row.values), OUTPUT_KEYS[0])
         outputs.append(row.tokens(key))
+        labels.add(row)
+    client, priority = labels.conclude(problems)
     problems.stop()
-    return Table(np.zeros(len(prompts)), 1.0, np.array(prompts), np.array(outputs))
+    return Table(
+        np.zeros(len(prompts)),
+        1.0,
+        np.array(prompts),
+        np.array(outputs),
+        client=client,
+        priority=priority,
+    )
 
 
 def _prompt_tokens(row: Row, chars_per_token: float | None) -> int:

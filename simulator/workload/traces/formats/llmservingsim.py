@@ -6,7 +6,7 @@ import numpy as np
 
 from simulator.core.request import Segments
 from simulator.workload.traces.format import Format, Problems, Table
-from simulator.workload.traces.json_lines import HashBlocks, rows
+from simulator.workload.traces.json_lines import HashBlocks, Labels, rows
 
 KEYS = {"arrival_time_ns", "input_toks"}
 
@@ -18,6 +18,7 @@ def read(path: Path, hash_block_size: int = 16) -> Table:
     too short to fill it, the block has no id and these tokens are shared with nobody.
     """
     problems, blocks = Problems(path), HashBlocks(hash_block_size, open_end=True)
+    labels = Labels()
     requests: list[tuple[int | float, int, int]] = []
     segments: list[Segments | None] = []
     for row in rows(path, problems):
@@ -26,6 +27,7 @@ def read(path: Path, hash_block_size: int = 16) -> Table:
         ids = row.hash_ids()
         if ids and not row.wrong:
             blocks.check(row, len(ids), prompt + output)
+        labels.add(row)
         if row.wrong:
             continue
         named = min(prompt, len(ids) * hash_block_size)
@@ -35,10 +37,19 @@ def read(path: Path, hash_block_size: int = 16) -> Table:
         requests.append((arrival, prompt, output))
         segments.append(parts or None)
     blocks.conclude(problems)
+    client, priority = labels.conclude(problems)
     problems.stop()
     columns = zip(*requests, strict=True) if requests else ((), (), ())
     time, prompts, outputs = map(np.array, columns)
-    return Table(time, 1e9, prompts, outputs, segments if any(segments) else None)
+    return Table(
+        time,
+        1e9,
+        prompts,
+        outputs,
+        segments if any(segments) else None,
+        client=client,
+        priority=priority,
+    )
 
 
 FORMAT = Format(

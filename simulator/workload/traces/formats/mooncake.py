@@ -17,7 +17,7 @@ import numpy as np
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayWarning
 from simulator.workload.traces.format import Format, Problems, Published, Table
-from simulator.workload.traces.json_lines import HashBlocks, Row, rows
+from simulator.workload.traces.json_lines import HashBlocks, Labels, Row, rows
 
 PER_SECOND = {"s": 1.0, "ms": 1e3}
 
@@ -52,8 +52,10 @@ def read_mooncake(
     """
     per_second = PER_SECOND[time_unit]
     problems, blocks = Problems(path), HashBlocks(hash_block_size)
-    turns = [turn for row in rows(path, problems) if (turn := _turn(row, blocks))]
+    labels = Labels()
+    turns = [turn for row in rows(path, problems) if (turn := _turn(row, blocks, labels))]
     blocks.conclude(problems)
+    client, priority = labels.conclude(problems)
     problems.stop()
     after = np.array(_link(turns, whole=session_turns == "whole"), dtype=np.int64)
     time, delay = np.array([t.time for t in turns]), np.array([t.delay for t in turns])
@@ -75,10 +77,12 @@ def read_mooncake(
         segments if any(segments) else None,
         np.where(waits, after, -1) if waits.any() else None,
         delay / per_second if waits.any() else None,
+        client=client,
+        priority=priority,
     )
 
 
-def _turn(row: Row, blocks: HashBlocks) -> _Turn | None:
+def _turn(row: Row, blocks: HashBlocks, labels: Labels) -> _Turn | None:
     """Read one line; None, and a problem for each column that is wrong."""
     prompt, output = _length(row, "input_length"), _length(row, "output_length")
     time, delay = _time(row, "timestamp"), _time(row, "delay")
@@ -91,6 +95,7 @@ def _turn(row: Row, blocks: HashBlocks) -> _Turn | None:
     ids = row.hash_ids()
     if ids and prompt:
         blocks.check(row, len(ids), prompt)
+    labels.add(row)
     if row.wrong:
         return None
     segments = blocks.segments(ids, prompt) if ids else None

@@ -1,0 +1,122 @@
+"""The client and the priority of each request of a trace, in every format."""
+
+import json
+
+import numpy as np
+import pytest
+
+from simulator.util.errors import HeadwayError
+from simulator.workload.traces import read_trace, write_mooncake
+from tests.workload.test_traces import ONE
+
+CLIENTS, PRIORITIES = ["ann", "Smith, J", "7"], [2, -1, 0]
+
+
+def labelled(form: str, clients=CLIENTS, priorities=PRIORITIES) -> str:
+    """Repeat the first line of a trace once for each client; None and "" leave a label out."""
+    first, *rest = ONE[form].replace("\r\n", "\n").split("\n")
+    pairs = list(zip(clients, priorities, strict=True))
+    if first.startswith("{"):
+        rows = [
+            json.loads(first) | dict(zip(("client", "priority"), pair, strict=True))
+            for pair in pairs
+        ]
+        return "".join(
+            json.dumps({k: v for k, v in row.items() if v is not None}) + "\n" for row in rows
+        )
+    lines = [f'{rest[0]},"{client or ""}",{"" if p is None else p}' for client, p in pairs]
+    return "\n".join([first + ",client,priority", *lines])
+
+
+def read(tmp_path, text: str, **options):
+    path = tmp_path / "trace"
+    path.write_text(text, newline="")
+    return read_trace(path, **options)
+
+
+def problems(tmp_path, text: str) -> list[str]:
+    with pytest.raises(HeadwayError) as caught:
+        read(tmp_path, text)
+    return [message.removeprefix(f"{tmp_path}/") for message in caught.value.messages]
+
+
+@pytest.mark.parametrize("form", ONE)
+def test_every_format_may_say_whose_a_request_is_and_how_urgent(tmp_path, form):
+    workload = read(tmp_path, labelled(form))
+    assert workload.client == CLIENTS
+    assert workload.priority.tolist() == PRIORITIES
+
+
+@pytest.mark.parametrize("form", ONE)
+def test_a_trace_without_them_has_neither(tmp_path, form):
+    workload = read(tmp_path, ONE[form])
+    assert workload.client is None
+    assert workload.priority is None
+
+
+@pytest.mark.parametrize("form", ONE)
+def test_no_priority_is_vllms_default(tmp_path, form):
+    workload = read(tmp_path, labelled(form, priorities=[5, None, None]))
+    assert workload.priority.tolist() == [5, 0, 0]
+
+
+@pytest.mark.parametrize("form", ONE)
+def test_one_client_left_out_is_told(tmp_path, form):
+    line = 1 if ONE[form].startswith("{") else 2
+    why = "missing, though other lines have one" if line == 1 else "empty"
+    text = labelled(form, clients=["a", None, "b"])
+    assert problems(tmp_path, text) == [f"trace:{line + 1}: client: {why}"]
+
+
+def test_names_go_with_their_requests_when_these_are_sorted(tmp_path):
+    header, *rows = "arrived_at,num_prefill_tokens,num_decode_tokens,client", "2,9,9,b", "1,8,8,a"
+    with pytest.warns(match="sorted by arrival"):
+        workload = read(tmp_path, "\n".join([header, *rows]))
+    assert workload.client == ["a", "b"]
+    assert workload.prompt_tokens.tolist() == [8, 9]
+
+
+def test_failed_requests_take_their_labels_along(tmp_path):
+    text = (
+        "Timestamp,Request tokens,Response tokens,priority,client\n"
+        "1,5,5,1,a\n2,6,0,2,b\n3,7,7,3,c\n"
+    )
+    with pytest.warns(match="1 requests failed"):
+        workload = read(tmp_path, text)
+    assert (workload.client, workload.priority.tolist()) == (["a", "c"], [1, 3])
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (True, "True is not a whole number of at most 9 digits"),
+        (1.0, "1.0 is not a whole number of at most 9 digits"),
+        ("1", "'1' is not a whole number of at most 9 digits"),
+        (10**9, "1000000000 is not a whole number of at most 9 digits"),
+    ],
+)
+def test_a_wrong_priority_in_json(tmp_path, value, why):
+    text = labelled("mooncake", ["a"], [value])
+    assert problems(tmp_path, text) == [f"trace:1: priority: {why}"]
+
+
+@pytest.mark.parametrize("value", ["", [1], {}, 1.5, True])
+def test_a_wrong_client_in_json_is_told_once(tmp_path, value):
+    text = labelled("mooncake", ["a", value], [1, 1])
+    why = f"{value!r} is neither a name nor a whole number"
+    assert problems(tmp_path, text) == [f"trace:2: client: {why}"]
+
+
+@pytest.mark.parametrize("value", ["x", "1.5", "9999999999", "+1"])
+def test_a_wrong_priority_in_csv(tmp_path, value):
+    text = labelled("azure", ["a"], [value])
+    why = f"{value!r} is not a whole number of at most 9 digits"
+    assert problems(tmp_path, text) == [f"trace:2: priority: {why}"]
+
+
+def test_they_are_written_and_read_again(tmp_path):
+    workload = read(tmp_path, labelled("azure"))
+    write_mooncake(workload, tmp_path / "again.jsonl")
+    again = read_trace(tmp_path / "again.jsonl")
+    assert again.client == workload.client
+    assert np.array_equal(again.priority, workload.priority)
