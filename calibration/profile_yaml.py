@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from calibration.errors import Errors
 from simulator.costs.linear import LinearCost
 from simulator.costs.piecewise import PiecewiseCost
-from simulator.costs.profile import FORMS, RESERVED, settings_of
+from simulator.costs.profile import FORMS, RESERVED_FIELDS, settings_of
 
 if TYPE_CHECKING:
     from simulator.scenario.scenario import Scenario
@@ -74,7 +74,9 @@ def error_lines(errors: Errors, indent: str) -> Iterator[str]:
 def cost_block(cost: LinearCost | PiecewiseCost) -> dict[str, Any]:
     """Give the `cost` of a scenario or profile that stands for a cost model."""
     kind = next(kind for kind, form in FORMS.items() if form is type(cost))
-    names = [field.name for field in fields(cost) if field.init and field.name not in RESERVED]
+    names = [
+        field.name for field in fields(cost) if field.init and field.name not in RESERVED_FIELDS
+    ]
     values = {name: getattr(cost, name) for name in names}
     return {"kind": kind} | {k: [*v] if isinstance(v, tuple) else v for k, v in values.items()}
 

@@ -19,7 +19,7 @@ from simulator.core.executor import Executor
 from simulator.core.request import Chunk, Request, Step
 from simulator.engine.replica import Replica
 from simulator.scenario import assemble, make_scheduler
-from simulator.scenario.assemble import Parts
+from simulator.scenario.assemble import EngineParts
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.simulation.run import play
@@ -109,7 +109,7 @@ class LiveRun:
     device: str
 
 
-def build_engine(scenario: Scenario, parts: Parts, device: str) -> Engine:
+def build_engine(scenario: Scenario, parts: EngineParts, device: str) -> Engine:
     """Build the engine that a scenario asks for; HeadwayError where it cannot be had."""
     wanted = scenario.engine
     wrong = []
@@ -199,7 +199,7 @@ def run_live(
     return LiveRun(result, shadow.timings, clock, device)
 
 
-def _check_lengths(workload: Workload, parts: Parts) -> None:
+def _check_lengths(workload: Workload, parts: EngineParts) -> None:
     """Raise HeadwayError for prompts that the model has no positions for.
 
     A simulation rejects them one by one; here nothing would be measured of them.

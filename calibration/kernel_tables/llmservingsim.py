@@ -90,7 +90,7 @@ class LayerTables:
         are shared out.
         """
         table = self._read("moe", ("tokens", "activated_experts", "time_us"), gpus=1)
-        met = np.array([self.model.experts_met(int(count)) for count in tokens]) / self.gpus
+        met = np.array([self.model.expected_experts(int(count)) for count in tokens]) / self.gpus
         tokens = tokens / self.gpus
         sizes, found = np.unique(table["tokens"]).astype(float), []
         for size in sizes:

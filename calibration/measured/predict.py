@@ -20,7 +20,7 @@ from calibration.measured.workload import frontend, make, read_config, replay
 from simulator.core.engine_config import EngineConfig
 from simulator.costs.load import with_overhead
 from simulator.costs.piecewise import PiecewiseCost
-from simulator.scenario.assemble import Parts, assemble
+from simulator.scenario.assemble import EngineParts, assemble
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.workers import WorkerDied, parallel_map
 
@@ -99,7 +99,7 @@ def _predict(outcome: Outcome, folder: Path, terms: tuple[float, float] | None) 
         compare_gauges(outcome, result, polls)
 
 
-def with_tables(parts: Parts, engine: EngineConfig) -> Parts:
+def with_tables(parts: EngineParts, engine: EngineConfig) -> EngineParts:
     """Compose a profile where none is shipped and HEADWAY_DATA names the tables' folder.
 
     Warn where there are no tables either: the roofline stays.
@@ -122,7 +122,7 @@ def with_tables(parts: Parts, engine: EngineConfig) -> Parts:
     return replace(parts, cost=cost)
 
 
-def with_terms(parts: Parts, step: float, per_sequence: float) -> Parts:
+def with_terms(parts: EngineParts, step: float, per_sequence: float) -> EngineParts:
     """Put other seconds to wait in each step, and for each sequence in it, on the kernels."""
     if not isinstance(parts.cost, PiecewiseCost):
         return parts
@@ -130,7 +130,7 @@ def with_terms(parts: Parts, step: float, per_sequence: float) -> Parts:
     return replace(parts, cost=cost)
 
 
-def _target(parts: Parts, engine: EngineConfig) -> Target:
+def _target(parts: EngineParts, engine: EngineConfig) -> Target:
     dtype = engine.quantization or "bfloat16"
     cache = engine.kv_cache_dtype
     return Target(
@@ -142,7 +142,7 @@ def _target(parts: Parts, engine: EngineConfig) -> Target:
     )
 
 
-def _play(scenario: "Scenario", parts: Parts, workload: "Workload") -> "Result":
+def _play(scenario: "Scenario", parts: EngineParts, workload: "Workload") -> "Result":
     """Send the workload to the engine, or to the replicas of a data-parallel one."""
     import simpy
 
@@ -158,12 +158,12 @@ def _play(scenario: "Scenario", parts: Parts, workload: "Workload") -> "Result":
     return play(scenario, parts, workload, Replica(simpy.Environment(), scheduler, parts.cost))
 
 
-def _in_lock_step(scenario: "Scenario", parts: Parts) -> bool:
+def _in_lock_step(scenario: "Scenario", parts: EngineParts) -> bool:
     """Tell whether ranks share experts: what that costs is put together with the ranks alone."""
     return scenario.engine.data_parallel_size > 1 and parts.model.num_experts > 0
 
 
-def assemble_run(run: Run, folder: Path = Path()) -> tuple["Scenario", Parts]:
+def assemble_run(run: Run, folder: Path = Path()) -> tuple["Scenario", EngineParts]:
     """Give the scenario and its parts for a run's model, GPU and engine."""
     from simulator.scenario.load import check_scenario
     from simulator.util.yaml_lines import SourceMap
@@ -181,7 +181,7 @@ def assemble_run(run: Run, folder: Path = Path()) -> tuple["Scenario", Parts]:
     return scenario, assemble(scenario)
 
 
-def _rules(scenario: "Scenario", parts: Parts) -> str:
+def _rules(scenario: "Scenario", parts: EngineParts) -> str:
     engine = scenario.engine
     kind = "asynchronous" if engine.async_scheduling else "synchronous"
     cached = "on" if engine.enable_prefix_caching else "off"

@@ -21,7 +21,7 @@ from simulator.costs.roofline import efficiency_of
 from simulator.models.gpus import Gpu
 from simulator.models.spec import HALF, ModelSpec
 
-PADDED = 512
+MAX_PADDED_TOKENS = 512
 """Tokens up to which a step runs as a CUDA graph (vLLM's default), where all ranks are padded to
 the one with the most (`coordinate_batch_across_dp`)."""
 
@@ -81,7 +81,7 @@ class Experts:
         layers = model.num_hidden_layers - model.dense_layers
         one = model.expert_parameters * layers / gpus
         width = model.linear_bytes_per_parameter(self.dtype)
-        moving = model.experts_met(tokens) * one * width / (gpu.bandwidth * share.weights)
+        moving = model.expected_experts(tokens) * one * width / (gpu.bandwidth * share.weights)
         products = 2 * model.num_experts_per_tok * one * tokens / share.flops(gpu, self.dtype)
         passed = 2 * (1 - 1 / self.data_parallel_size) * tokens * model.hidden_size * HALF
         exchange = share.link_latency + passed / (gpu.link_bandwidth * share.link)
@@ -114,7 +114,11 @@ class DataParallelCost(CostDecorator):
         if self.experts is None:
             return 0.0
         most = max(tokens)
-        every = self.ranks * most if most <= PADDED else sum(max(count, 1) for count in tokens)
+        every = (
+            self.ranks * most
+            if most <= MAX_PADDED_TOKENS
+            else sum(max(count, 1) for count in tokens)
+        )
         return self.experts.seconds(every)
 
     @property

@@ -82,7 +82,7 @@ class _Target:
         version = self.engine.version if self.engine is not None else None
         return find_overhead(version, asynchronous=self.overlapped, gpu=self.gpu)
 
-    def put(self, overhead: Overhead, kernels: PiecewiseCost) -> PiecewiseCost:
+    def add_overhead(self, overhead: Overhead, kernels: PiecewiseCost) -> PiecewiseCost:
         """Put an overhead on a cost of kernels alone."""
         gpus = self.engine.tensor_parallel_size if self.engine is not None else 1
         return overhead.on(
@@ -95,7 +95,7 @@ def with_overhead(
 ) -> PiecewiseCost:
     """Put what the engine adds on a cost of kernels alone, by its version and its scheduling."""
     target = _Target(model, gpu, engine)
-    return target.put(target.overhead, kernels)
+    return target.add_overhead(target.overhead, kernels)
 
 
 def _load_profile(
@@ -117,7 +117,7 @@ def _load_profile(
         )
     if overhead is None or not isinstance(profile.cost, PiecewiseCost):
         return profile.cost
-    return target.put(overhead, profile.cost)
+    return target.add_overhead(overhead, profile.cost)
 
 
 def _make_roofline(spec: Mapping[str, object], target: _Target) -> PiecewiseCost:
@@ -133,7 +133,7 @@ def _make_roofline(spec: Mapping[str, object], target: _Target) -> PiecewiseCost
     if target.model is None or target.gpu is None:
         raise ValueError("kind: roofline needs to know the model and the GPU")
     if engine is None:
-        return target.put(overhead, roofline(target.model, target.gpu))
+        return target.add_overhead(overhead, roofline(target.model, target.gpu))
     kernels = roofline(
         target.model,
         target.gpu,
@@ -142,7 +142,7 @@ def _make_roofline(spec: Mapping[str, object], target: _Target) -> PiecewiseCost
         kv_cache_dtype=engine.cache_dtype,
         routed=engine.data_parallel_size == 1,
     )
-    return target.put(overhead, kernels)
+    return target.add_overhead(overhead, kernels)
 
 
 def _make_form(spec: Mapping[str, object], target: _Target) -> LinearCost | PiecewiseCost:

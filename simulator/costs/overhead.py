@@ -24,7 +24,7 @@ import yaml
 
 from simulator.costs.cost_model import CostModel
 from simulator.costs.linear import check_terms
-from simulator.costs.piecewise import HOST_TERMS, LONGEST_TABLE, PiecewiseCost, SplitCost
+from simulator.costs.piecewise import HOST_TERMS, MAX_TABLE_TOKENS, PiecewiseCost, SplitCost
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.util.from_mapping import from_mapping, prefix_keys, raise_if
@@ -144,7 +144,7 @@ def choose_overhead(given: object, own: str | None, standard: Overhead) -> Overh
         raise_if(
             *check_terms(terms, TERMS),
             (terms.captured < 0, f"captured: must be at least 0, not {terms.captured}"),
-            (terms.captured > LONGEST_TABLE, f"captured: must be at most {LONGEST_TABLE:,}"),
+            (terms.captured > MAX_TABLE_TOKENS, f"captured: must be at most {MAX_TABLE_TOKENS:,}"),
             (terms.multiprocessors < 1, "multiprocessors: must be at least 1"),
         )
     except ValueError as error:

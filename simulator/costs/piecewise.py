@@ -58,9 +58,9 @@ from simulator.util.from_mapping import raise_if
 Table = Sequence[Sequence[float]]
 """Rows of (tokens, seconds), tokens ascending."""
 
-MOST_TOKENS = 1 << 31
+MAX_TOKENS = 1 << 31
 THREAD_BLOCKS = 4  # per multiprocessor, see SplitCost
-LONGEST_TABLE = 1 << 16
+MAX_TABLE_TOKENS = 1 << 16
 """Tokens up to which a table is looked up by index; beyond, by search."""
 
 TERMS = (
@@ -133,7 +133,7 @@ class PiecewiseCost(Fitted):
         middle = max(tokens[-1] / 2, tokens[0])
         rise = seconds[-1] - float(np.interp(middle, tokens, seconds))
         beyond = rise / (tokens[-1] - middle) if len(tokens) > 1 else 0.0
-        counts = np.arange(int(min(tokens[-1], LONGEST_TABLE)) + 1)
+        counts = np.arange(int(min(tokens[-1], MAX_TABLE_TOKENS)) + 1)
         dense = np.interp(counts, tokens, seconds)
         heads = np.maximum(self.head, self.head_per_sequence * counts)
         vars(self).update(
@@ -339,7 +339,7 @@ def _check_table(table: object) -> list[tuple[bool, str]]:
     for row in rows:
         numbers = isinstance(row, Sequence) and all(isinstance(x, Real) for x in row)
         good = good and numbers and len(row) == 2
-        good = good and 1 <= row[0] <= MOST_TOKENS and 0 < row[1] <= LONGEST_TERM
+        good = good and 1 <= row[0] <= MAX_TOKENS and 0 < row[1] <= LONGEST_TERM
     if good:
         tokens = [row[0] for row in rows]
         good = tokens == sorted(set(tokens))
@@ -356,6 +356,6 @@ def _check_sizes(sizes: object) -> list[tuple[bool, str]]:
     found = list(sizes) if isinstance(sizes, Sequence) else []
     good = good and all(isinstance(size, int) and not isinstance(size, bool) for size in found)
     good = good and found == sorted(set(found))
-    good = good and (not found or (found[0] >= 1 and found[-1] <= LONGEST_TABLE))
-    what = f"must be whole numbers, ascending, from 1 to {LONGEST_TABLE:,}"
+    good = good and (not found or (found[0] >= 1 and found[-1] <= MAX_TABLE_TOKENS))
+    what = f"must be whole numbers, ascending, from 1 to {MAX_TABLE_TOKENS:,}"
     return [(not good, f"cudagraph_capture_sizes: {what}")]

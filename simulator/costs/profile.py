@@ -44,7 +44,7 @@ FORMS: dict[str, type[LinearCost] | type[PiecewiseCost]] = {
     "piecewise": PiecewiseCost,
     "piecewise-split": SplitCost,
 }
-KEYS = (
+PROFILE_KEYS = (
     "model",
     "hardware",
     "engine",
@@ -58,7 +58,7 @@ KEYS = (
     "sources",
     "notes",
 )
-RESERVED = ("name", "limits", "residuals", "swap_overlap", "load", "load_per_block")
+RESERVED_FIELDS = ("name", "limits", "residuals", "swap_overlap", "load", "load_per_block")
 """Fields of a form that are no terms of its own."""
 
 
@@ -85,7 +85,7 @@ class Profile:
             for key, value in wanted.items()
             if key in self.hardware and not _cost_alike(self.hardware[key], value)
         ]
-        if model is not None and self.model is not None and not _is_shape(self.model, model):
+        if model is not None and self.model is not None and not _same_shape(self.model, model):
             found.insert(0, f"{self.model}, not {model.name}")
         return found
 
@@ -115,7 +115,7 @@ def _is_half(word: str) -> bool:
 
 
 @cache
-def _is_shape(name: str, model: ModelSpec) -> bool:
+def _same_shape(name: str, model: ModelSpec) -> bool:
     """Tell whether a model is the named one, or of the same shape as a shipped one so named."""
     return name == model.name or (
         name in shipped_models() and load_model(name).shape == model.shape
@@ -137,7 +137,7 @@ def shipped_profile(model: ModelSpec, gpu: Gpu, engine: EngineConfig) -> dict[st
         of, _, _ = name.rsplit(".", 2)
         # The files need not be parsed for this, and few models' shapes be compared.
         profile = Profile(LinearCost(1.0, 0.0, 0.0), None, named_hardware(name))
-        if not profile.differences(model, gpu, engine) and _is_shape(of, model):
+        if not profile.differences(model, gpu, engine) and _same_shape(of, model):
             return {"profile": name}
     return None
 
@@ -180,7 +180,7 @@ def read_profile(path: Path) -> Profile:
     source_map = SourceMap(str(path), lines)
     if not isinstance(raw, dict):
         raise HeadwayError(f"{path}:1: must be a mapping with a key `cost`")
-    wrong: list[FieldError] = [((key,), "unknown key") for key in raw if key not in KEYS]
+    wrong: list[FieldError] = [((key,), "unknown key") for key in raw if key not in PROFILE_KEYS]
 
     def section(key: str, check: Callable[[object], T], default: object = None) -> T | None:
         try:
@@ -222,7 +222,7 @@ def make_form(spec: object, name: str) -> LinearCost | PiecewiseCost:
         given = "is missing" if kind is None else f"{kind!r} is unknown"
         raise ValueError(f"kind: {given}; there are {', '.join(FORMS)}")
     values = {key: value for key, value in spec.items() if key != "kind"}
-    if reserved := [key for key in RESERVED if key in values]:
+    if reserved := [key for key in RESERVED_FIELDS if key in values]:
         raise ValueError("\n".join(f"{key}: unknown key" for key in reserved))
     return from_mapping(FORMS[kind], values | {"name": name})
 

@@ -31,7 +31,7 @@ STREAM_SHARE = 0.9  # of the bandwidth, by kernels that only stream
 SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, cache write, activation
 LAUNCH = 2e-6  # s; 2.4 to 2.7 us each in LLMServingSim's table of an RTX PRO 6000
 TILE = 64  # queries that FlashAttention-2 computes at once
-LONGEST = 1 << 16  # tokens in the table; beyond, it goes on straight
+MAX_TABLE_TOKENS = 1 << 16  # tokens in the table; beyond, it goes on straight
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Efficiency:
 
 
 USUAL = Efficiency()
-LIKE = {
+SIMILAR_GPUS = {
     "A100-40GB": "A100-80GB",
     "A100-80GB-PCIe": "A100-80GB",
     "H100-PCIe": "H100-80GB",
@@ -68,7 +68,7 @@ LIKE = {
     "L40": "L40S",
     "L4": "L40S",
 }
-PCIE = "RTX-PRO-6000"
+PCIE_GPU = "RTX-PRO-6000"
 
 
 @cache
@@ -87,11 +87,11 @@ def efficiency_of(gpu: Gpu) -> Efficiency:
     known = measured_efficiencies()
     if gpu.name in known:
         return known[gpu.name]
-    found = known.get(LIKE.get(gpu.name, ""), USUAL)
+    found = known.get(SIMILAR_GPUS.get(gpu.name, ""), USUAL)
     if gpu.link_bandwidth > NVLINK:
         return found
-    link = known[PCIE].link * GPUS[PCIE].link_bandwidth / gpu.link_bandwidth
-    return replace(found, link=link, link_latency=known[PCIE].link_latency)
+    link = known[PCIE_GPU].link * GPUS[PCIE_GPU].link_bandwidth / gpu.link_bandwidth
+    return replace(found, link=link, link_latency=known[PCIE_GPU].link_latency)
 
 
 def roofline(
@@ -149,9 +149,9 @@ def roofline(
 
 def _grid(model: ModelSpec, gpu: Gpu, dtype: str, routed: bool) -> npt.NDArray[np.float64]:
     """Choose the token counts of the table: dense enough for experts, exact at the ridge."""
-    one, two = products_seconds(model, gpu, dtype, np.array([1.0, LONGEST]), routed=routed)
-    ridge = one / two * LONGEST
-    counts = np.concatenate([np.geomspace(1, LONGEST, 200), [ridge, ridge + 1]])
+    one, two = products_seconds(model, gpu, dtype, np.array([1.0, MAX_TABLE_TOKENS]), routed=routed)
+    ridge = one / two * MAX_TABLE_TOKENS
+    counts = np.concatenate([np.geomspace(1, MAX_TABLE_TOKENS, 200), [ridge, ridge + 1]])
     return np.unique(np.clip(np.floor(counts), 1, None))
 
 
@@ -167,7 +167,7 @@ def products_seconds(
     """Give the seconds of the layers' matrix products on one GPU; see `roofline`."""
     share = efficiency or efficiency_of(gpu)
     width = model.linear_bytes_per_parameter(dtype)
-    experts = np.array([routed * model.experts_met(int(count)) for count in tokens])
+    experts = np.array([routed * model.expected_experts(int(count)) for count in tokens])
     weights = np.array([model.linear_parameters(met) for met in experts])
     moving = weights * width / (gpu.bandwidth * share.weights)
     products = 2 * model.linear_parameters(routed * model.num_experts_per_tok) * tokens

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.models.sliding_window import Groups
+from simulator.models.sliding_window import LayerGroups
 
 
 class SlotCounter(BlockCounter):
@@ -25,12 +25,12 @@ class SlotCounter(BlockCounter):
         *,
         lookahead: int,
         max_model_len: int,
-        groups: Groups | None = None,
+        groups: LayerGroups | None = None,
     ) -> None:
         super().__init__(num_blocks, block_size)
         self.lookahead = lookahead
         self.max_model_len = max_model_len
-        self.groups = groups or Groups()
+        self.groups = groups or LayerGroups()
         self.ordered = self.groups.windowed > 0  # what leaves a window is there for those behind
         self.tables: dict[Request, tuple[int, int]] = {}
         """Of each running request: the entries of a table, and those that left the window."""

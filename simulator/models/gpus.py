@@ -112,13 +112,13 @@ def find_gpu(name: str) -> Gpu:
 
     Raises ValueError, which lists the names that there are, the likeliest first.
     """
-    wanted = _plain(name)
+    wanted = _normalised(name)
     for gpu in (*GPUS.values(), CPU):
-        if _plain(gpu.name) == wanted:
+        if _normalised(gpu.name) == wanted:
             return gpu
 
     def alike(part: str) -> list[str]:
-        return [known for known in GPUS if part in _plain(known)] if part else []
+        return [known for known in GPUS if part in _normalised(known)] if part else []
 
     if longer := alike(wanted):
         hint = " or ".join(longer)
@@ -129,5 +129,5 @@ def find_gpu(name: str) -> Gpu:
     raise ValueError(f"gpu.name: no GPU {name!r} in the table; there are {', '.join(order)}")
 
 
-def _plain(name: str) -> str:
+def _normalised(name: str) -> str:
     return re.sub(r"nvidia|geforce|[^a-z0-9]", "", name.lower())

@@ -21,7 +21,7 @@ from typing import Literal
 
 from simulator.core.engine_config import EngineConfig
 from simulator.models.gpus import GIB, NVLINK, Gpu
-from simulator.models.sliding_window import Groups, layer_groups
+from simulator.models.sliding_window import LayerGroups, layer_groups
 from simulator.models.spec import HALF, ModelSpec
 
 LOGIT_BYTES = 40
@@ -105,7 +105,7 @@ class MemoryBudget:
         """
         model, size = self.model, self.block_size
         full, windowed, _ = layer_groups(model.num_hidden_layers, model.windowed_layers)
-        groups = Groups(full, windowed, model.sliding_window)
+        groups = LayerGroups(full, windowed, model.sliding_window)
         held = groups.held(-(-tokens // size), groups.gone(tokens - 1, size))
         return (replace(self, hybrid=True).num_gpu_blocks - 1) // held
 

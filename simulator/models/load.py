@@ -12,7 +12,7 @@ from simulator.util.files import resolve
 
 MODELS = Path(__file__).parent / "configs"
 
-LLAMAS = ("hermes-4", "llama-3.1-tulu-3")
+LLAMA_VARIANTS = ("hermes-4", "llama-3.1-tulu-3")
 SAME_SHAPE = {
     "llama-7b": "llama-2-7b",
     "llama-13b": "llama-2-13b",
@@ -31,7 +31,11 @@ SAME_SHAPE = {
     "hermes-4-14b": "qwen3-14b",
     "zephyr-7b": "mistral-7b-v0.1",
     **{f"glm-z1-{size}": f"glm-4-{size}" for size in ("9b", "32b")},
-    **{f"{name}-{size}": f"llama-3.1-{size}" for name in LLAMAS for size in ("8b", "70b", "405b")},
+    **{
+        f"{name}-{size}": f"llama-3.1-{size}"
+        for name in LLAMA_VARIANTS
+        for size in ("8b", "70b", "405b")
+    },
     **{f"distill-qwen-{size}": f"qwen2.5-{size}" for size in ("1.5b", "7b", "14b", "32b")},
     **{f"qwen2-{size}": f"qwen2.5-{size}" for size in ("0.5b", "1.5b", "7b", "72b")},
     **{
@@ -43,7 +47,7 @@ SAME_SHAPE = {
 }
 """Models whose shape is that of a shipped one of another name."""
 
-ANOTHER_SHAPE = (
+OTHER_SHAPES = (
     "deepseek-v3.2",  # sparse attention
     "deepseek-r1-distill",  # of a model not named here
     "glm-4-9b-chat-1m",  # 4 KV heads
@@ -53,7 +57,7 @@ ANOTHER_SHAPE = (
 )
 """Models whose names begin like a shipped one's."""
 
-OTHERS = r"mini|vl|vision|omni|multimodal|audio|embed|rerank|reward|eagle|draft|next|a\d+b"
+VARIANT_WORDS = r"mini|vl|vision|omni|multimodal|audio|embed|rerank|reward|eagle|draft|next|a\d+b"
 """What a name holds beside that of a shipped model where it means another one."""
 
 
@@ -95,26 +99,26 @@ def shipped_shape(name: str, shipped: Sequence[str]) -> str | None:
     `RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8` is `llama-3.1-8b`. Of two models named, that with a
     size counts: `DeepSeek-R1-0528-Qwen3-8B` is `qwen3-8b`.
     """
-    word = _squeeze(name.rstrip("/").rsplit("/", 1)[-1])
-    known = _known(tuple(shipped))
-    found = max((plain for plain in known if plain in word), key=_weight, default="")
-    if not found or re.search(OTHERS, word.replace(found, " ", 1)):
+    word = _normalised(name.rstrip("/").rsplit("/", 1)[-1])
+    known = _names_by_key(tuple(shipped))
+    found = max((plain for plain in known if plain in word), key=_match_rank, default="")
+    if not found or re.search(VARIANT_WORDS, word.replace(found, " ", 1)):
         return None
     return known[found]
 
 
-def _weight(plain: str) -> tuple[bool, int]:
+def _match_rank(plain: str) -> tuple[bool, int]:
     """Give a name's weight among those that a name holds: with a size, and long, is the best."""
     return re.search(r"\db", plain) is not None, len(plain)
 
 
 @lru_cache(maxsize=4)
-def _known(shipped: tuple[str, ...]) -> dict[str, str | None]:
+def _names_by_key(shipped: tuple[str, ...]) -> dict[str, str | None]:
     """Give the models by their names without punctuation; None for those of another shape."""
-    others: dict[str, str | None] = {_squeeze(name): None for name in ANOTHER_SHAPE}
-    same = {_squeeze(name): shape for name, shape in SAME_SHAPE.items() if shape in shipped}
-    return others | same | {_squeeze(name): name for name in shipped}
+    others: dict[str, str | None] = {_normalised(name): None for name in OTHER_SHAPES}
+    same = {_normalised(name): shape for name, shape in SAME_SHAPE.items() if shape in shipped}
+    return others | same | {_normalised(name): name for name in shipped}
 
 
-def _squeeze(name: str) -> str:
+def _normalised(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())

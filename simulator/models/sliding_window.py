@@ -19,7 +19,7 @@ def layer_groups(layers: int, windowed: int) -> tuple[int, int, int]:
 
 
 @dataclass(frozen=True)
-class Groups:
+class LayerGroups:
     """Block tables of a request: those of groups with full attention, and with a window."""
 
     full: int = 1

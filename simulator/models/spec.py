@@ -248,7 +248,7 @@ class ModelSpec:
         """Share of the layers that see no further than the sliding window."""
         return self.windowed_layers / self.num_hidden_layers
 
-    def experts_met(self, tokens: int) -> float:
+    def expected_experts(self, tokens: int) -> float:
         """Experts of a layer that a step of so many tokens needs, if it chooses them evenly."""
         if not self.num_experts:
             return 0.0

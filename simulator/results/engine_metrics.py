@@ -18,7 +18,7 @@ from simulator.results.time_series import block_growth, queue_depth
 from simulator.results.utilization import ServedModel, needed_flops, read_bytes
 
 if TYPE_CHECKING:
-    from simulator.scenario.assemble import Parts
+    from simulator.scenario.assemble import EngineParts
     from simulator.scenario.scenario import Scenario
 
 SLICE = 1 << 17  # rows looked at together: bounds the temporaries
@@ -140,7 +140,7 @@ class EngineMetrics:
     """What some replicas did, all alike: gauges and utilizations, of parts of a run."""
 
     def __init__(
-        self, scenario: "Scenario", parts: "Parts", replicas: int, kv_role: str | None = None
+        self, scenario: "Scenario", parts: "EngineParts", replicas: int, kv_role: str | None = None
     ) -> None:
         """Measure replicas with the engine of a scenario; `parts` are those of each."""
         self.replicas, self.kv_role = replicas, kv_role

@@ -39,7 +39,7 @@ from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
     from simulator.results.record import ClusterRecord, Record
-    from simulator.scenario.assemble import Parts
+    from simulator.scenario.assemble import EngineParts
     from simulator.scenario.scenario import Scenario
 
 PERCENTILES = (90.0, 95.0, 99.0, 99.9)
@@ -102,7 +102,7 @@ class RunMetrics:
         self,
         scenario: "Scenario",
         workload: Workload,
-        parts: "Sequence[Parts]",
+        parts: "Sequence[EngineParts]",
         *,
         cluster: "ClusterRecord | None" = None,
         total: int | None = None,
@@ -308,7 +308,7 @@ def summarize_record(record: "Record", percentiles: Sequence[float] = PERCENTILE
     return summary
 
 
-def run_info(scenario: "Scenario", parts: "Parts", warnings: Sequence[str]) -> Summary:
+def run_info(scenario: "Scenario", parts: "EngineParts", warnings: Sequence[str]) -> Summary:
     """Give what opens our block of the summary of a run that was neither stopped nor trimmed."""
     return {
         "version": __version__,

@@ -14,7 +14,7 @@ from simulator.models.spec import ModelSpec
 from simulator.results.breakdown import break_down
 from simulator.results.kv_transfers import Transfers, time_parts
 from simulator.results.request_table import RETRY, Attempts, RequestTable, gather_requests
-from simulator.scenario.assemble import Parts
+from simulator.scenario.assemble import EngineParts
 from simulator.scenario.scenario import Scenario
 from simulator.workload.workload import Workload
 
@@ -24,7 +24,7 @@ class ClusterRecord:
     """What became of the replicas of a cluster, beside their logs."""
 
     groups: list[str]  # of each engine core
-    parts: list[Parts]  # likewise
+    parts: list[EngineParts]  # likewise
     servers: list[int]  # likewise: the number of its server
     paid: list[list[float]]
     """Of each server, s: when it was ordered, when it was gone, when it was ordered again, ..."""
@@ -53,7 +53,7 @@ class Record:
     workload: Workload
     sent: npt.NDArray[np.float64]  # s, when each request went to the engine; NaN: it never did
     logs: list[Log]  # one per replica
-    parts: Parts
+    parts: EngineParts
     interrupted: bool = False
     warnings: list[str] = field(default_factory=list)
     warmup: float = 0.0  # s from the first request sent that the metrics leave out

@@ -12,7 +12,7 @@ from simulator.results.request_table import Floats, RequestTable
 if TYPE_CHECKING:
     from simulator.models.gpus import Gpu
     from simulator.models.spec import ModelSpec
-    from simulator.scenario.assemble import Parts
+    from simulator.scenario.assemble import EngineParts
     from simulator.scenario.scenario import Scenario
 
 
@@ -28,7 +28,7 @@ class ServedModel:
     data_parallel_size: int = 1
 
     @classmethod
-    def of(cls, scenario: "Scenario", parts: "Parts") -> "ServedModel":
+    def of(cls, scenario: "Scenario", parts: "EngineParts") -> "ServedModel":
         """Say what the engine of a scenario serves on."""
         engine = scenario.engine
         sizes = engine.tensor_parallel_size, engine.weight_dtype, engine.cache_dtype
@@ -109,6 +109,6 @@ def _mean_experts(model: "ModelSpec", logs: Sequence[Log], steps: int, ranks: in
         rows = log.steps
         tokens = rows["prefill_tokens"] + rows["decodes"] + rows["wasted"]
         times = np.bincount(tokens, rows["steps"])
-        met = {n: model.experts_met(ranks * int(n)) / ranks for n in np.flatnonzero(times)}
+        met = {n: model.expected_experts(ranks * int(n)) / ranks for n in np.flatnonzero(times)}
         total += sum(times[n] * experts for n, experts in met.items())
     return total / steps

@@ -37,7 +37,7 @@ MEMORY_KEYS = {
 
 
 @dataclass(slots=True, frozen=True)
-class Parts:
+class EngineParts:
     """What a scenario stands for, apart from its workload."""
 
     model: ModelSpec
@@ -47,7 +47,7 @@ class Parts:
     max_model_len: int
 
 
-def assemble(scenario: Scenario) -> Parts:
+def assemble(scenario: Scenario) -> EngineParts:
     """Look up model, GPU and cost, and see what fits into the memory."""
     engine = scenario.engine
     model = load_model(scenario.model, scenario.folder)
@@ -70,7 +70,7 @@ def assemble(scenario: Scenario) -> Parts:
     for message in messages:
         warnings.warn(message, HeadwayWarning, stacklevel=3)
     blocks = engine.num_gpu_blocks_override or memory_budget(engine, model, gpu).num_gpu_blocks
-    return Parts(model, gpu, make_cost(scenario, model, gpu), blocks, max_model_len)
+    return EngineParts(model, gpu, make_cost(scenario, model, gpu), blocks, max_model_len)
 
 
 def memory_budget(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> MemoryBudget:

@@ -16,17 +16,17 @@ from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
 from simulator.models.gpus import GIB
 from simulator.models.kv_budget import kv_block_bytes
 from simulator.models.load import load_model
-from simulator.models.sliding_window import Groups, layer_groups
+from simulator.models.sliding_window import LayerGroups, layer_groups
 from simulator.models.spec import ModelSpec
-from simulator.scenario.assemble import Parts
+from simulator.scenario.assemble import EngineParts
 from simulator.scenario.policy_table import (
-    DYNAMIC,
+    DYNAMIC_HOOKS,
     VLLM_OPTIONS,
-    called,
+    accepts,
     check_arguments,
     construct,
     find_policy,
-    takes,
+    policy_name,
 )
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
@@ -41,11 +41,11 @@ ADMISSION_RULES = ("min_decode_blocks", "reserve_output_tokens")
 """Rules of admission that vLLM does not have; like its options, keys of the engine that a scheduler
 may take under the same name."""
 
-ALTERNATE = {"async_scheduling": False, "preemption_mode": "recompute"}
+REQUIRED_FOR_DRAFTS = {"async_scheduling": False, "preemption_mode": "recompute"}
 """What an engine must have to verify drafts."""
-SLIDING = ALTERNATE | {"allocation": "paged", "reserve_output_tokens": None}
+REQUIRED_FOR_WINDOW = REQUIRED_FOR_DRAFTS | {"allocation": "paged", "reserve_output_tokens": None}
 """What an engine must have whose layers keep a window alone."""
-WITH_ROLE = {
+REQUIRED_FOR_ROLE = {
     "scheduler": "headway",
     "data_parallel_size": 1,
     "async_scheduling": False,
@@ -61,7 +61,7 @@ WITH_ROLE = {
 
 def make_scheduler(
     scenario: Scenario,
-    parts: Parts,
+    parts: EngineParts,
     shares_prefixes: bool,
     *,
     named: bool = False,
@@ -80,7 +80,7 @@ def make_scheduler(
     if role is not None:
         check_role(role, scenario)
     if engine.scheduler == "vllm":
-        return _installed(scenario, parts)
+        return _make_installed(scenario, parts)
     if named and engine.speculative_config is not None:
         raise ValueError("engine.speculative_config: a live engine verifies no drafts")
     scheduler_class = _find_scheduler(
@@ -91,11 +91,13 @@ def make_scheduler(
     caching = engine.enable_prefix_caching and scheduler_class.caches_prefixes
     if shares_prefixes and engine.enable_prefix_caching and not caching:
         what = "has no prefix cache: engine.enable_prefix_caching has no effect"
-        warnings.warn(f"{called(scheduler_class)} {what}", HeadwayWarning, stacklevel=2)
+        warnings.warn(f"{policy_name(scheduler_class)} {what}", HeadwayWarning, stacklevel=2)
     options = _options(scenario, parts, scheduler_class)
     tiers = scheduler_class.has_host_tier and scheduler_class.admit is Scheduler.admit
     if engine.kv_offloading_size and not tiers:
-        raise ValueError(f"engine.kv_offloading_size: {called(scheduler_class)} has no host tier")
+        raise ValueError(
+            f"engine.kv_offloading_size: {policy_name(scheduler_class)} has no host tier"
+        )
     check_arguments(policy_class, arguments, taken=options)
     blocks = _make_blocks(engine, parts, caching, shares_prefixes, named)
     if issubclass(policy_class, Scheduler):  # fcfs needs no policy
@@ -109,13 +111,13 @@ def make_scheduler(
     policy = construct(policy_class, **arguments)
     if getattr(policy, "needs_hint", False) and scenario.predictor is None:
         raise ValueError(
-            f"engine.scheduling_policy: {called(policy_class)} ranks by predicted lengths, and the "
-            "scenario has no `predictor`; {kind: oracle} is the simplest"
+            f"engine.scheduling_policy: {policy_name(policy_class)} ranks by predicted lengths, and "
+            "the scenario has no `predictor`; {kind: oracle} is the simplest"
         )
     return scheduler_class(blocks, policy=policy, **options)
 
 
-def cancels(scenario: Scenario) -> bool:
+def can_cancel(scenario: Scenario) -> bool:
     """Say whether a scenario's scheduler can let a request go before its end."""
     if scenario.engine.scheduler == "vllm":
         return False
@@ -126,25 +128,27 @@ def cancels(scenario: Scenario) -> bool:
 
 def check_role(role: str, scenario: Scenario) -> None:
     """Refuse an engine that cannot have a role in a cluster that prefills and decodes apart."""
-    for key, word in unlike(scenario.engine, WITH_ROLE):
+    for key, word in differing_keys(scenario.engine, REQUIRED_FOR_ROLE):
         raise ValueError(f"engine.{key}: a group with kv_role {role} wants {word}")
     policy_class, _ = find_policy(scenario)
     if _find_scheduler(scenario.engine, policy_class, windowed=False) is not Scheduler:
         raise ValueError(
-            f"engine.scheduling_policy: {called(policy_class)} passes no KV caches on; in a group "
-            f"with kv_role {role} fcfs does, and policies that only order the queue: "
+            f"engine.scheduling_policy: {policy_name(policy_class)} passes no KV caches on; in a "
+            f"group with kv_role {role} fcfs does, and policies that only order the queue: "
             "priority, sjf, fair"
         )
 
 
-def unlike(engine: EngineConfig, wanted: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+def differing_keys(engine: EngineConfig, wanted: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """Yield the keys of an engine that have another value than is wanted, and that as in YAML."""
     for key, value in wanted.items():
         if getattr(engine, key) != value:
             yield key, "null" if value is None else str(value).lower()
 
 
-def _options(scenario: Scenario, parts: Parts, scheduler_class: type[Scheduler]) -> dict[str, Any]:
+def _options(
+    scenario: Scenario, parts: EngineParts, scheduler_class: type[Scheduler]
+) -> dict[str, Any]:
     """Give the arguments that a scheduler takes; ValueError for a rule that it does not know."""
     engine = scenario.engine
     options = _vllm_options(engine, parts) | engine.model_dump(include={*ADMISSION_RULES})
@@ -154,17 +158,17 @@ def _options(scenario: Scenario, parts: Parts, scheduler_class: type[Scheduler])
         options["swap_prices"] = swap_prices(engine, parts.cost)
     if scheduler_class is Speculative:
         options |= {"speculation": engine.speculative_config, "seed": scenario.seed}
-    options = {name: value for name, value in options.items() if takes(scheduler_class, name)}
-    _refuse_rules(engine, called(scheduler_class), options)
+    options = {name: value for name, value in options.items() if accepts(scheduler_class, name)}
+    _check_rules(engine, policy_name(scheduler_class), options)
     return options
 
 
-def _vllm_options(engine: EngineConfig, parts: Parts) -> dict[str, Any]:
+def _vllm_options(engine: EngineConfig, parts: EngineParts) -> dict[str, Any]:
     names = {"max_num_seqs", "max_num_batched_tokens", *VLLM_OPTIONS}
     return engine.model_dump(include=names) | {"max_model_len": parts.max_model_len}
 
 
-def _installed(scenario: Scenario, parts: Parts) -> Scheduler:
+def _make_installed(scenario: Scenario, parts: EngineParts) -> Scheduler:
     """Build the scheduler of the vLLM that is installed."""
     from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
 
@@ -177,7 +181,7 @@ def _installed(scenario: Scenario, parts: Parts) -> Scheduler:
     ):
         if getattr(engine, key) not in known:
             raise ValueError(f"engine.{key}: {what}")
-    _refuse_rules(engine, "vLLM's scheduler")
+    _check_rules(engine, "vLLM's scheduler")
     search_in(scenario.folder)
     return InstalledScheduler(
         InstalledBlocks(parts.num_gpu_blocks, engine.block_size),
@@ -189,7 +193,7 @@ def _installed(scenario: Scenario, parts: Parts) -> Scheduler:
     )
 
 
-def _refuse_rules(engine: EngineConfig, who: str, taken: Container[str] = ()) -> None:
+def _check_rules(engine: EngineConfig, who: str, taken: Container[str] = ()) -> None:
     """Refuse rules of admission and ways of preempting that a scheduler does not take."""
     for rule in ADMISSION_RULES:
         if getattr(engine, rule) and rule not in taken:
@@ -201,24 +205,26 @@ def _refuse_rules(engine: EngineConfig, who: str, taken: Container[str] = ()) ->
 def _find_scheduler(engine: EngineConfig, policy_class: type, *, windowed: bool) -> type[Scheduler]:
     """Give the scheduler that a policy works with, or refuse what it does not do."""
     scheduler_class = policy_class if issubclass(policy_class, Scheduler) else Scheduler
-    if scheduler_class is not policy_class and any(hasattr(policy_class, hook) for hook in DYNAMIC):
+    if scheduler_class is not policy_class and any(
+        hasattr(policy_class, hook) for hook in DYNAMIC_HOOKS
+    ):
         scheduler_class = DynamicScheduler
     if windowed:
         key = "engine.disable_hybrid_kv_cache_manager"
-        for name, word in unlike(engine, SLIDING):
+        for name, word in differing_keys(engine, REQUIRED_FOR_WINDOW):
             raise ValueError(f"{key}: false goes with {name}: {word}")
         if scheduler_class is not Scheduler:
             raise ValueError(
-                f"{key}: must be true: {called(policy_class)} keeps all tokens; fcfs need not, nor "
-                "policies that only order the queue: priority, sjf, boost"
+                f"{key}: must be true: {policy_name(policy_class)} keeps all tokens; fcfs need not, "
+                "nor policies that only order the queue: priority, sjf, boost"
             )
     if engine.speculative_config is not None:
-        for name, word in unlike(engine, ALTERNATE):
+        for name, word in differing_keys(engine, REQUIRED_FOR_DRAFTS):
             raise ValueError(f"engine.speculative_config: goes with {name}: {word}")
         if scheduler_class is not Scheduler:
             raise ValueError(
-                f"engine.speculative_config: {called(policy_class)} verifies no drafts; fcfs does, "
-                "and policies that only order the queue: priority, sjf, boost"
+                f"engine.speculative_config: {policy_name(policy_class)} verifies no drafts; fcfs "
+                "does, and policies that only order the queue: priority, sjf, boost"
             )
     if windowed or engine.speculative_config is not None:
         return Speculative
@@ -226,8 +232,8 @@ def _find_scheduler(engine: EngineConfig, policy_class: type, *, windowed: bool)
         return scheduler_class
     if scheduler_class is not Scheduler:
         raise ValueError(
-            f"engine.async_scheduling: {called(policy_class)} schedules a step when the one before "
-            "has ended; set it to false"
+            f"engine.async_scheduling: {policy_name(policy_class)} schedules a step when the one "
+            "before has ended; set it to false"
         )
     return AsyncScheduler
 
@@ -265,7 +271,7 @@ def _keeps_window(engine: EngineConfig, model: ModelSpec) -> bool:
 
 
 def _make_blocks(
-    engine: EngineConfig, parts: Parts, caching: bool, shares: bool, named: bool
+    engine: EngineConfig, parts: EngineParts, caching: bool, shares: bool, named: bool
 ) -> BlockCounter:
     """Make the block manager that the scenario's memory rule needs.
 
@@ -281,7 +287,7 @@ def _make_blocks(
                 f"engine.allocation: {tokens} tokens of KV cache hold no request of "
                 f"max_model_len {parts.max_model_len}"
             )
-        return _counter(engine, parts, pages + 1, parts.max_model_len)
+        return _make_counter(engine, parts, pages + 1, parts.max_model_len)
     if engine.prefix_cache == "radix" and caching:
         if named:
             raise ValueError("engine.prefix_cache: radix counts blocks, a live engine names them")
@@ -297,10 +303,10 @@ def _make_blocks(
         return UnsharedPrefixCache(parts.num_gpu_blocks, engine.block_size)
     if caching or named:
         return BlockManager(parts.num_gpu_blocks, engine.block_size, prefix_caching=caching)
-    return _counter(engine, parts, parts.num_gpu_blocks, engine.block_size)
+    return _make_counter(engine, parts, parts.num_gpu_blocks, engine.block_size)
 
 
-def _counter(engine: EngineConfig, parts: Parts, count: int, size: int) -> BlockCounter:
+def _make_counter(engine: EngineConfig, parts: EngineParts, count: int, size: int) -> BlockCounter:
     """Make so many blocks without names."""
     speculation, model = engine.speculative_config, parts.model
     slides = _keeps_window(engine, model)
@@ -309,7 +315,7 @@ def _counter(engine: EngineConfig, parts: Parts, count: int, size: int) -> Block
     groups = None
     if slides:
         full, others, _ = layer_groups(model.num_hidden_layers, model.windowed_layers)
-        groups = Groups(full, others, model.sliding_window, engine.max_num_batched_tokens)
+        groups = LayerGroups(full, others, model.sliding_window, engine.max_num_batched_tokens)
     ahead = speculation.lookahead if speculation is not None else 0
     return SlotCounter(
         count, size, lookahead=ahead, max_model_len=parts.max_model_len, groups=groups

@@ -7,8 +7,13 @@ from typing import TypeVar
 from simulator.core.engine_config import EngineConfig
 from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
-from simulator.scenario.assemble import MEMORY_KEYS, Parts, make_cost, memory_budget
-from simulator.scenario.assemble_scheduler import cancels, check_role, make_scheduler, unlike
+from simulator.scenario.assemble import MEMORY_KEYS, EngineParts, make_cost, memory_budget
+from simulator.scenario.assemble_scheduler import (
+    can_cancel,
+    check_role,
+    differing_keys,
+    make_scheduler,
+)
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
@@ -21,7 +26,7 @@ T = TypeVar("T")
 
 POLICY = "engine.scheduling_policy"
 
-TOGETHER = (
+DEPENDENT_KEYS = (
     ("admission", "shed_from", "max_outstanding"),
     ("admission", "burst", "rate"),
     ("client", "backoff", "max_retries"),
@@ -31,7 +36,7 @@ TOGETHER = (
 )
 """Blocks of a cluster, keys of them, and the other key without which these have no effect."""
 
-WITH_HOST_TIER = {
+REQUIRED_FOR_HOST_TIER = {
     "enable_prefix_caching": True,
     "prefix_cache": "hash",
     "allocation": "paged",
@@ -39,12 +44,12 @@ WITH_HOST_TIER = {
 }
 """What an engine must have that offloads KV blocks to its host."""
 
-Contradiction = tuple[str, str, str]
+Conflict = tuple[str, str, str]
 """The key to blame ("" where the message names its own place), others that have a part in it,
 and what is wrong."""
 
 
-def contradictions(scenario: Scenario, wrong: set[Key]) -> tuple[list[FieldError], list[str]]:
+def find_conflicts(scenario: Scenario, wrong: set[Key]) -> tuple[list[FieldError], list[str]]:
     """Find what is wrong in the scenario, and what in the files that it names.
 
     What depends on a key that is wrong already is left out.
@@ -54,7 +59,7 @@ def contradictions(scenario: Scenario, wrong: set[Key]) -> tuple[list[FieldError
     seen: set[str] = set()
     for blamed, others, what in (*_check(scenario), *_check_cluster(scenario)):
         keys = [tuple(name.split(".")) for name in (blamed, *others.split()) if name]
-        if what in seen or any(_touches(key, bad) for key in keys for bad in wrong):
+        if what in seen or any(_overlap(key, bad) for key in keys for bad in wrong):
             continue
         seen.add(what)  # memory and cost model may both complain of the same thing
         if blamed:
@@ -64,14 +69,12 @@ def contradictions(scenario: Scenario, wrong: set[Key]) -> tuple[list[FieldError
     return found, elsewhere
 
 
-def _touches(mine: Key, bad: Key) -> bool:
+def _overlap(mine: Key, bad: Key) -> bool:
     length = min(len(mine), len(bad))
     return mine[:length] == bad[:length]
 
 
-def _attempt(
-    block: str, others: str, make: Callable[[], T]
-) -> Generator[Contradiction, None, T | None]:
+def _attempt(block: str, others: str, make: Callable[[], T]) -> Generator[Conflict, None, T | None]:
     """Make something; where it cannot be made, yield why and return None.
 
     A message begins with a key of the scenario, with one of its engine, or with a file; failing
@@ -98,7 +101,7 @@ def _attempt(
     return None
 
 
-def _check(scenario: Scenario) -> Iterator[Contradiction]:
+def _check(scenario: Scenario) -> Iterator[Conflict]:
     """Check one engine, its hardware and its workload."""
     of_engine = list(_check_engine(scenario.engine, scenario.gpu.count))
     yield from of_engine
@@ -110,7 +113,7 @@ def _check(scenario: Scenario) -> Iterator[Contradiction]:
         yield from _attempt(POLICY, "engine predictor", lambda: _schedule(scenario, parts))
 
 
-def _schedule(scenario: Scenario, parts: Parts) -> Scheduler:
+def _schedule(scenario: Scenario, parts: EngineParts) -> Scheduler:
     """Make the scheduler; an argument of the wrong type is the user's mistake, too."""
     try:
         return make_scheduler(scenario, parts, False)
@@ -118,7 +121,7 @@ def _schedule(scenario: Scenario, parts: Parts) -> Scheduler:
         raise ValueError(str(error)) from error
 
 
-def _check_engine(engine: EngineConfig, gpus: int) -> Iterator[Contradiction]:
+def _check_engine(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
     """Check the keys of `engine` against one another, and against the number of GPUs."""
     tokens, seqs = engine.max_num_batched_tokens, engine.max_num_seqs
     if tokens < seqs:
@@ -141,7 +144,7 @@ def _check_engine(engine: EngineConfig, gpus: int) -> Iterator[Contradiction]:
     yield from _check_parallel(engine, gpus)
 
 
-def _check_parallel(engine: EngineConfig, gpus: int) -> Iterator[Contradiction]:
+def _check_parallel(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
     """See whether the GPUs are those that the engine shares out."""
     size, ranks = engine.tensor_parallel_size, engine.data_parallel_size
     if gpus != engine.gpus:
@@ -162,14 +165,14 @@ def _is_given(block: object, key: str) -> bool:
     return bool(getattr(block, key) != type(block).model_fields[key].default)  # type: ignore[attr-defined]
 
 
-def _check_prefix_cache(engine: EngineConfig) -> Iterator[Contradiction]:
+def _check_prefix_cache(engine: EngineConfig) -> Iterator[Conflict]:
     """See whether a radix tree and a host tier go with what else the engine is to do."""
     if engine.kv_offloading_size is None:
         for key in ("kv_offloading_bandwidth", "kv_offloading_latency"):
             if getattr(engine, key):
                 yield f"engine.{key}", "engine.kv_offloading_size", "goes with kv_offloading_size"
     else:
-        for key, word in unlike(engine, WITH_HOST_TIER):
+        for key, word in differing_keys(engine, REQUIRED_FOR_HOST_TIER):
             yield "engine.kv_offloading_size", f"engine.{key}", f"goes with {key}: {word}"
     if engine.prefix_cache == "hash":
         return
@@ -183,7 +186,7 @@ def _check_prefix_cache(engine: EngineConfig) -> Iterator[Contradiction]:
             yield "engine.prefix_cache", f"engine.{key}", why
 
 
-def _check_trace(scenario: Scenario) -> Iterator[Contradiction]:
+def _check_trace(scenario: Scenario) -> Iterator[Conflict]:
     """See whether the trace is there and its options go with its format."""
     trace = scenario.workload.trace
     if trace is None:
@@ -200,7 +203,7 @@ def _check_trace(scenario: Scenario) -> Iterator[Contradiction]:
             yield f"workload.trace.{option}", "workload.trace.format", what
 
 
-def _check_parts(scenario: Scenario) -> Generator[Contradiction, None, Parts | None]:
+def _check_parts(scenario: Scenario) -> Generator[Conflict, None, EngineParts | None]:
     """Try what a run is made of, piece by piece."""
     engine, folder = scenario.engine, scenario.folder
     found = yield from _attempt(POLICY, "", lambda: find_policy(scenario))
@@ -224,10 +227,12 @@ def _check_parts(scenario: Scenario) -> Generator[Contradiction, None, Parts | N
     cost = yield from _attempt("cost", others, lambda: make_cost(scenario, model, gpu))
     if too_small or not (found and cost and budget):
         return None
-    return Parts(model, gpu, cost, engine.num_gpu_blocks_override or budget.num_gpu_blocks, longest)
+    return EngineParts(
+        model, gpu, cost, engine.num_gpu_blocks_override or budget.num_gpu_blocks, longest
+    )
 
 
-def _check_cluster(scenario: Scenario) -> Iterator[Contradiction]:
+def _check_cluster(scenario: Scenario) -> Iterator[Conflict]:
     """Check the routers, what the groups are to one another, and each as a scenario of its own."""
     cluster = scenario.cluster
     if cluster is None:
@@ -250,9 +255,9 @@ def _check_cluster(scenario: Scenario) -> Iterator[Contradiction]:
             yield f"cluster.groups.{name}.{blamed}" if in_group else blamed, others, what
 
 
-def _check_keys(cluster: ClusterConfig) -> Iterator[Contradiction]:
+def _check_keys(cluster: ClusterConfig) -> Iterator[Conflict]:
     """Find keys that were given without the one that they say more about."""
-    for block, key, other in TOGETHER:
+    for block, key, other in DEPENDENT_KEYS:
         values = getattr(cluster, block)
         if values is not None and not getattr(values, other) and _is_given(values, key):
             what = f"goes with {other}; {key} alone has no effect"
@@ -266,7 +271,7 @@ def _check_keys(cluster: ClusterConfig) -> Iterator[Contradiction]:
         yield "cluster.client.max_retries", "cluster.client cluster.admission", what
 
 
-def _check_resilience(scenario: Scenario, cluster: ClusterConfig) -> Iterator[Contradiction]:
+def _check_resilience(scenario: Scenario, cluster: ClusterConfig) -> Iterator[Conflict]:
     """See whether scaling, failures and timeouts go with the rest."""
     scaling, failures, client = cluster.autoscaling, cluster.failures, cluster.client
     bounds = scenario.goodput.model_dump(exclude_none=True)
@@ -284,7 +289,7 @@ def _check_resilience(scenario: Scenario, cluster: ClusterConfig) -> Iterator[Co
     if client is None or (client.timeout is None and client.ttft_timeout is None):
         return
     for group in groups:
-        found = yield from _attempt(POLICY, "", lambda group=group: cancels(group))  # type: ignore[misc]
+        found = yield from _attempt(POLICY, "", lambda group=group: can_cancel(group))  # type: ignore[misc]
         if found is False:
             what = "timeouts: the scheduler cannot let a request go before its end"
             if group.engine.async_scheduling:
@@ -293,7 +298,7 @@ def _check_resilience(scenario: Scenario, cluster: ClusterConfig) -> Iterator[Co
             return
 
 
-def _check_roles(cluster: ClusterConfig) -> Iterator[Contradiction]:
+def _check_roles(cluster: ClusterConfig) -> Iterator[Conflict]:
     """Find roles of groups that do not make a whole."""
     groups = cluster.groups
     if not any(group.kv_role for group in groups.values()):
@@ -313,7 +318,7 @@ def _check_roles(cluster: ClusterConfig) -> Iterator[Contradiction]:
         yield "cluster.kv_transfer", "cluster.groups", what
 
 
-def _check_transfers(scenario: Scenario, cluster: ClusterConfig) -> Iterator[Contradiction]:
+def _check_transfers(scenario: Scenario, cluster: ClusterConfig) -> Iterator[Conflict]:
     """Check that engines can have their roles, and one can use the KV blocks of another."""
     first = next(iter(cluster.groups))
     for name, group in cluster.groups.items():

@@ -37,7 +37,7 @@ class Engine:
     by_memory: Callable[[Gpu], Defaults] | None = None  # what the size of the GPU's memory changes
 
 
-def fill_in(raw: dict[str, Any]) -> dict[str, Any]:
+def fill_in_defaults(raw: dict[str, Any]) -> dict[str, Any]:
     """Complete a scenario's engine, and those of its groups by it, before anything is checked.
 
     A data-parallel server alone is a cluster of one.
@@ -84,7 +84,7 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
     known = ENGINES[name]
     defaults: Defaults = {"async_scheduling": False} | known.defaults
     if known.whole_prompts:
-        longest = engine.get("max_model_len") or _positions(model)
+        longest = engine.get("max_model_len") or _max_positions(model)
         if isinstance(longest, int):
             tokens = max(longest, defaults["max_num_batched_tokens"])
             defaults["max_num_batched_tokens"] = tokens
@@ -121,7 +121,7 @@ def fraction_of(name: str | None) -> FractionOf:
     return ENGINES[name].fraction_of if name else "all"
 
 
-def _positions(model: object) -> int:
+def _max_positions(model: object) -> int:
     """Give the positions of a model; 0 where it cannot be found, which is told elsewhere."""
     try:
         found = load_model(model if isinstance(model, str | Path) else "llama-3-8b")
@@ -152,7 +152,7 @@ def _sglang_by_memory(gpu: Gpu) -> Defaults:
     return {"max_num_batched_tokens": 16384} if gpu.memory >= 160 * GIB else {}
 
 
-COST = "the kernels' speed: the cost profile is the same for all engines"
+SAME_COST = "the kernels' speed: the cost profile is the same for all engines"
 ENGINES = {
     "vllm": Engine(
         "vLLM 0.33.0: vllm/v1/core/sched/scheduler.py, EngineArgs.get_batch_defaults",
@@ -180,7 +180,7 @@ ENGINES = {
         "vLLM 0.6.3: vllm/core/scheduler.py, _schedule_default",
         "prompts first, whole; watermark; a free block at hand for each decode; recomputation; "
         "swapped queue (preemption_mode: swap); scheduler_delay_factor",
-        f"multi-step scheduling and prefix cache (off by default), chunked prefill; {COST}",
+        f"multi-step scheduling and prefix cache (off by default), chunked prefill; {SAME_COST}",
         {
             "scheduling_policy": "fcfs-v0",
             "max_num_seqs": 256,
@@ -196,7 +196,7 @@ ENGINES = {
         "SGLang 0.4.6: managers/scheduler.py, schedule_policy.py, schedule_batch.py",
         "prompts first in chunks; lpm order with in-batch sharing; new-token ratio and its decay; "
         "retraction; radix tree of pages of one token; weights and cache in mem_fraction_static",
-        f"overlap of scheduling, mixed chunks, dfs-weight; {COST}",
+        f"overlap of scheduling, mixed chunks, dfs-weight; {SAME_COST}",
         {
             "scheduling_policy": "sglang",
             "max_num_seqs": 2048,
@@ -214,7 +214,7 @@ ENGINES = {
         "in-flight batching; GUARANTEED_NO_EVICT, MAX_UTILIZATION, STATIC_BATCH; max_num_tokens; "
         "chunked context by blocks; cache in 0.9 of the memory left free",
         "priority of cached blocks, equal progress of chunks, requests held back to reuse a "
-        f"prefix; {COST}",
+        f"prefix; {SAME_COST}",
         {
             "scheduling_policy": "trtllm",
             "max_num_seqs": 2048,
@@ -232,7 +232,7 @@ ENGINES = {
         "waiting_served_ratio, max_waiting_tokens, prefill and total token budgets, reservation "
         "of prompt and max_new_tokens",
         "prefix cache, chunked prompts (version 3), refusal beyond 128 requests: here they wait; "
-        f"{COST}",
+        f"{SAME_COST}",
         {
             "scheduling_policy": "tgi",
             "max_num_seqs": 128,
@@ -247,7 +247,7 @@ ENGINES = {
     "deepspeed-fastgen": Engine(
         "DeepSpeed-MII 0.3: mii/batching/ragged_batching.py; Holmes et al. 2024",
         "Dynamic SplitFuse; stalls for want of a block; reset of the cache at a deadlock",
-        f"the reserve of 1 GB of memory is 2 % here; {COST}",
+        f"the reserve of 1 GB of memory is 2 % here; {SAME_COST}",
         {
             "scheduling_policy": "fastgen",
             "max_num_seqs": 512,
@@ -260,7 +260,7 @@ ENGINES = {
     "orca": Engine(
         "Yu et al., Orca, OSDI 2022",
         "iteration-level scheduling with max_bs 32; memory reserved for the longest request",
-        f"selective batching's cost, pipelining over workers; {COST}",
+        f"selective batching's cost, pipelining over workers; {SAME_COST}",
         {
             "scheduling_policy": "orca",
             "max_num_seqs": 32,
@@ -272,7 +272,8 @@ ENGINES = {
     "hf": Engine(
         "Hugging Face transformers 4: generate() on batches of 8",
         "padding of prompts and of answers, no queue but between batches",
-        f"growth of the cache by concatenation: memory is reserved for the longest request; {COST}",
+        "growth of the cache by concatenation: memory is reserved for the longest request; "
+        f"{SAME_COST}",
         {
             "scheduling_policy": "hf-static",
             "max_num_seqs": 64,

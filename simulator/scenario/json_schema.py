@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from simulator.core.engine_config import DTYPES
-from simulator.scenario.reference_page import WORKLOAD
+from simulator.scenario.reference_page import GENERATOR_KEYS
 from simulator.scenario.scenario import Scenario
 from simulator.workload.generate import Generator
 from simulator.workload.workload import FRONTENDS
@@ -22,7 +22,7 @@ def json_schema() -> dict[str, Any]:
     _loosen(schema)
     workload = schema["$defs"]["WorkloadConfig"]
     for field in dataclasses.fields(Generator):
-        workload["properties"].setdefault(field.name, {"description": WORKLOAD[field.name]})
+        workload["properties"].setdefault(field.name, {"description": GENERATOR_KEYS[field.name]})
     workload["properties"]["frontend"]["anyOf"].append({"enum": [*FRONTENDS]})
     workload["additionalProperties"] = False
     named = {"type": "string", "description": "a named engine, such as vllm"}

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from simulator.scenario.checks import contradictions
+from simulator.scenario.checks import find_conflicts
 from simulator.scenario.engines import engine_block
 from simulator.scenario.planning_config import SweepConfig
 from simulator.scenario.scenario import Scenario
-from simulator.scenario.validate import SECTIONS, validate, yaml_word
+from simulator.scenario.validate import SECTIONS, validate, yaml_repr
 from simulator.util.errors import HeadwayError, did_you_mean
 from simulator.util.yaml_lines import SourceMap, parse, read_text
 
@@ -68,8 +68,8 @@ def check_scenario(raw: dict[str, Any], source_map: SourceMap, folder: Path = Pa
     scenario, wrong = validate(raw)
     others: list[str] = []  # about other files
     if scenario is not None:
-        scenario = scenario.came_from(folder, source_map)
-        contradicting, others = contradictions(scenario, {key for key, _ in wrong})
+        scenario = scenario.with_source(folder, source_map)
+        contradicting, others = find_conflicts(scenario, {key for key, _ in wrong})
         wrong += contradicting
     if scenario is None or wrong or others:
         wrong.sort(key=lambda fault: source_map.line(fault[0]))
@@ -112,7 +112,7 @@ def _read(
     if raw is None:
         raise HeadwayError(f"{path}: is empty; `model: llama-3-8b` alone would do")
     if not isinstance(raw, dict):
-        raise HeadwayError(f"{path}:1: must be a mapping of keys, not {yaml_word(raw)}")
+        raise HeadwayError(f"{path}:1: must be a mapping of keys, not {yaml_repr(raw)}")
     _open_engine(raw)
     cluster = raw.get("cluster")
     groups = cluster.get("groups") if isinstance(cluster, dict) else None
@@ -125,19 +125,19 @@ def _read(
     known = [*groups] if isinstance(groups, dict) else []
     messages = []
     for place, name, text in settings:
-        messages += _misspelt(known, place, name)
+        messages += _check_group(known, place, name)
         messages += _override(raw, source_map, place, name, text)
-    raw.setdefault("name", _name(path))
+    raw.setdefault("name", _default_name(path))
     return raw, source_map, messages
 
 
-def _name(path: Path) -> str:
+def _default_name(path: Path) -> str:
     """Name a scenario after its file, less what a name cannot hold."""
     stem = path.name.removeprefix(".").partition(".")[0]
     return re.sub(r"[^\w ,+=-]+", "-", stem).lstrip(" ,+=-") or "scenario"
 
 
-def _misspelt(groups: list[str], place: str, name: str) -> list[str]:
+def _check_group(groups: list[str], place: str, name: str) -> list[str]:
     """Refuse to set a key of a group that the file does not name: it would be one more group."""
     key = name.strip().split(".")
     if not groups or key[:2] != ["cluster", "groups"] or len(key) < 4 or key[2] in groups:
@@ -165,7 +165,7 @@ def _override(
                 source_map.override(key[:depth], place)
         block = block[part]
         if not isinstance(block, dict):
-            return [f"{place}: {'.'.join(key[:depth])} is {yaml_word(block)} and has no keys"]
+            return [f"{place}: {'.'.join(key[:depth])} is {yaml_repr(block)} and has no keys"]
     block[key[-1]] = value
     _open_engine(raw)
     source_map.override(key, place)

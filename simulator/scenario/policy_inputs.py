@@ -7,7 +7,7 @@ import numpy as np
 from simulator.policies.fair import DRR, WFQ, Fair
 from simulator.policies.orders import HRRN, SJF, Boost, Priority
 from simulator.policies.preemptive import Deadline, Preemptive
-from simulator.scenario.policy_table import called, find_policy
+from simulator.scenario.policy_table import find_policy, policy_name
 from simulator.scenario.scenario import Scenario
 from simulator.workload.workload import Workload
 
@@ -34,7 +34,7 @@ def missing_inputs(scenario: Scenario, workload: Workload) -> list[str]:
 def _missing(scenario: Scenario, workload: Workload) -> Iterator[str]:
     """Look at one engine's policy."""
     cls, arguments = find_policy(scenario)
-    name = f"engine.scheduling_policy: {called(cls)}"
+    name = f"engine.scheduling_policy: {policy_name(cls)}"
     clients = {*(workload.client or ())}
     if issubclass(cls, Priority | Preemptive) and _all_equal(workload):
         yield (
@@ -53,7 +53,7 @@ def _missing(scenario: Scenario, workload: Workload) -> Iterator[str]:
         )
     by_prompt = issubclass(cls, SJF | HRRN | Boost) and arguments.get("by", "prompt") == "prompt"
     if by_prompt and scenario.predictor is not None:
-        yield f"predictor: {called(cls)} ranks by the prompt alone; by: hint or total reads it"
+        yield f"predictor: {policy_name(cls)} ranks by the prompt alone; by: hint or total reads it"
     named = arguments.get("weights") or arguments.get("clients")
     if issubclass(cls, Fair | WFQ | DRR | Deadline) and isinstance(named, dict) and clients:
         for client in sorted({str(one) for one in named} - clients):

@@ -47,7 +47,7 @@ POLICIES: dict[str, type] = {
 }
 
 
-DYNAMIC = ("rank", "displaces", "promote")
+DYNAMIC_HOOKS = ("rank", "displaces", "promote")
 """What makes a policy need the DynamicScheduler, see `policies.Policy`."""
 
 
@@ -68,7 +68,7 @@ def signature(cls: type) -> inspect.Signature:
     return inspect.signature(cls)
 
 
-def takes(cls: type, name: str) -> bool:
+def accepts(cls: type, name: str) -> bool:
     """Say whether a scheduler's constructor knows an argument."""
     known = signature(cls).parameters
     return name in known or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
@@ -109,7 +109,7 @@ def find_policy(scenario: Scenario) -> tuple[type, dict[str, Any]]:
     return cls, arguments
 
 
-def called(cls: type) -> str:
+def policy_name(cls: type) -> str:
     """Give a policy's name in scenarios; the class's, where it is the user's own."""
     names = (name for name, kind in POLICIES.items() if kind is cls)
     return next(names, cls.__name__)
@@ -120,20 +120,20 @@ def ignored_keys(engine: EngineConfig, cls: type, max_model_len: int) -> list[st
     if engine.scheduler == "vllm" or not issubclass(cls, Scheduler):
         return []
     messages = []
-    if engine.preemption_mode != "recompute" and not takes(cls, "swap_blocks"):
+    if engine.preemption_mode != "recompute" and not accepts(cls, "swap_blocks"):
         messages.append(
-            f"{called(cls)} computes a preempted request again: engine.preemption_mode has no "
+            f"{policy_name(cls)} computes a preempted request again: engine.preemption_mode has no "
             "effect"
         )
     for name in ("max_num_batched_tokens", *VLLM_OPTIONS):
         given = getattr(engine, name)
-        if given != EngineConfig.model_fields[name].default and not takes(cls, name):
-            messages.append(f"{called(cls)} knows no {name}: engine.{name} has no effect")
+        if given != EngineConfig.model_fields[name].default and not accepts(cls, name):
+            messages.append(f"{policy_name(cls)} knows no {name}: engine.{name} has no effect")
     tokens = engine.max_num_batched_tokens
     if issubclass(cls, VllmV0 | Tgi) and tokens < max_model_len:
         messages.append(
-            f"{called(cls)} computes prompts whole: engine.max_num_batched_tokens {tokens:,} is "
-            f"taken as max_model_len, {max_model_len:,}"
+            f"{policy_name(cls)} computes prompts whole: engine.max_num_batched_tokens {tokens:,} "
+            f"is taken as max_model_len, {max_model_len:,}"
         )
     return messages
 
@@ -146,7 +146,7 @@ def construct(cls: type, *parts: object, **arguments: Any) -> Any:
         raise  # it says which argument is wrong
     except Exception as error:
         raise ValueError(
-            f"engine.scheduling_policy: {called(cls)} raised {type(error).__name__}: "
+            f"engine.scheduling_policy: {policy_name(cls)} raised {type(error).__name__}: "
             f"{one_line(error)}"
         ) from error
 
@@ -162,12 +162,12 @@ def check_arguments(cls: type, arguments: dict[str, Any], taken: dict[str, Any])
         if name in taken:
             wrong.append(f"{name}: give it as engine.{name}")
         elif name not in known and not free:
-            wrong.append(f"{name}: {called(cls)} takes no such argument")
+            wrong.append(f"{name}: {policy_name(cls)} takes no such argument")
         elif name in known:
             bad, message = check_annotation(name, known[name].annotation, value)
             wrong += [message] if bad else []
     wrong += [
-        f"{name}: is missing; {called(cls)} needs it"
+        f"{name}: is missing; {policy_name(cls)} needs it"
         for name, parameter in known.items()
         if parameter.default is inspect.Parameter.empty
         and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)

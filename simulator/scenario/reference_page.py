@@ -16,13 +16,13 @@ from simulator.costs.linear import Fitted
 from simulator.costs.profile import FORMS
 from simulator.policies.predictor import KINDS as PREDICTORS
 from simulator.scenario.policy_table import POLICIES
-from simulator.scenario.validate import ABSENT, section
+from simulator.scenario.validate import UNSUPPORTED_KEYS, block_class
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.yaml_lines import Key
 from simulator.workload.distributions import KINDS
 from simulator.workload.generate import Generator, PrefixGroups, Sessions
 
-HEAD = """# Scenario reference
+PAGE_HEAD = """# Scenario reference
 
 A scenario is one YAML file; `headway run FILE` simulates it. Every key may be left out. An unknown
 key or a wrong value is refused with its line. `--set dotted.key=value` overrides a key. Relative
@@ -31,7 +31,7 @@ paths are looked up beside the scenario file, then in the folder that the enviro
 
 This page is made by `python -m simulator.scenario.reference_page`.
 """
-WORKLOAD = {
+GENERATOR_KEYS = {
     "request_rate": "requests (with sessions: sessions) per second; inf: all at once",
     "burstiness": "shape of the Gamma distribution of the gaps: 1 Poisson, less is burstier",
     "rescale": "stretch the gaps so that the last arrival is at num_prompts / request_rate",
@@ -54,21 +54,21 @@ WORKLOAD = {
     "beside trace",
     "priorities": "a whole number for each client, the smaller the more urgent; also beside trace",
 }
-GROUPS = {
+PREFIX_GROUP_KEYS = {
     "num_prefixes": "prefixes that there are",
     "prefix_len": "tokens of a prefix: a number or a distribution",
     "zipf": "popularity of the k-th is k ** -zipf; 0: all alike",
 }
-TURNS = {
+SESSION_KEYS = {
     "turns": "turns of a session: a number or a distribution",
     "think_time": "seconds from an answer to the next turn: a number or a distribution",
 }
-ORDER = """## engine.scheduling_policy
+POLICIES_HEAD = """## engine.scheduling_policy
 
 A name, or `{policy: NAME, argument: value}`; defaults of the arguments are in brackets. A class of
 your own, `{policy: package.module:Class, ...}`, takes those of its constructor.
 """
-ORDERS = {
+POLICY_TEXTS = {
     "fcfs": "First come, first served; a preempted request goes to the front.",
     "preemptive": "As priority, but a waiting request displaces a running one whose number is "
     "larger by more than `threshold`; numbers fall by `ageing` per second since the arrival.",
@@ -109,13 +109,13 @@ ORDERS = {
     "drr": "Deficit round robin: in each round a client may spend `quantum` tokens times its "
     "weight; weights as for fair.",
 }
-PREDICTOR = """## predictor
+PREDICTORS_HEAD = """## predictor
 
 A kind, or `{kind: ..., ...}`; defaults of the fields are in brackets. Predictions are whole output
 tokens; `requests.csv` has them in the column `predicted_output_tokens`. Errors depend on `seed` and
 on the request's number alone.
 """
-GENERATED = """Without `trace` the requests are generated, with the words and meanings of
+GENERATOR_HEAD = """Without `trace` the requests are generated, with the words and meanings of
 `vllm bench serve`.
 """
 INTRODUCTIONS = {
@@ -129,11 +129,11 @@ clock does ([accuracy.md](accuracy.md)). `client_latency`, in seconds, in place 
 Several replicas of the engine, see [fleet.md](fleet.md).
 """,
 }
-ROUTING = """### Routers
+ROUTERS_HEAD = """### Routers
 
 What each takes besides `router`, with the default in brackets:
 """
-COST = """## cost
+COSTS_HEAD = """## cost
 
 `{profile: NAME}` takes a shipped profile, `{profile: PATH}` your own. What the engine adds to
 its kernels comes on top (`simulator/costs/overheads.yaml`, by `engine.version`);
@@ -142,7 +142,7 @@ its kernels comes on top (`simulator/costs/overheads.yaml`, by `engine.version`)
 cost model down, its terms in seconds; defaults are in brackets. T is the number of tokens in a
 step, n that of its sequences, S the cached tokens that its decodes read.
 """
-COSTS = {
+COST_TEXTS = {
     "linear": "Seconds = base + per_token T + per_context S + per_sequence n.",
     "piecewise": "The form of the shipped profiles, explained in `simulator/costs/piecewise.py`; "
     "`dense` is a list of [tokens, seconds], `cudagraph_capture_sizes` one of the batches "
@@ -153,35 +153,37 @@ COSTS = {
     "roofline": "From the sizes of the model and the data sheet of the GPU, at the efficiency that "
     "kernels were measured to reach there, or reach elsewhere.",
 }
-DISTRIBUTIONS = """## Distributions
+DISTRIBUTIONS_HEAD = """## Distributions
 
 A length or a time is a number, or `{kind: ..., ...}` with the fields of the kind:
 """
-LEFT_OUT = """## Keys of vLLM that are not here
+UNSUPPORTED_HEAD = """## Keys of vLLM that are not here
 """
 
 
 def page() -> str:
     """Make the page."""
     parts = [
-        HEAD,
-        _table("Top level", _fields(())),
-        _tables("gpu", "engine", "engine.speculative_config", "engine.speculative_config.draft"),
-        _list(ORDER, _policies()),
-        _list(PREDICTOR, _kinds(PREDICTORS)),
-        _tables("goodput", "workload.trace"),
-        _table("workload", _given(Generator, WORKLOAD), GENERATED),
-        _tables("workload.frontend"),
-        _table("workload.prefix_groups", _given(PrefixGroups, GROUPS)),
-        _table("workload.sessions", _given(Sessions, TURNS)),
-        _tables("cluster", "cluster.groups.NAME", "cluster.kv_transfer", "cluster.admission"),
-        _tables("cluster.client", "cluster.failures", "cluster.failures.outages"),
-        _tables("cluster.autoscaling"),
-        _list(ROUTING, _routers()),
-        _tables("plan", "sweep", "sweep.random", "sweep.random.keys"),
-        _list(COST, _costs()),
-        _list(DISTRIBUTIONS, _kinds(KINDS)),
-        _list(LEFT_OUT, (f"- `{name}`: {why}" for name, why in ABSENT.items())),
+        PAGE_HEAD,
+        _table("Top level", _block_rows(())),
+        _block_tables(
+            "gpu", "engine", "engine.speculative_config", "engine.speculative_config.draft"
+        ),
+        _list(POLICIES_HEAD, _policies()),
+        _list(PREDICTORS_HEAD, _kinds(PREDICTORS)),
+        _block_tables("goodput", "workload.trace"),
+        _table("workload", _dataclass_rows(Generator, GENERATOR_KEYS), GENERATOR_HEAD),
+        _block_tables("workload.frontend"),
+        _table("workload.prefix_groups", _dataclass_rows(PrefixGroups, PREFIX_GROUP_KEYS)),
+        _table("workload.sessions", _dataclass_rows(Sessions, SESSION_KEYS)),
+        _block_tables("cluster", "cluster.groups.NAME", "cluster.kv_transfer", "cluster.admission"),
+        _block_tables("cluster.client", "cluster.failures", "cluster.failures.outages"),
+        _block_tables("cluster.autoscaling"),
+        _list(ROUTERS_HEAD, _routers()),
+        _block_tables("plan", "sweep", "sweep.random", "sweep.random.keys"),
+        _list(COSTS_HEAD, _costs()),
+        _list(DISTRIBUTIONS_HEAD, _kinds(KINDS)),
+        _list(UNSUPPORTED_HEAD, (f"- `{name}`: {why}" for name, why in UNSUPPORTED_KEYS.items())),
     ]
     return "\n".join(parts)
 
@@ -196,16 +198,17 @@ def _table(title: str, rows: Iterator[tuple[str, ...]], words: str = "") -> str:
     return "\n".join([*head, *lines, *(f"| {' | '.join(row)} |" for row in rows), ""])
 
 
-def _tables(*names: str) -> str:
+def _block_tables(*names: str) -> str:
     """Make the tables of blocks; of one item, where there is a list or a mapping of them."""
     return "\n".join(
-        _table(name, _fields(tuple(name.split("."))), INTRODUCTIONS.get(name, "")) for name in names
+        _table(name, _block_rows(tuple(name.split("."))), INTRODUCTIONS.get(name, ""))
+        for name in names
     )
 
 
-def _fields(key: Key) -> Iterator[tuple[str, ...]]:
+def _block_rows(key: Key) -> Iterator[tuple[str, ...]]:
     """Give the rows of the block at a key: key, values, default, meaning."""
-    block = section(key) or section((*key, "each"))
+    block = block_class(key) or block_class((*key, "each"))
     assert block is not None
     for name, field in block.model_fields.items():
         kind = field.annotation
@@ -246,7 +249,7 @@ def _bound(item: Any) -> str:
     return ""
 
 
-def _given(cls: type, meanings: dict[str, str]) -> Iterator[tuple[str, ...]]:
+def _dataclass_rows(cls: type, meanings: dict[str, str]) -> Iterator[tuple[str, ...]]:
     """Give the rows of a dataclass: key, values, default, meaning."""
     for field in dataclasses.fields(cls):
         missing = field.default is dataclasses.MISSING
@@ -258,7 +261,7 @@ def _policies() -> Iterator[str]:
     """List the policies with the arguments that are not keys of the engine."""
     engine = set(inspect.signature(Scheduler).parameters)
     for name, cls in POLICIES.items():
-        yield f"- `{name}`: {_arguments(cls, engine)}. {ORDERS[name]}"
+        yield f"- `{name}`: {_arguments(cls, engine)}. {POLICY_TEXTS[name]}"
 
 
 def _routers() -> Iterator[str]:
@@ -281,7 +284,7 @@ def _arguments(cls: type, without: Collection[str] = ()) -> str:
 def _costs() -> Iterator[str]:
     """List the kinds of cost models with the terms that a scenario may give."""
     given = {field.name for field in dataclasses.fields(Fitted)}
-    for name, meaning in COSTS.items():
+    for name, meaning in COST_TEXTS.items():
         keys = _keys(FORMS[name], given) if name in FORMS else "no terms"
         if name == "piecewise":  # the next one has these, too
             given |= {field.name for field in dataclasses.fields(FORMS[name])}

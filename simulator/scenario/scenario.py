@@ -13,9 +13,9 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PrivateAttr, model_v
 from simulator.core.engine_config import EngineConfig, GpuConfig
 from simulator.policies.predictor import parse_predictor
 from simulator.scenario.cluster_config import ClusterConfig, GroupConfig
-from simulator.scenario.engines import fill_in
+from simulator.scenario.engines import fill_in_defaults
 from simulator.scenario.planning_config import PlanConfig, SweepConfig
-from simulator.scenario.workload_config import READING, WorkloadConfig
+from simulator.scenario.workload_config import READ_OPTIONS, WorkloadConfig
 from simulator.util.config import Config
 from simulator.util.errors import HeadwayError
 from simulator.util.files import resolve
@@ -84,7 +84,7 @@ class Scenario(Config):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, raw: Any) -> Any:
-        return fill_in(raw) if isinstance(raw, dict) else raw
+        return fill_in_defaults(raw) if isinstance(raw, dict) else raw
 
     @property
     def folder(self) -> Path:
@@ -102,7 +102,7 @@ class Scenario(Config):
         }
         return self.model_copy(update=changed)
 
-    def came_from(self, folder: Path, source_map: SourceMap) -> "Scenario":
+    def with_source(self, folder: Path, source_map: SourceMap) -> "Scenario":
         """Give the same scenario, which knows its file."""
         scenario = self.model_copy()
         scenario._folder, scenario._source_map = folder, source_map
@@ -144,8 +144,8 @@ class Scenario(Config):
                 ) from None
         from simulator.workload.select import select
 
-        reading = trace.model_dump(include={*READING})
-        part = trace.model_dump(exclude={"path", "format", *READING})
+        reading = trace.model_dump(include={*READ_OPTIONS})
+        part = trace.model_dump(exclude={"path", "format", *READ_OPTIONS})
         workload = select(load(trace.path, trace.format, **reading), **part)
         workload.max_concurrency = self.workload.max_concurrency
         self._draw_clients(workload)
@@ -160,9 +160,9 @@ class Scenario(Config):
             source_map = self._source_map or SourceMap("scenario", {})
             wrong = "the trace names the client of each request itself"
             raise HeadwayError(source_map.message((("workload", "clients"), wrong)))
-        from simulator.workload.generate import draw_clients, streams
+        from simulator.workload.generate import draw_clients, random_streams
 
-        rng = streams(self.seed)["clients"]
+        rng = random_streams(self.seed)["clients"]
         draw_clients(workload, workload.sessions(), given["clients"], given.get("priorities"), rng)
 
     def resolved(self) -> dict[str, Any]:

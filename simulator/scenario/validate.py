@@ -17,7 +17,7 @@ from simulator.util.yaml_lines import FieldError, Key, field_errors
 ROUNDS = 5  # of looking for errors that others hide
 PARTIAL = "no longer in vLLM; long_prefill_token_threshold limits the tokens of a long prompt"
 ONE_ENGINE = "not simulated: one engine, with tensor parallelism at most"
-ABSENT = {
+UNSUPPORTED_KEYS = {
     "max_num_partial_prefills": PARTIAL,
     "max_long_partial_prefills": PARTIAL,
     "num_scheduler_steps": "no longer in vLLM: each step is scheduled by itself",
@@ -41,7 +41,7 @@ cluster.admission cluster.client cluster.failures cluster.autoscaling sweep swee
 SECTIONS: list[Key] = [(), *(tuple(name.split(".")) for name in _NAMES.split())]
 """Blocks in which a key may be meant that is found elsewhere."""
 
-WORDS = {
+MESSAGES = {
     "missing": "is missing",
     "int_type": "must be a whole number, not {input}",
     "int_from_float": "must be a whole number, not {input}",
@@ -76,7 +76,9 @@ def validate(raw: dict[str, Any]) -> tuple[Scenario | None, list[FieldError]]:
         try:
             return Scenario.model_validate(rest), wrong
         except ValidationError as error:
-            found = [fault for one in error.errors(include_url=False) for fault in _faults(one)]
+            found = [
+                fault for one in error.errors(include_url=False) for fault in _field_errors(one)
+            ]
         # What is wrong now with a block around may be that a wrong key of it was taken out.
         around = {key[:depth] for key, _ in wrong for depth in range(len(key) + 1)}
         wrong += [fault for fault in found if fault[0] not in around]
@@ -85,7 +87,7 @@ def validate(raw: dict[str, Any]) -> tuple[Scenario | None, list[FieldError]]:
     return None, wrong
 
 
-def section(key: Key) -> type[Config] | None:
+def block_class(key: Key) -> type[Config] | None:
     """Give the class of the block at a key, if one is there."""
     kind: Any = Scenario
     for part in key:
@@ -103,9 +105,9 @@ def _is_block(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Config)
 
 
-def keys_of(key: Key) -> list[str]:
+def known_keys(key: Key) -> list[str]:
     """List the keys that the block at a key knows."""
-    block = section(key)
+    block = block_class(key)
     known = [*block.model_fields] if block else []
     if key == ("workload",):
         from simulator.workload.generate import Generator
@@ -115,7 +117,7 @@ def keys_of(key: Key) -> list[str]:
     return known
 
 
-def yaml_word(value: object) -> str:
+def yaml_repr(value: object) -> str:
     """Write a wrong value as YAML has it, and not too much of it."""
     if value is None or isinstance(value, bool):
         return str({None: "null", True: "true", False: "false"}[value])
@@ -134,7 +136,7 @@ def _remove(raw: dict[str, Any], key: Key) -> None:
             return
 
 
-def _faults(details: Any) -> list[FieldError]:
+def _field_errors(details: Any) -> list[FieldError]:
     """Put one of pydantic's errors into our words."""
     key = tuple(str(part) for part in details["loc"])
     kind, context = details["type"], details.get("ctx", {})
@@ -145,24 +147,24 @@ def _faults(details: Any) -> list[FieldError]:
         ]
     if kind == "extra_forbidden":
         return [(key, _unknown(key))]
-    if kind in WORDS:
+    if kind in MESSAGES:
         limits = {k: f"{v:g}" if isinstance(v, float) else v for k, v in context.items()}
         near = did_you_mean(
             str(details["input"]), re.findall(r"'([^']*)'", str(limits.get("expected")))
         )
-        return [(key, WORDS[kind].format(input=yaml_word(details["input"]), **limits) + near)]
+        return [(key, MESSAGES[kind].format(input=yaml_repr(details["input"]), **limits) + near)]
     return [(key, details["msg"])]
 
 
 def _unknown(key: Key) -> str:
     """Say why a key is unknown, or which one may be meant."""
     name, path = key[-1], key[:-1]
-    if name in ABSENT:
-        return ABSENT[name]
+    if name in UNSUPPORTED_KEYS:
+        return UNSUPPORTED_KEYS[name]
     for home in SECTIONS:
-        if name in keys_of(home):
+        if name in known_keys(home):
             return f"unknown key here; did you mean {'.'.join((*home, name))}?"
-    known = keys_of(path)
+    known = known_keys(path)
     near = get_close_matches(name, known, 1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(known)}"
     return f"unknown key; {hint}"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 BESIDE_TRACE = ("clients", "priorities")
 """Keys of a generator that may stand beside a trace, too."""
 
-READING = {"time_unit", "hash_block_size", "session_turns", "chars_per_token"}
+READ_OPTIONS = {"time_unit", "hash_block_size", "session_turns", "chars_per_token"}
 """Keys of a trace that say how to read it; the others say which part to take."""
 
 Time = Annotated[float, Field(ge=0, le=1e9)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from simulator.core.request import Segments
 from simulator.workload.distributions import TraceReader
-from simulator.workload.generate import Generator, draw_lengths, streams
+from simulator.workload.generate import Generator, draw_lengths, random_streams
 from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ def generate_parts(
     spec: Generator, seed: int, load: TraceReader | None, sizes: Sequence[int]
 ) -> Iterator[Workload]:
     """Make the workload of `generate` in parts of these sizes, one at a time: the same numbers."""
-    rng = streams(seed)
-    times = spec.arrival_parts(sum(sizes), lambda: streams(seed)["arrivals"], sizes)
+    rng = random_streams(seed)
+    times = spec.arrival_parts(sum(sizes), lambda: random_streams(seed)["arrivals"], sizes)
     shared: Segments = ((("shared",), spec.prefix_len),) if spec.prefix_len else ()
     first = 0
     for size, arrival in zip(sizes, times, strict=True):

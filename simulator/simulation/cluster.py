@@ -27,7 +27,7 @@ from simulator.results.kv_transfers import Transfers
 from simulator.results.record import ClusterRecord, replicas_in
 from simulator.results.request_table import Attempts
 from simulator.scenario import assemble, make_scheduler
-from simulator.scenario.assemble import Parts
+from simulator.scenario.assemble import EngineParts
 from simulator.scenario.assemble_fleet import block_bytes, make_fleet, make_router
 from simulator.scenario.policy_inputs import missing_inputs
 from simulator.scenario.scenario import Scenario
@@ -178,7 +178,7 @@ def fill(
     """
     assert scenario.cluster is not None
     makers: list[Callable[[], list[Scheduler]]] = []
-    every: list[Parts] = []
+    every: list[EngineParts] = []
     first: list[Target] = []
     for name, group in scenario.cluster.kinds.items():
         own = scenario.of_group(name)
@@ -210,7 +210,7 @@ def fill(
 
 
 def _engines(
-    scenario: Scenario, parts: Parts, ranks: int, shares: bool, role: str | None
+    scenario: Scenario, parts: EngineParts, ranks: int, shares: bool, role: str | None
 ) -> list[Scheduler]:
     """Make the scheduler of each rank of a replica."""
     return [make_scheduler(scenario, parts, shares, role=role) for _ in range(ranks)]

@@ -16,7 +16,7 @@ from simulator.engine.drive import drive
 from simulator.engine.replica import Replica
 from simulator.policies.predictor import make_predictor
 from simulator.scenario import assemble, make_scheduler
-from simulator.scenario.assemble import Parts
+from simulator.scenario.assemble import EngineParts
 from simulator.scenario.policy_inputs import missing_inputs
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
@@ -76,7 +76,7 @@ def run(
 
 def play(
     scenario: Scenario,
-    parts: Parts,
+    parts: EngineParts,
     workload: Workload,
     replica: Replica,
     progress: Callable[[float, int, int], None] | None = None,

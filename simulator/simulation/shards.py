@@ -21,7 +21,7 @@ from simulator.costs.data_parallel import replace_rank_cost
 from simulator.engine.drive import no_garbage_collection
 from simulator.policies.predictor import Known, make_predictor
 from simulator.scenario import assemble, make_scheduler
-from simulator.scenario.assemble import Parts
+from simulator.scenario.assemble import EngineParts
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.lane import Lane, Mail, reach
 from simulator.util.errors import HeadwayError
@@ -86,7 +86,7 @@ class Shard:
 
     def lanes(self) -> list[Lane]:
         """Build the replicas."""
-        kinds: dict[str, tuple[Scenario, Parts]] = {}
+        kinds: dict[str, tuple[Scenario, EngineParts]] = {}
         lanes = []
         for name, mail in zip(self.groups, self.mail, strict=True):
             if name not in kinds:
@@ -104,7 +104,7 @@ class Outcome:
 
     groups: list[str]  # of each replica
     logs: list[Log]  # likewise
-    parts: list[Parts]  # likewise
+    parts: list[EngineParts]  # likewise
     sent: Floats
     hints: Ints | None
     interrupted: bool
@@ -151,11 +151,11 @@ def run_apart(
 
 def _replicas(
     scenario: Scenario, workload: Workload, cost: CostModel | None
-) -> tuple[list[str], list[Parts]]:
+) -> tuple[list[str], list[EngineParts]]:
     """Give group and parts of each replica, with the warnings of those who build them."""
     assert scenario.cluster is not None
     groups: list[str] = []
-    every: list[Parts] = []
+    every: list[EngineParts] = []
     for name, group in scenario.cluster.kinds.items():
         own = scenario.of_group(name)
         parts = with_cost(assemble(own), cost)
@@ -166,7 +166,7 @@ def _replicas(
     return groups, every
 
 
-def with_cost(parts: Parts, cost: CostModel | None) -> Parts:
+def with_cost(parts: EngineParts, cost: CostModel | None) -> EngineParts:
     """Put a given cost, if there is one, in place of the scenario's."""
     return parts if cost is None else replace(parts, cost=replace_rank_cost(parts.cost, cost))
 

@@ -16,7 +16,7 @@ from simulator.results.metrics import RunMetrics, run_info
 from simulator.results.request_table import Attempts
 from simulator.results.run_part import PartialRecord, next_decision, split_log
 from simulator.scenario import assemble, make_scheduler
-from simulator.scenario.assemble import Parts
+from simulator.scenario.assemble import EngineParts
 from simulator.scenario.policy_inputs import missing_inputs
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.chunks import chunks
@@ -40,7 +40,7 @@ class Stream:
     env: simpy.Environment
     client: StreamClient
     engines: Sequence[EngineCore]
-    parts: Sequence[Parts]  # of each engine
+    parts: Sequence[EngineParts]  # of each engine
     metrics: RunMetrics
     missing: Sequence[str] = ()  # what the policy lacks, in words
     fleet: "Fleet | None" = None

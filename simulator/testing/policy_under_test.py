@@ -16,7 +16,7 @@ from simulator.core.request import Request, Step
 from simulator.engine.client import Client
 from simulator.engine.replica import Replica
 from simulator.scenario import assemble, make_scheduler
-from simulator.scenario.assemble import Parts
+from simulator.scenario.assemble import EngineParts
 from simulator.scenario.load import check_scenario
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
@@ -170,7 +170,7 @@ class PolicyUnderTest:
 
 
 @cache
-def _bare() -> tuple[Scenario, Parts]:
+def _bare() -> tuple[Scenario, EngineParts]:
     scenario = check_scenario({"cost": {"kind": "linear", "base": 1.0}}, SourceMap("check", {}))
     scenario = scenario.model_copy(update={"predictor": {"kind": "oracle"}})
     return scenario, assemble(scenario)

@@ -31,7 +31,7 @@ Spec = float | Mapping[str, object]
 """A number, or a mapping with `kind` and the fields of that kind."""
 
 TOKENS, SECONDS = 0.5, 0.0  # how far beyond a bound a value may lie and still round to it
-MOST = 2**31  # tokens: a longer request is a mistake
+MAX_TOKENS = 2**31  # tokens: a longer request is a mistake
 
 
 class Distribution(Protocol):
@@ -54,7 +54,7 @@ def _bounds(low: float | None, high: float | None, edge: float) -> tuple[float, 
     return (2 * edge if low is None else low) - edge, inf if high is None else high + edge
 
 
-def _within(x: Floats, low: float, high: float) -> Floats:
+def _clip(x: Floats, low: float, high: float) -> Floats:
     """Undo what rounding may have carried out of [low, high)."""
     return np.clip(x, low, np.nextafter(high, low))
 
@@ -85,7 +85,7 @@ class Uniform:
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         low, high = _bounds(self.low, self.high, edge)
-        return _within(low + u * (high - low), low, high)
+        return _clip(low + u * (high - low), low, high)
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class Exponential:
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         low, high = _bounds(self.low, self.high, edge)
         share = -np.expm1((low - high) / self.mean)  # below high, of what is above low
-        return _within(low - self.mean * np.log1p(-u * share), low, high)
+        return _clip(low - self.mean * np.log1p(-u * share), low, high)
 
 
 @dataclass(slots=True)
@@ -136,7 +136,7 @@ class Lognormal:
         above = ndtr((log(high) - mu) / self.sigma) if high < inf else 1.0
         raise_if((above - below < 1e-9, "low: the distribution is not between low and high"))
         x = np.exp(mu + self.sigma * ndtri(below + u * (above - below)))
-        return _within(x, low, high)
+        return _clip(x, low, high)
 
 
 @dataclass(slots=True)
@@ -256,8 +256,10 @@ class Mixture:
 
     def __post_init__(self) -> None:
         raise_if((not isinstance(self.parts, Sequence) or not self.parts, "parts: not a list"))
-        raise_if(*(check_parses(f"parts.{k}", _part, part) for k, part in enumerate(self.parts)))
-        weights, kinds = zip(*map(_part, self.parts), strict=True)
+        raise_if(
+            *(check_parses(f"parts.{k}", _mixture_part, part) for k, part in enumerate(self.parts))
+        )
+        weights, kinds = zip(*map(_mixture_part, self.parts), strict=True)
         self.weights, self.kinds = np.array(weights), list(kinds)
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
@@ -265,7 +267,7 @@ class Mixture:
         chosen = weighted_choice(self.weights, u)
         # Where u fell within its part's share is a uniform number again.
         again = (u * ends[-1] - (ends - self.weights)[chosen]) / self.weights[chosen]
-        again = _within(again, 0.0, 1.0)
+        again = _clip(again, 0.0, 1.0)
         x = np.empty(len(u))
         for k, kind in enumerate(self.kinds):
             here = chosen == k
@@ -273,7 +275,7 @@ class Mixture:
         return x
 
 
-def _part(part: object) -> tuple[float, Distribution]:
+def _mixture_part(part: object) -> tuple[float, Distribution]:
     """Read a part of a mixture: its weight, and the distribution that the rest of it is."""
     if not isinstance(part, Mapping):
         raise ValueError(f": {part!r} is not a mapping")
@@ -303,14 +305,14 @@ def parse_distribution(spec: Spec) -> Distribution:
 def parse_lengths(spec: Spec) -> Distribution:
     """Make a distribution of lengths; ValueError if one could be less than 1 token."""
     kind = parse_distribution(spec)
-    raise_if((_least(kind) < 1, ": some lengths would be less than 1 token"))
+    raise_if((_shortest_length(kind) < 1, ": some lengths would be less than 1 token"))
     return kind
 
 
-def _least(kind: Distribution) -> float:
+def _shortest_length(kind: Distribution) -> float:
     """Give the shortest length that a distribution yields; no trace has one below 1."""
     if isinstance(kind, Mixture):
-        return min(map(_least, kind.kinds))
+        return min(map(_shortest_length, kind.kinds))
     if isinstance(kind, Empirical):
         return 1
     if isinstance(kind, Cycle):
@@ -322,7 +324,10 @@ def token_counts(kind: Distribution, u: Floats, load: TraceReader | None = None)
     """Turn uniform numbers into lengths, in whole tokens."""
     x = np.floor(kind.quantile(u, TOKENS, load) + 0.5)
     raise_if(
-        (not (x < MOST).all(), f"high: without it a length became {x.max(initial=0):.3g} tokens")
+        (
+            not (x < MAX_TOKENS).all(),
+            f"high: without it a length became {x.max(initial=0):.3g} tokens",
+        )
     )
     return x.astype(np.int64)
 

@@ -22,7 +22,7 @@ from simulator.util.from_mapping import (
 )
 from simulator.workload.arrivals import ArrivalProcess, Checks, Diurnal
 from simulator.workload.distributions import (
-    MOST,
+    MAX_TOKENS,
     Distribution,
     Spec,
     TraceReader,
@@ -35,7 +35,7 @@ from simulator.workload.distributions import (
     token_counts,
     weighted_choice,
 )
-from simulator.workload.workload import MOST_KEPT, MOST_REQUESTS, Floats, Ints, Workload
+from simulator.workload.workload import MAX_KEPT_REQUESTS, MAX_REQUESTS, Floats, Ints, Workload
 
 STREAMS = ("arrivals", "input", "output", "prefixes", "sessions", "clients")
 INPUT_LEN, OUTPUT_LEN = 1024, 128  # tokens, vLLM's defaults
@@ -56,7 +56,7 @@ class PrefixGroups:
 
     def __post_init__(self) -> None:
         raise_if(
-            *_count("num_prefixes", self.num_prefixes),
+            *_check_count("num_prefixes", self.num_prefixes),
             (not 0 <= self.zipf < inf, f"zipf: {self.zipf} is not 0 or more"),
             check_parses("prefix_len", parse_lengths, self.prefix_len),
         )
@@ -113,9 +113,12 @@ class Generator(ArrivalProcess):
         raise_if(
             *self.check_rates(),
             *self._check_lengths(),
-            *_count("num_prompts", self.num_prompts, MOST_REQUESTS),
+            *_check_count("num_prompts", self.num_prompts, MAX_REQUESTS),
             (self.prefix_len < 0, f"prefix_len: {self.prefix_len} is less than 0"),
-            (self.prefix_len >= MOST, f"prefix_len: {self.prefix_len} is {MOST:,} or more"),
+            (
+                self.prefix_len >= MAX_TOKENS,
+                f"prefix_len: {self.prefix_len} is {MAX_TOKENS:,} or more",
+            ),
             (
                 concurrency is not None and concurrency < 1,
                 f"max_concurrency: {concurrency} is less than 1",
@@ -134,7 +137,7 @@ class Generator(ArrivalProcess):
 
     def _check_lengths(self) -> Checks:
         if self.lengths is None:
-            wrong, message = check_parses("range_ratio", ratios, self.range_ratio)
+            wrong, message = check_parses("range_ratio", range_ratios, self.range_ratio)
             if wrong:
                 return [(wrong, message)]
             return [
@@ -149,7 +152,7 @@ class Generator(ArrivalProcess):
         ]
 
 
-def _count(name: str, value: int, most: int = MOST_KEPT) -> Checks:
+def _check_count(name: str, value: int, most: int = MAX_KEPT_REQUESTS) -> Checks:
     return [
         (value < 1, f"{name}: {value} is less than 1"),
         (value > most, f"{name}: {value} is more than {most:,}"),
@@ -163,7 +166,7 @@ def check_clients(clients: object, priorities: object) -> Checks:
             not _good_clients(clients),
             f"clients: {clients} is neither a number of clients nor a list of weights",
         ),
-        *(_count("clients", clients)[1:] if isinstance(clients, int) else ()),
+        *(_check_count("clients", clients)[1:] if isinstance(clients, int) else ()),
         (
             not _good_priorities(priorities, clients),
             f"priorities: {priorities} is not a list with a whole number for each client",
@@ -190,7 +193,7 @@ def _good_clients(clients: object) -> bool:
     return clients is None or (are_numbers(clients, 1) and sum(clients) > 0)
 
 
-def ratios(range_ratio: float | Mapping[str, float]) -> tuple[float, float]:
+def range_ratios(range_ratio: float | Mapping[str, float]) -> tuple[float, float]:
     """Give the range ratio of inputs and that of outputs."""
     if isinstance(range_ratio, Mapping):
         if set(range_ratio) != {"input", "output"}:
@@ -207,20 +210,20 @@ def input_lengths(spec: Generator) -> Distribution:
     """Give the distribution of the new tokens of a prompt; 0 are enough where it has a prefix."""
     least = 0 if spec.prefix_len or spec.prefix_groups else 1
     length = INPUT_LEN if spec.input_len is None else spec.input_len
-    return _around(length, ratios(spec.range_ratio)[0], least)
+    return _range_around(length, range_ratios(spec.range_ratio)[0], least)
 
 
 def output_lengths(spec: Generator) -> Distribution:
     """Give the distribution of the output lengths; as in vLLM, a range ends at 1 token."""
     length = OUTPUT_LEN if spec.output_len is None else spec.output_len
-    around = _around(length, ratios(spec.range_ratio)[1], 0)
+    around = _range_around(length, range_ratios(spec.range_ratio)[1], 0)
     if isinstance(around, Uniform):
         raise_if((around.high < 1, f": {length} is less than 1 token"))
         around.low = max(around.low, 1)
     return around
 
 
-def _around(length: Spec, ratio: float, least: int) -> Distribution:
+def _range_around(length: Spec, ratio: float, least: int) -> Distribution:
     if isinstance(length, Mapping):
         raise_if((ratio != 0, ": must be a number where there is a range_ratio"))
         return parse_lengths(length)
@@ -245,9 +248,9 @@ def generate(
     if isinstance(spec, Mapping):
         spec = from_mapping(Generator, spec)
     many = f"num_prompts: {spec.num_prompts} requests do not fit into memory together, "
-    many += f"{MOST_KEPT:,} may; headway run --no-tables generates them as they come"
-    raise_if((spec.num_prompts > MOST_KEPT, many))
-    rng = streams(seed)
+    many += f"{MAX_KEPT_REQUESTS:,} may; headway run --no-tables generates them as they come"
+    raise_if((spec.num_prompts > MAX_KEPT_REQUESTS, many))
+    rng = random_streams(seed)
     new, output = draw_lengths(spec, rng, load)
     starts, delay = _draw_sessions(spec, rng["sessions"])
     session = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(new)))
@@ -292,7 +295,7 @@ def draw_clients(
         work.priority = np.array(priorities, np.int64)[drawn]
 
 
-def streams(seed: int) -> dict[str, np.random.Generator]:
+def random_streams(seed: int) -> dict[str, np.random.Generator]:
     """Make the random streams of a workload, by name."""
     spawned = np.random.SeedSequence(seed).spawn(len(STREAMS))
     return {name: np.random.default_rng(s) for name, s in zip(STREAMS, spawned, strict=True)}

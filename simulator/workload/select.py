@@ -14,10 +14,10 @@ import numpy as np
 
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload.workload import MOST_KEPT, Floats, Ints, Workload
+from simulator.workload.workload import MAX_KEPT_REQUESTS, Floats, Ints, Workload
 
 
-def starts(workload: Workload) -> Floats:
+def session_starts(workload: Workload) -> Floats:
     """Give each request's arrival, and to the turns of a session that of its first."""
     times = workload.arrival.copy()
     if workload.after is not None:
@@ -57,7 +57,7 @@ def select(
     """
     lengths = {"max_input_len": max_input_len, "max_output_len": max_output_len}
     _check({"skip": skip, "limit": limit, "repeat": repeat, **lengths}, rate_scale)
-    times = starts(workload)
+    times = session_starts(workload)
     begun = times >= (-inf if start_s is None else start_s)
     ended = times >= (inf if end_s is None else end_s)
     part = _repeat(take(workload, np.flatnonzero(begun & ~ended)[skip:]), repeat, limit)
@@ -101,33 +101,33 @@ def take(workload: Workload, rows: Ints) -> Workload:
         warnings.warn(text, HeadwayWarning, stacklevel=3)
     part = workload.rows(rows)
     if part.segments:
-        part.segments = _renamed(part.segments, place)
+        part.segments = _renumbered(part.segments, place)
     if part.after is not None:
         part.after = np.where(part.after < 0, -1, place[part.after])
     return part
 
 
-def _renamed(segments: list[Segments | None], place: Ints) -> list[Segments | None]:
+def _renumbered(segments: list[Segments | None], place: Ints) -> list[Segments | None]:
     """Let ("out", i), what request i generates, follow request i to its new place.
 
     What a request that is left out would have generated keeps a name of its own.
     """
 
     def name(old: Hashable) -> Hashable:
-        if not _generated(old):
+        if not _is_output(old):
             return old
         new = int(place[old[1]])
         return ("out", new) if new >= 0 else ("gone", old[1])
 
     return [
         tuple([(name(old), count) for old, count in parts])
-        if parts and any(_generated(old) for old, _ in parts)
+        if parts and any(_is_output(old) for old, _ in parts)
         else parts
         for parts in segments
     ]
 
 
-def _generated(name: Hashable) -> TypeGuard[tuple[str, int]]:
+def _is_output(name: Hashable) -> TypeGuard[tuple[str, int]]:
     return isinstance(name, tuple) and len(name) == 2 and name[0] == "out"
 
 
@@ -138,9 +138,10 @@ def _repeat(workload: Workload, times: int, limit: int | None) -> Workload:
         times = min(times, ceil(limit / n))
     if times == 1 or not n:
         return workload
-    if times * n > MOST_KEPT:
+    if times * n > MAX_KEPT_REQUESTS:
         raise HeadwayError(
-            f"repeat: {times} times {n:,} requests are more than {MOST_KEPT:,}; give a limit"
+            f"repeat: {times} times {n:,} requests are more than {MAX_KEPT_REQUESTS:,}; "
+            "give a limit"
         )
     known = workload.arrival[~np.isnan(workload.arrival)]
     gaps = max(len(known) - 1, 1)
@@ -152,7 +153,7 @@ def _repeat(workload: Workload, times: int, limit: int | None) -> Workload:
         played.after = np.where(played.after < 0, -1, played.after + turn * n)
     if workload.segments:
         places = (np.arange(n + 1) + k * n for k in range(times))
-        played.segments = [p for place in places for p in _renamed(workload.segments, place)]
+        played.segments = [p for place in places for p in _renumbered(workload.segments, place)]
     return played
 
 

@@ -11,9 +11,9 @@ from simulator.core.request import Segments
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-MOST_REQUESTS = 1_000_000_000
+MAX_REQUESTS = 1_000_000_000
 """Of a run."""
-MOST_KEPT = 10_000_000
+MAX_KEPT_REQUESTS = 10_000_000
 """Of a run that keeps them. Each takes some hundred bytes of memory until the end."""
 
 

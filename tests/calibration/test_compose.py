@@ -175,7 +175,7 @@ def test_experts_are_shared_out(tmp_path: Path) -> None:
     pd.DataFrame(rows, columns=columns).to_csv(folder / "moe.csv", index=False)
     for gpus in (1, 2):
         (found,) = LayerTables(tmp_path, PRO, model, gpus).experts(np.array([2048.0]))
-        wanted = 48 * (1000 * 2048 / gpus + model.experts_met(2048) / gpus) / 1e6
+        wanted = 48 * (1000 * 2048 / gpus + model.expected_experts(2048) / gpus) / 1e6
         assert found == pytest.approx(wanted)
 
 

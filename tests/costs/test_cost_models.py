@@ -16,7 +16,7 @@ from simulator.core.request import Chunk, Request, Step
 from simulator.costs.linear import LinearCost
 from simulator.costs.load import load_cost
 from simulator.costs.overhead import Overhead, find_overhead
-from simulator.costs.piecewise import LONGEST_TABLE, PiecewiseCost
+from simulator.costs.piecewise import MAX_TABLE_TOKENS, PiecewiseCost
 from simulator.costs.profile import (
     PROFILES,
     named_hardware,
@@ -24,7 +24,7 @@ from simulator.costs.profile import (
     shipped_profile,
     shipped_profiles,
 )
-from simulator.costs.roofline import USUAL, efficiency_of, roofline
+from simulator.costs.roofline import TYPICAL, efficiency_of, roofline
 from simulator.models.gpus import GPUS, Gpu
 from simulator.models.load import load_model
 from simulator.scenario.assemble import assemble
@@ -121,11 +121,11 @@ def test_the_dense_table() -> None:
 
 def test_a_long_table_is_searched() -> None:
     """Rows beyond the part that is looked up by index count all the same."""
-    far = 4 * LONGEST_TABLE
-    cost = replace(HAND, dense=[[1, 1.0], [2 * LONGEST_TABLE, 2.0], [far, 4.0]])
-    assert cost.dense_seconds(2 * LONGEST_TABLE) == 2.0
-    assert cost.dense_seconds(3 * LONGEST_TABLE) == 3.0
-    assert cost.dense_seconds(5 * LONGEST_TABLE) == 5.0
+    far = 4 * MAX_TABLE_TOKENS
+    cost = replace(HAND, dense=[[1, 1.0], [2 * MAX_TABLE_TOKENS, 2.0], [far, 4.0]])
+    assert cost.dense_seconds(2 * MAX_TABLE_TOKENS) == 2.0
+    assert cost.dense_seconds(3 * MAX_TABLE_TOKENS) == 3.0
+    assert cost.dense_seconds(5 * MAX_TABLE_TOKENS) == 5.0
     assert cost.execute(Step([], far, 0)) == 1 + 4 + far + 100 + 2 * far
 
 
@@ -548,7 +548,7 @@ def test_a_roofline_says_whether_its_gpu_was_measured() -> None:
     assert roofline(LLAMA, GPUS["H100-PCIe"]).name == "roofline scaled to H100-80GB kernels"
     assert roofline(LLAMA, GPUS["A10G"]).name == "roofline"
     pcie, nvlink = (efficiency_of(GPUS[name]) for name in ("A10G", "A100-40GB"))
-    assert replace(pcie, link=USUAL.link, link_latency=USUAL.link_latency) == USUAL
+    assert replace(pcie, link=TYPICAL.link, link_latency=TYPICAL.link_latency) == TYPICAL
     through_host = efficiency_of(GPUS["RTX-PRO-6000"]).link * GPUS["RTX-PRO-6000"].link_bandwidth
     assert pcie.link * GPUS["A10G"].link_bandwidth == pytest.approx(through_host)
     assert nvlink == efficiency_of(GPUS["A100-80GB"])

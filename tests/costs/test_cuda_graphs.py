@@ -17,7 +17,7 @@ from calibration.engine_steps.steps_file import Row, make_step, pack_rows, read_
 from calibration.profile_yaml import cost_block
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.load import load_cost
-from simulator.costs.piecewise import LONGEST_TABLE, PiecewiseCost
+from simulator.costs.piecewise import MAX_TABLE_TOKENS, PiecewiseCost
 from simulator.costs.profile import read_profile
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
@@ -123,7 +123,7 @@ def test_a_run_leaps_with_graphs_as_it_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "sizes",
-    ["[2, 1]", "[1, 1]", "[0, 2]", "[1.5]", "'12'", "[true]", f"[{LONGEST_TABLE + 1}]", "8"],
+    ["[2, 1]", "[1, 1]", "[0, 2]", "[1.5]", "'12'", "[true]", f"[{MAX_TABLE_TOKENS + 1}]", "8"],
 )
 def test_sizes_that_cannot_be_are_refused(sizes: str, tmp_path: Path) -> None:
     """One line names the place in the profile."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simulator.core.request import Chunk, Request, Step
-from simulator.costs.data_parallel import PADDED, DataParallelCost, Experts
+from simulator.costs.data_parallel import MAX_PADDED_TOKENS, DataParallelCost, Experts
 from simulator.costs.linear import LinearCost
 from simulator.costs.roofline import efficiency_of, roofline
 from simulator.models.gpus import GPUS
@@ -59,8 +59,10 @@ def test_what_experts_cost_by_hand() -> None:
 def test_small_steps_are_padded_to_the_fullest_rank_and_large_ones_are_not() -> None:
     cost = DataParallelCost(LinearCost(1.0, 0.0, 0.0), 2, experts := spread(QWEN, 2))
     assert cost.shared([100, 7]) == experts.seconds(200)
-    assert cost.shared([PADDED + 1, 7]) == experts.seconds(PADDED + 8)
-    assert cost.shared([PADDED + 1, 0]) == experts.seconds(PADDED + 2)  # a dummy batch of one
+    assert cost.shared([MAX_PADDED_TOKENS + 1, 7]) == experts.seconds(MAX_PADDED_TOKENS + 8)
+    assert cost.shared([MAX_PADDED_TOKENS + 1, 0]) == experts.seconds(
+        MAX_PADDED_TOKENS + 2
+    )  # a dummy batch of one
     chunk = Chunk(Request(0, 0.0, 50, 1), 0, 50)
     assert cost.execute(Step([chunk])) == 1.0 + experts.seconds(100)
     counts, contexts = np.array([3, 1, 3]), np.array([30, 10, 60])

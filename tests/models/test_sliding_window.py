@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import kv_budget, memory_table
 from simulator.models.load import load_model
-from simulator.models.sliding_window import Groups, layer_groups, window_pairs
+from simulator.models.sliding_window import LayerGroups, layer_groups, window_pairs
 
 H100 = find_gpu("H100-80GB")
 MISTRAL, LITE, OSS = map(load_model, ("mistral-7b-v0.1", "deepseek-v2-lite", "gpt-oss-20b"))
@@ -43,7 +43,7 @@ def test_every_second_layer_of_gpt_oss_keeps_128_tokens() -> None:
 
 def test_blocks_leave_the_window_one_by_one() -> None:
     """A window of 8 in blocks of 4: two blocks, and a third while it lies across."""
-    groups = Groups(full=0, windowed=1, window=8)
+    groups = LayerGroups(full=0, windowed=1, window=8)
     held = [groups.held(-(-n // 4), groups.gone(n - 1, 4)) for n in range(1, 18)]
     assert held == [1] * 4 + [2] * 4 + [3, 3, 3, 2] * 2 + [3]
 

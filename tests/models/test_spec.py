@@ -133,9 +133,9 @@ def test_experts(tmp_path: Path) -> None:
         write_config(tmp_path, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=5)
     )
     assert moe.parameters - small.parameters == 2 * 4 * expert // 2
-    assert moe.experts_met(1) == 2
-    assert moe.experts_met(2) == 3
-    assert dense.experts_met(2) == 0
+    assert moe.expected_experts(1) == 2
+    assert moe.expected_experts(2) == 3
+    assert dense.expected_experts(2) == 0
 
 
 @pytest.mark.parametrize(("name", "billions"), [("mixtral-8x7b", 12.88), ("qwen3-30b-a3b", 3.35)])

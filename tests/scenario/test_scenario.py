@@ -12,7 +12,7 @@ from simulator.core.engine_config import EngineConfig
 from simulator.scenario.load import load_scenario
 from simulator.scenario.reference_page import page
 from simulator.scenario.scenario import Scenario
-from simulator.scenario.workload_config import READING, TraceConfig
+from simulator.scenario.workload_config import READ_OPTIONS, TraceConfig
 from simulator.util.errors import HeadwayError
 from simulator.workload import traces
 from simulator.workload.select import select
@@ -195,8 +195,8 @@ def test_the_scenario_knows_the_formats_and_options_of_the_readers():
     """The two lists are kept apart so that loading a scenario needs no reader."""
     (formats, _) = get_args(TraceConfig.model_fields["format"].annotation)
     assert set(get_args(formats)) == set(traces.FORMATS)
-    assert set(traces.OPTIONS) == READING
-    part = set(TraceConfig.model_fields) - READING - {"path", "format"}
+    assert set(traces.OPTIONS) == READ_OPTIONS
+    part = set(TraceConfig.model_fields) - READ_OPTIONS - {"path", "format"}
     assert part == set(inspect.signature(select).parameters) - {"workload"}
     for name in part:
         default = inspect.signature(select).parameters[name].default

@@ -4,7 +4,7 @@ import pytest
 
 from simulator.core.engine_config import EngineConfig
 from simulator.scenario.scenario import Scenario
-from simulator.scenario.validate import ABSENT, keys_of, section
+from simulator.scenario.validate import UNSUPPORTED_KEYS, block_class, known_keys
 from tests.support.scenarios import AZURE, errors
 
 SLIPS = [
@@ -179,11 +179,11 @@ def test_what_is_wrong_is_told_once_with_its_line(write, monkeypatch, text, mess
         assert told == [message]
 
 
-@pytest.mark.parametrize("name", ABSENT)
+@pytest.mark.parametrize("name", UNSUPPORTED_KEYS)
 def test_keys_of_vllm_that_are_not_here_are_refused_by_name(write, name):
     """Nothing that vLLM knows is ignored silently."""
     told = errors(write(f"engine:\n  {name}: 1\n"))
-    assert told == [f"s.yaml:2: engine.{name}: {ABSENT[name]}"]
+    assert told == [f"s.yaml:2: engine.{name}: {UNSUPPORTED_KEYS[name]}"]
 
 
 @pytest.mark.parametrize(
@@ -202,15 +202,15 @@ def test_keys_of_vllm_that_are_not_here_are_refused_by_name(write, name):
 )
 def test_a_section_is_found_by_its_key(key, block):
     """Also below a name of the user's own."""
-    found = section(tuple(key.split(".")))
+    found = block_class(tuple(key.split(".")))
     assert (found and found.__name__) == block
 
 
 def test_the_keys_of_a_section():
     """Those of the workload are a generator's, too."""
-    assert section(()) is Scenario
-    assert keys_of(("engine",)) == [*EngineConfig.model_fields]
-    assert {"trace", "frontend", "num_prompts"} <= {*keys_of(("workload",))}
+    assert block_class(()) is Scenario
+    assert known_keys(("engine",)) == [*EngineConfig.model_fields]
+    assert {"trace", "frontend", "num_prompts"} <= {*known_keys(("workload",))}
 
 
 @pytest.mark.parametrize(

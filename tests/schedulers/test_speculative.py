@@ -13,7 +13,7 @@ from simulator.costs.cost_model import DraftedCost
 from simulator.costs.linear import LinearCost
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.kv_cache.slot_counter import SlotCounter
-from simulator.models.sliding_window import Groups
+from simulator.models.sliding_window import LayerGroups
 from simulator.policies.orders import SJF
 from simulator.scenario.load import load_scenario
 from simulator.schedulers.vllm.speculative import Speculative
@@ -37,7 +37,7 @@ def drafted(
     num_blocks: int = 1000,
     size: int = 4,
     method: str = "ngram",
-    groups: Groups | None = None,
+    groups: LayerGroups | None = None,
     **options: object,
 ) -> Speculative:
     """A small engine that verifies k drafts a step."""
@@ -165,7 +165,7 @@ def test_sums_decide_as_the_plain_loop_does(
 ) -> None:
     """Step by step: tokens, drafts, chunks, blocks, preemptions, and who is done."""
     limits = {"max_num_seqs": seats, "max_num_batched_tokens": budget, "max_model_len": 40}
-    groups, method = Groups(*windows, budget), "eagle" if eagle else "ngram"
+    groups, method = LayerGroups(*windows, budget), "eagle" if eagle else "ngram"
     fast = drafted(k, share, num_blocks, size, method, groups, **limits)
     ahead = k if eagle else 0
     plain = ReferenceSpeculative(num_blocks, size, k, ahead, seats, budget, 40, windows)

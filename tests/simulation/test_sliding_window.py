@@ -6,7 +6,7 @@ import pytest
 
 from simulator.core.log import REASONS
 from simulator.kv_cache.slot_counter import SlotCounter
-from simulator.models.sliding_window import Groups
+from simulator.models.sliding_window import LayerGroups
 from simulator.scenario.load import load_scenario
 from simulator.schedulers.vllm.speculative import Speculative
 from simulator.simulation.run import run
@@ -36,7 +36,7 @@ def test_a_run_beyond_the_window_reads_less(write) -> None:
 
 def test_a_request_holds_the_blocks_of_its_window_while_it_runs() -> None:
     """Prompt and window of 8, blocks of 4: a third is taken, and the first given back at 12."""
-    blocks = SlotCounter(50, 4, lookahead=0, max_model_len=64, groups=Groups(0, 1, 8, 64))
+    blocks = SlotCounter(50, 4, lookahead=0, max_model_len=64, groups=LayerGroups(0, 1, 8, 64))
     log, _ = play(workload((0, 8, 10)), Speculative(blocks))
     assert log.steps["blocks_used"].tolist() == [2, 3, 3, 3, 2, 3, 3, 3, 2, 3]
     assert log.steps["kv_tokens"].tolist() == [8] * 10
@@ -47,10 +47,10 @@ def test_a_request_holds_the_blocks_of_its_window_while_it_runs() -> None:
 
 def test_groups_hold_what_each_of_them_needs() -> None:
     """The same with two full groups beside: 2 * 2, 3 or 4 more; too little memory is told."""
-    blocks = SlotCounter(50, 4, lookahead=0, max_model_len=64, groups=Groups(2, 1, 8, 64))
+    blocks = SlotCounter(50, 4, lookahead=0, max_model_len=64, groups=LayerGroups(2, 1, 8, 64))
     log, _ = play(workload((0, 8, 10)), Speculative(blocks))
     assert log.steps["blocks_used"].tolist() == [6, 9, 9, 9, 8, 11, 11, 11, 10, 13]
-    small = SlotCounter(15, 4, lookahead=0, max_model_len=64, groups=Groups(2, 1, 8, 64))
+    small = SlotCounter(15, 4, lookahead=0, max_model_len=64, groups=LayerGroups(2, 1, 8, 64))
     log, _ = play(workload((0, 8, 10)), Speculative(small))
     assert log.requests["reason"].tolist() == [REASONS.index("rejected")]  # it wants up to 3 * 5
 

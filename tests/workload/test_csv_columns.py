@@ -9,22 +9,22 @@ from hypothesis import strategies as st
 
 from simulator.workload.traces.csv_columns import (
     Column,
-    in_bulk,
-    line_by_line,
+    read_block,
+    read_lines,
     seconds,
-    stamps,
+    timestamps,
     tokens,
 )
 from simulator.workload.traces.format import Problems
 
-AZURE = dict(enumerate((stamps("a"), tokens("b"), tokens("c"))))
+AZURE = dict(enumerate((timestamps("a"), tokens("b"), tokens("c"))))
 BURSTGPT = dict(enumerate((seconds("a"), tokens("b"), tokens("c", least=0))))
 
 
 def slow(text: str, wanted: dict[int, Column]) -> list[list[float]]:
     """Read line by line, without a problem."""
     problems = Problems(Path("rows"))
-    columns = line_by_line(text, 1, 3, wanted, problems)
+    columns = read_lines(text, 1, 3, wanted, problems)
     assert not problems.count
     return [column.tolist() for column in columns]
 
@@ -47,7 +47,7 @@ def test_in_bulk_and_line_by_line_give_the_same(rows, windows):
     times = [(when - epoch) // dt.timedelta(microseconds=1) * 1000 for when, *_ in rows]
     expected = [times, [a for _, a, _, _ in rows], [b for _, _, b, _ in rows]]
     assert slow(text, AZURE) == expected
-    assert [column.tolist() for column in in_bulk(text, 3, AZURE)] == expected
+    assert [column.tolist() for column in read_block(text, 3, AZURE)] == expected
 
 
 LINES = st.sampled_from(
@@ -65,7 +65,7 @@ def test_in_bulk_nothing_passes_that_line_by_line_is_refused(lines, stamped):
     )
     wanted = AZURE if stamped else BURSTGPT
     try:
-        fast = in_bulk(text, 3, wanted)
+        fast = read_block(text, 3, wanted)
     except ValueError:
         return
     assert [column.tolist() for column in fast] == slow(text, wanted)
@@ -75,9 +75,9 @@ def test_columns_in_any_order_among_others() -> None:
     """By their places in the line; blank lines and the last line's end do not matter."""
     wanted = {3: seconds("time"), 0: tokens("in"), 1: tokens("out")}
     text = "5,6,x,0.5\r\n\n7,8,,1e1\n\n"
-    found = [column.tolist() for column in in_bulk(text, 4, wanted)]
+    found = [column.tolist() for column in read_block(text, 4, wanted)]
     assert found == [[0.5, 10.0], [5, 7], [6, 8]]
     problems = Problems(Path("rows"))
-    assert [c.tolist() for c in line_by_line(text, 1, 4, wanted, problems)] == found
+    assert [c.tolist() for c in read_lines(text, 1, 4, wanted, problems)] == found
     with pytest.raises(ValueError):  # noqa: PT011
-        in_bulk('5,6,"x",0.5\n', 4, wanted)
+        read_block('5,6,"x",0.5\n', 4, wanted)

@@ -49,7 +49,7 @@ def seconds(name: str, *, optional: bool = False) -> Column:
     return Column(name, r"[0-9.eE+-]+", wrong, _seconds, optional=optional)
 
 
-def stamps(name: str) -> Column:
+def timestamps(name: str) -> Column:
     """Make a column of days and times, in UTC where they name no zone, in nanoseconds."""
     day, clock, zone = r"(?:19|20)\d\d-\d\d-\d\d", r"\d\d:\d\d:\d\d", r"(?:Z|[+-]\d\d:?\d\d)?"
     return Column(
@@ -161,9 +161,9 @@ def read_csv(path: Path, columns: tuple[Column, Column, Column]) -> Table:
         start = max(first, number + 1)  # the header is no request
         text = block.split("\n", start - first)[-1]
         try:
-            parts.append(in_bulk(text, len(names), wanted))
+            parts.append(read_block(text, len(names), wanted))
         except ValueError:
-            parts.append(line_by_line(text, start, len(names), wanted, problems))
+            parts.append(read_lines(text, start, len(names), wanted, problems))
     problems.stop()
     read = (np.concatenate(part) for part in zip(*parts, strict=True))
     values = dict(zip([column.name for column in wanted.values()], read, strict=True))
@@ -184,7 +184,7 @@ def read_csv(path: Path, columns: tuple[Column, Column, Column]) -> Table:
     )
 
 
-def in_bulk(text: str, width: int, wanted: dict[int, Column]) -> list[Numbers]:
+def read_block(text: str, width: int, wanted: dict[int, Column]) -> list[Numbers]:
     """Read the wanted of `width` columns; ValueError if a line is not as plain as this needs."""
     cells = [f"({wanted[i].pattern})" if i in wanted else r'[^,"\r\n]*' for i in range(width)]
     line = re.compile(rf"^{','.join(cells)}\r?$", re.MULTILINE)
@@ -198,7 +198,7 @@ def in_bulk(text: str, width: int, wanted: dict[int, Column]) -> list[Numbers]:
     return [values[i] for i in wanted]
 
 
-def line_by_line(
+def read_lines(
     text: str, number: int, width: int, wanted: dict[int, Column], problems: Problems
 ) -> list[Numbers]:
     """Read the wanted of `width` columns in lines from `number` on, and tell what is wrong."""

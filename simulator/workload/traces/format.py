@@ -14,7 +14,7 @@ from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError
 from simulator.workload.workload import Floats, Ints
 
-NAMED = 20  # problems told one by one; the rest are counted
+MAX_MESSAGES = 20  # problems told one by one; the rest are counted
 
 Numbers = npt.NDArray[np.int64 | np.float64]
 
@@ -78,7 +78,7 @@ class Problems:
     def add(self, line: int, column: str, wrong: str) -> int:
         """Note a problem and give its number from 0 on; past the first few it is only counted."""
         self.count += 1
-        if self.count <= NAMED:
+        if self.count <= MAX_MESSAGES:
             self.messages.append(f"{self.path}:{line}: {column}: {wrong}")
         return self.count - 1
 
@@ -89,7 +89,7 @@ class Problems:
 
     def stop(self) -> None:
         """Raise HeadwayError with all problems, if there are any."""
-        if self.count > NAMED:
-            self.messages.append(f"{self.path}: ... and {self.count - NAMED} more")
+        if self.count > MAX_MESSAGES:
+            self.messages.append(f"{self.path}: ... and {self.count - MAX_MESSAGES} more")
         if self.count:
             raise HeadwayError(self.messages)

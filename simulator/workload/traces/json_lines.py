@@ -19,7 +19,7 @@ from simulator.workload.workload import Ints
 
 LARGEST_PRIORITY = 10**9
 LARGEST = 9e18  # what still fits 64 bits
-COMMON = (16, 512, *(2**k for k in range(13)))  # sizes of blocks, the best known first
+COMMON_SIZES = (16, 512, *(2**k for k in range(13)))  # sizes of blocks, the best known first
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Row:
     problems: Problems
     wrong: bool = False
 
-    def refuse(self, key: str, why: str) -> int:
+    def add_problem(self, key: str, why: str) -> int:
         """Note what is wrong with a value, and give the problem's number."""
         self.wrong = True
         return self.problems.add(self.line, key, why)
@@ -41,10 +41,10 @@ class Row:
         value = self.values.get(key)
         if type(value) is not int and type(value) is not float:
             missing = key not in self.values
-            self.refuse(key, "missing" if missing else f"{_short(value)} is not a number")
+            self.add_problem(key, "missing" if missing else f"{_short(value)} is not a number")
             return nan
         if not 0 <= value < LARGEST:
-            self.refuse(key, f"{_short(value)} is {'negative' if value < 0 else 'not finite'}")
+            self.add_problem(key, f"{_short(value)} is {'negative' if value < 0 else 'not finite'}")
             return nan
         return value
 
@@ -52,7 +52,7 @@ class Row:
         """Give a whole number of 1 or more; 0 where it is wrong."""
         value = self.number(key)
         if not isnan(value) and (value < 1 or value % 1):
-            self.refuse(key, f"{value} is not a whole number" if value % 1 else "zero")
+            self.add_problem(key, f"{value} is not a whole number" if value % 1 else "zero")
         return 0 if self.wrong else int(value)
 
     def client(self) -> str | None:
@@ -60,7 +60,7 @@ class Row:
         value = self.values.get("client")
         if value is None or (isinstance(value, str) and value) or type(value) is int:
             return None if value is None else str(value)
-        self.refuse("client", f"{_short(value)} is neither a name nor a whole number")
+        self.add_problem("client", f"{_short(value)} is neither a name nor a whole number")
         return ""
 
     def priority(self) -> int | None:
@@ -69,7 +69,9 @@ class Row:
         if value is None:
             return None
         if type(value) is not int or abs(value) >= LARGEST_PRIORITY:
-            self.refuse("priority", f"{_short(value)} is not a whole number of at most 9 digits")
+            self.add_problem(
+                "priority", f"{_short(value)} is not a whole number of at most 9 digits"
+            )
             return None
         return value
 
@@ -79,7 +81,7 @@ class Row:
         if ids is None:
             return []
         if not isinstance(ids, list) or not all(type(i) is int or type(i) is str for i in ids):
-            self.refuse("hash_ids", "not a list of ids")
+            self.add_problem("hash_ids", "not a list of ids")
             return []
         return ids
 
@@ -98,7 +100,7 @@ class Labels:
         self.clients.append(row.client())
         self.priorities.append(row.priority())
 
-    def conclude(self, problems: Problems) -> tuple[list[str] | None, Ints | None]:
+    def add_summary(self, problems: Problems) -> tuple[list[str] | None, Ints | None]:
         """Give the columns `client` and `priority`, None for one that no line has.
 
         A line without `priority` has vLLM's default, 0; but for a line without `client` where
@@ -161,16 +163,16 @@ class HashBlocks:
         row.wrong = True
         if not self.misfits:
             wrong = f"{count} blocks of {size} tokens do not fit {tokens} tokens, which take {need}"
-            self.place = row.refuse("hash_ids", wrong)
+            self.place = row.add_problem("hash_ids", wrong)
         self.misfits += 1
 
-    def conclude(self, problems: Problems) -> None:
+    def add_summary(self, problems: Problems) -> None:
         """Add to what was told of the first misfit how many there are, and what would fit."""
         if not self.misfits:
             return
         others = self.misfits - 1
         more = f", and so in {others} more line{'s' * (others > 1)}" if others else ""
-        powers = [size for size in COMMON if self.least <= size <= self.most]
+        powers = [size for size in COMMON_SIZES if self.least <= size <= self.most]
         if powers or self.least == self.most:
             size = powers[0] if powers else self.least
             more += f"; {size} tokens fit every line: say hash_block_size: {size}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload.select import starts, take
+from simulator.workload.select import session_starts, take
 from simulator.workload.traces.csv_columns import header
 from simulator.workload.traces.format import FirstLine, Table
 from simulator.workload.traces.formats import FORMATS
@@ -133,5 +133,5 @@ def _workload(table: Table, path: Path, form: str) -> Workload:
     if early:
         text = f"{path}: {early} requests come earlier than one before them; sorted by arrival"
         warnings.warn(text, HeadwayWarning, stacklevel=3)
-        workload = take(workload, np.argsort(starts(workload), kind="stable"))
+        workload = take(workload, np.argsort(session_starts(workload), kind="stable"))
     return workload

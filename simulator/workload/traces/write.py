@@ -35,10 +35,10 @@ def write_mooncake(workload: Workload, path: Path) -> None:
     """
     write_atomic(path, lambda file: _write(workload, path, file))
     if before := (shared_prefix_tokens(workload) or 0) / max(workload.total_input, 1):
-        _tell_lost(path, before)
+        _warn_lost_sharing(path, before)
 
 
-def _tell_lost(path: Path, before: float) -> None:
+def _warn_lost_sharing(path: Path, before: float) -> None:
     """Read a file again and warn where blocks of 512 tokens are too coarse for its sharing."""
     table = read_mooncake(path)
     times = table.time.astype(np.float64)

@@ -1,6 +1,6 @@
 """The Azure LLM inference traces of 2023 and 2024."""
 
-from simulator.workload.traces.csv_columns import csv_format, stamps, tokens
+from simulator.workload.traces.csv_columns import csv_format, timestamps, tokens
 from simulator.workload.traces.format import Published
 
 SOURCE = (
@@ -13,7 +13,7 @@ DYNAMO_LLM = "Stojkovic et al., DynamoLLM, HPCA'25"
 FORMAT = csv_format(
     "azure",
     "CSV: TIMESTAMP,ContextTokens,GeneratedTokens",
-    (stamps("TIMESTAMP"), tokens("ContextTokens"), tokens("GeneratedTokens")),
+    (timestamps("TIMESTAMP"), tokens("ContextTokens"), tokens("GeneratedTokens")),
     published=(
         Published(
             ("_1week", "azure_llm_2024"),

@@ -29,7 +29,7 @@ def read(path: Path, chars_per_token: float | None = None) -> Table:
         key = next((key for key in OUTPUT_KEYS if key in row.values), OUTPUT_KEYS[0])
         outputs.append(row.tokens(key))
         labels.add(row)
-    client, priority = labels.conclude(problems)
+    client, priority = labels.add_summary(problems)
     problems.stop()
     return Table(
         np.zeros(len(prompts)),
@@ -48,9 +48,9 @@ def _prompt_tokens(row: Row, chars_per_token: float | None) -> int:
             return row.tokens(key)
     text = row.values.get("prompt")
     if not isinstance(text, str) or not text:
-        row.refuse("prompt", "neither a text nor, as prompt_len, its length in tokens")
+        row.add_problem("prompt", "neither a text nor, as prompt_len, its length in tokens")
     elif chars_per_token is None:
-        row.refuse(
+        row.add_problem(
             "prompt",
             "counting its tokens needs a tokenizer: add their number as prompt_len, or let "
             "chars_per_token estimate it",

@@ -54,8 +54,8 @@ def read_mooncake(
     problems, blocks = Problems(path), HashBlocks(hash_block_size)
     labels = Labels()
     turns = [turn for row in rows(path, problems) if (turn := _turn(row, blocks, labels))]
-    blocks.conclude(problems)
-    client, priority = labels.conclude(problems)
+    blocks.add_summary(problems)
+    client, priority = labels.add_summary(problems)
     problems.stop()
     after = np.array(_link(turns, whole=session_turns == "whole"), dtype=np.int64)
     time, delay = np.array([t.time for t in turns]), np.array([t.delay for t in turns])
@@ -88,10 +88,10 @@ def _turn(row: Row, blocks: HashBlocks, labels: Labels) -> _Turn | None:
     time, delay = _time(row, "timestamp"), _time(row, "delay")
     session = row.values.get("session_id")
     if session is not None and not isinstance(session, str | int):
-        row.refuse("session_id", "neither a text nor a whole number")
+        row.add_problem("session_id", "neither a text nor a whole number")
         session = None
     elif session is None and not isnan(delay):
-        row.refuse("delay", "needs a session_id, to say whose answer it waits for")
+        row.add_problem("delay", "needs a session_id, to say whose answer it waits for")
     ids = row.hash_ids()
     if ids and prompt:
         blocks.check(row, len(ids), prompt)
@@ -104,7 +104,7 @@ def _turn(row: Row, blocks: HashBlocks, labels: Labels) -> _Turn | None:
 
 def _length(row: Row, key: str) -> int:
     if key not in row.values and ("text_input" in row.values or "messages" in row.values):
-        row.refuse(key, "missing; counting the tokens of a text needs a tokenizer")
+        row.add_problem(key, "missing; counting the tokens of a text needs a tokenizer")
         return 0
     return row.tokens(key)
 
@@ -131,7 +131,7 @@ def _link(turns: list[_Turn], *, whole: bool) -> list[int]:
         elif not whole:
             first = opening[turn.session]
             repeating += bool(turn.segments and first and turn.segments[0] == first[0])
-            _take_in(turns, last, i)
+            _prepend_history(turns, last, i)
     if repeating:
         warnings.warn(
             f"session_turns: {repeating} later turns begin like their session; if every line "
@@ -142,7 +142,7 @@ def _link(turns: list[_Turn], *, whole: bool) -> list[int]:
     return after
 
 
-def _take_in(turns: list[_Turn], last: int, i: int) -> None:
+def _prepend_history(turns: list[_Turn], last: int, i: int) -> None:
     """Put the conversation up to the answer to turn `last` before what turn `i` adds."""
     before, turn = turns[last], turns[i]
     before.segments = before.segments or ((("turn", last), before.prompt),)
