@@ -111,8 +111,8 @@ def make_scheduler(
     policy = construct(policy_class, **arguments)
     if getattr(policy, "needs_hint", False) and scenario.predictor is None:
         raise ValueError(
-            f"engine.scheduling_policy: {policy_name(policy_class)} ranks by predicted lengths, and "
-            "the scenario has no `predictor`; {kind: oracle} is the simplest"
+            f"engine.scheduling_policy: {policy_name(policy_class)} ranks by predicted lengths, "
+            "and the scenario has no `predictor`; {kind: oracle} is the simplest"
         )
     return scheduler_class(blocks, policy=policy, **options)
 
@@ -215,8 +215,8 @@ def _find_scheduler(engine: EngineConfig, policy_class: type, *, windowed: bool)
             raise ValueError(f"{key}: false goes with {name}: {word}")
         if scheduler_class is not Scheduler:
             raise ValueError(
-                f"{key}: must be true: {policy_name(policy_class)} keeps all tokens; fcfs need not, "
-                "nor policies that only order the queue: priority, sjf, boost"
+                f"{key}: must be true: {policy_name(policy_class)} keeps all tokens; fcfs need "
+                "not, nor policies that only order the queue: priority, sjf, boost"
             )
     if engine.speculative_config is not None:
         for name, word in differing_keys(engine, REQUIRED_FOR_DRAFTS):

@@ -24,7 +24,7 @@ from simulator.costs.profile import (
     shipped_profile,
     shipped_profiles,
 )
-from simulator.costs.roofline import TYPICAL, efficiency_of, roofline
+from simulator.costs.roofline import USUAL, efficiency_of, roofline
 from simulator.models.gpus import GPUS, Gpu
 from simulator.models.load import load_model
 from simulator.scenario.assemble import assemble
@@ -548,7 +548,7 @@ def test_a_roofline_says_whether_its_gpu_was_measured() -> None:
     assert roofline(LLAMA, GPUS["H100-PCIe"]).name == "roofline scaled to H100-80GB kernels"
     assert roofline(LLAMA, GPUS["A10G"]).name == "roofline"
     pcie, nvlink = (efficiency_of(GPUS[name]) for name in ("A10G", "A100-40GB"))
-    assert replace(pcie, link=TYPICAL.link, link_latency=TYPICAL.link_latency) == TYPICAL
+    assert replace(pcie, link=USUAL.link, link_latency=USUAL.link_latency) == USUAL
     through_host = efficiency_of(GPUS["RTX-PRO-6000"]).link * GPUS["RTX-PRO-6000"].link_bandwidth
     assert pcie.link * GPUS["A10G"].link_bandwidth == pytest.approx(through_host)
     assert nvlink == efficiency_of(GPUS["A100-80GB"])
