@@ -168,9 +168,10 @@ class RadixCache(BlockCounter):
             if child is None:
                 return
             blocks = _agree(child.pieces, content, cursor) // self.block_size
+            whole = blocks == child.blocks  # who is given the node may split it
             cursor = _advance(content, cursor, blocks * self.block_size)
             yield child, blocks, cursor
-            if blocks < child.blocks:
+            if not whole:
                 return
             node = child
 

@@ -87,6 +87,18 @@ def test_what_two_computed_at_once_is_kept_once() -> None:
     assert (tree.free, tree.hashed) == (20, 8)
 
 
+def test_a_path_ends_where_an_edge_is_left_though_what_follows_stands_below_it() -> None:
+    """The tree has 11 tokens of s and then 5 of t: of 6 tokens of s and those 5, 6 are known."""
+    tree = RadixCache(101, 1)
+    serve(tree, ask(0, ("s", 11), ("x", 3)))
+    serve(tree, ask(1, ("s", 11), ("t", 5)))
+    assert serve(tree, ask(2, ("s", 6), ("t", 5), ("z", 1))) == 6
+    assert tree.hashed == 11 + 3 + 5 + 5 + 1
+    assert tree.free == tree.usable
+    assert serve(tree, ask(3, ("s", 6), ("t", 5), ("z", 1))) == 11
+    assert serve(tree, ask(4, ("s", 11), ("t", 5), ("z", 1))) == 16
+
+
 def test_the_leaf_that_was_not_used_for_longest_is_evicted_as_a_whole() -> None:
     """s-a and s-b hang on s (4); with 12 blocks, c (3) takes one from nobody: then a goes."""
     tree = RadixCache(13, 1)
