@@ -88,15 +88,19 @@ def test_what_two_computed_at_once_is_kept_once() -> None:
 
 
 def test_a_path_ends_where_an_edge_is_left_though_what_follows_stands_below_it() -> None:
-    """The tree has 11 tokens of s and then 5 of t: of 6 tokens of s and those 5, 6 are known."""
+    """While `late` computes s[:6] t, others put s[:11] t there: 6 of its tokens are doubles."""
     tree = RadixCache(101, 1)
-    serve(tree, ask(0, ("s", 11), ("x", 3)))
-    serve(tree, ask(1, ("s", 11), ("t", 5)))
-    assert serve(tree, ask(2, ("s", 6), ("t", 5), ("z", 1))) == 6
-    assert tree.hashed == 11 + 3 + 5 + 5 + 1
+    late = ask(0, ("s", 6), ("t", 5), ("z", 1))
+    tree.admit(late, tree.match(late), late.known)
+    serve(tree, ask(1, ("s", 11), ("x", 3)))
+    serve(tree, ask(2, ("s", 11), ("t", 5)))
+    assert tree.hashed == 11 + 3 + 5
+    tree.cache(late)
+    assert tree.hashed == 11 + 3 + 5 + 6
+    late.generated, late.finish = 1, 1.0
+    tree.release(late)
     assert tree.free == tree.usable
-    assert serve(tree, ask(3, ("s", 6), ("t", 5), ("z", 1))) == 11
-    assert serve(tree, ask(4, ("s", 11), ("t", 5), ("z", 1))) == 16
+    assert len(tree.match(ask(3, ("s", 6), ("t", 5), ("z", 2)))) == 12
 
 
 def test_the_leaf_that_was_not_used_for_longest_is_evicted_as_a_whole() -> None:
