@@ -38,19 +38,19 @@ class SlotCounter(BlockCounter):
     def _grown(self, request: Request, tokens: int) -> tuple[int, int]:
         """Give the table of a running request when it computes up to `tokens` tokens."""
         slots = min(tokens + self.lookahead, self.max_model_len)
-        gone = self.groups.gone(request.computed, self.block_size)
+        gone = self.groups.blocks_outside(request.computed, self.block_size)
         return max(-(-slots // self.block_size), self.tables[request][0]), gone
 
     def taken(self, request: Request, tokens: int) -> int:
         more = self._grown(request, tokens)[0] - self.tables[request][0]
-        return self.groups.held(more, 0)
+        return self.groups.blocks_held(more, 0)
 
     def growth(self, request: Request, tokens: int) -> int:
         """Count the same, less those that leave the window; it may be below 0."""
-        return self.groups.held(*self._grown(request, tokens)) - self.owned(request, tokens)
+        return self.groups.blocks_held(*self._grown(request, tokens)) - self.owned(request, tokens)
 
     def missing(self, tokens: int, hits: Sequence[int]) -> int:
-        return self.groups.most(tokens, self.block_size)
+        return self.groups.max_blocks(tokens, self.block_size)
 
     def admit(self, request: Request, hits: Sequence[int], tokens: int) -> None:
         """Give a new request blocks for `tokens` tokens; as in vLLM, none ahead yet."""
@@ -64,7 +64,7 @@ class SlotCounter(BlockCounter):
         request.computed = tokens
 
     def owned(self, request: Request, tokens: int) -> int:
-        return self.groups.held(*self.tables[request])
+        return self.groups.blocks_held(*self.tables[request])
 
     def stored(self, tokens: int) -> int:
         """Count the tokens that are of use in all groups, of a request with so many computed."""

@@ -106,7 +106,7 @@ class MemoryBudget:
         model, size = self.model, self.block_size
         full, windowed, _ = layer_groups(model.num_hidden_layers, model.windowed_layers)
         groups = LayerGroups(full, windowed, model.sliding_window)
-        held = groups.held(-(-tokens // size), groups.gone(tokens - 1, size))
+        held = groups.blocks_held(-(-tokens // size), groups.blocks_outside(tokens - 1, size))
         return (replace(self, hybrid=True).num_gpu_blocks - 1) // held
 
     def concurrent(self, tokens: int) -> int:

@@ -27,11 +27,11 @@ class LayerGroups:
     window: int = 0  # tokens
     chunk: int = 0  # tokens that a step computes of one request, at most
 
-    def held(self, table: int, gone: int) -> int:
+    def blocks_held(self, table: int, gone: int) -> int:
         """Count the blocks of tables of `table` entries, `gone` of which have left the window."""
         return self.full * table + self.windowed * (table - gone)
 
-    def gone(self, computed: int, block_size: int) -> int:
+    def blocks_outside(self, computed: int, block_size: int) -> int:
         """Count the blocks that the query after so many tokens cannot see any more.
 
         As vLLM's SlidingWindowManager, which gives them back, in whole blocks, before the block
@@ -39,7 +39,7 @@ class LayerGroups:
         """
         return max(computed + 1 - self.window, 0) // block_size if self.windowed else 0
 
-    def most(self, tokens: int, block_size: int) -> int:
+    def max_blocks(self, tokens: int, block_size: int) -> int:
         """Count the blocks that a request of so many tokens holds at most, while it is computed.
 
         As vLLM's admission (SlidingWindowSpec.max_admission_blocks_per_request).

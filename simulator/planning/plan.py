@@ -104,7 +104,7 @@ def resources(scenario: Scenario) -> tuple[int, float | None]:
     if scenario.cluster is None:
         count, price = scenario.gpu.count, find_gpu(scenario.gpu.name).dollars_per_hour
         return count, None if price is None else price * count
-    kinds = scenario.cluster.kinds
+    kinds = scenario.cluster.replica_groups
     count = sum(kind.replicas * scenario.of_group(name).gpu.count for name, kind in kinds.items())
     return count, price_of_cluster(scenario)
 

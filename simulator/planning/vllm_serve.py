@@ -42,11 +42,11 @@ def serve_command(scenario: Scenario) -> str:
     cluster = scenario.cluster
     if cluster is None:
         return "\n".join([*lines, *_command(scenario.model, scenario.engine), ""])
-    for name, kind in cluster.kinds.items():
-        group, most = scenario.of_group(name), cluster.most(name)
+    for name, kind in cluster.replica_groups.items():
+        group, most = scenario.of_group(name), cluster.max_replicas(name)
         if not most:
             continue
-        if most > 1 or len(cluster.kinds) > 1:
+        if most > 1 or len(cluster.replica_groups) > 1:
             count = f"{kind.replicas}" if most == kind.replicas else f"up to {most}"
             lines.append(f"# {name}: {count}, each on {group.gpu.count} {group.gpu.name}")
         more = []

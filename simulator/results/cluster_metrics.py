@@ -34,7 +34,7 @@ GAUGES = (
 def price_of_group(scenario: "Scenario", name: str) -> float | None:
     """Give the dollars per hour of one replica of a group; None where the price is unknown."""
     assert scenario.cluster is not None
-    given = scenario.cluster.kinds[name].dollars_per_hour
+    given = scenario.cluster.replica_groups[name].dollars_per_hour
     if given is not None:
         return given
     gpu = scenario.of_group(name).gpu
@@ -46,7 +46,7 @@ def price_of_cluster(scenario: "Scenario") -> float | None:
     """Give the dollars per hour of all replicas; None where the price of one is unknown."""
     assert scenario.cluster is not None
     total = 0.0
-    for name, kind in scenario.cluster.kinds.items():
+    for name, kind in scenario.cluster.replica_groups.items():
         price = price_of_group(scenario, name)
         if price is None and kind.replicas:
             return None
@@ -67,7 +67,7 @@ class ClusterMetrics:
                 scenario.of_group(name),
                 record.parts[numbers[0]],
                 len(numbers),
-                scenario.cluster.kinds[name].kv_role,
+                scenario.cluster.replica_groups[name].kv_role,
             )
             if scenario.cluster.groups
             else whole

@@ -121,7 +121,7 @@ class RunMetrics:
             self.cluster = ClusterMetrics(scenario, cluster, self.engines)
         self._costs = [each.cost for each in parts]
         self._goodput = scenario.goodput.model_dump(exclude_none=True)
-        self._retries = scenario.cluster is not None and scenario.cluster.tries_again
+        self._retries = scenario.cluster is not None and scenario.cluster.may_retry
         self._start, self._end = inf, 0.0
         self._completed = self._failed = self._good = self._input = self._output = 0
         self._peak_rate, self._in_flight = PeakRate(), ConcurrencyCounter()

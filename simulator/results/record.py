@@ -102,7 +102,7 @@ class Record:
             else:
                 parts = break_down(gather_requests(*columns, self.logs), self.logs, self.costs)
             cluster = self.scenario.cluster
-            if cluster is not None and cluster.tries_again:
+            if cluster is not None and cluster.may_retry:
                 parts = {RETRY: self.request_table().retry_time} | parts
             self._time_parts = parts
         return self._time_parts

@@ -100,7 +100,7 @@ def block_bytes(scenario: Scenario) -> dict[str, float]:
     assert scenario.cluster is not None
     model = load_model(scenario.model, scenario.folder)
     sizes = {}
-    for name, group in scenario.cluster.kinds.items():
+    for name, group in scenario.cluster.replica_groups.items():
         if group.kv_role == "kv_producer":
             engine = scenario.of_group(name).engine
             sizes[name] = kv_block_bytes(model, engine) * engine.tensor_parallel_size

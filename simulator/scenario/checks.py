@@ -277,12 +277,12 @@ def _check_resilience(scenario: Scenario, cluster: ClusterConfig) -> Iterator[Co
     bounds = scenario.goodput.model_dump(exclude_none=True)
     if scaling is not None and scaling.metric == "slo_attainment" and not bounds:
         yield "cluster.autoscaling.metric", "goodput", "slo_attainment needs bounds in goodput"
-    count = sum(cluster.most(name) for name in cluster.kinds)
+    count = sum(cluster.max_replicas(name) for name in cluster.replica_groups)
     for at, outage in enumerate(failures.outages if failures is not None else ()):
         if outage.replica >= count:
             key = f"cluster.failures.outages.{at}.replica"
             yield key, "cluster", f"there is no replica {outage.replica}; the last is {count - 1}"
-    groups = [scenario.of_group(name) for name in cluster.kinds]
+    groups = [scenario.of_group(name) for name in cluster.replica_groups]
     if failures is not None and any(group.engine.async_scheduling for group in groups):
         what = "an engine with two batches in flight does not fail; set async_scheduling to false"
         yield "cluster.failures", "engine", what

@@ -70,25 +70,25 @@ class ClusterConfig(Config):
         if self.groups and not any(group.replicas for group in self.groups.values()):
             raise ValueError("groups: there is not one replica")
         scaling = self.autoscaling
-        if scaling is not None and scaling.group is None and len(self.kinds) > 1:
-            raise ValueError(f"autoscaling.group: name one of {', '.join(self.kinds)}")
-        if scaling is not None and scaling.group not in (None, *self.kinds):
-            raise ValueError(f"autoscaling.group: there is {', '.join(self.kinds)}")
+        if scaling is not None and scaling.group is None and len(self.replica_groups) > 1:
+            raise ValueError(f"autoscaling.group: name one of {', '.join(self.replica_groups)}")
+        if scaling is not None and scaling.group not in (None, *self.replica_groups):
+            raise ValueError(f"autoscaling.group: there is {', '.join(self.replica_groups)}")
         return self
 
     @property
-    def tries_again(self) -> bool:
+    def may_retry(self) -> bool:
         """Whether a request may be sent to replicas more than once."""
         patient = self.client is not None and self.client.max_retries > 0
         return patient or self.failures is not None
 
-    def most(self, name: str) -> int:
+    def max_replicas(self, name: str) -> int:
         """Count the replicas that a group may come to have."""
         if self.autoscaling is not None and self.autoscaling.group in (None, name):
-            return max(self.autoscaling.max_replicas, self.kinds[name].replicas)
-        return self.kinds[name].replicas
+            return max(self.autoscaling.max_replicas, self.replica_groups[name].replicas)
+        return self.replica_groups[name].replicas
 
     @property
-    def kinds(self) -> dict[str, GroupConfig]:
+    def replica_groups(self) -> dict[str, GroupConfig]:
         """Give the groups; where there are none, the one that `replicas` is short for."""
         return self.groups or {"all": GroupConfig(replicas=self.replicas or 1)}

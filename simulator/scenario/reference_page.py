@@ -1,5 +1,7 @@
-"""The reference page of the scenario's keys, made from the code: `python -m
-simulator.scenario.reference_page > docs/scenario.md`."""
+"""The scenario's keys for people and for editors, made from the code: reference page, JSON Schema.
+
+`python -m simulator.scenario.reference_page > docs/scenario.md` writes the page.
+"""
 
 import dataclasses
 import inspect
@@ -12,15 +14,18 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from simulator.cluster.routers import ROUTERS
+from simulator.core.engine_config import DTYPES
 from simulator.costs.linear import Fitted
 from simulator.costs.profile import FORMS
 from simulator.policies.predictor import KINDS as PREDICTORS
 from simulator.scenario.policy_table import POLICIES
+from simulator.scenario.scenario import Scenario
 from simulator.scenario.validate import UNSUPPORTED_KEYS, block_class
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.yaml_lines import Key
 from simulator.workload.distributions import KINDS
 from simulator.workload.generate import Generator, PrefixGroups, Sessions
+from simulator.workload.workload import FRONTENDS
 
 PAGE_HEAD = """# Scenario reference
 
@@ -159,6 +164,8 @@ A length or a time is a number, or `{kind: ..., ...}` with the fields of the kin
 """
 UNSUPPORTED_HEAD = """## Keys of vLLM that are not here
 """
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+"""Of JSON Schema."""
 
 
 def page() -> str:
@@ -310,6 +317,42 @@ def _keys(cls: type, without: set[str]) -> str:
 def _yaml(value: object) -> str:
     text = yaml.safe_dump(value, default_flow_style=True)
     return text.removesuffix("\n").removesuffix("\n...").strip()
+
+
+def json_schema() -> dict[str, Any]:
+    """Make the schema (JSON Schema 2020-12) of a scenario file.
+
+    It knows every key and the plain types and bounds; what keys must be to one another, only
+    loading a scenario tells.
+    """
+    schema = Scenario.model_json_schema()
+    _loosen(schema)
+    workload = schema["$defs"]["WorkloadConfig"]
+    for field in dataclasses.fields(Generator):
+        workload["properties"].setdefault(field.name, {"description": GENERATOR_KEYS[field.name]})
+    workload["properties"]["frontend"]["anyOf"].append({"enum": [*FRONTENDS]})
+    workload["additionalProperties"] = False
+    named = {"type": "string", "description": "a named engine, such as vllm"}
+    schema["properties"]["engine"]["anyOf"].insert(1, named)
+    return {"$schema": DIALECT, "title": "Headway scenario", **schema}
+
+
+def _loosen(node: Any) -> None:
+    """Let any block be null, which stands for its defaults, and a short dtype for a long one."""
+    if isinstance(node, list):
+        for item in node:
+            _loosen(item)
+    if not isinstance(node, dict):
+        return
+    if "bfloat16" in node.get("enum", ()):
+        node["enum"] = [*node["enum"], *DTYPES]
+    for value in node.values():
+        _loosen(value)
+    for name, value in node.get("properties", {}).items():
+        if "$ref" in value:
+            rest = {key: value[key] for key in value if key != "$ref"}
+            kinds = [{"$ref": value["$ref"]}, {"type": "null"}]
+            node["properties"][name] = rest | {"anyOf": kinds}
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ class Scenario(Config):
 
     def of_group(self, name: str) -> "Scenario":
         """Give the scenario of one replica of a group of the cluster."""
-        group = self.cluster.kinds[name] if self.cluster is not None else GroupConfig()
+        group = self.cluster.replica_groups[name] if self.cluster is not None else GroupConfig()
         changed = {
             "gpu": group.gpu or self.gpu,
             "engine": group.engine or self.engine,

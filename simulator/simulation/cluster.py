@@ -180,12 +180,12 @@ def fill(
     makers: list[Callable[[], list[Scheduler]]] = []
     every: list[EngineParts] = []
     first: list[Target] = []
-    for name, group in scenario.cluster.kinds.items():
+    for name, group in scenario.cluster.replica_groups.items():
         own = scenario.of_group(name)
         parts = with_cost(assemble(own), cost)
         ranks = own.engine.data_parallel_size
         make = partial(_engines, own, parts, ranks, shares, group.kv_role)
-        for number in range(scenario.cluster.most(name)):
+        for number in range(scenario.cluster.max_replicas(name)):
             if ranks == 1:
                 target = fleet.add(name, make()[0], parts.cost, leap=leap)
             else:
@@ -247,7 +247,7 @@ def connect(
     if cluster.failures is not None:
         Failures(life, cluster.failures, scenario.seed)
     if cluster.autoscaling is not None:
-        name = cluster.autoscaling.group or next(iter(cluster.kinds))
+        name = cluster.autoscaling.group or next(iter(cluster.replica_groups))
         scaler = Autoscaler(
             life,
             cluster.autoscaling,

@@ -54,11 +54,11 @@ def tie(scenario: Scenario, workload: Workload) -> str | None:
         **{
             f"cluster.groups.{kind}.{key}: acts on several replicas together": getattr(group, key)
             is not None
-            for kind, group in cluster.kinds.items()
+            for kind, group in cluster.replica_groups.items()
             for key in sorted(group.model_fields_set - OF_ONE)
         },
         "engine.data_parallel_size: the ranks of a server share its load balancer": any(
-            scenario.of_group(kind).engine.data_parallel_size > 1 for kind in cluster.kinds
+            scenario.of_group(kind).engine.data_parallel_size > 1 for kind in cluster.replica_groups
         ),
         "workload: a session's turn waits for the one before, maybe at another replica": (
             workload.after is not None
@@ -156,7 +156,7 @@ def _replicas(
     assert scenario.cluster is not None
     groups: list[str] = []
     every: list[EngineParts] = []
-    for name, group in scenario.cluster.kinds.items():
+    for name, group in scenario.cluster.replica_groups.items():
         own = scenario.of_group(name)
         parts = with_cost(assemble(own), cost)
         if group.replicas:

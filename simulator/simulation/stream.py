@@ -137,14 +137,14 @@ def _refuse(scenario: Scenario) -> None:
             "predictor: its errors are drawn for all requests together": scenario.predictor,
             "cluster.groups: with kv_role a request is at two replicas": (
                 scenario.cluster is not None
-                and any(group.kv_role for group in scenario.cluster.kinds.values())
+                and any(group.kv_role for group in scenario.cluster.replica_groups.values())
             ),
             "engine.data_parallel_size: must be 1": any(
                 own.engine.data_parallel_size > 1
                 for own in (
                     [scenario]
                     if scenario.cluster is None
-                    else [scenario.of_group(name) for name in scenario.cluster.kinds]
+                    else [scenario.of_group(name) for name in scenario.cluster.replica_groups]
                 )
             ),
         }.items()
@@ -156,7 +156,9 @@ def _refuse(scenario: Scenario) -> None:
 def _set_up(scenario: Scenario, *, leap: bool) -> Stream:
     """Build engines and client."""
     cluster = scenario.cluster
-    replicas = 1 if cluster is None else sum(cluster.most(name) for name in cluster.kinds)
+    replicas = (
+        1 if cluster is None else sum(cluster.max_replicas(name) for name in cluster.replica_groups)
+    )
     size = max(CHUNK, PER_REPLICA * replicas)
     total, parts = chunks(scenario, size)
     first = next(parts, None)

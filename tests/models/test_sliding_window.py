@@ -44,7 +44,7 @@ def test_every_second_layer_of_gpt_oss_keeps_128_tokens() -> None:
 def test_blocks_leave_the_window_one_by_one() -> None:
     """A window of 8 in blocks of 4: two blocks, and a third while it lies across."""
     groups = LayerGroups(full=0, windowed=1, window=8)
-    held = [groups.held(-(-n // 4), groups.gone(n - 1, 4)) for n in range(1, 18)]
+    held = [groups.blocks_held(-(-n // 4), groups.blocks_outside(n - 1, 4)) for n in range(1, 18)]
     assert held == [1] * 4 + [2] * 4 + [3, 3, 3, 2] * 2 + [3]
 
 

@@ -80,7 +80,7 @@ class Speculative(Scheduler):
         last = request.prompt_tokens + self.output_limit(request) - 1
         blocks = self.blocks
         slots = min(last + self.most_drafts + blocks.lookahead, self.max_model_len)
-        most = blocks.groups.most(slots, blocks.block_size)
+        most = blocks.groups.max_blocks(slots, blocks.block_size)
         return request.prompt_tokens < self.max_model_len and most <= blocks.usable
 
     def track_longest(self) -> None:

@@ -7,7 +7,7 @@ To add a format, write a module in `formats/` with a `Format` named `FORMAT` in 
 
 - `detect` says of the names in a file's first line whether it is one of its files;
 - `read` makes a `Table` of a file. Of a CSV `csv_format` makes both from three columns, see
-  `formats/azure.py`; of JSON lines `read` asks each `Row` for its numbers, see
+  `formats/csv_tables.py`; of JSON lines `read` asks each `Row` for its numbers, see
   `formats/llmservingsim.py`. What is wrong becomes `FILE:LINE: column: what is wrong`.
 """
 

@@ -1,13 +1,11 @@
-"""The formats of traces that are known, one module each.
+"""The formats of traces that are known: tables in CSV together, of JSON lines one module each.
 
-They import `traces/format.py` and what lies below. Start with `azure.py`, the simplest.
+They import `traces/format.py` and what lies below. Start with `csv_tables.py`, the simplest.
 """
 
 from simulator.workload.traces.formats import (
-    azure,
-    burstgpt,
+    csv_tables,
     custom,
-    lengths,
     llmservingsim,
     mooncake,
 )
@@ -15,9 +13,9 @@ from simulator.workload.traces.formats import (
 FORMATS = {
     format.name: format
     for format in (
-        azure.FORMAT,
-        burstgpt.FORMAT,
-        lengths.FORMAT,
+        csv_tables.AZURE,
+        csv_tables.BURSTGPT,
+        csv_tables.LENGTHS,
         mooncake.FORMAT,
         mooncake.TIMED_TRACE,
         custom.FORMAT,
