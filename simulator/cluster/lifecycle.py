@@ -13,7 +13,7 @@ from simulator.cluster.fleet import Fleet
 from simulator.cluster.routers import Target
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request
-from simulator.engine.stream_client import Sent
+from simulator.engine.client import SentTimes
 from simulator.schedulers.vllm.scheduler import Scheduler
 
 State = Literal["off", "starting", "up", "draining", "down"]
@@ -155,7 +155,7 @@ class Autoscaler:
         block: AutoscalingConfig,
         targets: Sequence[Target],
         *,
-        sent: Sequence[float] | Sent = (),
+        sent: Sequence[float] | SentTimes = (),
         bounds: Mapping[str, float] | None = None,
     ) -> None:
         self.life, self.block, self.targets = life, block, targets

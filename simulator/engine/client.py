@@ -2,9 +2,10 @@
 
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from math import inf, nan, nextafter
+from math import inf, isnan, nan, nextafter
 
 import numpy as np
 import simpy
@@ -15,20 +16,22 @@ from simulator.policies.predictor import Predictor
 from simulator.workload.workload import Workload
 
 
-class Writer:
-    """Writes a workload's requests, one at a time."""
+class RequestReader:
+    """Reads a workload's rows as requests, one at a time; `first` is the id of the first."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, first: int = 0) -> None:
+        self.frontend = workload.frontend
         # Plain numbers come out of a memoryview faster than out of an array.
         self.prompts = workload.prompt_tokens.data
+        self._first = first
         self._outputs = workload.output_tokens.data
         self._client, self._priority = workload.client, workload.priority
         self._segments = workload.segments
 
-    def write(self, index: int, arrival: float) -> Request:
-        """Write a request that reaches the engine then, s."""
+    def read(self, index: int, arrival: float) -> Request:
+        """Give a row as a request that reaches the engine at `arrival`, s."""
         return Request(
-            index,
+            self._first + index,
             arrival,
             self.prompts[index],
             self._outputs[index],
@@ -36,6 +39,37 @@ class Writer:
             0 if self._priority is None else int(self._priority[index]),
             None if self._segments is None else self._segments[index],
         )
+
+
+class ApiServer:
+    """Passes requests on to the engine, at whose front it works on one at a time."""
+
+    def __init__(self, env: simpy.Environment, submit: Callable[[Request], None]) -> None:
+        self.env = env
+        self.submit = submit
+        self._free = 0.0  # s, when the server has passed on all that was sent
+        self._last_arrival = -1.0  # of a request at the engine, s
+
+    def send(self, reader: RequestReader, index: int) -> None:
+        """Send the request of a row, now."""
+        costs = reader.frontend
+        if costs is None:
+            self._deliver(reader, index)
+            return
+        now = self.env.now
+        work = costs.per_request + costs.per_token * reader.prompts[index]
+        self._free = max(self._free, now) + work
+        arrival = self.env.timeout(self._free - now + costs.latency)
+        arrival.callbacks.append(partial(self._deliver, reader, index))
+
+    def _deliver(self, reader: RequestReader, index: int, _: simpy.Event | None = None) -> None:
+        """Hand a request to the engine, now."""
+        now = self.env.now
+        # Engines stamp requests by a clock that never shows the same time twice. Of two that
+        # agreed in priority and arrival, vLLM's scheduler would undo the work for ever.
+        last = self._last_arrival
+        self._last_arrival = arrival = now if now > last else nextafter(last, inf)
+        self.submit(reader.read(index, arrival))
 
 
 class Client:
@@ -62,13 +96,12 @@ class Client:
         # Predicted output tokens of each request; 0: it was never sent.
         self.hints = None if predictor is None else array("q", [0]) * len(workload)
         self.done = 0  # requests that have ended
-        self._flying = 0
-        self._free = 0.0  # s, when the frontend has passed on all that was sent
-        self._stamp = -1.0  # the last request's arrival at the engine, s
+        self._in_flight = 0
         self._limit = workload.max_concurrency or len(workload) + 1
         self._held: deque[int] = deque()
         self._sending = False
-        self._writer = Writer(workload)
+        self._reader = RequestReader(workload)
+        self._server = ApiServer(env, submit if predictor is None else self._submit_with_hint)
         self._next: dict[int, list[int]] = {}
         if workload.after is not None:
             for turn in np.flatnonzero(workload.after >= 0).tolist():
@@ -91,7 +124,7 @@ class Client:
         if index < total:
             self._alarm.set(times[index])
 
-    def _offer(self, index: int) -> None:
+    def _offer(self, index: int, _: simpy.Event | None = None) -> None:
         """Send a request whose time has come, after those that wait already."""
         self._held.append(index)
         if not self._sending:
@@ -100,53 +133,147 @@ class Client:
     def _send_held(self) -> None:
         """Send as many as may be sent; one that is rejected at once lets the next go."""
         self._sending = True
-        while self._held and self._flying < self._limit:
-            self._send(self._held.popleft())
+        while self._held and self._in_flight < self._limit:
+            index = self._held.popleft()
+            self._in_flight += 1
+            self.sent[index] = self.env.now
+            self._server.send(self._reader, index)
         self._sending = False
 
-    def _send(self, index: int) -> None:
-        self._flying += 1
-        self.sent[index] = now = self.env.now
-        frontend = self.workload.frontend
-        if frontend is None:
-            self._submit(index)
-            return
-        work = frontend.per_request + frontend.per_token * self._writer.prompts[index]
-        self._free = max(self._free, now) + work
-        arrival = self.env.timeout(self._free - now + frontend.latency)
-        arrival.callbacks.append(partial(self._pass_on, index))
-
-    def _pass_on(self, index: int, _: simpy.Event) -> None:
-        """Hand over a request that has come through the frontend."""
-        self._submit(index)
-
-    def _submit(self, index: int) -> None:
-        """Hand a request to the engine, now."""
-        now = self.env.now
-        # Engines stamp requests by a clock that never shows the same time twice. Of two that
-        # agreed in priority and arrival, vLLM's scheduler would undo the work for ever.
-        self._stamp = now if now > self._stamp else nextafter(self._stamp, inf)
-        request = self._writer.write(index, self._stamp)
-        if self.hints is not None and self.predictor is not None:
-            request.hint = self.hints[index] = self.predictor.predict(request)
+    def _submit_with_hint(self, request: Request) -> None:
+        """Hand a request to the engine with the length that is predicted for it."""
+        assert self.hints is not None
+        assert self.predictor is not None
+        request.hint = self.hints[request.id] = self.predictor.predict(request)
         self.submit(request)
 
     def finished(self, request: Request) -> None:
-        """Take note that a request has ended: its seat at the client is free."""
+        """Take note that a request has ended: one more may be sent."""
         self.done += 1
-        self._flying -= 1
+        self._in_flight -= 1
         if self.predictor is not None:
             self.predictor.observe(request)
         for turn in self._next.pop(request.id, ()):
             delay = 0.0 if self.workload.delay is None else float(self.workload.delay[turn])
             if delay > 0:
                 later = self.env.timeout(delay)
-                later.callbacks.append(partial(self._take_turn, turn))
+                later.callbacks.append(partial(self._offer, turn))
             else:
                 self._offer(turn)
         if self._held and not self._sending:
             self._send_held()
 
-    def _take_turn(self, turn: int, _: simpy.Event) -> None:
-        """Offer a turn after its think time."""
-        self._offer(turn)
+
+@dataclass(slots=True)
+class Chunk:
+    """Successive requests of which not all have ended."""
+
+    work: Workload
+    first: int  # id of the first
+    reader: RequestReader
+    sent: "array[float]"  # s; NaN: not yet
+    left: int  # requests that have not ended
+
+
+class SentTimes:
+    """When each request that is still in memory was sent, s, by id."""
+
+    def __init__(self, total: int, size: int) -> None:
+        self.total, self.size = total, size
+        self.chunks: dict[int, Chunk] = {}
+
+    def __len__(self) -> int:
+        return self.total
+
+    def __getitem__(self, id: int) -> float:
+        return self.chunks[id // self.size].sent[id % self.size]
+
+
+class StreamClient:
+    """A `Client` of requests that wait for nobody but behind `max_concurrency`.
+
+    Its workload comes a chunk of `size` requests at a time, and no request is kept for longer than
+    it must.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        total: int,
+        size: int,
+        parts: Iterator[Workload],
+        submit: Callable[[Request], None],
+    ) -> None:
+        self.env = env
+        self.sent = SentTimes(total, size)
+        self.done = 0
+        self._parts = parts
+        self._in_flight = 0
+        self._server = ApiServer(env, submit)
+        self._sending = self._set = False
+        self._number = -1  # of the chunk that is being sent
+        self._index = 0  # in it, of the next to be sent
+        self._chunk = self._load()
+        self._limit = self._chunk.work.max_concurrency or total + 1
+        self._alarm = Alarm(env, self._arrive)
+        self._alarm.set(env.now)
+
+    def _load(self) -> Chunk:
+        """Take up the next chunk."""
+        work = next(self._parts)
+        self._number, self._index = self._number + 1, 0
+        first, sent = self._number * self.sent.size, array("d", [nan]) * len(work)
+        chunk = Chunk(work, first, RequestReader(work, first), sent, len(work))
+        self.sent.chunks[self._number] = self._chunk = chunk
+        self._times = work.arrival.data
+        return chunk
+
+    def empty_chunk(self) -> Chunk:
+        """Give a chunk without requests."""
+        work = self._chunk.work.part(np.empty(0, np.int64))
+        return Chunk(work, self.sent.total, RequestReader(work), array("d"), 0)
+
+    def pop_ended(self) -> Iterator[Chunk]:
+        """Give away the first chunks, as far as all of their requests have ended."""
+        chunks = self.sent.chunks
+        while chunks:
+            number = next(iter(chunks))
+            if chunks[number].left:
+                return
+            yield chunks.pop(number)
+
+    def earliest_sent(self) -> float:
+        """Give the earliest time, s, that matters to a request which was not given away."""
+        first = next(iter(self.sent.chunks.values()), None)
+        return self.env.now if first is None or isnan(first.sent[0]) else first.sent[0]
+
+    def finished(self, request: Request) -> None:
+        """Take note that a request has ended: one more may be sent."""
+        self.done += 1
+        self._in_flight -= 1
+        self.sent.chunks[request.id // self.sent.size].left -= 1
+        if not self._sending and not self._set:
+            self._send_due()
+
+    def _arrive(self, alarm: simpy.Event) -> None:
+        self._set = False
+        self._send_due()
+
+    def _send_due(self) -> None:
+        """Send those whose time has come, as many as may be; sleep until the next one's."""
+        self._sending = True
+        now = self.env.now
+        while self._in_flight < self._limit:
+            if self._index == len(self._times):
+                if self._chunk.first + self._index == self.sent.total:
+                    break
+                self._load()
+            if self._times[self._index] > now:
+                self._set = True
+                self._alarm.set(self._times[self._index])
+                break
+            self._index += 1
+            self._in_flight += 1
+            self._chunk.sent[self._index - 1] = now
+            self._server.send(self._chunk.reader, self._index - 1)
+        self._sending = False

@@ -149,6 +149,12 @@ class EngineCore:
                 scheduler.close(request)
                 self.record(request, UNFINISHED)
 
+    def final_log(self) -> Log:
+        """Give the log of a run that is over, with what only the scheduler knows."""
+        if (tier := self.scheduler.blocks.tier) is not None:
+            self.log.offloaded = tier.stored
+        return self.log
+
     def cancel(self, request: Request) -> None:
         """Let a request go at the end of the step in flight."""
         if self.loop.computes(self):

@@ -8,8 +8,7 @@ from itertools import repeat
 import simpy
 from simpy.core import EmptySchedule
 
-from simulator.engine.client import Client
-from simulator.engine.stream_client import StreamClient
+from simulator.engine.client import Client, StreamClient
 
 EVENTS_PER_LOOK = 4096  # events between two looks at the progress bar
 

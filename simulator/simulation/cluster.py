@@ -11,7 +11,7 @@ import simpy
 
 from simulator.cluster.disaggregation import DisaggregatedFleet
 from simulator.cluster.fleet import COUNTERS, Fleet
-from simulator.cluster.gate import Gate
+from simulator.cluster.gateway import Gateway
 from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.cluster.load_balancer import Balancer
 from simulator.cluster.routers import Target
@@ -19,9 +19,8 @@ from simulator.core.log import PAUSE, REJECTED, RUN, STEP
 from simulator.core.request import Request
 from simulator.costs.cost_model import CostModel
 from simulator.costs.data_parallel import split_ranks
-from simulator.engine.client import Client
+from simulator.engine.client import Client, StreamClient
 from simulator.engine.drive import drive
-from simulator.engine.stream_client import StreamClient
 from simulator.policies.predictor import make_predictor
 from simulator.results.kv_transfers import Transfers
 from simulator.results.record import ClusterRecord, replicas_in
@@ -32,8 +31,8 @@ from simulator.scenario.assemble_fleet import block_bytes, make_fleet, make_rout
 from simulator.scenario.policy_inputs import missing_inputs
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.simulation.independent import find_coupling, run_independent, with_cost
 from simulator.simulation.result import Result
-from simulator.simulation.shards import run_apart, tie, with_cost
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.workload import Workload
 
@@ -66,14 +65,16 @@ def run_cluster(
     """Simulate a scenario with a cluster; see `simulation.run`. `cost` is that of all replicas."""
     if workload is None:
         workload = scenario.make_workload()
-    if tie(scenario, workload) is None:
-        return _apart(scenario, workload, progress, cost=cost, leap=not stepwise)
+    if find_coupling(scenario, workload) is None:
+        return _run_independent(scenario, workload, progress, cost=cost, leap=not stepwise)
     env = simpy.Environment()
     fleet = make_fleet(env, scenario, sessions_of(workload))
-    story, life = fill(fleet, scenario, workload.segments is not None, cost, leap=not stepwise)
+    record, life = add_replicas(
+        fleet, scenario, workload.segments is not None, cost, leap=not stepwise
+    )
     predictor = make_predictor(scenario.predictor, workload, scenario.seed)
-    client = connect(
-        *(fleet, scenario, story, life), lambda submit: Client(env, workload, submit, predictor)
+    client = connect_client(
+        *(fleet, scenario, record, life), lambda submit: Client(env, workload, submit, predictor)
     )
     try:
         interrupted = drive(env, client, progress)
@@ -83,17 +84,14 @@ def run_cluster(
         raise HeadwayError(NONE_COMES_BACK) from None
     if interrupted:
         fleet.abandon()
-    tidy(fleet)
-    for member in fleet.cores:
-        if (tier := member.scheduler.blocks.tier) is not None:
-            member.log.offloaded = tier.stored
+    drop_lost_rows(fleet)
     sent = np.frombuffer(client.sent)
-    logs = fleet.logs
+    logs = [core.final_log() for core in fleet.cores]
     if isinstance(fleet, DisaggregatedFleet):
-        story.transfers = _transfers(fleet, scenario)
-        logs = story.transfers.seen()
-    result = Result(scenario, workload, sent, logs, story.parts[0], interrupted)
-    result.cluster = story
+        record.transfers = _transfers(fleet, scenario)
+        logs = record.transfers.seen()
+    result = Result(scenario, workload, sent, logs, record.parts[0], interrupted)
+    result.cluster = record
     if client.hints is not None:
         result.hints = np.frombuffer(client.hints, np.int64)
     _warn(result)
@@ -126,12 +124,12 @@ def spread_cluster(
     The result is that of `run_cluster`. Raises HeadwayError where the replicas are tied together.
     """
     workload = scenario.make_workload()
-    if (why := tie(scenario, workload)) is not None:
+    if (why := find_coupling(scenario, workload)) is not None:
         raise HeadwayError(f"--jobs: replicas cannot run each by itself: {why}")
-    return _apart(scenario, workload, progress, leap=not stepwise, spread=True, jobs=jobs)
+    return _run_independent(scenario, workload, progress, leap=not stepwise, spread=True, jobs=jobs)
 
 
-def _apart(
+def _run_independent(
     scenario: Scenario,
     workload: Workload,
     progress: Callable[[float, int, int], None] | None,
@@ -143,7 +141,7 @@ def _apart(
 ) -> Result:
     """Simulate a cluster replica by replica."""
     router = make_router(scenario)
-    found = run_apart(
+    found = run_independent(
         *(scenario, workload, router),
         leap=leap,
         cost=cost,
@@ -164,7 +162,7 @@ def _apart(
     return result
 
 
-def fill(
+def add_replicas(
     fleet: Fleet,
     scenario: Scenario,
     shares: bool,
@@ -184,7 +182,7 @@ def fill(
         own = scenario.of_group(name)
         parts = with_cost(assemble(own), cost)
         ranks = own.engine.data_parallel_size
-        make = partial(_engines, own, parts, ranks, shares, group.kv_role)
+        make = partial(_make_schedulers, own, parts, ranks, shares, group.kv_role)
         for number in range(scenario.cluster.max_replicas(name)):
             if ranks == 1:
                 target = fleet.add(name, make()[0], parts.cost, leap=leap)
@@ -200,16 +198,16 @@ def fill(
     for target in first:
         life.order(target)
     owners = fleet.owners
-    story = ClusterRecord(
+    record = ClusterRecord(
         *([one.group for one in owners], every, [one.index for one in owners]),
         paid=life.paid,
         counters=fleet.counters,
         tries=Attempts(fleet.sent_again),
     )
-    return story, life
+    return record, life
 
 
-def _engines(
+def _make_schedulers(
     scenario: Scenario, parts: EngineParts, ranks: int, shares: bool, role: str | None
 ) -> list[Scheduler]:
     """Make the scheduler of each rank of a replica."""
@@ -224,10 +222,10 @@ def _balancer(scenario: Scenario, number: int) -> Balancer:
     return Balancer(engine.data_parallel_size, front_ends, random)
 
 
-def connect(
+def connect_client(
     fleet: Fleet,
     scenario: Scenario,
-    story: ClusterRecord,
+    record: ClusterRecord,
     life: Lifecycle,
     make: Callable[[Callable[[Request], None]], AnyClient],
 ) -> AnyClient:
@@ -237,13 +235,13 @@ def connect(
     """
     cluster, env = scenario.cluster, fleet.env
     assert cluster is not None
-    door: Fleet | Gate = fleet
+    entry: Fleet | Gateway = fleet
     if cluster.admission is not None or cluster.client is not None:
-        door = Gate(env, fleet, cluster.admission, cluster.client, scenario.seed)
-        story.tries = Attempts(fleet.sent_again, door.log)
-    client = make(door.submit)
+        entry = Gateway(env, fleet, cluster.admission, cluster.client, scenario.seed)
+        record.tries = Attempts(fleet.sent_again, entry.log)
+    client = make(entry.submit)
     life.done = lambda: client.done == len(client.sent)
-    door.on_finish = client.finished
+    entry.on_finish = client.finished
     if cluster.failures is not None:
         Failures(life, cluster.failures, scenario.seed)
     if cluster.autoscaling is not None:
@@ -260,11 +258,11 @@ def connect(
             scaler.observe(request)
             client.finished(request)
 
-        door.on_finish = ended
+        entry.on_finish = ended
     return client
 
 
-def tidy(fleet: Fleet) -> None:
+def drop_lost_rows(fleet: Fleet) -> None:
     """Take out of the logs what tries had said that were lost: nobody has received it."""
     last = fleet.sent_again
     if not last:
@@ -283,16 +281,16 @@ def tidy(fleet: Fleet) -> None:
 
 def _warn(result: Result) -> None:
     """Say, once for each kind of replica, what cannot be trusted."""
-    told = dict.fromkeys(missing_inputs(result.scenario, result.workload))
-    story = result.cluster
-    assert story is not None
-    for numbers in replicas_in(story.groups).values():
+    messages = dict.fromkeys(missing_inputs(result.scenario, result.workload))
+    record = result.cluster
+    assert record is not None
+    for numbers in replicas_in(record.groups).values():
         rows = np.frombuffer(b"".join(result.logs[k].step_rows for k in numbers), STEP)
-        parts = story.parts[numbers[0]]
-        told |= dict.fromkeys(parts.cost.outside(rows))
+        parts = record.parts[numbers[0]]
+        messages |= dict.fromkeys(parts.cost.outside(rows))
     if (count := _rejected(result)) and count == len(result.workload):
-        told[f"all {count:,} requests were rejected: no replica could ever hold them"] = None
-    for message in told:
+        messages[f"all {count:,} requests were rejected: no replica could ever hold them"] = None
+    for message in messages:
         result.warnings.append(message)
         warnings.warn(message, HeadwayWarning, stacklevel=4)
 

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import simpy
@@ -24,9 +23,6 @@ from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayWarning
 from simulator.util.user_code import user_error
 from simulator.workload.workload import Workload
-
-if TYPE_CHECKING:
-    pass
 
 
 def run(
@@ -89,10 +85,8 @@ def play(
     interrupted = drive(env, client, progress)
     if interrupted:
         replica.abandon()
-    if (tier := replica.scheduler.blocks.tier) is not None:
-        replica.log.offloaded = tier.stored
     result = Result(
-        scenario, workload, np.frombuffer(client.sent), [replica.log], parts, interrupted
+        scenario, workload, np.frombuffer(client.sent), [replica.final_log()], parts, interrupted
     )
     if client.hints is not None:
         result.hints = np.frombuffer(client.hints, np.int64)

@@ -1,17 +1,19 @@
 """Runs of any length in bounded memory: requests come and go, and only sums of them stay."""
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import simpy
 
+from simulator.core.request import Segments
+from simulator.engine.client import Chunk, StreamClient
 from simulator.engine.core import EngineCore
 from simulator.engine.replica import Replica
-from simulator.engine.stream_client import Chunk, StreamClient
 from simulator.results.metrics import RunMetrics, run_info
 from simulator.results.request_table import Attempts
 from simulator.results.run_part import PartialRecord, next_decision, split_log
@@ -19,9 +21,11 @@ from simulator.scenario import assemble, make_scheduler
 from simulator.scenario.assemble import EngineParts
 from simulator.scenario.policy_inputs import missing_inputs
 from simulator.scenario.scenario import Scenario
-from simulator.simulation.chunks import chunks
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.quantile_sketch import RELATIVE_ERROR
+from simulator.workload.distributions import TraceReader
+from simulator.workload.generate import Generator, draw_lengths, random_streams
+from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
     from simulator.cluster.fleet import Fleet
@@ -34,7 +38,7 @@ Progress = Callable[[float, int, int], None]
 
 
 @dataclass
-class Stream:
+class StreamedRun:
     """A run that is going on: the engines, who sends to them, and what is known so far."""
 
     env: simpy.Environment
@@ -44,25 +48,25 @@ class Stream:
     metrics: RunMetrics
     missing: Sequence[str] = ()  # what the policy lacks, in words
     fleet: "Fleet | None" = None
-    story: "ClusterRecord | None" = None
+    record: "ClusterRecord | None" = None
 
     def __post_init__(self) -> None:
         self.warned: dict[str, str] = {}
         self.logs = [engine.log for engine in self.engines]
 
-    def harvest(self, *, last: bool = False) -> None:
+    def measure_ended(self, *, last: bool = False) -> None:
         """Measure the chunks whose requests have all ended, and forget them."""
-        for chunk in self.client.ended():
+        for chunk in self.client.pop_ended():
             self._measure(chunk)
         if last:
-            self._measure(self.client.nothing(), last=True)
+            self._measure(self.client.empty_chunk(), last=True)
 
     def _measure(self, chunk: Chunk, *, last: bool = False) -> None:
         ids = range(chunk.first, chunk.first + len(chunk.work))
         lost = {} if self.fleet is None else self.fleet.sent_again
-        before = self.client.unsettled()
+        before = self.client.earliest_sent()
         logs = [split_log(log, ids, before, lost, last=last) for log in self.logs]
-        given_up = None if self.story is None else self.story.tries.given_up
+        given_up = None if self.record is None else self.record.tries.given_up
         refused = None if given_up is None else split_log(given_up, ids, before, {}, last=last)
         again = {id - ids.start: lost.pop(id) for id in [id for id in lost if id in ids]}
         sent = np.array(chunk.sent)
@@ -91,7 +95,7 @@ def run_streamed(
     stream = _set_up(scenario, leap=not stepwise)
 
     def look(now: float, done: int, total: int) -> None:
-        stream.harvest()
+        stream.measure_ended()
         if progress is not None:
             progress(now, done, total)
 
@@ -104,22 +108,21 @@ def run_streamed(
     if interrupted:
         raise KeyboardInterrupt("a run without tables tells nothing before its end")
     for engine in stream.engines:
-        if (tier := engine.scheduler.blocks.tier) is not None:
-            engine.log.offloaded = tier.stored
-    stream.harvest(last=True)
+        engine.final_log()
+    stream.measure_ended(last=True)
     return _summary(scenario, stream)
 
 
-def _summary(scenario: Scenario, stream: Stream) -> dict[str, Any]:
+def _summary(scenario: Scenario, stream: StreamedRun) -> dict[str, Any]:
     """Put together what is known at the end, and warn of what cannot be trusted."""
-    metrics, told = stream.metrics, [*stream.missing, *stream.warned.values()]
+    metrics, messages = stream.metrics, [*stream.missing, *stream.warned.values()]
     if metrics.engines.requests.rejected == metrics.total:
-        told.append(
+        messages.append(
             f"all {metrics.total:,} requests were rejected: no replica could ever hold them"
         )
-    for message in told:
+    for message in messages:
         warnings.warn(message, HeadwayWarning, stacklevel=3)
-    info = run_info(scenario, stream.parts[0], told) | {"percentile_error": RELATIVE_ERROR}
+    info = run_info(scenario, stream.parts[0], messages) | {"percentile_error": RELATIVE_ERROR}
     summary: dict[str, Any] = metrics.summary(info)
     summary["headway"]["diagnosis"] = None
     return summary
@@ -153,7 +156,7 @@ def _refuse(scenario: Scenario) -> None:
         raise HeadwayError(wrong)
 
 
-def _set_up(scenario: Scenario, *, leap: bool) -> Stream:
+def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
     """Build engines and client."""
     cluster = scenario.cluster
     replicas = (
@@ -166,7 +169,6 @@ def _set_up(scenario: Scenario, *, leap: bool) -> Stream:
         raise HeadwayError("--no-tables: there is not one request")
     if first.after is not None or len(set(first.client or ())) > 1:
         raise HeadwayError("--no-tables: workload: requests of sessions or of several clients")
-
     missing = missing_inputs(scenario, first)  # of a generator each part is like the first
     parts = chain([first], parts)
     env = simpy.Environment()
@@ -177,15 +179,79 @@ def _set_up(scenario: Scenario, *, leap: bool) -> Stream:
         client = StreamClient(env, total, size, parts, replica.submit)
         replica.on_finish = client.finished
         metrics = RunMetrics(scenario, first, [made], total=total)
-        return Stream(env, client, [replica], [made], metrics, missing)
+        return StreamedRun(env, client, [replica], [made], metrics, missing)
     from simulator.scenario.assemble_fleet import make_fleet
-    from simulator.simulation.cluster import connect, fill
+    from simulator.simulation.cluster import add_replicas, connect_client
 
     fleet = make_fleet(env, scenario, None)
-    story, life = fill(fleet, scenario, shares, leap=leap)
-    client = connect(
-        *(fleet, scenario, story, life),
+    record, life = add_replicas(fleet, scenario, shares, leap=leap)
+    client = connect_client(
+        *(fleet, scenario, record, life),
         lambda submit: StreamClient(env, total, size, parts, submit),
     )
-    metrics = RunMetrics(scenario, first, story.parts, cluster=story, total=total)
-    return Stream(env, client, fleet.cores, story.parts, metrics, missing, fleet, story)
+    metrics = RunMetrics(scenario, first, record.parts, cluster=record, total=total)
+    return StreamedRun(env, client, fleet.cores, record.parts, metrics, missing, fleet, record)
+
+
+def chunks(scenario: Scenario, size: int) -> tuple[int, Iterator[Workload]]:
+    """Give the number of requests, and their workload in chunks of `size`; the last is smaller.
+
+    The numbers are those of the whole workload. What is read from a trace, and prompts of prefix
+    groups, stand in memory as a whole, some 24 bytes a request and more with prefixes.
+    """
+    spec = scenario.workload.generator
+    if scenario.workload.trace is not None or not comes_in_parts(spec):
+        whole = scenario.make_workload()
+        return len(whole), _cut(whole, size)
+    full, rest = divmod(spec.num_prompts, size)
+    sizes = [size] * full + [rest] * (rest > 0)
+    parts = generate_parts(spec, scenario.seed, cache(scenario.reader()), sizes)
+    frontend = scenario.frontend()
+    return spec.num_prompts, (replace(part, frontend=frontend) for part in parts)
+
+
+def comes_in_parts(spec: Generator) -> bool:
+    """Say whether `generate_parts` can make this workload."""
+    return spec.sessions is None and spec.prefix_groups is None and spec.clients is None
+
+
+def generate_parts(
+    spec: Generator, seed: int, load: TraceReader | None, sizes: Sequence[int]
+) -> Iterator[Workload]:
+    """Make the workload of `generate` in parts of these sizes, one at a time: the same numbers."""
+    rng = random_streams(seed)
+    times = spec.arrival_parts(sum(sizes), lambda: random_streams(seed)["arrivals"], sizes)
+    shared: Segments = ((("shared",), spec.prefix_len),) if spec.prefix_len else ()
+    first = 0
+    for size, arrival in zip(sizes, times, strict=True):
+        new, output = draw_lengths(replace(spec, num_prompts=size), rng, load)
+        work = Workload(
+            arrival,
+            prompt_tokens=new + spec.prefix_len,
+            output_tokens=output,
+            max_concurrency=spec.max_concurrency,
+            request_rate=float(spec.request_rate),
+            burstiness=float(spec.burstiness),
+            source=f"generated, seed {seed}",
+        )
+        if shared:
+            work.segments = [
+                (*shared, (("in", first + i), fresh)) if fresh else shared
+                for i, fresh in enumerate(new.tolist())
+            ]
+        first += size
+        yield work
+
+
+def _cut(whole: Workload, size: int) -> Iterator[Workload]:
+    for at in range(0, len(whole), size):
+        rows = slice(at, at + size)
+        yield replace(
+            whole,
+            arrival=whole.arrival[rows],
+            prompt_tokens=whole.prompt_tokens[rows],
+            output_tokens=whole.output_tokens[rows],
+            client=None if whole.client is None else whole.client[rows],
+            priority=None if whole.priority is None else whole.priority[rows],
+            segments=None if whole.segments is None else whole.segments[rows],
+        )

@@ -15,7 +15,7 @@ from simulator.cluster.config import (
     OutageConfig,
 )
 from simulator.cluster.disaggregation import DisaggregatedFleet
-from simulator.cluster.gate import Gate
+from simulator.cluster.gateway import Gateway
 from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.cluster.routers import ROUTERS, Least
 from simulator.core.alarm import Alarm
@@ -27,7 +27,7 @@ from simulator.policies.orders import SJF, Priority
 from simulator.policies.predictor import Noisy
 from simulator.schedulers.vllm.kv_roles import Consumer, Producer
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.simulation.cluster import sessions_of, tidy
+from simulator.simulation.cluster import drop_lost_rows, sessions_of
 from simulator.workload.workload import Workload
 from tests.cluster.test_resilience import impatient
 from tests.engine.test_laws import _unroll, clocks, workloads
@@ -75,17 +75,17 @@ class World:
         spare = blocks.get("spare", 0)
         for target in fleet.targets[: len(fleet.targets) - spare]:
             self.life.order(target)
-        self.gate = Gate(env, fleet, blocks.get("admission"), blocks.get("client"), 0)
+        self.gateway = Gateway(env, fleet, blocks.get("admission"), blocks.get("client"), 0)
         lengths = Noisy(0.0).predictor(load, np.random.default_rng(0))
-        self.client = Client(env, load, self.gate.submit, lengths)
-        self.gate.on_finish = self.client.finished
+        self.client = Client(env, load, self.gateway.submit, lengths)
+        self.gateway.on_finish = self.client.finished
         if blocks.get("failures"):
             Failures(self.life, blocks["failures"], 0)
         if blocks.get("scaling"):
             same = [target for target in fleet.targets if target.group == group]
             Autoscaler(self.life, blocks["scaling"], same)
         env.run()
-        tidy(fleet)
+        drop_lost_rows(fleet)
 
 
 @st.composite
@@ -154,7 +154,7 @@ def test_laws_hold(load, make, clock, first, second, link, routers, blocks, clie
         assert one.joined == other.joined
         assert _unroll(one) == _unroll(other)
     assert leapt.fleet.transfers == stepped.fleet.transfers
-    assert leapt.gate.log.request_rows == stepped.gate.log.request_rows
+    assert leapt.gateway.log.request_rows == stepped.gateway.log.request_rows
     assert leapt.life.paid == stepped.life.paid
     _check_ends(leapt, len(load))
     for member, target in zip(leapt.fleet.cores, leapt.fleet.targets, strict=True):
@@ -171,7 +171,7 @@ def test_laws_hold(load, make, clock, first, second, link, routers, blocks, clie
 def _check_ends(world: World, count: int) -> None:
     """Each request has one row among those of consumers, of the refused and of the given up."""
     logs = world.fleet.logs
-    ids = list(world.gate.log.requests["id"])
+    ids = list(world.gateway.log.requests["id"])
     for number, log in enumerate(logs):
         rows = log.requests
         if number in world.fleet.links:
@@ -289,7 +289,7 @@ def test_who_is_preempted_computes_its_prompt_where_it_decodes() -> None:
 def test_a_client_that_gives_up_leaves_nothing(patience: float, transfers: int) -> None:
     """In prefill, on the way (the transfer goes on), in the first step there, while it decodes."""
     seen = world(workload((0.0, 8, 9), (4.0, 8, 1)), client=ClientConfig(timeout=patience))
-    reasons = [REASONS[row["reason"]] for row in seen.gate.log.requests]
+    reasons = [REASONS[row["reason"]] for row in seen.gateway.log.requests]
     assert reasons[0] == "timeout"
     assert seen.fleet.links[0].transfers == transfers + (len(reasons) == 1 or patience > 1)
     for member in seen.fleet.cores:

@@ -15,7 +15,7 @@ from simulator.cluster.config import (
     OutageConfig,
 )
 from simulator.cluster.fleet import Fleet
-from simulator.cluster.gate import Bucket, Gate
+from simulator.cluster.gateway import Bucket, Gateway
 from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.cluster.load_balancer import Balancer
 from simulator.cluster.routers import Least
@@ -27,7 +27,7 @@ from simulator.results.record import ClusterRecord
 from simulator.results.request_table import Attempts, gather_requests
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.simulation.cluster import sessions_of, tidy
+from simulator.simulation.cluster import drop_lost_rows, sessions_of
 from simulator.views.timeline import phases
 from simulator.workload.workload import Workload
 from tests.engine.test_laws import _unroll, clocks, engines, workloads
@@ -58,17 +58,17 @@ class World:
         self.life = Lifecycle(fleet, [again] * count, lambda: self.client.done == len(load))
         for target in fleet.targets[: blocks.get("first", count)]:
             self.life.order(target)
-        self.gate = Gate(env, fleet, blocks.get("admission"), blocks.get("client"), 0)
+        self.gateway = Gateway(env, fleet, blocks.get("admission"), blocks.get("client"), 0)
         lengths = Noisy(0.0).predictor(load, np.random.default_rng(0))
-        self.client = Client(env, load, self.gate.submit, lengths)
-        self.gate.on_finish = self.client.finished
+        self.client = Client(env, load, self.gateway.submit, lengths)
+        self.gateway.on_finish = self.client.finished
         if blocks.get("failures"):
             Failures(self.life, blocks["failures"], 0)
         if blocks.get("scaling"):
             self.scaler = Autoscaler(self.life, blocks["scaling"], fleet.targets)
         env.run()
-        tidy(fleet)
-        tries = Attempts(fleet.sent_again, self.gate.log)
+        drop_lost_rows(fleet)
+        tries = Attempts(fleet.sent_again, self.gateway.log)
         self.table = gather_requests(load, np.asarray(self.client.sent), fleet.logs, tries)
 
     def reasons(self) -> list[str]:
@@ -126,9 +126,9 @@ def test_laws_hold_in_trouble(
         assert one.run_rows == other.run_rows
         assert one.tick_ends == other.tick_ends
         assert _unroll(one) == _unroll(other)
-    assert leapt.gate.log.request_rows == stepped.gate.log.request_rows
+    assert leapt.gateway.log.request_rows == stepped.gateway.log.request_rows
     assert leapt.life.paid == stepped.life.paid
-    ids = np.concatenate([log.requests["id"] for log in (*leapt.fleet.logs, leapt.gate.log)])
+    ids = np.concatenate([log.requests["id"] for log in (*leapt.fleet.logs, leapt.gateway.log)])
     assert sorted(ids.tolist()) == list(range(len(load)))
     for member, target in zip(leapt.fleet.cores, leapt.fleet.owners, strict=True):
         blocks_left = member.scheduler.blocks

@@ -11,9 +11,8 @@ from simulator.cli.main import main
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.simulation import stream
-from simulator.simulation.chunks import chunks
 from simulator.simulation.run import run
-from simulator.simulation.stream import run_streamed
+from simulator.simulation.stream import chunks, run_streamed
 from simulator.util.errors import HeadwayError
 from simulator.util.quantile_sketch import RELATIVE_ERROR
 from tests.support.scenarios import SMALL
@@ -121,16 +120,16 @@ def test_the_logs_do_not_grow_with_the_requests(
 ) -> None:
     monkeypatch.setattr(stream, "CHUNK", 32)
     monkeypatch.setattr("simulator.engine.drive.EVENTS_PER_LOOK", 64)
-    measure = stream.Stream._measure
+    measure = stream.StreamedRun._measure
     sizes: list[int] = []
 
-    def look(self: stream.Stream, *args: object, **options: object) -> None:
+    def look(self: stream.StreamedRun, *args: object, **options: object) -> None:
         log = self.logs[0]
         rows = (log.step_rows, log.request_rows, log.run_rows, log.tick_ends, log.joined)
         sizes.append(sum(map(len, rows)) + 99 * len(self.client.sent.chunks))
         measure(self, *args, **options)
 
-    monkeypatch.setattr(stream.Stream, "_measure", look)
+    monkeypatch.setattr(stream.StreamedRun, "_measure", look)
     most = {}
     for count in (500, 5000):
         sizes.clear()

@@ -1,4 +1,4 @@
-"""The door of a cluster and the patience of its clients: admission, timeouts, retries.
+"""The gateway of a cluster: admission, and timeouts and retries of its clients.
 
 Between the client, who sends each request once and hears once that it has ended, and the fleet.
 """
@@ -63,7 +63,7 @@ class Bucket:
         return True
 
 
-class Gate:
+class Gateway:
     """Lets requests in, cancels those that take too long, tries again.
 
     `log` has a row for each request that was given up. `on_finish(request)` is called once for

@@ -1,4 +1,4 @@
-"""Fleets whose replicas know nothing of each other: each simulated by itself, here or on workers.
+"""Fleets of independent replicas: each is simulated by itself, here or on workers.
 
 Under a router that looks at no replica, requests that wait for no other's end, and with nothing
 else that ties replicas together, it is known beforehand which requests each gets. So the run can be
@@ -12,41 +12,47 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+import simpy
 
 from simulator.cluster.routers import Router, Target
-from simulator.core.log import Log
+from simulator.core.alarm import Alarm
+from simulator.core.executor import Executor
+from simulator.core.log import REQUEST, Log
 from simulator.core.request import Request
 from simulator.costs.cost_model import CostModel
 from simulator.costs.data_parallel import replace_rank_cost
+from simulator.engine.client import RequestReader
 from simulator.engine.drive import no_garbage_collection
+from simulator.engine.replica import Replica
 from simulator.policies.predictor import Known, make_predictor
 from simulator.scenario import assemble, make_scheduler
 from simulator.scenario.assemble import EngineParts
 from simulator.scenario.scenario import Scenario
-from simulator.simulation.lane import Lane, Mail, reach
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from simulator.util.workers import WorkerDied, parallel_map, worker_count
 from simulator.workload.workload import Floats, Ints, Workload
 
-BLIND = ("round_robin", "random")
+STATELESS_ROUTERS = ("round_robin", "random")
 """Routers that look at no replica."""
-OF_ONE = {"replicas", "gpu", "engine", "cost", "dollars_per_hour"}
+PER_REPLICA_KEYS = {"replicas", "gpu", "engine", "cost", "dollars_per_hour"}
 """Keys of a group that say what each replica is by itself."""
-STRETCH = 64  # requests that each replica gets before the next goes on
+REQUESTS_PER_TURN = 64  # requests that each replica gets before the next goes on
 PARTS_PER_JOB = 4  # so that workers end at about the same time
 
 Progress = Callable[[float, int, int], None]
 
 
-def tie(scenario: Scenario, workload: Workload) -> str | None:
+def find_coupling(scenario: Scenario, workload: Workload) -> str | None:
     """Say what ties the replicas of a cluster together, as `field: why`; None: nothing does."""
     cluster = scenario.cluster
     if cluster is None:
         return "cluster: there is none"
     name = cluster.router if isinstance(cluster.router, str) else cluster.router["router"]
-    ties = {
-        f"cluster.router: {name} looks at the replicas; {' and '.join(BLIND)} do not": name
-        not in BLIND,
+    couplings = {
+        f"cluster.router: {name} looks at the replicas; {' and '.join(STATELESS_ROUTERS)} do not": (
+            name not in STATELESS_ROUTERS
+        ),
         **{
             f"cluster.{key}: acts on several replicas together": getattr(cluster, key) is not None
             for key in sorted(cluster.model_fields_set - {"router", "replicas", "groups"})
@@ -55,7 +61,7 @@ def tie(scenario: Scenario, workload: Workload) -> str | None:
             f"cluster.groups.{kind}.{key}: acts on several replicas together": getattr(group, key)
             is not None
             for kind, group in cluster.replica_groups.items()
-            for key in sorted(group.model_fields_set - OF_ONE)
+            for key in sorted(group.model_fields_set - PER_REPLICA_KEYS)
         },
         "engine.data_parallel_size: the ranks of a server share its load balancer": any(
             scenario.of_group(kind).engine.data_parallel_size > 1 for kind in cluster.replica_groups
@@ -70,36 +76,117 @@ def tie(scenario: Scenario, workload: Workload) -> str | None:
             (scenario.predictor or {}).get("kind") == "percentile"
         ),
     }
-    return next((why for why, holds in ties.items() if holds), None)
+    return next((why for why, holds in couplings.items() if holds), None)
 
 
 @dataclass(slots=True)
-class Shard:
+class ReplicaRequests:
+    """What one replica gets: requests as columns, in the order in which they reach it."""
+
+    rows: Workload
+    ids: Ints  # of the whole workload
+    times: Floats  # s, at which they reach the replica
+    stamps: Floats  # s, likewise, never the same twice
+    hints: Ints | None = None  # predicted output tokens
+
+
+class IndependentReplica:
+    """Simulates one replica, as far as is wanted; its log tells what happened."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        requests: ReplicaRequests,
+        *,
+        leap: bool = True,
+    ) -> None:
+        self.env = simpy.Environment()
+        self.replica = Replica(self.env, scheduler, executor, leap=leap)
+        self.log = self.replica.log
+        self._read = RequestReader(requests.rows).read
+        self._times, self._stamps = requests.times.data, requests.stamps.data
+        self._ids = requests.ids.data
+        self._hints = None if requests.hints is None else requests.hints.data
+        self._index = 0
+        self._alarm = Alarm(self.env, self._arrive)
+        if len(requests.ids):
+            self._alarm.set(self._times[0])
+
+    @property
+    def done(self) -> int:
+        """Requests that have ended."""
+        return len(self.log.request_rows) // REQUEST.itemsize
+
+    def advance(self, until: float | None = None) -> None:
+        """Go on until that time, s, or to the end; what happens at that time is left."""
+        if until is None or until > self.env.now:
+            self.env.run(until)
+
+    def _arrive(self, alarm: simpy.Event) -> None:
+        times, stamps, submit = self._times, self._stamps, self.replica.submit
+        index, total, now = self._index, len(times), self.env.now
+        while index < total and times[index] <= now:
+            request = self._read(index, stamps[index])
+            request.id = self._ids[index]
+            if self._hints is not None:
+                request.hint = self._hints[index]
+            submit(request)
+            index += 1
+        self._index = index
+        if index < total:
+            self._alarm.set(times[index])
+
+
+def arrivals_at_engine(workload: Workload) -> tuple[Floats, Floats, Ints]:
+    """Give when each request reaches the replicas, its stamp, and the order in which they do.
+
+    As `Client` has it, for requests that wait for nobody.
+    """
+    times = workload.arrival
+    if (front := workload.frontend) is not None:
+        free, through = 0.0, np.empty(len(times))
+        prompts = workload.prompt_tokens.tolist()
+        for index, now in enumerate(times.tolist()):
+            free = max(free, now) + (front.per_request + front.per_token * prompts[index])
+            through[index] = now + (free - now + front.latency)
+        times = through
+    order = np.argsort(times, kind="stable")
+    stamps, last = times.copy(), -1.0
+    if len(times) and not (np.diff(times[order]) > 0).all():
+        for index in order.tolist():
+            now = float(times[index])
+            last = stamps[index] = now if now > last else np.nextafter(last, np.inf)
+    return times, stamps, order
+
+
+@dataclass(slots=True)
+class ReplicaGroup:
     """Some replicas of a cluster."""
 
     scenario: Scenario
     groups: list[str]  # of each
-    mail: list[Mail]  # likewise
+    requests: list[ReplicaRequests]  # likewise
     shares: bool  # the workload's prompts have contents
     leap: bool
     cost: CostModel | None  # in place of the scenario's
 
-    def lanes(self) -> list[Lane]:
+    def replicas(self) -> list[IndependentReplica]:
         """Build the replicas."""
         kinds: dict[str, tuple[Scenario, EngineParts]] = {}
-        lanes = []
-        for name, mail in zip(self.groups, self.mail, strict=True):
+        replicas = []
+        for name, requests in zip(self.groups, self.requests, strict=True):
             if name not in kinds:
                 own = self.scenario.of_group(name)
                 kinds[name] = own, with_cost(assemble(own), self.cost)
             own, parts = kinds[name]
             scheduler = make_scheduler(own, parts, self.shares)
-            lanes.append(Lane(scheduler, parts.cost, mail, leap=self.leap))
-        return lanes
+            replicas.append(IndependentReplica(scheduler, parts.cost, requests, leap=self.leap))
+        return replicas
 
 
 @dataclass(slots=True)
-class Outcome:
+class IndependentRun:
     """The run of a cluster whose replicas were simulated each by itself."""
 
     groups: list[str]  # of each replica
@@ -110,7 +197,7 @@ class Outcome:
     interrupted: bool
 
 
-def run_apart(
+def run_independent(
     scenario: Scenario,
     workload: Workload,
     router: Router,
@@ -120,7 +207,7 @@ def run_apart(
     progress: Progress | None = None,
     spread: bool = False,
     jobs: int | None = None,
-) -> Outcome:
+) -> IndependentRun:
     """Simulate a cluster that nothing ties together, replica by replica.
 
     `cost` takes the place of the scenario's. `spread` does it on joblib's active backend, on `jobs`
@@ -131,22 +218,22 @@ def run_apart(
     predictor = make_predictor(scenario.predictor, workload, scenario.seed)
     if isinstance(predictor, Known):
         hints = predictor.hints.astype(np.int64)
-    mail = _sort(workload, router, groups, hints)
-    shard = Shard(scenario, groups, mail, workload.segments is not None, leap, cost)
+    requests = _route(workload, router, groups, hints)
+    group = ReplicaGroup(scenario, groups, requests, workload.segments is not None, leap, cost)
     sent, interrupted = workload.arrival.copy(), False
     if spread:
-        logs = _spread(shard, jobs, progress, len(workload))
+        logs = _run_on_workers(group, jobs, progress, len(workload))
     else:
-        lanes = _silently(shard.lanes)
-        until = _go(lanes, mail, progress, len(workload))
+        replicas = _without_warnings(group.replicas)
+        until = _run_in_turns(replicas, requests, progress, len(workload))
         if interrupted := until is not None:
             sent[sent >= until] = np.nan
-            for lane in lanes:
-                lane.replica.abandon()
+            for replica in replicas:
+                replica.replica.abandon()
             if hints is not None:
                 hints[np.isnan(sent)] = 0
-        logs = [_ended(lane) for lane in lanes]
-    return Outcome(groups, logs, parts, sent, hints, interrupted)
+        logs = [replica.replica.final_log() for replica in replicas]
+    return IndependentRun(groups, logs, parts, sent, hints, interrupted)
 
 
 def _replicas(
@@ -171,11 +258,11 @@ def with_cost(parts: EngineParts, cost: CostModel | None) -> EngineParts:
     return parts if cost is None else replace(parts, cost=replace_rank_cost(parts.cost, cost))
 
 
-def _sort(
+def _route(
     workload: Workload, router: Router, groups: Sequence[str], hints: Ints | None
-) -> list[Mail]:
+) -> list[ReplicaRequests]:
     """Let the router choose for every request; give what each replica gets."""
-    times, stamps, order = reach(workload)
+    times, stamps, order = arrivals_at_engine(workload)
     for number, name in enumerate(groups):
         router.open(Target(number, name, 1, 1))
     any_request = Request(0, 0.0, 1, 1)
@@ -183,44 +270,47 @@ def _sort(
     replica = np.fromiter(chosen, np.int64, len(order))
     place = np.argsort(replica, kind="stable")
     bounds = np.searchsorted(replica[place], np.arange(len(groups) + 1))
-    mail = []
+    requests = []
     for first, last in pairwise(bounds.tolist()):
         ids = order[place[first:last]]
-        told = None if hints is None else hints[ids]
-        mail.append(Mail(workload.part(ids), ids, times[ids], stamps[ids], told))
-    return mail
+        hinted = None if hints is None else hints[ids]
+        requests.append(ReplicaRequests(workload.part(ids), ids, times[ids], stamps[ids], hinted))
+    return requests
 
 
-def _go(
-    lanes: Sequence[Lane], mail: Sequence[Mail], progress: Progress | None, total: int
+def _run_in_turns(
+    replicas: Sequence[IndependentReplica],
+    requests: Sequence[ReplicaRequests],
+    progress: Progress | None,
+    total: int,
 ) -> float | None:
     """Run all to the end in turn; return the time, s, at which the user broke it off, or None."""
-    times = np.sort(np.concatenate([one.times for one in mail]))
+    times = np.sort(np.concatenate([one.times for one in requests]))
     with no_garbage_collection():
-        for until in np.unique(times[:: STRETCH * len(lanes)])[1:].tolist():
+        for until in np.unique(times[:: REQUESTS_PER_TURN * len(replicas)])[1:].tolist():
             interrupted = False
-            for lane in lanes:
+            for replica in replicas:
                 try:
-                    lane.advance(until)
+                    replica.advance(until)
                 except KeyboardInterrupt:  # the others go on, to where this one should be
                     interrupted = True
             if interrupted:
                 return float(until)
             if progress is not None:
-                progress(until, sum(lane.done for lane in lanes), total)
-        for number, lane in enumerate(lanes):
+                progress(until, sum(replica.done for replica in replicas), total)
+        for number, replica in enumerate(replicas):
             try:
-                lane.advance()
+                replica.advance()
             except KeyboardInterrupt:
-                return _stop(lanes[number + 1 :], float(times[-1]))
-    _check_done(sum(lane.done for lane in lanes), total)
+                return _stop(replicas[number + 1 :], float(times[-1]))
+    _check_done(sum(replica.done for replica in replicas), total)
     return None
 
 
-def _stop(lanes: Sequence[Lane], last: float) -> float:
+def _stop(replicas: Sequence[IndependentReplica], last: float) -> float:
     """Let the rest come to the last arrival, where all can be compared; return a time after it."""
-    for lane in lanes:
-        lane.advance(last)
+    for replica in replicas:
+        replica.advance(last)
     return float(np.nextafter(last, np.inf))
 
 
@@ -229,32 +319,30 @@ def _check_done(done: int, total: int) -> None:
         raise RuntimeError(f"{total - done} requests never ended")
 
 
-def _ended(lane: Lane) -> Log:
-    lane.end()
-    return lane.log
-
-
-def _silently(make: Callable[[], list[Lane]]) -> list[Lane]:
+def _without_warnings(make: Callable[[], list[IndependentReplica]]) -> list[IndependentReplica]:
     """Build replicas; what there is to warn of has been said."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return make()
 
 
-def _spread(shard: Shard, jobs: int | None, progress: Progress | None, total: int) -> list[Log]:
+def _run_on_workers(
+    group: ReplicaGroup, jobs: int | None, progress: Progress | None, total: int
+) -> list[Log]:
     """Run the replicas on workers."""
-    count = len(shard.groups)
+    count = len(group.groups)
     cuts = (
         np.linspace(0, count, min(PARTS_PER_JOB * worker_count(jobs), count) + 1)
         .astype(int)
         .tolist()
     )
-    shards = [
-        replace(shard, groups=shard.groups[a:b], mail=shard.mail[a:b]) for a, b in pairwise(cuts)
+    parts = [
+        replace(group, groups=group.groups[a:b], requests=group.requests[a:b])
+        for a, b in pairwise(cuts)
     ]
     found: dict[int, list[Log]] = {}
     done, now = 0, 0.0
-    for index, outcome in parallel_map(run_shard, shards, jobs):
+    for index, outcome in parallel_map(run_group, parts, jobs):
         if isinstance(outcome, WorkerDied | str):
             why = outcome.reason if isinstance(outcome, WorkerDied) else outcome
             raise HeadwayError(f"replicas {cuts[index]} to {cuts[index + 1] - 1}: {why}")
@@ -264,18 +352,18 @@ def _spread(shard: Shard, jobs: int | None, progress: Progress | None, total: in
         if progress is not None:
             progress(now, done, total)
     _check_done(done, total)
-    return [log for index in range(len(shards)) for log in found[index]]
+    return [log for index in range(len(parts)) for log in found[index]]
 
 
-def run_shard(shard: Shard) -> list[Log] | str:
+def run_group(group: ReplicaGroup) -> list[Log] | str:
     """Run some replicas in a worker, one after the other; return their logs, or what went wrong."""
     try:
-        lanes = _silently(shard.lanes)
+        replicas = _without_warnings(group.replicas)
         with no_garbage_collection():
-            for lane in lanes:
-                lane.advance()
+            for replica in replicas:
+                replica.advance()
     except HeadwayError as error:
         return "; ".join(error.messages)
     except Exception as error:  # a worker that raises counts as dead
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return [_ended(lane) for lane in lanes]
+    return [replica.replica.final_log() for replica in replicas]

@@ -52,7 +52,7 @@ def files(result: Result, folder: Path) -> dict[str, bytes]:
 def together(what: Scenario, monkeypatch: pytest.MonkeyPatch, stepwise: bool = False) -> Result:
     """Run all replicas on one clock."""
     with monkeypatch.context() as patch:
-        patch.setattr(cluster, "tie", lambda *_: "for the test")
+        patch.setattr(cluster, "find_coupling", lambda *_: "for the test")
         return run(what, stepwise=stepwise)
 
 
@@ -105,23 +105,25 @@ def test_what_ties_replicas_together_is_named(
 def test_an_interrupt_leaves_all_replicas_at_one_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from simulator.simulation import shards
+    from simulator.simulation import independent
 
-    monkeypatch.setattr(shards, "STRETCH", 4)
+    monkeypatch.setattr(independent, "REQUESTS_PER_TURN", 4)
     what = scenario(tmp_path, "workload.num_prompts=400")
 
     def stop(now: float, done: int, total: int) -> None:
         assert total == 400
         if done > 100:
-            for lane in lanes[2:3]:
-                monkeypatch.setattr(lane, "advance", interrupt)
+            for replica in replicas[2:3]:
+                monkeypatch.setattr(replica, "advance", interrupt)
 
     def interrupt(until: float | None = None) -> None:
         raise KeyboardInterrupt
 
-    lanes: list[shards.Lane] = []
-    made = shards.Shard.lanes
-    monkeypatch.setattr(shards.Shard, "lanes", lambda self: lanes.extend(made(self)) or lanes)
+    replicas: list[independent.IndependentReplica] = []
+    made = independent.ReplicaGroup.replicas
+    monkeypatch.setattr(
+        independent.ReplicaGroup, "replicas", lambda self: replicas.extend(made(self)) or replicas
+    )
     result = run(what, progress=stop)
     assert result.interrupted
     sent = ~np.isnan(result.sent)
