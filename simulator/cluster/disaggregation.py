@@ -28,7 +28,7 @@ from simulator.schedulers.vllm.kv_roles import Consumer, Producer
 from simulator.schedulers.vllm.scheduler import Scheduler
 
 
-class Halves:
+class RouterPair:
     """The routers to producers and to consumers, as one for all who open and close replicas."""
 
     def __init__(self, to_producers: Router, to_consumers: Router) -> None:
@@ -78,17 +78,17 @@ class DisaggregatedFleet(Fleet):
         block_seconds: Mapping[str, float],
         latency: float = 0.0,
     ) -> None:
-        self.halves = Halves(router, to_consumers)
-        super().__init__(env, self.halves, sessions)
+        self.routers = RouterPair(router, to_consumers)
+        super().__init__(env, self.routers, sessions)
         self.links: dict[int, Link] = {}  # by the producer's number
         self.transfers = bytearray()
         self._block_seconds, self._latency = block_seconds, latency
         self._kinds: dict[str, int] = {}  # a consumer of each group
-        self._wanted: dict[int, Request] = {}  # what goes to a consumer, by id
+        self._client_requests: dict[int, Request] = {}  # what goes to a consumer, by id
         self._handoffs: dict[int, Handoff] = {}  # by id, until the request has a seat
-        self._homeless: deque[Handoff] = deque()  # while no consumer is open
+        self._unplaced: deque[Handoff] = deque()  # while no consumer is open
         self._placed: list[Handoff] = []  # since the last steps began
-        self._asking: list[tuple[int, Handoff]] = []  # likewise, with the consumer's number
+        self._kv_requests: list[tuple[int, Handoff]] = []  # likewise, with the consumer's number
 
     def add(
         self, group: str, scheduler: Scheduler, executor: Executor, *, leap: bool = True
@@ -98,15 +98,15 @@ class DisaggregatedFleet(Fleet):
             seconds = self._block_seconds[group]
             self.links[target.index] = Link(self.env, seconds, self._latency, self._moved)
         else:
-            self.halves.consumers.add(target.index)
+            self.routers.consumers.add(target.index)
             self._kinds.setdefault(group, target.index)
         self._connect(target, scheduler)
         return target
 
     def _connect(self, target: Target, scheduler: Scheduler) -> None:
         if isinstance(scheduler, Consumer):
-            scheduler.on_ask = partial(self._asked, target.index)
-            scheduler.on_admit = self._boarded
+            scheduler.on_ask = partial(self._kv_requested, target.index)
+            scheduler.on_admit = self._admitted
 
     def _producer(self, target: Target) -> Producer:
         scheduler = self.cores[target.index].scheduler
@@ -119,19 +119,19 @@ class DisaggregatedFleet(Fleet):
         return scheduler
 
     @property
-    def stranded(self) -> bool:
-        return not self.halves.open_producers or not self.halves.open_consumers
+    def has_no_replica(self) -> bool:
+        return not self.routers.open_producers or not self.routers.open_consumers
 
-    def let_in(self, target: Target) -> None:
-        super().let_in(target)
-        homeless, self._homeless = self._homeless, deque()
-        for handoff in homeless:
+    def open_target(self, target: Target) -> None:
+        super().open_target(target)
+        unplaced, self._unplaced = self._unplaced, deque()
+        for handoff in unplaced:
             if self._handoffs.get(handoff.request.id) is handoff:
                 self._place(handoff)
 
     def _submit(self, request: Request) -> None:
         """Send a prompt to a producer; refuse a request that a consumer could never hold."""
-        if not self.halves.open_producers:
+        if not self.routers.open_producers:
             self._hold(request)
             return
         self._stamp_arrival(request)
@@ -139,9 +139,9 @@ class DisaggregatedFleet(Fleet):
             *(request.id, request.arrival, request.prompt_tokens, 1),
             *(request.client, request.priority, request.segments, request.hint),
         )
-        target = self.halves.choose(job, self._session(job))
-        self._wanted[request.id] = request
-        self._note(job, target)
+        target = self.routers.choose(job, self._session(job))
+        self._client_requests[request.id] = request
+        self._assign(job, target)
         core = self.cores[target.index]
         if core.scheduler.fits(job) and self._fits(request):
             core.submit(job)
@@ -152,47 +152,47 @@ class DisaggregatedFleet(Fleet):
         kinds = self._kinds.values()
         return all(self.cores[index].scheduler.fits(request) for index in kinds)
 
-    def _tell(self, target: Target, request: Request) -> None:
+    def _notify(self, target: Target, request: Request) -> None:
         """Pass a prompt that is computed on to a consumer; all else goes to the client."""
-        wanted = self._wanted[request.id]
+        wanted = self._client_requests[request.id]
         if request is not wanted and request.finish >= 0:
             handoff = Handoff(wanted, request, target, self.env.now)
             self._handoffs[request.id] = handoff
             self._place(handoff)
         else:
-            del self._wanted[request.id]
-            super()._tell(target, wanted)
+            del self._client_requests[request.id]
+            super()._notify(target, wanted)
 
     def _place(self, handoff: Handoff) -> None:
         """Send a request whose prompt is computed to a consumer."""
         request = handoff.request
-        if not self.halves.open_consumers:
+        if not self.routers.open_consumers:
             self._at[request.id] = request, None
-            self._homeless.append(handoff)
+            self._unplaced.append(handoff)
             return
         request.arrival = handoff.placed = self.env.now
         self._stamp_arrival(request)
-        target = self.halves.to_consumers.choose(request, self._session(request))
+        target = self.routers.to_consumers.choose(request, self._session(request))
         handoff.consumer = target
-        self._note(request, target)
+        self._assign(request, target)
         self._placed.append(handoff)
         self.cores[target.index].submit(request)
 
-    def _asked(self, number: int, request: Request, found: int) -> None:
+    def _kv_requested(self, number: int, request: Request, found: int) -> None:
         """Take note that a consumer has blocks for a request."""
         handoff = self._handoffs[request.id]
         size = self.targets[number].block_size
         handoff.found, handoff.asked = found, self.env.now
         handoff.blocks = -(-request.prompt_tokens // size) - found
-        self._asking.append((number, handoff))
+        self._kv_requests.append((number, handoff))
 
     def _ring(self, now: float) -> None:
         super()._ring(now)
         # Which consumer's step began first at this instant may depend on leaps, its number not.
-        self._asking.sort(key=lambda entry: entry[0])
-        for _, handoff in self._asking:
+        self._kv_requests.sort(key=lambda entry: entry[0])
+        for _, handoff in self._kv_requests:
             self.links[handoff.producer.index].put(handoff)
-        self._asking.clear()
+        self._kv_requests.clear()
         for handoff in self._placed:
             if handoff.asked == handoff.placed and handoff.consumer is not None:
                 self.cores[handoff.consumer.index].log.joined.pop()  # it has not waited
@@ -211,13 +211,13 @@ class DisaggregatedFleet(Fleet):
         scheduler.sent(handoff.job)
         if scheduler.waiting:
             self.cores[target.index].wake()
-        self._tell_idle(target)
+        self._notify_if_idle(target)
 
-    def _tell_idle(self, target: Target) -> None:
+    def _notify_if_idle(self, target: Target) -> None:
         if target.index not in self.links or not self._producer(target).sending:
-            super()._tell_idle(target)
+            super()._notify_if_idle(target)
 
-    def _boarded(self, request: Request, now: float) -> None:
+    def _admitted(self, request: Request, now: float) -> None:
         """Write down how a request came to its seat."""
         handoff = self._handoffs.pop(request.id)
         assert handoff.consumer is not None
@@ -230,7 +230,7 @@ class DisaggregatedFleet(Fleet):
         handoff = self._handoffs.pop(id, None)
         if handoff is not None and handoff.state == "waiting":
             self._release(handoff)
-        return self._wanted.pop(id, request)
+        return self._client_requests.pop(id, request)
 
     def crash(self, target: Target, *schedulers: Scheduler) -> int:
         if target.index in self.open:
@@ -246,7 +246,7 @@ class DisaggregatedFleet(Fleet):
         target.outstanding = target.tokens = target.used = 0
         for id in lost:
             del self._at[id]
-            self.submit_again(self._wanted.pop(id))
+            self.submit_again(self._client_requests.pop(id))
         return len(lost)
 
     def _lose_producer(self, target: Target) -> list[int]:
@@ -274,7 +274,7 @@ class DisaggregatedFleet(Fleet):
         self.router.changed(consumer)
         if handoff.state == "waiting":
             self.cores[consumer.index].cancel(request)
-        self._tell_idle(consumer)
+        self._notify_if_idle(consumer)
 
     def _lose_consumer(self, target: Target, lost: list[int]) -> None:
         """Break off the transfers to it, and free what was kept for it."""

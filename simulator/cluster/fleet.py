@@ -113,7 +113,7 @@ class Fleet:
         self.owners += [target] * len(cores)
         return target
 
-    def let_in(self, target: Target) -> None:
+    def open_target(self, target: Target) -> None:
         """Open a replica to the router; it gets what waited for one, too."""
         self.open[target.index] = target
         self.router.open(target)
@@ -122,11 +122,11 @@ class Fleet:
             if self._at.get(request.id) == (request, None):
                 self._submit(request)
 
-    def shut(self, target: Target) -> None:
+    def close_target(self, target: Target) -> None:
         """Send a replica nothing more; what it has it may end."""
         del self.open[target.index]
         self.router.close(target)
-        self._tell_idle(target)
+        self._notify_if_idle(target)
 
     def submit(self, request: Request) -> None:
         """Send a request to the replica that the router chooses."""
@@ -156,7 +156,7 @@ class Fleet:
             return
         self._stamp_arrival(request)
         target = self.router.choose(request, self._session(request))
-        self._note(request, target)
+        self._assign(request, target)
         self.engines[target.index].submit(request)
 
     def _hold(self, request: Request) -> None:
@@ -173,7 +173,7 @@ class Fleet:
     def _session(self, request: Request) -> int:
         return -1 if self._sessions is None else self._sessions[request.id]
 
-    def _note(self, request: Request, target: Target) -> None:
+    def _assign(self, request: Request, target: Target) -> None:
         """Write down that a request goes to a replica."""
         self._at[request.id] = request, target
         target.outstanding += 1
@@ -190,10 +190,10 @@ class Fleet:
             target.used = max(target.used - -(-request.prompt_tokens // target.block_size), 0)
             self.router.changed(target)
             self.engines[target.index].cancel(request)
-            self._tell_idle(target)
+            self._notify_if_idle(target)
         return request
 
-    def has_spoken(self, id: int) -> bool:
+    def has_first_token(self, id: int) -> bool:
         """Say whether the first token of a request that has not ended is out."""
         return self._at[id][0].first_token >= 0
 
@@ -227,24 +227,24 @@ class Fleet:
 
     def _deliver(self, ended: list[tuple[Target, Request]]) -> None:
         """Tell the router of all that ended at this instant, then the client."""
-        told = {}
+        changed = {}
         for target, request in ended:
             self._forget(target, request)
             del self._at[request.id]
-            told[target.index] = target
-        for target in told.values():
+            changed[target.index] = target
+        for target in changed.values():
             target.used = self.engines[target.index].used
             self.router.changed(target)
         for target, request in ended:
-            self._tell(target, request)
-        for target in told.values():
-            self._tell_idle(target)
+            self._notify(target, request)
+        for target in changed.values():
+            self._notify_if_idle(target)
 
     def _forget(self, target: Target, request: Request) -> None:
         target.outstanding -= 1
         target.tokens -= request.prompt_tokens
 
-    def _tell_idle(self, target: Target) -> None:
+    def _notify_if_idle(self, target: Target) -> None:
         if not target.outstanding and target.index not in self.open and self.on_idle is not None:
             self.on_idle(target)
 
@@ -257,15 +257,15 @@ class Fleet:
         del self._at[request.id]
         target.used -= -(-request.prompt_tokens // target.block_size)
         self.router.changed(target)
-        self._tell(target, request)
+        self._notify(target, request)
 
-    def _tell(self, target: Target, request: Request) -> None:
+    def _notify(self, target: Target, request: Request) -> None:
         """Tell whoever sent a request that it has ended at a replica."""
         if self.on_finish is not None:
             self.on_finish(request)
 
     @property
-    def stranded(self) -> bool:
+    def has_no_replica(self) -> bool:
         """Whether no replica is open to a new request."""
         return not self.open
 

@@ -86,15 +86,15 @@ class Gateway:
         self.log = Log(0, 1)
         self._random = Random(seed)
         self._serial = 0
-        self._live: dict[int, tuple[int, int]] = {}  # by id: the try's serial and its number
+        self._in_flight: dict[int, tuple[int, int]] = {}  # by id: the try's serial and its number
         self._buckets: dict[str, Bucket] = {}
-        self._patience: list[Deadlines] = []
+        self._deadlines: list[Deadlines] = []
         for seconds, expired in (
-            (self.client.timeout, self._too_long),
-            (self.client.ttft_timeout, self._too_late),
+            (self.client.timeout, self._timed_out),
+            (self.client.ttft_timeout, self._ttft_timed_out),
         ):
             if seconds is not None:
-                self._patience.append(Deadlines(env, seconds, expired))
+                self._deadlines.append(Deadlines(env, seconds, expired))
         fleet.on_finish = self._finished
 
     def submit(self, request: Request) -> None:
@@ -104,11 +104,11 @@ class Gateway:
     def _try(self, request: Request, number: int, _: simpy.Event | None = None) -> None:
         if not self._admits(request):
             self.fleet.counters["refused_tries"] += 1
-            self._again(request, number, SHED)
+            self._retry(request, number, SHED)
             return
         self._serial += 1
-        self._live[request.id] = self._serial, number
-        for deadlines in self._patience:
+        self._in_flight[request.id] = self._serial, number
+        for deadlines in self._deadlines:
             deadlines.add(request.id, self._serial)
         if number:
             self.fleet.submit_again(request)
@@ -121,7 +121,7 @@ class Gateway:
             limit = rules.max_outstanding * max(len(self.fleet.open), 1)
             if request.priority > 0:
                 limit = int(limit * rules.shed_from)
-            if len(self._live) >= limit:
+            if len(self._in_flight) >= limit:
                 return False
         if rules.rate is None:
             return True
@@ -131,24 +131,24 @@ class Gateway:
             bucket = self._buckets[request.client] = Bucket(rules.rate, rules.burst, now)
         return bucket.take(now)
 
-    def _too_long(self, id: int, serial: int) -> None:
+    def _timed_out(self, id: int, serial: int) -> None:
         """Cancel a try that has not ended."""
-        live = self._live.get(id)
+        live = self._in_flight.get(id)
         if live is not None and live[0] == serial:
             self._give_up(id, live[1])
 
-    def _too_late(self, id: int, serial: int) -> None:
+    def _ttft_timed_out(self, id: int, serial: int) -> None:
         """Cancel a try whose first token has not come."""
-        live = self._live.get(id)
-        if live is not None and live[0] == serial and not self.fleet.has_spoken(id):
+        live = self._in_flight.get(id)
+        if live is not None and live[0] == serial and not self.fleet.has_first_token(id):
             self._give_up(id, live[1])
 
     def _give_up(self, id: int, number: int) -> None:
-        del self._live[id]
+        del self._in_flight[id]
         self.fleet.counters["timed_out_tries"] += 1
-        self._again(self.fleet.cancel(id), number, TIMEOUT)
+        self._retry(self.fleet.cancel(id), number, TIMEOUT)
 
-    def _again(self, request: Request, number: int, reason: int) -> None:
+    def _retry(self, request: Request, number: int, reason: int) -> None:
         """Try once more after a while, or give the request up for good."""
         client = self.client
         if number < client.max_retries:
@@ -164,6 +164,6 @@ class Gateway:
             self.on_finish(request)
 
     def _finished(self, request: Request) -> None:
-        self._live.pop(request.id, None)
+        self._in_flight.pop(request.id, None)
         if self.on_finish is not None:
             self.on_finish(request)

@@ -57,11 +57,11 @@ class Lifecycle:
 
     def _ready(self, target: Target, order: int, _: simpy.Event | None = None) -> None:
         if self.states[target.index] == "starting" and self._orders[target.index] == order:
-            self._let_in(target)
+            self._open(target)
 
-    def _let_in(self, target: Target) -> None:
+    def _open(self, target: Target) -> None:
         self.states[target.index] = "up"
-        self.fleet.let_in(target)
+        self.fleet.open_target(target)
 
     def drain(self, target: Target) -> None:
         """Let a replica end what it has and then go; one that still starts goes at once."""
@@ -69,11 +69,11 @@ class Lifecycle:
             self._off(target)
         else:
             self.states[target.index] = "draining"
-            self.fleet.shut(target)
+            self.fleet.close_target(target)
 
-    def keep(self, target: Target) -> None:
+    def undrain(self, target: Target) -> None:
         """Take back a replica that drains."""
-        self._let_in(target)
+        self._open(target)
 
     def fail(self, target: Target) -> bool:
         """Let a replica fail, if it runs; say whether it did."""
@@ -91,7 +91,7 @@ class Lifecycle:
     def repair(self, target: Target) -> None:
         """Let a replica that failed come back."""
         if self.states[target.index] == "down":
-            self._let_in(target)
+            self._open(target)
 
     def _idle(self, target: Target) -> None:
         if self.states[target.index] == "draining":
@@ -183,7 +183,7 @@ class Autoscaler:
         if self.life.done():
             return
         now = self.life.env.now
-        up, starting, draining = (self._those(state) for state in ("up", "starting", "draining"))
+        up, starting, draining = (self._in_state(state) for state in ("up", "starting", "draining"))
         have = len(up) + len(starting)
         want = self._wanted(self._quotient(up, now), len(up), have)
         if want > have:
@@ -195,11 +195,11 @@ class Autoscaler:
                 self.life.drain(target)
         self._alarm.set(now + self.block.interval)
 
-    def _those(self, state: State) -> list[Target]:
+    def _in_state(self, state: State) -> list[Target]:
         return [target for target in self.targets if self.life.states[target.index] == state]
 
     def _quotient(self, up: Sequence[Target], now: float) -> float:
-        """Divide the metric by its target; 1 where it cannot be told."""
+        """Divide the metric by its target; 1 where there is none."""
         engines, metric = self.life.fleet.engines, self.block.metric
         ended, kept, self._ended, self._kept = self._ended, self._kept, 0, 0
         if not up:
@@ -223,9 +223,9 @@ class Autoscaler:
 
     def _grow(self, count: int, draining: Sequence[Target]) -> None:
         self._count()
-        off = self._those("off")
+        off = self._in_state("off")
         for target in draining[:count]:
-            self.life.keep(target)
+            self.life.undrain(target)
         for target in off[: max(count - len(draining), 0)]:
             self.life.order(target, self.block.startup_delay)
 

@@ -30,16 +30,16 @@ class FrontEnd:
 
     start: int  # where its next look begins
     inflight: list[int]  # its own requests at each rank
-    told: list[Counts]  # as published last
+    published: list[Counts]  # as published last
     since: list[int]  # counted as waiting since then, by rank
 
     def choose(self, front_ends: int) -> int:
         """Choose a rank for a request, and count it there."""
-        count = len(self.told)
+        count = len(self.published)
         chosen, least = 0, inf
         for step in range(count):
             rank = (self.start + step) % count
-            waiting, running, usage = self.told[rank]
+            waiting, running, usage = self.published[rank]
             waiting += self.since[rank]
             score: float = max(front_ends * self.inflight[rank], waiting + running)
             if waiting and usage > 0.5:
@@ -97,5 +97,5 @@ class Balancer:
     def publish(self, counts: Sequence[Counts]) -> None:
         """Tell all front ends how many wait and run at each rank, and how full it is."""
         for front in self._fronts:
-            front.told = [*counts]
+            front.published = [*counts]
             front.since = [0] * self._ranks

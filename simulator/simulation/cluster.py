@@ -79,7 +79,7 @@ def run_cluster(
     try:
         interrupted = drive(env, client, progress)
     except RuntimeError:
-        if not fleet.stranded:
+        if not fleet.has_no_replica:
             raise
         raise HeadwayError(NONE_COMES_BACK) from None
     if interrupted:

@@ -102,7 +102,7 @@ def run_streamed(
     try:
         interrupted = drive(stream.env, stream.client, look)
     except RuntimeError:
-        if stream.fleet is None or not stream.fleet.stranded:
+        if stream.fleet is None or not stream.fleet.has_no_replica:
             raise
         raise HeadwayError(NONE_COMES_BACK) from None
     if interrupted:

@@ -54,7 +54,7 @@ def play(
     env = simpy.Environment()
     fleet = Fleet(env, RoundRobin(), sessions_of(load))
     spread = balancer(len(schedulers), fronts)
-    fleet.let_in(fleet.add_server("all", schedulers, clock, spread, leap=leap, joint=joint))
+    fleet.open_target(fleet.add_server("all", schedulers, clock, spread, leap=leap, joint=joint))
     client = Client(env, load, fleet.submit, Noisy(0.0).predictor(load, np.random.default_rng(0)))
     fleet.on_finish = client.finished
     env.run()

@@ -66,8 +66,8 @@ class World:
             latency=link[1],
         )
         makers = []
-        halves = [("prefill", Producer, counts[0]), ("decode", Consumer, counts[1])]
-        for group, kind, count in reversed(halves) if blocks.get("turned") else halves:
+        routers = [("prefill", Producer, counts[0]), ("decode", Consumer, counts[1])]
+        for group, kind, count in reversed(routers) if blocks.get("turned") else routers:
             for _ in range(count):
                 makers.append(lambda kind=kind: [make(kind)])
                 fleet.add(group, makers[-1]()[0], clock, leap=leap)
@@ -90,7 +90,7 @@ class World:
 
 @st.composite
 def engines(draw: st.DrawFn) -> Make:
-    """Engines that both halves can be, from little memory to plenty."""
+    """Engines that both routers can be, from little memory to plenty."""
     seats = draw(st.integers(1, 6))
     limits = {
         "max_num_seqs": seats,
@@ -178,7 +178,7 @@ def _check_ends(world: World, count: int) -> None:
             rows = rows[rows["reason"] == 2]
         ids += list(rows["id"])
     assert sorted(ids) == list(range(count))
-    assert not world.fleet._wanted
+    assert not world.fleet._client_requests
     assert not world.fleet._handoffs
     assert not world.fleet._at
 

@@ -52,7 +52,7 @@ def play(
     env = simpy.Environment()
     fleet = Fleet(env, router, sessions_of(load))
     for scheduler in schedulers:
-        fleet.let_in(fleet.add("all", scheduler, clock, leap=leap))
+        fleet.open_target(fleet.add("all", scheduler, clock, leap=leap))
     client = Client(env, load, fleet.submit, Noisy(0.0).predictor(load, np.random.default_rng(0)))
     fleet.on_finish = client.finished
     env.run()
