@@ -46,7 +46,7 @@ class Deadlines:
             self._alarm.set(due[0][0])
 
 
-class Bucket:
+class TokenBucket:
     """A token bucket: `rate` per second, at most `burst` at once."""
 
     def __init__(self, rate: float, burst: float, now: float) -> None:
@@ -87,7 +87,7 @@ class Gateway:
         self._random = Random(seed)
         self._serial = 0
         self._in_flight: dict[int, tuple[int, int]] = {}  # by id: the try's serial and its number
-        self._buckets: dict[str, Bucket] = {}
+        self._buckets: dict[str, TokenBucket] = {}
         self._deadlines: list[Deadlines] = []
         for seconds, expired in (
             (self.client.timeout, self._timed_out),
@@ -128,7 +128,7 @@ class Gateway:
         now = self.env.now
         bucket = self._buckets.get(request.client)
         if bucket is None:
-            bucket = self._buckets[request.client] = Bucket(rules.rate, rules.burst, now)
+            bucket = self._buckets[request.client] = TokenBucket(rules.rate, rules.burst, now)
         return bucket.take(now)
 
     def _timed_out(self, id: int, serial: int) -> None:

@@ -245,13 +245,5 @@ def generate_parts(
 
 def _cut(whole: Workload, size: int) -> Iterator[Workload]:
     for at in range(0, len(whole), size):
-        rows = slice(at, at + size)
-        yield replace(
-            whole,
-            arrival=whole.arrival[rows],
-            prompt_tokens=whole.prompt_tokens[rows],
-            output_tokens=whole.output_tokens[rows],
-            client=None if whole.client is None else whole.client[rows],
-            priority=None if whole.priority is None else whole.priority[rows],
-            segments=None if whole.segments is None else whole.segments[rows],
-        )
+        rows = np.arange(at, min(at + size, len(whole)))
+        yield replace(whole.part(rows), after=whole.after)

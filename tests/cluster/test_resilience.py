@@ -15,7 +15,7 @@ from simulator.cluster.config import (
     OutageConfig,
 )
 from simulator.cluster.fleet import Fleet
-from simulator.cluster.gateway import Bucket, Gateway
+from simulator.cluster.gateway import Gateway, TokenBucket
 from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.cluster.load_balancer import Balancer
 from simulator.cluster.routers import Least
@@ -204,7 +204,7 @@ def test_a_token_bucket_for_each_client() -> None:
     load.client = ["a", "a", "b", "a", "a"]
     seen = world(load, admission=AdmissionConfig(rate=1.0, burst=1.0))
     assert seen.reasons() == ["stop", "shed", "stop", "shed", "stop"]
-    bucket = Bucket(2.0, 3.0, 0.0)
+    bucket = TokenBucket(2.0, 3.0, 0.0)
     assert [bucket.take(when) for when in (0, 0, 0, 0, 0.5, 0.5, 9, 9, 9, 9)] == (
         [True] * 3 + [False, True, False] + [True] * 3 + [False]
     )
