@@ -65,6 +65,8 @@ class RequestTable:
             return arrival
         delay = self.workload.delay
         due = self.left[after] + (0.0 if delay is None else delay)
+        if self.workload.max_concurrency is None:  # it was sent as it was due
+            due = np.where(np.isnan(self.sent), due, self.sent)
         return np.where(np.isnan(arrival), due, arrival)
 
     @property

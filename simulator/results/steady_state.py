@@ -5,7 +5,7 @@ it grows with any backlog, wherever that is. Poisson arrivals see time averages.
 """
 
 from collections.abc import Mapping
-from math import atan2, exp, inf, isfinite, lgamma, pi, sqrt
+from math import exp, inf, isfinite, lgamma, log, log1p, sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +23,7 @@ SIGNIFICANCE_LEVEL = 0.01  # of the test
 MATERIAL_CHANGE = 0.2  # of the mean: a smaller change over the run is no matter
 ROUNDING = 1e-20
 MSER_BATCH = 5  # values in a batch of MSER-5
+TERMS = 100  # of a continued fraction; 40 give every digit for up to 18 degrees of freedom
 
 Window = tuple[float, float]
 
@@ -145,11 +146,31 @@ def linear_trend(means: Floats) -> tuple[float, float]:
 
 
 def t_test_p_value(score: float, freedom: float) -> float:
-    """Give Student's two-sided p value; scipy.special takes 0.2 s to load, a third of a run."""
-    angle = np.linspace(atan2(abs(score), sqrt(freedom)), pi / 2, 2001)
-    height = np.maximum(np.cos(angle), 0.0) ** (freedom - 1)
-    area = float(((height[1:] + height[:-1]) / 2 * np.diff(angle)).sum())
-    return min(1.0, 2 * area / sqrt(pi) * exp(lgamma((freedom + 1) / 2) - lgamma(freedom / 2)))
+    """Give Student's two-sided p value; scipy.special takes 0.2 s to load, a third of a run.
+
+    It is the regularized incomplete beta function at freedom / (freedom + score^2), whose
+    continued fraction converges fast on one side of the mean; the other side is its complement.
+    """
+    at, a, b = freedom / (freedom + score * score), freedom / 2, 0.5
+    if at > (a + 1) / (a + b + 2):
+        return 1.0 - _incomplete_beta(b, a, score * score / (freedom + score * score))
+    return _incomplete_beta(a, b, at)
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    """Give the regularized incomplete beta function, for x below its mean or so.
+
+    By the continued fraction of the NIST Handbook (8.17.22), evaluated from its far end.
+    """
+    if not x:
+        return 0.0
+    fraction = 1.0
+    for m in range(TERMS, 0, -1):
+        odd = -(a + m - 1) * (a + b + m - 1) * x / ((a + 2 * m - 2) * (a + 2 * m - 1))
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        fraction = 1.0 + odd / (1.0 + even / fraction)
+    front = lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log1p(-x)
+    return exp(front) / (a * fraction)
 
 
 def mser5(values: Floats | Ints) -> int | None:

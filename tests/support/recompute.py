@@ -1,0 +1,141 @@
+"""Every figure of summary.json once more, from requests, steps and scenario alone.
+
+A second implementation on purpose: plain pandas, by the definitions of docs/metrics.md, without
+anything of `simulator.results`. `run_files.not_in_files` lists what the files do not say, and why.
+"""
+
+from math import inf
+
+import numpy as np
+import pandas as pd
+
+from tests.support.recompute_engines import list_servers, recompute_cluster, recompute_engines
+from tests.support.recompute_trends import recompute_clients, recompute_trend
+from tests.support.run_files import COMPLETED, Run, Values, flatten, share, token_times
+
+PERCENTILES = {"median": 50, "p90": 90, "p95": 95, "p99": 99, "p99.9": 99.9}
+
+
+def recompute(run: Run) -> Values:
+    """Give every figure by its dotted key; of those in `not_in_files` anything."""
+    found = _head(run) | _throughput(run) | _latencies(run)
+    servers = list_servers(run.scenario)
+    cores = [engine for engine, _ in servers for _ in range(engine["data_parallel_size"])]
+    own = {"replicas": len(cores)} | recompute_engines(run, run.requests, run.steps, cores)
+    own |= recompute_trend(run)
+    own |= {"seed": run.scenario["seed"], "scenario": run.scenario["name"], "interrupted": False}
+    own |= {"warmup_s": run.warmup, "cooldown_s": run.cooldown}
+    if run.scenario["cluster"] or run.scenario["engine"]["data_parallel_size"] > 1:
+        own |= dict(flatten(recompute_cluster(run, servers), "cluster."))
+    if run.requests.client.nunique() > 1:
+        own |= recompute_clients(run, token_times(run))
+    return found | {f"headway.{key}": value for key, value in own.items()}
+
+
+def _head(run: Run) -> Values:
+    load = run.scenario["workload"]
+
+    def told(value: float) -> float | str:
+        return "inf" if value == inf else value
+
+    return {
+        "date": None,
+        "backend": "headway",
+        "model_id": run.scenario["model"],
+        "num_prompts": len(run.requests),
+        "request_rate": told(load["request_rate"]),
+        "burstiness": told(load["burstiness"]),
+        "max_concurrency": load["max_concurrency"],
+    }
+
+
+def _window(run: Run) -> tuple[float, float] | None:
+    """What is measured of a run with a warm-up or a cool-down."""
+    if not run.warmup and not run.cooldown:
+        return None
+    sent = run.requests.sent
+    return sent.min() + run.warmup, sent.max() - run.cooldown
+
+
+def _throughput(run: Run) -> Values:
+    requests, done, (start, end) = run.requests, run.completed, run.span
+    failed = requests[~requests.finish_reason.isna() & ~requests.finish_reason.isin(COMPLETED)]
+    ended = done
+    if (window := _window(run)) is not None:
+        start, end = window
+        ended = done[done.finish.between(start, end)]
+        failed = failed[failed.sent.between(start, end)]
+    tokens = ended.output_tokens.sum()
+    good = pd.Series(True, ended.index)
+    bounds = {k: v for k, v in run.scenario["goodput"].items() if v is not None}
+    for name, bound in bounds.items():
+        good &= ended[name].fillna(0.0) <= bound / 1000
+    times = token_times(run)
+    peak = None
+    if times is not None:
+        spoken = np.concatenate([np.zeros(0), *(times[id] for id in done.id)])
+        seconds = np.floor(spoken - done.sent.min()).astype(int) if len(spoken) else [0]
+        peak = float(np.bincount(seconds).max()) if len(spoken) else 0.0
+    duration = end - start
+    return {
+        "duration": duration,
+        "completed": len(ended),
+        "failed": len(failed),
+        "total_input_tokens": int(ended.prompt_tokens.sum()),
+        "total_output_tokens": int(tokens),
+        "request_throughput": share(len(ended), duration),
+        "request_goodput": share(good.sum(), duration) if bounds else None,
+        "output_throughput": share(tokens, duration),
+        "total_token_throughput": share(tokens + ended.prompt_tokens.sum(), duration),
+        "max_output_tokens_per_s": peak,
+        "max_concurrent_requests": _most_at_once(done.sent, done.finish),
+    }
+
+
+def _most_at_once(begin: pd.Series, end: pd.Series) -> int:
+    """Count the most that are there at once; who leaves as another comes is no longer there."""
+    changes = sorted([(t, 1) for t in begin.round(9)] + [(t, -1) for t in end.round(9)])
+    level = most = 0
+    for _, change in changes:
+        level += change
+        most = max(most, level)
+    return most
+
+
+def _latencies(run: Run) -> Values:
+    done = run.completed
+    if (window := _window(run)) is not None:
+        done = done[done.sent.between(*window)]
+    load = run.scenario["workload"]
+    pools = {
+        "ttft": done.ttft,
+        "tpot": done.tpot[done.output_tokens > 1],
+        "e2el": done.e2el,
+        "queue_time": done.queue_time,
+    }
+    if load["max_concurrency"] is not None:
+        pools["client_queue_time"] = done.client_queue_time
+        if load["request_rate"] != inf:
+            pools["e2el_including_client_queue"] = done.e2el + done.client_queue_time
+    for name in ("retry_time", "transfer_time", "decode_queue_time"):
+        if name in done:
+            pools[name] = done[name].dropna()
+    times = token_times(run)
+    gaps = None
+    if times is not None:
+        gaps = pd.Series(np.concatenate([np.zeros(0), *(np.diff(times[id]) for id in done.id)]))
+    found: Values = {}
+    for name, values in (pools | {"itl": gaps}).items():
+        for word in ("mean", "std", *PERCENTILES):
+            found[f"{word}_{name}_ms"] = None if values is None else _statistic(word, values)
+    if gaps is None:  # the mean is known: it is that of all time between first and last tokens
+        count = (done.output_tokens - 1).sum()
+        found["mean_itl_ms"] = 1000 * share((done.e2el - done.ttft).sum(), count)
+    return found
+
+
+def _statistic(word: str, values: pd.Series) -> float:
+    values = np.asarray(values, float) if len(values) else np.zeros(1)
+    if word in PERCENTILES:
+        return 1000 * float(np.percentile(values, PERCENTILES[word]))
+    return 1000 * float(values.mean() if word == "mean" else values.std())
