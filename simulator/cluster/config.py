@@ -11,12 +11,19 @@ from pydantic import (
     model_validator,
 )
 
-from simulator.util.config import Amount, Config, PositiveAmount, PositiveShare, Share, name_under
+from simulator.util.config import (
+    Amount,
+    Config,
+    PositiveAmount,
+    PositiveShare,
+    Share,
+    check_name_under,
+)
 
 MOST_REPLICAS = 100_000
 
 RouterSpec = Annotated[
-    str | dict[str, Any], BeforeValidator(name_under("router", "module:function"))
+    str | dict[str, Any], BeforeValidator(check_name_under("router", "module:function"))
 ]
 
 

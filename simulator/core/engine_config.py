@@ -13,7 +13,7 @@ from simulator.util.config import (
     PositiveAmount,
     PositiveShare,
     WholeNumber,
-    name_under,
+    check_name_under,
 )
 
 DTYPES = {
@@ -69,7 +69,7 @@ class EngineConfig(Config):
         "(see cost-models.md) and, with name vllm, its defaults; null: the latest",
     )
     scheduling_policy: Annotated[
-        str | dict[str, Any], BeforeValidator(name_under("policy", "module:Class"))
+        str | dict[str, Any], BeforeValidator(check_name_under("policy", "module:Class"))
     ] = Field(
         "fcfs",
         description="a name listed below, or package.module:Class; with arguments: "

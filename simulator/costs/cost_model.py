@@ -41,7 +41,7 @@ class CostModel(CanLeap, Protocol):
     def logged_swap_seconds(self, swaps: npt.NDArray[np.void]) -> Seconds:
         """Give the seconds of logged copies of KV blocks (rows of dtype SWAP)."""
 
-    def outside(self, steps: npt.NDArray[np.void]) -> list[str]:
+    def range_warnings(self, steps: npt.NDArray[np.void]) -> list[str]:
         """Say, a line per quantity, which logged steps lie outside the fitted range."""
 
 
@@ -80,9 +80,9 @@ class CostDecorator:
         """Give the seconds of logged copies of KV blocks (rows of dtype SWAP)."""
         return self.inner.logged_swap_seconds(swaps)
 
-    def outside(self, steps: npt.NDArray[np.void]) -> list[str]:
+    def range_warnings(self, steps: npt.NDArray[np.void]) -> list[str]:
         """Say, a line per quantity, which logged steps lie outside the fitted range."""
-        return self.inner.outside(steps)
+        return self.inner.range_warnings(steps)
 
 
 @dataclass(frozen=True)

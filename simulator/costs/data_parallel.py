@@ -136,21 +136,21 @@ class DataParallelCost(CostDecorator):
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         """Give the seconds of pure decode steps of so many sequences that read so many tokens."""
-        found, places = np.unique(counts, return_inverse=True)
-        together = np.array([self.shared([int(count)] * self.ranks) for count in found])[places]
+        unique, inverse = np.unique(counts, return_inverse=True)
+        together = np.array([self.shared([int(count)] * self.ranks) for count in unique])[inverse]
         alone = self.inner.decode_seconds(counts, contexts)
         if self.kernels is None:
             return np.asarray(alone + together)
         kernels = self.kernels.decode_seconds(counts, contexts)
         return np.asarray(np.maximum(kernels + together, alone))
 
-    def outside(self, steps: npt.NDArray[np.void]) -> list[str]:
+    def range_warnings(self, steps: npt.NDArray[np.void]) -> list[str]:
         """Say what cannot be trusted: steps outside the fitted range, and the experts."""
         note = (
             f"cost {self.name or 'given'} is that of a rank alone: experts spread over "
             f"{self.ranks} ranks, and their exchange, are not in it"
         )
-        return [self.experts.note if self.experts else note, *self.inner.outside(steps)]
+        return [self.experts.note if self.experts else note, *self.inner.range_warnings(steps)]
 
 
 def split_ranks(cost: CostModel) -> tuple[CostModel, JointStep | None]:

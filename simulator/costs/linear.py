@@ -27,13 +27,13 @@ def quantities(steps: npt.NDArray[np.void]) -> dict[str, Counts]:
     The number of prompts in a step is not logged: n counts the decodes alone.
     """
     alone = (steps["prefill_tokens"] == 0) & (steps["decodes"] > 0)  # else it is padding
-    ghosts = np.where(alone, steps["wasted"], 0)
-    seats = steps["decodes"].astype(np.int64) + ghosts
+    finished = np.where(alone, steps["wasted"], 0)
+    sequences = steps["decodes"].astype(np.int64) + finished
     tokens = steps["decodes"].astype(np.int64) + steps["prefill_tokens"] + steps["wasted"]
-    context = steps["context"] + (steps["steps"] - 1) * seats
+    context = steps["context"] + (steps["steps"] - 1) * sequences
     return {
         "tokens": tokens,
-        "sequences": seats,
+        "sequences": sequences,
         "context": context,
         "pairs": steps["prefill_context"],
     }
@@ -87,14 +87,14 @@ class Fitted:
         step.swap_seconds = swaps and longer * (swaps / copies)
         return max(seconds, copies)
 
-    def outside(self, steps: npt.NDArray[np.void]) -> list[str]:
+    def range_warnings(self, steps: npt.NDArray[np.void]) -> list[str]:
         """Say, a line per quantity, how many of the logged steps lie outside the fitted range."""
         messages = []
         found, repeats = quantities(steps), steps["steps"]
-        seats = np.maximum(found["sequences"], 1)
+        sequences = np.maximum(found["sequences"], 1)
         for what, (low, high) in (self.limits or {}).items():
             values = found[what]
-            late = (values - high + seats - 1) // seats if what == "context" else repeats
+            late = (values - high + sequences - 1) // sequences if what == "context" else repeats
             above = np.where(values > high, np.minimum(repeats, late), 0).sum()
             below = repeats[(values < low) & (values > 0)].sum()
             if above + below:

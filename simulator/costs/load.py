@@ -85,7 +85,7 @@ class _Target:
     def add_overhead(self, overhead: Overhead, kernels: PiecewiseCost) -> PiecewiseCost:
         """Put an overhead on a cost of kernels alone."""
         gpus = self.engine.tensor_parallel_size if self.engine is not None else 1
-        return overhead.on(
+        return overhead.add_to(
             kernels, overlapped=self.overlapped, model=self.model, tensor_parallel_size=gpus
         )
 

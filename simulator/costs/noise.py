@@ -31,13 +31,13 @@ class Noise:
     prompts: float
 
     @classmethod
-    def drawn(cls, seed: int) -> "Noise":
+    def draw(cls, seed: int) -> "Noise":
         """Draw standard normal numbers; the same seed gives the same under any cost model."""
         draw = np.random.default_rng(np.random.SeedSequence([seed, STREAM]))
         decode, prompts = draw.standard_normal(2).tolist()
         return cls(decode, prompts)
 
-    def on(self, cost: CostModel) -> CostModel:
+    def apply(self, cost: CostModel) -> CostModel:
         """Give the cost model that is off so far; the same one where it has no residuals."""
         sd = cost.residuals or {}
         if not any(sd.values()):

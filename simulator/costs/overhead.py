@@ -59,7 +59,7 @@ class Overhead:
         sizes = [1, 2, 4, *range(8, 256, 8), *range(256, self.captured + 1, 16)]
         return tuple(size for size in sizes if size <= self.captured)
 
-    def on(
+    def add_to(
         self,
         cost: PiecewiseCost,
         *,

@@ -116,8 +116,8 @@ class PiecewiseCost(Fitted):
     host_per_prefill: float = 0.0  # h_p, per chunk
     host_per_prefill_token: float = 0.0  # h_t
     overlapped: bool = False  # the host's work is hidden behind the kernels
-    _hosted: bool = field(init=False, repr=False, compare=False)
-    _beyond: float = field(init=False, repr=False, compare=False)  # s per token
+    _has_host_work: bool = field(init=False, repr=False, compare=False)
+    _slope_beyond: float = field(init=False, repr=False, compare=False)  # s per token
     _dense: list[float] = field(init=False, repr=False, compare=False)  # by tokens
     _decode: list[float] = field(init=False, repr=False, compare=False)  # by sequences
 
@@ -138,8 +138,8 @@ class PiecewiseCost(Fitted):
         heads = np.maximum(self.head, self.head_per_sequence * counts)
         vars(self).update(
             cudagraph_capture_sizes=(*self.cudagraph_capture_sizes,),
-            _hosted=any(getattr(self, name) for name in HOST_TERMS),
-            _beyond=max(0.0, float(beyond)),
+            _has_host_work=any(getattr(self, name) for name in HOST_TERMS),
+            _slope_beyond=max(0.0, float(beyond)),
             _dense=dense.tolist(),
             _decode=(self.overhead + dense + heads + self.decode).tolist(),
         )
@@ -163,7 +163,7 @@ class PiecewiseCost(Fitted):
         rows = self.dense
         above = bisect_right(rows, tokens, key=itemgetter(0))
         if above == len(rows):
-            return rows[-1][1] + self._beyond * (tokens - rows[-1][0])
+            return rows[-1][1] + self._slope_beyond * (tokens - rows[-1][0])
         (t0, s0), (t1, s1) = rows[above - 1 : above + 1]
         return s0 + (s1 - s0) / (t1 - t0) * (tokens - t0)
 
@@ -219,7 +219,7 @@ class PiecewiseCost(Fitted):
             + self.prefill
             + (work if work > serial else serial)
         )
-        if not self._hosted:
+        if not self._has_host_work:
             return seconds
         return self._with_host([seconds], count + len(prefills), len(prefills), new)[0]
 
@@ -232,7 +232,7 @@ class PiecewiseCost(Fitted):
         work = max(work, self.serial_per_token * context / count)
         seconds = self._decode_seconds(count + step.drafts) + work
         seconds += self.overhead_per_sequence * count
-        return self._with_host([seconds], count)[0] if self._hosted else seconds
+        return self._with_host([seconds], count)[0] if self._has_host_work else seconds
 
     def _with_host(
         self, kernels: list[float], sequences: int, prompts: int = 0, new: int = 0
@@ -263,7 +263,7 @@ class PiecewiseCost(Fitted):
             found = [fixed + slope * read for read in contexts]
         else:
             found = [fixed + max(slope * read, floor) for read in contexts]
-        return self._with_host(found, count) if self._hosted else found
+        return self._with_host(found, count) if self._has_host_work else found
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         """Give the seconds of pure decode steps of so many sequences that read so many tokens."""

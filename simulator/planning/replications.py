@@ -77,6 +77,6 @@ def replicate(
 
 def _measure(replication: Replication) -> MetricValues:
     """Make one run, in a worker."""
-    result = run(replication.scenario, noise=Noise.drawn(replication.scenario.seed))
+    result = run(replication.scenario, noise=Noise.draw(replication.scenario.seed))
     result.warmup, result.cooldown = replication.warmup, replication.cooldown
     return metric_values(result.summary())

@@ -16,7 +16,7 @@ BESIDE_TRACE = ("clients", "priorities")
 READ_OPTIONS = {"time_unit", "hash_block_size", "session_turns", "chars_per_token"}
 """Keys of a trace that say how to read it; the others say which part to take."""
 
-Time = Annotated[float, Field(ge=0, le=1e9)]
+Milliseconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class TraceConfig(Config):
@@ -62,9 +62,9 @@ class TraceConfig(Config):
 class FrontendConfig(Config):
     """Network, HTTP and tokenizer; a name stands for one that was measured."""
 
-    latency: Time = Field(0.0, description="ms that each request takes, whatever others do")
-    per_request: Time = Field(0.0, description="ms that each holds up those behind it")
-    per_token: Time = Field(0.0, description="likewise for each token of its prompt, ms")
+    latency: Milliseconds = Field(0.0, description="ms that each request takes, whatever others do")
+    per_request: Milliseconds = Field(0.0, description="ms that each holds up those behind it")
+    per_token: Milliseconds = Field(0.0, description="likewise for each token of its prompt, ms")
 
     @model_validator(mode="before")
     @classmethod

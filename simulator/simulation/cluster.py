@@ -287,7 +287,7 @@ def _warn(result: Result) -> None:
     for numbers in replicas_in(record.groups).values():
         rows = np.frombuffer(b"".join(result.logs[k].step_rows for k in numbers), STEP)
         parts = record.parts[numbers[0]]
-        messages |= dict.fromkeys(parts.cost.outside(rows))
+        messages |= dict.fromkeys(parts.cost.range_warnings(rows))
     if (count := _rejected(result)) and count == len(result.workload):
         messages[f"all {count:,} requests were rejected: no replica could ever hold them"] = None
     for message in messages:

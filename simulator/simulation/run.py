@@ -53,7 +53,7 @@ def run(
     if cost is not None:
         parts = replace(parts, cost=cost)
     if noise is not None:
-        parts = replace(parts, cost=noise.on(parts.cost))
+        parts = replace(parts, cost=noise.apply(parts.cost))
     if workload is None:
         workload = scenario.make_workload()
     else:
@@ -93,7 +93,7 @@ def play(
     for message in (
         *missing_inputs(scenario, workload),
         *_all_rejected(result, replica),
-        *parts.cost.outside(replica.log.steps),
+        *parts.cost.range_warnings(replica.log.steps),
     ):
         result.warnings.append(message)
         warnings.warn(message, HeadwayWarning, stacklevel=2)

@@ -74,7 +74,7 @@ class StreamedRun:
         self.metrics.add(PartialRecord(chunk.work, sent, logs, Attempts(again, refused), until))
         for log, parts in zip(logs, self.parts, strict=True):
             if len(log.steps):
-                for text in parts.cost.outside(log.steps):
+                for text in parts.cost.range_warnings(log.steps):
                     self.warned.setdefault(text.partition(" of ")[0], f"in part of the run, {text}")
 
 

@@ -21,12 +21,12 @@ class Config(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_nothing(cls, value: object) -> object:
+    def _read_null(cls, value: object) -> object:
         """Take a block without keys, which YAML calls null, as one with every default."""
         return {} if value is None else value
 
 
-def name_under(key: str, example: str) -> Callable[[object], object]:
+def check_name_under(key: str, example: str) -> Callable[[object], object]:
     """Make a check that lets through a name, or a mapping that has it under a key."""
 
     def check(value: object) -> object:

@@ -33,8 +33,8 @@ class QuantileSketch:
         self.count = 0
         self.mean = 0.0
         self._squares = 0.0  # of the differences from the mean
-        self._low, self._high = inf, 0.0
-        self._nothing = 0  # values below LOWEST
+        self._min, self._max = inf, 0.0
+        self._zeros = 0  # values below LOWEST
         self._bins = np.zeros(BINS, np.int64)
 
     def add(self, values: Floats, weights: npt.NDArray[np.integer] | None = None) -> None:
@@ -46,15 +46,15 @@ class QuantileSketch:
         if not count:
             return
         mean = float((values * weights).sum()) / count
-        away, whole = mean - self.mean, self.count + count
+        delta, whole = mean - self.mean, self.count + count
         self._squares += float(((values - mean) ** 2 * weights).sum())
-        self._squares += away * away * self.count * count / whole
-        self.mean += away * count / whole
+        self._squares += delta * delta * self.count * count / whole
+        self.mean += delta * count / whole
         self.count = whole
-        self._low = min(self._low, float(values.min()))
-        self._high = max(self._high, float(values.max()))
+        self._min = min(self._min, float(values.min()))
+        self._max = max(self._max, float(values.max()))
         some = values > LOWEST
-        self._nothing += int(weights[~some].sum())
+        self._zeros += int(weights[~some].sum())
         bins = np.ceil(np.log(values[some]) / GROWTH).astype(np.int64) - FIRST_BIN
         counts = np.bincount(np.clip(bins, 0, BINS - 1), weights[some], BINS)
         self._bins += counts.astype(np.int64)
@@ -68,21 +68,21 @@ class QuantileSketch:
         """Give percentiles as numpy does, between two ranks in a line; 0 if there is no value."""
         if not self.count:
             return [0.0] * len(wanted)
-        upto = np.cumsum(self._bins) + self._nothing
+        cumulative = np.cumsum(self._bins) + self._zeros
         found = []
         for percent in wanted:
             place = (self.count - 1) * (percent / 100.0)
             below = int(place)
-            low, high = (self._ranked(rank, upto) for rank in (below, below + 1))
+            low, high = (self._ranked(rank, cumulative) for rank in (below, below + 1))
             found.append(low + (high - low) * (place - below))
         return found
 
-    def _ranked(self, rank: int, upto: npt.NDArray[np.int64]) -> float:
-        if rank < self._nothing:
-            return max(self._low, 0.0)
-        at = int(np.searchsorted(upto, min(rank, self.count - 1), "right"))
+    def _ranked(self, rank: int, cumulative: npt.NDArray[np.int64]) -> float:
+        if rank < self._zeros:
+            return max(self._min, 0.0)
+        at = int(np.searchsorted(cumulative, min(rank, self.count - 1), "right"))
         middle = float(np.exp((at + FIRST_BIN) * GROWTH) * (1 - RELATIVE_ERROR))
-        return min(max(middle, self._low), self._high)
+        return min(max(middle, self._min), self._max)
 
 
 class ConcurrencyCounter:

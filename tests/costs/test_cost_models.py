@@ -181,16 +181,16 @@ LIMITED = replace(
 def test_steps_inside_the_range_say_nothing() -> None:
     """The bounds themselves are inside; without limits everything is."""
     rows = logged(decodes=[8, 4], prefill_tokens=[0, 12], wasted=[0, 4], context=[100, 7])
-    assert LIMITED.outside(rows) == []
+    assert LIMITED.range_warnings(rows) == []
     rows["context"] = 10**9
-    assert HAND.outside(rows) == []
-    assert LIMITED.outside(rows[:0]) == []
+    assert HAND.range_warnings(rows) == []
+    assert LIMITED.range_warnings(rows[:0]) == []
 
 
 def test_padding_is_tokens_and_ghosts_are_sequences() -> None:
     """A static step of nothing but padding computes 20 tokens, for no 20 sequences."""
-    assert LIMITED.outside(logged(wasted=[20])) == []
-    assert "sequences of 9" in LIMITED.outside(logged(decodes=[1], wasted=[8]))[0]
+    assert LIMITED.range_warnings(logged(wasted=[20])) == []
+    assert "sequences of 9" in LIMITED.range_warnings(logged(decodes=[1], wasted=[8]))[0]
 
 
 def test_steps_outside_are_counted_by_quantity() -> None:
@@ -198,7 +198,7 @@ def test_steps_outside_are_counted_by_quantity() -> None:
     rows = logged(
         decodes=[9, 1, 1, 1], prefill_tokens=[0, 20, 5, 5], prefill_context=[0, 10, 51, 5]
     )
-    tokens, sequences, pairs = LIMITED.outside(rows)
+    tokens, sequences, pairs = LIMITED.range_warnings(rows)
     assert tokens == (
         "cost hand: tokens of 6 to 21 in a step, fitted from 1 to 20: "
         "25.00% of the steps are extrapolated"
@@ -213,7 +213,7 @@ def test_a_leapt_row_counts_the_steps_that_lie_outside(first: int, late: int) ->
     reads = [first + 2 * k for k in range(10)]
     assert sum(read > 100 for read in reads) == late
     rows = logged(decodes=[1], wasted=[1], context=[first], steps=[10])
-    shares = [message.rsplit(": ", 1)[1] for message in LIMITED.outside(rows)]
+    shares = [message.rsplit(": ", 1)[1] for message in LIMITED.range_warnings(rows)]
     assert shares == [f"{late / 10:.2%} of the steps are extrapolated"] * (late > 0)
 
 
@@ -296,7 +296,7 @@ def test_a_profile_is_found_by_name_and_by_path(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     mine = load_cost({"profile": "mine.yaml"}, tmp_path)
     assert (mine, mine.name) == (LinearCost(1e-3, 0, 0), "mine")
-    assert len(mine.outside(logged(decodes=[10]))) == 1
+    assert len(mine.range_warnings(logged(decodes=[10]))) == 1
     assert load_cost("llama-3-8b.a100.bf16").name == "llama-3-8b.a100.bf16"
 
 
@@ -444,7 +444,7 @@ def test_vllms_graphs_pad_decodes() -> None:
     sizes = find_overhead().capture_sizes
     assert sizes[:6] == (1, 2, 4, 8, 16, 24)
     assert sizes[-3:] == (480, 496, 512)
-    cost = Overhead(captured=512).on(HAND, overlapped=False)
+    cost = Overhead(captured=512).add_to(HAND, overlapped=False)
     for count, size in ((9, 16), (300, 304), (600, 600)):
         assert cost.execute(Step([], count, 0)) - 2 * count == HAND.execute(Step([], size, 0)) - (
             2 * size
@@ -459,11 +459,11 @@ def test_the_hosts_work_is_waited_for_or_hidden() -> None:
         step=0.5, host=7.0, host_per_sequence=3.0, host_per_prefill=10.0, host_per_prefill_token=2.0
     )
     host = 7 + 3 * 6 + 10 * 2 + 2 * 8
-    assert terms.on(HAND, overlapped=False).execute(step) == kernels + 0.5 + host
-    assert terms.on(HAND, overlapped=True).execute(step) == kernels + 0.5
-    long = replace(terms, host=9999.0).on(HAND, overlapped=True)
+    assert terms.add_to(HAND, overlapped=False).execute(step) == kernels + 0.5 + host
+    assert terms.add_to(HAND, overlapped=True).execute(step) == kernels + 0.5
+    long = replace(terms, host=9999.0).add_to(HAND, overlapped=True)
     assert long.execute(step) == HAND.overhead + 0.5 + 9999 + host - 7
-    decodes = terms.on(HAND, overlapped=False)
+    decodes = terms.add_to(HAND, overlapped=False)
     assert decodes.execute(Step([], 6, 60)) == HAND.execute(Step([], 6, 60)) + 0.5 + 7 + 3 * 6
 
 
@@ -474,7 +474,7 @@ def with_graphs(name: str) -> tuple[PiecewiseCost, Gpu]:
     """Give a shipped profile's kernels as CUDA graphs launch them, and its GPU."""
     profile = read_profile(PROFILES / f"{name}.yaml")
     assert isinstance(profile.cost, PiecewiseCost)
-    return GRAPHS.on(profile.cost, overlapped=False), GPUS[str(profile.hardware["gpu"])]
+    return GRAPHS.add_to(profile.cost, overlapped=False), GPUS[str(profile.hardware["gpu"])]
 
 
 def bound(gpu: Gpu, step: Step) -> float:
@@ -504,7 +504,7 @@ def test_shipped_profiles_are_physical(name: str) -> None:
 def test_the_roofline_comes_near_the_profiles(name: str) -> None:
     """Within 30 % of what was measured, from the data sheet alone."""
     cost, gpu = with_graphs(name)
-    guess = GRAPHS.on(roofline(LLAMA, gpu), overlapped=False)
+    guess = GRAPHS.add_to(roofline(LLAMA, gpu), overlapped=False)
     steps = [Step([], 1, 1000), Step([], 64, 64_000), mixed((0, 512)), mixed((0, 4096))]
     steps.append(mixed((0, 448), decodes=64, context=64_000))
     for step in steps:

@@ -69,11 +69,11 @@ def test_the_gpu_waits_for_each_sequence_and_launches_the_layers_of_prompts() ->
     terms = Overhead(step=0.25, per_sequence=0.5, prompt_per_layer=0.5)
     model = load_model("llama-3-8b")
     for overlapped in (False, True):
-        cost = terms.on(KERNELS, overlapped=overlapped, model=model)
+        cost = terms.add_to(KERNELS, overlapped=overlapped, model=model)
         assert type(cost) is PiecewiseCost
         assert cost.execute(Step([], 3, 9)) == 1.0 + 1.75
         assert cost.execute(Step([PROMPT], 2, 9)) == 1.0 + 1.75 + 16.0
-    hidden = Overhead(step=0.25, per_sequence=0.5, host=2.0).on(KERNELS, overlapped=True)
+    hidden = Overhead(step=0.25, per_sequence=0.5, host=2.0).add_to(KERNELS, overlapped=True)
     assert hidden.leap(Step([], 3, 9), 2) == [2.0 + 1.75] * 2  # the host takes longer than kernels
 
 
@@ -139,7 +139,7 @@ def test_leaps_with_the_longest_are_steps(
     """To the last bit, with preemptions, in both kinds of engine."""
     cost: Any = split(kv_heads=3, overhead=0.01)
     if noisy:
-        cost = Noise(0.5, 0.5).on(split(kv_heads=3, residuals={"decode": 0.1, "prompts": 0.1}))
+        cost = Noise(0.5, 0.5).apply(split(kv_heads=3, residuals={"decode": 0.1, "prompts": 0.1}))
     rows = []
     for leap in (True, False):
         kind = AsyncScheduler if overlaps else Scheduler

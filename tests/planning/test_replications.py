@@ -55,7 +55,7 @@ def test_leaps_stay_exact_under_noise(write, policy):
 
 def test_noise_has_the_spread_it_says():
     """Over many seeds the logarithms of factors have the standard deviation of the residuals."""
-    drawn = [Noise.drawn(seed) for seed in seeds(0, 2000)]
+    drawn = [Noise.draw(seed) for seed in seeds(0, 2000)]
     both = np.array([(noise.decode, noise.prompts) for noise in drawn])
     assert np.abs(both.mean(axis=0)).max() < 0.08
     assert np.abs(both.std(axis=0) - 1).max() < 0.06

@@ -179,7 +179,7 @@ def test_what_is_done_is_not_run_again(small: Path, monkeypatch: pytest.MonkeyPa
         seen.extend(item.engine.max_num_seqs for item in items)
         return ((k, function(item)) for k, item in enumerate(items))
 
-    monkeypatch.setattr("simulator.planning.runs.each", watched)
+    monkeypatch.setattr("simulator.planning.runs.parallel_map", watched)
     rows = run_sweep(points, out)
     assert seen == [4]
     assert [row["completed"] for row in rows] == [20, 20, 20]

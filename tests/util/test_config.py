@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulator.util.config import Config, name_under, split_spec
+from simulator.util.config import Config, check_name_under, split_spec
 
 
 class Block(Config):
@@ -26,7 +26,7 @@ def test_nothing_is_guessed(values: dict) -> None:
 
 @pytest.mark.parametrize("value", ["fcfs", {"policy": "fcfs", "weight": 2}])
 def test_a_name_or_a_mapping_with_one(value: object) -> None:
-    assert name_under("policy", "module:Class")(value) == value
+    assert check_name_under("policy", "module:Class")(value) == value
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_name_or_a_mapping_with_one(value: object) -> None:
 )
 def test_what_has_no_name_is_refused(value: object, message: str) -> None:
     with pytest.raises(ValueError, match=f"^: {message}$"):
-        name_under("policy", "module:Class")(value)
+        check_name_under("policy", "module:Class")(value)
 
 
 def test_a_name_comes_with_its_arguments() -> None:
