@@ -13,7 +13,7 @@ LATE = EventPriority(NORMAL + 1)
 
 
 class Alarm(simpy.Event):
-    """An event that comes off at a set time, again and again, and calls `ring(event)`.
+    """An event that comes off at a set time, again and again, and calls `callback(event)`.
 
     It comes off at `when` to the last bit (SimPy adds a delay to its clock, and the sum is rounded)
     and costs less than a new `Timeout` each time.
@@ -22,11 +22,11 @@ class Alarm(simpy.Event):
     def __init__(
         self,
         env: simpy.Environment,
-        ring: Callable[[simpy.Event], Any],
+        callback: Callable[[simpy.Event], Any],
         priority: EventPriority = NORMAL,
     ) -> None:
         self.env = env
-        self.callbacks = self._rings = [ring]
+        self.callbacks = self._when_due = [callback]
         self.priority = priority
         self._value = None
         self._ok = True
@@ -37,7 +37,7 @@ class Alarm(simpy.Event):
         env = self.env
         now = env.now
         delay = when - now
-        self.callbacks = self._rings
+        self.callbacks = self._when_due
         if now + delay != when:
             delay = nextafter(delay, inf if now + delay < when else -inf)
             if now + delay != when:  # no delay does it: from half way, the difference is exact

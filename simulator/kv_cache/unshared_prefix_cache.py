@@ -18,7 +18,7 @@ Part = tuple[int, int]
 
 
 @dataclass(slots=True, eq=False)
-class Given:
+class FreedBlocks:
     """Hashed blocks that a request gave back at once: a place in the free list."""
 
     owner: Request
@@ -37,10 +37,12 @@ class UnsharedPrefixCache(BlockCounter):
         super().__init__(num_blocks, block_size)
         # The free list: at its head so many blocks that nobody will find, then these.
         self._blank = self.usable
-        self._idle: OrderedDict[Given, None] = OrderedDict()
-        self._of: dict[Request, list[Given]] = {}  # the same, of those who may come back
+        self._idle: OrderedDict[FreedBlocks, None] = OrderedDict()
+        self._freed_by: dict[
+            Request, list[FreedBlocks]
+        ] = {}  # the same, of those who may come back
         self._full: dict[Request, int] = {}  # hashed blocks of those who run, as of `extend`
-        self._found: dict[Request, list[Given]] = {}  # blocks that they got back, by age
+        self._regained: dict[Request, list[FreedBlocks]] = {}  # blocks that they got back, by age
         self._ages = 0
 
     def match(self, request: Request) -> Sequence[int]:
@@ -48,11 +50,11 @@ class UnsharedPrefixCache(BlockCounter):
 
         Never the one with its last token.
         """
-        kept = self._of.get(request)
+        kept = self._freed_by.get(request)
         if kept is None:
             return ()
         limit = (request.known - 1) // self.block_size
-        return range(sum(end - first for _, (first, end) in _choose(kept, limit)))
+        return range(sum(end - first for _, (first, end) in _choose_blocks(kept, limit)))
 
     def missing(self, tokens: int, hits: Sequence[int]) -> int:
         """Count the free blocks that it takes: hits are free blocks, too."""
@@ -62,8 +64,8 @@ class UnsharedPrefixCache(BlockCounter):
         """Give a request the blocks it hit and those for `tokens` tokens in all."""
         if hits:
             found = self._withdraw(request, len(hits))
-            if request in self._of:
-                self._found[request] = found
+            if request in self._freed_by:
+                self._regained[request] = found
         request.computed = len(hits) * self.block_size
         self.extend(request, tokens)
 
@@ -83,17 +85,17 @@ class UnsharedPrefixCache(BlockCounter):
         full = max(self._full.pop(request), (request.computed - self.delay) // size)
         self.free += count
         self._blank += count - full
-        table = self._found.pop(request, [])
-        if request not in self._of:
+        table = self._regained.pop(request, [])
+        if request not in self._freed_by:
             table = []  # there are no blocks of its own left that could be taken for these
         first = table[-1].parts[-1][1] if table else 0
         if first < full:
             self._ages += 1
-            table.append(Given(request, [(first, full)], self._ages))
-        for given in reversed(table):
-            self._idle[given] = None
+            table.append(FreedBlocks(request, [(first, full)], self._ages))
+        for freed in reversed(table):
+            self._idle[freed] = None
         if request.finish < 0 and table:
-            self._of.setdefault(request, []).extend(table)
+            self._freed_by.setdefault(request, []).extend(table)
         request.computed = 0
 
     def take(self, count: int) -> None:
@@ -105,58 +107,58 @@ class UnsharedPrefixCache(BlockCounter):
 
     def _forget(self, count: int) -> None:
         """Let the first in the free list lose hashes: so many, or all if nobody comes for them."""
-        given = next(iter(self._idle))
-        if given.owner in self._of:
-            first, end = given.parts.pop()
+        freed = next(iter(self._idle))
+        if freed.owner in self._freed_by:
+            first, end = freed.parts.pop()
             kept = max(first, end - count)
             if first < kept:
-                given.parts.append((first, kept))
+                freed.parts.append((first, kept))
             self._blank += end - kept
-            if not given.parts:
-                self._remove(given)
+            if not freed.parts:
+                self._remove(freed)
         else:
-            del self._idle[given]
-            self._blank += sum(end - first for first, end in given.parts)
+            del self._idle[freed]
+            self._blank += sum(end - first for first, end in freed.parts)
 
-    def _remove(self, given: Given) -> None:
+    def _remove(self, freed: FreedBlocks) -> None:
         """Strike out a place in the free list where nothing is left."""
-        del self._idle[given]
-        kept = self._of.get(given.owner)
-        if kept is not None and given in kept:
-            kept.remove(given)
+        del self._idle[freed]
+        kept = self._freed_by.get(freed.owner)
+        if kept is not None and freed in kept:
+            kept.remove(freed)
             if not kept:
-                del self._of[given.owner]
+                del self._freed_by[freed.owner]
 
-    def _withdraw(self, request: Request, count: int) -> list[Given]:
+    def _withdraw(self, request: Request, count: int) -> list[FreedBlocks]:
         """Take a request's first `count` blocks out of the free list."""
         self.free -= count
         found = []
-        for given, part in _choose(self._of[request], count):
-            found.append(Given(request, [part], given.age))
-            given.parts = _without(given.parts, part)
-            if not given.parts:
-                self._remove(given)
+        for freed, part in _choose_blocks(self._freed_by[request], count):
+            found.append(FreedBlocks(request, [part], freed.age))
+            freed.parts = _without(freed.parts, part)
+            if not freed.parts:
+                self._remove(freed)
         return found
 
 
-def _choose(kept: list[Given], limit: int) -> list[tuple[Given, Part]]:
+def _choose_blocks(kept: list[FreedBlocks], limit: int) -> list[tuple[FreedBlocks, Part]]:
     """Choose which blocks make up as much as there is of a table of `limit` blocks."""
-    chosen: list[tuple[Given, Part]] = []
+    chosen: list[tuple[FreedBlocks, Part]] = []
     at = 0
     while at < limit:
         here = [
-            (given.age, end, given)
-            for given in kept
-            for first, end in given.parts
+            (freed.age, end, freed)
+            for freed in kept
+            for first, end in freed.parts
             if first <= at < end
         ]
         if not here:
             break
         # A block that was computed again is the first of those computed then: an elder one never
         # lies further inside.
-        _, end, given = min(here, key=lambda found: found[0])
+        _, end, freed = min(here, key=lambda found: found[0])
         end = min(end, limit)
-        chosen.append((given, (at, end)))
+        chosen.append((freed, (at, end)))
         at = end
     return chosen
 

@@ -33,7 +33,7 @@ class Predictor(Protocol):
         """Take note that a request has ended after `request.generated` tokens."""
 
 
-class Known:
+class FixedPredictions:
     """Predictions made beforehand, by id."""
 
     def __init__(self, hints: Ints) -> None:
@@ -53,7 +53,7 @@ class Oracle:
     """The true length: the bound for every predictor."""
 
     def predictor(self, workload: Workload, rng: np.random.Generator) -> Predictor:
-        return Known(workload.output_tokens)
+        return FixedPredictions(workload.output_tokens)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,9 @@ class Noisy:
 
     def predictor(self, workload: Workload, rng: np.random.Generator) -> Predictor:
         error = np.exp(self.sigma * rng.standard_normal(len(workload)))
-        return Known(np.clip(np.rint(workload.output_tokens * error), 1, MOST).astype(np.int64))
+        return FixedPredictions(
+            np.clip(np.rint(workload.output_tokens * error), 1, MOST).astype(np.int64)
+        )
 
 
 @dataclass(frozen=True)
@@ -98,13 +100,13 @@ class Bucketed:
         draws = rng.random((len(workload), 2))
         edges = np.quantile(lengths, np.arange(1, k) / k) if len(lengths) else np.zeros(k - 1)
         true = np.searchsorted(edges, lengths, side="right")
-        told = [
+        medians = [
             float(np.median(lengths[true == c])) if (true == c).any() else edges[max(c - 1, 0)]
             for c in range(k)
         ]
         other = (true + 1 + (draws[:, 1] * (k - 1)).astype(np.int64)) % k
         taken = np.where(draws[:, 0] < self.confusion, other, true)
-        return Known(np.maximum(np.rint(np.array(told)[taken]), 1).astype(np.int64))
+        return FixedPredictions(np.maximum(np.rint(np.array(medians)[taken]), 1).astype(np.int64))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from simulator.policies.policy import Batch, Policy, failed, one_line, short
 from simulator.util.errors import HeadwayError
 
 FIELDS = ("id", "arrival", "prompt_tokens", "priority", "hint", "generated", "preemptions")
-NONE = -1  # in the column `hint`: nobody predicted a length
+NO_HINT = -1  # in the column `hint`: nobody predicted a length
 
 
 class WaitingQueue(Protocol):
@@ -48,7 +48,7 @@ class WaitingQueue(Protocol):
     def remove(self, request: Request) -> None: ...
 
 
-QUEUE = ("moves", "__len__", "add", "put_back", "head", "take", "remove")
+METHODS = ("moves", "__len__", "add", "put_back", "head", "take", "remove")
 """What a waiting queue must have."""
 
 
@@ -153,17 +153,17 @@ class PromotingQueue(KeyQueue):
         self._batch = batch
         self._patience, self._promote = patience, policy.promote
         self._valid: dict[Request, int] = {}  # the number of its entry in the heap; others are dead
-        self._line: deque[tuple[float, int, Request]] = deque()  # since when, in order of time
+        self._since: deque[tuple[float, int, Request]] = deque()  # since when, in order of time
 
     def __len__(self) -> int:
         return len(self._valid)
 
     def add(self, request: Request) -> bool:
-        self._line.append((request.arrival, self._push(request), request))
+        self._since.append((request.arrival, self._push(request), request))
         return self.head() is request
 
     def put_back(self, request: Request) -> None:
-        self._line.append((self._batch.now, self._push(request), request))
+        self._since.append((self._batch.now, self._push(request), request))
 
     def _push(self, request: Request) -> int:
         number = self._valid[request] = super()._push(request)
@@ -186,9 +186,9 @@ class PromotingQueue(KeyQueue):
 
     def refresh(self, now: float) -> None:
         """Promote those who have waited long enough."""
-        line = self._line
-        while line and line[0][0] + self._patience <= now:
-            _, number, request = line.popleft()
+        since = self._since
+        while since and since[0][0] + self._patience <= now:
+            _, number, request = since.popleft()
             if self._valid.get(request) == number:
                 self._promote(request)
                 self._push(request)
@@ -224,7 +224,7 @@ class RankQueue:
         if at == self._table.shape[1]:
             self._table = np.concatenate([self._table, np.empty_like(self._table)], axis=1)
         values = [getattr(request, name) for name in FIELDS]
-        self._table[:, at] = [NONE if value is None else value for value in values]
+        self._table[:, at] = [NO_HINT if value is None else value for value in values]
         self._requests.append(request)
         self._ranks = None
         return True
@@ -282,7 +282,7 @@ class RankQueue:
 
 
 class FrontQueue:
-    """A waiting queue before which some stand, whatever its order; a subclass says who."""
+    """A waiting queue before which some stand, whatever its order: those given to `push`."""
 
     def __init__(self, others: WaitingQueue) -> None:
         self._others = others
@@ -291,10 +291,6 @@ class FrontQueue:
 
     def __len__(self) -> int:
         return len(self._front) + len(self._others)
-
-    def in_front(self, request: Request) -> bool:
-        """Say whether a request stands, or will stand, before the others."""
-        raise NotImplementedError
 
     def push(self, number: int, request: Request) -> None:
         """Put a request before the others; the smallest number is first."""
@@ -313,11 +309,12 @@ class FrontQueue:
         return heappop(self._front)[1] if self._front else self._others.take()
 
     def remove(self, request: Request) -> None:
-        if self.in_front(request):
-            self._front = [entry for entry in self._front if entry[1] is not request]
-            heapify(self._front)
-        else:
+        rest = [entry for entry in self._front if entry[1] is not request]
+        if len(rest) == len(self._front):
             self._others.remove(request)
+        else:
+            heapify(rest)
+            self._front = rest
 
 
 class SwappedFirst(FrontQueue):
@@ -332,15 +329,12 @@ class SwappedFirst(FrontQueue):
         self._settles = hasattr(others, "settle")
         self._preempted = count(0, -1)
 
-    def in_front(self, request: Request) -> bool:
-        return request.swapped > 0
-
     def add(self, request: Request) -> bool:
         # A queue that settles wants to before the next step, whoever stands before it.
         return self._others.add(request) and (self._settles or not self._front)
 
     def put_back(self, request: Request) -> None:
-        if self.in_front(request):
+        if request.swapped:
             self.push(next(self._preempted), request)
         else:
             self._others.put_back(request)
@@ -363,7 +357,7 @@ def queue_of(policy: Any, batch: Batch) -> WaitingQueue:
         queue = make(batch)
     except Exception as error:
         raise failed(policy, "queue(batch)", error) from error
-    if lacking := [name for name in QUEUE if not hasattr(queue, name)]:
+    if lacking := [name for name in METHODS if not hasattr(queue, name)]:
         raise HeadwayError(
             f"engine.scheduling_policy: {type(policy).__name__}.queue(batch) gave {short(queue)}, "
             f"which is no waiting queue: it has no {', '.join(lacking)}"

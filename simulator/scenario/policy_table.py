@@ -9,8 +9,8 @@ from simulator.policies.fair import DRR, WFQ, Fair
 from simulator.policies.orders import HRRN, SJF, Boost, Priority
 from simulator.policies.preemptive import MLFQ, SRPT, Deadline, Preemptive
 from simulator.scenario.scenario import Scenario
+from simulator.schedulers.continuous_batching import Orca, Sarathi
 from simulator.schedulers.fastgen import FastGen
-from simulator.schedulers.orca_sarathi import Orca, Sarathi
 from simulator.schedulers.sglang import SgLang
 from simulator.schedulers.static import HfStatic, Static
 from simulator.schedulers.tgi import Tgi

@@ -1,4 +1,8 @@
-"""What the schedulers of other engines share: each says who is admitted, and when."""
+"""What the schedulers of other engines share, and two that it makes by itself.
+
+Each engine says who is admitted, and when. Orca and Sarathi-Serve, two schedulers of papers, mix
+prompts and decodes in one step.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -14,7 +18,7 @@ WITH_ANSWER = ", with the longest answer that the client lets it have (max_new_t
 
 
 class ContinuousBatching(Scheduler):
-    """Puts a step together of its parts, by `compose`.
+    """Puts a step together of its parts, by `fill`.
 
     Here a step is mixed: everybody whose prompt is computed decodes, prompts under way go on,
     then others are admitted. There must be blocks for a whole prompt to admit it, and the last
@@ -25,7 +29,7 @@ class ContinuousBatching(Scheduler):
     answer, as in a benchmark that sends `max_tokens` and ignores the end of sequence. The engine
     does not know how long it will be.
 
-    With `reserves` each running request has the blocks reserved that it may come to need: then
+    Where it `reserves`, each running request has the blocks reserved that it may come to need: then
     nobody who runs ever lacks a block, and many blocks stay empty. They count as used, though they
     are taken as tokens come. Blocks of a common prefix, which several hold, are reserved once.
     """
@@ -33,17 +37,19 @@ class ContinuousBatching(Scheduler):
     caches_prefixes = False
     has_host_tier = False
     cancels = False
+    whole_prompts = False
+    """Prompts are not split: the budget is raised until a step can hold the longest."""
 
     def __init__(
         self,
         blocks: BlockCounter,
-        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
         max_new_tokens: MaxNewTokens = None,
-        reserves: bool = False,
         **options: Any,
     ) -> None:
         self.max_new_tokens = max_new_tokens
-        self.reserves = reserves
         number = isinstance(max_new_tokens, int) and not isinstance(max_new_tokens, bool)
         good = max_new_tokens in (None, "exact") or (number and int(max_new_tokens or 0) > 0)
         raise_if(
@@ -53,7 +59,16 @@ class ContinuousBatching(Scheduler):
                 f"{max_new_tokens!r}",
             )
         )
-        super().__init__(blocks, **options)
+        if self.whole_prompts:
+            max_num_batched_tokens = max(max_num_batched_tokens, max_model_len)
+            options["enable_chunked_prefill"] = False
+        super().__init__(
+            blocks,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            **options,
+        )
 
     def output_limit(self, request: Request) -> int:
         tokens = super().output_limit(request)
@@ -66,13 +81,13 @@ class ContinuousBatching(Scheduler):
         room = self.max_model_len - request.prompt_tokens
         return min(room, self.max_new_tokens or room)
 
-    def longest(self, request: Request) -> int:
+    def reserved_tokens(self, request: Request) -> int:
         """Give the tokens that a request may come to store; the last one needs no room."""
         return request.prompt_tokens + self.allowed_output(request) - 1
 
-    def need(self, request: Request) -> int:
-        """Count the blocks for that."""
-        return -(-self.longest(request) // self.blocks.block_size)
+    def reserved_blocks(self, request: Request) -> int:
+        """Count the blocks for these tokens."""
+        return -(-self.reserved_tokens(request) // self.blocks.block_size)
 
     @property
     def reservable(self) -> int:
@@ -86,7 +101,7 @@ class ContinuousBatching(Scheduler):
 
     def fits(self, request: Request) -> bool:
         return super().fits(request) and (
-            not self.reserves or self.need(request) <= self.reservable
+            not self.reserves or self.reserved_blocks(request) <= self.reservable
         )
 
     @property
@@ -97,29 +112,29 @@ class ContinuousBatching(Scheduler):
         self.now = now
         self.preempted = 0
         step = Step([])
-        self.compose(step)
+        self.fill(step)
         return step
 
-    def compose(self, step: Step) -> None:
+    def fill(self, step: Step) -> None:
         """Fill a step."""
-        self.free_blocks()
+        self.make_room()
         self.decode_all(step)
-        budget = self.go_on(step, self.max_num_batched_tokens - step.decodes)
+        budget = self.continue_prefills(step, self.max_num_batched_tokens - step.decodes)
         if not self.preempted:
             self.admit(step, budget, self.max_model_len)
 
-    def free_blocks(self) -> None:
+    def make_room(self) -> None:
         """Preempt the last admitted until there are blocks for all who decode."""
         decodes, blocks = self.decodes, self.blocks
-        while decodes.count and decodes.blocks(1) > blocks.free - self.outstanding():
+        while decodes.count and decodes.blocks(1) > blocks.free - self.blocks_of_prefills():
             self.preempt(self.running.last())
 
-    def outstanding(self) -> int:
+    def blocks_of_prefills(self) -> int:
         """Count the blocks that prompts under way have not taken yet."""
         taken = self.blocks.taken
         return sum(taken(request, request.known) for request in self.running.partial)
 
-    def go_on(self, step: Step, budget: int) -> int:
+    def continue_prefills(self, step: Step, budget: int) -> int:
         """Let prompts under way compute, in order of admission; return the tokens left."""
         for request in self.running.partial:
             tokens = self.chunk(request.pending, budget)
@@ -131,16 +146,61 @@ class ContinuousBatching(Scheduler):
 
     def lacks_blocks(self, request: Request, hits: Sequence[int], tokens: int) -> bool:
         if self.reserves:
-            return self.need(request) > self.unreserved
-        need, running = self.outstanding(), len(self.running)
+            return self.reserved_blocks(request) > self.unreserved
+        need, running = self.blocks_of_prefills(), len(self.running)
         return self.admission.lacking(request, hits, tokens, running, need) > 0
 
     def start(self, request: Request) -> None:
         super().start(request)
         if self.reserves:
-            self.blocks.reserve(request, self.longest(request))
+            self.blocks.reserve(request, self.reserved_tokens(request))
 
 
-def whole_prompts(max_num_batched_tokens: int, max_model_len: int) -> int:
-    """Raise a budget so that a step can hold the longest prompt, where prompts are not split."""
-    return max(max_num_batched_tokens, max_model_len)
+class Orca(ContinuousBatching):
+    """Iteration-level scheduling (Yu et al., Orca, OSDI 2022, algorithm 1).
+
+    Requests join and leave between steps. A step computes whole prompts and decodes together, for
+    at most `max_num_seqs` requests (`max_bs`), first come, first served. Memory for all tokens
+    that a request may have (`max_tokens`) is reserved on admission, so nobody is preempted.
+    There is no token budget. Headway leaves out the pipelining over several workers.
+    """
+
+    reserves = True
+    whole_prompts = True
+
+    def __init__(
+        self,
+        blocks: BlockCounter,
+        *,
+        max_new_tokens: MaxNewTokens = None,
+        max_num_seqs: int = 32,
+        max_model_len: int = 8192,
+    ) -> None:
+        never_reached = max_num_seqs * max_model_len
+        super().__init__(blocks, max_num_seqs, never_reached, max_model_len, max_new_tokens)
+
+
+class Sarathi(ContinuousBatching):
+    """Stall-free batching with chunked prefill (Agrawal et al., Sarathi-Serve, OSDI 2024).
+
+    Of the budget `max_num_batched_tokens` (`chunk_size`) the decodes get theirs first, then the
+    prompts under way, then new ones (`sarathi/core/scheduler/sarathi_scheduler.py`). So a decode
+    never waits for a prompt, which vLLM V1 lets happen where the budget does not reach round. All
+    blocks of a prompt are set aside on admission, above a `watermark` of free ones. Where decodes
+    lack a block the last admitted is preempted, and computed again.
+
+    Headway leaves out dynamic chunk sizes and pipeline parallelism.
+    """
+
+    def __init__(
+        self,
+        blocks: BlockCounter,
+        *,
+        max_num_seqs: int = 128,
+        max_num_batched_tokens: int = 512,
+        max_model_len: int = 8192,
+        watermark: float = 0.01,
+    ) -> None:
+        super().__init__(
+            blocks, max_num_seqs, max_num_batched_tokens, max_model_len, watermark=watermark
+        )

@@ -26,44 +26,39 @@ class FastGen(ContinuousBatching):
         max_num_batched_tokens: int = 768,
         max_model_len: int = 8192,
     ) -> None:
-        super().__init__(
-            blocks,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=max_model_len,
-        )
+        super().__init__(blocks, max_num_seqs, max_num_batched_tokens, max_model_len)
 
-    def compose(self, step: Step) -> None:
-        self._fill(step)
+    def fill(self, step: Step) -> None:
+        self._try_fill(step)
         if self.running and not step.decodes and not step.prefills:
             for request in reversed(list(self.running)):
                 self.preempt(request)
-            self._fill(step)
+            self._try_fill(step)
 
-    def _fill(self, step: Step) -> None:
+    def _try_fill(self, step: Step) -> None:
         for request in list(self.running.partial):
             if request.pending == 1:  # it has waited for a block: it comes first
-                self._generate(step, request)
+                self._decode(step, request)
         if self.decodes.count and self.decodes.blocks(1) > self.blocks.free:
-            self._generate_some(step)
+            self._decode_some(step)
         else:
             self.decode_all(step)
-        budget = self.go_on(step, self.max_num_batched_tokens - step.tokens)
+        budget = self.continue_prefills(step, self.max_num_batched_tokens - step.tokens)
         self.admit(step, budget, self.max_model_len)
 
-    def _generate_some(self, step: Step) -> None:
+    def _decode_some(self, step: Step) -> None:
         """Let those of the decode set decode for whom there is a block, in order of admission."""
         ready = [request for request in self.running if request.joined >= 0]
         self.running.dissolve()
         for request in ready:
-            self._generate(step, request)
+            self._decode(step, request)
 
-    def _generate(self, step: Step, request: Request) -> None:
+    def _decode(self, step: Step, request: Request) -> None:
         """Let a request compute its one token, if that needs no block or there is one."""
         if request.computed % self.blocks.block_size or self.blocks.free:
             self.schedule_tokens(step, request, 1)
 
-    def go_on(self, step: Step, budget: int) -> int:
+    def continue_prefills(self, step: Step, budget: int) -> int:
         """Let prompts under way compute; return the tokens left, 0 where one must wait."""
         for request in self.running.partial:
             if request.pending < 2:
@@ -75,5 +70,5 @@ class FastGen(ContinuousBatching):
             budget -= tokens
         return budget
 
-    def outstanding(self) -> int:
+    def blocks_of_prefills(self) -> int:
         return 0  # a prompt that is admitted only has to fit by itself

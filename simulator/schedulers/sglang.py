@@ -15,10 +15,10 @@ from simulator.util.from_mapping import raise_if
 
 INIT_RATIO, MIN_FACTOR, DECAY_STEPS = 0.7, 0.14, 600
 """`default_init_new_token_ratio` and the like in SGLang's `global_config.py`."""
-CLIP = 4096  # tokens; CLIP_MAX_NEW_TOKENS_ESTIMATION
+CLIP_MAX_NEW_TOKENS = 4096  # tokens; CLIP_MAX_NEW_TOKENS_ESTIMATION
 RETRACT_STEPS = 20  # `retract_decode_steps`
-LONG_QUEUE = 128  # requests from which on lpm does not pay
-SHARED = 32  # tokens; IN_BATCH_PREFIX_CACHING_*_THRESHOLD
+LPM_MAX_QUEUE = 128  # requests from which on lpm does not pay
+IN_BATCH_PREFIX_TOKENS = 32  # tokens; IN_BATCH_PREFIX_CACHING_*_THRESHOLD
 ORDERS = ("lpm", "fcfs", "random")
 
 
@@ -82,14 +82,10 @@ class SgLang(ContinuousBatching):
             ),
         )
         super().__init__(
-            blocks,
-            max_new_tokens=max_new_tokens,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=max_model_len,
+            blocks, max_num_seqs, max_num_batched_tokens, max_model_len, max_new_tokens
         )
         self.decodes = RemainingTokens(
-            blocks.block_size, blocks.names_blocks, self.allowed_output, CLIP
+            blocks.block_size, blocks.names_blocks, self.allowed_output, CLIP_MAX_NEW_TOKENS
         )
         self.queue = self.waiting = RetractedLast()
         self.order = order
@@ -112,7 +108,7 @@ class SgLang(ContinuousBatching):
         super().add(request)
         return not self.full
 
-    def compose(self, step: Step) -> None:
+    def fill(self, step: Step) -> None:
         if self.running.partial or (self.waiting and not self.full):
             self._prefill(step)
         if step.prefills:
@@ -142,15 +138,15 @@ class SgLang(ContinuousBatching):
         for request in self.running.partial:
             tokens = min(request.pending, chunk)
             self.schedule_tokens(step, request, tokens)
-            held += 0 if request.pending else self._answer(request)
+            held += 0 if request.pending else self._expected_output(request)
             chunk -= tokens
             prompts -= tokens
         if self.waiting and not self.full:
-            self._sort()
+            self._sort_queue()
         while self.waiting and not self.full and chunk > 0 and prompts > 0:
             request = self.waiting.head()
             hits = blocks.match(request)
-            need = blocks.missing(request.known, hits) * size + self._answer(request)
+            need = blocks.missing(request.known, hits) * size + self._expected_output(request)
             room = blocks.free * size - held
             # Who is alone needs no more than its blocks.
             if len(self.running) >= self.max_num_seqs or (self.running and need >= room):
@@ -160,30 +156,30 @@ class SgLang(ContinuousBatching):
             if tokens > prompts and step.prefills:
                 break
             self.admit_head(step, hits, len(hits) * size, min(tokens, chunk))
-            held += 0 if request.pending else self._answer(request)
+            held += 0 if request.pending else self._expected_output(request)
             prompts -= tokens
             chunk -= tokens
 
-    def _answer(self, request: Request) -> int:
+    def _expected_output(self, request: Request) -> int:
         """Guess the tokens that a request which is admitted may still bring out."""
-        return min(self.allowed_output(request), CLIP)
+        return min(self.allowed_output(request), CLIP_MAX_NEW_TOKENS)
 
-    def _sort(self) -> None:
+    def _sort_queue(self) -> None:
         """Put the waiting queue in order."""
         if self.order == "random":
             self._random.shuffle(self.queue)
-        elif self.order == "lpm" and self._caching and len(self.queue) <= LONG_QUEUE:
+        elif self.order == "lpm" and self._caching and len(self.queue) <= LPM_MAX_QUEUE:
             seen: set[Hashable] = set()
-            found = {request: self._match(request, seen) for request in self.queue}
+            found = {request: self._matched_tokens(request, seen) for request in self.queue}
             ordered = sorted(self.queue, key=lambda request: -found[request])
             self.queue.clear()
             self.queue.extend(ordered)
 
-    def _match(self, request: Request, seen: set[Hashable]) -> float:
+    def _matched_tokens(self, request: Request, seen: set[Hashable]) -> float:
         """Give the tokens that the cache knows; infinitely few for whom another computes them."""
         tokens = len(self.blocks.match(request)) * self.blocks.block_size
-        if tokens <= SHARED <= request.known:
-            start = tuple(pieces_of(request, SHARED))
+        if tokens <= IN_BATCH_PREFIX_TOKENS <= request.known:
+            start = tuple(pieces_of(request, IN_BATCH_PREFIX_TOKENS))
             if start in seen:
                 return float("-inf")
             seen.add(start)
@@ -219,7 +215,7 @@ class RemainingTokens(DecodeSet):
         super().__init__(block_size, by_phase)
         self._allowed, self._most = allowed, most
         self._last: dict[Request, int] = {}  # the tick at which a member has brought out all it may
-        self._far: list[tuple[int, int, Request]] = []  # (end, seat, request), a heap
+        self._far: list[tuple[int, int, Request]] = []  # (end, admission, request), a heap
         self._near: dict[Request, None] = {}
         self._sum = 0  # of the ends of those near
 

@@ -60,7 +60,7 @@ class Static(Scheduler):
         )
         self.batch_size = batch_size
         self.timeout = timeout
-        self.live = 0  # members that have not ended
+        self.unfinished = 0  # members that have not ended
         self._idle = False  # there was nothing to do when last asked
         self._formed = 0  # the tick at which the batch was formed
         self._stored = 0  # tokens of the live members, those of ticks since then left out
@@ -87,19 +87,19 @@ class Static(Scheduler):
                 if due is None or (now < due and len(self.waiting) < self.batch_size):
                     self._idle = True
                     return step
-                self._form()
+                self._form_batch()
             if self.running.partial:
                 self._prefill(step)
                 return step
             while self.decodes.blocks(1) > self.blocks.free:
                 self.preempt(self.running.last())
-            if self.live:
+            if self.unfinished:
                 self.decode_all(step)
-                step.ghosts = step.decodes - self.live
+                step.ghosts = step.decodes - self.unfinished
                 return step
-            self._dissolve()
+            self._end_batch()
 
-    def _form(self) -> None:
+    def _form_batch(self) -> None:
         """Admit a batch: as many as fit when padded to the longest."""
         size = self.blocks.block_size
         members: list[Request] = []
@@ -116,7 +116,7 @@ class Static(Scheduler):
             if request.preemptions:
                 self.running.resume(request, self.now, 0)
             self.blocks.admit(request, (), 0)
-        self.live = len(members)
+        self.unfinished = len(members)
         self._formed = self.decodes.tick
         self._stored = 0
 
@@ -140,15 +140,15 @@ class Static(Scheduler):
         self.running.stop_decoding(request)
         request.finish = now
         self.decodes.join(request, NEVER)
-        if not self.live:
-            self._dissolve()
+        if not self.unfinished:
+            self._end_batch()
 
     def _leave(self, request: Request) -> None:
         """Count a live member no longer."""
-        self.live -= 1
+        self.unfinished -= 1
         self._stored -= request.computed - request.padding
 
-    def _dissolve(self) -> None:
+    def _end_batch(self) -> None:
         for request in list(self.running):
             self.running.discard(request)
             self.blocks.release(request)
@@ -162,7 +162,8 @@ class Static(Scheduler):
             self.blocks.release(request)
 
     def stored(self, step: Step) -> int:
-        return self._stored + self.live * (self.decodes.tick - self._formed + bool(step.decodes))
+        ticks = self.decodes.tick - self._formed + bool(step.decodes)
+        return self._stored + self.unfinished * ticks
 
 
 class HfStatic(Static):

@@ -9,7 +9,6 @@ from simulator.schedulers.continuous_batching import (
     WITH_ANSWER,
     ContinuousBatching,
     MaxNewTokens,
-    whole_prompts,
 )
 from simulator.util.from_mapping import raise_if
 
@@ -29,6 +28,9 @@ class Tgi(ContinuousBatching):
     Headway counts the budget in blocks, computes prompts whole, and leaves out prefix caching and
     the chunking of prompts that version 3 brought.
     """
+
+    reserves = True
+    whole_prompts = True
 
     def __init__(
         self,
@@ -59,13 +61,7 @@ class Tgi(ContinuousBatching):
             ),
         )
         super().__init__(
-            blocks,
-            max_new_tokens=max_new_tokens,
-            reserves=True,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=whole_prompts(max_num_batched_tokens, max_model_len),
-            max_model_len=max_model_len,
-            enable_chunked_prefill=False,
+            blocks, max_num_seqs, max_num_batched_tokens, max_model_len, max_new_tokens
         )
         self.queue = self.waiting = Fifo()
         self.waiting_served_ratio = waiting_served_ratio
@@ -91,7 +87,7 @@ class Tgi(ContinuousBatching):
         super().add(request)
         return len(self.running) < self.max_num_seqs  # it may be the one that makes them enough
 
-    def compose(self, step: Step) -> None:
+    def fill(self, step: Step) -> None:
         self._asked_queue = not (self._must_decode and self.running)
         self._must_decode = False
         if self.waiting and self._asked_queue and self._enough():
@@ -122,7 +118,7 @@ class Tgi(ContinuousBatching):
             return False
         for request, _ in zip(self.queue, range(least), strict=False):
             budget -= request.known
-            left -= self.need(request)
+            left -= self.reserved_blocks(request)
             if budget < 0 or left < 0:
                 return False
         return True

@@ -52,13 +52,13 @@ class TrtLlm(ContinuousBatching):
         )
         super().__init__(
             blocks,
-            max_new_tokens=max_new_tokens,
-            reserves=capacity_scheduler_policy != MAX_UTILIZATION,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=max_model_len,
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_model_len,
+            max_new_tokens,
             enable_chunked_prefill=enable_chunked_prefill,
         )
+        self.reserves = capacity_scheduler_policy != MAX_UTILIZATION
         self.policy = capacity_scheduler_policy
 
     def admit(self, step: Step, budget: int, cap: int) -> None:

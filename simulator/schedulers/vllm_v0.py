@@ -3,7 +3,7 @@
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.waiting_queues import Fifo
-from simulator.schedulers.continuous_batching import ContinuousBatching, whole_prompts
+from simulator.schedulers.continuous_batching import ContinuousBatching
 from simulator.util.from_mapping import raise_if
 
 
@@ -40,6 +40,7 @@ class VllmV0(ContinuousBatching):
     """
 
     headroom = 1
+    whole_prompts = True
 
     def __init__(
         self,
@@ -60,10 +61,9 @@ class VllmV0(ContinuousBatching):
         )
         super().__init__(
             blocks,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=whole_prompts(max_num_batched_tokens, max_model_len),
-            max_model_len=max_model_len,
-            enable_chunked_prefill=False,
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_model_len,
             watermark=watermark,
             swap_blocks=swap_blocks,
         )
@@ -72,13 +72,13 @@ class VllmV0(ContinuousBatching):
         self._prompts_at = -1.0  # when the last step began, if it was one of prompts
         self._latency = 0.0  # s that the last step of prompts took
 
-    def compose(self, step: Step) -> None:
+    def fill(self, step: Step) -> None:
         if not self._swapped() and self._passed_delay(self.now):
             self.admit(step, self.max_num_batched_tokens, self.max_model_len)
         if step.prefills:
             self._prompts_at = self.now
             return
-        self.free_blocks()
+        self.make_room()
         self.decode_all(step)
         if not self.preempted:
             self._swap_in(step)
@@ -98,7 +98,7 @@ class VllmV0(ContinuousBatching):
         """Say whether anybody waits on the host."""
         return bool(self.waiting) and self.waiting.head().swapped > 0
 
-    def free_blocks(self) -> None:
+    def make_room(self) -> None:
         decodes, blocks = self.decodes, self.blocks
         while decodes.count:
             last = self.running.last()

@@ -24,7 +24,7 @@ from simulator.costs.data_parallel import replace_rank_cost
 from simulator.engine.client import RequestReader
 from simulator.engine.drive import no_garbage_collection
 from simulator.engine.replica import Replica
-from simulator.policies.predictor import Known, make_predictor
+from simulator.policies.predictor import FixedPredictions, make_predictor
 from simulator.scenario import assemble, make_scheduler
 from simulator.scenario.assemble import EngineParts
 from simulator.scenario.scenario import Scenario
@@ -216,7 +216,7 @@ def run_independent(
     groups, parts = _replicas(scenario, workload, cost)
     hints = None
     predictor = make_predictor(scenario.predictor, workload, scenario.seed)
-    if isinstance(predictor, Known):
+    if isinstance(predictor, FixedPredictions):
         hints = predictor.hints.astype(np.int64)
     requests = _route(workload, router, groups, hints)
     group = ReplicaGroup(scenario, groups, requests, workload.segments is not None, leap, cost)

@@ -6,9 +6,8 @@ from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.results.frames import expand_steps
-from simulator.schedulers.continuous_batching import ContinuousBatching
+from simulator.schedulers.continuous_batching import ContinuousBatching, Orca, Sarathi
 from simulator.schedulers.fastgen import FastGen
-from simulator.schedulers.orca_sarathi import Orca, Sarathi
 from simulator.schedulers.sglang import SgLang
 from simulator.schedulers.static import HfStatic
 from simulator.schedulers.tgi import Tgi

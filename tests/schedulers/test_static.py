@@ -165,7 +165,7 @@ def test_the_blocks_of_a_batch_are_free_when_the_last_one_ends() -> None:
     log = run(workload((0, 5, 3), (0, 5, 1), (0, 9, 1), (0, 9, 1)), scheduler)
     assert columns(log, "start", "blocks_used") == [(0, 10), (1, 12), (2, 14), (3, 18)]
     assert scheduler.blocks.free == 20
-    assert (scheduler.live, scheduler._stored, scheduler.decodes.count) == (0, 0, 0)
+    assert (scheduler.unfinished, scheduler._stored, scheduler.decodes.count) == (0, 0, 0)
 
 
 def test_max_model_len_ends_a_member_too() -> None:

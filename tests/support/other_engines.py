@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
+from simulator.schedulers.continuous_batching import Orca, Sarathi
 from simulator.schedulers.fastgen import FastGen
-from simulator.schedulers.orca_sarathi import Orca, Sarathi
 from simulator.schedulers.sglang import ORDERS, SgLang
 from simulator.schedulers.static import HfStatic
 from simulator.schedulers.tgi import Tgi

@@ -37,7 +37,7 @@ class DynamicScheduler(Scheduler):
         self._arrivals = 0  # requests so far
         self._seen = (-1, -1, -1)  # what had happened when the policy was asked last
         self._prefilled = False  # the step before computed prompts: it was not leapt over
-        self._open = False  # whether the policy may answer otherwise though nothing has happened
+        self._may_change = False  # the policy may answer otherwise though nothing has happened
 
     def add(self, request: Request) -> bool:
         self._arrivals += 1
@@ -52,7 +52,7 @@ class DynamicScheduler(Scheduler):
             news = state != self._seen or not self._steady
             if self.refresh_queue is not None and (news or self._prefilled):
                 self.refresh_queue(now)
-            if self.displacing and (news or self._open):
+            if self.displacing and (news or self._may_change):
                 displaced = self._displace(now)
             self._seen = state
         step = super().schedule(now)
@@ -66,16 +66,16 @@ class DynamicScheduler(Scheduler):
         """Make room for the head of the queue, if the policy has it so; return who went."""
         head, view = self.waiting.head(), self._view
         view.now = now
-        self._open = True
-        room = self._room(head)
+        self._may_change = True
+        room = self._shortage(head)
         if room is None:
             return []
         places, lacking = room
         victims = view.displaced = []
         while len(victims) < places or lacking > 0:
-            victim = self._ask(head) if len(view) else None
+            victim = self._choose_victim(head) if len(view) else None
             if victim is None:
-                self._open = bool(victims)  # those named hold more blocks in a while
+                self._may_change = bool(victims)  # those named hold more blocks in a while
                 view.displaced = []
                 return []
             victims.append(victim)
@@ -86,7 +86,7 @@ class DynamicScheduler(Scheduler):
         view.displaced = []
         return victims
 
-    def _ask(self, head: Request) -> Request | None:
+    def _choose_victim(self, head: Request) -> Request | None:
         try:
             victim: Request | None = self._policy.displaces(head, self._view)
         except Exception as error:
@@ -95,7 +95,7 @@ class DynamicScheduler(Scheduler):
             raise none_of_them(self._policy, "displaces(head, running)", victim)
         return victim
 
-    def _room(self, head: Request) -> tuple[int, int] | None:
+    def _shortage(self, head: Request) -> tuple[int, int] | None:
         """Count the places and the blocks that the head lacks; None: there are no tokens for it.
 
         What the running take in this step counts as taken, also that of those who might go.
@@ -121,6 +121,6 @@ class DynamicScheduler(Scheduler):
 
     def horizon(self, step: Step) -> int:
         """Count how often `step`, just scheduled, is sure to repeat if nobody arrives."""
-        if self.waiting and (self._open or not self._steady):
+        if self.waiting and (self._may_change or not self._steady):
             return 1
         return super().horizon(step)

@@ -62,11 +62,11 @@ class _Queue:
         raise NotImplementedError
 
     def head(self) -> Request:
-        return self._owner.known[self._requests()[0].request_id]
+        return self._owner.requests[self._requests()[0].request_id]
 
     def take(self) -> Request:
         taken = self._owner.vllm.waiting.pop_request()
-        return self._owner.known[taken.request_id]
+        return self._owner.requests[taken.request_id]
 
 
 class InstalledBlocks(BlockCounter):
@@ -107,31 +107,31 @@ class InstalledScheduler(Scheduler):
         self._options = options
         self._caching = enable_prefix_caching
         self.vllm: Any = None  # started by the first request: it takes some seconds
-        self.known: dict[str, Request] = {}
+        self.requests: dict[str, Request] = {}
         self.waiting = _Queue(self)
-        self._names: dict[Hashable, int] = {}
-        self._sent: deque[tuple[Any, list[Request]]] = deque()
+        self._numbers: dict[Hashable, int] = {}
+        self._in_flight: deque[tuple[Any, list[Request]]] = deque()
         self._evicted: list[str] = []
         if find_spec("vllm") is None:
             raise ValueError("scheduler: vLLM is not installed in this Python")
 
-    def _begin(self) -> None:
+    def _start_vllm(self) -> None:
         """Start vLLM's scheduler, and listen to whom it preempts."""
         self.vllm, self._new_request = start_vllm(self._options, self.blocks, self._caching)
         preempt = self.vllm._preempt_request
 
-        def noted(request: Any, *more: Any, **named: Any) -> None:
+        def recorded(request: Any, *more: Any, **named: Any) -> None:
             self._evicted.append(request.request_id)
             preempt(request, *more, **named)
 
-        self.vllm._preempt_request = noted
+        self.vllm._preempt_request = recorded
 
     def add(self, request: Request) -> bool:
         if self.vllm is None:
-            self._begin()
+            self._start_vllm()
         request.max_tokens = self.output_limit(request)
         name = _name(request)
-        self.known[name] = request
+        self.requests[name] = request
         tokens = [
             self._token(part, place) for part, count in request.contents for place in range(count)
         ]
@@ -143,7 +143,8 @@ class InstalledScheduler(Scheduler):
         return True
 
     def _token(self, name: Hashable, place: int) -> int:
-        return (self._names.setdefault(name, len(self._names)) << _NAME_BITS) + place
+        number = self._numbers.setdefault(name, len(self._numbers))
+        return (number << _NAME_BITS) + place
 
     def schedule(self, now: float) -> Step:
         """Let vLLM decide, and say it in Headway's words."""
@@ -151,9 +152,9 @@ class InstalledScheduler(Scheduler):
         self.preempted = 0
         self._evicted.clear()
         output = self.vllm.schedule()
-        running = {self.known[request.request_id]: None for request in self.vllm.running}
+        running = {self.requests[request.request_id]: None for request in self.vllm.running}
         for name in self._evicted:
-            self.preempt(self.known[name])
+            self.preempt(self.requests[name])
         admitted = {request for request in running if request not in self.running}
         for request in running:
             if request in admitted:
@@ -161,9 +162,9 @@ class InstalledScheduler(Scheduler):
         self.running.clear()
         self.running.update(running)
         self.running.partial.clear()
-        step, born = Step([]), []
+        step, with_token = Step([]), []
         for name, tokens in output.num_scheduled_tokens.items():
-            request = self.known[name]
+            request = self.requests[name]
             start = self.vllm.requests[name].num_computed_tokens - tokens
             request.computed = start + tokens
             final = request.computed == request.prompt_tokens + request.generated
@@ -174,12 +175,12 @@ class InstalledScheduler(Scheduler):
                 step.prefills.append(Chunk(request, start, tokens))
             if final:
                 request.generated += 1
-                born.append(request)
+                with_token.append(request)
             else:
                 self.running.partial.append(request)
-        self._look()
+        self._count_blocks()
         if step.decodes or step.prefills:
-            self._sent.append((output, born))
+            self._in_flight.append((output, with_token))
         else:
             self._update(output, [])
         return step
@@ -200,7 +201,7 @@ class InstalledScheduler(Scheduler):
         self.preempted += 1
         self.running.pop(request, None)
 
-    def _look(self) -> None:
+    def _count_blocks(self) -> None:
         """See how many blocks vLLM has left."""
         pool = self.vllm.kv_cache_manager.block_pool
         self.blocks.free = pool.get_num_free_blocks()
@@ -212,26 +213,26 @@ class InstalledScheduler(Scheduler):
     def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
         """Hand vLLM the tokens of the oldest batch in flight; return who finished."""
         now = ends[-1]
-        output, born = self._sent.popleft()
-        for request in born:
+        output, with_token = self._in_flight.popleft()
+        for request in with_token:
             self.running.runs += pack_run(now, request.id, 0, 0)
             if request.first_token < 0:
                 request.first_token = now
-        over = self._update(output, born)
+        over = self._update(output, with_token)
         for request in over:
             request.finish = now
             self.running.pop(request, None)
         return over
 
-    def _update(self, output: Any, born: list[Request]) -> list[Request]:
+    def _update(self, output: Any, with_token: list[Request]) -> list[Request]:
         from vllm.v1.outputs import ModelRunnerOutput
 
         names = list(output.num_scheduled_tokens)
         live = {name: self.vllm.requests[name] for name in names}
-        with_token = {_name(request) for request in born}
+        getting = {_name(request) for request in with_token}
         tokens = [
-            [self._token(("out", self.known[name].id), live[name].num_output_tokens)]
-            if name in with_token
+            [self._token(("out", self.requests[name].id), live[name].num_output_tokens)]
+            if name in getting
             else []
             for name in names
         ]
@@ -246,8 +247,8 @@ class InstalledScheduler(Scheduler):
                 pooler_output=[],
             ),
         )
-        self._look()
-        return [self.known[name] for name in names if live[name].is_finished()]
+        self._count_blocks()
+        return [self.requests[name] for name in names if live[name].is_finished()]
 
     def stored(self, step: Step) -> int:
         """Tokens of the running requests, at most what the blocks in use hold."""

@@ -20,17 +20,6 @@ from simulator.schedulers.vllm.scheduler import Scheduler
 TO_PULL, ARRIVED, LOST = 1, 2, 3  # states of `Request.remote`
 
 
-class LoadedFirst(FrontQueue):
-    """A waiting queue before which those stand whose KV has come, in the order of asking.
-
-    Those whose KV is on its way are not in it. vLLM's first come, first served takes its queue of
-    skipped requests, in which these are, before the other.
-    """
-
-    def in_front(self, request: Request) -> bool:
-        return request.remote == ARRIVED
-
-
 class Producer(Scheduler):
     """Computes prompts; what has ended keeps its blocks until it is `sent`."""
 
@@ -64,17 +53,21 @@ class Consumer(Scheduler):
     `on_ask(request, found)` is called when a request has its blocks, of which `found` were in the
     prefix cache; the others are to be copied, then `arrived` is to be called, or `failed` if they
     never come. `on_admit(request, now)` is called when it is admitted.
+
+    Before all that wait stand those whose KV has come, in the order of asking; those whose KV is on
+    its way are not in the queue. vLLM's first come, first served takes its queue of skipped
+    requests, in which these are, before the other.
     """
 
     def __init__(self, blocks: BlockCounter, **options: object) -> None:
         super().__init__(blocks, **options)  # type: ignore[arg-type]
         self.on_ask: Callable[[Request, int], None] | None = None
         self.on_admit: Callable[[Request, float], None] | None = None
-        self.waiting: LoadedFirst = LoadedFirst(self.waiting)
+        self.waiting: FrontQueue = FrontQueue(self.waiting)
         self.loading: dict[Request, int] = {}  # by the order in which they asked
         self._asked = 0
-        self._unwanted: set[Request] = set()  # of the loading: blocks go when the copy is over
-        self._over: list[Request] = []  # blocks to be freed before the next step
+        self._cancelled: set[Request] = set()  # of the loading: blocks go when the copy is over
+        self._to_free: list[Request] = []  # blocks to be freed before the next step
 
     @property
     def awaits_transfer(self) -> bool:  # type: ignore[override]
@@ -87,9 +80,9 @@ class Consumer(Scheduler):
 
     def schedule(self, now: float) -> Step:
         # Between two steps: a leap takes its blocks when it is over.
-        for request in self._over:
+        for request in self._to_free:
             self._drop(request)
-        self._over.clear()
+        self._to_free.clear()
         return super().schedule(now)
 
     def pull(self, step: Step, request: Request, budget: int) -> int:
@@ -124,9 +117,9 @@ class Consumer(Scheduler):
     def arrived(self, request: Request) -> bool:
         """Hear that a request's KV has come; say whether the next step may differ for it."""
         order = self.loading.pop(request)
-        if request in self._unwanted:
-            self._unwanted.discard(request)
-            self._over.append(request)
+        if request in self._cancelled:
+            self._cancelled.discard(request)
+            self._to_free.append(request)
             return True
         request.remote = ARRIVED
         self.waiting.push(order, request)
@@ -135,13 +128,13 @@ class Consumer(Scheduler):
     def failed(self, request: Request) -> None:
         """Hear that a request's KV will never come: its blocks go before the next step."""
         del self.loading[request]
-        self._unwanted.discard(request)
-        self._over.append(request)
+        self._cancelled.discard(request)
+        self._to_free.append(request)
         request.remote = LOST
 
     def cancel(self, request: Request) -> None:
         if request in self.loading:
-            self._unwanted.add(request)
+            self._cancelled.add(request)
         elif request.remote == ARRIVED:
             self.waiting.remove(request)
             self._drop(request)
@@ -154,4 +147,4 @@ class Consumer(Scheduler):
 
     def wanted(self) -> list[Request]:
         """List the requests whose KV is on its way and that have not been cancelled."""
-        return [request for request in self.loading if request not in self._unwanted]
+        return [request for request in self.loading if request not in self._cancelled]

@@ -6,7 +6,7 @@ from simulator.core.request import Chunk, Request, Step, by_admission
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.util.errors import HeadwayError
 
-BARREN = 10_000  # steps in a row that lose what was computed, and not one token or arrival
+FUTILE_STEPS = 10_000  # in a row that lose what was computed, without one token or arrival
 
 
 class PreemptionLoop:
@@ -16,14 +16,14 @@ class PreemptionLoop:
     """
 
     def __init__(self, who: str) -> None:
-        self._who = who
+        self._policy_name = who
         self._progress = 0  # ticks and joins of the decode set, when they last changed
-        self._barren = 0  # steps with preemptions since
+        self._futile = 0  # steps with preemptions since
         self._now = -1.0  # s, of the last of them
 
     def arrived(self) -> None:
         """Take note of a new request: what comes next may be for its sake."""
-        self._barren = 0
+        self._futile = 0
 
     def preempted(self, now: float, decodes: DecodeSet) -> None:
         """Take note of a preemption; raise HeadwayError if it is one too many."""
@@ -32,13 +32,13 @@ class PreemptionLoop:
         self._now = now
         progress = decodes.tick + decodes.joins
         if progress != self._progress:
-            self._progress, self._barren = progress, 0
-        self._barren += 1
-        if self._barren > BARREN:
+            self._progress, self._futile = progress, 0
+        self._futile += 1
+        if self._futile > FUTILE_STEPS:
             raise HeadwayError(
-                f"engine.scheduling_policy: {self._who} goes round in circles: {BARREN:,} "
-                "steps in a row preempted somebody and not one token has come out, since those who "
-                "board are thrown out again before they have said one"
+                f"engine.scheduling_policy: {self._policy_name} goes round in circles: "
+                f"{FUTILE_STEPS:,} steps in a row preempted somebody and not one token has come "
+                "out, since those who board are thrown out again before they have said one"
             )
 
 
