@@ -22,10 +22,8 @@ class DecodeSet:
     blocks must know who takes them).
     """
 
-    most_tokens = 1
-    """Tokens that a member computes in a tick at most."""
-    most_blocks = 1
-    """Blocks that a member takes in a tick at most."""
+    alike = True
+    """In a tick a member computes one token and takes a block at most."""
 
     def __init__(self, block_size: int, by_phase: bool = False) -> None:
         self.block_size = block_size

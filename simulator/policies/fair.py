@@ -17,7 +17,7 @@ from math import ceil
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
 from simulator.policies.policy import Batch
-from simulator.util.from_mapping import check_type, raise_if
+from simulator.util.from_mapping import check_range, check_type, raise_if
 
 LEAST, MOST = 1e-6, 1e6  # of weights
 ROUNDING = 1e-15  # of a client's books, relative
@@ -242,7 +242,7 @@ class WFQ(ClientQueues):
         output_weight: float = 2.0,
     ) -> None:
         super().__init__(weights=weights, input_weight=input_weight, output_weight=output_weight)
-        raise_if((not 0 <= boost <= MOST, f"boost: must be from 0 to {MOST:g}, not {boost}"))
+        raise_if(check_range("boost", boost, 0, MOST))
         self.boost = boost
 
     def queue(self, batch: Batch) -> "ClientQueues":
@@ -294,7 +294,7 @@ class DRR(ClientQueues):
         output_weight: float = 2.0,
     ) -> None:
         super().__init__(weights=weights, input_weight=input_weight, output_weight=output_weight)
-        raise_if((not 1 <= quantum <= MOST, f"quantum: must be from 1 to {MOST:g}, not {quantum}"))
+        raise_if(check_range("quantum", quantum, 1, MOST))
         self.quantum = quantum
 
     def queue(self, batch: Batch) -> "ClientQueues":
@@ -347,9 +347,7 @@ class DRR(ClientQueues):
 
 def _check_weights(weights: object, input_weight: float, output_weight: float) -> None:
     for name, value in (("input_weight", input_weight), ("output_weight", output_weight)):
-        raise_if(
-            (not 0 <= value <= MOST, f"{name}: must be from 0 to {MOST:g}, not {value}"),
-        )
+        raise_if(check_range(name, value, 0, MOST))
     raise_if((not input_weight + output_weight, "output_weight: both weights are 0"))
     if weights is not None:
         check_shares(weights)
@@ -361,5 +359,4 @@ def check_shares(weights: object) -> None:
         raise ValueError(f"weights: {weights!r} is no mapping by client")
     for name, value in weights.items():
         raise_if(check_type(f"weights: {name}", float, value))
-        wrong = not LEAST <= value <= MOST
-        raise_if((wrong, f"weights: {name}: must be from {LEAST:g} to {MOST:g}, not {value}"))
+        raise_if(check_range(f"weights: {name}", value, LEAST, MOST))

@@ -16,7 +16,7 @@ import numpy as np
 
 from simulator.core.request import Request
 from simulator.util.errors import did_you_mean
-from simulator.util.from_mapping import from_mapping, raise_if
+from simulator.util.from_mapping import check_range, from_mapping, raise_if
 from simulator.workload.workload import Ints, Workload
 
 STREAM = 1  # beside the seed; the generator of workloads has streams of its own
@@ -63,7 +63,7 @@ class Noisy:
     sigma: float
 
     def __post_init__(self) -> None:
-        raise_if((not 0 <= self.sigma <= 10, f"sigma: must be from 0 to 10, not {self.sigma}"))
+        raise_if(check_range("sigma", self.sigma, 0, 10))
 
     def predictor(self, workload: Workload, rng: np.random.Generator) -> Predictor:
         error = np.exp(self.sigma * rng.standard_normal(len(workload)))
@@ -87,8 +87,8 @@ class Bucketed:
 
     def __post_init__(self) -> None:
         raise_if(
-            (not 1 <= self.classes <= 1000, f"classes: must be from 1 to 1000, not {self.classes}"),
-            (not 0 <= self.confusion <= 1, f"confusion: must be from 0 to 1, not {self.confusion}"),
+            check_range("classes", self.classes, 1, 1000),
+            check_range("confusion", self.confusion, 0, 1),
             (
                 self.classes == 1 and self.confusion > 0,
                 "confusion: must be 0 with one class: there is no other",

@@ -5,7 +5,7 @@ from math import inf
 
 from simulator.core.request import Request
 from simulator.policies.policy import RunningView, hint_of
-from simulator.util.from_mapping import raise_if
+from simulator.util.from_mapping import check_range, raise_if
 
 
 class Preemptive:
@@ -149,8 +149,8 @@ class MLFQ:
     ) -> None:
         raise_if(
             (quantum < 1, f"quantum: must be 1 step or more, not {quantum}"),
-            (not 1 <= ratio <= 1000, f"ratio: must be from 1 to 1000, not {ratio}"),
-            (not 1 <= levels <= 64, f"levels: must be from 1 to 64, not {levels}"),
+            check_range("ratio", ratio, 1, 1000),
+            check_range("levels", levels, 1, 64),
             (prefill_rate < 1, f"prefill_rate: must be 1 token or more, not {prefill_rate}"),
             (not starvation > 0, f"starvation: must be more than 0 s, not {starvation}"),
         )

@@ -11,7 +11,7 @@ from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.radix_cache import pieces_of
 from simulator.policies.waiting_queues import Fifo
 from simulator.schedulers.continuous_batching import ContinuousBatching, MaxNewTokens
-from simulator.util.from_mapping import raise_if
+from simulator.util.from_mapping import check_least, check_range, raise_if
 
 INIT_RATIO, MIN_FACTOR, DECAY_STEPS = 0.7, 0.14, 600
 """`default_init_new_token_ratio` and the like in SGLang's `global_config.py`."""
@@ -71,15 +71,8 @@ class SgLang(ContinuousBatching):
     ) -> None:
         raise_if(
             (order not in ORDERS, f"order: must be {', '.join(ORDERS)}, not {order!r}"),
-            (
-                not 0 <= schedule_conservativeness <= 1000,
-                "schedule_conservativeness: must be from 0 to 1000, not "
-                f"{schedule_conservativeness}",
-            ),
-            (
-                max_prefill_tokens < 1,
-                f"max_prefill_tokens: must be at least 1, not {max_prefill_tokens}",
-            ),
+            check_range("schedule_conservativeness", schedule_conservativeness, 0, 1000),
+            check_least("max_prefill_tokens", max_prefill_tokens, 1),
         )
         super().__init__(
             blocks, max_num_seqs, max_num_batched_tokens, max_model_len, max_new_tokens

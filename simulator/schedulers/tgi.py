@@ -10,7 +10,7 @@ from simulator.schedulers.continuous_batching import (
     ContinuousBatching,
     MaxNewTokens,
 )
-from simulator.util.from_mapping import raise_if
+from simulator.util.from_mapping import check_least, check_range, raise_if
 
 
 class Tgi(ContinuousBatching):
@@ -46,14 +46,8 @@ class Tgi(ContinuousBatching):
     ) -> None:
         total = max_batch_total_tokens
         raise_if(
-            (
-                not 0 <= waiting_served_ratio <= 1000,
-                f"waiting_served_ratio: must be from 0 to 1000, not {waiting_served_ratio}",
-            ),
-            (
-                max_waiting_tokens < 0,
-                f"max_waiting_tokens: must be at least 0, not {max_waiting_tokens}",
-            ),
+            check_range("waiting_served_ratio", waiting_served_ratio, 0, 1000),
+            check_least("max_waiting_tokens", max_waiting_tokens, 0),
             (
                 total is not None and total < blocks.block_size,
                 f"max_batch_total_tokens: must be at least block_size ({blocks.block_size}), "

@@ -4,7 +4,7 @@ from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.waiting_queues import Fifo
 from simulator.schedulers.continuous_batching import ContinuousBatching
-from simulator.util.from_mapping import raise_if
+from simulator.util.from_mapping import check_range, raise_if
 
 
 class SwappedByArrival(Fifo):
@@ -53,12 +53,7 @@ class VllmV0(ContinuousBatching):
         watermark: float = 0.01,
         swap_blocks: int = 0,
     ) -> None:
-        raise_if(
-            (
-                not 0 <= scheduler_delay_factor <= 1000,
-                f"scheduler_delay_factor: must be from 0 to 1000, not {scheduler_delay_factor}",
-            )
-        )
+        raise_if(check_range("scheduler_delay_factor", scheduler_delay_factor, 0, 1000))
         super().__init__(
             blocks,
             max_num_seqs,

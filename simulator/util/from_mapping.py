@@ -37,6 +37,16 @@ def raise_if(*checks: tuple[bool, str]) -> None:
         raise ValueError("\n".join(messages))
 
 
+def check_range(name: str, value: float, low: float, high: float) -> tuple[bool, str]:
+    """Check for `raise_if` that a number is from `low` to `high`; NaN is not."""
+    return not low <= value <= high, f"{name}: must be from {low:g} to {high:g}, not {value}"
+
+
+def check_least(name: str, value: float, low: float) -> tuple[bool, str]:
+    """Check for `raise_if` that a number is at least `low`."""
+    return value < low, f"{name}: must be at least {low:g}, not {value}"
+
+
 def prefix_keys(name: str, error: ValueError) -> ValueError:
     """Put the name of the mapping before the key that each line of an error begins with."""
     lines = str(error).split("\n")

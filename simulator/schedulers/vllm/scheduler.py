@@ -206,20 +206,21 @@ class Scheduler:
         cap = self.chunk_cap() if self.long_prefill_token_threshold else budget
         if interval is not None:
             interval.begin(running)
-        step = Step([])
-        if not (
-            running.partial
-            or count * decodes.most_tokens > budget
-            or count * decodes.most_blocks > self.blocks.free
-        ):
-            budget -= self.decode_all(step)  # the common case: there are blocks for all
-        elif (chunks := self.plan(cap)) is None:
-            budget = self._walk(step, cap)
-        else:
-            budget -= self.decode_all(step)
-            for request, tokens in chunks:
-                self.schedule_tokens(step, request, tokens)
-                budget -= tokens
+        if running.partial or count > budget or count > self.blocks.free or not decodes.alike:
+            step = Step([])
+            chunks = self.plan(cap)
+            if chunks is None:
+                budget = self._walk(step, cap)
+            else:
+                budget -= self.decode_all(step)
+                for request, tokens in chunks:
+                    self.schedule_tokens(step, request, tokens)
+                    budget -= tokens
+        else:  # the common case in a few words: everybody decodes, and there are blocks for all
+            step = Step([], count, decodes.context + count)
+            budget -= count
+            if count:
+                self.blocks.take_ticks(decodes, 1)
         if budget and not self.preempted and self.waiting:
             self.admit(step, budget, cap)
         if self.tracks_longest and step.decodes:
@@ -551,11 +552,11 @@ class Scheduler:
 
     def stored(self, step: Step) -> int:
         """Tokens that somebody needs in the blocks in use while `step`, just scheduled, runs."""
-        decodes = self.running.decodes
+        running, decodes = self.running, self.running.decodes
         tokens = decodes.context + self.kept_tokens
         if step.decodes:
             tokens += decodes.count
-        for request in self.running.partial:
+        for request in running.partial:
             tokens += request.computed
         return tokens - self.blocks.shared * self.blocks.block_size
 

@@ -170,16 +170,14 @@ class DraftedSet(DecodeSet):
     `accepted(request)` gives how many are accepted at each position of its answer.
     """
 
+    alike = False
+
     def __init__(
         self, blocks: SlotCounter, drafts: int, accepted: Callable[[Request], Sequence[int]]
     ) -> None:
         super().__init__(blocks.block_size)
         self.slots = blocks
         self.drafts = drafts
-        self.most_tokens = 1 + drafts
-        # A table grows by what comes out, by drafts that were cut off before, by slots ahead.
-        tables = blocks.groups.full + blocks.groups.windowed
-        self.most_blocks = tables * (1 + (1 + 2 * drafts) // blocks.block_size)
         self.accepted = accepted
         self.paths: dict[Request, Path] = {}
         self._sums: Ints = np.zeros((ROWS, 256), np.int64)
