@@ -12,10 +12,12 @@ FormerNames(
     {
         "cross_check": "kernel_tables.external_validation",
         "efficiencies": "kernel_tables.fit_efficiencies",
+        "engine_steps.rows": "engine_steps.steps_file",
         "fit_steps": "engine_steps.fit",
         "fit_tables": "kernel_tables.fit",
         "kernel_tables.cross_check": "kernel_tables.external_validation",
         "kernel_tables.efficiencies": "kernel_tables.fit_efficiencies",
+        "measured.left_out": "measured.leave_one_source_out",
         "rows": "engine_steps.steps_file",
         "validate": "engine_steps.validate",
     },

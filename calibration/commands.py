@@ -82,7 +82,7 @@ def calibrate(
         seed,
     )
     name = Path(model).name
-    measure_and_fit(setup, out or Path("out") / f"calibrate-{name}-{device}", _tell)
+    measure_and_fit(setup, out or Path("out") / f"calibrate-{name}-{device}", _echo)
     return 0
 
 
@@ -115,7 +115,7 @@ def _from_log(
         print(calibrate_from_steps(steps, loaded, folder))
 
 
-def _tell(line: str) -> None:
+def _echo(line: str) -> None:
     print(line, flush=True)
 
 

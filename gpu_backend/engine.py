@@ -28,9 +28,9 @@ from simulator.models.gpus import GIB
 from simulator.models.spec import ModelSpec
 from simulator.util.errors import HeadwayError
 
-SPARE = GIB // 2
+HEADROOM = GIB // 2
 """Bytes that must be left on a GPU beside weights and cache: activations, graphs, libraries."""
-PINNED = 8 * GIB
+MAX_PINNED = 8 * GIB
 """Bytes of host memory that are pinned before a run, at most."""
 
 
@@ -170,22 +170,22 @@ class Engine:
 
     def swap_out(self, request: Request, blocks: list[int]) -> float:
         """Copy a request's blocks to the host; give the seconds, CPU time on CPU."""
-        begun = self._now()
+        begun = self._clock()
         with torch.inference_mode():
             self._swapped[request.id] = self.cache.copy_out(blocks)
-        return self._now() - begun
+        return self._clock() - begun
 
     def swap_in(self, request: Request, blocks: list[int], first: int = 0) -> float:
         """Copy a request's saved blocks, from number `first` on, into `blocks`; give the seconds.
 
         What was saved is dropped.
         """
-        begun = self._now()
+        begun = self._clock()
         with torch.inference_mode():
             self.cache.copy_in(self._swapped.pop(request.id), blocks, first)
-        return self._now() - begun
+        return self._clock() - begun
 
-    def _now(self) -> float:
+    def _clock(self) -> float:
         """Read the clock of copies: CPU time on CPU; on CUDA the wall's, all work waited for."""
         if self.device.type != "cuda":
             return time.thread_time()
@@ -194,7 +194,7 @@ class Engine:
 
     def reserve_host(self, blocks: int) -> None:
         """Pin host memory for so many swapped blocks beforehand; without CUDA nothing is done."""
-        self.cache.reserve(min(blocks, PINNED // self.cache.block_bytes))
+        self.cache.reserve(min(blocks, MAX_PINNED // self.cache.block_bytes))
 
     def tokens(self, request_id: int) -> list[int]:
         """Give a request's text, prompt and answer so far, until it is retired."""
@@ -214,7 +214,7 @@ class Engine:
         self.states = RequestStates(self.spec.vocab_size)
         self.inputs.reset(self.states)
         for pieces in self._swapped.values():
-            self.cache.give_back(pieces)
+            self.cache.release(pieces)
         self._swapped.clear()
 
     def fill_random(self) -> None:
@@ -279,12 +279,12 @@ def check_fits(
     name = str(dtype).removeprefix("torch.")
     cache = int(num_blocks * block_size * spec.kv_bytes_per_token(name))
     free = free_bytes(device)
-    if weights + cache + SPARE <= free:
+    if weights + cache + HEADROOM <= free:
         return
-    fitting = int((free - SPARE - weights) // (cache / num_blocks))
+    fitting = int((free - HEADROOM - weights) // (cache / num_blocks))
     hint = f"at most {fitting} blocks fit" if fitting > 1 else "take a smaller model"
     raise HeadwayError(
-        f"device: {spec.name} in {name} does not fit {device}: {weights / GIB:.2f} GiB of weights, "
-        f"{cache / GIB:.2f} GiB for {num_blocks} KV blocks and {SPARE / GIB:.2f} GiB to work with, "
-        f"but {free / GIB:.2f} GiB are free; {hint}"
+        f"device: {spec.name} in {name} does not fit {device}: {weights / GIB:.2f} GiB of "
+        f"weights, {cache / GIB:.2f} GiB for {num_blocks} KV blocks and {HEADROOM / GIB:.2f} GiB to "
+        f"work with, but {free / GIB:.2f} GiB are free; {hint}"
     )

@@ -8,7 +8,7 @@ from simulator.core.request import Request, Step
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 
-SLACK = 64  # rows that may belong to requests that are over
+SPARE_ROWS = 64  # rows that may belong to requests that are over
 
 
 class TorchExecutor:
@@ -94,7 +94,7 @@ class TorchExecutor:
     def _retire(self) -> None:
         """Give up the rows of requests that are over, once they are many."""
         running, states = self.scheduler.running, self.engine.states
-        if len(states) > 2 * (len(running) + len(self.scheduler.waiting)) + SLACK:
+        if len(states) > 2 * (len(running) + len(self.scheduler.waiting)) + SPARE_ROWS:
             for request in states.requests:
                 if request.finish >= 0 and request not in running:
                     self.engine.retire(request.id)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from simulator.models.spec import ModelSpec
 
-STAGED = 64  # blocks that one copy between device and host takes
+BLOCKS_PER_COPY = 64  # blocks that one copy between device and host takes
 
 
 class KVCache:
@@ -30,9 +30,9 @@ class KVCache:
         self._flat = self.kv.flatten(2, 3)  # token slots instead of blocks
         self.keys = list(self._flat[0])  # per layer [num_blocks * block_size, n_kv, D]
         self.values = list(self._flat[1])
-        self.recycles = self.kv.is_cuda  # keeps host memory for later copies
-        self._spare: list[Tensor] = []  # flat, STAGED blocks each
-        self._size = self.kv[:, :, 0].numel() * STAGED
+        self.reuses_buffers = self.kv.is_cuda  # keeps host memory for later copies
+        self._free_buffers: list[Tensor] = []  # flat, STAGED blocks each
+        self._size = self.kv[:, :, 0].numel() * BLOCKS_PER_COPY
 
     @property
     def block_bytes(self) -> int:
@@ -51,8 +51,8 @@ class KVCache:
 
     def reserve(self, blocks: int) -> None:
         """Pin host memory for so many blocks beforehand: to pin it takes longer than to copy."""
-        buffers = -(-blocks // STAGED) if self.kv.is_cuda else 0
-        self._spare += [self._buffer() for _ in range(buffers - len(self._spare))]
+        buffers = -(-blocks // BLOCKS_PER_COPY) if self.kv.is_cuda else 0
+        self._free_buffers += [self._buffer() for _ in range(buffers - len(self._free_buffers))]
 
     def _buffer(self) -> Tensor:
         """Allocate host memory for one copy, pinned behind CUDA."""
@@ -61,11 +61,11 @@ class KVCache:
     def copy_out(self, blocks: list[int]) -> list[Tensor]:
         """Copy blocks to the host, in pieces [2, layers, <= STAGED, ...]."""
         pieces = []
-        for at in range(0, len(blocks), STAGED):
-            index = torch.tensor(blocks[at : at + STAGED], device=self.kv.device)
+        for at in range(0, len(blocks), BLOCKS_PER_COPY):
+            index = torch.tensor(blocks[at : at + BLOCKS_PER_COPY], device=self.kv.device)
             staged = self.kv.index_select(2, index)
-            if self.recycles:
-                buffer = self._spare.pop() if self._spare else self._buffer()
+            if self.reuses_buffers:
+                buffer = self._free_buffers.pop() if self._free_buffers else self._buffer()
                 piece = buffer[: staged.numel()].view(staged.shape)
             else:
                 piece = torch.empty(staged.shape, dtype=staged.dtype)
@@ -79,15 +79,16 @@ class KVCache:
         """
         at, end = first, first + len(blocks)
         while at < end:
-            piece, skip = divmod(at, STAGED)
-            count = min(STAGED - skip, end - at)
+            piece, skip = divmod(at, BLOCKS_PER_COPY)
+            count = min(BLOCKS_PER_COPY - skip, end - at)
             index = torch.tensor(blocks[at - first : at - first + count], device=self.kv.device)
             staged = pieces[piece].to(self.kv.device, non_blocking=self.kv.is_cuda)
             self.kv.index_copy_(2, index, staged[:, :, skip : skip + count])
             at += count
-        self.give_back(pieces)
+        self.release(pieces)
 
-    def give_back(self, pieces: list[Tensor]) -> None:
+    def release(self, pieces: list[Tensor]) -> None:
         """Let the memory of saved pieces be used again."""
-        if self.recycles:
-            self._spare += [piece.view(-1).as_strided((self._size,), (1,)) for piece in pieces]
+        if self.reuses_buffers:
+            flat = (piece.view(-1) for piece in pieces)
+            self._free_buffers += [piece.as_strided((self._size,), (1,)) for piece in flat]

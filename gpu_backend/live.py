@@ -29,9 +29,10 @@ from simulator.workload.workload import Workload
 Clock = Literal["exec", "wall", "model"]
 Progress = Callable[[float, int, int], None]
 
-SHARED = 1.3  # wall time / CPU time above which somebody else was using the CPU
-SOONEST = 1e-9  # s: no step takes no time
-WARM = ((1, 0), (4, 0), (16, 0), (0, 64), (0, 256), (4, 64))  # decodes and prompt tokens of a step
+CONTENTION_RATIO = 1.3  # wall time / CPU time above which somebody else was using the CPU
+MIN_STEP_SECONDS = 1e-9  # s: no step takes no time
+WARM_UP_STEPS = ((1, 0), (4, 0), (16, 0), (0, 64), (0, 256), (4, 64))
+"""Decodes and prompt tokens of each."""
 
 
 @dataclass(slots=True)
@@ -67,14 +68,14 @@ class ShadowExecutor:
         self.model = model
         self.clock = clock
         self.timings: list[Timing] = []
-        self._over = thread_time()
+        self._last_end = thread_time()
 
     def execute(self, step: Step) -> float:
         """Carry out one forward pass; return the seconds it took on the clock of the run."""
-        schedule = thread_time() - self._over if self.timings else 0.0
+        schedule = thread_time() - self._last_end if self.timings else 0.0
         predicted = self.model.execute(step)
         taken = self.live.execute(step)
-        seconds = max(self._elapsed(predicted, taken), SOONEST)
+        seconds = max(self._elapsed(predicted, taken), MIN_STEP_SECONDS)
         self.timings.append(
             Timing(
                 start=self.env.now,
@@ -89,7 +90,7 @@ class ShadowExecutor:
                 measured=self.live.last,
             )
         )
-        self._over = thread_time()
+        self._last_end = thread_time()
         return seconds
 
     def _elapsed(self, predicted: float, taken: float) -> float:
@@ -153,7 +154,7 @@ def warm_up(engine: Engine, seconds: float = 1.0) -> None:
     until = monotonic() + seconds
     name = -1
     while monotonic() < until:
-        for decodes, tokens in WARM:
+        for decodes, tokens in WARM_UP_STEPS:
             chunks = []
             for start, new in [(length - 1, 1)] * decodes + [(0, min(tokens, length))]:
                 if new:
@@ -195,7 +196,7 @@ def run_live(
     shadow = ShadowExecutor(env, executor, parts.cost, clock)
     replica = Replica(env, scheduler, shadow)
     result = play(scenario, parts, workload, replica, progress)
-    _warn_if_shared(shadow.timings, device, clock)
+    _warn_of_contention(shadow.timings, device, clock)
     return LiveRun(result, shadow.timings, clock, device)
 
 
@@ -212,11 +213,11 @@ def _check_lengths(workload: Workload, parts: EngineParts) -> None:
         )
 
 
-def _warn_if_shared(timings: Sequence[Timing], device: str, clock: Clock) -> None:
+def _warn_of_contention(timings: Sequence[Timing], device: str, clock: Clock) -> None:
     """Warn where others used the CPU: then wall time tells about them too."""
     busy = sum(timing.measured.busy_s for timing in timings)
     wall = sum(timing.measured.wall_s for timing in timings)
-    if device == "cpu" and wall > SHARED * busy:
+    if device == "cpu" and wall > CONTENTION_RATIO * busy:
         more = ", so the wall clock's figures are not the engine's" if clock == "wall" else ""
         warnings.warn(
             f"the steps took {wall:.1f} s for {busy:.1f} s of CPU time: something else used the "

@@ -11,14 +11,14 @@ EVERY_MS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Sensed:
+class Reading:
     """One reading; None: not known."""
 
     sm_mhz: float | None = None
     power_w: float | None = None
 
 
-NOTHING = Sensed()
+NO_READING = Reading()
 
 
 class Sensors:
@@ -30,7 +30,7 @@ class Sensors:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.latest = NOTHING
+        self.latest = NO_READING
         self._device = device
         self._process: subprocess.Popen[str] | None = None
         self._reader: Thread | None = None
@@ -71,7 +71,7 @@ def gpu_id(device: torch.device) -> str:
     return f"GPU-{uuid.removeprefix('GPU-')}"
 
 
-def parse(line: str) -> Sensed:
+def parse(line: str) -> Reading:
     """Read a line such as `1980, 431.25`; what is no number is not known: `[N/A]`."""
     numbers: list[float | None] = []
     for word in line.split(","):
@@ -79,4 +79,4 @@ def parse(line: str) -> Sensed:
             numbers.append(float(word))
         except ValueError:
             numbers.append(None)
-    return Sensed(*numbers) if len(numbers) == 2 else NOTHING
+    return Reading(*numbers) if len(numbers) == 2 else NO_READING

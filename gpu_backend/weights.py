@@ -159,13 +159,13 @@ class _Checkpoint:
         return self._fused({name: (n,) for name, n in sizes.items()})
 
     def norm(self, name: str, size: int) -> Tensor:
-        return self._take(name, (size,))
+        return self._tensor(name, (size,))
 
     def _fused(self, shapes: dict[str, tuple[int, ...]]) -> Tensor:
-        tensors = [self._take(name, shape) for name, shape in shapes.items()]
+        tensors = [self._tensor(name, shape) for name, shape in shapes.items()]
         return torch.cat(tensors) if len(tensors) > 1 and not self.wrong else tensors[0]
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Give a tensor on the device; an empty one, and a complaint, where it is not as said."""
         if name not in self._places:
             self.wrong.append(f"{name}: missing")

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibration.engine_steps.fit import HOLD, StepFit, fit_rows
+from calibration.engine_steps.fit import HELD_OUT_PREFIX, StepFit, fit_rows
 from calibration.engine_steps.grid import Limits, make_grid
-from calibration.engine_steps.meta import describe_engine, now, write_meta
-from calibration.engine_steps.refit import META, STEPS, Tell, refit
+from calibration.engine_steps.meta import describe_engine, utc_now, write_meta
+from calibration.engine_steps.refit import META, STEPS, Echo, refit
 from calibration.engine_steps.steps_file import Row, RowFile, pack_rows, read_rows
 from calibration.profile_yaml import cost_block
 from simulator.costs.piecewise import PiecewiseCost
@@ -48,7 +48,7 @@ class Setup:
     seed: int = 0
 
 
-def calibrate(setup: Setup, out: Path, tell: Tell = print) -> StepFit:
+def calibrate(setup: Setup, out: Path, echo: Echo = print) -> StepFit:
     """Measure and fit; write steps.csv.gz as it grows, then meta.json, profile and plot.
 
     Ctrl-C ends the measurement early: what there is then gets fitted.
@@ -72,26 +72,26 @@ def calibrate(setup: Setup, out: Path, tell: Tell = print) -> StepFit:
         "max_num_batched_tokens": setup.max_num_batched_tokens,
         "max_model_len": setup.max_model_len,
         "seed": setup.seed,
-        "started": now(),
+        "started": utc_now(),
         "ended": "",
     }
     out.mkdir(parents=True, exist_ok=True)
     file = RowFile(out / STEPS)
     write_meta(out / META, meta)
     try:
-        measure_all(engine, setup, file, until, tell)
+        measure_all(engine, setup, file, until, echo)
     except KeyboardInterrupt:
-        tell("interrupted: fitting the steps measured so far")
+        echo("interrupted: fitting the steps measured so far")
     finally:
         file.flush()
-    write_meta(out / META, meta | {"ended": now()})
+    write_meta(out / META, meta | {"ended": utc_now()})
     rows = read_rows(out / STEPS)
     write_atomic(out / STEPS, lambda target: target.write(pack_rows(rows)))
-    return refit(out / STEPS, out, tell)
+    return refit(out / STEPS, out, echo)
 
 
 def measure_all(
-    engine: "Engine", setup: Setup, file: RowFile, until: float, tell: Tell = print
+    engine: "Engine", setup: Setup, file: RowFile, until: float, echo: Echo = print
 ) -> None:
     """Measure grid, swaps and runs; each row goes to the file as it is measured."""
     from calibration.engine_steps.measure import live_rows, measure_grid, measure_swaps
@@ -110,7 +110,7 @@ def measure_all(
         warm_up(engine)
         left = until - monotonic()
         passes = measure_grid(engine, points, sink, rng, GRID_SHARE * left, sensors=sensors)
-        tell(f"grid: {len(points)} points in {passes} whole passes, {len(rows)} rows")
+        echo(f"grid: {len(points)} points in {passes} whole passes, {len(rows)} rows")
         measure_swaps(engine, sink, rng)
         file.flush()
         clock = "wall" if engine.device.type == "cuda" else "cpu"
@@ -118,7 +118,7 @@ def measure_all(
         seconds = min(RUNS_SHARE * left, until - monotonic())
         for name, scenario in _runs(engine, setup, guess, seconds):
             if monotonic() > until:
-                tell("the time is over before all runs were done")
+                echo("the time is over before all runs were done")
                 return
             live = run_live(scenario, engine.device.type, "exec", engine=engine, warm_s=0.2)
             found = live_rows(live, name, sensors.latest)
@@ -127,7 +127,7 @@ def measure_all(
             if live.result.interrupted:
                 raise KeyboardInterrupt
             file.flush()
-            tell(f"{name}: {len(found)} steps")
+            echo(f"{name}: {len(found)} steps")
 
 
 def _limits(engine: "Engine", setup: Setup) -> Limits:
@@ -154,7 +154,7 @@ def _runs(
             "request_rate": load * capacity,
         }
         # Every load is held out once, and those runs are spread over the time.
-        kind = HOLD if (turn + place) % ROUNDS == 1 else "run"
+        kind = HELD_OUT_PREFIX if (turn + place) % ROUNDS == 1 else "run"
         yield f"{kind}-load{load}-seed{seed}", _scenario(engine, setup, guess, workload, seed)
 
 

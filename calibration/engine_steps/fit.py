@@ -17,7 +17,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from calibration.engine_steps.grid import DENSE
+from calibration.engine_steps.grid import DENSE_TOKENS
 from calibration.engine_steps.steps_file import Row
 from calibration.errors import Errors, Floats, residuals
 from simulator.costs.linear import QUANTITIES, Limits
@@ -28,14 +28,14 @@ Pieces = list[tuple[int, int]]
 """Where dense may grow: (from, to) tokens, ascending; flat in between."""
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-FLOORS = (0, 32, 64, 128, 256, 512)  # keys that a decode costs at least, as tried on graphs
+KEY_FLOORS = (0, 32, 64, 128, 256, 512)  # keys that a decode costs at least, as tried on graphs
 ROUNDS = 4  # of dividing by the time fitted before
 HELD_OUT = 5  # every fifth point, and runs whose name says so
 GRID_WEIGHT = 0.1
 FEWEST = 12  # samples to fit to
 SWAPS = ("swap_out", "swap_in")
 SIZES = ("tokens", "pairs", "context")
-HOLD = "heldout"  # begins the name of a run that the fit must not see
+HELD_OUT_PREFIX = "heldout"  # begins the name of a run that the fit must not see
 
 
 CLOCKS: dict[str, Callable[[Row], float]] = {
@@ -66,7 +66,7 @@ class StepFit:
     residuals: Mapping[str, float] = field(default_factory=dict)  # by regime, of those unseen
 
 
-def collect(rows: Iterable[Row], clock: Callable[[Row], float]) -> list[Sample]:
+def collect_samples(rows: Iterable[Row], clock: Callable[[Row], float]) -> list[Sample]:
     """Make samples of rows: grid points by their median, steps of runs one by one."""
     points: dict[tuple[str, int], list[Row]] = defaultdict(list)
     samples = []
@@ -76,7 +76,7 @@ def collect(rows: Iterable[Row], clock: Callable[[Row], float]) -> list[Sample]:
         if row.point >= 0:
             points[row.kind, row.point].append(row)
         else:
-            samples.append(Sample(row, clock(row), row.run.startswith(HOLD)))
+            samples.append(Sample(row, clock(row), row.run.startswith(HELD_OUT_PREFIX)))
     for (_, point), same in sorted(points.items()):
         seconds = float(np.median([clock(row) for row in same]))
         samples.append(Sample(same[0], seconds, point % HELD_OUT == HELD_OUT - 1))
@@ -90,7 +90,7 @@ def fit_rows(rows: Sequence[Row], clock: str = "cpu", sizes: Sequence[int] = ())
     rows are too few, or were padded to something else.
     """
     _check_buckets(rows, sizes)
-    samples = collect(rows, CLOCKS[clock])
+    samples = collect_samples(rows, CLOCKS[clock])
     if len(samples) < FEWEST:
         raise HeadwayError(f"{len(samples)} different steps are too few to fit; {FEWEST} would do")
     seen = [sample for sample in samples if not sample.held_out] or samples
@@ -98,16 +98,16 @@ def fit_rows(rows: Sequence[Row], clock: str = "cpu", sizes: Sequence[int] = ())
     host = float(np.median([row.host_s for row in rows if row.kind not in SWAPS]))
     judged = _fit(seen, host, sizes)
     held_out = {
-        kind: judge(judged, [s for s in unseen if s.row.kind == kind])
+        kind: errors_on(judged, [s for s in unseen if s.row.kind == kind])
         for kind in sorted({s.row.kind for s in unseen})
     }
     if unseen:
-        held_out["all"] = judge(judged, unseen)
+        held_out["all"] = errors_on(judged, unseen)
     cost = _fit(samples, host, sizes)
     out, back = (_fit_swap([row for row in rows if row.kind == kind]) for kind in SWAPS)
     cost = replace(cost, swap_out=out[0], swap_out_per_block=out[1])
     cost = replace(cost, swap_in=back[0], swap_in_per_block=back[1])
-    trained, left = judge(cost, samples), _residuals(judged, unseen)
+    trained, left = errors_on(cost, samples), _residuals(judged, unseen)
     return StepFit(cost, _limits(samples), samples, trained, held_out, left)
 
 
@@ -123,7 +123,7 @@ def _residuals(cost: PiecewiseCost, unseen: Sequence[Sample]) -> dict[str, float
     )
 
 
-def judge(cost: PiecewiseCost, samples: Sequence[Sample]) -> Errors:
+def errors_on(cost: PiecewiseCost, samples: Sequence[Sample]) -> Errors:
     """Compare a cost with samples."""
     predicted = np.array([cost.execute(sample.row.step) for sample in samples])
     return Errors.of(predicted, np.array([sample.seconds for sample in samples]))
@@ -139,48 +139,49 @@ def _check_buckets(rows: Sequence[Row], sizes: Sequence[int]) -> None:
             )
 
 
-def _passed(row: Row) -> int:
+def _dense_tokens(row: Row) -> int:
     """Count the tokens that the matrix products see: padding of a CUDA graph is among them."""
     return row.tokens if row.chunks else row.bucket or row.decodes
 
 
 def _fit(samples: Sequence[Sample], host: float, sizes: Sequence[int]) -> PiecewiseCost:
     """Fit with every floor of a decode's keys, keep the best; on a GPU dense may be a staircase."""
-    most = max(_passed(sample.row) for sample in samples)
+    most = max(_dense_tokens(sample.row) for sample in samples)
     graphs = any(sample.row.path == "graph" for sample in samples)
-    pieces = _ramps(most)
+    pieces = _linear_pieces(most)
     if graphs:
-        pieces = min(pieces, _stairs(most), key=partial(_unseen_loss, samples))
-    floors = FLOORS if graphs else FLOORS[:1]
-    fits = [(keys, *_fit_with(samples, samples, pieces, keys)) for keys in floors]
+        pieces = min(pieces, _step_pieces(most), key=partial(_held_out_loss, samples))
+    floors = KEY_FLOORS if graphs else KEY_FLOORS[:1]
+    fits = [(keys, *_fit_pieces(samples, samples, pieces, keys)) for keys in floors]
     keys, found, _ = min(fits, key=itemgetter(2))
     return replace(_cost(found, pieces, keys, host), cudagraph_capture_sizes=sizes)
 
 
-def _ramps(most: int) -> Pieces:
+def _linear_pieces(most: int) -> Pieces:
     """Let dense grow evenly between knots."""
     knots = [knot for knot in KNOTS if knot < most]
     return list(pairwise([*knots, max(most, 2)]))
 
 
-def _stairs(most: int) -> Pieces:
+def _step_pieces(most: int) -> Pieces:
     """Let dense grow only just past the sizes measured for it, where tiles end, and evenly beyond.
 
     Between them Vidur's matrix products of Llama-2-7B on an H100 are off by a median of 1.6 %
     (P95 5.9 %) so, and of 4.4 % (13.6 %) with ramps.
     """
-    steps = [(size, size + 1) for size in DENSE if size < most]
-    beyond = [knot for knot in KNOTS if DENSE[-1] < knot < most]
-    return steps + (list(pairwise([DENSE[-1] + 1, *beyond, most])) if most > DENSE[-1] + 1 else [])
+    steps = [(size, size + 1) for size in DENSE_TOKENS if size < most]
+    beyond = [knot for knot in KNOTS if DENSE_TOKENS[-1] < knot < most]
+    first = DENSE_TOKENS[-1] + 1
+    return steps + (list(pairwise([first, *beyond, most])) if most > first else [])
 
 
-def _unseen_loss(samples: Sequence[Sample], pieces: Pieces) -> float:
+def _held_out_loss(samples: Sequence[Sample], pieces: Pieces) -> float:
     """Fit without every fifth sample, give the loss of those."""
     seen = [sample for k, sample in enumerate(samples) if k % HELD_OUT]
-    return _fit_with(seen, samples[::HELD_OUT], pieces, 0)[1]
+    return _fit_pieces(seen, samples[::HELD_OUT], pieces, 0)[1]
 
 
-def _fit_with(
+def _fit_pieces(
     seen: Sequence[Sample], judged: Sequence[Sample], pieces: Pieces, keys: int
 ) -> tuple[Floats, float]:
     """Fit coefficients to some samples; also give the weighted squared error of others."""
@@ -220,7 +221,7 @@ TERMS = (
 def _features(row: Row, pieces: Pieces, keys: int) -> list[float]:
     """Give what each coefficient is multiplied by: the constant, the pieces' slopes, the terms."""
     new = sum(size for _, size in row.chunks)
-    tokens = _passed(row)
+    tokens = _dense_tokens(row)
     dense = [1.0]
     for low, high in pieces:
         dense.append(float(min(max(tokens - low, 0), high - low)))
@@ -252,22 +253,22 @@ def _solve(table: Floats, measured: Floats, weights: Floats) -> Floats:
 def _cost(found: Floats, pieces: Pieces, keys: int, host: float) -> PiecewiseCost:
     """Write coefficients as a cost model. The host's time is told apart where it can be."""
     count = 1 + len(pieces)
-    terms = dict(zip(TERMS, map(_short, found[count:]), strict=True))
+    terms = dict(zip(TERMS, map(_round, found[count:]), strict=True))
     const = max(float(found[0]), 1e-9)
-    overhead = _short(min(host, const / 2.0))
+    overhead = _round(min(host, const / 2.0))
     height = const - overhead
     heights = {1: height}
     for (low, high), slope in zip(pieces, found[1:count], strict=True):
         heights[low] = height
         height += float(slope) * (high - low)
         heights[high] = height
-    dense = [[tokens, _short(height)] for tokens, height in heights.items()]
-    floor = _short(keys * terms["decode_per_context"])
+    dense = [[tokens, _round(height)] for tokens, height in heights.items()]
+    floor = _round(keys * terms["decode_per_context"])
     cost = PiecewiseCost(dense=dense, overhead=overhead, decode_per_sequence=floor)
     return replace(cost, **terms)  # type: ignore[arg-type]
 
 
-def _short(value: float) -> float:
+def _round(value: float) -> float:
     """Round to five digits: what the file says is what is judged."""
     return float(f"{value:.5g}")
 
@@ -293,9 +294,9 @@ def _fit_swap(rows: Sequence[Row]) -> tuple[float, float]:
     blocks = np.array([sum(row.swapped_out + row.swapped_in) for row in rows], float)
     table = np.stack([np.ones(len(rows)), blocks], axis=1) / times[:, None]
     start, per_block = nnls(table, np.ones(len(rows)))[0]
-    return _short(start), _short(per_block)
+    return _round(start), _round(per_block)
 
 
-def named(fit: StepFit, name: str) -> StepFit:
+def with_name(fit: StepFit, name: str) -> StepFit:
     """Give the fit under the name that reports will call its cost."""
     return replace(fit, cost=replace(fit.cost, name=name, limits=fit.limits))

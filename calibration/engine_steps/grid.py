@@ -10,15 +10,15 @@ from calibration.engine_steps.steps_file import Chunks
 
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 CONTEXTS = (16, 64, 256, 1024, 2048, 4096, 8192, 16384)
-PIECES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-HISTORIES = (0, 256, 1024, 4096, 16384)
+CHUNK_SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+CACHED_TOKENS = (0, 256, 1024, 4096, 16384)
 MIXED_BATCHES = (1, 8, 32, 128)
 MIXED_CONTEXTS = (64, 512, 2048, 8192)
-SHORT = 16  # tokens of context where a step's products alone are of interest
-DENSE = (1, 2, 3, 4, 6, *range(8, 64, 8), *range(64, 257, 16), *range(288, 2049, 32))
+SHORTEST_CONTEXT = 16  # tokens of context where a step's products alone are of interest
+DENSE_TOKENS = (1, 2, 3, 4, 6, *range(8, 64, 8), *range(64, 257, 16), *range(288, 2049, 32))
 
 
-Draft: TypeAlias = tuple[str, Sequence[int], Sequence[tuple[int, int]], bool]
+Candidate: TypeAlias = tuple[str, Sequence[int], Sequence[tuple[int, int]], bool]
 """Kind, contexts, pieces of prompts, whether it is coarse."""
 
 
@@ -43,27 +43,27 @@ class Point:
     coarse: bool  # measured first
 
     @property
-    def held(self) -> int:
+    def kv_tokens(self) -> int:
         """Tokens in the cache once it is done."""
         return sum(self.contexts) + len(self.contexts) + sum(map(sum, self.chunks))
 
 
 def make_grid(limits: Limits, rng: np.random.Generator) -> list[Point]:
     """List the points that fit the limits: a grid, skewed batches, prompts of all sizes."""
-    drafts: list[Draft] = [*_decodes(limits), *_prompts(limits), *_mixtures(limits, rng)]
-    drafts += [*_skewed(limits, rng), *_dense(limits)]
+    candidates: list[Candidate] = [*_decodes(limits), *_prompts(limits), *_mixtures(limits, rng)]
+    candidates += [*_skewed(limits, rng), *_dense(limits)]
     points: list[Point] = []
-    for kind, contexts, chunks, coarse in drafts:
+    for kind, contexts, chunks, coarse in candidates:
         point = Point(len(points), kind, tuple(contexts), tuple(chunks), coarse)
         tokens = len(contexts) + sum(new for _, new in chunks)
         longest = max([*contexts, *(start + new for start, new in chunks)])
         fits = len(contexts) + len(chunks) <= limits.sequences and tokens <= limits.tokens
-        if fits and longest < limits.length and point.held <= limits.cache:
+        if fits and longest < limits.length and point.kv_tokens <= limits.cache:
             points.append(point)
     return points
 
 
-def _decodes(limits: Limits) -> Iterator[Draft]:
+def _decodes(limits: Limits) -> Iterator[Candidate]:
     """Every batch at every context, all sequences of a batch alike."""
     for batch in BATCHES:
         for context in CONTEXTS:
@@ -71,17 +71,17 @@ def _decodes(limits: Limits) -> Iterator[Draft]:
             yield "decode", [context] * batch, [], coarse
 
 
-def _prompts(limits: Limits) -> Iterator[Draft]:
+def _prompts(limits: Limits) -> Iterator[Candidate]:
     """Pieces of one prompt after every history, and several short prompts at once."""
-    for size in PIECES:
-        for history in HISTORIES:
+    for size in CHUNK_SIZES:
+        for history in CACHED_TOKENS:
             yield "prefill", [], [(history, size)], history == 0 and size in {64, 512, 2048}
     for count in (2, 4, 8):
         for size in (32, 128, 512):
             yield "prefill", [], [(0, size)] * count, False
 
 
-def _mixtures(limits: Limits, rng: np.random.Generator) -> Iterator[Draft]:
+def _mixtures(limits: Limits, rng: np.random.Generator) -> Iterator[Candidate]:
     """Decodes beside a piece of a prompt, every combination that is drawn."""
     sizes = [size for size in (16, 64, 128, 256, 512, 2048) if size < limits.tokens]
     for batch in MIXED_BATCHES:
@@ -92,19 +92,19 @@ def _mixtures(limits: Limits, rng: np.random.Generator) -> Iterator[Draft]:
                     yield "mixed", [context] * batch, [(history, size)], context == 512
 
 
-def _skewed(limits: Limits, rng: np.random.Generator) -> Iterator[Draft]:
+def _skewed(limits: Limits, rng: np.random.Generator) -> Iterator[Candidate]:
     """Batches of any size whose contexts differ by orders of magnitude."""
     top = np.log(min(limits.length - 1, limits.cache // 2))
     for _ in range(40):
         batch = int(np.exp(rng.uniform(0, np.log(limits.sequences + 1))))
-        contexts = np.exp(rng.uniform(np.log(SHORT), top, max(batch, 1))).astype(int)
+        contexts = np.exp(rng.uniform(np.log(SHORTEST_CONTEXT), top, max(batch, 1))).astype(int)
         while len(contexts) > 1 and contexts.sum() + len(contexts) > limits.cache:
             contexts = contexts[:-1]
         yield "decode", contexts.tolist(), [], False
 
 
-def _dense(limits: Limits) -> Iterator[Draft]:
+def _dense(limits: Limits) -> Iterator[Candidate]:
     """A prompt of every size that a matrix product's tiles may tell apart."""
-    for size in DENSE:
+    for size in DENSE_TOKENS:
         if size > 1:
             yield "prefill", [], [(0, size)], False

@@ -48,7 +48,7 @@ COLUMNS = (
     "swapped_out",
     "swapped_in",
 )
-LATER = ("bucket", "unique_ctx", "n_logits")
+OPTIONAL_COLUMNS = ("bucket", "unique_ctx", "n_logits")
 """Columns that older folders lack."""
 
 
@@ -72,7 +72,7 @@ def write_live(live: "LiveRun", out: Path, about: Mapping[str, object]) -> list[
     """Write the folder of a live run; return the files' paths."""
     result = live.result
     profile = _profile(result.scenario)
-    result.scenario = portable(result.scenario)
+    result.scenario = make_portable(result.scenario)
     files = write_run(result, out)
     text = json.dumps(
         {**about, "device": live.device, "clock": live.clock, "steps": len(live.timings)}, indent=1
@@ -95,7 +95,7 @@ def _profile(scenario: Scenario) -> Path | None:
     return resolve(named, scenario.folder)
 
 
-def portable(scenario: Scenario) -> Scenario:
+def make_portable(scenario: Scenario) -> Scenario:
     """Give the scenario as it can be read from another folder."""
     changes: dict[str, object] = {}
     if _profile(scenario) is not None:
@@ -114,7 +114,7 @@ def portable(scenario: Scenario) -> Scenario:
 def _write_steps(live: "LiveRun", file: BinaryIO) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS + LATER)
+    writer.writerow(COLUMNS + OPTIONAL_COLUMNS)
     for timing in live.timings:
         done = timing.measured
         swapped = done.swap_out_s + done.swap_in_s
@@ -128,7 +128,7 @@ def _write_steps(live: "LiveRun", file: BinaryIO) -> None:
                 write_chunks(timing.chunks),
                 write_counts(timing.swapped_out),
                 write_counts(timing.swapped_in),
-                *(getattr(done, name) for name in LATER),
+                *(getattr(done, name) for name in OPTIONAL_COLUMNS),
             ]
         )
     file.write(text.getvalue().encode())

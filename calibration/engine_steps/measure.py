@@ -15,19 +15,19 @@ from calibration.engine_steps.grid import Point
 from calibration.engine_steps.steps_file import Row
 from gpu_backend.engine import Engine, Measured
 from gpu_backend.live import LiveRun
-from gpu_backend.sensors import NOTHING, Sensed, Sensors
+from gpu_backend.sensors import NO_READING, Reading, Sensors
 from simulator.core.request import Chunk, Request
 
 Sink = Callable[[Row], None]
 
 PROBE_EVERY = 20  # visits
-TAKES = 2  # measured runs of a visit
-MOST_PASSES = 25
+REPEATS = 2  # measured runs of a visit
+MAX_PASSES = 25
 SWAP_BLOCKS = (1, 4, 16, 64, 256)
-SWAP_TAKES = 10
+SWAP_REPEATS = 10
 
 
-class Pages:
+class ShuffledBlocks:
     """Pages for made-up requests: the first ones of the cache, which a live engine uses again and
     again, in random order as after some time of service."""
 
@@ -37,7 +37,7 @@ class Pages:
         self._order: list[int] = (1 + rng.permutation(min(count, engine.num_blocks - 1))).tolist()
         self._next = 0
 
-    def take(self, tokens: int) -> list[int]:
+    def allocate(self, tokens: int) -> list[int]:
         """Take pages for so many tokens, from the beginning again once all are taken."""
         count = -(-tokens // self._size)
         first, self._next = self._next, self._next + count
@@ -46,17 +46,19 @@ class Pages:
         return self._order[first : self._next]
 
 
-def make_chunks(point: Point, pages: Pages) -> list[Chunk]:
+def make_chunks(point: Point, allocator: ShuffledBlocks) -> list[Chunk]:
     """Make requests that are where the point has them, their contexts taken as computed."""
     pieces = [*point.chunks, *((context, 1) for context in point.contexts)]
     return [
-        Chunk(Request(-2 - k, 0.0, start + new, 2, blocks=pages.take(start + new)), start, new)
+        Chunk(
+            Request(-2 - k, 0.0, start + new, 2, blocks=allocator.allocate(start + new)), start, new
+        )
         for k, (start, new) in enumerate(pieces)
     ]
 
 
 def point_row(
-    point: Point, measured: Measured, run: str, turn: int, sensed: Sensed = NOTHING
+    point: Point, measured: Measured, run: str, turn: int, reading: Reading = NO_READING
 ) -> Row:
     """Write a measured point down."""
     count = len(point.contexts)
@@ -70,12 +72,12 @@ def point_row(
         longest=max(point.contexts, default=-1) + 1,
         chunks=point.chunks,
         wall_s=measured.wall_s,
-        unique_ctx=point.held,  # requests of a grid share nothing
-        **_columns(measured, sensed),
+        unique_ctx=point.kv_tokens,  # requests of a grid share nothing
+        **_columns(measured, reading),
     )
 
 
-def _columns(measured: Measured, sensed: Sensed) -> dict[str, Any]:
+def _columns(measured: Measured, reading: Reading) -> dict[str, Any]:
     """Give the columns that do not depend on why a step was carried out."""
     return {
         "path": "graph" if measured.bucket else "eager",
@@ -83,12 +85,12 @@ def _columns(measured: Measured, sensed: Sensed) -> dict[str, Any]:
         "device_s": measured.device_s,
         "host_s": measured.host_s,
         "n_logits": measured.n_logits,
-        "sm_mhz": sensed.sm_mhz,
-        "power_w": sensed.power_w,
+        "sm_mhz": reading.sm_mhz,
+        "power_w": reading.power_w,
     }
 
 
-def _pages(engine: Engine, point: Point) -> int:
+def _count_blocks(engine: Engine, point: Point) -> int:
     """Count the pages that a point's requests need."""
     lengths = [*(context + 1 for context in point.contexts), *map(sum, point.chunks)]
     return sum(-(-length // engine.block_size) for length in lengths)
@@ -114,14 +116,14 @@ def measure_grid(
     def visit(point: Point, turn: int) -> None:
         """Run a point's step once for warmth, then measured."""
         engine.reset()
-        chunks = make_chunks(point, Pages(engine, rng, _pages(engine, point)))
+        chunks = make_chunks(point, ShuffledBlocks(engine, rng, _count_blocks(engine, point)))
         engine.execute(chunks, keep=False)
-        for _ in range(TAKES):
+        for _ in range(REPEATS):
             measured = engine.execute(chunks, keep=False)
-            sensed = sensors.latest if sensors is not None else NOTHING
-            sink(point_row(point, measured, "grid", turn, sensed))
+            reading = sensors.latest if sensors is not None else NO_READING
+            sink(point_row(point, measured, "grid", turn, reading))
 
-    for turn in range(MOST_PASSES):
+    for turn in range(MAX_PASSES):
         order = rng.permutation(len(points)).tolist()
         if turn == 0:
             order.sort(key=lambda k: not points[k].coarse)
@@ -131,13 +133,13 @@ def measure_grid(
             if number % PROBE_EVERY == 0:
                 visit(probe, turn)
             visit(points[k], turn)
-    return MOST_PASSES
+    return MAX_PASSES
 
 
 def _probe(points: Sequence[Point]) -> Point:
     """Choose a decode step of middling size."""
     decodes = [point for point in points if point.kind == "decode"] or list(points)
-    middle = sorted(decodes, key=lambda point: point.held)[len(decodes) // 2]
+    middle = sorted(decodes, key=lambda point: point.kv_tokens)[len(decodes) // 2]
     return Point(-1, "probe", middle.contexts, middle.chunks, coarse=True)
 
 
@@ -145,11 +147,11 @@ def measure_swaps(engine: Engine, sink: Sink, rng: np.random.Generator) -> None:
     """Time copies of 1 to 256 blocks to the host and back."""
     engine.reset()
     sizes = [size for size in SWAP_BLOCKS if size < engine.num_blocks]
-    for turn in range(SWAP_TAKES):
+    for turn in range(SWAP_REPEATS):
         for size in rng.permutation(sizes).tolist():
-            pages = Pages(engine, rng, engine.num_blocks)
+            allocator = ShuffledBlocks(engine, rng, engine.num_blocks)
             request = Request(-2, 0.0, size * engine.block_size, 2)
-            blocks = pages.take(request.prompt_tokens)
+            blocks = allocator.allocate(request.prompt_tokens)
             out = engine.swap_out(request, blocks)
             back = engine.swap_in(request, blocks)
             if turn:  # the first copies are cold
@@ -162,7 +164,7 @@ def _swap_row(kind: str, blocks: int, seconds: float, turn: int) -> Row:
     return Row(run="swap", kind=kind, turn=turn, device_s=seconds, wall_s=seconds, **copies)
 
 
-def live_rows(live: LiveRun, run: str, sensed: Sensed = NOTHING) -> list[Row]:
+def live_rows(live: LiveRun, run: str, reading: Reading = NO_READING) -> list[Row]:
     """Write the steps of a live run down; `sensed` is what the GPU said at its end."""
     return [
         Row(
@@ -176,7 +178,7 @@ def live_rows(live: LiveRun, run: str, sensed: Sensed = NOTHING) -> list[Row]:
             swapped_in=timing.swapped_in,
             wall_s=timing.measured.wall_s + timing.schedule_s,
             unique_ctx=timing.measured.unique_ctx,
-            **_columns(timing.measured, sensed),
+            **_columns(timing.measured, reading),
         )
         for turn, timing in enumerate(live.timings)
     ]

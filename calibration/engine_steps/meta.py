@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 Meta = dict[str, object]
 
-NEEDED = ("model", "gpu", "dtype", "clock", "block_size", "torch", "started", "commit")
+REQUIRED_KEYS = ("model", "gpu", "dtype", "clock", "block_size", "torch", "started", "commit")
 
 
-def now() -> str:
+def utc_now() -> str:
     """Give the time, to the second."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -90,7 +90,7 @@ def write_meta(path: Path, meta: Mapping[str, object]) -> None:
 def read_meta(path: Path) -> Meta:
     """Read meta.json; HeadwayError where it is damaged."""
     meta = read_json(path)
-    if lacking := [key for key in NEEDED if key not in meta]:
+    if lacking := [key for key in REQUIRED_KEYS if key not in meta]:
         raise HeadwayError(f"{path}: is no description of a measurement: lacks {lacking}")
     if meta["clock"] not in {"cpu", "wall"} or not isinstance(meta["block_size"], int):
         raise HeadwayError(f"{path}: clock must be cpu or wall, block_size a whole number")

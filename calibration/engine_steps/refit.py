@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.engine_steps.fit import StepFit, fit_rows, named
+from calibration.engine_steps.fit import StepFit, fit_rows, with_name
 from calibration.engine_steps.meta import capture_sizes, read_meta
 from calibration.engine_steps.steps_file import read_rows
 from calibration.errors import Errors, Floats
@@ -28,9 +28,9 @@ from simulator.util.files import write_together
 
 STEPS, META = "steps.csv.gz", "meta.json"
 
-Tell = Callable[[str], None]
+Echo = Callable[[str], None]
 
-MORE_MEANINGS = {
+ENGINE_MEANINGS = {
     "prefill_per_key": "prompts: per token that a chunk's queries can see",
     "prefill_per_sequence": "prompts: per chunk",
     "swap_out": "per request whose KV blocks a step copies to the host",
@@ -54,13 +54,13 @@ def profile_name(meta: Mapping[str, object]) -> str:
     return f"{meta['model']}.{key}.{short[str(meta['dtype'])]}"
 
 
-def refit(source: Path, out: Path, tell: Tell = print) -> StepFit:
+def refit(source: Path, out: Path, echo: Echo = print) -> StepFit:
     """Fit a profile to a file of measured steps, meta.json beside it; write profile and plot."""
     meta = read_meta(source.parent / META)
     rows = read_rows(source)
     name = profile_name(meta)
     sizes = capture_sizes(meta, source.parent / META)
-    fit = named(fit_rows(rows, str(meta["clock"]), sizes), name)
+    fit = with_name(fit_rows(rows, str(meta["clock"]), sizes), name)
     text = steps_profile(fit, meta).encode()
     title = f"Steps of {name}, predicted and measured"
     written = write_together(
@@ -71,14 +71,14 @@ def refit(source: Path, out: Path, tell: Tell = print) -> StepFit:
         },
     )
     for kind, errors in fit.held_out.items():
-        tell(f"held out, {kind}: {errors}")
+        echo(f"held out, {kind}: {errors}")
     if "onpolicy" not in fit.held_out:
         warnings.warn(
             f"{source}: has no steps of held-out runs; the errors are those of the grid",
             HeadwayWarning,
             stacklevel=2,
         )
-    tell(f"written to {out}: {', '.join(path.name for path in written)}")
+    echo(f"written to {out}: {', '.join(path.name for path in written)}")
     return fit
 
 
@@ -105,7 +105,7 @@ def steps_profile(fit: StepFit, meta: Mapping[str, object]) -> str:
             f"engine: headway gpu_backend, torch {meta['torch']}, blocks of {meta['block_size']}",
         ],
         [
-            *cost_lines(terms, MEANINGS | MORE_MEANINGS),
+            *cost_lines(terms, MEANINGS | ENGINE_MEANINGS),
             "  dense: # [tokens, seconds]: all that grows with the tokens, and what any step takes",
             *(f"  - [{tokens}, {seconds}]" for tokens, seconds in fit.cost.dense),
         ],

@@ -20,7 +20,7 @@ T = TypeVar("T")
 Chunks: TypeAlias = tuple[tuple[int, int], ...]
 """Pieces of prompts: (tokens in the cache before, tokens computed)."""
 
-BATCH = 100  # rows of a gzip member
+ROWS_PER_MEMBER = 100  # rows of a gzip member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ SWAPPED = ("swapped_out", "swapped_in")
 TIMES = ("device_s", "host_s", "wall_s")
 OPTIONAL = ("unique_ctx", "n_logits", "sm_mhz", "power_w")
 """Empty where nobody knows; older files lack these columns."""
-NOBODY = Request(-1, 0.0, 1, 1)
+PLACEHOLDER = Request(-1, 0.0, 1, 1)
 
 
 def make_step(
@@ -79,9 +79,9 @@ def make_step(
     swapped_in: Sequence[int] = (),
 ) -> Step:
     """Make a step of sums and pieces of prompts."""
-    step = Step([Chunk(NOBODY, start, new) for start, new in chunks], decodes, context)
-    step.outgoing = [Swap(NOBODY, count) for count in swapped_out]
-    step.incoming = [Swap(NOBODY, count) for count in swapped_in]
+    step = Step([Chunk(PLACEHOLDER, start, new) for start, new in chunks], decodes, context)
+    step.outgoing = [Swap(PLACEHOLDER, count) for count in swapped_out]
+    step.incoming = [Swap(PLACEHOLDER, count) for count in swapped_in]
     return step
 
 
@@ -158,7 +158,7 @@ class RowFile:
     def add(self, row: Row) -> None:
         """Take a row."""
         self._held.append(row)
-        if len(self._held) >= BATCH:
+        if len(self._held) >= ROWS_PER_MEMBER:
             self.flush()
 
     def flush(self) -> None:

@@ -46,11 +46,11 @@ METRICS = (
     ("median_e2el_ms", "E2EL median"),
     ("p99_e2el_ms", "E2EL P99"),
 )
-RERUNS = "rerun-*"
+RERUN_PATTERN = "rerun-*"
 
 
 @dataclass(frozen=True)
-class Free:
+class LiveMetric:
     """One metric of the whole run: live, simulated, and what live runs differ by."""
 
     label: str
@@ -72,7 +72,7 @@ class Validation:
     clock: str
     measure: str  # cpu or wall: what a step's time is here
     steps: dict[str, Errors]
-    free: list[Free]
+    free: list[LiveMetric]
     per_request: dict[str, float]  # median absolute relative errors of ttft, tpot, e2el
     preemptions: tuple[int, int]  # live, simulated
     schedule_s: float  # median CPU time of scheduler and log per step
@@ -92,7 +92,7 @@ def validate(folder: Path, profile: str | None = None, out: Path | None = None) 
     result = run(load_scenario(folder / "scenario.yaml", _override(profile)))
     measure = "cpu" if about["device"] == "cpu" and about["clock"] != "wall" else "wall"
     forced = teacher_forced(steps, result.parts.cost, measure)
-    reruns = [_summary(path) for path in sorted(folder.glob(RERUNS))]
+    reruns = [_summary(path) for path in sorted(folder.glob(RERUN_PATTERN))]
     found = Validation(
         device=str(about["device"]),
         clock=str(about["clock"]),
@@ -114,7 +114,7 @@ def validate(folder: Path, profile: str | None = None, out: Path | None = None) 
     parts = {name: pair for name, pair in forced.items() if name != "all steps"}
     metrics = [(metric.label, metric.error, metric.band) for metric in found.free]
     title = f"Simulation against a live run on {found.device}"
-    text = json.dumps(_finite(asdict(found)), indent=1, allow_nan=False)
+    text = json.dumps(_null_for_nan(asdict(found)), indent=1, allow_nan=False)
     write_together(
         out or folder,
         {
@@ -125,12 +125,12 @@ def validate(folder: Path, profile: str | None = None, out: Path | None = None) 
     return found
 
 
-def _finite(value: object) -> object:
+def _null_for_nan(value: object) -> object:
     """Put null for every number that JSON cannot hold: there was nothing to take it from."""
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: _null_for_nan(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
+        return [_null_for_nan(inner) for inner in value]
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
@@ -169,17 +169,17 @@ def _compare(
     live: Mapping[str, object],
     simulated: Mapping[str, object],
     reruns: Sequence[Mapping[str, object]],
-) -> list[Free]:
+) -> list[LiveMetric]:
     found = []
     for key, label in METRICS:
-        base = _number(live[key])
-        others = [_number(rerun[key]) / base - 1.0 for rerun in reruns] if base else []
+        base = _float(live[key])
+        others = [_float(rerun[key]) / base - 1.0 for rerun in reruns] if base else []
         band = (min(0.0, *others), max(0.0, *others)) if others else None
-        found.append(Free(label, base, _number(simulated[key]), band))
+        found.append(LiveMetric(label, base, _float(simulated[key]), band))
     return found
 
 
-def _number(value: object) -> float:
+def _float(value: object) -> float:
     return float(value) if isinstance(value, int | float) else float("nan")
 
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SOURCE = "aiconfigurator"
-MOST_KV_HEADS = 8  # of the decode tables
-CUSTOM_MAX = 8 << 20  # bytes; vLLM's custom all-reduce takes less than that (max_size)
-CAPTURED = 512  # tokens; the all-reduce of a larger step runs outside CUDA graphs
+MAX_KV_HEADS = 8  # of the decode tables
+CUSTOM_MAX_BYTES = 8 << 20  # bytes; vLLM's custom all-reduce takes less than that (max_size)
+MAX_CAPTURED_TOKENS = 512  # tokens; the all-reduce of a larger step runs outside CUDA graphs
 ATTENTION = (
     "batch_size",
     "isl",
@@ -93,9 +93,9 @@ def read_attention(
     if "window_size" in table:
         table = table[table["window_size"] == 0]
     share = 1.0  # of a measured sequence's cache that one of this model fills
-    if kind == "generation" and kv_heads > MOST_KV_HEADS:
-        share = kv_heads / MOST_KV_HEADS
-        heads, kv_heads = int(heads / share), MOST_KV_HEADS
+    if kind == "generation" and kv_heads > MAX_KV_HEADS:
+        share = kv_heads / MAX_KV_HEADS
+        heads, kv_heads = int(heads / share), MAX_KV_HEADS
     stretch = 1.0
     if kv_cache_dtype not in set(table["kv_cache_dtype"]):
         stretch = bytes_of("bfloat16") / bytes_of(kv_cache_dtype)
@@ -154,9 +154,10 @@ class AllReduce:
         if large is None:
             raise ValueError("no all-reduce was timed")
         if self._graph is None or self._eager is None:
-            return _at(large, size)
-        small = np.where(tokens <= CAPTURED, _at(self._graph, size), _at(self._eager, size))
-        return np.where(size < CUSTOM_MAX, small, _at(large, size))
+            return _interpolate(large, size)
+        graph, eager = _interpolate(self._graph, size), _interpolate(self._eager, size)
+        small = np.where(tokens <= MAX_CAPTURED_TOKENS, graph, eager)
+        return np.where(size < CUSTOM_MAX_BYTES, small, _interpolate(large, size))
 
 
 Curve = tuple[Floats, Floats]
@@ -170,7 +171,7 @@ def _curve(table: "pd.DataFrame") -> Curve | None:
     return times.index.to_numpy(float), times.to_numpy(float) / 1e3
 
 
-def _at(curve: Curve, size: Floats) -> Floats:
+def _interpolate(curve: Curve, size: Floats) -> Floats:
     """Interpolate; beyond the largest message the time grows in proportion."""
     sizes, seconds = curve
     beyond = np.maximum(1.0, size / sizes[-1])

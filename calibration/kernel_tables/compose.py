@@ -23,15 +23,15 @@ from simulator.models.spec import HALF, ModelSpec
 from simulator.util.errors import HeadwayError
 
 MAX_SEQUENCES = 1024
-SAMPLER = 25e-6  # s
+SAMPLER_SECONDS = 25e-6  # s
 SAMPLER_BYTES = 8  # per logit: LLMServingSim's sampler on RTX 4090 and RTX PRO 6000, 7 to 9
 GEMM_DTYPES = {"fp8": "fp8", "fp8_e4m3": "fp8", "nvfp4": "nvfp4", "bfloat16": "bfloat16"}
-DISTRUSTED = {
+UNRELIABLE_TABLES = {
     ("b200", "fp8"): "those timed with fp8 weights (vLLM 0.19) take longer than 16-bit ones from "
     "512 tokens on, which servers contradict"
 }
 """Tables, by GPU and dtype, that are not what servers run."""
-BEYOND = np.array([1.5, 2.0, 3.0, 4.0, 6.0, 8.0])  # times the tokens of a table
+EXTRAPOLATED = np.array([1.5, 2.0, 3.0, 4.0, 6.0, 8.0])  # times the tokens of a table
 ROOFLINE_TOKENS = np.unique(np.floor(np.geomspace(1, 16384, 60)))
 
 
@@ -101,7 +101,7 @@ def _compose_layers(data: Path, target: Target, layers: LayerTables) -> Kernels:
     """Compose the layers of a model that LLMServingSim timed as it is."""
     tokens, dense = layers.dense()
     timed = tokens[-1]
-    tokens, dense = _extended(tokens, dense)
+    tokens, dense = _extrapolate(tokens, dense)
     attention = layers.attention()
     notes: list[str] = []
     if target.model.num_experts:
@@ -111,19 +111,19 @@ def _compose_layers(data: Path, target: Target, layers: LayerTables) -> Kernels:
     dense = dense + _all_reduces(data, target, tokens, notes)
     counts, head = layers.head()
     sources = {"LLMServingSim"} | ({"AIConfigurator"} if target.gpus > 1 else set())
-    head = head + _gather(data, target, counts)
+    head = head + _gather_logits(data, target, counts)
     attention = attention.select(attention.sequences > 0)
     return Kernels(tokens, dense, counts, head, attention, notes, frozenset(sources), timed)
 
 
-def _extended(tokens: Floats, seconds: Floats) -> tuple[Floats, Floats]:
+def _extrapolate(tokens: Floats, seconds: Floats) -> tuple[Floats, Floats]:
     """Let products go on beyond their table with the mean slope of its upper half.
 
     All-reduces come on top of that: they have tables of their own, which reach further.
     """
     most, half = tokens[-1], tokens[-1] / 2
     slope = (seconds[-1] - float(np.interp(half, tokens, seconds))) / (most - half)
-    more = most * BEYOND
+    more = most * EXTRAPOLATED
     return np.append(tokens, more), np.append(seconds, seconds[-1] + slope * (more - most))
 
 
@@ -138,8 +138,8 @@ def _compose_grid(data: Path, target: Target) -> Kernels:
     logits = head.seconds(model.vocab_size // target.gpus, model.hidden_size)
     there = np.isfinite(logits) & (head.tokens <= MAX_SEQUENCES)
     counts, logits = head.tokens[there], logits[there]
-    sampler = SAMPLER + counts * SAMPLER_BYTES * model.vocab_size / gpu.bandwidth
-    head_seconds = logits + sampler + _gather(data, target, counts)
+    sampler = SAMPLER_SECONDS + counts * SAMPLER_BYTES * model.vocab_size / gpu.bandwidth
+    head_seconds = logits + sampler + _gather_logits(data, target, counts)
     attention = _attention(data, target, notes)
     sources = frozenset({"AIConfigurator"})
     return Kernels(tokens, dense, counts, head_seconds, attention, notes, sources)
@@ -162,8 +162,9 @@ def compose_products(data: Path, target: Target, notes: list[str]) -> tuple[Floa
     """Give token counts and one layer's matrix products: measured, or reckoned and noted."""
     model, gpus, tables = target.model, target.gpus, target.tables
     table = Products(data, tables, GEMM_DTYPES.get(target.dtype, target.dtype))
-    why = DISTRUSTED.get((tables.key, target.dtype), f"none were timed with {target.dtype} weights")
-    if not table.measured or (tables.key, target.dtype) in DISTRUSTED:
+    unreliable = UNRELIABLE_TABLES.get((tables.key, target.dtype))
+    if unreliable or not table.measured:
+        why = unreliable or f"none were timed with {target.dtype} weights"
         notes.append(f"matrix products: {why}; by roofline")
         reckoned = products_seconds(model, tables.gpu, target.dtype, ROOFLINE_TOKENS)
         return ROOFLINE_TOKENS, reckoned / gpus / model.num_hidden_layers
@@ -214,6 +215,6 @@ def _all_reduces(data: Path, target: Target, tokens: Floats, notes: list[str]) -
     return 2 * target.model.num_hidden_layers * _all_reduce(data, target, tokens, size, notes)
 
 
-def _gather(data: Path, target: Target, counts: Floats) -> Floats:
+def _gather_logits(data: Path, target: Target, counts: Floats) -> Floats:
     """Give the seconds to collect the logits of all GPUs: half of what their all-reduce takes."""
     return _all_reduce(data, target, counts, target.model.vocab_size * HALF) / 2

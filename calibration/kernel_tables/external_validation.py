@@ -22,15 +22,15 @@ from calibration.kernel_tables.fit_target import (
     roofline_errors,
 )
 from calibration.kernel_tables.mixed_attention import fit_mixed, read_mixed
-from calibration.kernel_tables.product_slowdown import SHAPES, read_sequence
+from calibration.kernel_tables.product_slowdown import SHAPES, read_layer_products
 from calibration.kernel_tables.tables import GPU_TABLES, find_gpu_tables, read_table, run_command
 from simulator.models.load import load_model
 
 CHUNK, HISTORY = 256, 512  # tokens; below, launches outweigh what is compared
-Line = tuple[str, Floats, Floats]  # what, predicted, measured
+Comparison = tuple[str, Floats, Floats]  # what, predicted, measured
 
 
-def vidur_attention(data: Path) -> Iterator[Line]:
+def vidur_attention(data: Path) -> Iterator[Comparison]:
     """Attention of Llama-2-70B at TP 2 on A100, timed by Vidur: decodes, and what a history adds.
 
     Whole prompts are left out: Vidur's kernel of 2023 computed the pairs that the mask hides.
@@ -56,7 +56,7 @@ def vidur_attention(data: Path) -> Iterator[Line]:
     yield what, said[some], added[some]
 
 
-def vidur_products(data: Path) -> Iterator[Line]:
+def vidur_products(data: Path) -> Iterator[Comparison]:
     """Matrix products of the exact shapes, in sequence, on A100 and H100."""
     for key, models in SHAPES.items():
         tables = next(tables for tables in GPU_TABLES if tables.key == key)
@@ -64,7 +64,7 @@ def vidur_products(data: Path) -> Iterator[Line]:
             predicted, measured = [], []
             for name in models:
                 for gpus in (1, 2, 4):
-                    tokens, seconds = read_sequence(data, key, name, gpus)
+                    tokens, seconds = read_layer_products(data, key, name, gpus)
                     some = (tokens >= low) & (tokens <= high)
                     grid, layer = compose_products(data, Target(load_model(name), tables, gpus), [])
                     predicted.append(np.interp(tokens[some], grid, layer))
@@ -73,7 +73,7 @@ def vidur_products(data: Path) -> Iterator[Line]:
             yield what, np.concatenate(predicted), np.concatenate(measured)
 
 
-def mixed_rule(data: Path) -> Iterator[Line]:
+def mixed_rule(data: Path) -> Iterator[Comparison]:
     """Mixed steps of one RTX GPU by FlashAttention-2's rule, its factors fitted on the other."""
     layers = [tables for tables in GPU_TABLES if tables.layers]
     for tables, other in (layers, layers[::-1]):
@@ -88,7 +88,7 @@ def mixed_rule(data: Path) -> Iterator[Line]:
         yield what, held_out.predict(cost), held_out.seconds
 
 
-def rooflines(data: Path) -> Iterator[Line]:
+def rooflines(data: Path) -> Iterator[Comparison]:
     """Steps of models that the efficiencies have not seen, by roofline."""
     for gpu in ("A100-80GB", "H100-80GB", "B200", "L40S", "RTX-PRO-6000"):
         tables = find_gpu_tables(gpu)

@@ -35,12 +35,12 @@ MODELS = {
 }
 """TP degrees, where the weights leave room for a cache."""
 QUANTIZED = ("llama-3-8b", "qwen3-32b", "llama-3-70b")
-TIMED_IN_LAYERS: dict[str, dict[str, tuple[int, ...]]] = {
+LAYER_MODELS: dict[str, dict[str, tuple[int, ...]]] = {
     "rtx-4090": {"llama-3-8b": (1,)},
     "rtx-pro-6000": {"llama-3-8b": (1, 2), "qwen3-32b": (1, 2), "qwen3-30b-a3b": (1, 2)},
 }
-ROOM = 16_000  # tokens that the cache must hold
-SHORT = {"bfloat16": "bf16"}
+MIN_CACHE_TOKENS = 16_000  # tokens that the cache must hold
+DTYPE_NAMES = {"bfloat16": "bf16"}
 
 
 def shipped_targets() -> Iterator[Target]:
@@ -52,7 +52,7 @@ def shipped_targets() -> Iterator[Target]:
                 continue
             for gpus in degrees:
                 yield from _precisions(model, tables, gpus)
-    for key, models in TIMED_IN_LAYERS.items():
+    for key, models in LAYER_MODELS.items():
         tables = next(tables for tables in GPU_TABLES if tables.key == key)
         for name, degrees in models.items():
             for gpus in degrees:
@@ -85,13 +85,13 @@ def _fits(model: ModelSpec, tables: GpuTables, gpus: int, dtype: str, cache: str
         )
     except ValueError:
         return False
-    return budget.num_gpu_blocks * 16 >= ROOM
+    return budget.num_gpu_blocks * 16 >= MIN_CACHE_TOKENS
 
 
 def target_name(target: Target) -> str:
     """Name a profile: model, GPU with TP degree, dtypes of weights and, where another, of cache."""
-    weights = SHORT.get(target.dtype, target.dtype)
-    cache = SHORT.get(target.kv_cache_dtype, target.kv_cache_dtype)
+    weights = DTYPE_NAMES.get(target.dtype, target.dtype)
+    cache = DTYPE_NAMES.get(target.kv_cache_dtype, target.kv_cache_dtype)
     gpus = f"-tp{target.gpus}" if target.gpus > 1 else ""
     kept = "" if cache == "bf16" else f"-kv{cache}"
     return f"{target.model.name}.{target.tables.key}{gpus}.{weights}{kept}"

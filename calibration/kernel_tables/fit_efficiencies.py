@@ -13,7 +13,7 @@ import numpy as np
 
 from calibration.errors import Errors, Floats, fit_positive
 from calibration.kernel_tables.aiconfigurator import AllReduce
-from calibration.kernel_tables.compose import DISTRUSTED, Kernels, Target, compose_kernels
+from calibration.kernel_tables.compose import UNRELIABLE_TABLES, Kernels, Target, compose_kernels
 from calibration.kernel_tables.fit_target import fit_target, roofline_errors
 from calibration.kernel_tables.tables import GPU_TABLES, GpuTables, run_command
 from simulator.costs.roofline import (
@@ -28,11 +28,11 @@ from simulator.models.load import load_model
 from simulator.util.files import write_atomic
 
 MODELS = ("llama-3-8b", "qwen3-32b")
-ONLY = {"rtx-4090": MODELS[:1]}
+MODELS_OF = {"rtx-4090": MODELS[:1]}
 DEGREES = (2, 4, 8)
 FP8 = "H200"
 PCIE = "RTX-PRO-6000"
-LARGE = np.array([8.0, 16, 32, 64]) * (1 << 20)  # bytes of an all-reduce
+LARGE_MESSAGES = np.array([8.0, 16, 32, 64]) * (1 << 20)  # bytes of an all-reduce
 HEAD = f"""\
 # What share of its data sheet each GPU's kernels reach; simulator/costs/roofline.py explains
 # the keys. Written by `python -m calibration.kernel_tables.fit_efficiencies` from the tables of
@@ -87,8 +87,10 @@ def link_shares(data: Path, tables: GpuTables) -> dict[str, float]:
         if not sums.measured:
             continue
         first = float(sums.seconds(np.ones(1), 8192)[0])
-        spent = np.array([sums.seconds(np.array([4096.0]), size / 4096)[0] for size in LARGE])
-        passed = 2 * (gpus - 1) / gpus * LARGE
+        spent = np.array(
+            [sums.seconds(np.array([4096.0]), size / 4096)[0] for size in LARGE_MESSAGES]
+        )
+        passed = 2 * (gpus - 1) / gpus * LARGE_MESSAGES
         latency.append(first)
         link.append(float(np.median(passed / (spent - first))) / tables.gpu.link_bandwidth)
     if not link:
@@ -96,33 +98,33 @@ def link_shares(data: Path, tables: GpuTables) -> dict[str, float]:
     return {"link": float(np.median(link)), "link_latency": float(np.median(latency))}
 
 
-def measure(data: Path, tables: GpuTables) -> dict[str, float]:
+def measure_shares(data: Path, tables: GpuTables) -> dict[str, float]:
     """Give a GPU's shares by name."""
-    targets = [Target(load_model(name), tables) for name in ONLY.get(tables.key, MODELS)]
+    targets = [Target(load_model(name), tables) for name in MODELS_OF.get(tables.key, MODELS)]
     composed = [(target, compose_kernels(data, target)) for target in targets]
     weights, compute = fit_products(composed)
     shares = {"weights": weights, "compute": compute}
-    if tables.gpu.fp8_flops and not tables.layers and (tables.key, "fp8") not in DISTRUSTED:
+    if tables.gpu.fp8_flops and not tables.layers and (tables.key, "fp8") not in UNRELIABLE_TABLES:
         halves = [Target(target.model, tables, dtype="fp8") for target in targets]
         found = fit_products([(target, compose_kernels(data, target)) for target in halves])
         shares["compute_fp8"] = found[1]
     return shares | attention_shares(data, targets) | link_shares(data, tables)
 
 
-def errors(data: Path, tables: GpuTables) -> Errors:
+def roofline_fit_errors(data: Path, tables: GpuTables) -> Errors:
     """Give the relative errors of the roofline, with the shares that are shipped."""
-    names = ONLY.get(tables.key, MODELS)
+    names = MODELS_OF.get(tables.key, MODELS)
     pairs = [roofline_errors(data, Target(load_model(name), tables)) for name in names]
     return Errors.of(*map(np.concatenate, zip(*pairs, strict=True)))
 
 
-def _through_host(measured: dict[str, float], gpu: Gpu) -> dict[str, float]:
+def _pcie_link(measured: dict[str, float], gpu: Gpu) -> dict[str, float]:
     """Give the link's shares of a GPU on PCIe that have the bandwidth of the measured one."""
     link = measured["link"] * GPUS[PCIE].link_bandwidth / gpu.link_bandwidth
     return {"link": link, "link_latency": measured["link_latency"]}
 
 
-def text(measured: dict[str, dict[str, float]]) -> str:
+def efficiencies_text(measured: dict[str, dict[str, float]]) -> str:
     """Write the shares as YAML."""
     lines = [HEAD.rstrip()]
     for name, shares in measured.items():
@@ -133,21 +135,21 @@ def text(measured: dict[str, dict[str, float]]) -> str:
 
 def write_efficiencies(data: Path) -> None:
     """Measure all GPUs' shares and write the file that comes with the package."""
-    found = {tables.gpu.name: measure(data, tables) for tables in GPU_TABLES}
+    found = {tables.gpu.name: measure_shares(data, tables) for tables in GPU_TABLES}
     for name, shares in found.items():
         if "link" not in shares:
-            shares.update(_through_host(found[PCIE], GPUS[name]))
+            shares.update(_pcie_link(found[PCIE], GPUS[name]))
         shares.setdefault("compute_fp8", found[FP8]["compute_fp8"])
     _write(found)
     measured_efficiencies.cache_clear()
     for tables in GPU_TABLES:
-        off = errors(data, tables)
+        off = roofline_fit_errors(data, tables)
         found[tables.gpu.name] |= {"error": off.median, "error_p95": off.p95}
     _write(found)
 
 
 def _write(found: dict[str, dict[str, float]]) -> None:
-    content = text(found).encode()
+    content = efficiencies_text(found).encode()
     write_atomic(EFFICIENCIES, lambda file: file.write(content))
 
 

@@ -40,8 +40,8 @@ from simulator.costs.roofline import TILE, efficiency_of, roofline
 FOLDS = 5
 DIGITS = 4  # significant, in the profile
 KNOTS = 40  # of the dense table, at most
-NORMAL = 1.4826  # standard deviation of a normal variable / median of its absolute values
-THIN = 0.005  # relative error of the dense table that is not worth a knot
+MAD_TO_SD = 1.4826  # standard deviation of a normal variable / median of its absolute values
+KNOT_TOLERANCE = 0.005  # relative error of the dense table that is not worth a knot
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class FitReport:
     sources: frozenset[str] = frozenset()
     mixed: MixedFactors | None = None
     residuals: Mapping[str, float] = field(default_factory=dict)  # by regime, held out
-    joint: bool = False  # whether mixed batches of the target itself were timed
+    mixed_timed: bool = False  # whether mixed batches of the target itself were timed
 
 
 def compose_steps(kernels: Kernels) -> TimedSteps:
@@ -76,7 +76,7 @@ def roofline_errors(data: Path, target: Target) -> tuple[Floats, Floats]:
     return steps.predict(roofline(target.model, target.tables.gpu)), steps.seconds
 
 
-def _fit(form: Form, rest: Floats, truth: Floats, start: Iterable[float]) -> Floats:
+def _fit_terms(form: Form, rest: Floats, truth: Floats, start: Iterable[float]) -> Floats:
     """Fit positive coefficients to the relative error of rest + form."""
     return fit_positive(lambda p: rest + form(p), rest + truth, start, 1e-12)
 
@@ -86,7 +86,7 @@ def fit_decode(steps: TimedSteps) -> Floats:
     context, count, seconds = steps.context, steps.decodes, steps.attention
     longest = np.argsort(context)[-8:]  # bound by reading the cache, whatever else
     start = [seconds.min(), np.median(seconds[longest] / context[longest]), seconds.min() / 64]
-    return _fit(
+    return _fit_terms(
         lambda p: p[0] + np.maximum(p[1] * context, p[2] * count), steps.rest, seconds, start
     )
 
@@ -96,12 +96,12 @@ def fit_prefill(steps: TimedSteps) -> Floats:
     pairs, tokens, seconds = steps.pairs, steps.tokens, steps.attention
     most = np.argsort(pairs)[-8:]
     start = [seconds.min(), np.median(seconds[most] / pairs[most]), seconds.min() / 512]
-    return _fit(lambda p: p[0] + p[1] * pairs + p[2] * tokens, steps.rest, seconds, start)
+    return _fit_terms(lambda p: p[0] + p[1] * pairs + p[2] * tokens, steps.rest, seconds, start)
 
 
 def fit_mixed_steps(steps: TimedSteps) -> Floats:
     """Fit prefill + max(d P + f T_p + c' S + e' N, r K) to steps of prompts and decodes."""
-    return _fit(mixed_form(steps), steps.rest, steps.attention, 32 * MIXED_START)
+    return _fit_terms(mixed_form(steps), steps.rest, steps.attention, 32 * MIXED_START)
 
 
 def fit_head(kernels: Kernels) -> Floats:
@@ -109,7 +109,7 @@ def fit_head(kernels: Kernels) -> Floats:
     count = kernels.counts[kernels.counts <= MAX_SEQUENCES]
     seconds = kernels.head[: len(count)]
     start = [seconds[0], seconds[-1] / count[-1]]
-    return _fit(lambda p: np.maximum(p[0], p[1] * count), 0 * count, seconds, start)
+    return _fit_terms(lambda p: np.maximum(p[0], p[1] * count), 0 * count, seconds, start)
 
 
 def fit_cost(
@@ -138,7 +138,7 @@ def fit_cost(
 
 def _cost(tokens: Floats, dense: Floats, terms: Iterable[float]) -> PiecewiseCost:
     """Make a cost of a table, which is thinned, and of the coefficients in the order of TERMS."""
-    rows = [[int(count), _rounded(seconds)] for count, seconds in thin(tokens, dense)]
+    rows = [[int(count), _rounded(seconds)] for count, seconds in thin_table(tokens, dense)]
     values: dict[str, Any] = dict(zip(TERMS, map(_rounded, terms), strict=True))
     return PiecewiseCost(dense=rows, **values)
 
@@ -147,13 +147,13 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def thin(tokens: Floats, seconds: Floats) -> list[tuple[float, float]]:
+def thin_table(tokens: Floats, seconds: Floats) -> list[tuple[float, float]]:
     """Choose the rows that a table needs, adding where straight lines between them err the most."""
     kept = [0, len(tokens) - 1]
     while len(kept) < min(KNOTS, len(tokens)):
         errors = np.abs(np.interp(tokens, tokens[kept], seconds[kept]) / seconds - 1)
         worst = int(np.argmax(errors))
-        if errors[worst] < THIN:
+        if errors[worst] < KNOT_TOLERANCE:
             break
         kept = sorted({*kept, worst})
     return [(tokens[i], seconds[i]) for i in kept]
@@ -194,7 +194,7 @@ def fit_by_roofline(target: Target, note: str) -> FitReport:
     )
     tokens, seconds = np.array(cost.dense, float).T
     cost = _cost(tokens, seconds, [getattr(cost, name) for name in TERMS])
-    spread = min(1.0, NORMAL * efficiency_of(gpu).error)
+    spread = min(1.0, MAD_TO_SD * efficiency_of(gpu).error)
     limits = {"tokens": (1, cost.dense[-1][0])}
     return FitReport(cost, limits, notes=(note,), residuals=dict.fromkeys(REGIMES, spread))
 
@@ -208,8 +208,8 @@ def fit_target(data: Path, target: Target) -> FitReport:
             target, f"nothing was timed of {error}; roofline at that GPU's efficiency"
         )
     steps = compose_steps(kernels)
-    joint = bool(steps.mixed.any())
-    mixed = fa2_factors(data) if target.tables.tiles_decodes and not joint else None
+    mixed_timed = bool(steps.mixed.any())
+    mixed = fa2_factors(data) if target.tables.tiles_decodes and not mixed_timed else None
     fit = partial(fit_cost, mixed=mixed, target=target)
     cost = fit(kernels, steps)
     limits = {
@@ -228,5 +228,5 @@ def fit_target(data: Path, target: Target) -> FitReport:
         kernels.sources | ({"LLMServingSim"} if mixed is not None else set()),
         mixed,
         left,
-        joint,
+        mixed_timed,
     )

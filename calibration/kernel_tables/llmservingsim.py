@@ -27,8 +27,8 @@ MODELS = {
     "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B-Instruct-2507",
 }
 ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
-ONCE = ("embedding", "final_layernorm")  # per step; the others are per layer
-TWICE = "layernorm"  # per layer
+PER_STEP = ("embedding", "final_layernorm")  # per step; the others are per layer
+TWICE_PER_LAYER = "layernorm"  # per layer
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class LayerTables:
         times = _pivot(self._read("dense", ("layer", "tokens", "time_us")), "tokens")
         total = np.zeros(len(times))
         for layer in times:
-            number = self.model.num_hidden_layers * (1 + (layer == TWICE))
-            total += times[layer].to_numpy() * (1 if layer in ONCE else number)
+            number = self.model.num_hidden_layers * (1 + (layer == TWICE_PER_LAYER))
+            total += times[layer].to_numpy() * (1 if layer in PER_STEP else number)
         return times.index.to_numpy(float), total / 1e6
 
     def head(self) -> tuple[Floats, Floats]:

@@ -38,7 +38,7 @@ SHAPES = {
 OPERATORS = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")
 
 
-def read_sequence(data: Path, key: str, model: str, gpus: int) -> tuple[Floats, Floats]:
+def read_layer_products(data: Path, key: str, model: str, gpus: int) -> tuple[Floats, Floats]:
     """Give token counts and one layer's seconds in its products, in sequence."""
     names = [f"time_stats.{name}.median" for name in OPERATORS]
     path = f"{key}__{SHAPES[key][model]}__mlp.csv"
@@ -53,7 +53,7 @@ def measure_factors(data: Path, tables: GpuTables) -> Floats:
     products, ratios = Products(data, tables, "bfloat16"), []
     for name in SHAPES[tables.key]:
         for gpus in (1, 2, 4, 8):
-            tokens, seconds = read_sequence(data, tables.key, name, gpus)
+            tokens, seconds = read_layer_products(data, tables.key, name, gpus)
             alone = products.of_layer(load_model(name), gpus)
             there = np.interp(TOKENS, tokens, seconds)
             ratios.append(there / np.interp(TOKENS, products.tokens, alone))
@@ -66,10 +66,10 @@ FACTORS = {
 }
 """What `measure_factors` gives on the published tables. GPUs that Vidur did not time take those of
 the likest: H200 and B200 of the H100, L40S of the A100."""
-LIKE = {"a100": "a100", "l40s": "a100", "h100": "h100", "h200": "h100", "b200": "h100"}
+SIMILAR_GPU = {"a100": "a100", "l40s": "a100", "h100": "h100", "h200": "h100", "b200": "h100"}
 
 
 def slowdown(tables: GpuTables, tokens: Floats) -> Floats:
     """Give the factor on products of so many tokens, timed back to back; 1 up to 64 tokens."""
-    factors = (1.0, *FACTORS[LIKE[tables.key]])
+    factors = (1.0, *FACTORS[SIMILAR_GPU[tables.key]])
     return np.asarray(np.interp(np.log(tokens), np.log((64, *TOKENS)), factors))

@@ -151,7 +151,7 @@ def _assumptions(target: Target, report: FitReport) -> Iterator[str]:
     if report.mixed is not None:
         ratio = report.cost.mixed_per_context / report.cost.decode_per_context
         yield FA2_MIXED.format(ratio=ratio, **vars(report.mixed))
-    elif not report.joint:
+    elif not report.mixed_timed:
         yield SEPARATE_MIXED.format(attention=target.tables.attention)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.errors import Floats
-from calibration.measured.requests import Requests, read_rows_of
+from calibration.measured.requests import Requests, read_records
 from calibration.measured.runs import Run
 from simulator.util.errors import HeadwayError
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from simulator.simulation.result import Result
 
 LATENCIES = ("ttft", "tpot", "e2el")
-LEAST_GAUGE = 0.1  # a mean below it is nothing to compare
-TIME = ("relative_time_sec", "t", "time_s", "time")
-COLUMNS = {
+MIN_GAUGE_MEAN = 0.1  # a mean below it is nothing to compare
+TIME_COLUMNS = ("relative_time_sec", "t", "time_s", "time")
+GAUGE_COLUMNS = {
     "running": ("num_requests_running", "running"),
     "waiting": ("num_requests_waiting", "waiting"),
     "kv_usage": ("kv_cache_usage_pct", "kv_cache_pct"),
@@ -28,7 +28,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Compared:
+class MetricComparison:
     """One metric: ms, requests/s, tokens/s, or a share."""
 
     metric: str
@@ -61,12 +61,12 @@ def measured_gauges(path: Path) -> Gauges | None:
 
     HeadwayError where the file is damaged, ValueError where a cell holds no number.
     """
-    rows = read_rows_of(path)
+    rows = read_records(path)
     known = list(rows[0]) if rows else []
-    time = next((word for word in TIME if word in known), None)
+    time = next((word for word in TIME_COLUMNS if word in known), None)
     found = {
         ours: next((word for word in theirs if word in known), None)
-        for ours, theirs in COLUMNS.items()
+        for ours, theirs in GAUGE_COLUMNS.items()
     }
     columns = {
         ours: np.array([float(row[theirs] or "nan") for row in rows])
@@ -98,7 +98,7 @@ class Outcome:
     """What became of one run: its metrics, or why there are none."""
 
     run: Run
-    rows: list[Compared] = field(default_factory=list)
+    rows: list[MetricComparison] = field(default_factory=list)
     reason: str = ""  # why it cannot be predicted
     profile: str = ""
     engine: str = ""  # the rules that the simulation followed, in a line
@@ -139,13 +139,13 @@ def compare(outcome: Outcome, result: "Result", requests: Requests | None) -> No
             both = keep & ~np.isnan(column) & ~np.isnan(simulated[name])
             outcome.samples[name] = simulated[name][both] * 1e3, column[both] * 1e3
     outcome.rows = [
-        Compared(name, predicted[name], value)
+        MetricComparison(name, predicted[name], value)
         for name, value in measured.items()
         if name in predicted and not isnan(value) and not isnan(predicted[name])
     ]
     if not outcome.rows:
         outcome.notes.append("nothing measured is recorded: the prediction alone")
-        outcome.rows = [Compared(name, value, nan) for name, value in predicted.items()]
+        outcome.rows = [MetricComparison(name, value, nan) for name, value in predicted.items()]
 
 
 def _statistics(
@@ -193,7 +193,7 @@ def compare_gauges(outcome: Outcome, result: "Result", polls: Path) -> None:
     predicted = predicted_gauges(result)
     outcome.gauges = predicted, measured
     outcome.rows += [
-        Compared(f"mean_{name}", predicted.mean(name), mean)
+        MetricComparison(f"mean_{name}", predicted.mean(name), mean)
         for name in measured.columns
-        if (mean := measured.mean(name)) >= LEAST_GAUGE
+        if (mean := measured.mean(name)) >= MIN_GAUGE_MEAN
     ]

@@ -6,7 +6,7 @@ The defaults are those of vLLM V1's EngineArgs for `vllm serve`, release by rele
 import re
 from typing import Any
 
-from calibration.measured import names
+from calibration.measured import aliases
 from calibration.measured.runs import BLANK, Run
 from simulator.costs.overhead import NEWEST, Version, read_version
 from simulator.models.gpus import GIB
@@ -14,12 +14,12 @@ from simulator.models.load import load_model
 from simulator.scenario.engines import ASYNC_SINCE, version_defaults, with_defaults
 
 OFFLOAD = r"(?<!no )offload(?!\w*[ :=]*(off|disabled|none))"
-OFFLOADED = OFFLOAD + r"[^.;]*?(\d+(?:\.\d+)?) ?(gi?b)"
+OFFLOAD_SIZE = OFFLOAD + r"[^.;]*?(\d+(?:\.\d+)?) ?(gi?b)"
 """KV offload to the host, and how much, in a run's notes."""
 LARGEST_SERVER = 8  # GPUs
 V1_SINCE = (0, 8)
 """vLLM's V1 engine is the default from 0.8 on."""
-DEFAULTED = (
+DEFAULTED_COLUMNS = (
     "engine_version",
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -30,7 +30,7 @@ DEFAULTED = (
     "kv_dtype",
 )
 """Columns that change a prediction and whose empty cells vLLM's defaults fill in."""
-NOT_REPLAYED = (
+UNSUPPORTED = (
     (
         r"(?<!no )speculative(?! decod\w+ (off|disabled))|\beagle|\bmedusa|\bmtp\b|draft model",
         "speculative decoding",
@@ -39,19 +39,19 @@ NOT_REPLAYED = (
     (r"disaggregat|\bp/d\b|\bpd[- ]disagg", "prompts and decodes on different servers"),
 )
 """What a run's notes may tell that no simulation here does: patterns and words."""
-IGNORED = (
+NOT_SIMULATED = (
     (r"\blora\b", "LoRA adapters"),
     (r"enforce[-_ ]eager|eager mode", "eager mode (no CUDA graphs)"),
 )
 
 
-def refuse_what_is_not_replayed(run: Run) -> None:
+def check_supported(run: Run) -> None:
     """Raise ValueError where a run's engine is another one, or did what is not simulated."""
     engine = run.word("engine").lower()
     if engine not in BLANK and "vllm" not in engine:
         raise ValueError(f"engine: {run.word('engine')!r}: overheads are known of vLLM alone")
     notes = run.word("notes").lower()
-    for pattern, words in NOT_REPLAYED:
+    for pattern, words in UNSUPPORTED:
         if re.search(pattern, notes):
             raise ValueError(f"notes: {words} cannot be replayed")
     gpus, each = run.count("n_gpus"), gpus_per_replica(run) * (run.count("dp") or 1)
@@ -61,7 +61,7 @@ def refuse_what_is_not_replayed(run: Run) -> None:
 
 def assumptions(run: Run) -> list[str]:
     """Tell what a prediction takes for granted: cells that are empty, notes that it ignores."""
-    empty = [name for name in DEFAULTED if run.word(name).lower() in BLANK]
+    empty = [name for name in DEFAULTED_COLUMNS if run.word(name).lower() in BLANK]
     found = [f"not recorded, so vLLM's defaults: {', '.join(empty)}"] if empty else []
     told = run.word("engine_version")
     if told and read_version(told) is None:
@@ -69,8 +69,9 @@ def assumptions(run: Run) -> list[str]:
     if _is_v0(run):
         found.append("vLLM's V0 engine: its overheads were not measured, V1's are taken")
     notes = run.word("notes").lower()
-    found += [f"notes: {words}: not simulated" for seek, words in IGNORED if re.search(seek, notes)]
-    if re.search(OFFLOAD, notes) and not re.search(OFFLOADED, notes):
+    ignored = (words for pattern, words in NOT_SIMULATED if re.search(pattern, notes))
+    found += [f"notes: {words}: not simulated" for words in ignored]
+    if re.search(OFFLOAD, notes) and not re.search(OFFLOAD_SIZE, notes):
         found.append("notes: KV offload of unknown size: not simulated")
     each = gpus_per_replica(run)
     if each > LARGEST_SERVER:
@@ -135,11 +136,11 @@ def engine_block(run: Run, gpu: str) -> dict[str, Any]:
             block[key] = flag
     block["tensor_parallel_size"] = gpus_per_replica(run)
     block["data_parallel_size"] = run.count("dp") or 1
-    if quantized := names.quantization(run.word("weight_dtype"), run.word("model")):
+    if quantized := aliases.quantization(run.word("weight_dtype"), run.word("model")):
         block["quantization"] = quantized
-    if (cache := names.kv_dtype(run.word("kv_dtype"))) != "auto":
+    if (cache := aliases.kv_dtype(run.word("kv_dtype"))) != "auto":
         block["kv_cache_dtype"] = cache
-    if told := re.search(OFFLOADED, run.word("notes").lower()):
+    if told := re.search(OFFLOAD_SIZE, run.word("notes").lower()):
         block["kv_offloading_size"] = float(told[2]) * (1.0 if told[3] == "gib" else 1e9 / GIB)
     if tokens := run.count("kv_capacity_tokens"):
         block["num_gpu_blocks_override"] = tokens // (run.count("block_size") or 16)
@@ -153,7 +154,7 @@ def _sizes(run: Run, gpu: str, engine: str = "vllm") -> dict[str, Any]:
     """
     longest = run.count("max_model_len")
     whole = run.flag("chunked_prefill") is False or engine != "vllm"
-    model = names.model_name(run.word("model")) if whole else None
+    model = aliases.model_name(run.word("model")) if whole else None
     if model and longest is None:
         longest = load_model(model).max_position_embeddings
     defaults = with_defaults(engine, {"name": gpu}, model)

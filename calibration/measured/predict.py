@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from calibration.kernel_tables.compose import Target
 from calibration.kernel_tables.fit_target import fit_target
 from calibration.kernel_tables.tables import find_gpu_tables
-from calibration.measured import names
+from calibration.measured import aliases
 from calibration.measured.compare import Outcome, compare, compare_gauges
-from calibration.measured.engine import assumptions, engine_block, refuse_what_is_not_replayed
+from calibration.measured.engine import assumptions, check_supported, engine_block
 from calibration.measured.requests import read_requests
-from calibration.measured.runs import Run, choose, read_runs
-from calibration.measured.workload import frontend, make, read_config, replay
+from calibration.measured.runs import Run, read_runs, select_runs
+from calibration.measured.workload import frontend, generate, read_config, replay
 from simulator.core.engine_config import EngineConfig
 from simulator.costs.load import with_overhead
 from simulator.costs.piecewise import PiecewiseCost
@@ -36,7 +36,7 @@ def validate_measured(folder: Path, wanted: Sequence[str] = ()) -> list[Outcome]
     HeadwayError where runs.csv is at fault or does not have a run; what is wrong with one run
     alone is told in its `reason`.
     """
-    runs = choose(read_runs(folder), list(wanted), folder)
+    runs = select_runs(read_runs(folder), list(wanted), folder)
     one = partial(predict, folder=folder)
     if len(runs) == 1:
         return [one(runs[0])]
@@ -73,14 +73,14 @@ def predict(run: Run, folder: Path, terms: tuple[float, float] | None = None) ->
 
 def _predict(outcome: Outcome, folder: Path, terms: tuple[float, float] | None) -> None:
     run = outcome.run
-    refuse_what_is_not_replayed(run)
+    check_supported(run)
     outcome.notes += assumptions(run)
-    path = find_file(folder, run.word("per_request_file"))
+    path = find_requests_file(folder, run.word("per_request_file"))
     requests = None if path is None else read_requests(path)
     if requests is None:
-        workload = make(run)
+        workload = generate(run)
     else:
-        workload = replay(run, requests, read_config(companion(path, "config.json")))
+        workload = replay(run, requests, read_config(sibling_file(path, "config.json")))
     workload.check()
     scenario, parts = assemble_run(run, folder)
     if not _in_lock_step(scenario, parts):
@@ -89,12 +89,12 @@ def _predict(outcome: Outcome, folder: Path, terms: tuple[float, float] | None) 
         parts = with_terms(parts, *terms)
     workload.frontend = frontend(run)
     outcome.profile = parts.cost.name or "?"
-    outcome.engine = _rules(scenario, parts)
-    result = _play(scenario, parts, workload)
+    outcome.engine = _describe_rules(scenario, parts)
+    result = _simulate(scenario, parts, workload)
     compare(outcome, result, requests)
     if len(result.logs) > 1:
         return  # polls of several engines are not told apart
-    polls = companion(path, "server.csv.gz") or companion(path, "timeseries.csv.gz")
+    polls = sibling_file(path, "server.csv.gz") or sibling_file(path, "timeseries.csv.gz")
     if polls is not None:
         compare_gauges(outcome, result, polls)
 
@@ -142,7 +142,7 @@ def _target(parts: EngineParts, engine: EngineConfig) -> Target:
     )
 
 
-def _play(scenario: "Scenario", parts: EngineParts, workload: "Workload") -> "Result":
+def _simulate(scenario: "Scenario", parts: EngineParts, workload: "Workload") -> "Result":
     """Send the workload to the engine, or to the replicas of a data-parallel one."""
     import simpy
 
@@ -168,12 +168,12 @@ def assemble_run(run: Run, folder: Path = Path()) -> tuple["Scenario", EnginePar
     from simulator.scenario.load import check_scenario
     from simulator.util.yaml_lines import SourceMap
 
-    gpu = names.gpu_name(run.word("gpu"))
+    gpu = aliases.gpu_name(run.word("gpu"))
     engine = engine_block(run, gpu)
     gpus = engine["tensor_parallel_size"] * engine["data_parallel_size"]
     raw = {
         "name": "measured",
-        "model": names.model_name(run.word("model"), folder),
+        "model": aliases.model_name(run.word("model"), folder),
         "gpu": {"name": gpu, "count": gpus},
         "engine": engine,
     }
@@ -181,7 +181,7 @@ def assemble_run(run: Run, folder: Path = Path()) -> tuple["Scenario", EnginePar
     return scenario, assemble(scenario)
 
 
-def _rules(scenario: "Scenario", parts: EngineParts) -> str:
+def _describe_rules(scenario: "Scenario", parts: EngineParts) -> str:
     engine = scenario.engine
     kind = "asynchronous" if engine.async_scheduling else "synchronous"
     cached = "on" if engine.enable_prefix_caching else "off"
@@ -192,7 +192,7 @@ def _rules(scenario: "Scenario", parts: EngineParts) -> str:
     )
 
 
-def find_file(folder: Path, name: str) -> Path | None:
+def find_requests_file(folder: Path, name: str) -> Path | None:
     """Find a file that runs.csv names: from the folder, from the one above it, or beside it."""
     if not name:
         return None
@@ -203,7 +203,7 @@ def find_file(folder: Path, name: str) -> Path | None:
     return found
 
 
-def companion(path: Path | None, ending: str) -> Path | None:
+def sibling_file(path: Path | None, ending: str) -> Path | None:
     """Find `RUN__ENDING` beside `RUN__requests.csv.gz`."""
     if path is None or "requests" not in path.name:
         return None

@@ -12,7 +12,7 @@ from calibration.measured.compare import Outcome
 from calibration.plots import Pair, Series, plot_metrics, plot_run
 from simulator.util.files import Writer, write_atomic, write_together
 
-SUMMARIZED = (
+SUMMARY_METRICS = (
     "mean_ttft_ms",
     "p99_ttft_ms",
     "mean_tpot_ms",
@@ -23,7 +23,7 @@ SUMMARIZED = (
     "output_throughput",
 )
 GAUGES = {"running": "requests running", "kv_usage": "KV cache in use (%)"}
-WORDS = {"request_throughput": "requests/s", "output_throughput": "output tok/s"}
+LABELS = {"request_throughput": "requests/s", "output_throughput": "output tok/s"}
 
 
 def report(outcomes: Sequence[Outcome]) -> str:
@@ -49,8 +49,8 @@ def _run_lines(outcome: Outcome) -> Iterator[str]:
 
 
 def _label(metric: str) -> str:
-    if metric in WORDS:
-        return WORDS[metric]
+    if metric in LABELS:
+        return LABELS[metric]
     parts = metric.removesuffix("_ms").split("_")
     unit = " (ms)" if metric.endswith("_ms") else " (%)" if "kv" in parts else ""
     return f"{' '.join(parts[1:])} {parts[0]}{unit}"
@@ -64,7 +64,7 @@ def _summary(outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield f"{'source, tier':<44}{'metric':<18}{'runs':>5}{'median |e|':>12}{'mean |e|':>10}"
     for (source, tier), members in groups.items():
         title = ", ".join(filter(None, (source, tier)))
-        for metric in SUMMARIZED:
+        for metric in SUMMARY_METRICS:
             errors = [
                 abs(row.error)
                 for one in members

@@ -69,13 +69,13 @@ LENGTHS = {
         "osl",
     ),
 }
-MOMENTS = ("arrival", "first", "end")
+TIMESTAMPS = ("arrival", "first", "end")
 """Those that are read off a clock; the others are lengths of time."""
 CLIENT = ("client_id", "client", "session_id")
 CONVERSATION = ("conversation", "conversation_id", "session")
 TURNS = ("input_num_turns", "turn", "turn_index")
 
-BENCH = {
+BENCH_COLUMNS = {
     "input_lens": "input_tokens",
     "output_lens": "output_tokens",
     "ttfts": "ttft_s",
@@ -108,7 +108,7 @@ class Requests:
 
 def read_requests(path: Path) -> Requests:
     """Read a file; HeadwayError names it, the line and the column that is wrong."""
-    rows = _answered(read_rows_of(path))
+    rows = _drop_failed(read_records(path))
     if not rows:
         raise HeadwayError(f"{path}: has no requests")
     known = list(dict.fromkeys(key for _, row in rows for key in row))
@@ -123,16 +123,16 @@ def read_requests(path: Path) -> Requests:
             f"({', '.join(allowed[name] for name in lacking)})"
         )
     times = {
-        name: _times(path, rows, *found, moment=name in MOMENTS)
+        name: _times(path, rows, *found, timestamp=name in TIMESTAMPS)
         if found
         else np.full(len(rows), np.nan)
         for name, found in columns.items()
     }
     tokens = {name: _counts(path, rows, found or "") for name, found in lengths.items()}
-    return _assemble(path, rows, times, tokens)
+    return _derive_latencies(path, rows, times, tokens)
 
 
-def _assemble(
+def _derive_latencies(
     path: Path,
     rows: Rows,
     times: dict[str, Floats],
@@ -172,13 +172,13 @@ def _assemble(
         ttft=ttft[order],
         tpot=tpot[order],
         e2el=e2el[order],
-        client=_words(rows, CLIENT, order),
-        conversation=_words(rows, CONVERSATION, order),
+        client=_text_column(rows, CLIENT, order),
+        conversation=_text_column(rows, CONVERSATION, order),
         turn=None if turns is None else _counts(path, rows, turns)[order],
     )
 
 
-def read_rows_of(path: Path) -> list[dict[str, str]]:
+def read_records(path: Path) -> list[dict[str, str]]:
     """Read CSV or JSON lines, packed by gzip or not, as mappings of texts."""
     text = read_text(path)
     if text.lstrip()[:1] in {"{", "["}:
@@ -221,14 +221,14 @@ def _bench_rows(path: Path, raw: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Turn a detailed result's columns into rows; gaps between tokens give the last one's time."""
     if "start_times" not in raw:
         raise HeadwayError(f"{path}:1: lacks start_times: when each request was sent")
-    names = [name for name in BENCH if isinstance(raw.get(name), list)]
+    names = [name for name in BENCH_COLUMNS if isinstance(raw.get(name), list)]
     count = len(raw["input_lens"])
     gaps = raw.get("itls")
     for name in (*names, *(["itls"] if gaps else [])):
         if len(raw[name]) != count:
             raise HeadwayError(f"{path}:1: {name}: {len(raw[name])} values for {count} requests")
     for k in range(count):
-        row = {BENCH[name]: raw[name][k] for name in names}
+        row = {BENCH_COLUMNS[name]: raw[name][k] for name in names}
         if gaps and row.get("ttft_s"):
             row["e2e_s"] = row["ttft_s"] + sum(gaps[k])
         yield row
@@ -253,7 +253,7 @@ def _flatten(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def _answered(rows: list[dict[str, str]]) -> Rows:
+def _drop_failed(rows: list[dict[str, str]]) -> Rows:
     """Leave out requests that failed, and say how many; give the others with their lines."""
     kept = [(line, row) for line, row in enumerate(rows, 2) if not _failed(row)]
     if lost := len(rows) - len(kept):
@@ -281,9 +281,9 @@ def _find_time(known: Sequence[str], words: Sequence[str]) -> tuple[str, float] 
     return None
 
 
-def _times(path: Path, rows: Rows, column: str, unit: float, *, moment: bool) -> Floats:
-    values = np.array([_number(path, line, row, column, moment) for line, row in rows])
-    if not moment and (bad := np.flatnonzero(values < -1e-6)).size:
+def _times(path: Path, rows: Rows, column: str, unit: float, *, timestamp: bool) -> Floats:
+    values = np.array([_number(path, line, row, column, timestamp) for line, row in rows])
+    if not timestamp and (bad := np.flatnonzero(values < -1e-6)).size:
         raise HeadwayError(f"{path}:{rows[bad[0]][0]}: {column}: {values[bad[0]]:g} is negative")
     return values * unit
 
@@ -297,7 +297,7 @@ def _counts(path: Path, rows: Rows, column: str) -> Ints:
 
 
 def _number(
-    path: Path, line: int, row: Mapping[str, str], column: str, moment: bool = False
+    path: Path, line: int, row: Mapping[str, str], column: str, timestamp: bool = False
 ) -> float:
     text = row.get(column, "")
     if text in {"", "nan", "NaN", "None"}:
@@ -305,12 +305,12 @@ def _number(
     try:
         return float(text)
     except ValueError:
-        if moment and (read := _moment(text)) is not None:
+        if timestamp and (read := _timestamp(text)) is not None:
             return read
         raise HeadwayError(f"{path}:{line}: {column}: {text!r} is no number") from None
 
 
-def _moment(text: str) -> float | None:
+def _timestamp(text: str) -> float | None:
     """Read a date and time (ISO 8601), s."""
     try:
         return datetime.fromisoformat(text).timestamp()
@@ -318,6 +318,6 @@ def _moment(text: str) -> float | None:
         return None
 
 
-def _words(rows: Rows, words: Sequence[str], order: Ints) -> list[str] | None:
+def _text_column(rows: Rows, words: Sequence[str], order: Ints) -> list[str] | None:
     column = _find(list(rows[0][1]), words)
     return None if column is None else [rows[k][1].get(column, "") for k in order.tolist()]

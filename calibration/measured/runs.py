@@ -184,7 +184,7 @@ def _number(text: str) -> float | None:
     return value if isfinite(value) and value >= 0 else None
 
 
-def choose(runs: list[Run], wanted: list[str], folder: Path) -> list[Run]:
+def select_runs(runs: list[Run], wanted: list[str], folder: Path) -> list[Run]:
     """Keep the runs that are asked for; HeadwayError names those that are not there."""
     if not wanted:
         return runs

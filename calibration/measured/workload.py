@@ -15,11 +15,11 @@ from simulator.core.request import Segments
 from simulator.util.errors import HeadwayWarning
 from simulator.workload.workload import FRONTENDS, Frontend, Workload
 
-SOON = 0.25  # s after an answer at which the next request still counts as waiting for it
+MAX_IDLE = 0.25  # s after an answer at which the next request still counts as waiting for it
 ROUNDS = 10  # requests per client of a closed loop whose number is not recorded
-UNTOLD_REQUESTS = 1000  # of an open one
-RATIO = (0.8, 1.0)  # of the nominal lengths: --random-range-ratio 0.8 of InferenceMAX
-UNTOLD = (0.9, 1.1)
+DEFAULT_REQUESTS = 1000  # of an open one
+INFERENCEMAX_RATIO = (0.8, 1.0)  # of the nominal lengths: --random-range-ratio 0.8 of InferenceMAX
+DEFAULT_RATIO = (0.9, 1.1)
 """Of the mean, where the spread of lengths is not recorded. Requests of one length in a closed
 loop would march in step for ever, all prompts of a wave at once; measured ones do not."""
 
@@ -33,27 +33,27 @@ def replay(run: Run, requests: Requests, config: Mapping[str, object]) -> Worklo
     """Play what was recorded: arrivals, lengths, and which request waited for which."""
     if requests.conversation is not None and requests.client is not None:
         return _conversations(requests)
-    arrival, after, delay = _times(requests)
+    arrival, after, delay = _arrivals_and_delays(requests)
     prefix = _common_prefix(run, requests.prompt, config)
     return Workload(
         arrival,
         requests.prompt,
         requests.output,
-        segments=_shared(requests.prompt, prefix) if prefix else None,
+        segments=_prefix_segments(requests.prompt, prefix) if prefix else None,
         after=after,
         delay=delay,
         source=run.run_id,
     )
 
 
-def _times(requests: Requests) -> tuple[Floats, Ints | None, Floats | None]:
+def _arrivals_and_delays(requests: Requests) -> tuple[Floats, Ints | None, Floats | None]:
     """Give arrivals, and which request each one waited for, how long.
 
     A stage of requests that were sent one by one may take longer in simulation, or less; what
     came after it keeps its distance from its end.
     """
     arrival = requests.arrival.copy()
-    chained = _synchronous(requests)
+    chained = _count_sequential(requests)
     if chained < 2:
         return arrival, None, None
     ends = arrival + requests.e2el
@@ -66,11 +66,11 @@ def _times(requests: Requests) -> tuple[Floats, Ints | None, Floats | None]:
     return np.where(waits, np.nan, arrival), before, np.where(waits, delay, 0.0)
 
 
-def _synchronous(requests: Requests) -> int:
+def _count_sequential(requests: Requests) -> int:
     """Count the first requests that were sent one after the other, each upon the last answer."""
     ends = requests.arrival + requests.e2el
     idle = requests.arrival[1:] - ends[:-1]
-    breaks = np.flatnonzero(~((idle >= 0) & (idle < SOON)))
+    breaks = np.flatnonzero(~((idle >= 0) & (idle < MAX_IDLE)))
     return 1 + int(breaks[0]) if breaks.size else len(requests)
 
 
@@ -92,7 +92,7 @@ def _common_prefix(run: Run, prompts: Ints, config: Mapping[str, object]) -> int
     return round((run.number("prefix_hit_frac") or 0.0) * float(prompts.mean()))
 
 
-def _shared(prompts: Ints, prefix: int) -> list[Segments | None]:
+def _prefix_segments(prompts: Ints, prefix: int) -> list[Segments | None]:
     """Let all prompts begin alike, and each go on by itself."""
     segments: list[Segments | None] = []
     for k, prompt in enumerate(prompts.tolist()):
@@ -122,7 +122,7 @@ def _conversations(requests: Requests) -> Workload:
             after[k], delay[k] = last, max(0.0, requests.arrival[k] - ends[last])
             arrival[k] = np.nan
         sent[client] = k
-        segments.append(_history(segments, requests, turn.get(conversation), k))
+        segments.append(_turn_segments(segments, requests, turn.get(conversation), k))
         turn[conversation] = k
     return Workload(
         arrival,
@@ -136,7 +136,7 @@ def _conversations(requests: Requests) -> Workload:
     )
 
 
-def _history(
+def _turn_segments(
     segments: list[Segments | None], requests: Requests, last: int | None, k: int
 ) -> Segments:
     """Give a turn's contents: history, answer, and what is new; cut to its length."""
@@ -154,7 +154,7 @@ def _history(
     return tuple(parts)
 
 
-def make(run: Run, seed: int = 0) -> Workload:
+def generate(run: Run, seed: int = 0) -> Workload:
     """Make the workload of a run that records rate or concurrency and mean lengths alone.
 
     With both, requests come at the rate and wait at the client for one of the seats.
@@ -165,14 +165,15 @@ def make(run: Run, seed: int = 0) -> Workload:
         raise ValueError("neither per-request file nor rate_rps nor concurrency is recorded")
     count = _count(run, concurrency, rate)
     lengths, outputs = np.random.default_rng(seed).spawn(2)
-    nominal_in, nominal_out = _nominal(run)
+    nominal_in, nominal_out = _nominal_lengths(run)
     prompt = _lengths(lengths, "input", nominal_in, run.number("mean_input_tokens"), count)
     output = _lengths(outputs, "output", nominal_out, run.number("mean_output_tokens"), count)
     arrival = np.zeros(count)
     if rate is not None and isfinite(rate):
         arrival = _arrivals(run, rate, count, seed)
     load = Workload(arrival, prompt, output, max_concurrency=concurrency, source=run.run_id)
-    load.segments = _shared(prompt, prefix) if (prefix := _common_prefix(run, prompt, {})) else None
+    if prefix := _common_prefix(run, prompt, {}):
+        load.segments = _prefix_segments(prompt, prefix)
     return load
 
 
@@ -180,7 +181,7 @@ def _count(run: Run, concurrency: int | None, rate: float | None) -> int:
     """Give the number of requests; where it is not recorded, as many as say something."""
     if told := run.count("n_requests"):
         return told
-    count = ROUNDS * (concurrency or UNTOLD_REQUESTS // ROUNDS)
+    count = ROUNDS * (concurrency or DEFAULT_REQUESTS // ROUNDS)
     seconds = run.number("duration_s")
     if seconds and rate is not None and isfinite(rate):
         count = max(1, round(seconds * rate))
@@ -209,7 +210,7 @@ def _arrivals(run: Run, rate: float, count: int, seed: int) -> Floats:
     return np.asarray(np.cumsum(gaps) - gaps[0])
 
 
-def _nominal(run: Run) -> tuple[float | None, float | None]:
+def _nominal_lengths(run: Run) -> tuple[float | None, float | None]:
     found = re.search(r"isl ?/ ?osl[ :=]*(\d+) ?/ ?(\d+)", run.word("notes").lower())
     found = found or re.search(r"isl[ :=]*(\d+)\D{1,3}osl[ :=]*(\d+)", run.word("notes").lower())
     found = found or re.search(r"_(\d+)x(\d+)_c\d+", run.run_id)
@@ -219,14 +220,14 @@ def _nominal(run: Run) -> tuple[float | None, float | None]:
 def _lengths(
     draw: np.random.Generator, what: str, nominal: float | None, mean: float | None, count: int
 ) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
-    """Give lengths: uniform in `RATIO` of the nominal where the mean says so, else in `UNTOLD`."""
+    """Give lengths: uniform near the nominal where the mean says so, else near the mean."""
     middle = mean or nominal
     if not middle:
         raise ValueError(f"mean_{what}_tokens: is not recorded, nor nominal lengths in notes")
-    if nominal and mean and abs(mean / nominal - sum(RATIO) / 2) < 0.02:
-        low, high = (round(part * nominal) for part in RATIO)
+    if nominal and mean and abs(mean / nominal - sum(INFERENCEMAX_RATIO) / 2) < 0.02:
+        low, high = (round(part * nominal) for part in INFERENCEMAX_RATIO)
         return draw.integers(low, high + 1, count)
-    low, high = (max(1, round(part * middle)) for part in UNTOLD)
+    low, high = (max(1, round(part * middle)) for part in DEFAULT_RATIO)
     return draw.integers(low, high + 1, count)
 
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from calibration.errors import Floats, root_mean_square
 from calibration.measured.compare import LATENCIES
-from calibration.measured.predict import companion
+from calibration.measured.predict import sibling_file
 from calibration.measured.requests import Requests, read_requests
 from calibration.measured.runs import Run
 from calibration.measured.workload import read_config, replay
@@ -44,15 +44,15 @@ Cost = LinearCost | PiecewiseCost
 
 BLOCKS = 20  # of time
 FEWEST = 3 * BLOCKS  # requests
-LARGE = 1000  # requests: below, starting workers takes longer than they save
-SCALE = 0.1  # of the robust loss: a relative error beyond which a request counts less
+PARALLEL_FROM = 1000  # requests: below, starting workers takes longer than they save
+LOSS_SCALE = 0.1  # of the robust loss: a relative error beyond which a request counts less
 TERMS = ("step", "per_sequence", "client")
 UNITS = np.array([1e-3, 1e-5, 1e-3])  # s: a change of one matters
-MOST = np.array([0.1, 2e-3, 10.0])  # s
-LEAST = 1e-3  # units: less is nothing
-FIRST = ((0.0, 0.0), (1.0, 0.0), (0.0, 2.0))  # units, of the first simplex of the search
-SEARCH = 40  # simulations of a search, at most
-WIDTH = np.array([0.5, 4.0, 2.0]) * UNITS  # half that of the grid: it evens out what is rough
+UPPER_BOUNDS = np.array([0.1, 2e-3, 10.0])  # s
+NEGLIGIBLE = 1e-3  # units: less is nothing
+FIRST_SIMPLEX = ((0.0, 0.0), (1.0, 0.0), (0.0, 2.0))  # units, of the first simplex of the search
+MAX_SIMULATIONS = 40  # simulations of a search, at most
+HALF_WIDTH = np.array([0.5, 4.0, 2.0]) * UNITS  # half that of the grid: it evens out what is rough
 FIELDS: Mapping[type, tuple[str, str]] = {
     LinearCost: ("base", "per_sequence"),
     PiecewiseCost: ("overhead", "host_per_sequence"),
@@ -88,7 +88,7 @@ def calibrate_from_requests(source: Path, scenario: "Scenario", out: Path) -> st
 
 
 @dataclass(frozen=True)
-class Log:
+class RequestLog:
     """A server's requests, and how to simulate them."""
 
     requests: Requests
@@ -96,29 +96,29 @@ class Log:
     scenario: "Scenario"
     cost: Cost
     block: npt.NDArray[np.int64]  # of each request, by time
-    known: dict[bytes, dict[str, Floats]] = field(default_factory=dict)
+    simulated: dict[bytes, dict[str, Floats]] = field(default_factory=dict)
 
     def simulate(self, terms: Floats) -> dict[str, Floats]:
         """Give the simulated seconds of every request by latency; NaN: never completed.
 
         What lies before the scheduler delays all alike, and needs no other simulation.
         """
-        key = _key(terms)
-        if key not in self.known:
-            self.known[key] = self._simulate(terms)
-        known = self.known[key]
-        return known | {name: known[name] + terms[2] for name in ("ttft", "e2el")}
+        key = _cache_key(terms)
+        if key not in self.simulated:
+            self.simulated[key] = self._simulate(terms)
+        simulated = self.simulated[key]
+        return simulated | {name: simulated[name] + terms[2] for name in ("ttft", "e2el")}
 
-    def prepare(self, every: Iterable[Floats]) -> None:
+    def simulate_all(self, every: Iterable[Floats]) -> None:
         """Simulate many terms at once, a large log on all cores."""
-        new = {key: terms for terms in every if (key := _key(terms)) not in self.known}
-        if len(self.requests) < LARGE:
+        new = {key: terms for terms in every if (key := _cache_key(terms)) not in self.simulated}
+        if len(self.requests) < PARALLEL_FROM:
             return
-        alone = replace(self, known={})  # sent to the workers
+        alone = replace(self, simulated={})  # sent to the workers
         keys = list(new)
         for index, found in parallel_map(alone._simulate, list(new.values())):
             if not isinstance(found, WorkerDied):  # else it is simulated here
-                self.known[keys[index]] = found
+                self.simulated[keys[index]] = found
 
     def _simulate(self, terms: Floats) -> dict[str, Floats]:
         from simulator.results.request_table import gather_requests
@@ -141,12 +141,12 @@ class Log:
 
     def losses(self, terms: Floats) -> Floats:
         """Give the loss of each block (soft l1, in units of squared relative errors)."""
-        z = (self.residuals(terms) / SCALE) ** 2
+        z = (self.residuals(terms) / LOSS_SCALE) ** 2
         each = np.nan_to_num(np.sqrt(1 + z) - 1, nan=0.0).sum(axis=0)
         return np.asarray(np.bincount(self.block, each, BLOCKS), np.float64)
 
 
-def _key(terms: Floats) -> bytes:
+def _cache_key(terms: Floats) -> bytes:
     """Give what tells simulations apart."""
     return np.ascontiguousarray(terms[:2]).tobytes()
 
@@ -174,7 +174,7 @@ class LogFit:
     held_out: int
 
 
-def read_log(path: Path, scenario: "Scenario") -> Log:
+def read_log(path: Path, scenario: "Scenario") -> RequestLog:
     """Read a log of requests; HeadwayError tells what is wrong with it.
 
     The layouts are those of `headway validate --measured`, among them the plain one: `arrival_s`,
@@ -190,12 +190,12 @@ def read_log(path: Path, scenario: "Scenario") -> Log:
     if not any(np.isfinite(getattr(requests, name)).any() for name in LATENCIES):
         raise HeadwayError(f"{path}:1: lacks a column of latencies: ttft_s, tpot_s or e2e_s")
     run = Run({"run_id": path.name}, {}, {})
-    workload = replay(run, requests, read_config(companion(path, "config.json")))
+    workload = replay(run, requests, read_config(sibling_file(path, "config.json")))
     cost = assemble(scenario).cost
     if not isinstance(cost, LinearCost | PiecewiseCost):
         raise HeadwayError(f"cost {cost.name}: has no terms to fit")
     block = np.arange(len(requests)) * BLOCKS // len(requests)
-    return Log(requests, workload, scenario, cost, block)
+    return RequestLog(requests, workload, scenario, cost, block)
 
 
 def terms_of(cost: Cost, client: float = 0.0) -> Floats:
@@ -211,13 +211,13 @@ def with_terms(cost: Cost, terms: Floats) -> Cost:
     return replace(cost, **changed)
 
 
-def fit_log(log: Log) -> LogFit:
+def fit_log(log: RequestLog) -> LogFit:
     """Fit to every other block of time, judge by the others; then fit to all."""
     before = terms_of(log.cost, log.scenario.workload.client_latency)
     every, even = np.ones(BLOCKS, bool), np.arange(BLOCKS) % 2 == 0
-    center = np.maximum(_search(log, before), WIDTH)  # no term of the grid goes below 0
-    log.prepare(center + GRID * WIDTH)
-    surface = Surface.around(center, WIDTH, log.losses)
+    center = np.maximum(_search(log, before), HALF_WIDTH)  # no term of the grid goes below 0
+    log.simulate_all(center + GRID * HALF_WIDTH)
+    surface = Surface.around(center, HALF_WIDTH, log.losses)
     half, _ = _fit(surface, before, even)
     found, intervals = _fit(surface, before, every)
     terms = [Term(*row) for row in zip(TERMS, before, found, intervals, strict=True)]
@@ -239,30 +239,30 @@ def fit_log(log: Log) -> LogFit:
 
 def _fit(surface: Surface, start: Floats, blocks: Flags) -> tuple[Floats, Intervals]:
     """Fit to some blocks of time; what the log does not tell of stays as it was."""
-    found = _without_traces(surface.least(blocks))
+    found = _drop_negligible(surface.minimum(blocks))
     intervals = surface.intervals(found, blocks)
     told = np.array([interval is not None for interval in intervals])
     return np.where(told, found, start), intervals
 
 
-def _without_traces(terms: Floats) -> Floats:
+def _drop_negligible(terms: Floats) -> Floats:
     """Put 0 for what is next to nothing."""
-    return np.where(terms > LEAST * UNITS, terms, 0.0)
+    return np.where(terms > NEGLIGIBLE * UNITS, terms, 0.0)
 
 
-def _search(log: Log, start: Floats) -> Floats:
+def _search(log: RequestLog, start: Floats) -> Floats:
     """Search the first two terms; the third is found for each by itself."""
     from scipy.optimize import minimize, minimize_scalar
 
     ttft = log.measured()["ttft"]
-    most = float(np.nanmedian(ttft)) if np.isfinite(ttft).any() else float(MOST[2])
+    most = float(np.nanmedian(ttft)) if np.isfinite(ttft).any() else float(UPPER_BOUNDS[2])
     best: dict[str, Any] = {"loss": np.inf, "terms": start}
 
     def loss(x: Floats) -> float:
         two = x * UNITS[:2]
         last = minimize_scalar(
             lambda late: log.losses(np.array([*two, late])).sum(),
-            bounds=(0.0, min(most, MOST[2])),
+            bounds=(0.0, min(most, UPPER_BOUNDS[2])),
             method="bounded",
             options={"xatol": 1e-5},
         )
@@ -270,23 +270,23 @@ def _search(log: Log, start: Floats) -> Floats:
             best.update(loss=last.fun, terms=np.array([*two, last.x]))
         return float(last.fun)
 
-    first = np.minimum(start, MOST)[:2] / UNITS[:2]
+    first = np.minimum(start, UPPER_BOUNDS)[:2] / UNITS[:2]
     minimize(
         loss,
         first,
         method="Nelder-Mead",
-        bounds=[(0.0, most / unit) for most, unit in zip(MOST[:2], UNITS[:2], strict=True)],
+        bounds=[(0.0, most / unit) for most, unit in zip(UPPER_BOUNDS[:2], UNITS[:2], strict=True)],
         options={
-            "initial_simplex": [first + np.array(corner) for corner in FIRST],
-            "maxfev": SEARCH,
+            "initial_simplex": [first + np.array(corner) for corner in FIRST_SIMPLEX],
+            "maxfev": MAX_SIMULATIONS,
             "xatol": 0.01,
             "fatol": 1e-3,
         },
     )
-    return _without_traces(best["terms"])
+    return _drop_negligible(best["terms"])
 
 
-def _residuals(log: Log, terms: Floats, judged: Flags) -> dict[str, float]:
+def _residuals(log: RequestLog, terms: Floats, judged: Flags) -> dict[str, float]:
     """Give the systematic error that is left, by regime: of blocks' medians.
 
     TPOT stands for decode steps. TTFT stands for steps with prompts, as far as queues let it.

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibration.engine_steps.fit import HOLD, fit_rows, named
+from calibration.engine_steps.fit import HELD_OUT_PREFIX, fit_rows, with_name
 from calibration.engine_steps.steps_file import Row, read_chunks
-from calibration.measured.requests import UNITS, read_rows_of
+from calibration.measured.requests import UNITS, read_records
 from calibration.profile_yaml import scenario_profile
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
@@ -28,7 +28,7 @@ def calibrate_from_steps(source: Path, scenario: "Scenario", out: Path) -> str:
 
     sizes = getattr(assemble(scenario).cost, "cudagraph_capture_sizes", ())
     rows = read_steps(source)
-    fit = named(fit_rows(rows, "wall", sizes), scenario.name)
+    fit = with_name(fit_rows(rows, "wall", sizes), scenario.name)
     path = out / f"{scenario.name}-steps.yaml"
     about = {
         "steps": len(rows),
@@ -50,7 +50,7 @@ def read_steps(path: Path) -> list[Row]:
     in all), `chunks` (pieces of prompts, `cached+new` with blanks between them) or
     `prefill_tokens` (one piece without history), and the step's time, `duration_s` or `_ms`.
     """
-    cells = read_rows_of(path)
+    cells = read_records(path)
     known = list(cells[0]) if cells else []
     times = [(w + s, unit) for w in DURATIONS for s, unit in UNITS.items() if w + s in known]
     prompts = next((name for name in ("chunks", "prefill_tokens") if name in known), None)
@@ -91,7 +91,7 @@ def _row(
         raise HeadwayError(f"{place}: {decodes} decodes over {context} tokens: impossible")
     held = number // BLOCK % 5 == 4
     return Row(
-        run=f"{HOLD}-log" if held else "log",
+        run=f"{HELD_OUT_PREFIX}-log" if held else "log",
         kind="onpolicy",
         turn=number,
         decodes=decodes,

@@ -19,9 +19,9 @@ Intervals = list[tuple[float, float] | None]
 
 GRID = np.array([*product((-1, -0.5, 0, 0.5, 1), (-1, -0.5, 0, 0.5, 1), (-1, 0, 1))])
 """Places around a center in three terms, the third one coarser; in units of half its width."""
-FLAT = 1e-5  # curvature per block below which the losses say nothing of a term
+MIN_CURVATURE = 1e-5  # curvature per block below which the losses say nothing of a term
 CONFIDENCE = 0.95
-BEYOND = 1.5  # half widths of the grid: as far as the minimum is sought
+SEARCH_LIMIT = 1.5  # half widths of the grid: as far as the minimum is sought
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Surface:
 
     center: Floats
     width: Floats  # half of the grid's, of each term
-    slopes: Floats  # of each block, at the center
-    curved: Floats  # second derivatives of each block
+    gradients: Floats  # of each block, at the center
+    hessians: Floats  # second derivatives of each block
 
     @classmethod
     def around(cls, center: Floats, width: Floats, losses: Callable[[Floats], Floats]) -> "Surface":
@@ -40,22 +40,22 @@ class Surface:
         first, second = np.triu_indices(3)
         table = np.column_stack([np.ones(len(GRID)), GRID, GRID[:, first] * GRID[:, second]])
         terms = np.linalg.lstsq(table, found, rcond=None)[0]
-        curved = np.zeros((found.shape[1], 3, 3))
-        curved[:, first, second] += terms[4:].T
-        curved[:, second, first] += terms[4:].T
-        return cls(center, width, terms[1:4].T, curved)
+        hessians = np.zeros((found.shape[1], 3, 3))
+        hessians[:, first, second] += terms[4:].T
+        hessians[:, second, first] += terms[4:].T
+        return cls(center, width, terms[1:4].T, hessians)
 
-    def least(self, blocks: Flags) -> Floats:
+    def minimum(self, blocks: Flags) -> Floats:
         """Give the terms of least loss of some blocks, within the grid and at least 0."""
         from scipy.optimize import minimize
 
-        slope, curved = self.slopes[blocks].sum(axis=0), self.curved[blocks].sum(axis=0)
-        low = np.maximum(-self.center / self.width, -BEYOND)
+        slope, hessians = self.gradients[blocks].sum(axis=0), self.hessians[blocks].sum(axis=0)
+        low = np.maximum(-self.center / self.width, -SEARCH_LIMIT)
         result = minimize(
-            lambda d: float(slope @ d + d @ curved @ d / 2),
+            lambda d: float(slope @ d + d @ hessians @ d / 2),
             np.zeros(3),
-            jac=lambda d: slope + curved @ d,
-            bounds=[(edge, BEYOND) for edge in low],
+            jac=lambda d: slope + hessians @ d,
+            bounds=[(edge, SEARCH_LIMIT) for edge in low],
         )
         return np.asarray(self.center + result.x * self.width)
 
@@ -63,11 +63,11 @@ class Surface:
         """Give each term's confidence interval, from 0 on; None where the losses are flat."""
         from scipy.stats import t
 
-        curved = self.curved[blocks].sum(axis=0)
-        scores = (self.slopes + self.curved @ ((terms - self.center) / self.width))[blocks]
+        hessians = self.hessians[blocks].sum(axis=0)
+        scores = (self.gradients + self.hessians @ ((terms - self.center) / self.width))[blocks]
         count = len(scores)
-        free = np.diag(curved) > FLAT * count
-        bread = np.linalg.pinv(curved[np.ix_(free, free)])
+        free = np.diag(hessians) > MIN_CURVATURE * count
+        bread = np.linalg.pinv(hessians[np.ix_(free, free)])
         meat = scores[:, free].T @ scores[:, free] * count / (count - int(free.sum()))
         spread = np.sqrt(np.diag(bread @ meat @ bread)) * self.width[free]
         factor = float(t.ppf((1 + CONFIDENCE) / 2, count - int(free.sum())))

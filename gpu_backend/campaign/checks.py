@@ -34,7 +34,7 @@ NORMED = ModelSpec("normed", 2, 64, 4, 2, 32, 96, 256, qk_norm=True, max_positio
 
 
 @dataclass(frozen=True)
-class Sizes:
+class AttentionShape:
     """What a layer's attention is made of."""
 
     heads: int
@@ -54,7 +54,7 @@ def _row(check: str, found: float, limit: float) -> Row:
     return {"check": check, "error": found, "limit": limit, "ok": bool(found <= limit)}
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
+def reference_attention(q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
     """Causal attention in float64 of q [n, heads, dim], the first at position `start`."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
@@ -65,10 +65,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
     return torch.einsum("hnl,lhd->nhd", weights, v)
 
 
-class Attentions:
+class AttentionCase:
     """Random pages and sequences to attend over."""
 
-    def __init__(self, sizes: Sizes, device: str, dtype: torch.dtype, longest: int) -> None:
+    def __init__(
+        self, sizes: AttentionShape, device: str, dtype: torch.dtype, longest: int
+    ) -> None:
         self.sizes, self.device, self.dtype = sizes, device, dtype
         self.pages = -(-longest // PAGE)
         blocks = 4 * self.pages
@@ -94,7 +96,7 @@ class Attentions:
         wide = self.randn(rows, sizes.heads + 2 * sizes.kv_heads, sizes.dim)
         q = wide[:, : sizes.heads]
         out = torch.full_like(q, math.nan, memory_format=torch.contiguous_format)
-        cells = rows * sizes.heads * max(splits, ops.MOST_SPLITS)
+        cells = rows * sizes.heads * max(splits, ops.MAX_SPLITS)
         scratch = ops.Scratch(
             torch.full((cells * sizes.dim,), math.nan, device=self.device),
             torch.full((cells,), math.nan, device=self.device),
@@ -108,7 +110,7 @@ class Attentions:
         for row, length in enumerate(lengths):
             if length:
                 k, v = self.dense(row, length)
-                wanted[row] = attend(q[row : row + 1], k, v, length - 1)[0]
+                wanted[row] = reference_attention(q[row : row + 1], k, v, length - 1)[0]
         return error(out, wanted)
 
     def prefill(self, starts: list[int], new: list[int]) -> float:
@@ -122,16 +124,16 @@ class Attentions:
         wanted, first = [], 1
         for row, (start, count) in enumerate(zip(starts, new, strict=True)):
             k, v = self.dense(row, start + count)
-            wanted.append(attend(q[first : first + count], k, v, start))
+            wanted.append(reference_attention(q[first : first + count], k, v, start))
             first += count
         return error(out[1:], torch.cat(wanted))
 
 
-def check_attention(device: str, dtype: torch.dtype, sizes: Sizes) -> Iterator[Row]:
+def check_attention(device: str, dtype: torch.dtype, sizes: AttentionShape) -> Iterator[Row]:
     """Check decode at several cuts, and prefill."""
     about = f"{sizes.heads}/{sizes.kv_heads}x{sizes.dim} {str(dtype).removeprefix('torch.')}"
     limit = LIMITS[dtype]
-    data = Attentions(sizes, device, dtype, longest=700)
+    data = AttentionCase(sizes, device, dtype, longest=700)
     for splits in (0, 1, 2, 8):
         found = data.decode([1, 17, 300, 0, 700], splits)
         yield _row(f"decode {about} splits={splits or 'auto'}", found, limit)
@@ -169,16 +171,16 @@ def check_rope(device: str, dtype: torch.dtype) -> Row:
     )
     cos, sin = (half.double()[:, None] for half in table[places].chunk(2, 1))
 
-    def turned(x: Tensor, weight: Tensor) -> Tensor:
+    def rotated(x: Tensor, weight: Tensor) -> Tensor:
         x = x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double()
         a, b = x.chunk(2, -1)
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
     sent = [torch.tensor(part, dtype=torch.int32, device=device) for part in (places, slots)]
     out = ops.rope_store(qkv.clone(), one, two, table, sent[0], sent[1], keys, values, eps)
-    wanted_k, stored = turned(k, two), [0, 2]
+    wanted_k, stored = rotated(k, two), [0, 2]
     found = max(
-        error(out, turned(q, one)),
+        error(out, rotated(q, one)),
         error(keys[[4, 0]], wanted_k[stored]),
         error(values[[4, 0]], v[stored]),
     )
@@ -228,7 +230,7 @@ def _requests(lengths: Iterable[tuple[int, int]]) -> list[Request]:
     return requests
 
 
-def _text(engine: Engine, requests: list[Request], budget: int) -> list[list[int]]:
+def _generate(engine: Engine, requests: list[Request], budget: int) -> list[list[int]]:
     """Run requests together, `budget` tokens of prompts a step, and give their texts."""
     done = dict.fromkeys(requests, 0)
     while True:
@@ -251,10 +253,10 @@ def check_texts(device: str, spec: ModelSpec) -> Row:
     """Count the tokens that differ: batched on Triton in chunks, against each request alone."""
     lengths = [(40, 3), (9, 6), (21, 2)]
     alone = [
-        _text(reference_engine(spec, device, torch.float32), [request], 512)[0]
+        _generate(reference_engine(spec, device, torch.float32), [request], 512)[0]
         for request in _requests(lengths)
     ]
-    together = _text(triton_engine(spec, device, torch.float32), _requests(lengths), 24)
+    together = _generate(triton_engine(spec, device, torch.float32), _requests(lengths), 24)
     pairs = zip(chain(*alone), chain(*together), strict=True)
     wrong = sum(one != other for one, other in pairs)
     return _row(f"greedy text, {spec.name} model, tokens that differ", wrong, 0)
@@ -281,7 +283,7 @@ def run_checks(device: str) -> Iterator[Row]:
     torch.manual_seed(0)
     small, bf16 = torch.float32, torch.bfloat16
     checks: list[Callable[[], Iterable[Row]]] = [
-        lambda: check_attention(device, small, Sizes(4, 2, 64)),
+        lambda: check_attention(device, small, AttentionShape(4, 2, 64)),
         lambda: check_fused(device, small),
         lambda: [check_rope(device, small)],
         lambda: [check_texts(device, SMALL)],
@@ -290,9 +292,9 @@ def run_checks(device: str) -> Iterator[Row]:
     if torch.device(device).type == "cuda":
         shape = ModelSpec("8b_shape", 2, 4096, 32, 8, 128, 14336, 128256, rms_norm_eps=1e-5)
         checks += [
-            lambda: check_attention(device, bf16, Sizes(32, 8, 128)),
-            lambda: check_attention(device, bf16, Sizes(32, 8, 64)),
-            lambda: check_attention(device, bf16, Sizes(16, 8, 128)),
+            lambda: check_attention(device, bf16, AttentionShape(32, 8, 128)),
+            lambda: check_attention(device, bf16, AttentionShape(32, 8, 64)),
+            lambda: check_attention(device, bf16, AttentionShape(16, 8, 128)),
             lambda: check_fused(device, bf16),
             lambda: [check_rope(device, bf16)],
             lambda: [check_logits(device, shape)],
@@ -310,7 +312,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     device = parser.parse_args().device
     if device == "cpu":
-        ops.PROGRAMS = 8  # the interpreter runs them one after the other
+        ops.MIN_PROGRAMS = 8  # the interpreter runs them one after the other
     wrong = 0
     for row in run_checks(device):
         wrong += not row["ok"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 Line = tuple[str, str, str]  # what, found, wanted
-KV_BYTES = 0.7  # of the copy rate: what decode attention is to reach
+MIN_BANDWIDTH_SHARE = 0.7  # of the copy rate: what decode attention is to reach
 MANY_TOKENS = 65536  # of context, from which on it is to
 
 
@@ -14,7 +14,7 @@ def write_report(folder: Path) -> str:
     """Write `summary.txt` and return its text; a part that left nothing is left out."""
     lines: list[Line] = []
     for section in (_parts, _checks, _ceilings, _steps, _attention, _prefill):
-        lines += _try(section, folder)
+        lines += _section_lines(section, folder)
     widths = [max((len(line[k]) for line in lines), default=0) for k in range(2)]
     text = "\n".join(
         f"{what:<{widths[0]}}  {found:<{widths[1]}}  {wanted}".rstrip()
@@ -26,7 +26,7 @@ def write_report(folder: Path) -> str:
     return text
 
 
-def _try(section: Callable[[Path], Iterator[Line]], folder: Path) -> list[Line]:
+def _section_lines(section: Callable[[Path], Iterator[Line]], folder: Path) -> list[Line]:
     """Make a section; a damaged file must not cost the others."""
     lines: list[Line] = []
     try:
@@ -89,7 +89,7 @@ def _attention(folder: Path) -> Iterator[Line]:
     for (kernel, rows, context), cuts in seen.items():
         share = float(cuts[0]["gb_s"]) / copy if copy else 0.0
         best = min(cuts, key=lambda row: float(row["us"]))
-        wanted = f"{KV_BYTES:.0%}" if int(cuts[0]["tokens"]) >= MANY_TOKENS else ""
+        wanted = f"{MIN_BANDWIDTH_SHARE:.0%}" if int(cuts[0]["tokens"]) >= MANY_TOKENS else ""
         found = f"{float(cuts[0]['us']):.1f} us, {share:.0%} of copy"
         if float(best["us"]) < 0.95 * float(cuts[0]["us"]):
             found += f"; {best['variant']}: {float(best['us']):.1f}"

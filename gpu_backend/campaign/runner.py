@@ -13,9 +13,9 @@ from pathlib import Path
 
 from gpu_backend.campaign.plan import Part
 
-LARGEST = 4 << 20  # bytes of a file that is left unpacked
-FIT = 30.0  # seconds that a part is left for what follows its measuring
-GRACE = 15.0  # seconds that a part has to end once it is told to
+MAX_PLAIN_BYTES = 4 << 20  # bytes of a file that is left unpacked
+FIT_SECONDS = 30.0  # seconds that a part is left for what follows its measuring
+GRACE_SECONDS = 15.0  # seconds that a part has to end once it is told to
 
 
 @dataclass
@@ -39,7 +39,7 @@ def run_part(part: Part, folder: Path, left: float) -> Outcome:
         return Outcome(part.name, "skipped", note=f"there is no {', '.join(missing)}")
     file = str(found[0][0].resolve()) if found else ""
     limit = min(part.most, left)
-    budget = f"{max(limit - FIT, limit / 4):.0f}"
+    budget = f"{max(limit - FIT_SECONDS, limit / 4):.0f}"
     command = [word.replace("{budget}", budget).replace("{0}", file) for word in part.command]
     log = folder / f"{part.name}.log"
     begun = time.monotonic()
@@ -68,7 +68,7 @@ def _wait(command: Sequence[str], log: Path, limit: float) -> int | None:
     for sign in (signal.SIGINT, signal.SIGKILL):  # the first lets it write down what it has
         os.killpg(process.pid, sign)
         try:
-            process.wait(GRACE)
+            process.wait(GRACE_SECONDS)
             break
         except subprocess.TimeoutExpired:
             continue
@@ -102,7 +102,8 @@ def write_record(folder: Path, outcomes: Sequence[Outcome], **about: object) -> 
 def pack_large_files(folder: Path) -> int:
     """Pack every large file by gzip; return the bytes of the folder."""
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.stat().st_size > LARGEST and path.suffix not in {".gz", ".png"}:
+        large = path.is_file() and path.stat().st_size > MAX_PLAIN_BYTES
+        if large and path.suffix not in {".gz", ".png"}:
             with path.open("rb") as plain, gzip.open(f"{path}.gz", "wb") as packed:
                 shutil.copyfileobj(plain, packed)
             path.unlink()

@@ -43,7 +43,7 @@ COLUMNS = (
 )  # fmt: skip
 Section = tuple[str, Callable[[], Iterator[Row]]]
 PAGE = 16
-TAKES = 12
+REPEATS = 12
 
 
 def steps(bench: Bench, model: str) -> Iterator[Row]:
@@ -79,8 +79,8 @@ def _chunk(random: np.random.Generator, engine: Engine, name: int, start: int, n
 def _step(engine: Engine, chunks: list[Chunk], variant: str) -> Row:
     """Time one step; medians."""
     engine.reset()
-    takes = TAKES if engine.device.type == "cuda" else 3
-    done = [engine.execute(chunks, keep=False) for _ in range(2 + takes)][2:]
+    repeats = REPEATS if engine.device.type == "cuda" else 3
+    done = [engine.execute(chunks, keep=False) for _ in range(2 + repeats)][2:]
     return {
         "kernel": "step", "rows": sum(chunk.tokens for chunk in chunks), "variant": variant,
         "context": chunks[0].start + chunks[0].tokens, "us": 1e6 * median(m.device_s for m in done),

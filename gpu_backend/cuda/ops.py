@@ -14,10 +14,10 @@ from torch import Tensor
 from gpu_backend.cuda import kernels
 from gpu_backend.staging import Ints
 
-PROGRAMS = 264  # what decode wants in flight: two for each of the 132 multiprocessors of an H200
-MOST_SPLITS = 32
-LEAST_SPLITS = 4  # so that one long context among many short ones does not hold up the rest
-LEAST_KEYS = 256  # of a split
+MIN_PROGRAMS = 264  # that decode wants in flight: two for each of an H200's 132 multiprocessors
+MAX_SPLITS = 32
+MIN_SPLITS = 4  # so that one long context among many short ones does not hold up the rest
+MIN_SPLIT_KEYS = 256  # of a split
 DECODE_TILE = 64  # keys
 PREFILL_ROWS = 128  # queries of a prefill tile
 PREFILL_TILE = 64  # keys
@@ -25,8 +25,8 @@ PREFILL_TILE = 64  # keys
 
 def splits_for(rows: int, kv_heads: int) -> int:
     """Splits of each context, a power of two: fixed by the padded batch, as a graph needs it."""
-    wanted = -(-PROGRAMS // (rows * kv_heads))
-    return min(max(1 << (wanted - 1).bit_length(), LEAST_SPLITS), MOST_SPLITS)
+    wanted = -(-MIN_PROGRAMS // (rows * kv_heads))
+    return min(max(1 << (wanted - 1).bit_length(), MIN_SPLITS), MAX_SPLITS)
 
 
 def prefill_tiles(starts: Ints, new: Ints, first: int, rows: int = PREFILL_ROWS) -> Ints:
@@ -93,8 +93,8 @@ def decode(
     kernels.decode_split[kv_heads, rows, splits](
         q, keys, values, tables, width, lengths, out, scratch.part, scratch.lse,
         q.stride(0), dim**-0.5 * kernels.LOG2E,
-        kv_heads=kv_heads, group=heads // kv_heads, padded=max(16, _power(heads // kv_heads)),
-        dim=dim, page=page, tile=tile, splits=splits, least=LEAST_KEYS,
+        kv_heads=kv_heads, group=heads // kv_heads, padded=max(16, _power_of_2(heads // kv_heads)),
+        dim=dim, page=page, tile=tile, splits=splits, least=MIN_SPLIT_KEYS,
         num_warps=4, num_stages=3,
     )  # fmt: skip
     if splits > 1:
@@ -154,7 +154,7 @@ def rope_store(
     kernels.rope_store[rows, kv_heads](
         qkv, qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight,
         turns, positions, slots, keys, values, eps,
-        kv_heads=kv_heads, group=heads // kv_heads, padded=_power(heads // kv_heads),
+        kv_heads=kv_heads, group=heads // kv_heads, padded=_power_of_2(heads // kv_heads),
         dim=dim, norms=q_weight is not None, num_warps=1,
     )  # fmt: skip
     return qkv[:, : heads * dim].view(rows, heads, dim)
@@ -166,7 +166,7 @@ def add_rmsnorm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) 
     out = torch.empty_like(residual)
     kernels.add_rmsnorm[(rows,)](
         residual if x is None else x, residual, weight, out, eps,
-        size=size, block=_power(size), adds=x is not None, num_warps=8 if size > 2048 else 4,
+        size=size, block=_power_of_2(size), adds=x is not None, num_warps=8 if size > 2048 else 4,
     )  # fmt: skip
     return out
 
@@ -180,6 +180,6 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
-def _power(number: int) -> int:
+def _power_of_2(number: int) -> int:
     """The next power of two."""
     return 1 << (number - 1).bit_length()

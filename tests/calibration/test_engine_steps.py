@@ -11,11 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.engine_steps.fit import HOLD, fit_rows
+from calibration.engine_steps.fit import HELD_OUT_PREFIX, fit_rows
 from calibration.engine_steps.grid import Limits, Point, make_grid
 from calibration.engine_steps.meta import read_meta
 from calibration.engine_steps.refit import META, STEPS, profile_name, refit, steps_profile
-from calibration.engine_steps.steps_file import BATCH, Row, RowFile, make_step, pack_rows, read_rows
+from calibration.engine_steps.steps_file import (
+    ROWS_PER_MEMBER,
+    Row,
+    RowFile,
+    make_step,
+    pack_rows,
+    read_rows,
+)
 from simulator.cli.main import main
 from simulator.core.request import Step, Swap
 from simulator.costs.piecewise import PiecewiseCost
@@ -87,14 +94,14 @@ def test_a_file_that_grows_can_be_read_at_any_time(tmp_path: Path) -> None:
     """Whole batches are there without a flush, the rest after it; it is never overwritten."""
     path = tmp_path / STEPS
     file = RowFile(path)
-    for turn in range(BATCH + 5):
+    for turn in range(ROWS_PER_MEMBER + 5):
         file.add(replace(ROW, turn=turn))
-    assert len(read_rows(path)) == BATCH
+    assert len(read_rows(path)) == ROWS_PER_MEMBER
     file.flush()
-    assert [row.turn for row in read_rows(path)] == list(range(BATCH + 5))
+    assert [row.turn for row in read_rows(path)] == list(range(ROWS_PER_MEMBER + 5))
     with pytest.raises(HeadwayError, match="is there already"):
         RowFile(path)
-    assert len(read_rows(path)) == BATCH + 5
+    assert len(read_rows(path)) == ROWS_PER_MEMBER + 5
 
 
 def test_damaged_files_are_told(tmp_path: Path) -> None:
@@ -144,7 +151,7 @@ def test_the_grid_keeps_to_what_the_engine_holds(
         assert 1 <= count <= sequences
         assert len(point.contexts) + sum(new for _, new in point.chunks) <= tokens
         assert max([*point.contexts, *map(sum, point.chunks)]) < length
-        assert point.held <= cache
+        assert point.kv_tokens <= cache
 
 
 def test_a_fit_finds_what_the_rows_were_made_of() -> None:
@@ -152,7 +159,7 @@ def test_a_fit_finds_what_the_rows_were_made_of() -> None:
     points = grid()
     rows = [made(point) for point in points]
     rows += [made(point, "run-1") for point in points[::2]]
-    rows += [made(point, f"{HOLD}-1") for point in points[1::2]]
+    rows += [made(point, f"{HELD_OUT_PREFIX}-1") for point in points[1::2]]
     rows += [swap((n,), ()) for n in (1, 4, 64)] + [swap((), (n,)) for n in (1, 4, 64)]
     fit = fit_rows(rows)
     assert fit.held_out["all"].p95 < 0.02
@@ -282,7 +289,7 @@ def test_a_short_calibration_end_to_end(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs the extra `gpu`")
     out = tmp_path / "c"
     sizes = ["--num-blocks", "300", "--max-num-seqs", "8", "--max-num-batched-tokens", "64"]
-    asked = ["--model", "tiny-test", "--budget-s", "8", "--max-model-len", "1024", *sizes]
+    asked = ["--model", "tiny-test", "--budget-s", "6", "--max-model-len", "256", *sizes]
     code = main(["calibrate", *asked, "--out", str(out)])
     assert code == 0
     rows = read_rows(out / STEPS)

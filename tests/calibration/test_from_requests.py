@@ -94,7 +94,7 @@ def test_command(write, tmp_path, capsys):
 def test_large_logs_are_fitted_on_all_cores_alike(write, tmp_path, monkeypatch):
     path = make_log(tmp_path / "log.csv", write, 1)
     here = fit_log(read_log(path, load_scenario(scenario(write))))
-    monkeypatch.setattr("calibration.server_logs.from_requests.LARGE", 1)
+    monkeypatch.setattr("calibration.server_logs.from_requests.PARALLEL_FROM", 1)
     assert fit_log(read_log(path, load_scenario(scenario(write)))).terms == here.terms
 
 

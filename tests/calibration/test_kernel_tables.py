@@ -16,7 +16,7 @@ from calibration.kernel_tables.fit_target import (
     cross_validate,
     fit_cost,
     fit_target,
-    thin,
+    thin_table,
 )
 from calibration.kernel_tables.mixed_attention import MixedFactors, fit_mixed, read_mixed
 from calibration.kernel_tables.product_slowdown import FACTORS, measure_factors
@@ -131,7 +131,7 @@ def test_a_thinned_table_keeps_its_stairs() -> None:
     """Rows on a straight line go, both sides of a stair stay."""
     tokens = np.array([1, 2, 4, 8, 16, 128, 129, 192, 256], float)
     seconds = np.where(tokens <= 128, 1 + tokens / 128, 3.0)
-    assert [row[0] for row in thin(tokens, seconds)] == [1, 128, 129, 256]
+    assert [row[0] for row in thin_table(tokens, seconds)] == [1, 128, 129, 256]
 
 
 def report(tables: GpuTables) -> FitReport:

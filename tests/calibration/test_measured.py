@@ -13,7 +13,7 @@ from calibration.measured.predict import predict, validate_measured
 from calibration.measured.report import report, write_json, write_plots
 from calibration.measured.requests import read_requests
 from calibration.measured.runs import read_runs
-from calibration.measured.workload import make, replay
+from calibration.measured.workload import generate, replay
 from simulator.cli.main import main
 from tests.support.measured_runs import CLOSED, FILED, HEAD, REQUESTS, STRANGE, run_of
 
@@ -307,7 +307,7 @@ def test_cells_as_people_write_them(folder):
     (folder / "runs.csv").write_text(changed)
     one, two, _ = read_runs(folder)
     assert one.count("kv_capacity_tokens") == 160_000
-    assert make(two).arrival.tolist() == [0.0] * 8
+    assert generate(two).arrival.tolist() == [0.0] * 8
     assert gpus_per_replica(two) == 1
     assert gpus_per_replica(run_of(n_gpus="8", dp="2")) == 4
     assert gpus_per_replica(run_of(n_gpus="8", dp="2", tp="1")) == 1
@@ -323,7 +323,7 @@ def test_scenarios_take_hugging_face_names(tmp_path):
 
 def test_a_source_left_out_is_predicted_with_the_terms_of_the_others(folder):
     """Two sources whose measurements are those of 1.0 ms + 10 us, and of 0.5 ms + 0 us."""
-    from calibration.measured.left_out import METRIC, leave_out
+    from calibration.measured.leave_one_source_out import METRIC, leave_one_source_out
 
     row = CLOSED.replace("0.12.0", "0.19.0").replace(",4,,,1024", ",4,,8,1024")
     (folder / "runs.csv").write_text(HEAD + row)
@@ -333,7 +333,7 @@ def test_a_source_left_out_is_predicted_with_the_terms_of_the_others(folder):
         found = {r.metric: r.predicted for r in predict(run, folder, terms).rows}
         rows.append(row.replace("two,them", f"{name},{name}").replace(",12,", f",{found[METRIC]},"))
     (folder / "runs.csv").write_text(HEAD + "".join(rows))
-    (a, b) = leave_out(folder)
+    (a, b) = leave_one_source_out(folder)
     assert (a[0], a[1], a[3]) == ("asynchronous, from 0.14", "a", (0.5e-3, 0.0))
     assert (b[1], b[3]) == ("b", (1.0e-3, 10e-6))
     assert 0.0 < b[4] < 0.2

@@ -7,15 +7,15 @@ import warnings
 import numpy as np
 import pytest
 
-from calibration.measured import names
+from calibration.measured import aliases
 from calibration.measured.engine import (
     assumptions,
+    check_supported,
     engine_block,
-    refuse_what_is_not_replayed,
     version,
 )
 from calibration.measured.requests import read_requests
-from calibration.measured.workload import make
+from calibration.measured.workload import generate
 from simulator.costs.overhead import NEWEST
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from tests.support.measured_runs import run_of
@@ -105,7 +105,7 @@ def test_arrivals_as_dates(put):
 )
 def test_what_is_not_replayed_is_refused(words, message):
     with pytest.raises(ValueError, match=message):
-        refuse_what_is_not_replayed(run_of(**words))
+        check_supported(run_of(**words))
 
 
 def test_assumptions_are_told():
@@ -115,7 +115,7 @@ def test_assumptions_are_told():
     assert "notes: KV offload of unknown size: not simulated" in told
     assert "tp: 16: the network between servers is not modelled" in told
     assert "kv_dtype" in told[0]
-    refuse_what_is_not_replayed(run_of(notes="no speculative decoding"))
+    check_supported(run_of(notes="no speculative decoding"))
     assert "offload" not in " ".join(assumptions(run_of(notes="KV offload off")))
     block = engine_block(run_of(model="llama-3.1-8b", notes="KV offloading 100 GB"), "H100-80GB")
     assert block["kv_offloading_size"] == pytest.approx(93.13, abs=0.01)
@@ -133,16 +133,18 @@ def test_the_first_engine_computes_prompts_whole(version):
 
 def test_rates_with_seats_and_bursts():
     told = {"rate_rps": "4", "mean_input_tokens": "100", "mean_output_tokens": "10"}
-    load = make(run_of(**told, concurrency="2", n_requests="400"))
+    load = generate(run_of(**told, concurrency="2", n_requests="400"))
     assert load.max_concurrency == 2
     assert load.arrival[-1] == pytest.approx(100.0, rel=0.2)
     for words, cv in (({}, 1.0), ({"burstiness": "0.25"}, 2.0), ({"arrival": "gamma, CV 3"}, 3.0)):
-        gaps = np.diff(make(run_of(**told, n_requests="20000", **words)).arrival)
+        gaps = np.diff(generate(run_of(**told, n_requests="20000", **words)).arrival)
         assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.1)
-    assert np.ptp(np.diff(make(run_of(**told, arrival="constant", n_requests="9")).arrival)) < 1e-9
+    assert (
+        np.ptp(np.diff(generate(run_of(**told, arrival="constant", n_requests="9")).arrival)) < 1e-9
+    )
     with pytest.warns(HeadwayWarning, match="n_requests: not recorded: 240 are taken"):
-        assert len(make(run_of(**told, duration_s="60"))) == 240
-    warm = make(run_of(**told, prefix_hit_frac="0.5", n_requests="9"))
+        assert len(generate(run_of(**told, duration_s="60"))) == 240
+    warm = generate(run_of(**told, prefix_hit_frac="0.5", n_requests="9"))
     assert warm.segments is not None
     assert warm.segments[0][0] == ("prefix", 50)
 
@@ -154,13 +156,13 @@ def test_a_closed_loop_is_made_of_its_numbers():
         "mean_input_tokens": "921.6",
         "mean_output_tokens": "100",
     }
-    work = make(run_of(**told, notes="nominal isl/osl 1024/100"))
+    work = generate(run_of(**told, notes="nominal isl/osl 1024/100"))
     assert (len(work), work.max_concurrency) == (40, 4)
     assert work.prompt_tokens.min() >= 819
     assert work.prompt_tokens.max() <= 1024
     assert 90 <= work.output_tokens.min() <= work.output_tokens.max() <= 110
     with pytest.raises(ValueError, match="neither per-request file nor"):
-        make(run_of(mean_input_tokens="5"))
+        generate(run_of(mean_input_tokens="5"))
 
 
 @pytest.mark.parametrize(
@@ -183,18 +185,18 @@ def test_a_closed_loop_is_made_of_its_numbers():
     ],
 )
 def test_gpu_names(given, known):
-    assert names.gpu_name(given) == known
+    assert aliases.gpu_name(given) == known
 
 
 @pytest.mark.parametrize("name", ["NVIDIA GH200 480GB", "AMD Instinct MI300X", "B300", "A40", "T4"])
 def test_a_gpu_that_is_not_in_the_table_is_none(name):
     with pytest.raises(ValueError, match="there are A100-40GB"):
-        names.gpu_name(name)
+        aliases.gpu_name(name)
 
 
 def test_what_stands_in_for_another_is_told():
     with pytest.warns(HeadwayWarning, match="'GB200' is taken as B200"):
-        assert names.gpu_name("GB200") == "B200"
+        assert aliases.gpu_name("GB200") == "B200"
 
 
 @pytest.mark.parametrize(
@@ -209,17 +211,17 @@ def test_what_stands_in_for_another_is_told():
     ],
 )
 def test_dtypes(dtype, model, known):
-    assert names.quantization(dtype, model) == known
+    assert aliases.quantization(dtype, model) == known
 
 
 def test_a_quantized_model_in_16_bits_is_told():
     with pytest.warns(HeadwayWarning, match="taken as that of activations"):
-        assert names.quantization("bfloat16", "RedHatAI/Qwen3-32B-FP8-dynamic") == "fp8"
+        assert aliases.quantization("bfloat16", "RedHatAI/Qwen3-32B-FP8-dynamic") == "fp8"
     for dtype in ("fp32", "bitsandbytes"):
         with pytest.raises(ValueError, match=r"weight_dtype: .* is none of bf16"):
-            names.quantization(dtype, "Qwen/Qwen3-8B")
+            aliases.quantization(dtype, "Qwen/Qwen3-8B")
     with pytest.raises(ValueError, match="kv_dtype: 'int8' is none of"):
-        names.kv_dtype("int8")
+        aliases.kv_dtype("int8")
 
 
 @pytest.mark.parametrize(
@@ -275,7 +277,7 @@ def test_a_quantized_model_in_16_bits_is_told():
     ],
 )
 def test_model_names(given, known):
-    assert names.model_name(given) == known
+    assert aliases.model_name(given) == known
 
 
 def test_versions_decide_what_is_not_recorded():
@@ -310,4 +312,4 @@ def test_versions_decide_what_is_not_recorded():
 )
 def test_another_model_of_a_similar_name_is_none(name):
     with pytest.raises(ValueError, match="no shipped model has the shape of"):
-        names.model_name(name)
+        aliases.model_name(name)

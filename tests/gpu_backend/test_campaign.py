@@ -24,8 +24,11 @@ def say(name: str, code: str, most: float = 20.0, **more: object) -> Part:
     return Part(name, (PYTHON, "-c", code), most, **more)
 
 
-def test_a_failing_part_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_a_failing_part_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Parts that fail, hang or cannot be started are written down, and the next one begins."""
+    monkeypatch.setattr("gpu_backend.campaign.runner.GRACE_SECONDS", 0.5)  # where SIGINT is ignored
     parts = [
         say("bad", "raise ValueError('no luck')"),
         say("slow", "import time; time.sleep(60)", most=1.0),

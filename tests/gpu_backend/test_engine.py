@@ -36,13 +36,13 @@ def test_logits_are_those_of_the_reference(engine: Engine) -> None:
 
 @pytest.mark.parametrize("recycles", [False, True])
 def test_a_swap_brings_back_every_bit(
-    engine: Engine, recycles: bool, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, reuses_buffers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also to other blocks, from the middle, in more pieces than one, through memory used before.
 
     Only behind CUDA is the host's memory kept for later copies.
     """
-    monkeypatch.setattr(engine.cache, "recycles", recycles)
+    monkeypatch.setattr(engine.cache, "recycles", reuses_buffers)
     engine.reset()
     for blocks in (3, 70):
         engine.swap_out(Request(9, 0.0, 5, 5), [1] * blocks)

@@ -8,20 +8,20 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'headway[gpu]'")
 
 from gpu_backend import sensors as module  # noqa: E402
-from gpu_backend.sensors import NOTHING, Sensed, Sensors, parse  # noqa: E402
+from gpu_backend.sensors import NO_READING, Reading, Sensors, parse  # noqa: E402
 
 
 def test_lines() -> None:
     """Two numbers; what is not supported is not known, and neither is another program's word."""
-    assert parse("1980, 431.25\n") == Sensed(1980.0, 431.25)
-    assert parse("345, [N/A]") == Sensed(345.0, None)
-    assert parse("No devices were found") == NOTHING
-    assert parse("a, b, c") == NOTHING
+    assert parse("1980, 431.25\n") == Reading(1980.0, 431.25)
+    assert parse("345, [N/A]") == Reading(345.0, None)
+    assert parse("No devices were found") == NO_READING
+    assert parse("a, b, c") == NO_READING
 
 
 def test_on_a_cpu_nothing_is_known_and_nothing_runs() -> None:
     with Sensors(torch.device("cpu")) as sensors:
-        assert sensors.latest == NOTHING
+        assert sensors.latest == NO_READING
         assert sensors._process is None
 
 
@@ -37,7 +37,7 @@ def test_the_latest_line_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         until = monotonic() + 20
         while sensors.latest.sm_mhz != 1980 and monotonic() < until:
             sleep(0.01)
-        assert sensors.latest == Sensed(1980.0, 600.0)
+        assert sensors.latest == Reading(1980.0, 600.0)
     assert sensors._process is not None
     assert sensors._process.returncode is not None
     assert (tmp_path / "nvidia-smi.asked").read_text() == "--id=GPU-7\n"
@@ -47,4 +47,4 @@ def test_without_the_program_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(module, "gpu_id", lambda device: "GPU-7")
     with Sensors(torch.device("cuda")) as sensors:
-        assert sensors.latest == NOTHING
+        assert sensors.latest == NO_READING

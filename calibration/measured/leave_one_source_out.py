@@ -1,6 +1,6 @@
 """How well an engine's overhead is known: fit it without one source, predict that source.
 
-    python -m calibration.measured.left_out --measured DIR
+    python -m calibration.measured.leave_one_source_out --measured DIR
 
 The two terms that a step waits for, `step` and `per_sequence`, are chosen from a grid by the error
 of mean TPOT, averaged over the other sources with the same kind of engine; the runs of the source
@@ -29,7 +29,7 @@ METRIC = "mean_tpot_ms"
 Terms = tuple[float, float]
 
 
-def kind(run: Run) -> str:
+def engine_kind(run: Run) -> str:
     """Say which overheads a run's engine has."""
     if not schedules_asynchronously(run):
         return "synchronous"
@@ -46,12 +46,12 @@ def errors(run: Run, folder: Path, grid: Sequence[Terms]) -> list[float]:
     return found
 
 
-def leave_out(folder: Path) -> list[tuple[str, str, int, Terms, float]]:
+def leave_one_source_out(folder: Path) -> list[tuple[str, str, int, Terms, float]]:
     """Give kind of engine, source left out, its runs, the terms of the others, its mean error."""
     grid = list(product(STEPS, PER_SEQUENCE))
     groups: dict[str, list[Run]] = defaultdict(list)
     for run in read_runs(folder):
-        groups[kind(run)].append(run)
+        groups[engine_kind(run)].append(run)
     found = []
     for name, runs in groups.items():
         sources = sorted({run.source for run in runs})
@@ -72,7 +72,8 @@ def main() -> None:
     """Print a line for each source left out."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measured", type=Path, required=True)
-    for name, source, runs, (step, per_sequence), error in leave_out(parser.parse_args().measured):
+    folder = parser.parse_args().measured
+    for name, source, runs, (step, per_sequence), error in leave_one_source_out(folder):
         terms = f"{step * 1e3:.2f} ms + {per_sequence * 1e6:.0f} us"
         print(f"{name:<26}{source:<36}{runs:>4} runs  {terms}  mean |error| of TPOT {error:.1%}")
 

@@ -27,7 +27,7 @@ GPU_WORDS = (
     (r"a100", "A100-80GB"),
 )
 """The first pattern that a name holds decides."""
-STANDS_IN = {"gb200": "B200", "a800": "A100-80GB"}
+SUBSTITUTES = {"gb200": "B200", "a800": "A100-80GB"}
 """GPUs that are not in the table, and what is taken for them."""
 
 FOUR_BITS = ("fp4", "int4", "awq", "gptq", "w4a16", "w4", "gpt-oss", "gptoss", "nf4", "bnb-4")
@@ -41,8 +41,8 @@ EIGHT_BITS = {
     "w8a16": "int8",
 }
 SIXTEEN_BITS = ("bf16", "bfloat16", "fp16", "float16", "f16", "half", "16-bit", "16bit", "w16a16")
-UNTOLD = {"", "auto", "none", "default", "unknown", "na", "n/a", "nan", "-", "?", "null"}
-MIXED = {"compressed-tensors", "modelopt", "quantized", "quark", "torchao"}
+UNSPECIFIED = {"", "auto", "none", "default", "unknown", "na", "n/a", "nan", "-", "?", "null"}
+QUANTIZED_FORMATS = {"compressed-tensors", "modelopt", "quantized", "quark", "torchao"}
 """Ways of keeping weights that say nothing about their width: the model's name must."""
 
 
@@ -52,7 +52,7 @@ def gpu_name(name: str) -> str:
     for pattern, known in GPU_WORDS:
         if re.search(pattern, plain):
             return known
-    for word, known in STANDS_IN.items():
+    for word, known in SUBSTITUTES.items():
         if word in plain:
             warnings.warn(f"gpu: {name!r} is taken as {known}", HeadwayWarning, stacklevel=2)
             return known
@@ -86,17 +86,17 @@ def quantization(dtype: str, model: str) -> str | None:
     """
     told, named = dtype.lower(), model.rsplit("/", 1)[-1].lower()
     half = any(word in told for word in SIXTEEN_BITS)
-    word = named if half or told in UNTOLD | MIXED else told
-    found = _narrow(word)
+    word = named if half or told in UNSPECIFIED | QUANTIZED_FORMATS else told
+    found = _quantization_in(word)
     if half and found:
         what = f"weight_dtype: {dtype!r} is taken as that of activations: {model} has {found}"
         warnings.warn(what, HeadwayWarning, stacklevel=2)
-    if found is None and not half and told not in UNTOLD:
+    if found is None and not half and told not in UNSPECIFIED:
         raise ValueError(f"weight_dtype: {dtype!r} is none of bf16, fp16, fp8, int8, int4, nvfp4")
     return found
 
 
-def _narrow(word: str) -> str | None:
+def _quantization_in(word: str) -> str | None:
     """Give the quantization that a word tells of; None: none."""
     if any(four in word for four in FOUR_BITS):
         return "nvfp4" if "fp4" in word or "oss" in word else "int4"
@@ -108,6 +108,6 @@ def kv_dtype(dtype: str) -> str:
     word = dtype.lower()
     if any(eight in word for eight in ("fp8", "float8", "e4m3", "e5m2")):
         return "fp8"
-    if word in UNTOLD or any(half in word for half in SIXTEEN_BITS):
+    if word in UNSPECIFIED or any(half in word for half in SIXTEEN_BITS):
         return "auto"
     raise ValueError(f"kv_dtype: {dtype!r} is none of auto, bf16, fp16, fp8")
