@@ -284,7 +284,7 @@ def check_fits(
     fitting = int((free - HEADROOM - weights) // (cache / num_blocks))
     hint = f"at most {fitting} blocks fit" if fitting > 1 else "take a smaller model"
     raise HeadwayError(
-        f"device: {spec.name} in {name} does not fit {device}: {weights / GIB:.2f} GiB of "
-        f"weights, {cache / GIB:.2f} GiB for {num_blocks} KV blocks and {HEADROOM / GIB:.2f} GiB to "
-        f"work with, but {free / GIB:.2f} GiB are free; {hint}"
+        f"device: {spec.name} in {name} does not fit {device}: {weights / GIB:.2f} GiB of weights, "
+        f"{cache / GIB:.2f} GiB for {num_blocks} KV blocks and {HEADROOM / GIB:.2f} GiB to work "
+        f"with, but {free / GIB:.2f} GiB are free; {hint}"
     )

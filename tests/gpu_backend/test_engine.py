@@ -34,7 +34,7 @@ def test_logits_are_those_of_the_reference(engine: Engine) -> None:
     assert torch.allclose(found, want, atol=2e-5 * float(want.abs().max()))
 
 
-@pytest.mark.parametrize("recycles", [False, True])
+@pytest.mark.parametrize("reuses_buffers", [False, True])
 def test_a_swap_brings_back_every_bit(
     engine: Engine, reuses_buffers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,7 +42,7 @@ def test_a_swap_brings_back_every_bit(
 
     Only behind CUDA is the host's memory kept for later copies.
     """
-    monkeypatch.setattr(engine.cache, "recycles", reuses_buffers)
+    monkeypatch.setattr(engine.cache, "reuses_buffers", reuses_buffers)
     engine.reset()
     for blocks in (3, 70):
         engine.swap_out(Request(9, 0.0, 5, 5), [1] * blocks)
