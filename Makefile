@@ -25,6 +25,7 @@ lint: $(VENV)/installed-dev
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/growth.py
 
 notebooks: $(VENV)/installed-dev
 	$(BIN)/python notebooks/build.py

@@ -12,6 +12,8 @@ due.
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from heapq import heappop, heappush, heapreplace
+from itertools import count
 from math import ceil
 
 from simulator.core.decode_set import DecodeSet
@@ -34,6 +36,12 @@ class Account:
     members: int = 0  # of the decode set
     level: float = 0.0  # what the policy has added to its service, or granted
     round: int = 0  # up to which it has been granted its quantum
+    joined: int = 0  # the number of its coming to wait; equals go in this order
+    entry: int = -1  # its last one in a heap or a round; -1: it has none that holds
+
+
+Turn = tuple[int, Account]
+"""A client's entry in a round, and the client."""
 
 
 class ServiceCounter(DecodeSet):
@@ -83,7 +91,7 @@ class ClientQueues:
         """Begin with empty books; those of a batch, to whose decode set they listen."""
         old = batch.decodes
         self.accounts: dict[str, Account] = {}
-        self.active: list[Account] = []  # clients with requests that wait, in order of joining
+        self.active: dict[Account, None] = {}  # clients with requests that wait, as they joined
         self.joining: list[Account] = []  # those whose first request has come since the last step
         self.size = 0
         self.chosen: Account | None = None  # by `head`, unless the queue has changed since
@@ -122,14 +130,16 @@ class ClientQueues:
         """Bring in the clients that have come since the last step, before the next is decided."""
         for account in self.joining:
             self._enter(account)
-            self.active.append(account)
+            self.active[account] = None
+            self._head_changed(account)
         self.joining.clear()
 
     def put_back(self, request: Request) -> None:
         account = self.account(request.client)
-        if not account.waiting:
-            self.active.append(account)
         account.waiting.appendleft(request)
+        if account not in self.joining:
+            self.active[account] = None
+            self._head_changed(account)
         self.size += 1
         self.chosen = None
 
@@ -150,7 +160,9 @@ class ClientQueues:
         self._admit(account, request)
         if not request.preemptions:
             account.prompt += request.prompt_tokens
-        if not account.waiting:
+        if account.waiting:
+            self._head_changed(account)
+        else:
             self._leave(account)
         return request
 
@@ -159,11 +171,13 @@ class ClientQueues:
         account.waiting.remove(request)
         self.size -= 1
         self.chosen = None
-        if not account.waiting:
-            if account in self.joining:
-                self.joining.remove(account)
-            else:
-                self._leave(account)
+        if account.waiting:
+            if account in self.active:
+                self._head_changed(account)
+        elif account in self.active:
+            self._leave(account)
+        else:
+            self.joining.remove(account)
 
     def _cost(self, request: Request) -> float:
         """Give what the admission of a request is charged."""
@@ -171,6 +185,9 @@ class ClientQueues:
 
     def _enter(self, account: Account) -> None:
         """Prepare a client that comes to wait."""
+
+    def _head_changed(self, account: Account) -> None:
+        """Take note of an active client whose first request is another than before."""
 
     def _pick(self) -> Account:
         """Choose among the active clients."""
@@ -181,10 +198,50 @@ class ClientQueues:
 
     def _leave(self, account: Account) -> None:
         """Let a client go that has no more requests waiting."""
-        self.active.remove(account)
+        del self.active[account]
 
 
-class Fair(ClientQueues):
+class SmallestFirst(ClientQueues):
+    """The client whose `_rank` is smallest goes first, equals in the order in which they joined.
+
+    A rank may only grow while the client's first request stays the same: what it receives counts
+    against it. So a heap of ranks as they were bounds those of now from below, and a choice looks
+    only at those that may be the smallest.
+    """
+
+    def queue(self, batch: Batch) -> "ClientQueues":
+        self._heap: list[tuple[tuple[float, float], int, int, Account]] = []
+        self._numbers = count()
+        return super().queue(batch)
+
+    def _rank(self, account: Account) -> tuple[float, float]:
+        """Rank a client by its books and its first request."""
+        raise NotImplementedError
+
+    def _head_changed(self, account: Account) -> None:
+        if account.entry < 0:
+            account.joined = next(self._numbers)
+        account.entry = next(self._numbers)
+        heappush(self._heap, (self._rank(account), account.joined, account.entry, account))
+
+    def _pick(self) -> Account:
+        heap = self._heap
+        while True:
+            rank, joined, entry, account = heap[0]
+            if account.entry != entry:
+                heappop(heap)  # it has left, or has a newer entry
+                continue
+            now = self._rank(account)
+            if now == rank:
+                return account
+            heapreplace(heap, (now, joined, entry, account))
+
+    def _leave(self, account: Account) -> None:
+        super()._leave(account)
+        account.entry = -1
+
+
+class Fair(SmallestFirst):
     """Virtual Token Counter: the client that has received the least goes first.
 
     Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, algorithm 2, and the
@@ -206,7 +263,7 @@ class Fair(ClientQueues):
     def _enter(self, account: Account) -> None:
         own = self.counter(account)
         if self.active:
-            floor = min(map(self.counter, self.active))
+            floor = self.counter(self._pick())
         elif self.last is not None:
             floor = self.counter(self.last)
         else:
@@ -214,15 +271,15 @@ class Fair(ClientQueues):
         if floor > own:
             account.level += floor - own
 
-    def _pick(self) -> Account:
-        return min(self.active, key=lambda a: (self.counter(a), a.waiting[0].arrival))
+    def _rank(self, account: Account) -> tuple[float, float]:
+        return self.counter(account), account.waiting[0].arrival
 
     def _leave(self, account: Account) -> None:
         super()._leave(account)
         self.last = account
 
 
-class WFQ(ClientQueues):
+class WFQ(SmallestFirst):
     """Weighted fair queueing by virtual finish times, self-clocked.
 
     Golestani, "A self-clocked fair queueing scheme for broadband applications", INFOCOM 1994: a
@@ -259,15 +316,10 @@ class WFQ(ClientQueues):
         if self.virtual > start:
             account.level += self.virtual - start
 
-    def _pick(self) -> Account:
+    def _rank(self, account: Account) -> tuple[float, float]:
         # All boosts grow alike, so the order of two who wait does not change with time.
-        return min(
-            self.active,
-            key=lambda a: (
-                self.finish(a) + self.boost * a.waiting[0].arrival,
-                a.waiting[0].arrival,
-            ),
-        )
+        arrival = account.waiting[0].arrival
+        return self.finish(account) + self.boost * arrival, arrival
 
     def _admit(self, account: Account, request: Request) -> None:
         spent = self.service(account) + self._cost(request)
@@ -299,7 +351,9 @@ class DRR(ClientQueues):
 
     def queue(self, batch: Batch) -> "ClientQueues":
         self.round = 1
-        self.turn = 0  # index into `active`
+        self._turns: deque[Turn] = deque()  # those of this round that are still to come
+        self._had: list[Turn] = []  # and those that are over
+        self._numbers = count()
         return super().queue(batch)
 
     def deficit(self, account: Account) -> float:
@@ -316,14 +370,18 @@ class DRR(ClientQueues):
         account.level = min(account.level, self.service(account))
 
     def _pick(self) -> Account:
+        turns = self._turns
         while True:
-            while self.turn < len(self.active):
-                account = self.active[self.turn]
-                self._grant(account, self.round)
-                if self._lacks(account) <= 0:
-                    return account
-                self.turn += 1
-            self.turn = 0
+            while turns:
+                entry, account = turns[0]
+                if account.entry == entry:  # else it has left
+                    self._grant(account, self.round)
+                    if self._lacks(account) <= 0:
+                        return account
+                    self._had.append(turns[0])
+                turns.popleft()
+            turns.extend(self._had)
+            self._had.clear()
             self.round += max(1, min(map(self._rounds, self.active)))
 
     def _lacks(self, account: Account) -> float:
@@ -338,10 +396,14 @@ class DRR(ClientQueues):
         """Count the rounds until a client can pay for its next request."""
         return ceil(self._lacks(account) / (self.quantum * account.weight))
 
+    def _head_changed(self, account: Account) -> None:
+        if account.entry < 0:
+            account.entry = next(self._numbers)
+            self._turns.append((account.entry, account))
+
     def _leave(self, account: Account) -> None:
-        place = self.active.index(account)
-        del self.active[place]
-        self.turn -= place < self.turn
+        super()._leave(account)
+        account.entry = -1
         account.level = min(account.level, self.service(account))
 
 

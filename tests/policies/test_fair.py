@@ -164,7 +164,7 @@ def test_a_client_whose_only_request_goes_is_forgotten() -> None:
     assert (queue.head(), len(queue)) == (two, 1)
     queue.remove(two)
     assert not queue
-    assert queue.active == []
+    assert not queue.active
 
 
 @pytest.mark.parametrize(

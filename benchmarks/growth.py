@@ -1,0 +1,84 @@
+"""How the user CPU of each policy grows with the requests that wait and the clients that send.
+
+    python benchmarks/growth.py [POLICY ...] [--requests 4000]
+
+All requests come at once, two of each client, so nearly all of them wait for most of the run. Each
+policy is run with 1, 2, 4 and 8 times `--requests`; the exponent is the slope of the logarithms of
+the times without what an empty run takes. 1 is linear; the exit code is 1 above 1.3.
+"""
+
+import argparse
+import sys
+import time
+import warnings
+
+import numpy as np
+
+from simulator.scenario.load import check_scenario
+from simulator.scenario.policy_table import POLICIES
+from simulator.simulation.run import run
+from simulator.util.yaml_lines import SourceMap
+
+MOST = 1.3
+TIMES = (1, 2, 4, 8)
+ARGUMENTS = {"sjf": {"by": "hint"}, "hrrn": {"by": "hint"}, "boost": {"by": "hint"}}
+
+
+def scenario_of(policy: str, requests: int):
+    """Describe a run in which so many requests come at once."""
+    raw = {
+        "model": "tiny-test",
+        "engine": {
+            "scheduling_policy": {"policy": policy, **ARGUMENTS.get(policy, {})},
+            "max_num_seqs": 64,
+            "max_model_len": 512,
+            "num_gpu_blocks_override": 4000,
+            "enable_prefix_caching": False,
+        },
+        "predictor": "oracle",
+        "cost": {"kind": "linear", "base": 0.01, "per_token": 1e-5},
+        "workload": {
+            "num_prompts": requests,
+            "clients": requests // 2,
+            "priorities": [k % 7 for k in range(requests // 2)],
+            "input_len": 100,
+            "output_len": 20,
+            "range_ratio": 0.5,
+        },
+    }
+    return check_scenario(raw, SourceMap("scenario", {}))
+
+
+def seconds(policy: str, requests: int) -> float:
+    """Measure the user CPU of the simulation alone, the best of two."""
+    scenario = scenario_of(policy, requests)
+    workload = scenario.make_workload()
+    taken = []
+    for _ in range(2):
+        before = time.process_time()
+        run(scenario, workload=workload)
+        taken.append(time.process_time() - before)
+    return min(taken)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("policies", nargs="*", metavar="POLICY", help="all if none is named")
+    parser.add_argument("--requests", type=int, default=4000)
+    words = parser.parse_args()
+    warnings.simplefilter("ignore")
+    sizes = [words.requests * times for times in TIMES]
+    print(f"{'policy':<12}" + "".join(f"{size:>10,}" for size in sizes) + f"{'exponent':>10}")
+    worst = 0.0
+    for policy in words.policies or POLICIES:
+        empty = seconds(policy, 2)
+        times = [seconds(policy, size) for size in sizes]
+        logs = np.log(np.maximum(np.array(times) - empty, 1e-4))
+        exponent = np.polyfit(np.log(TIMES), logs, 1)[0]
+        worst = max(worst, exponent)
+        print(f"{policy:<12}" + "".join(f"{t:>10.2f}" for t in times) + f"{exponent:>10.2f}")
+    return int(worst > MOST)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
