@@ -156,7 +156,7 @@ def live(
     from calibration.engine_steps.live_folder import write_live
     from calibration.engine_steps.meta import describe_engine
     from gpu_backend.live import build_engine, run_live
-    from simulator.cli.interrupts import print_interrupted_run
+    from simulator.cli.console import print_interrupted_run
     from simulator.cli.progress import run_progress
     from simulator.scenario.assemble import assemble
     from simulator.scenario.load import load_scenario

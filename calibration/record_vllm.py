@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
         lines = [line for one in read_cases(case) for line in record(one)]
         data = "".join([f"{line}\n" for line in lines]).encode()
         packed = gzip.compress(data, mtime=0) if out.suffix == ".gz" else data
-        write_atomic(out, lambda file: file.write(packed))
+        write_atomic(out, packed)
     except (HeadwayError, ValueError) as error:
         print(f"record_vllm: error: {error}", file=sys.stderr)
         return 2

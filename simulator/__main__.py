@@ -1,7 +1,7 @@
 """Where the command `headway` begins, also `python -m simulator`.
 
 Ctrl-C is told in one line even while the command line itself is still being imported; see
-`simulator/cli/interrupts.py` for later.
+`simulator/cli/console.py` for later.
 """
 
 import sys

@@ -86,7 +86,7 @@ def calibrate(setup: Setup, out: Path, echo: Echo = print) -> StepFit:
         file.flush()
     write_meta(out / META, meta | {"ended": utc_now()})
     rows = read_rows(out / STEPS)
-    write_atomic(out / STEPS, lambda target: target.write(pack_rows(rows)))
+    write_atomic(out / STEPS, pack_rows(rows))
     return refit(out / STEPS, out, echo)
 
 

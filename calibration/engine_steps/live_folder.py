@@ -25,7 +25,7 @@ from simulator.costs.profile import shipped_profiles
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError
-from simulator.util.files import Writer, resolve, write_together
+from simulator.util.files import Contents, resolve, write_together
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,13 +77,13 @@ def write_live(live: "LiveRun", out: Path, about: Mapping[str, object]) -> list[
     text = json.dumps(
         {**about, "device": live.device, "clock": live.clock, "steps": len(live.timings)}, indent=1
     )
-    writers: dict[str, Writer] = {
+    writers: dict[str, Contents] = {
         MEASURED: partial(_write_steps, live),
-        ABOUT: lambda file: file.write(text.encode() + b"\n"),
+        ABOUT: text.encode() + b"\n",
     }
     if profile is not None:
         content = profile.read_bytes()
-        writers[PROFILE] = lambda file: file.write(content)
+        writers[PROFILE] = content
     return files + write_together(out, writers)
 
 

@@ -84,7 +84,7 @@ def _commit() -> str:
 def write_meta(path: Path, meta: Mapping[str, object]) -> None:
     """Write meta.json."""
     text = json.dumps(meta, indent=1) + "\n"
-    write_atomic(path, lambda file: file.write(text.encode()))
+    write_atomic(path, text.encode())
 
 
 def read_meta(path: Path) -> Meta:

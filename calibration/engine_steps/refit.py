@@ -66,7 +66,7 @@ def refit(source: Path, out: Path, echo: Echo = print) -> StepFit:
     written = write_together(
         out,
         {
-            f"{name}.yaml": lambda file: file.write(text),
+            f"{name}.yaml": text,
             "predicted-vs-measured.png": partial(plot_steps, title, _by_kind(fit)),
         },
     )

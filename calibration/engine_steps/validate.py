@@ -118,7 +118,7 @@ def validate(folder: Path, profile: str | None = None, out: Path | None = None) 
     write_together(
         out or folder,
         {
-            "validation.json": lambda file: file.write(text.encode() + b"\n"),
+            "validation.json": text.encode() + b"\n",
             "validation.png": partial(plot_live, title, parts, metrics),
         },
     )

@@ -101,7 +101,7 @@ def write_profile(data: Path, target: Target, path: Path) -> FitReport:
     """Fit a target's cost and write its profile."""
     report = fit_target(data, target)
     text = profile_text(target, report)
-    write_atomic(path, lambda file: file.write(text.encode()))
+    write_atomic(path, text.encode())
     return report
 
 

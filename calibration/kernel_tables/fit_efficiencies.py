@@ -150,7 +150,7 @@ def write_efficiencies(data: Path) -> None:
 
 def _write(found: dict[str, dict[str, float]]) -> None:
     content = efficiencies_text(found).encode()
-    write_atomic(EFFICIENCIES, lambda file: file.write(content))
+    write_atomic(EFFICIENCIES, content)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def write_json(path: Path, outcomes: Sequence[Outcome]) -> None:
     reason in place of metrics."""
     rows = [row for outcome in outcomes for row in _json_rows(outcome)]
     text = json.dumps(rows, indent=1, allow_nan=False)
-    write_atomic(path, lambda file: file.write(text.encode() + b"\n"))
+    write_atomic(path, text.encode() + b"\n")
 
 
 def _json_rows(outcome: Outcome) -> Iterator[dict[str, object]]:

@@ -80,8 +80,8 @@ def calibrate_from_requests(source: Path, scenario: "Scenario", out: Path) -> st
     write_together(
         out,
         {
-            name: lambda file: file.write(profile.encode()),
-            "calibration.json": lambda file: file.write(text.encode()),
+            name: profile.encode(),
+            "calibration.json": text.encode(),
         },
     )
     return "\n".join(_report(fit, out / name))

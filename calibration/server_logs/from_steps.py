@@ -37,7 +37,7 @@ def calibrate_from_steps(source: Path, scenario: "Scenario", out: Path) -> str:
     sources = [f"steps: {source.name}"]
     text = "# Written by `headway calibrate --from-steps`.\n"
     text += scenario_profile(scenario, fit.cost, fit.residuals, about, sources)
-    write_atomic(path, lambda file: file.write(text.encode()))
+    write_atomic(path, text.encode())
     held_out = [f"held out: {fit.held_out['all']}"] if "all" in fit.held_out else []
     use = [f"written: {path}. To use it, in a scenario:", f"  cost: {{profile: {path}}}"]
     return "\n".join(held_out + use)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from simulator.cli.interrupts import print_interrupted_run
+from simulator.cli.console import print_interrupted_run
 from simulator.cli.options import (
     DEFAULT_RUN,
     DEFAULT_SETTINGS,
@@ -66,13 +66,13 @@ def _write_runs(
     from simulator.planning.runs import encode_csv, metric_values
     from simulator.simulation.write import write_run
     from simulator.util.files import write_atomic
-    from simulator.views.comparison import compare_table
+    from simulator.views.report import compare_table
 
     rows = []
     for alternative, result in zip(alternatives, results, strict=True):
         write_run(result, folder / alternative.folder, options.format)
         rows.append({**_origin(alternative), **metric_values(result.summary())})
-    write_atomic(folder / "comparison.csv", lambda file: file.write(encode_csv(rows)))
+    write_atomic(folder / "comparison.csv", encode_csv(rows))
     labels = [alternative.label for alternative in alternatives]
     draw = draw_many if len(results) > len(COLORS) else draw_compare
     save(draw(labels, results), folder / "comparison.png")
@@ -86,36 +86,30 @@ def _compare_replications(
 ) -> int:
     """Run every alternative so many times under common random numbers; print their differences."""
     from simulator.figures.style import save
-    from simulator.planning.replication_report import (
-        compare_intervals,
-        differences,
-        draw_intervals,
-        encode_differences,
-        encode_replications,
-        warn_constant,
-    )
-    from simulator.planning.replications import check_count, replicate
+    from simulator.planning import replications
     from simulator.util.files import write_together
 
-    check_count(count, [*alternatives[0].varied])
+    replications.check_count(count, [*alternatives[0].varied])
     scenarios = [alternative.scenario for alternative in alternatives]
     warmup, cooldown = options.trim()
     with runs_progress("runs", options.quiet) as progress:
-        runs = replicate(scenarios, count, warmup=warmup, cooldown=cooldown, progress=progress)
-    warn_constant(runs)
-    found = differences(runs)
+        runs = replications.replicate(
+            scenarios, count, warmup=warmup, cooldown=cooldown, progress=progress
+        )
+    replications.warn_constant(runs)
+    found = replications.differences(runs)
     origins = [_origin(alternative) for alternative in alternatives]
     write_together(
         folder,
         {
-            "comparison.csv": lambda file: file.write(encode_differences(origins, runs, found)),
-            "replications.csv": lambda file: file.write(encode_replications(origins, runs)),
+            "comparison.csv": replications.encode_differences(origins, runs, found),
+            "replications.csv": replications.encode_replications(origins, runs),
         },
     )
     labels = [alternative.label for alternative in alternatives]
-    save(draw_intervals(labels, runs), folder / "comparison.png")
+    save(replications.draw_intervals(labels, runs), folder / "comparison.png")
     if not options.quiet:
-        print(compare_intervals(labels, found))
+        print(replications.compare_intervals(labels, found))
         print(f"written to {folder}: comparison.csv, replications.csv, comparison.png", flush=True)
     return 0
 

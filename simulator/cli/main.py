@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, UnusedCliTokensError
 
-from simulator.cli.console import one_line_warnings, print_errors, print_os_error
-from simulator.cli.interrupts import print_interrupt
+from simulator.cli.console import one_line_warnings, print_errors, print_interrupt, print_os_error
 from simulator.util.errors import HeadwayError
 from simulator.util.files import WRITTEN_FILES
 from simulator.util.version import __version__

@@ -30,7 +30,7 @@ def report(
     if len(runs) > MOST:
         raise HeadwayError(f"{len(runs)} runs are too many for one page, which holds {MOST}")
     text = page(runs).encode()
-    write_atomic(out, lambda file: file.write(text))
+    write_atomic(out, text)
     names = ", ".join(run.label for run in runs)
     print(f"written to {out}: {names}; {len(text) / 1e6:.1f} MB, open it in a browser")
     return 0

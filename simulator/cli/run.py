@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from simulator.cli.interrupts import print_interrupted_run
+from simulator.cli.console import print_interrupted_run
 from simulator.cli.options import (
     DEFAULT_RUN,
     DEFAULT_SETTINGS,
@@ -19,9 +19,11 @@ from simulator.cli.options import (
 )
 from simulator.cli.progress import run_progress, runs_progress
 from simulator.util.errors import HeadwayError
+from simulator.util.files import check_file
 
 if TYPE_CHECKING:
     from simulator.scenario.scenario import Scenario
+    from simulator.simulation.result import Result
 
 
 def run(
@@ -53,12 +55,11 @@ def run(
     """Simulate a scenario; print its report, write its files."""
     from simulator.scenario.load import load_scenario
     from simulator.simulation.write import check_folder, write_run
-    from simulator.views.exports import check_exports, write_exports
     from simulator.views.report import run_table
 
     loaded = load_scenario(scenario, settings.overrides, settings.seed)
     folder = check_folder(out or Path("out") / loaded.name, options.format)
-    check_exports(timeline, prometheus)
+    _check_exports(timeline, prometheus)
     trim = options.trim()
     at_least_one(jobs=jobs)
     spread = jobs is not None or backend is not None or address is not None
@@ -94,7 +95,7 @@ def run(
     if result.interrupted:
         return print_interrupted_run(result)
     files = write_run(result, folder, options.format)
-    notes = write_exports(result, timeline, prometheus)
+    notes = _write_exports(result, timeline, prometheus)
     if not options.quiet:
         print(run_table(result.summary()), *notes, sep="\n")
         _print_written(folder, [file.name for file in files])
@@ -115,7 +116,7 @@ def _run_without_tables(scenario: "Scenario", folder: Path, options: RunOptions)
     files = write_together(
         folder,
         {
-            "summary.json": lambda file: file.write(text),
+            "summary.json": text,
             "scenario.yaml": partial(write_scenario, scenario),
         },
     )
@@ -128,23 +129,18 @@ def _run_without_tables(scenario: "Scenario", folder: Path, options: RunOptions)
 
 def _run_replications(scenario: "Scenario", folder: Path, count: int, options: RunOptions) -> int:
     """Run a scenario so many times; write every run, print and write intervals."""
-    from simulator.planning.replication_report import (
-        encode_intervals,
-        encode_replications,
-        estimates,
-        run_intervals,
-        warn_constant,
-    )
-    from simulator.planning.replications import check_count, replicate
+    from simulator.planning import replications
     from simulator.simulation.write import write_scenario
     from simulator.util.files import write_together
 
-    check_count(count)
+    replications.check_count(count)
     warmup, cooldown = options.trim()
     with runs_progress("runs", options.quiet) as progress:
-        runs = replicate([scenario], count, warmup=warmup, cooldown=cooldown, progress=progress)
-    warn_constant(runs)
-    found = estimates(runs[0])
+        runs = replications.replicate(
+            [scenario], count, warmup=warmup, cooldown=cooldown, progress=progress
+        )
+    replications.warn_constant(runs)
+    found = replications.estimates(runs[0])
     about = {
         "scenario": scenario.name,
         "seed": scenario.seed,
@@ -155,16 +151,41 @@ def _run_replications(scenario: "Scenario", folder: Path, count: int, options: R
     files = write_together(
         folder,
         {
-            "replications.csv": lambda file: file.write(encode_replications([{}], runs)),
-            "intervals.json": lambda file: file.write(encode_intervals(found, about)),
+            "replications.csv": replications.encode_replications([{}], runs),
+            "intervals.json": replications.encode_intervals(found, about),
             "scenario.yaml": partial(write_scenario, scenario),
         },
     )
     if not options.quiet:
-        print(run_intervals(scenario.name, found))
+        print(replications.run_intervals(scenario.name, found))
         _print_written(folder, [file.name for file in files])
     return 0
 
 
 def _print_written(folder: Path, names: list[str]) -> None:
     print(f"written to {folder}: {', '.join(names)}", flush=True)
+
+
+def _check_exports(timeline: Path | None, prometheus: Path | None) -> None:
+    """See before a run that its further files can be written, and are two."""
+    for option, path in (("--timeline", timeline), ("--prometheus", prometheus)):
+        if path is not None:
+            check_file(option, path)
+    if timeline and prometheus and timeline.resolve() == prometheus.resolve():
+        raise HeadwayError(f"--prometheus {prometheus}: --timeline names the same file")
+
+
+def _write_exports(result: "Result", timeline: Path | None, prometheus: Path | None) -> list[str]:
+    """Write what was asked for; return a line about each file."""
+    notes = []
+    if timeline is not None:
+        from simulator.views.timeline import write_timeline
+
+        shown = write_timeline(result, timeline)
+        notes.append(f"written to {timeline}: {shown}; open it at https://ui.perfetto.dev")
+    if prometheus is not None:
+        from simulator.views.prometheus import write_prometheus
+
+        write_prometheus(result, prometheus)
+        notes.append(f"written to {prometheus}: metrics under vLLM's names")
+    return notes

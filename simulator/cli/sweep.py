@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from simulator.cli.interrupts import print_interrupt
+from simulator.cli.console import print_interrupt
 from simulator.cli.options import (
     DEFAULT_SETTINGS,
     Quiet,

@@ -8,6 +8,8 @@ from cyclopts import App, Parameter
 if TYPE_CHECKING:
     from simulator.workload.workload import Workload
 
+Format = Annotated[str | None, Parameter(help="of the trace [default: as its first line tells]")]
+
 trace = App(name="trace", help="Describe a workload, or write it as Mooncake JSONL.")
 
 
@@ -16,9 +18,7 @@ def describe(
     file: Annotated[Path, Parameter(name="FILE", help="trace, or scenario (.yaml)")],
     /,
     *,
-    format: Annotated[
-        str | None, Parameter(help="of the trace [default: as its first line tells]")
-    ] = None,
+    format: Format = None,
 ) -> int:
     """Tell how many requests, how fast, how bursty, how long."""
     from simulator.workload.describe import describe_text
@@ -36,9 +36,7 @@ def convert(
     target: Annotated[Path, Parameter(name="OUT", help="Mooncake JSONL, packed if it ends in .gz")],
     /,
     *,
-    format: Annotated[
-        str | None, Parameter(help="of the trace [default: as its first line tells]")
-    ] = None,
+    format: Format = None,
 ) -> int:
     """Write a workload as Mooncake JSONL, which other tools read too; the folder must be there."""
     from simulator.util.files import check_target

@@ -280,4 +280,4 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write lines of text, packed if the file's name ends in .gz."""
     data = "".join([f"{line}\n" for line in lines]).encode()
     packed = gzip.compress(data, mtime=0) if path.suffix == ".gz" else data
-    write_atomic(path, lambda file: file.write(packed))
+    write_atomic(path, packed)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.core.log import Log
 from simulator.figures.occupancy import FINISHED_LABEL
 from simulator.figures.runs import draw_rows
 from simulator.figures.style import COLORS, bars_with_ratios, grid, log_scale, sheet
@@ -142,7 +141,8 @@ def _draw_queue(axes: "Axes", results: Sequence["Result"]) -> None:
     """Requests that wait in the engine."""
     edges = _edges(results)
     for result, color in zip(results, COLORS, strict=False):
-        depth = sum(_depth_in_bins(log, edges) for log in result.logs)
+        logs = result.logs
+        depth = sum(depth_in_bins(*queue_levels(log), arrivals(log), edges) for log in logs)
         axes.plot((edges[1:] + edges[:-1]) / 2, depth, color=color, linewidth=1.5)
     _set_limits(axes, edges, headroom=1.05)
     axes.set(title="Queue", xlabel="time (s)", ylabel="requests waiting")
@@ -158,7 +158,3 @@ def _edges(results: Sequence["Result"]) -> Floats:
     """Cut the time of the longest run into bins."""
     ends = [float(log.steps["end"][-1]) for r in results for log in r.logs if log.step_rows]
     return np.linspace(0.0, max(ends, default=1.0), BINS + 1)
-
-
-def _depth_in_bins(log: Log, edges: Floats) -> Floats:
-    return depth_in_bins(*queue_levels(log), arrivals(log), edges)

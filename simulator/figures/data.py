@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from simulator.results.breakdown import PARTS
 from simulator.results.read import (
@@ -18,7 +17,7 @@ from simulator.results.read import (
     read_table,
     read_yaml,
 )
-from simulator.results.request_table import RETRY
+from simulator.results.request_table import RETRY, Floats
 from simulator.results.time_series import mean_in_bins
 from simulator.util.errors import HeadwayError
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
     from simulator.simulation.result import Result
 
-Floats = npt.NDArray[np.float64]
 BINS = 300  # points of a line over time
 REQUESTS = (
     *("id", "arrival", "client_queue_time", "prompt_tokens", "output_tokens"),

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from simulator.figures.data import Floats, Run
+from simulator.figures.data import Run
 from simulator.figures.style import PALE, color, sheet
+from simulator.results.request_table import Floats
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.figures.data import BINS, Floats, Run
+from simulator.figures.data import BINS, Run
 from simulator.figures.style import (
     PALE,
     bars_with_ratios,
@@ -16,6 +16,7 @@ from simulator.figures.style import (
     marker,
     sheet,
 )
+from simulator.results.request_table import Floats
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:

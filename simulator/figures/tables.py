@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.figures.data import Floats
 from simulator.figures.style import (
     COLORS,
     FAINT,
@@ -20,6 +19,7 @@ from simulator.figures.style import (
     sheet,
 )
 from simulator.results.read import check_columns, need_columns
+from simulator.results.request_table import Floats
 from simulator.util.errors import HeadwayError
 from simulator.util.pareto import pareto_front
 

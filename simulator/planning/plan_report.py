@@ -16,6 +16,7 @@ from simulator.scenario.load import load_scenario
 from simulator.simulation.write import write_scenario
 from simulator.util.files import write_together
 from simulator.util.pareto import pareto_front
+from simulator.views.report import align
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,6 +41,7 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
     for candidate in candidates:
         row = result_row(problem, candidate)
         cells = ["cannot run" if candidate.errors else "never"]
+        cells += [""] * (len(lines[0]) - 2)
         if row["holds"]:
             cells = [*_cells(row, [*metrics, *COST_COLUMNS], searched=bool(problem.key))]
         lines.append([("* " if candidate is best else "  ") + candidate.label, *cells])
@@ -47,7 +49,7 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
     for candidate in candidates:
         for a, b in not_monotone(candidate.result.trials, rising=bool(problem.high)):
             notes.append(f"{candidate.label}: not monotone: {a.at:g} and {b.at:g} contradict")
-    text = ["under " + ", ".join(slo.text for slo in bounds), "", *_aligned(lines), ""]
+    text = ["under " + ", ".join(slo.text for slo in bounds), "", align(lines, heads=0), ""]
     return "\n".join([*text, *notes, "* the best"])
 
 
@@ -61,18 +63,6 @@ def _cells(row: Mapping[str, Any], names: Sequence[str], searched: bool) -> Iter
         yield "..".join("" if end is None else f"{end:.4g}" for end in ends)
     for name in names:
         yield "-" if row[name] is None else f"{row[name]:,.4g}"
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Set a table, the first column to the left and the others to the right."""
-    widths = [max(len(line[k]) for line in lines if k < len(line)) for k in range(len(lines[0]))]
-    return [
-        "  ".join(
-            f"{cell:{'>' if k else '<'}{width}}"
-            for k, (cell, width) in enumerate(zip(line, widths, strict=False))
-        )
-        for line in lines
-    ]
 
 
 def write_plan(
@@ -89,18 +79,15 @@ def write_plan(
     settings = problem.settings(best.varied, (best.best.at, 0))
     chosen = load_scenario(problem.path, problem.overrides, vary=settings)
 
-    def put(data: bytes) -> Callable[[BinaryIO], object]:
-        return lambda file: file.write(data)
-
     return write_together(
         out,
         {
-            "plan.json": put(json.dumps(report, indent=2).encode() + b"\n"),
-            "plan.csv": put(encode_csv(rows)),
-            "runs.csv": put(encode_csv([*_runs(problem, candidates)])),
+            "plan.json": json.dumps(report, indent=2).encode() + b"\n",
+            "plan.csv": encode_csv(rows),
+            "runs.csv": encode_csv([*_runs(problem, candidates)]),
             "plan.png": partial(_draw, problem, candidates, best),
             "best.yaml": partial(write_scenario, chosen),
-            "vllm_serve.sh": put(serve_command(chosen).encode()),
+            "vllm_serve.sh": serve_command(chosen).encode(),
         },
     )
 

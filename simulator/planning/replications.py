@@ -1,28 +1,32 @@
-"""One scenario or several, run K times with other requests and other errors of the cost model."""
+"""One scenario or several, run K times with other requests and other errors of the cost model.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+What comes of it as text, files and a picture: means with intervals, paired differences.
+"""
+
+import json
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simulator.costs.noise import Noise
-from simulator.planning.runs import MetricValues, metric_values, run_each, warn_once
+from simulator.planning.intervals import Difference, Estimate, columns, estimate, holm, paired
+from simulator.planning.runs import MetricValues, encode_csv, metric_values, run_each, warn_once
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.workers import use_backend
+from simulator.views.report import BY_KEY, align
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 MAX_REPLICATIONS = 10_000
 SEED_STREAM = 0x4E9  # of the seeds of replications
-
-
-@dataclass(frozen=True, slots=True)
-class Replication:
-    """One run: a scenario, which already has the replication's seed, and what is cut off."""
-
-    scenario: Scenario
-    warmup: float
-    cooldown: float
 
 
 def seeds(seed: int, count: int) -> list[int]:
@@ -57,14 +61,14 @@ def replicate(
     HeadwayError where a run fails.
     """
     work = [
-        Replication(scenario.model_copy(update={"seed": seed}), warmup, cooldown)
+        scenario.model_copy(update={"seed": seed})
         for scenario in scenarios
         for seed in seeds(scenario.seed, count)
     ]
     found: dict[int, MetricValues] = {}
     warned: set[str] = set()
     with use_backend("loky", jobs):
-        for index, outcome in run_each(_measure, work, jobs):
+        for index, outcome in run_each(partial(_measure, warmup, cooldown), work, jobs):
             if outcome.errors:
                 raise HeadwayError(outcome.errors)
             found[index] = outcome.values
@@ -75,8 +79,177 @@ def replicate(
     return [[found[k * count + j] for j in range(count)] for k in range(len(scenarios))]
 
 
-def _measure(replication: Replication) -> MetricValues:
-    """Make one run, in a worker."""
-    result = run(replication.scenario, noise=Noise.draw(replication.scenario.seed))
-    result.warmup, result.cooldown = replication.warmup, replication.cooldown
+def _measure(warmup: float, cooldown: float, scenario: Scenario) -> MetricValues:
+    """Make the run of a scenario that has the replication's seed, in a worker."""
+    result = run(scenario, noise=Noise.draw(scenario.seed))
+    result.warmup, result.cooldown = warmup, cooldown
     return metric_values(result.summary())
+
+
+TESTED = tuple(key for key in BY_KEY if key not in ("completed", "failed", "duration"))
+"""What a comparison tests; the others are there to be seen."""
+DRAWN = (
+    "output_throughput",
+    "mean_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "p99_tpot_ms",
+    "p99_e2el_ms",
+)
+CONSTANT = (
+    "no replication differs from another: nothing here is random; a trace is replayed as recorded, "
+    "and the cost model has no residuals"
+)
+
+
+def estimates(runs: Sequence[MetricValues]) -> dict[str, Estimate]:
+    """Estimate every metric of a comparison that all replications have."""
+    return {key: estimate(values) for key, values in columns(runs, [*BY_KEY]).items()}
+
+
+def warn_constant(runs: Sequence[Sequence[MetricValues]]) -> None:
+    """Warn where no replication differs from another."""
+    if not any(e.sd for same in runs for e in estimates(same).values()):
+        warnings.warn(CONSTANT, HeadwayWarning, stacklevel=2)
+
+
+def differences(runs: Sequence[Sequence[MetricValues]]) -> list[list[Difference]]:
+    """Compare every run but the first with the first; p values adjusted over all of them."""
+    first = columns(runs[0], TESTED)
+    found = []
+    for other in runs[1:]:
+        theirs = columns(other, TESTED)
+        found.append([paired(key, first[key], theirs[key]) for key in first if key in theirs])
+    adjusted = iter(holm([one.p for same in found for one in same]))
+    return [[replace(one, adjusted=next(adjusted)) for one in same] for same in found]
+
+
+def verdict(one: Difference) -> str:
+    """Give the mark of a difference."""
+    if not one.difference.mean and not one.difference.sd:
+        return "="
+    if not one.significant:
+        return "?"
+    return "+" if one.difference.mean * BY_KEY[one.metric].better > 0 else "-"
+
+
+def run_intervals(name: str, found: Mapping[str, Estimate]) -> str:
+    """Tabulate the replications of one scenario."""
+    count = next(iter(found.values())).count
+    rows = [(f"{name}, {count} replications", "mean", "95 % of the mean", "95 % of one run")]
+    rows += [
+        (BY_KEY[key].label, f"{e.mean:,.2f}", _range(e.interval), _range(e.prediction_interval))
+        for key, e in found.items()
+    ]
+    return align(rows)
+
+
+def compare_intervals(labels: Sequence[str], found: Sequence[Sequence[Difference]]) -> str:
+    """Tabulate paired differences, a block for each run but the first."""
+    blocks = []
+    for label, same in zip(labels[1:], found, strict=True):
+        count = same[0].difference.count if same else 0
+        head = (f"{count} pairs", labels[0], label, "difference", "95 % interval", "p (Holm)")
+        rows = [head]
+        rows += [
+            (
+                BY_KEY[one.metric].label,
+                f"{one.first.mean:,.2f}",
+                f"{one.other.mean:,.2f}",
+                f"{one.difference.mean:+,.2f}",
+                _range(one.difference.interval, "+,.2f"),
+                ("<0.001" if one.adjusted < 0.001 else f"{one.adjusted:.3f}") + f" {verdict(one)}",
+            )
+            for one in same
+        ]
+        blocks.append(align(rows))
+    blocks.append(
+        f"Differences are to {labels[0]}, pair by pair: same requests, same errors of the cost "
+        "model.\n+ better, - worse, at 5 % over all lines together (Holm); ? may be chance."
+    )
+    return "\n\n".join(blocks)
+
+
+def _range(pair: tuple[float, float], form: str = ",.2f") -> str:
+    return f"{pair[0]:{form}} to {pair[1]:{form}}"
+
+
+def encode_intervals(found: Mapping[str, Estimate], about: Mapping[str, object]) -> bytes:
+    """Give the estimates as JSON, after what they are `about`."""
+    metrics = {
+        key: {
+            "mean": e.mean,
+            "sd": e.sd,
+            "mean_interval": [*e.interval],
+            "one_run_interval": [*e.prediction_interval],
+        }
+        for key, e in found.items()
+    }
+    text = json.dumps({**about, "metrics": metrics}, indent=2, allow_nan=False)
+    return text.encode() + b"\n"
+
+
+def encode_replications(
+    origins: Sequence[Mapping[str, object]], runs: Sequence[Sequence[MetricValues]]
+) -> bytes:
+    """Give every run as CSV: of what (cells that all of a scenario have), which one, its numbers.
+
+    Of a single scenario the name of the run is left out.
+    """
+    rows = [
+        {**origin, "replication": k, **numbers}
+        for origin, same in zip(origins, runs, strict=True)
+        for k, numbers in enumerate(same)
+    ]
+    if len(runs) == 1:
+        for row in rows:
+            row.pop("run", None)
+    return encode_csv(rows)
+
+
+def encode_differences(
+    origins: Sequence[Mapping[str, object]],
+    runs: Sequence[Sequence[MetricValues]],
+    found: Sequence[Sequence[Difference]],
+) -> bytes:
+    """Give a row for each run and metric as CSV; the first run has no difference."""
+    rows: list[dict[str, object]] = []
+    for origin, same, tested in zip(origins, runs, [[], *found], strict=True):
+        by_metric = {one.metric: one for one in tested}
+        for key, e in estimates(same).items():
+            low, high = e.interval
+            row = {**origin, "metric": key, "replications": e.count, "mean": e.mean, "sd": e.sd}
+            row |= {"low": low, "high": high}
+            if key in by_metric:
+                one = by_metric[key]
+                low, high = one.difference.interval
+                row |= {"difference": one.difference.mean}
+                row |= {"difference_low": low, "difference_high": high}
+                row |= {"p_value": one.p, "p_holm": one.adjusted, "verdict": verdict(one)}
+            rows.append(row)
+    return encode_csv(rows)
+
+
+def draw_intervals(labels: Sequence[str], runs: Sequence[Sequence[MetricValues]]) -> "Figure":
+    """Draw the mean of each run with its interval, and that of one run thin."""
+    from simulator.figures.style import grid, sheet
+
+    shown = [key for key in DRAWN if all(key in columns(same, [key]) for same in runs)]
+    with sheet(2, 3, 3 + 0.5 * len(runs), sharey=True) as figure:
+        panels = figure.axes
+        for axes, key in zip(panels, shown, strict=False):
+            for place, same in enumerate(runs):
+                e = estimate(columns(same, [key])[key])
+                prediction, mean = e.prediction_half_width, e.half_width
+                axes.errorbar(e.mean, place, xerr=prediction, color="0.7", capsize=2, linewidth=1)
+                axes.errorbar(e.mean, place, xerr=mean, fmt="o", color="#0072B2", capsize=4)
+            axes.set_title(BY_KEY[key].label)
+            axes.set_yticks(range(len(labels)), labels)
+            axes.set_ylim(len(labels) - 0.5, -0.5)
+            grid(axes, "x")
+            axes.locator_params(axis="x", nbins=4)
+            axes.xaxis.set_major_formatter("{x:,g}")
+        for axes in panels[len(shown) :]:
+            axes.set_visible(False)
+        figure.supxlabel("blue: mean and its 95 % interval; grey: 95 % of single runs", fontsize=11)
+    return figure

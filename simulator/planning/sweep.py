@@ -173,7 +173,7 @@ def read_journal(path: Path) -> dict[str, Row]:
                 f"{path}:{number}: is no line of a sweep; take it out, or the whole file"
             ) from None
     if len(whole) < len(data):
-        write_atomic(path, lambda file: file.write(whole))
+        write_atomic(path, whole)
     return rows
 
 
@@ -185,7 +185,7 @@ def write_table(path: Path, points: Sequence[DesignPoint], rows: Sequence[Row]) 
         [{**row, **point.varied} for point, row in zip(points, rows, strict=True) if row],
         [*varied, *metrics, "error"],
     )
-    write_atomic(path, lambda file: file.write(text))
+    write_atomic(path, text)
 
 
 def sweep(

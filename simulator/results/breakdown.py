@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from simulator.core.log import Log
 from simulator.core.request import Step
-from simulator.results.request_table import Flags, Floats, Ints, RequestTable, find_rows
+from simulator.results.request_table import Flags, Floats, Ints, RequestTable, Rows, find_rows
 from simulator.results.token_times import last_tokens
 
 if TYPE_CHECKING:
     from simulator.costs.cost_model import CostModel
 
-Rows = npt.NDArray[np.void]
 
 PARTS = (
     "prefill_time",

@@ -9,9 +9,8 @@ from simulator.core.log import SHED, TIMEOUT
 from simulator.models.gpus import find_gpu
 from simulator.results.engine_metrics import EngineMetrics, Values, share
 from simulator.results.kv_transfers import link_summary
-from simulator.results.record import ClusterRecord, replicas_in
+from simulator.results.record import ClusterRecord, PartialRecord, replicas_in
 from simulator.results.request_table import RequestTable, gather_requests
-from simulator.results.run_part import PartialRecord
 
 if TYPE_CHECKING:
     from simulator.scenario.scenario import Scenario

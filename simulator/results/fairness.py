@@ -12,16 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.core.log import Log
+from simulator.core.log import REJECTED, Log
 from simulator.policies.fair import check_shares
-from simulator.results.request_table import (
-    REJECTED,
-    Floats,
-    Ints,
-    RequestTable,
-    client_column,
-    run_span,
-)
+from simulator.results.request_table import Floats, Ints, RequestTable, client_column, run_span
 from simulator.util.csv_text import Column, Words
 from simulator.workload.workload import Workload
 

@@ -8,19 +8,16 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from simulator.core.log import REASONS, Log
 from simulator.results.fairness import Clients, client_columns, fairness_columns
 from simulator.results.record import Record
-from simulator.results.request_table import Floats, Ints, client_column, find_rows
+from simulator.results.request_table import Floats, Ints, Rows, client_column, find_rows
 from simulator.results.time_series import arrivals, block_growth, decisions
 from simulator.util.csv_text import Column, Numbers, Words
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Rows = npt.NDArray[np.void]
 
 
 def request_frame(record: Record) -> "pd.DataFrame":

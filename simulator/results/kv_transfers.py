@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from simulator.core.log import REJECTED, TRANSFER, UNFINISHED, Log
 from simulator.costs.cost_model import CostModel
@@ -19,12 +18,11 @@ from simulator.results.request_table import (
     Flags,
     Floats,
     Ints,
+    Rows,
     find_rows,
     gather_requests,
 )
 from simulator.workload.workload import Workload
-
-Rows = npt.NDArray[np.void]
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from simulator.core.log import Log
 from simulator.results.cluster_metrics import ClusterMetrics
 from simulator.results.engine_metrics import EngineMetrics, share
 from simulator.results.fairness import Clients, several_clients, summarize_clients
+from simulator.results.record import PartialRecord
 from simulator.results.request_table import (
     RETRY,
     TRANSFER_PARTS,
@@ -30,7 +31,6 @@ from simulator.results.request_table import (
     gather_requests,
     partial_span,
 )
-from simulator.results.run_part import PartialRecord
 from simulator.results.steady_state import SteadyState, Window, measurement_window
 from simulator.results.token_times import GapDistribution, PeakRate, TokenTimes
 from simulator.util.quantile_sketch import ConcurrencyCounter, QuantileSketch

@@ -8,19 +8,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from simulator.core.log import REASONS, REQUEST, Log
+from simulator.core.log import LENGTH, REJECTED, REQUEST, STOP, Log
 from simulator.util.csv_text import Words
 from simulator.workload.workload import Workload
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.void]  # of one of the dtypes of core/log.py
 
 TIMES = ("first_scheduled", "first_token", "finish")  # of log.REQUEST: s, below 0 if never
 COUNTS = ("generated", "preemptions", "cached")
-COMPLETED = (REASONS.index("stop"), REASONS.index("length"))
-REJECTED = REASONS.index("rejected")
-UNFINISHED = REASONS.index("unfinished")
+COMPLETED = (STOP, LENGTH)
 TRANSFER_PARTS = ("decode_queue_time", "transfer_time")
 """Columns of requests.csv that are parts of `e2el` only where prefill and decode are apart."""
 RETRY = "retry_time"

@@ -4,10 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.log import Log
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.void]
+from simulator.results.request_table import Floats, Ints, Rows
 
 
 def arrivals(log: Log) -> Floats:

@@ -13,12 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.log import Log
-from simulator.results.request_table import RequestTable
+from simulator.results.request_table import Flags, Floats, Ints, RequestTable
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int32]
-Flags = npt.NDArray[np.bool_]
 
 SLICE = 1 << 18  # ticks looked at together: bounds the temporaries
 BIN_BITS = 14

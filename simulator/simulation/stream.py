@@ -15,8 +15,8 @@ from simulator.engine.client import Chunk, StreamClient
 from simulator.engine.core import EngineCore
 from simulator.engine.replica import Replica
 from simulator.results.metrics import RunMetrics, run_info
+from simulator.results.record import PartialRecord, next_decision, split_log
 from simulator.results.request_table import Attempts
-from simulator.results.run_part import PartialRecord, next_decision, split_log
 from simulator.scenario import assemble, make_scheduler
 from simulator.scenario.assemble import EngineParts
 from simulator.scenario.policy_inputs import missing_inputs

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from simulator.core.log import REASONS
+from simulator.results.request_table import COMPLETED
 from simulator.testing.cases import Case, draw_case
 from simulator.testing.policy_under_test import PolicyUnderTest, Run
 
 CASES = 120
 TRIES = 10  # equal runs, before a difference is laid to something else than chance
 SHRINKS = 300  # runs that the search for a smaller case may take
-ENDED = (REASONS.index("stop"), REASONS.index("length"))
 
 Violation = tuple[str, str] | None
 """The law that is broken, and how."""
@@ -136,7 +136,7 @@ def _leaves_requests(case: Case, run: Run) -> str:
         return "a request ends twice"
     for row in rows:
         asked = case.requests[row["id"]][2]
-        if row["reason"] not in ENDED or row["generated"] != asked:
+        if row["reason"] not in COMPLETED or row["generated"] != asked:
             return (
                 f"request {row['id']} is {REASONS[row['reason']]} after {row['generated']} of "
                 f"{asked} tokens"

@@ -10,6 +10,7 @@ from simulator.util.errors import HeadwayError
 
 Writer = Callable[[BinaryIO], object]
 """Writes a file's contents to an open binary file."""
+Contents = bytes | Writer
 
 WRITTEN_FILES: list[Path] = []
 """What this command has written: an interrupt tells it."""
@@ -35,28 +36,28 @@ def check_file(option: str, path: Path) -> Path:
     return path
 
 
-def write_atomic(path: Path, writer: Writer) -> Path:
+def write_atomic(path: Path, contents: Contents) -> Path:
     """Write one file, replacing what was there; raise HeadwayError where that cannot be."""
-    return write_together(path.parent, {path.name: writer})[0]
+    return write_together(path.parent, {path.name: contents})[0]
 
 
-def write_together(folder: Path, writers: Mapping[str, Writer]) -> list[Path]:
+def write_together(folder: Path, files: Mapping[str, Contents]) -> list[Path]:
     """Write several files of one folder, which is made if it is missing.
 
     All are complete before the first gets its name. If anything fails, an interrupt included,
     the folder is left as it was; what the system refuses becomes a HeadwayError.
     """
-    targets = [folder / name for name in writers]
-    drafts = [folder / f".{name}.{os.getpid()}.tmp" for name in writers]
+    targets = [folder / name for name in files]
+    drafts = [folder / f".{name}.{os.getpid()}.tmp" for name in files]
     made: list[Path] = []
     current = folder
     try:
         made = _make_folders(folder)
-        for current, draft, writer in zip(targets, drafts, writers.values(), strict=True):
+        for current, draft, contents in zip(targets, drafts, files.values(), strict=True):
             if current.is_dir():
                 raise IsADirectoryError(None, "is a folder")
             with draft.open("wb") as file:
-                writer(file)
+                file.write(contents) if isinstance(contents, bytes) else contents(file)
         for current, draft in zip(targets, drafts, strict=True):
             draft.replace(current)
         WRITTEN_FILES.extend(targets)

@@ -52,7 +52,7 @@ Weighted = tuple[Floats, Floats]
 def write_prometheus(record: "Record", path: Path) -> None:
     """Write the metrics of a run; raise HeadwayError where the file cannot be written."""
     text = metrics_text(record)
-    write_atomic(path, lambda file: file.write(text.encode()))
+    write_atomic(path, text.encode())
 
 
 def metrics_text(record: "Record") -> str:

@@ -8,14 +8,14 @@ import gzip
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from simulator.core.log import REASONS, Log
+from simulator.core.log import REASONS, REJECTED, Log
 from simulator.results.breakdown import Preemptions, find_preemptions
-from simulator.results.request_table import REJECTED, Floats, RequestTable
+from simulator.results.request_table import Floats, RequestTable
 from simulator.results.time_series import arrivals
 from simulator.util.files import write_atomic
 from simulator.util.version import __version__
@@ -46,15 +46,8 @@ def write_timeline(record: "Record", path: Path) -> str:
         notes.append(f"{merged} successive rows of steps.csv in one slice")
     shown = ", ".join(notes) or "all requests and steps"
     text = _text(record, every, merged, shown).encode()
-
-    def write(file: BinaryIO) -> None:
-        if path.suffix != ".gz":
-            file.write(text)
-            return
-        with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as pack:  # the same bytes each time
-            pack.write(text)
-
-    write_atomic(path, write)
+    packed = gzip.compress(text, mtime=0) if path.suffix == ".gz" else text  # the same bytes always
+    write_atomic(path, packed)
     return shown
 
 

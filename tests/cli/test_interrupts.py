@@ -55,7 +55,7 @@ def test_an_interrupt_outside_the_loop_is_told_too(folder, capsys, monkeypatch):
         (["compare", "--vary", "seed=0,1"], "figures.style.save", "9 files are written"),
         (
             ["compare", "--vary", "seed=0,1"],
-            "views.comparison.compare_table",
+            "views.report.compare_table",
             "10 files are written",
         ),
     ],
@@ -75,7 +75,7 @@ def test_an_interrupt_says_where_the_files_are(folder, capsys, monkeypatch, comm
     assert len([path for path in out.rglob("*") if path.is_file()]) == int(told.split()[0])
 
 
-@pytest.mark.parametrize("module", ["simulator.cli.main", "cyclopts", "simulator.cli.interrupts"])
+@pytest.mark.parametrize("module", ["simulator.cli.main", "cyclopts", "simulator.cli.console"])
 def test_an_interrupt_of_the_imports_is_told_too(monkeypatch, capsys, module):
     """Before the command line is there."""
 

@@ -9,14 +9,13 @@ from hypothesis import given, settings
 
 from simulator.core.log import Log
 from simulator.figures.compare import (
-    _depth_in_bins,
     draw_compare,
     draw_many,
 )
 from simulator.figures.style import save
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.results.record import Record
-from simulator.results.time_series import mean_in_bins
+from simulator.results.time_series import arrivals, depth_in_bins, mean_in_bins, queue_levels
 from simulator.schedulers.static import Static
 from simulator.workload.workload import Workload
 from tests.support.engines import Clock, fcfs, play, workload
@@ -127,7 +126,8 @@ def test_queue_depth_in_bins(story: LoggedRun) -> None:
         since = begun["start"][-1] if len(begun) else -1.0
         waits = [r.reason != "rejected" and since < r.sent <= time for r in story.requests]
         total += TICK * (sum(waits) + (begun["waiting"][-1] if len(begun) else 0))
-    assert _depth_in_bins(log, edges).sum() * end / 4 == pytest.approx(total)
+    depth = depth_in_bins(*queue_levels(log), arrivals(log), edges)
+    assert depth.sum() * end / 4 == pytest.approx(total)
 
 
 def test_a_picture_of_many_runs(runs: list[Ran], tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_kv_gauges_grow_through_a_leap() -> None:
     assert gauges["kv_cache_usage_mean"] == pytest.approx((4 + 5 + 6 + 7 + 8) / 50)
     assert gauges["kv_cache_usage_max"] == 0.8
     assert gauges["memory_efficiency"] == pytest.approx((10 + 12 + 14 + 16 + 18) / (4 * 30))
-    gauges = summarize(make_workload([]), np.empty(0), [log], reserves=True)["headway"]
+    gauges = summarize(make_workload([]), np.empty(0), [log], allocation="contiguous")["headway"]
     assert gauges["kv_cache_usage_mean"] == pytest.approx(0.4)
     assert gauges["kv_cache_usage_max"] == 0.4
 

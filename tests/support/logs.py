@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import numpy as np
 from hypothesis import strategies as st
 
+from simulator.core.engine_config import EngineConfig
 from simulator.core.log import REASONS, STEP, Log, pack_request, pack_run
 from simulator.models.gpus import find_gpu
 from simulator.models.spec import ModelSpec
 from simulator.results.metrics import PERCENTILES, RunMetrics, Summary
-from simulator.results.run_part import PartialRecord
+from simulator.results.record import PartialRecord
 from simulator.workload.workload import Workload
 from tests.support.engines import Clock, workload
 
@@ -93,10 +94,8 @@ def summarize(
     **engine,
 ) -> Summary:
     """Give the summary of logs, of engines with these settings on A100s."""
-    usual = {"max_num_seqs": 20, "reserves": False, "block_size": 4, "quantization": None}
-    usual |= {"tensor_parallel_size": 1, "data_parallel_size": 1, "dtype": "auto"}
     scenario = SimpleNamespace(
-        engine=SimpleNamespace(**{**usual, "kv_cache_dtype": "auto", **engine}),
+        engine=EngineConfig(**{"max_num_seqs": 20, "block_size": 4, **engine}),
         goodput=SimpleNamespace(model_dump=lambda exclude_none: goodput or {}),
         cluster=None,
     )

@@ -5,8 +5,7 @@ import pytest
 
 from simulator.core.log import Log
 from simulator.results.metrics import Summary
-from simulator.views.comparison import compare_table
-from simulator.views.report import run_table
+from simulator.views.report import compare_table, run_table
 from tests.support.logs import (
     ObservedRequest,
     add_request,

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from simulator.figures.data import Run
 from simulator.figures.occupancy import lowest_slots
+from simulator.results.request_table import Floats
 from simulator.results.time_series import depth_in_bins, mean_in_bins
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ ROUNDING = 5e-9  # s, that sums of a table's times, each to a nanosecond, may be
 INITIAL_BARS = 400  # of these in view at first
 RESERVING = {"orca", "tgi", "trtllm"}  # schedulers that reserve the whole answer on admission
 
-Floats = npt.NDArray[np.float64]
 Numbers = list[float | None]
 
 

@@ -7,18 +7,8 @@ from pathlib import Path
 
 from simulator.figures.data import Run
 from simulator.util.version import __version__
+from simulator.views.html import tables
 from simulator.views.html.charts import charts
-from simulator.views.html.inputs import profiles, scenarios
-from simulator.views.html.tables import (
-    clients,
-    diagnosis,
-    groups,
-    headline,
-    per_run,
-    percentiles,
-    run_name,
-    time_parts,
-)
 from simulator.views.report import profiles_of
 
 ASSETS = Path(__file__).parent / "assets"
@@ -66,19 +56,19 @@ def _asset(name: str) -> str:
 def _body(runs: Sequence[Run], name: str) -> str:
     """Give the sections in order; one without contents is left out."""
     sections = (
-        ("Headline", headline(runs)),
-        ("What stands out", per_run(runs, diagnosis)),
+        ("Headline", tables.headline(runs)),
+        ("What stands out", tables.per_run(runs, tables.diagnosis)),
         ("Who sits in the batch", _seats(runs)),
         ("Over time", _over_time()),
         ("Latency", _latency(runs)),
-        ("Where the time of a request went", time_parts(runs)),
-        ("Groups of the cluster", per_run(runs, groups)),
-        ("Clients", per_run(runs, clients)),
-        ("Scenario", scenarios(runs)),
-        ("Cost model", profiles(runs)),
+        ("Where the time of a request went", tables.time_parts(runs)),
+        ("Groups of the cluster", tables.per_run(runs, tables.groups)),
+        ("Clients", tables.per_run(runs, tables.clients)),
+        ("Scenario", tables.scenarios(runs)),
+        ("Cost model", tables.profiles(runs)),
     )
     body = "".join(f"<section><h2>{h}</h2>{text}</section>" for h, text in sections if text)
-    legend = "".join(f"<span>{run_name(run, k)}</span>" for k, run in enumerate(runs))
+    legend = "".join(f"<span>{tables.run_name(run, k)}</span>" for k, run in enumerate(runs))
     keys = f"<div class='keys runs'>{legend}</div>" if len(runs) > 1 else ""
     return (
         f"<header><h1>{escape(name)}</h1><p>{_subtitle(runs)}</p>{keys}</header>"
@@ -124,7 +114,7 @@ def _figure(kind: str, key: str, title: str, note: str) -> str:
 
 def _seats(runs: Sequence[Run]) -> str:
     """Leave room for each run's picture of its seats."""
-    figures = [_figure("seats", str(k), run_name(run, k), "") for k, run in enumerate(runs)]
+    figures = [_figure("seats", str(k), tables.run_name(run, k), "") for k, run in enumerate(runs)]
     note = (
         "A row is a seat, a bar a request from its admission to its last token, its prefill "
         f"darker; what is empty is idle. {ZOOM} Point at a bar to see which request it is."
@@ -139,4 +129,4 @@ def _over_time() -> str:
 
 def _latency(runs: Sequence[Run]) -> str:
     figures = "".join(_figure("cdf", key, title, "% of requests") for key, title in LATENCY)
-    return f'<div class="grid three">{figures}</div>{percentiles(runs)}'
+    return f'<div class="grid three">{figures}</div>{tables.percentiles(runs)}'
