@@ -11,6 +11,7 @@ from cyclopts import App, CycloptsError, UnusedCliTokensError
 from simulator.cli.console import one_line_warnings, print_errors, print_interrupt, print_os_error
 from simulator.util.errors import HeadwayError
 from simulator.util.files import WRITTEN_FILES
+from simulator.util.user_code import NO_OWN_CODE
 from simulator.util.version import __version__
 
 # Nothing here multiplies matrices, and numpy's BLAS spends 0.1 s of CPU on starting its threads.
@@ -60,6 +61,7 @@ for verb, line in VERBS.items():
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code. Whatever the user did wrong is told on stderr."""
     WRITTEN_FILES.clear()
+    no_own_code = os.environ.get(NO_OWN_CODE)
     try:
         with one_line_warnings():
             code = app(argv, exit_on_error=False, print_error=False)
@@ -74,4 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return print_interrupt()
     except OSError as error:
         return print_os_error(error)
+    finally:  # --no-own-code is for this command
+        if no_own_code is None:
+            os.environ.pop(NO_OWN_CODE, None)
     return code or 0

@@ -1,5 +1,6 @@
 """Options that several verbs have."""
 
+import os
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from simulator.util.errors import HeadwayError
+from simulator.util.user_code import NO_OWN_CODE
 
 
 def silent(help: str, name: str | None = None) -> Parameter:
@@ -33,6 +35,14 @@ class Settings:
         list[str] | None, silent("set a key: dotted.key=value (repeatable)", "--set")
     ] = None
     seed: Annotated[int | None, Parameter(help="seed, in place of the scenario's")] = None
+    no_own_code: Annotated[
+        bool, silent("refuse a scenario that names code of its own", "--no-own-code")
+    ] = False
+
+    def __post_init__(self) -> None:
+        """Refuse users' code in this process and in its workers, which inherit the environment."""
+        if self.no_own_code:
+            os.environ[NO_OWN_CODE] = "1"
 
     @property
     def overrides(self) -> list[str]:

@@ -24,12 +24,35 @@ def make_router(
 ) -> Router:
     """Make the router that `spec` says, null: `cluster.router`; ValueError says what is wrong.
 
-    `stream` tells the random numbers of several routers apart.
+    `stream` tells the random numbers of several routers apart. HeadwayError where one of the
+    user's own cannot be made.
     """
+    router = _make_router(scenario, spec, key, stream)
+    assert router is not None
+    return router
+
+
+def check_router(
+    scenario: Scenario, spec: str | dict[str, Any] | None = None, key: str = "cluster.router"
+) -> None:
+    """Raise ValueError for what `make_router` refuses; nothing of the user's own is made."""
+    _make_router(scenario, spec, key, check_only=True)
+
+
+def _make_router(
+    scenario: Scenario,
+    spec: str | dict[str, Any] | None,
+    key: str,
+    stream: int = 0,
+    *,
+    check_only: bool = False,
+) -> Router | None:
+    """Make a router; None where it is the user's own and shall only be checked."""
     assert scenario.cluster is not None
     name, arguments = split_spec(spec or scenario.cluster.router, "router")
     if name not in ROUTERS:
-        return _load_router(name, arguments, scenario, key)
+        found = _load_router(name, arguments, scenario)
+        return None if check_only else _make_own(found, name, arguments, scenario, key)
     found = ROUTERS[name]
     known = inspect.signature(found).parameters
     if "seed" in known:
@@ -46,8 +69,8 @@ def make_router(
     return router
 
 
-def _load_router(name: str, arguments: dict[str, Any], scenario: Scenario, key: str) -> Router:
-    """Load a function or class of the user's."""
+def _load_router(name: str, arguments: dict[str, Any], scenario: Scenario) -> Any:
+    """Load a function or class of the user's; see that it is one before it is called."""
     if ":" not in name:
         known = ", ".join(ROUTERS)
         raise ValueError(
@@ -55,15 +78,34 @@ def _load_router(name: str, arguments: dict[str, Any], scenario: Scenario, key: 
             f"{did_you_mean(name, ROUTERS)}"
         )
     found = load_user_code(name, scenario.folder)
+    if not callable(getattr(found, "choose", None) if isinstance(found, type) else found):
+        raise ValueError(f"{name} is no function, and no class with choose(request, targets)")
+    if isinstance(found, type):
+        try:
+            inspect.signature(found).bind(**arguments)
+        except TypeError as error:
+            raise ValueError(f"cannot make {name}: {error}") from error
+    elif arguments:
+        raise ValueError(f"{name} is a function and takes no arguments from here")
+    return found
+
+
+def _make_own(
+    found: Any, name: str, arguments: dict[str, Any], scenario: Scenario, key: str
+) -> Router:
     try:
         choose = found(**arguments).choose if isinstance(found, type) else found
     except Exception as error:  # whatever the class does
-        raise ValueError(f"cannot make {name}: {one_line(error)}") from error
-    if arguments and not isinstance(found, type):
-        raise ValueError(f"{name} is a function and takes no arguments from here")
-    if not callable(choose):
-        raise ValueError(f"{name} is no function, and no class with choose(request, targets)")
+        wrong = ValueError(f"cannot make {name}: {one_line(error)}")
+        raise scenario.error_at(key, wrong) from error
     return Own(name.partition(":")[2], choose, key)
+
+
+def check_decode_router(scenario: Scenario) -> None:
+    """Raise ValueError for what `make_decode_router` refuses."""
+    assert scenario.cluster is not None
+    assert scenario.cluster.kv_transfer is not None
+    check_router(scenario, scenario.cluster.kv_transfer.router, "cluster.kv_transfer.router")
 
 
 def make_decode_router(scenario: Scenario) -> Router:

@@ -26,6 +26,7 @@ from simulator.scenario.policy_table import (
     check_arguments,
     construct,
     find_policy,
+    is_own,
     policy_name,
 )
 from simulator.scenario.scenario import Scenario
@@ -73,8 +74,29 @@ def make_scheduler(
     none a prefix cache could only serve requests that come back after a preemption. `named` gives
     every block a number, also where counting them would do: a live engine reads block tables.
     `role` is that of the replica's group, kv_producer or kv_consumer; None: it does both. Raises
-    ValueError, by its field, for what the scheduler does not do.
+    ValueError, by its field, for what the scheduler does not do, and HeadwayError where one of the
+    user's own cannot be made.
     """
+    scheduler = _make(scenario, parts, shares_prefixes, named=named, role=role)
+    assert scheduler is not None
+    return scheduler
+
+
+def check_scheduler(scenario: Scenario, parts: EngineParts) -> None:
+    """Raise ValueError for what `make_scheduler` refuses; nothing of the user's own is made."""
+    _make(scenario, parts, False, check_only=True)
+
+
+def _make(
+    scenario: Scenario,
+    parts: EngineParts,
+    shares_prefixes: bool,
+    *,
+    named: bool = False,
+    role: str | None = None,
+    check_only: bool = False,
+) -> Scheduler | None:
+    """Build the scheduler; None where it is, or has, the user's own and shall only be checked."""
     engine = scenario.engine
     policy_class, arguments = find_policy(scenario)
     if role is not None:
@@ -100,15 +122,17 @@ def make_scheduler(
         )
     check_arguments(policy_class, arguments, taken=options)
     blocks = _make_blocks(engine, parts, caching, shares_prefixes, named)
+    if is_own(policy_class) and check_only:
+        return None
     if issubclass(policy_class, Scheduler):  # fcfs needs no policy
-        scheduler: Scheduler = construct(scheduler_class, blocks, **options, **arguments)
+        scheduler: Scheduler = construct(scenario, scheduler_class, blocks, **options, **arguments)
         if not hasattr(scheduler, "swap_space"):
-            raise ValueError(
-                f"engine.scheduling_policy: {policy_class.__name__}.__init__ must call "
-                "super().__init__(blocks, **options)"
+            wrong = (
+                f"{policy_class.__name__}.__init__ must call super().__init__(blocks, **options)"
             )
+            raise scenario.error_at("engine.scheduling_policy", ValueError(wrong))
         return scheduler
-    policy = construct(policy_class, **arguments)
+    policy = construct(scenario, policy_class, **arguments)
     if getattr(policy, "needs_hint", False) and scenario.predictor is None:
         raise ValueError(
             f"engine.scheduling_policy: {policy_name(policy_class)} ranks by predicted lengths, "

@@ -11,13 +11,12 @@ from simulator.scenario.assemble import MEMORY_KEYS, EngineParts, make_cost, mem
 from simulator.scenario.assemble_scheduler import (
     can_cancel,
     check_role,
+    check_scheduler,
     differing_keys,
-    make_scheduler,
 )
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.policy_table import find_policy
-from simulator.scenario.scenario import Scenario
-from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.scenario.scenario import Scenario, blamed_key
 from simulator.util.errors import HeadwayError
 from simulator.util.files import resolve
 from simulator.util.yaml_lines import FieldError, Key
@@ -87,17 +86,8 @@ def _attempt(block: str, others: str, make: Callable[[], T]) -> Generator[Confli
     except ValueError as error:
         lines, complete = str(error).split("\n"), False
     for line in lines:
-        name, _, what = line.partition(": ")
-        if name in EngineConfig.model_fields:
-            yield f"engine.{name}", others, what
-        elif name.split(".")[0] in Scenario.model_fields:
-            yield name, others, what
-        elif complete:
-            yield "", others, line
-        elif name.isidentifier() and what:
-            yield f"{block}.{name}", others, what
-        else:
-            yield block, others, line
+        key, what = blamed_key(None if complete else block, line)
+        yield key, others, what
     return None
 
 
@@ -113,10 +103,10 @@ def _check(scenario: Scenario) -> Iterator[Conflict]:
         yield from _attempt(POLICY, "engine predictor", lambda: _schedule(scenario, parts))
 
 
-def _schedule(scenario: Scenario, parts: EngineParts) -> Scheduler:
-    """Make the scheduler; an argument of the wrong type is the user's mistake, too."""
+def _schedule(scenario: Scenario, parts: EngineParts) -> None:
+    """Check the scheduler; an argument of the wrong type is the user's mistake, too."""
     try:
-        return make_scheduler(scenario, parts, False)
+        check_scheduler(scenario, parts)
     except TypeError as error:
         raise ValueError(str(error)) from error
 
@@ -237,12 +227,12 @@ def _check_cluster(scenario: Scenario) -> Iterator[Conflict]:
     cluster = scenario.cluster
     if cluster is None:
         return
-    from simulator.scenario.assemble_fleet import make_decode_router, make_router
+    from simulator.scenario.assemble_fleet import check_decode_router, check_router
 
-    yield from _attempt("cluster.router", "", lambda: make_router(scenario))
+    yield from _attempt("cluster.router", "", lambda: check_router(scenario))
     if cluster.kv_transfer is not None:
         router = "cluster.kv_transfer.router"
-        yield from _attempt(router, "", lambda: make_decode_router(scenario))
+        yield from _attempt(router, "", lambda: check_decode_router(scenario))
     roles = list(_check_roles(cluster))[:1]
     yield from roles
     if not roles and cluster.kv_transfer is not None:

@@ -6,17 +6,20 @@ that the second found wrong.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from simulator.core.engine_config import EngineConfig
 from simulator.scenario.checks import find_conflicts
 from simulator.scenario.engines import engine_block
 from simulator.scenario.planning_config import SweepConfig
 from simulator.scenario.scenario import Scenario
 from simulator.scenario.validate import SECTIONS, validate, yaml_repr
+from simulator.util.config import split_spec
 from simulator.util.errors import HeadwayError, did_you_mean
-from simulator.util.yaml_lines import SourceMap, parse, read_text
+from simulator.util.user_code import REFUSED, own_code_refused
+from simulator.util.yaml_lines import Key, SourceMap, parse, read_text
 
 PACKAGE = Path(__file__).parent.parent
 FOLDERS = (PACKAGE / "scenarios", PACKAGE.parent / "scenarios")
@@ -29,17 +32,19 @@ def load_scenario(
     seed: int | None = None,
     *,
     vary: Iterable[tuple[str, str]] = (),
+    own_code: bool = True,
 ) -> Scenario:
     """Read a scenario file, put the overrides `dotted.key=value` over it, and check it all.
 
     `path` may be the name of a shipped scenario, without an ending: `demo`. `seed` overrides the
-    scenario's, `vary` the rest with pairs of dotted key and value. Raises HeadwayError with
-    everything that is wrong.
+    scenario's, `vary` the rest with pairs of dotted key and value. `own_code=False` refuses a
+    scenario that names code, `package.module:Class`, before any of it is imported; so does the
+    environment variable HEADWAY_NO_OWN_CODE. Raises HeadwayError with everything that is wrong.
     """
     path = find_scenario(Path(path))
     raw, source_map, messages = _read(path, overrides, seed, vary)
     try:
-        scenario = check_scenario(raw, source_map, path.parent)
+        scenario = check_scenario(raw, source_map, path.parent, own_code=own_code)
     except HeadwayError as error:
         messages += error.messages
     if messages:
@@ -63,18 +68,48 @@ def load_sweep(
     return scenario.sweep, scenario.seed
 
 
-def check_scenario(raw: dict[str, Any], source_map: SourceMap, folder: Path = Path()) -> Scenario:
+def check_scenario(
+    raw: dict[str, Any], source_map: SourceMap, folder: Path = Path(), *, own_code: bool = True
+) -> Scenario:
     """Make a scenario of plain values, or raise HeadwayError with everything that is wrong."""
     scenario, wrong = validate(raw)
     others: list[str] = []  # about other files
     if scenario is not None:
         scenario = scenario.with_source(folder, source_map)
-        contradicting, others = find_conflicts(scenario, {key for key, _ in wrong})
-        wrong += contradicting
+        refused = [] if own_code and not own_code_refused() else list(named_code(scenario))
+        wrong += [(key, f"{name} {REFUSED}") for key, name in refused]
+        if not refused:
+            contradicting, others = find_conflicts(scenario, {key for key, _ in wrong})
+            wrong += contradicting
     if scenario is None or wrong or others:
         wrong.sort(key=lambda fault: source_map.line(fault[0]))
         raise HeadwayError(dict.fromkeys([*map(source_map.message, wrong), *others]))
     return scenario
+
+
+def named_code(scenario: Scenario) -> Iterator[tuple[Key, str]]:
+    """Give the keys of a scenario that name code of its own, and what they name."""
+    engines: list[tuple[Key, EngineConfig]] = [(("engine",), scenario.engine)]
+    cluster = scenario.cluster
+    if cluster is not None:
+        engines += [
+            (("cluster", "groups", name, "engine"), group.engine)
+            for name, group in cluster.groups.items()
+            if group.engine is not None
+        ]
+    named: list[tuple[Key, object]] = []
+    for block, engine in engines:
+        named.append(
+            ((*block, "scheduling_policy"), split_spec(engine.scheduling_policy, "policy")[0])
+        )
+        if engine.scheduler_cls:
+            yield (*block, "scheduler_cls"), engine.scheduler_cls
+    if cluster is not None:
+        named.append((("cluster", "router"), split_spec(cluster.router, "router")[0]))
+        if cluster.kv_transfer is not None and cluster.kv_transfer.router is not None:
+            spec = cluster.kv_transfer.router
+            named.append((("cluster", "kv_transfer", "router"), split_spec(spec, "router")[0]))
+    yield from ((key, name) for key, name in named if isinstance(name, str) and ":" in name)
 
 
 def find_scenario(path: Path) -> Path:

@@ -138,17 +138,26 @@ def ignored_keys(engine: EngineConfig, cls: type, max_model_len: int) -> list[st
     return messages
 
 
-def construct(cls: type, *parts: object, **arguments: Any) -> Any:
-    """Make a policy or a scheduler; ValueError where its constructor fails."""
+def is_own(cls: type) -> bool:
+    """Say whether a policy is the user's own."""
+    return cls not in POLICIES.values()
+
+
+def construct(scenario: Scenario, cls: type, *parts: object, **arguments: Any) -> Any:
+    """Make a policy or a scheduler; ValueError where its constructor fails.
+
+    Of a user's own it is a HeadwayError, with file and line: until a run makes them they have not
+    been tried.
+    """
     try:
         return cls(*parts, **arguments)
-    except ValueError:
-        raise  # it says which argument is wrong
+    except ValueError as error:  # it says which argument is wrong
+        if not is_own(cls):
+            raise
+        raise scenario.error_at("engine.scheduling_policy", error) from error
     except Exception as error:
-        raise ValueError(
-            f"engine.scheduling_policy: {policy_name(cls)} raised {type(error).__name__}: "
-            f"{one_line(error)}"
-        ) from error
+        wrong = ValueError(f"{policy_name(cls)} raised {type(error).__name__}: {one_line(error)}")
+        raise scenario.error_at("engine.scheduling_policy", wrong) from error
 
 
 def check_arguments(cls: type, arguments: dict[str, Any], taken: dict[str, Any]) -> None:

@@ -33,6 +33,8 @@ A scenario is one YAML file; `headway run FILE` simulates it. Every key may be l
 key or a wrong value is refused with its line. `--set dotted.key=value` overrides a key. Relative
 paths are looked up beside the scenario file, then in the folder that the environment variable
 `HEADWAY_DATA` names. `1e-3` and `inf` are numbers; anchors (`&`, `*`) are not supported.
+A scenario may name code (`module:Class`): do not run a stranger's
+([SECURITY.md](../SECURITY.md)).
 
 This page is made by `python -m simulator.scenario.reference_page`.
 """

@@ -4,6 +4,7 @@ vLLM's spelling for every knob it has. What the file leaves out has the default 
 it says wrongly is refused, all mistakes at once, each with its line.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,7 @@ from simulator.scenario.workload_config import READ_OPTIONS, WorkloadConfig
 from simulator.util.config import Config
 from simulator.util.errors import HeadwayError
 from simulator.util.files import resolve
-from simulator.util.yaml_lines import SourceMap, field_errors
+from simulator.util.yaml_lines import FieldError, SourceMap, field_errors
 from simulator.workload.workload import Frontend, Workload
 
 if TYPE_CHECKING:
@@ -108,6 +109,16 @@ class Scenario(Config):
         scenario._folder, scenario._source_map = folder, source_map
         return scenario
 
+    def error_at(self, block: str, error: ValueError) -> HeadwayError:
+        """Say with file and line what is wrong with the value at a dotted key; see `blamed_key`."""
+        lines = str(error).split("\n")
+        found = (blamed_key(block, line) for line in lines)
+        return self._errors([((*key.split("."),), what) for key, what in found])
+
+    def _errors(self, errors: Iterable[FieldError]) -> HeadwayError:
+        source_map = self._source_map or SourceMap("scenario", {})
+        return HeadwayError(map(source_map.message, errors))
+
     def make_workload(self) -> Workload:
         """Read the trace or generate the requests; HeadwayError names what is wrong."""
         workload = self._requests()
@@ -138,10 +149,7 @@ class Scenario(Config):
             try:
                 return generate(self.workload.generator, self.seed, load)
             except ValueError as error:
-                source_map = self._source_map or SourceMap("scenario", {})
-                raise HeadwayError(
-                    map(source_map.message, field_errors(("workload",), error))
-                ) from None
+                raise self._errors(field_errors(("workload",), error)) from None
         from simulator.workload.select import select
 
         reading = trace.model_dump(include={*READ_OPTIONS})
@@ -157,9 +165,8 @@ class Scenario(Config):
         if given.get("clients") is None:
             return
         if workload.client is not None:
-            source_map = self._source_map or SourceMap("scenario", {})
             wrong = "the trace names the client of each request itself"
-            raise HeadwayError(source_map.message((("workload", "clients"), wrong)))
+            raise self._errors([(("workload", "clients"), wrong)])
         from simulator.workload.generate import draw_clients, random_streams
 
         rng = random_streams(self.seed)["clients"]
@@ -174,3 +181,19 @@ class Scenario(Config):
                 frontend["client_latency"] = latency
             values["workload"] = asdict(self.workload.generator) | frontend
         return values
+
+
+def blamed_key(block: str | None, line: str) -> tuple[str, str]:
+    """Take apart a message into the dotted key to blame and what is wrong with it.
+
+    It begins with a key of the scenario, with one of its engine, or with one of `block`; failing
+    these it is about the value at `block` ("" where that is None: the message is complete).
+    """
+    name, _, what = line.partition(": ")
+    if name in EngineConfig.model_fields:
+        return f"engine.{name}", what
+    if name.split(".")[0] in Scenario.model_fields:
+        return name, what
+    if block is not None and name.isidentifier() and what:
+        return f"{block}.{name}", what
+    return block or "", line

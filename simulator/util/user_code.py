@@ -1,12 +1,23 @@
 """Code of the user's that a scenario names: found beside the scenario, blamed where it fails."""
 
 import importlib
+import os
 import sys
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
 from simulator.util.errors import HeadwayError, one_line
+
+NO_OWN_CODE = "HEADWAY_NO_OWN_CODE"
+"""The environment variable that, where it is set and not empty, refuses users' code. Workers
+inherit it."""
+REFUSED = "is code of the scenario's own, which --no-own-code refuses"
+
+
+def own_code_refused() -> bool:
+    """Say whether this process may load no code that a scenario names."""
+    return bool(os.environ.get(NO_OWN_CODE))
 
 
 def search_in(folder: Path) -> None:
@@ -17,7 +28,12 @@ def search_in(folder: Path) -> None:
 
 
 def load_user_code(name: str, folder: Path) -> Any:
-    """Import what `package.module:attribute` names; raise ValueError where that fails."""
+    """Import what `package.module:attribute` names; raise ValueError where that fails.
+
+    Importing a module runs it. Whoever gets the attribute looks what it is before it calls it.
+    """
+    if own_code_refused():
+        raise ValueError(f"{name} {REFUSED}")
     module, _, attribute = name.partition(":")
     search_in(folder)
     try:

@@ -9,6 +9,7 @@ from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.policy import victim_of
 from simulator.policies.waiting_queues import KeyQueue
+from simulator.scenario.load import load_scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from tests.support.engines import play, workload
@@ -150,24 +151,45 @@ def test_a_policy_without_a_victim_has_none() -> None:
     assert victim_of(Keyed()) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("class Mine(Unknown): ...", "cannot load %s:Mine: name 'Unknown' is not defined"),
-        (
-            "class Mine:\n    key = len\n    def __init__(self):\n        self.a = {}[3]",
-            "Mine raised KeyError: 3",
-        ),
-    ],
-)
-def test_a_policy_that_cannot_be_made_is_one_line(tmp_path, text: str, message: str) -> None:
+def test_a_policy_that_cannot_be_loaded_is_one_line(tmp_path) -> None:
     """Found before the run begins."""
-    module = f"unmade_policy_{len(text)}"
-    (tmp_path / f"{module}.py").write_text(text + "\n")
+    (tmp_path / "unloaded_policy.py").write_text("class Mine(Unknown): ...\n")
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO % "unloaded_policy")
+    told = "cannot load unloaded_policy:Mine: name 'Unknown' is not defined"
+    assert errors(path) == [f"s.yaml:2: engine.scheduling_policy: {told}"]
+
+
+SCHEDULER = """from simulator.schedulers.vllm.scheduler import Scheduler
+
+class Mine(Scheduler):
+    def schedule(self, now):
+        %s
+        return super().schedule(now)
+"""
+UNMADE_POLICY = "class Mine:\n    key = len\n    def __init__(self):\n        self.a = {}[3]\n"
+UNMADE_SCHEDULER = SCHEDULER.replace("schedule(self, now)", "__init__(self, blocks, **options)")
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [("unmade_policy", UNMADE_POLICY), ("unmade_scheduler", UNMADE_SCHEDULER % "{}[3]")],
+)
+@pytest.mark.parametrize("more", [[], ["--set", "cluster.replicas=2"], ["--no-tables"]])
+def test_what_cannot_be_made_is_one_line_and_exit_code_2(
+    tmp_path, capsys, monkeypatch, module: str, text: str, more: list[str]
+) -> None:
+    """Loading a scenario makes nothing of the user's; a run does, before anything is written."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"{module}.py").write_text(text)
     path = tmp_path / "s.yaml"
     path.write_text(SCENARIO % module)
-    told = message.replace("%s", module)
-    assert errors(path) == [f"s.yaml:2: engine.scheduling_policy: {told}"]
+    load_scenario(path)
+    assert main(["run", str(path), "--quiet", *more]) == 2
+    (message,) = capsys.readouterr().err.splitlines()
+    told = f"{path}:2: engine.scheduling_policy: Mine raised KeyError: 3"
+    assert message == f"headway: error: {told}"
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_policy_that_fails_in_a_run_is_one_line_and_exit_code_2(
@@ -186,15 +208,6 @@ def test_a_policy_that_fails_in_a_run_is_one_line_and_exit_code_2(
         "division by zero (failing_policy.py:3)"
     ]
     assert not (tmp_path / "out").exists()
-
-
-SCHEDULER = """from simulator.schedulers.vllm.scheduler import Scheduler
-
-class Mine(Scheduler):
-    def schedule(self, now):
-        %s
-        return super().schedule(now)
-"""
 
 
 @pytest.mark.parametrize(
@@ -227,12 +240,3 @@ def test_a_scheduler_that_fails_is_one_line_and_exit_code_2(
     assert message.startswith(f"headway: error: engine.scheduling_policy: {before}")
     assert message.endswith(after)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_scheduler_that_cannot_be_made_is_one_line(tmp_path) -> None:
-    """Found before the run begins."""
-    text = SCHEDULER.replace("schedule(self, now)", "__init__(self, blocks, **options)") % "{}[7]"
-    (tmp_path / "unmade_scheduler.py").write_text(text)
-    path = tmp_path / "s.yaml"
-    path.write_text(SCENARIO % "unmade_scheduler")
-    assert errors(path) == ["s.yaml:2: engine.scheduling_policy: Mine raised KeyError: 7"]

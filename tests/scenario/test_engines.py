@@ -137,7 +137,7 @@ class Uninitialised(Scheduler):
 def test_a_scheduler_must_initialise_its_base() -> None:
     told = r"Uninitialised\.__init__ must call super\(\)\.__init__\(blocks, \*\*options\)"
     with pytest.raises(HeadwayError, match=told):
-        check(engine={"scheduling_policy": f"{__name__}:Uninitialised"})
+        run(check(engine={"scheduling_policy": f"{__name__}:Uninitialised"}))
 
 
 @pytest.mark.parametrize(
