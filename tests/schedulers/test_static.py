@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from simulator.core.log import Log
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
-from simulator.schedulers.static import Static
+from simulator.schedulers.static import HfStatic, Static
 from simulator.workload.workload import Workload
+from tests.support import schedules
 from tests.support.engines import Clock, play, workload
 
 
@@ -326,3 +327,14 @@ def test_every_row_counts_useful_tokens_alone(jobs, batch, usable, size, budget)
         assert computed == load.prompt_tokens[accepted].sum()
         tokens = load.output_tokens[accepted]
         assert log.steps["decodes"].sum() == (tokens - 1).sum()
+
+
+def test_hf_pads_prompts_and_answers() -> None:
+    """Two at a time: 5 tokens each, then 3 steps for both, though one has ended after the first.
+
+    The third starts when the batch is over, and waits for nobody.
+    """
+    requests = (0, 3, 2), (0, 5, 4), (0, 4, 1)
+    seen, _ = schedules.run(HfStatic(schedules.counter(90), batch_size=2), *requests)
+    first, last = schedules.prompts(0, 1, tokens=5), schedules.prompts(2, tokens=4)
+    assert seen == [first, *[({}, 2)] * 3, last]

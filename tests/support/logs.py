@@ -233,3 +233,12 @@ loads = st.lists(
     max_size=15,
 ).map(lambda requests: workload(*sorted(requests)))
 """Workloads for a real engine with that clock."""
+
+
+def logged(**columns: list[int]) -> np.ndarray:
+    """Make rows of a step log; columns that are not given are 0, `steps` 1."""
+    rows = np.zeros(len(next(iter(columns.values()))), STEP)
+    rows["steps"] = 1
+    for name, values in columns.items():
+        rows[name] = values
+    return rows

@@ -1,0 +1,159 @@
+"""The roofline by hand; shipped profiles are physical, and near it."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from simulator.core.request import Chunk, Request, Step
+from simulator.costs.overhead import Overhead
+from simulator.costs.piecewise import PiecewiseCost
+from simulator.costs.profile import (
+    PROFILES,
+    read_profile,
+    shipped_profiles,
+)
+from simulator.costs.roofline import USUAL, efficiency_of, roofline
+from simulator.models.gpus import GPUS, Gpu
+from simulator.models.load import load_model
+
+LLAMA = load_model("llama-3-8b")
+SOMEBODY = Request(0, 0.0, 100, 10)
+OF_LLAMA = [name for name in shipped_profiles() if re.fullmatch(r"llama-3-8b\.[^-]*\.bf16", name)]
+SOME = [*OF_LLAMA, "tiny-test.cpu.fp32", *shipped_profiles()[::25]]
+
+
+HAND = PiecewiseCost(
+    dense=[[1, 10.0], [11, 20.0], [21, 40.0]],
+    overhead=1.0,
+    head=3.0,
+    head_per_sequence=1.0,
+    decode=100.0,
+    decode_per_context=0.5,
+    decode_per_sequence=2.0,
+    prefill=200.0,
+    prefill_per_pair=0.25,
+    prefill_per_token=4.0,
+    mixed_per_context=1.5,
+    mixed_per_sequence=5.0,
+    serial_per_token=16.0,
+)
+
+
+def mixed(*chunks: tuple[int, int], decodes: int = 0, context: int = 0) -> Step:
+    """Make a step of (start, tokens) chunks and some decodes."""
+    return Step([Chunk(SOMEBODY, *chunk) for chunk in chunks], decodes, context)
+
+
+GRAPHS = Overhead(step=0.8e-3, captured=512)
+
+
+def with_graphs(name: str) -> tuple[PiecewiseCost, Gpu]:
+    """Give a shipped profile's kernels as CUDA graphs launch them, and its GPU."""
+    profile = read_profile(PROFILES / f"{name}.yaml")
+    assert isinstance(profile.cost, PiecewiseCost)
+    return GRAPHS.add_to(profile.cost, overlapped=False), GPUS[str(profile.hardware["gpu"])]
+
+
+def bound(gpu: Gpu, step: Step) -> float:
+    """Give the time below which no GPU of this data sheet can be: its bytes, its FLOPs."""
+    pairs = sum(c.tokens * c.start + c.tokens * (c.tokens + 1) / 2 for c in step.prefills)
+    linear = LLAMA.linear_parameters(0)
+    moving = 2 * (linear + LLAMA.head_parameters) + 131_072 * step.context
+    products = 2 * linear * step.tokens
+    attention = LLAMA.attention_flops_per_pair * (pairs + step.context)
+    return max(moving / gpu.bandwidth, (products + attention) / gpu.bf16_flops)
+
+
+@pytest.mark.parametrize("name", OF_LLAMA)
+def test_shipped_profiles_are_physical(name: str) -> None:
+    """No step beats the data sheet; none takes three times as long, but for mixed attention."""
+    cost, gpu = with_graphs(name)
+    decodes = [Step([], n, n * mean) for n in (1, 8, 64, 256) for mean in (16, 1024, 8192)]
+    prompts = [mixed((start, n)) for n in (64, 512, 2048, 8192) for start in (0, 4096)]
+    mixtures = [mixed((0, 512 - n), decodes=n, context=n * 1000) for n in (1, 32, 128, 256)]
+    for step in (*decodes, *prompts):
+        assert 1.1 < cost.execute(step) / bound(gpu, step) < 3.2
+    for step in mixtures:
+        assert 1.1 < cost.execute(step) / bound(gpu, step) < 5
+
+
+@pytest.mark.parametrize("name", OF_LLAMA)
+def test_the_roofline_comes_near_the_profiles(name: str) -> None:
+    """Within 30 % of what was measured, from the data sheet alone."""
+    cost, gpu = with_graphs(name)
+    guess = GRAPHS.add_to(roofline(LLAMA, gpu), overlapped=False)
+    steps = [Step([], 1, 1000), Step([], 64, 64_000), mixed((0, 512)), mixed((0, 4096))]
+    steps.append(mixed((0, 448), decodes=64, context=64_000))
+    for step in steps:
+        assert guess.execute(step) == pytest.approx(cost.execute(step), rel=0.3)
+
+
+def test_roofline_by_hand() -> None:
+    """Decoding one token moves all weights once; a long prompt is bound by its products."""
+    gpu = GPUS["H100-80GB"]
+    cost = roofline(LLAMA, gpu)
+    share = efficiency_of(gpu)
+    weights = 2 * LLAMA.linear_parameters(0) / (share.weights * gpu.bandwidth)
+    small = 32 * (10e-6 + 2 * (8 * 4096 + 2 * 5120 + 4 * 1024 + 3 * 14_336) / 0.9 / gpu.bandwidth)
+    assert cost.dense_seconds(1) == pytest.approx(weights + small, rel=1e-9)
+    products = 2 * LLAMA.linear_parameters(0) * 20_000 / (share.compute * gpu.bf16_flops)
+    assert cost.dense_seconds(20_000) == pytest.approx(products + 20_000 * (small - 32e-5) + 32e-5)
+    assert cost.decode_per_context == pytest.approx(131_072 / (share.cache * gpu.bandwidth))
+    assert cost.mixed_per_context == cost.decode_per_context
+
+
+def test_roofline_of_other_precisions_and_hardware() -> None:
+    """Fewer bytes are read sooner, fp8 computes faster where the GPU can, FA2 tiles decodes."""
+    h100, a100 = GPUS["H100-80GB"], GPUS["A100-80GB"]
+    one, long = 1, 30_000
+    full, fp8, int4 = (roofline(LLAMA, h100, dtype=d) for d in ("auto", "fp8", "int4"))
+    assert int4.dense_seconds(one) < fp8.dense_seconds(one) < full.dense_seconds(one)
+    assert fp8.dense_seconds(long) < 0.85 * full.dense_seconds(long)
+    assert int4.dense_seconds(long) == pytest.approx(full.dense_seconds(long))
+    assert roofline(LLAMA, a100, dtype="fp8").dense_seconds(long) == pytest.approx(
+        roofline(LLAMA, a100).dense_seconds(long)
+    )
+    assert roofline(LLAMA, a100).mixed_per_context > roofline(LLAMA, a100).decode_per_context
+    assert roofline(LLAMA, h100, kv_cache_dtype="fp8").decode_per_context == (
+        full.decode_per_context / 2
+    )
+
+
+def test_a_roofline_says_whether_its_gpu_was_measured() -> None:
+    """The name that reports show tells a scaled roofline from one of the data sheet alone."""
+    assert roofline(LLAMA, GPUS["H200"]).name == "roofline scaled to H200 kernels"
+    assert roofline(LLAMA, GPUS["H100-PCIe"]).name == "roofline scaled to H100-80GB kernels"
+    assert roofline(LLAMA, GPUS["A10G"]).name == "roofline"
+    pcie, nvlink = (efficiency_of(GPUS[name]) for name in ("A10G", "A100-40GB"))
+    assert replace(pcie, link=USUAL.link, link_latency=USUAL.link_latency) == USUAL
+    through_host = efficiency_of(GPUS["RTX-PRO-6000"]).link * GPUS["RTX-PRO-6000"].link_bandwidth
+    assert pcie.link * GPUS["A10G"].link_bandwidth == pytest.approx(through_host)
+    assert nvlink == efficiency_of(GPUS["A100-80GB"])
+
+
+def test_roofline_of_two_gpus() -> None:
+    """Each does half the products and reads half the cache; the sums are passed around."""
+    gpu = GPUS["H100-80GB"]
+    one, two = (roofline(LLAMA, gpu, tensor_parallel_size=n) for n in (1, 2))
+    assert two.decode_per_context == one.decode_per_context / 2
+    share = efficiency_of(gpu)
+    link = share.link * gpu.link_bandwidth
+    passed = 2 * 32 * (share.link_latency + 20_000 * 4096 * 2 / link)
+    assert one.dense_seconds(20_000) / 2 < two.dense_seconds(20_000) - passed
+    assert two.dense_seconds(20_000) - passed < 0.55 * one.dense_seconds(20_000)
+    with pytest.raises(ValueError, match="tensor_parallel_size"):
+        roofline(LLAMA, gpu, tensor_parallel_size=3)
+
+
+def test_roofline_of_experts() -> None:
+    """One token reads the two experts it chooses, many tokens all eight."""
+    model, gpu = load_model("mixtral-8x7b"), GPUS["H200"]
+    cost = roofline(model, gpu)
+    read = efficiency_of(gpu).weights * gpu.bandwidth
+
+    def seconds(experts: float) -> float:
+        return 2 * model.linear_parameters(experts) / read
+
+    assert seconds(2) < cost.dense_seconds(1) < 1.1 * seconds(2)
+    assert seconds(7.9) < cost.dense_seconds(32) < 1.1 * seconds(8)

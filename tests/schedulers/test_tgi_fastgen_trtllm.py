@@ -1,0 +1,148 @@
+"""Schedules of TGI, DeepSpeed-FastGen and TensorRT-LLM, worked out by hand; steps of 1 s."""
+
+from simulator.schedulers.fastgen import FastGen
+from simulator.schedulers.tgi import Tgi
+from simulator.schedulers.trtllm import TrtLlm
+from tests.support.schedules import counter, prompts, run
+
+
+def test_tgi_waits_for_enough_or_for_long_enough() -> None:
+    """Ratio 1: two decode, so two must wait; after 3 steps one is taken all the same.
+
+    Request 3 comes in the step of request 2's prompt: then everybody decodes first.
+    """
+    options = {"max_new_tokens": "exact", "waiting_served_ratio": 1.0}
+    scheduler = Tgi(counter(90), max_waiting_tokens=3, **options)
+    seen, _ = run(scheduler, (0, 4, 20), (0, 4, 20), (0.5, 4, 20), (3.5, 4, 20))
+    assert seen[:7] == [
+        prompts(0, 1, tokens=4),
+        ({}, 2),
+        ({}, 2),
+        prompts(2, tokens=4),
+        ({}, 3),
+        ({}, 3),
+        prompts(3, tokens=4),
+    ]
+    scheduler = Tgi(counter(90), max_waiting_tokens=99, **options)
+    seen, _ = run(scheduler, (0, 4, 20), (0, 4, 20), (0.5, 4, 1), (2.5, 4, 1))
+    assert seen[:4] == [prompts(0, 1, tokens=4), ({}, 2), ({}, 2), prompts(2, 3, tokens=4)]
+
+
+def test_tgi_decodes_between_two_steps_of_prompts_but_for_the_first() -> None:
+    """Requests 0 and 1 find nobody decoding; request 2 must wait for a step."""
+    seen, _ = run(Tgi(counter(90), max_new_tokens="exact"), (0, 4, 9), (0.5, 4, 9), (1.5, 4, 9))
+    assert seen[:4] == [
+        prompts(0, tokens=4),
+        prompts(1, tokens=4),
+        ({}, 2),
+        prompts(2, tokens=4),
+    ]
+
+
+def test_tgi_reserves_prompt_and_answer() -> None:
+    """12 blocks of 4; 20 tokens each are 5: two run. A budget of 20 tokens lets one run."""
+    two = [prompts(0, 1, tokens=4), *[({}, 2)] * 2, prompts(2, tokens=4), *[({}, 1)] * 2]
+    options = {"max_new_tokens": 17, "waiting_served_ratio": 0.0}
+    assert run(Tgi(counter(12), **options), *[(0, 4, 3)] * 3)[0] == two
+    seen, _ = run(Tgi(counter(12), max_batch_total_tokens=20, **options), *[(0, 4, 3)] * 2)
+    assert seen == [prompts(0, tokens=4), *[({}, 1)] * 2, prompts(1, tokens=4), *[({}, 1)] * 2]
+
+
+def test_tgi_takes_none_where_too_few_fit() -> None:
+    """Two must be taken together, but there is memory for one more only."""
+    scheduler = Tgi(counter(15), max_new_tokens=17, waiting_served_ratio=1.0, max_waiting_tokens=99)
+    seen, _ = run(scheduler, (0, 4, 4), (0, 4, 9), (0.5, 4, 1), (0.5, 4, 1))
+    assert seen[:5] == [prompts(0, 1, tokens=4), *[({}, 2)] * 3, prompts(2, 3, tokens=4)]
+
+
+def test_fastgen_splits_long_prompts_and_fuses_short_ones() -> None:
+    """8 tokens in every step, as long as there are prompts."""
+    scheduler = FastGen(counter(90), max_num_seqs=4, max_num_batched_tokens=8)
+    seen, _ = run(scheduler, (0, 12, 3), (0, 3, 2), (0, 9, 1))
+    assert seen == [
+        ({0: (0, 8)}, 0),
+        ({0: (8, 4), 1: (0, 3), 2: (0, 1)}, 0),
+        ({2: (1, 6)}, 2),
+        ({2: (7, 2)}, 1),
+    ]
+
+
+def test_fastgen_lets_wait_who_lacks_a_block() -> None:
+    """3 blocks of 4: request 0 takes the third, request 1 stands still until request 0 ends."""
+    seen, preempted = run(FastGen(counter(3)), (0, 4, 5), (0, 4, 5))
+    assert seen == [prompts(0, 1, tokens=4), *[({}, 1)] * 8]
+    assert preempted == [0, 0]
+
+
+def test_fastgen_starts_over_when_nobody_can_go_on() -> None:
+    """2 blocks of 4, both full: all is dropped, and request 0 is computed again, alone."""
+    seen, preempted = run(FastGen(counter(2)), (0, 4, 5), (0, 4, 5))
+    assert seen == [
+        prompts(0, 1, tokens=4),
+        prompts(0, tokens=5),
+        *[({}, 1)] * 3,
+        prompts(1, tokens=5),
+        *[({}, 1)] * 3,
+    ]
+    assert preempted == [1, 1]
+
+
+def test_fastgen_goes_on_with_a_prompt_only_if_the_rest_fits() -> None:
+    """4 blocks: request 1 has 4 of 12 tokens when request 0 takes a block, and 1 is too few.
+
+    It keeps what it has until request 0 ends.
+    """
+    scheduler = FastGen(counter(4), max_num_seqs=2, max_num_batched_tokens=8)
+    seen, preempted = run(scheduler, (0, 4, 5), (0, 12, 1))
+    assert seen == [({0: (0, 4), 1: (0, 4)}, 0), *[({}, 1)] * 4, ({1: (4, 8)}, 0)]
+    assert preempted == [0, 0]
+
+
+def test_trtllm_evicts_nobody_or_uses_all() -> None:
+    """6 blocks of 4: 12 + 12 tokens at their end are all of them, but a third fits today."""
+    load = [(0, 4, 9), (0, 8, 5), (0, 4, 1)]
+    options = {"max_model_len": 24, "max_new_tokens": "exact"}
+    seen, preempted = run(TrtLlm(counter(6), **options), *load)
+    assert seen[0] == ({0: (0, 4), 1: (0, 8)}, 0)
+    assert seen[5] == ({2: (0, 4)}, 1)  # request 1 has ended
+    assert preempted == [0, 0, 0]
+    options["capacity_scheduler_policy"] = "MAX_UTILIZATION"
+    seen, _ = run(TrtLlm(counter(6), **options), *load)
+    assert seen[0] == ({0: (0, 4), 1: (0, 8), 2: (0, 4)}, 0)
+
+
+def test_trtllm_pauses_the_last_started() -> None:
+    """4 blocks of 4: with 8 tokens each both want a third block. Request 1 is computed again."""
+    scheduler = TrtLlm(counter(4), capacity_scheduler_policy="MAX_UTILIZATION")
+    seen, preempted = run(scheduler, (0, 4, 9), (0, 4, 9))
+    assert seen == [
+        prompts(0, 1, tokens=4),
+        *[({}, 2)] * 4,
+        *[({}, 1)] * 4,
+        prompts(1, tokens=9),
+        *[({}, 1)] * 3,
+    ]
+    assert preempted == [0, 1]
+
+
+def test_trtllm_waits_until_a_prompt_fits_as_a_whole() -> None:
+    """24 tokens a step: 10 + 12, and 4 with the decodes of the next."""
+    options = {"max_num_seqs": 8, "max_num_batched_tokens": 24, "max_model_len": 24}
+    seen, _ = run(TrtLlm(counter(90), **options), (0, 10, 2), (0, 12, 2), (0, 4, 1))
+    assert seen == [({0: (0, 10), 1: (0, 12)}, 0), ({2: (0, 4)}, 2)]
+
+
+def test_trtllm_chunks_by_whole_blocks() -> None:
+    """10 tokens a step and blocks of 4: 8 of 14, then 6 and 4 of 9, the rest beside a decode."""
+    options = {"max_num_seqs": 8, "max_num_batched_tokens": 10, "max_model_len": 24}
+    scheduler = TrtLlm(counter(90), enable_chunked_prefill=True, **options)
+    seen, _ = run(scheduler, (0, 14, 2), (0, 9, 1))
+    assert seen == [({0: (0, 8)}, 0), ({0: (8, 6), 1: (0, 4)}, 0), ({1: (4, 5)}, 1)]
+
+
+def test_trtllm_static_batch() -> None:
+    """Nobody boards until the last has ended, though a seat is free."""
+    options = {"capacity_scheduler_policy": "STATIC_BATCH", "max_new_tokens": "exact"}
+    scheduler = TrtLlm(counter(90), max_num_seqs=2, **options)
+    seen, _ = run(scheduler, (0, 4, 3), (0, 4, 1), (0, 4, 1))
+    assert seen == [prompts(0, 1, tokens=4), ({}, 1), ({}, 1), prompts(2, tokens=4)]

@@ -1,0 +1,81 @@
+"""Schedules of vLLM V0, worked out by hand: every step takes 1 s."""
+
+from simulator.schedulers.vllm_v0 import VllmV0
+from tests.support.schedules import counter, prompts, run
+
+
+def test_v0_computes_prompts_alone_while_decodes_wait() -> None:
+    """Request 2 arrives in the second step; request 0 pauses for its prompt."""
+    seen, _ = run(VllmV0(counter(90), max_model_len=16), (0, 4, 4), (0, 4, 2), (1.5, 6, 1))
+    assert seen == [prompts(0, 1, tokens=4), ({}, 2), prompts(2, tokens=6), ({}, 1), ({}, 1)]
+
+
+def test_v0_splits_no_prompt() -> None:
+    """Of 16 tokens a step 10 are taken: the next 10 wait for a step of their own."""
+    scheduler = VllmV0(counter(90), max_num_seqs=4, max_num_batched_tokens=16, max_model_len=16)
+    assert run(scheduler, (0, 10, 1), (0, 10, 1))[0] == [
+        prompts(0, tokens=10),
+        prompts(1, tokens=10),
+    ]
+    assert VllmV0(counter(90), max_model_len=4096).max_num_batched_tokens == 4096
+
+
+def test_v0_wants_a_block_at_hand_for_every_decode() -> None:
+    """4 blocks of 4 hold both requests to their end, 8 tokens each, but none is at hand.
+
+    So request 1 leaves, boards again at once, for its blocks are free, and leaves again.
+    """
+    seen, preempted = run(VllmV0(counter(4), watermark=0.0), (0, 5, 4), (0, 5, 4))
+    assert seen == [
+        prompts(0, 1, tokens=5),
+        ({}, 1),
+        prompts(1, tokens=6),
+        ({}, 1),
+        prompts(1, tokens=7),
+        ({}, 1),
+        prompts(1, tokens=8),
+    ]
+    assert preempted == [0, 3]
+
+
+def test_v0_keeps_the_watermark_free_for_decodes() -> None:
+    """With 20 % of 5 blocks kept free the two of above take turns, and nothing is lost."""
+    seen, preempted = run(VllmV0(counter(4), watermark=0.2), (0, 5, 4), (0, 5, 4))
+    assert seen == [prompts(0, tokens=5), *[({}, 1)] * 3, prompts(1, tokens=5), *[({}, 1)] * 3]
+    assert preempted == [0, 0]
+
+
+def test_v0_brings_back_the_swapped_before_it_takes_a_prompt() -> None:
+    """Request 1 goes to the host. Request 2 would fit into its 2 blocks, but must wait.
+
+    To come back request 1 wants its 2 blocks and one at hand; when nobody runs, its own suffice.
+    """
+    scheduler = VllmV0(counter(4), watermark=0.0, swap_blocks=2)
+    seen, preempted = run(scheduler, (0, 5, 4), (0, 5, 3), (0, 5, 1))
+    assert seen == [
+        prompts(0, 1, tokens=5),
+        *[({}, 1)] * 3,  # request 0
+        ({}, 1),  # request 1 is back
+        prompts(2, tokens=5),
+        ({}, 1),
+    ]
+    assert preempted == [0, 1, 0]
+    assert scheduler.swap_space.free == 2
+
+
+def test_v0_computes_again_what_the_host_has_no_room_for() -> None:
+    """One block on the host: request 1 does not fit there."""
+    seen, _ = run(VllmV0(counter(4), watermark=0.0, swap_blocks=1), (0, 5, 4), (0, 5, 4))
+    assert seen[2] == prompts(1, tokens=6)
+
+
+def test_v0_may_hold_prompts_back() -> None:
+    """The step of prompts took 1 s: at 2.5 times that request 1, come at 1.5, boards at 5, not 4.
+
+    Request 2 comes along. With nobody running there is no delay.
+    """
+    scheduler = VllmV0(counter(90), scheduler_delay_factor=2.5)
+    seen, _ = run(scheduler, (0, 4, 9), (1.5, 4, 1), (4.5, 4, 1))
+    assert seen[:6] == [prompts(0, tokens=4), *[({}, 1)] * 4, prompts(1, 2, tokens=4)]
+    seen, _ = run(VllmV0(counter(90), scheduler_delay_factor=2.5), (0, 4, 1), (0.5, 4, 1))
+    assert seen == [prompts(0, tokens=4), prompts(1, tokens=4)]
