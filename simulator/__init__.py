@@ -1,7 +1,8 @@
 """Headway: a discrete-event simulator of continuous-batching schedulers.
 
-A folder may import those below it, in the order of `pyproject.toml`, and nothing outside this
-package. Start with `simulation/run.py`, where all of them meet.
+Each package may import those below it (`docs/architecture.md` has the order), and nothing outside
+`simulator`. Start with `simulation/run.py`, where all of them meet. `FormerNames` keeps import
+paths working that pages named before.
 """
 
 from simulator.util.former_names import FormerNames

@@ -2,10 +2,11 @@
 
 import ast
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.support.file_index import floors, page, summary
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
@@ -16,14 +17,6 @@ PACKAGES = sorted(
 )
 WINGS = [path for path in PACKAGES if path.parent == ROOT / "simulator"]
 FOLDERS = ("simulator", "calibration", "gpu_backend", "tests")
-
-
-def floors() -> list[str]:
-    """Give the wings from the top down, as the import contract has them."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    contracts = project["tool"]["importlinter"]["contracts"]
-    layers = next(one["layers"] for one in contracts if one["type"] == "layers")
-    return [wing.strip() for layer in layers for wing in layer.split("|")]
 
 
 def section(title: str) -> str:
@@ -63,6 +56,14 @@ def test_the_page_says_where_to_make_at_least_ten_changes() -> None:
         "policy", "engine", "cost term", "trace format", "metric", "knob", "plot", "router",
         "finding", "verb",
     } <= {*wishes}  # fmt: skip
+
+
+def test_every_file_says_what_it_is_and_the_index_has_it() -> None:
+    """Made again by `python -m tests.support.file_index > docs/files.md`."""
+    for package in PACKAGES:
+        for path in package.glob("*.py"):
+            assert summary(path).endswith((".", "?")), path
+    assert (ROOT / "docs" / "files.md").read_text("utf-8") == page()
 
 
 def test_contributors_are_led_here() -> None:

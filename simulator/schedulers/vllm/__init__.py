@@ -1,4 +1,4 @@
 """The scheduler of vLLM V1 and its kinds: asynchronous, speculative, with displacing policies.
 
-Start with `scheduler.py`.
+It may import what `schedulers` may. Start with `scheduler.py`.
 """

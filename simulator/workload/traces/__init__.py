@@ -2,13 +2,14 @@
 
 It may import what `workload` may. Start with `read.py`, which all that reads a trace goes through.
 
-To add a format, write a module in `formats/` with a `Format` named `FORMAT` in it, and list it in
+To add a format, write a `Format` (`format.py`) in a module of `formats/`, and list it in
 `formats/__init__.py`. A `Format` has two functions:
 
-- `detect` says of the names in a file's first line whether it is one of its files;
-- `read` makes a `Table` of a file. Of a CSV `csv_format` makes both from three columns, see
-  `formats/csv_tables.py`; of JSON lines `read` asks each `Row` for its numbers, see
-  `formats/llmservingsim.py`. What is wrong becomes `FILE:LINE: column: what is wrong`.
+- `detect` gets the names in the first line of a file, and says whether it is in this format;
+- `read` reads a file into a `Table`. For a CSV, `csv_format` (`csv_columns.py`) makes both from
+  three columns: see `formats/csv_tables.py`. For JSON lines, `read` asks each `Row`
+  (`json_lines.py`) for its numbers: see `formats/llmservingsim.py`. What is wrong becomes
+  `FILE:LINE: column: what is wrong`.
 """
 
 from simulator.workload.traces.formats import FORMATS

@@ -1,0 +1,51 @@
+"""docs/files.md, made of the first sentence of every file's docstring.
+
+python -m tests.support.file_index > docs/files.md
+"""
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+HEAD = """# Every file in one line
+
+What each file says of itself, top floor first ([architecture](architecture.md) has the floors and
+the way of a request through them). Made by `python -m tests.support.file_index`.
+"""
+
+
+def floors() -> list[str]:
+    """Give the packages of `simulator/` from the top down, as the import contract has them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    contracts = project["tool"]["importlinter"]["contracts"]
+    layers = next(one["layers"] for one in contracts if one["type"] == "layers")
+    return [name.strip() for layer in layers for name in layer.split("|")]
+
+
+def summary(path: Path) -> str:
+    """Give the first paragraph of a file's docstring, in one line."""
+    text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def lines() -> Iterator[str]:
+    """Yield the lines of the page."""
+    yield HEAD
+    for folder in ["calibration", "gpu_backend", *(f"simulator/{name}" for name in floors())]:
+        package = ROOT / folder
+        yield f"## {folder}\n\n{summary(package / '__init__.py')}\n"
+        for path in sorted(package.rglob("*.py")):
+            if path.name != "__init__.py":
+                yield f"- `{path.relative_to(package).as_posix()}`: {summary(path)}"
+        yield ""
+
+
+def page() -> str:
+    """Give the page's text."""
+    return "\n".join(lines()).rstrip("\n") + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
