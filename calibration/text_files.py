@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from simulator.util.errors import HeadwayError
+from simulator.util.json_text import parse_json
 
 
 def read_text(path: Path, *, packed: bool = False) -> str:
@@ -47,7 +48,7 @@ def read_csv(
 def read_json(path: Path) -> dict[str, object]:
     """Read what JSON's keys hold, nothing where it has none; HeadwayError where it is damaged."""
     try:
-        found = json.loads(read_text(path))
+        found = parse_json(read_text(path))
     except json.JSONDecodeError as error:
         raise HeadwayError(f"{path}: damaged: {error}") from None
     return found if isinstance(found, dict) else {}

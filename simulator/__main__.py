@@ -4,11 +4,13 @@ Ctrl-C is told in one line even while the command line itself is still being imp
 `simulator/cli/console.py` for later.
 """
 
+import os
 import sys
 
 
 def main() -> int:
     """Import the command line and run it; return the exit code."""
+    _prepare_streams()
     try:
         from simulator.cli.main import main as command
 
@@ -16,6 +18,23 @@ def main() -> int:
     except KeyboardInterrupt:
         print("headway: interrupted; no file was written", file=sys.stderr)
         return 130
+
+
+def _prepare_streams() -> None:
+    """Let what is printed always have a place to go, and a way to be written.
+
+    A closed stream becomes /dev/null, so that no file of ours takes its number, and what the
+    terminal's encoding lacks is written as `\\xe9`.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from calibration.text_files import read_text
 from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.json_text import parse_json
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -195,7 +196,7 @@ def read_records(path: Path) -> list[dict[str, str]]:
 def _read_json(path: Path, text: str) -> list[dict[str, str]]:
     """Read the requests of a JSON text; HeadwayError names the file and the line."""
     try:
-        whole = json.loads(text)
+        whole = parse_json(text)
     except json.JSONDecodeError:
         return [_flat_texts(path, row) for row in _json_lines(path, text)]
     if isinstance(whole, dict) and isinstance(whole.get("input_lens"), list):
@@ -212,7 +213,7 @@ def _json_lines(path: Path, text: str) -> Iterator[Any]:
         if not line.strip():
             continue
         try:
-            yield json.loads(line)
+            yield parse_json(line)
         except json.JSONDecodeError as error:
             raise HeadwayError(f"{path}:{number}: not JSON: {error.msg}") from None
 

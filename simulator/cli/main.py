@@ -11,7 +11,7 @@ from cyclopts import App, CycloptsError, UnusedCliTokensError
 from simulator.cli.console import one_line_warnings, print_errors, print_interrupt, print_os_error
 from simulator.util.errors import HeadwayError
 from simulator.util.files import WRITTEN_FILES
-from simulator.util.user_code import NO_OWN_CODE
+from simulator.util.user_code import NO_OWN_CODE, exit_message
 from simulator.util.version import __version__
 
 # Nothing here multiplies matrices, and numpy's BLAS spends 0.1 s of CPU on starting its threads.
@@ -68,15 +68,28 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(end="", flush=True)
     except HeadwayError as error:
         return print_errors(error.messages)
-    except UnusedCliTokensError as error:
-        return print_errors([f"unexpected argument: {' '.join(error.unused_tokens or ())}"])
     except CycloptsError as error:
-        return print_errors([" ".join(str(error).split())])
+        return print_errors([_usage_message(error)])
     except KeyboardInterrupt:
         return print_interrupt()
+    except SystemExit as error:
+        return _print_exit(error)
     except OSError as error:
         return print_os_error(error)
     finally:  # --no-own-code is for this command
         if no_own_code is None:
             os.environ.pop(NO_OWN_CODE, None)
     return code or 0
+
+
+def _print_exit(error: SystemExit) -> int:
+    """Say whose code asked Python to end; rich does where what we print to is closed."""
+    if isinstance(error.__context__, BrokenPipeError):
+        return print_os_error(error.__context__)
+    return print_errors([exit_message(error)])
+
+
+def _usage_message(error: CycloptsError) -> str:
+    if isinstance(error, UnusedCliTokensError):
+        return f"unexpected argument: {' '.join(error.unused_tokens or ())}"
+    return " ".join(str(error).split())

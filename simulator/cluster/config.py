@@ -26,12 +26,15 @@ RouterSpec = Annotated[
     str | dict[str, Any], BeforeValidator(check_name_under("router", "module:function"))
 ]
 
+LEAST_S = 0.001  # s, of what comes again and again: less would hardly move the clock
+
 
 class KvTransferConfig(Config):
     """How KV caches go from the replicas that prefill to those that decode."""
 
     bandwidth: PositiveAmount = Field(
         50.0,
+        ge=1e-6,
         description="GB/s (10^9 bytes) at which each GPU of a producer sends; 50 is a network card "
         "of 400 Gb/s for each",
     )
@@ -94,10 +97,10 @@ class OutageConfig(Config):
 class FailuresConfig(Config):
     """Failures by chance, by a list, or both."""
 
-    mtbf: PositiveFloat | None = Field(
-        None, description="mean s that a replica is up until it fails, exponential"
+    mtbf: float | None = Field(
+        None, ge=LEAST_S, description="mean s that a replica is up until it fails, exponential"
     )
-    mttr: PositiveFloat = Field(300.0, description="mean s until it is back, exponential")
+    mttr: float = Field(300.0, ge=LEAST_S, description="mean s until it is back, exponential")
     outages: list[OutageConfig] = Field([], description="a list of failures, see below")
 
 
@@ -115,7 +118,7 @@ class AutoscalingConfig(Config):
     )
     min_replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] = Field(1, description="at least")
     max_replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] = Field(8, description="at most")
-    interval: PositiveFloat = Field(15.0, description="s between two looks")
+    interval: float = Field(15.0, ge=LEAST_S, description="s between two looks")
     cooldown: NonNegativeFloat = Field(
         300.0, description="s after a change in which none are taken away"
     )

@@ -6,7 +6,6 @@ line (.jsonl); either may be packed by gzip.
 """
 
 import gzip
-import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationErr
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
+from simulator.util.json_text import parse_json
 from simulator.util.yaml_lines import FieldError, SourceMap, field_errors, parse
 
 _LIMIT = 2**53  # integers up to here are exact in a float
@@ -196,8 +196,8 @@ def read_cases(path: Path) -> list[Case]:
     if not path.name.removesuffix(".gz").endswith(".jsonl"):
         text = "\n".join(lines)
         try:
-            raw = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            raw = parse_json(text)
+        except ValueError as error:
             raise HeadwayError(f"{path}:{getattr(error, 'lineno', 1)}: bad JSON: {error}") from None
         return [_check(raw, lambda: _source_map(path, text))]
     cases, messages = [], []
@@ -271,8 +271,8 @@ def read_lines(path: Path) -> list[str]:
 def parse_line(path: Path, number: int, line: str) -> Any:
     """Parse one line of JSON."""
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
+        return parse_json(line)
+    except ValueError as error:
         raise HeadwayError(f"{path}:{number}: bad JSON: {error}") from None
 
 

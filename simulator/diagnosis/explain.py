@@ -1,6 +1,5 @@
 """One request's story in words, from the files that a run wrote."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from simulator.results.read import (
     COUNTS,
     check_numbers,
     load_mapping,
+    load_summary,
     read_cell,
     read_rows,
     read_yaml,
@@ -76,7 +76,7 @@ def explain(folder: Path, request: int) -> str:
     if not folder.is_dir():
         raise HeadwayError(f"{folder}: no such folder; `headway run` writes one")
     row = _find(folder, request)
-    summary = load_mapping(folder / "summary.json", json.loads)
+    summary = load_summary(folder / "summary.json")
     scenario = load_mapping(folder / "scenario.yaml", read_yaml)
     check_numbers(folder / "summary.json", {MEDIAN: summary.get(MEDIAN)})
     check_numbers(folder / "scenario.yaml", _goodput(scenario))

@@ -1,6 +1,6 @@
 """What pictures and pages are drawn of: runs, from memory or from their folders."""
 
-import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +11,11 @@ import numpy as np
 from simulator.results.breakdown import PARTS
 from simulator.results.read import (
     WRITES,
+    check_rows,
+    check_values,
     find_table,
     load_mapping,
+    load_summary,
     need_columns,
     read_table,
     read_yaml,
@@ -66,18 +69,19 @@ class Run:
     @classmethod
     def read(cls, folder: Path, label: str) -> "Run":
         """Read the folder that `headway run` wrote; HeadwayError for what is missing or damaged."""
-        summary = load_mapping(folder / "summary.json", json.loads)
-        for key in ("headway", "completed", "duration"):
-            if key not in summary:
-                raise HeadwayError(f"{folder / 'summary.json'}: has no key {key}")
+        summary = load_summary(folder / "summary.json")
         scenario = load_mapping(folder / "scenario.yaml", read_yaml)
         if not isinstance(scenario.get("engine"), Mapping):
             raise HeadwayError(f"{folder / 'scenario.yaml'}: has no key engine")
         requests = read_table(folder, "requests", REQUESTS)
         need_columns(requests, ["finish_reason"], find_table(folder, "requests"))
+        check_values(requests, REQUESTS, find_table(folder, "requests"))
+        check_rows(requests, find_table(folder, "requests"))
         several = find_table(folder, "fairness").exists()
         fairness = read_table(folder, "fairness") if several else None
-        return cls(label, summary, scenario, requests, read_table(folder, "steps", STEPS), fairness)
+        steps = read_table(folder, "steps", STEPS)
+        check_values(steps, STEPS, find_table(folder, "steps"))
+        return cls(label, summary, scenario, requests, steps, fairness)
 
     @property
     def end(self) -> float:
@@ -158,6 +162,8 @@ def _labels(folders: Sequence[Path]) -> list[str]:
     """Name each run by its folder, with the folders above where two are called the same."""
     for depth in range(1, 20):
         names = ["/".join(folder.resolve().parts[-depth:]) for folder in folders]
+        # A name's bytes are UTF-8, whatever the locale takes them for.
+        names = [os.fsencode(name).decode("utf-8", "replace") for name in names]
         if len(set(names)) == len(names):
             return names
     raise HeadwayError(f"{folders[0]}: is given twice")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from simulator.models.spec import BYTES, REQUIRED, LatentAttention, ModelSpec, RopeScaling
 from simulator.util.errors import HeadwayError
+from simulator.util.json_text import parse_json
 from simulator.util.yaml_lines import read_text
 
 WHOLE_NUMBERS = {
@@ -62,7 +63,7 @@ def read_config(path: Path) -> ModelSpec:
     """Read a Hugging Face config.json; HeadwayError names the file and every bad key."""
     text = read_text(path)
     try:
-        raw = json.loads(text)
+        raw = parse_json(text)
     except json.JSONDecodeError as error:
         raise HeadwayError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
     if not isinstance(raw, dict):

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.user_code import exit_message
 from simulator.util.workers import WorkerDied, parallel_map
 
 T = TypeVar("T")
@@ -52,6 +53,8 @@ def _outcome(measure: Callable[[T], MetricValues], task: T) -> Outcome:
             values = measure(task)
         except HeadwayError as error:
             errors = error.messages
+        except SystemExit as error:
+            errors = [exit_message(error)]
         except Exception as error:
             errors = [f"{type(error).__name__}: {' '.join(str(error).split())}"]
     warned = [str(w.message) for w in caught if issubclass(w.category, HeadwayWarning)]

@@ -29,6 +29,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
+from simulator.util.json_text import parse_json
 from simulator.util.version import __version__
 from simulator.util.workers import use_backend
 
@@ -166,7 +167,7 @@ def read_journal(path: Path) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     for number, line in enumerate(whole.splitlines(), 1):
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             rows[entry["point"]] = dict(entry["row"])
         except (ValueError, KeyError, TypeError):
             raise HeadwayError(

@@ -4,13 +4,20 @@ Tables come whole, as DataFrames, or row by row where a message must name the li
 """
 
 import csv
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import isinf, isnan, nan
+from math import inf, isfinite, isinf, isnan, nan
+from os import SEEK_END
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from simulator.core.log import REASONS
 from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import check_type
+from simulator.util.json_text import parse_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,6 +27,14 @@ COUNTS = ("id", "prompt_tokens", "output_tokens", "preemptions", "cached_tokens"
 """Columns of requests.csv without an empty cell: whole numbers."""
 NEVER_EMPTY = ("id", "prompt_tokens", "output_tokens")
 WORDS = ("client", "finish_reason")
+NUMBER = re.compile(
+    r"duration|completed|failed|num_prompts|replicas|steps|mfu|preemptions|seed|clients|mean_.*"
+    r"|.*_(ms|throughput|tokens|tokens_per_s|requests|fraction|mean|max|min|share|occupancy|hours)"
+    r"|.*(hit_rate|utilization|efficiency|fragmentation|imbalance|dollars.*|time|goodput)"
+)
+"""Keys of summary.json whose values are numbers, or null."""
+NEEDED = ("completed", "duration")
+LISTS = ("diagnosis", "warnings")
 NEEDS_PYARROW = "needs pyarrow; pip install headway[parquet]"
 
 
@@ -54,6 +69,44 @@ def check_numbers(path: Path, values: Mapping[str, Any]) -> None:
             raise HeadwayError(f"{path}: {message}")
 
 
+def load_summary(path: Path) -> Mapping[str, Any]:
+    """Read a summary.json; HeadwayError where a mapping, list or number is something else."""
+    summary = load_mapping(path, parse_json)
+    for key in ("headway", "completed", "duration"):
+        if key not in summary:
+            raise HeadwayError(f"{path}: has no key {key}")
+    for above, block in _blocks(summary):
+        if not isinstance(block, Mapping):
+            raise HeadwayError(f"{path}: {above[:-1]}: {short(block)} is not a mapping")
+        for key, value in block.items():
+            if key in LISTS and not isinstance(value or [], list):
+                raise HeadwayError(f"{path}: {above}{key}: {short(value)} is not a list")
+            known = isinstance(value, int | float) and isfinite(value)
+            if NUMBER.fullmatch(key) and not (known or (value is None and key not in NEEDED)):
+                raise HeadwayError(f"{path}: {above}{key}: {short(value)} is not a number")
+    return summary
+
+
+def _blocks(summary: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Give the blocks of a summary, each with the dotted key above it; look into mappings alone."""
+    yield "", summary
+    above, block = "headway.", summary["headway"]
+    yield above, block
+    for key in ("cluster", "groups"):
+        if not isinstance(block, Mapping) or key not in block:
+            return
+        above, block = f"{above}{key}.", block[key]
+        yield above, block
+    if isinstance(block, Mapping):
+        yield from ((f"{above}{name}.", group) for name, group in block.items())
+
+
+def short(value: object) -> str:
+    """Give a value as JSON has it, not all of it if it is long."""
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
 def find_table(folder: Path, name: str) -> Path:
     """Give the path of a table: CSV, else Parquet if that is there."""
     path, other = folder / f"{name}.csv", folder / f"{name}.parquet"
@@ -77,8 +130,52 @@ def read_table(folder: Path, name: str, columns: Sequence[str] = ()) -> "pd.Data
         raise HeadwayError(f"{path}: {NEEDS_PYARROW}") from None
     except (OSError, ValueError) as error:  # pandas' ParserError is a ValueError
         raise HeadwayError(f"{path}: damaged: {' '.join(str(error).split())}") from None
+    if path.suffix == ".csv":
+        check_end(path)
     check_columns(frame, columns, path)
     return frame if len(frame) else frame.astype(dict.fromkeys(columns, float))
+
+
+def check_end(path: Path) -> None:
+    """Raise HeadwayError where a file of lines does not end with the end of a line."""
+    with path.open("rb") as file:
+        size = file.seek(0, SEEK_END)
+        file.seek(max(size - 1, 0))
+        if file.read() != b"\n":
+            raise HeadwayError(f"{path}: damaged: it is cut short within its last line")
+
+
+def check_values(frame: "pd.DataFrame", columns: Sequence[str], where: object) -> None:
+    """Raise HeadwayError where a run's numbers are not finite, below 0, or no whole counts."""
+    for name in columns:
+        values = frame[name]
+        if name == "replica":  # in Parquet -1: never sent
+            values = values.where(values != -1)
+        wrong = ~(values.isna() | ((values >= 0) & (values < inf)))
+        if name in COUNTS:
+            wrong |= values.isna() | (values % 1 != 0)
+        if "id" not in columns:  # of steps.csv, which has no empty cells
+            wrong |= values.isna()
+        if wrong.any():
+            row = int(wrong.to_numpy().argmax())
+            kind = "whole number" if name in COUNTS else "number of 0 or more"
+            told = "empty" if values.isna().iloc[row] else f"{values.iloc[row]:g}, and"
+            raise HeadwayError(f"{where}: row {row}: {name}: is {told} no {kind}")
+
+
+def check_rows(frame: "pd.DataFrame", where: object) -> None:
+    """Raise HeadwayError unless the rows of requests.csv come by id and end as requests do."""
+    wrong = frame["id"].to_numpy() != np.arange(len(frame))
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise HeadwayError(f"{where}: row {row}: id: is {frame['id'].iloc[row]:g}, not {row}")
+    ends = frame["finish_reason"]
+    wrong = (ends.notna() & ~ends.isin(REASONS)).to_numpy()
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise HeadwayError(
+            f"{where}: row {row}: finish_reason: {ends.iloc[row]!r} is none of {', '.join(REASONS)}"
+        )
 
 
 def check_columns(frame: "pd.DataFrame", columns: Sequence[str], where: object) -> None:
@@ -108,6 +205,7 @@ def read_rows(folder: Path, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from _parquet_rows(path)
         return
     try:
+        check_end(path)
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file, strict=True)
             for row in reader:

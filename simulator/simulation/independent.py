@@ -30,6 +30,7 @@ from simulator.scenario.assemble import EngineParts
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
+from simulator.util.user_code import exit_message
 from simulator.util.workers import WorkerDied, parallel_map, worker_count
 from simulator.workload.workload import Floats, Ints, Workload
 
@@ -364,6 +365,8 @@ def run_group(group: ReplicaGroup) -> list[Log] | str:
                 replica.advance()
     except HeadwayError as error:
         return "; ".join(error.messages)
+    except SystemExit as error:
+        return exit_message(error)
     except Exception as error:  # a worker that raises counts as dead
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
     return [replica.replica.final_log() for replica in replicas]

@@ -11,7 +11,7 @@ class HeadwayError(Exception):
         super().__init__("\n".join(self.messages))
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Give what an exception says without its line breaks."""
     return " ".join(str(error).split())
 

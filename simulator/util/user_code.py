@@ -38,8 +38,15 @@ def load_user_code(name: str, folder: Path) -> Any:
     search_in(folder)
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # whatever the module does
+    except (Exception, SystemExit) as error:  # whatever the module does
         raise ValueError(f"cannot load {name}: {one_line(error)}") from error
+
+
+def exit_message(error: SystemExit) -> str:
+    """Say where code of the user's asked Python to end, which is no way for a part of a run."""
+    place = extract_tb(error.__traceback__)[-1]
+    where = f"{Path(place.filename).name}:{place.lineno}"
+    return f"{where}: {place.name} raised SystemExit: {error.code}"
 
 
 def user_error(found: type, error: Exception) -> HeadwayError | None:

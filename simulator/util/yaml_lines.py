@@ -102,6 +102,8 @@ _Loader.add_constructor("!number", _bare_number)
 
 def read_text(path: Path) -> str:
     """Read a text file; HeadwayError names what stands in the way."""
+    if path.is_char_device() or path.is_block_device():
+        raise HeadwayError(f"{path}: cannot be read: is a device")
     try:
         raw = path.read_bytes()
     except FileNotFoundError:

@@ -10,6 +10,9 @@ from simulator.util.from_mapping import from_mapping, raise_if
 from simulator.workload.workload import Floats
 
 POINTS_PER_PERIOD = 10_000  # of the table that inverts a diurnal load
+MOST_PERIODS = 1_000  # in one table; a longer load goes through that of a single period
+SHORTEST_PERIOD = 1e-3  # s
+LOWEST = 1e-100  # rate and burstiness: gaps of the inverse of both do not overflow
 
 Checks = list[tuple[bool, str]]
 """What `refuse` takes: whether something is wrong, and what."""
@@ -24,7 +27,10 @@ class Diurnal:
 
     def __post_init__(self) -> None:
         raise_if(
-            (not 0 < self.period < inf, f"period: {self.period} is not above 0"),
+            (
+                not SHORTEST_PERIOD <= self.period < inf,
+                f"period: {self.period} is not {SHORTEST_PERIOD} or more",
+            ),
             (not 0 <= self.amplitude <= 1, f"amplitude: {self.amplitude} is not from 0 to 1"),
         )
 
@@ -35,6 +41,9 @@ class Diurnal:
         """
         if not self.amplitude:
             return times
+        if last / self.period > MOST_PERIODS:
+            whole = np.floor(times / self.period) * self.period
+            return whole + self.warp(times - whole, self.period)
         turn = 2 * pi / self.period
         grid = np.linspace(
             0.0, last + self.period, POINTS_PER_PERIOD * (2 + int(last / self.period))
@@ -70,6 +79,14 @@ class ArrivalProcess:
         checks = [
             (not self.request_rate > 0, f"request_rate: {self.request_rate} is not above 0"),
             (not self.burstiness > 0, f"burstiness: {self.burstiness} is not above 0"),
+            *(
+                (0 < value < LOWEST, f"{name}: {value} is below {LOWEST}")
+                for name, value in (
+                    ("request_rate", self.request_rate),
+                    ("burstiness", self.burstiness),
+                    ("ramp_up_start_rps", start if start is not None else inf),
+                )
+            ),
         ]
         if ramp is None:
             given = start is not None or end is not None

@@ -1,5 +1,8 @@
 """Bad input: a line for each mistake, exit code 2, nothing written."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from simulator.cli.main import main
@@ -85,3 +88,55 @@ def test_a_malformed_trace_leaves_no_output(folder, capsys):
         "headway: error: t.csv:7",
     ]
     assert names(folder) == ["s.yaml", "small.yaml", "t.csv"]
+
+
+@pytest.mark.parametrize("name", ["zero", "pipe"])
+def test_a_trace_that_is_no_file_is_refused_at_once(folder, capsys, name):
+    """A device has no end, and what a pipe says is gone after the first look."""
+    path = Path("/dev/zero")
+    if name == "pipe":
+        path = folder / "pipe"
+        os.mkfifo(path)
+    assert main(["trace", "describe", str(path)]) == 2
+    (folder / "s.yaml").write_text(f"workload: {{trace: {{path: {path}, format: azure}}}}\n")
+    assert main(["run", "s.yaml"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told == [f"headway: error: {path}: is no file: a trace is read more than once"] * 2
+
+
+def test_a_device_is_no_scenario(folder, capsys):
+    """Nor a model or a profile."""
+    assert main(["run", "/dev/zero"]) == 2
+    assert main(["run", "small.yaml", "--set", "model=/dev/zero"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told == ["headway: error: /dev/zero: cannot be read: is a device"] * 2
+
+
+LEAVING = """import sys
+class Policy:
+    def key(self, request):
+        if request.id == 3:
+            sys.exit(0)
+        return request.arrival
+def route(request, targets):
+    sys.exit("no")
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "where"),
+    [
+        ("engine.scheduling_policy=leaving:Policy", "leaving.py:5: key raised SystemExit: 0"),
+        (
+            "cluster={replicas: 2, router: leaving:route}",
+            "leaving.py:8: route raised SystemExit: no",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_code_of_the_users_does_not_end_the_command(folder, capsys, command, setting, where):
+    """Whatever it asks Python for: it is told, and nothing counts as done."""
+    (folder / "leaving.py").write_text(LEAVING)
+    vary = ["--vary", "seed=1", "--jobs", "1"] if command == "sweep" else []
+    assert main([command, "small.yaml", "--set", setting, "--quiet", *vary]) in (1, 2)
+    assert where in capsys.readouterr().err

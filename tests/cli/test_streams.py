@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import FILES, TRACE, headway, names
+from tests.support.commands import FILES, ROOT, TRACE, headway, names
 
 
 def test_a_closed_pipe_is_no_error():
@@ -37,3 +37,38 @@ def test_without_stdout_nothing_is_printed(folder):
     done = headway("run", "small.yaml", preexec_fn=lambda: os.close(1))
     assert (done.returncode, done.stderr) == (0, "")
     assert names(folder / "out" / "small") == FILES
+
+
+def test_without_stderr_a_run_and_a_mistake_end_as_usual(folder):
+    """`headway ... 2>&-`; and no file of ours gets the number of a closed stream."""
+    for closed in ((2,), (1, 2), (0, 1, 2)):
+
+        def close(numbers=closed):
+            for number in numbers:
+                os.close(number)
+
+        done = headway("run", "small.yaml", "--out", f"o{len(closed)}", preexec_fn=close)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert names(folder / f"o{len(closed)}") == FILES
+        assert headway("run", "none.yaml", preexec_fn=close).returncode == 2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"PYTHONIOENCODING": "ascii"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
+)
+def test_names_that_a_terminal_cannot_show(folder, settings):
+    """They are printed as Python writes them, and go into files as they are."""
+    (folder / "naïve.yaml").write_text((folder / "small.yaml").read_text())
+    for command in (["run", "naïve.yaml", "--out", "ö"], ["report", "ö"], ["explain", "ö", "0"]):
+        done = headway(*command, env=os.environ | {"PYTHONPATH": ROOT} | settings)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.isascii()
+    assert names(folder / "ö") == FILES
+    assert "<title>" in (folder / "report.html").read_text("utf-8")
+    done = headway("run", "nö.yaml", env=os.environ | {"PYTHONPATH": ROOT} | settings)
+    assert done.returncode == 2
+    assert done.stderr.startswith("headway: error: n\\")

@@ -16,10 +16,9 @@ def python(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
     """Run Python, with these packages, in a process of its own."""
     return subprocess.run(
         [sys.executable, *arguments],
-        env=os.environ | {"PYTHONPATH": ROOT},
         text=True,
         check=False,
-        **({"capture_output": True} | options),
+        **({"capture_output": True, "env": os.environ | {"PYTHONPATH": ROOT}} | options),
     )
 
 

@@ -5,6 +5,8 @@ from math import inf
 import numpy as np
 import pytest
 
+from simulator.workload import arrivals
+from simulator.workload.arrivals import Diurnal
 from simulator.workload.generate import generate
 from tests.support.workloads import generator_errors as errors
 
@@ -115,3 +117,13 @@ def test_a_diurnal_load_swings_about_its_mean():
 def test_a_diurnal_load_that_cannot_be_is_refused():
     with pytest.raises(ValueError, match=r"diurnal\.amplitude: 2 is not from 0 to 1"):
         generate({"request_rate": 1, "diurnal": {"amplitude": 2}})
+
+
+def test_a_load_of_many_periods_swings_as_one_of_few(monkeypatch):
+    """Beyond MOST_PERIODS the table is that of a single period."""
+    times = np.sort(np.random.default_rng(3).uniform(0, 50, 200))
+    diurnal = Diurnal(period=1.0, amplitude=0.9)
+    whole = diurnal.warp(times, 50.0)
+    monkeypatch.setattr(arrivals, "MOST_PERIODS", 10)
+    assert np.allclose(diurnal.warp(times, 50.0), whole, rtol=0, atol=1e-7)
+    assert np.all(np.diff(diurnal.warp(np.arange(1e5), 1e5)) > 0)

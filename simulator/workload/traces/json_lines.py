@@ -4,7 +4,6 @@ The contents of a prompt come as ids of blocks of tokens: equal ids stand for eq
 block becomes the segment (("h", id), tokens).
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil, isnan, nan
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from simulator.core.request import Segments
+from simulator.util.json_text import parse_json
 from simulator.workload.traces.format import Problems
 from simulator.workload.traces.lines import lines
 from simulator.workload.workload import Ints
@@ -120,8 +120,8 @@ def rows(path: Path, problems: Problems) -> Iterator[Row]:
     """Yield the objects of a file."""
     for number, line in lines(path):
         try:
-            values = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            values = parse_json(line)
+        except ValueError as error:
             problems.add(number, "line", f"bad JSON: {error}")
             continue
         if isinstance(values, dict):

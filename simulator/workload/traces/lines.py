@@ -19,6 +19,8 @@ def line_blocks(path: Path) -> Iterator[tuple[int, str]]:
     even where the file does not.
     """
     number = 1
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise HeadwayError(f"{path}: is no file: a trace is read more than once")
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == GZIP

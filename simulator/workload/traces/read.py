@@ -1,12 +1,12 @@
 """Read a trace of any known format; time starts at the first arrival."""
 
-import json
 import warnings
 from pathlib import Path
 
 import numpy as np
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.json_text import parse_json
 from simulator.workload.select import session_starts, take
 from simulator.workload.traces.csv_columns import header
 from simulator.workload.traces.format import FirstLine, Table
@@ -44,8 +44,8 @@ def detect_format(path: Path) -> str:
     number, line = first_line(path)
     if line.startswith("{"):
         try:
-            first = FirstLine(keys=frozenset(json.loads(line)))
-        except (ValueError, RecursionError) as error:
+            first = FirstLine(keys=frozenset(parse_json(line)))
+        except ValueError as error:
             raise HeadwayError(f"{path}:{number}: line: bad JSON: {error}") from None
     else:
         first = FirstLine(columns=frozenset(header(line)))
