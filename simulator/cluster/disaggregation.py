@@ -24,7 +24,7 @@ from simulator.cluster.routers import Router, Target
 from simulator.core.executor import Executor
 from simulator.core.log import REJECTED, UNFINISHED, pack_transfer
 from simulator.core.request import Request
-from simulator.schedulers.vllm.kv_roles import Consumer, Producer
+from simulator.schedulers.vllm.kv_roles import ARRIVED, Consumer, Producer
 from simulator.schedulers.vllm.scheduler import Scheduler
 
 
@@ -202,8 +202,12 @@ class DisaggregatedFleet(Fleet):
         """Free a producer's blocks: the KV is at the consumer, be it wanted there or not."""
         assert handoff.consumer is not None
         self._release(handoff)
-        if self._consumer(handoff.consumer).arrived(handoff.request):
-            self.cores[handoff.consumer.index].wake()
+        core = self.cores[handoff.consumer.index]
+        changes = self._consumer(handoff.consumer).arrived(handoff.request)
+        if handoff.request.remote == ARRIVED:
+            core.log.joined.append(self.env.now)  # it waits for a seat
+        if changes:
+            core.wake()
 
     def _release(self, handoff: Handoff) -> None:
         target = handoff.producer

@@ -128,6 +128,14 @@ class DecodeSet:
             total += phases[tick % size]
         return total
 
+    def growth(self, ticks: int, skip: int = 0) -> list[int]:
+        """Count the blocks that each of `ticks` ticks takes, beginning `skip` ticks from now."""
+        phases, first = self.phases, (self.tick + skip) % self.block_size
+        found = phases[first : first + ticks]
+        while len(found) < ticks:
+            found += phases[: ticks - len(found)]
+        return found
+
     def demand(self) -> tuple[int, int]:
         """Count the tokens and the blocks that the next tick takes."""
         return self.count, self.phases[self.tick % self.block_size]

@@ -229,8 +229,3 @@ class EngineConfig(Config):
     def cache_dtype(self) -> str:
         """Numbers in the KV cache; auto: the model's."""
         return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
-
-    @property
-    def reserves(self) -> bool:
-        """Whether blocks are set aside on admission, so that they do not grow with the tokens."""
-        return self.allocation == "contiguous" or self.reserve_output_tokens is not None

@@ -113,7 +113,6 @@ class Log:
 
     num_blocks: int  # usable KV blocks
     block_size: int  # tokens
-    reserves: bool = False  # blocks count as used from admission on, and do not grow
     step_rows: bytearray = field(default_factory=bytearray)
     request_rows: bytearray = field(default_factory=bytearray)
     run_rows: bytearray = field(default_factory=bytearray)
@@ -124,6 +123,8 @@ class Log:
     offloaded: int = 0  # blocks that went to the host tier
     tick_ends: "array[float]" = field(default_factory=lambda: array("d"))
     ticks_before: int = 0  # that have been taken out of `tick_ends`, where a run is streamed
+    leap_blocks: "array[int]" = field(default_factory=lambda: array("i"))
+    """KV blocks by which each step adds to those in use, of rows of n steps the last n - 1."""
     joined: "array[float]" = field(default_factory=lambda: array("d"))
     """When requests joined the queue (s), those that could never fit left out."""
     decided: "array[float]" = field(default_factory=lambda: array("d"))

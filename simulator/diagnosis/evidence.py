@@ -7,10 +7,11 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from simulator.core.log import Log
 from simulator.results.request_table import Floats, Ints
-from simulator.results.time_series import arrivals
+from simulator.results.time_series import Leaps, arrivals, decisions
 
 if TYPE_CHECKING:
     from simulator.core.engine_config import EngineConfig
@@ -127,34 +128,80 @@ def blocked_time(log: Log, engine: "EngineConfig", spare: float) -> tuple[dict[s
     """
     rows = log.steps
     time = rows["end"] - rows["start"]
-    waited = rows["waiting"] * time + _waited_within_rows(log)
-    cause = _causes(log, engine, spare)
+    waited = rows["waiting"] * time + _waited_within_rows(log, rows["start"])
+    used = rows["blocks_used"].astype(np.int64)
+    cause = _causes(log, engine, spare, used)
     areas = np.bincount(cause, waited, len(CAUSES))
-    held = float(time[(cause == CAUSES.index(KV_BLOCKS)) & (rows["waiting"] > 0)].sum())
-    return dict(zip(CAUSES, areas.tolist(), strict=True)), held
+    held = np.where(cause == CAUSES.index(KV_BLOCKS), time, 0.0)
+    if len(changing := _rows_of_two_causes(log, engine, spare, cause)):
+        since = _when_blocks_lack(log, changing, spare)
+        later = rows["end"][changing] - since
+        begins = rows["end"].copy()
+        begins[changing] = since
+        more = _waited_within_rows(log, begins)[changing] + rows["waiting"][changing] * later
+        areas[CAUSES.index(POLICY)] -= more.sum()
+        areas[CAUSES.index(KV_BLOCKS)] += more.sum()
+        held[changing] = later
+    blocked = float(held[rows["waiting"] > 0].sum())
+    return dict(zip(CAUSES, areas.tolist(), strict=True)), blocked
 
 
-def _waited_within_rows(log: Log) -> Floats:
-    """Give for each row the time waited by those who came in it, from the next step's begin on.
+def _rows_of_two_causes(log: Log, engine: "EngineConfig", spare: float, cause: Ints) -> Ints:
+    """Give the numbers of the leapt rows in which blocks begin to lack; `cause` is of the first."""
+    leaps = Leaps(log)
+    used = log.steps["blocks_used"].astype(np.int64)
+    added = [blocks for *_, blocks in leaps.sums()]
+    used[leaps.leapt] += np.concatenate([np.zeros(0, np.int64), *added])
+    return np.flatnonzero(_causes(log, engine, spare, used) != cause)
 
-    Only a row of several steps has a next step: each of them ends with a tick.
+
+def _when_blocks_lack(log: Log, rows: Ints, spare: float) -> Floats:
+    """Give the time (s) at which the first step of each leapt row begins that lacks blocks."""
+    steps = Leaps(log).later_steps(rows)
+    added = np.cumsum(steps.blocks)
+    added -= np.repeat(added[steps.first] - steps.blocks[steps.first], steps.counts)
+    used = np.repeat(log.steps["blocks_used"][rows], steps.counts) + added
+    enough = np.add.reduceat(_has_spare(log, used, spare).astype(np.int64), steps.first)
+    begins: Floats = steps.begins[steps.first + enough]
+    return begins
+
+
+def _waited_within_rows(log: Log, begins: Floats) -> Floats:
+    """Give for each row the time waited by those who came after its first step was decided.
+
+    They wait from the begin of the step on that is decided next. Only a row of several steps has
+    one: each of them ends with a tick. What is before `begins` (s, one time for each row) does not
+    count.
     """
     rows = log.steps
-    queue = arrivals(log)
-    row = np.maximum(np.searchsorted(rows["start"], queue, side="left") - 1, 0)
-    leapt = (rows["steps"][row] > 1) & (rows["start"][row] < queue)
+    queue, decided = arrivals(log), decisions(log)
+    row = np.maximum(np.searchsorted(decided, queue, side="left") - 1, 0)
+    leapt = (rows["steps"][row] > 1) & (decided[row] < queue)
     queue, row = queue[leapt], row[leapt]
-    ticks = np.append(np.asarray(log.tick_ends, np.float64), np.inf)
-    ends = rows["end"][row]
-    boundary = np.minimum(ticks[np.searchsorted(ticks, queue, side="left")], ends)
+    ticks = np.append(np.asarray(log.tick_ends, np.float64), [np.inf, np.inf])
+    starts, ends = rows["start"][row], rows["end"][row]
+    next_begin = np.searchsorted(ticks, queue, side="left")
+    if log.decided:  # as a step begins, the one after it is decided
+        second = np.searchsorted(ticks, starts, side="right")
+        next_begin = np.where(queue <= starts, second, next_begin + 1)
+    boundary = np.minimum(np.maximum(ticks[next_begin], begins[row]), ends)
     waited: Floats = np.bincount(row, ends - boundary, len(rows)).astype(np.float64, copy=False)
     return waited
 
 
-def _causes(log: Log, engine: "EngineConfig", spare: float) -> Ints:
-    """Give for each row the place in CAUSES of what holds its waiting requests back."""
+def _has_spare(log: Log, used: Ints, spare: float) -> npt.NDArray[np.bool_]:
+    """Say whether a share of `spare` of the blocks is free where so many are in use."""
+    free: npt.NDArray[np.bool_] = (log.num_blocks - used) >= spare * log.num_blocks
+    return free
+
+
+def _causes(log: Log, engine: "EngineConfig", spare: float, used: Ints) -> Ints:
+    """Give for each row the place in CAUSES of what holds its waiting requests back.
+
+    `used` are the blocks in use then.
+    """
     rows = log.steps
-    policy = (log.num_blocks - rows["blocks_used"]) >= spare * log.num_blocks
+    policy = _has_spare(log, used, spare)
     if engine.prefill_schedule_interval > 1:
         policy |= (rows["prefill_context"] == 0) & (rows["preempted"] == 0)
     cause = np.where(policy, CAUSES.index(POLICY), CAUSES.index(KV_BLOCKS))

@@ -58,7 +58,6 @@ class EngineCore:
         self.log = Log(
             scheduler.blocks.usable,
             scheduler.blocks.block_size,
-            scheduler.reserves,
             run_rows=scheduler.running.runs,
             pause_rows=scheduler.running.pauses,
             draft_rows=scheduler.drafts,
@@ -115,6 +114,8 @@ class EngineCore:
             log.record_swaps(start, step)
         if step.decodes > len(step.singles or ()):
             log.tick_ends.extend(ends)
+            if len(ends) > 1:
+                log.leap_blocks.extend(scheduler.leap_blocks(len(ends) - 1))
         for request in scheduler.commit(step, ends):
             self._end(request)
 

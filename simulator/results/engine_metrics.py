@@ -15,7 +15,7 @@ import numpy.typing as npt
 from simulator.core.log import REJECTED, UNFINISHED, Log
 from simulator.models.kv_budget import kv_block_bytes
 from simulator.results.request_table import Floats, RequestTable, Rows
-from simulator.results.time_series import block_growth, queue_depth
+from simulator.results.time_series import Leaps, queue_depth
 
 if TYPE_CHECKING:
     from simulator.models.gpus import Gpu
@@ -154,27 +154,31 @@ class StepSums:
     max_running: int = 0
     max_used: float = 0.0  # share of one replica's cache
 
-    def add(self, log: Log, reserves: bool) -> None:
-        """Add one replica's steps; `reserves`: blocks are set aside on admission."""
+    def add(self, log: Log) -> None:
+        """Add one replica's steps."""
         for rows in _slices(log.steps):
             steps = rows["steps"].astype(np.int64)
-            later = steps - 1
             time = rows["end"] - rows["start"]
             self.steps += int(steps.sum())
             self.busy_time += float(time.sum())
             self.running_time += float((rows["running"] * time).sum())
             self.max_running = max(self.max_running, int(rows["running"].max()))
             self._add_tokens(rows, steps)
-            growth = np.zeros(len(rows)) if reserves else block_growth(log, rows)
-            used = rows["blocks_used"] + growth * (later / 2)
-            most = rows["blocks_used"] + growth * later
-            used_time = float((np.minimum(used, log.num_blocks) * time).sum())
-            stored = rows["kv_tokens"] + rows["decodes"] * (later / 2)
-            self.used_time += share(used_time, log.num_blocks)
-            self.reserved_time += used_time * log.block_size
-            self.stored_time += float((stored * time).sum())
-            self.max_used = max(self.max_used, min(share(most.max(), log.num_blocks), 1.0))
+            used_time = float((rows["blocks_used"] * time).sum())
+            stored_time = float((rows["kv_tokens"] * time).sum())
+            self._add_blocks(log, used_time, stored_time, int(rows["blocks_used"].max()))
+        for rows, token_time, block_time, blocks in Leaps(log).sums():
+            stored_time = float((rows["decodes"] * token_time).sum())
+            most = int((rows["blocks_used"] + blocks).max())
+            self._add_blocks(log, float(block_time.sum()), stored_time, most)
         self._add_copies(log)
+
+    def _add_blocks(self, log: Log, used_time: float, stored_time: float, most: int) -> None:
+        """Add blocks x s in use, tokens x s stored in them, and a number of blocks in use."""
+        self.used_time += share(used_time, log.num_blocks)
+        self.reserved_time += used_time * log.block_size
+        self.stored_time += stored_time
+        self.max_used = max(self.max_used, share(most, log.num_blocks))
 
     def _add_tokens(self, rows: Rows, steps: npt.NDArray[np.int64]) -> None:
         sequences = rows["decodes"] + rows["wasted"]  # of a leapt row, which has no prefills
@@ -254,7 +258,7 @@ class EngineMetrics:
         """Add the table of these logs' requests; `until` (s) each log tells who waits."""
         sums = StepSums()
         for log in logs:
-            sums.add(log, self._engine.reserves)
+            sums.add(log)
         depths = [queue_depth(log, end) for log, end in zip(logs, until, strict=True)]
         self._waiting_time += sum(area for area, _ in depths)
         self._max_waiting = max([self._max_waiting, *(most for _, most in depths)])

@@ -13,7 +13,7 @@ from simulator.core.log import REASONS, Log
 from simulator.results.fairness import Clients, client_columns, fairness_columns
 from simulator.results.record import Record
 from simulator.results.request_table import Floats, Ints, Rows, client_column, find_rows
-from simulator.results.time_series import arrivals, block_growth, decisions
+from simulator.results.time_series import arrivals, blocks_in_steps, decisions
 from simulator.util.csv_text import Column, Numbers, Words
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ def step_frame(record: Record, *, expanded: bool = False) -> "pd.DataFrame":
     for number, (log, seconds) in enumerate(with_copy_seconds(record)):
         columns = step_columns(log, copy_seconds=seconds)
         if expanded:
-            contiguous = record.scenario.engine.reserves
-            columns = expand_steps(log, contiguous=contiguous, copy_seconds=seconds)
+            columns = expand_steps(log, copy_seconds=seconds)
         if len(record.logs) > 1:
             columns = {"replica": np.full(count_rows(columns), number), **columns}
         frames.append(as_frame(columns))
@@ -143,14 +142,10 @@ def copy_columns(log: Log, starts: Floats, seconds: Floats | None) -> dict[str, 
     return columns
 
 
-def expand_steps(
-    log: Log, *, contiguous: bool = False, copy_seconds: Floats | None = None
-) -> dict[str, Numbers]:
+def expand_steps(log: Log, *, copy_seconds: Floats | None = None) -> dict[str, Numbers]:
     """Unroll the leaps: the columns of steps.csv with one row per step, in order of time.
 
     `waiting` is what the row began with and the requests that have come since.
-    `kv_blocks_used` is exact at the first step of a row and estimated by even growth after it,
-    or constant where allocation is `contiguous`.
     """
     rows = log.steps
     row, index = _unroll(rows["steps"].astype(np.int64))
@@ -164,9 +159,7 @@ def expand_steps(
     singles["start"], singles["end"] = starts, ends
     singles["context"] += index * (singles["decodes"] + singles["wasted"])
     singles["preempted"][index > 0] = 0
-    if not contiguous:
-        grown = singles["blocks_used"] + (index * block_growth(log, rows)[row]).astype(int)
-        singles["blocks_used"] = np.minimum(grown, log.num_blocks)
+    singles["blocks_used"] = blocks_in_steps(log, row, index)
     columns = _columns(singles, log.num_blocks) | {"waiting": singles["waiting"] + since}
     del columns["steps"]
     first = np.where(index == 0, rows["start"][row], -1.0)

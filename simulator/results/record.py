@@ -150,7 +150,7 @@ def split_log(log: Log, ids: range, before: float, lost: Mapping[int, float], *,
     In what is returned ids begin with 0. No other request has a token before the time `before`, s.
     `lost` has the time at which a request was sent once more: what it said before is dropped.
     """
-    part = Log(log.num_blocks, log.block_size, log.reserves)
+    part = Log(log.num_blocks, log.block_size)
     part.request_rows += _move_requests(log.request_rows, REQUEST, ids).tobytes()
     runs = _move_requests(log.run_rows, RUN, ids)
     if lost:
@@ -160,6 +160,8 @@ def split_log(log: Log, ids: range, before: float, lost: Mapping[int, float], *,
     part.run_rows += runs.tobytes()
     _move_steps(log, part, last)
     part.tick_ends = array("d", log.tick_ends)
+    if log.step_rows:  # the ticks of its row are still needed
+        before = min(before, float(log.steps["start"][0]))
     over = int(np.searchsorted(np.array(log.tick_ends), before))
     del log.tick_ends[:over]
     log.ticks_before += over
@@ -189,6 +191,9 @@ def _move_steps(log: Log, part: Log, last: bool) -> None:
     size = count if last else max(count - 1, 0)
     part.step_rows += log.step_rows[: size * STEP.itemsize]
     part.decided = log.decided[:size]
+    later = int(part.steps["steps"].sum()) - size
+    part.leap_blocks = log.leap_blocks[:later]
+    del log.leap_blocks[:later]
     del log.step_rows[: size * STEP.itemsize]
     del log.decided[:size]
     for name in ("joined", "emptied"):

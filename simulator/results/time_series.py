@@ -1,10 +1,15 @@
 """Levels over time: the length of the queue and the KV blocks in use, and their means over bins."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
 from simulator.core.log import Log
 from simulator.results.request_table import Floats, Ints, Rows
+
+LEAPS = 4096  # rows whose steps are looked at together: bounds the temporaries
 
 
 def arrivals(log: Log) -> Floats:
@@ -47,16 +52,63 @@ def queue_depth(log: Log, end: float) -> tuple[float, int]:
     return area, most
 
 
-def block_growth(log: Log, rows: Rows) -> Floats:
-    """Estimate the blocks that each step of a leapt row takes after the first, with paging.
+@dataclass(frozen=True, slots=True)
+class LaterSteps:
+    """The steps of some leapt rows, without the first of each."""
 
-    Every sequence grows by a token per step, so together they take one block per `block_size`
-    tokens: right on average, where the row tells not at which step.
-    """
-    if log.reserves:
-        return np.zeros(len(rows))
-    grown = (rows["decodes"] + rows["wasted"]) / log.block_size
-    return np.where(rows["steps"] > 1, grown, 0.0)
+    counts: Ints  # of each row
+    first: Ints  # of each row, among these steps
+    begins: Floats  # s
+    blocks: Ints  # KV blocks that each adds to those in use
+
+
+class Leaps:
+    """The leapt rows of a log, and what is known of each of their steps."""
+
+    def __init__(self, log: Log) -> None:
+        self.rows = log.steps
+        later = self.rows["steps"] - 1
+        self.leapt = np.flatnonzero(later)
+        self._blocks, self._ticks = np.asarray(log.leap_blocks), np.asarray(log.tick_ends)
+        self._first = np.cumsum(later) - later  # of each row, among the later steps of all
+
+    def later_steps(self, numbers: Ints) -> LaterSteps:
+        """Give the steps of leapt rows, by the numbers of these."""
+        rows = self.rows[numbers]
+        counts = rows["steps"] - 1
+        first = np.cumsum(counts) - counts
+        place = np.arange(int(counts.sum()))
+        blocks = self._blocks[place + np.repeat(self._first[numbers] - first, counts)]
+        # A step ends with a tick, at which the next one begins.
+        begins = np.searchsorted(self._ticks, rows["end"], side="right") - 1 - counts
+        begins = self._ticks[place + np.repeat(begins - first, counts)]
+        return LaterSteps(counts, first, begins, blocks.astype(np.int64))
+
+    def sums(self) -> Iterator[tuple[Rows, Floats, Floats, Ints]]:
+        """Yield leapt rows, and of each what its later steps add to sums over its steps.
+
+        That is the time (s) of tokens of which each step adds one, the time of the KV blocks that
+        the steps add, and how many blocks these are.
+        """
+        for at in range(0, len(self.leapt), LEAPS):
+            rows = self.rows[self.leapt[at : at + LEAPS]]
+            steps = self.later_steps(self.leapt[at : at + LEAPS])
+            left = np.repeat(rows["end"], steps.counts) - steps.begins  # it stays to the row's end
+            token_time, block_time, blocks = (
+                np.add.reduceat(values, steps.first)
+                for values in (left, left * steps.blocks, steps.blocks)
+            )
+            yield rows, token_time, block_time, blocks
+
+
+def blocks_in_steps(log: Log, row: Ints, index: Ints) -> Ints:
+    """Give the KV blocks in use during each step: the step `index` of each `row`, all in order."""
+    used: Ints = log.steps["blocks_used"].astype(np.int64)[row]
+    added = np.zeros(len(row), np.int64)
+    added[index > 0] = log.leap_blocks
+    total = np.cumsum(added)
+    used += total - total[np.arange(len(row)) - index]
+    return used
 
 
 def mean_in_bins(

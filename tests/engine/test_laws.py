@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from math import nan
+from math import isclose, nan
 
 import numpy as np
 from hypothesis import given, settings
@@ -18,6 +18,8 @@ from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
 from simulator.policies.fair import DRR, WFQ, Fair
 from simulator.policies.orders import HRRN, SJF, Boost, Priority
 from simulator.policies.preemptive import MLFQ, SRPT, Deadline, Preemptive
+from simulator.results.engine_metrics import StepSums
+from simulator.results.frames import expand_steps
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
@@ -160,7 +162,7 @@ def engines(draw: st.DrawFn) -> Callable[[], Scheduler]:
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.2])),
         "min_decode_blocks": draw(st.sampled_from([0, 0, 2])),
         "reserve_output_tokens": draw(
-            st.sampled_from([None, None, None, 5, "max_tokens", "max_model_len"])
+            st.sampled_from([None, None, None, 0, 5, "max_tokens", "max_model_len"])
         ),
     }
     policy = (ORDERS | DYNAMIC | FAIR).get(kind, lambda: None)
@@ -197,6 +199,17 @@ def assert_same_steps(leapt: Log, stepped: Log) -> None:
     assert (rows["end"] == steps["end"][firsts[1:] - 1]).all()
     assert (np.repeat(rows["running"], rows["steps"]) == steps["running"]).all()
     assert rows["preempted"].sum() == steps["preempted"].sum()
+    assert expand_steps(leapt)["kv_blocks_used"].tolist() == steps["blocks_used"].tolist()
+    one, other = sums_of(leapt), sums_of(stepped)
+    for name in StepSums.__slots__:
+        assert isclose(getattr(one, name), getattr(other, name), rel_tol=1e-9), name
+
+
+def sums_of(log: Log) -> StepSums:
+    """Add up a log's steps, as the gauges of a summary do."""
+    sums = StepSums()
+    sums.add(log)
+    return sums
 
 
 def _unroll(log: Log) -> list[tuple[float, ...]]:

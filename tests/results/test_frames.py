@@ -3,20 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.core.log import Log
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.results.frames import expand_steps
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.support.engines import play
-from tests.support.logs import (
-    CLOCK,
-    LoggedRun,
-    add_step,
-    loads,
-    logged_runs,
-)
+from tests.support.logs import CLOCK, LoggedRun, loads, logged_runs
 
 
 @given(logged_runs(max_replicas=1))
@@ -40,16 +33,6 @@ def test_leaps_expand_to_the_steps_of_a_stepwise_run(
     leapt, _ = play(load, kind(BlockCounter(1000, 4), **options), CLOCK)
     stepwise, _ = play(load, kind(BlockCounter(1000, 4), **options), CLOCK, leap=False)
     one, other = expand_steps(leapt), expand_steps(stepwise)
-    for name in ("start", "duration", "running", "waiting", "decode_tokens", "context"):
+    times, gauges = ("start", "duration"), ("running", "waiting", "kv_blocks_used")
+    for name in (*times, *gauges, "decode_tokens", "context"):
         assert one[name].tolist() == other[name].tolist(), name
-
-
-def test_reserved_blocks_do_not_grow() -> None:
-    """Paged blocks grow evenly through a leap, never beyond the cache; contiguous ones stay."""
-    log = Log(num_blocks=6, block_size=2)
-    add_step(log, 0.0, 4.0, steps=4, decodes=2, blocks_used=4)
-    log.tick_ends.extend([1.0, 2.0, 3.0, 4.0])
-    assert expand_steps(log)["kv_blocks_used"].tolist() == [4, 5, 6, 6]
-    columns = expand_steps(log, contiguous=True)
-    assert columns["kv_blocks_used"].tolist() == [4, 4, 4, 4]
-    assert columns["kv_blocks_free"].tolist() == [2, 2, 2, 2]

@@ -158,17 +158,17 @@ def test_kv_gauges() -> None:
 
 
 def test_kv_gauges_grow_through_a_leap() -> None:
-    """In a leapt row blocks grow evenly with the tokens; reserved ones (contiguous) do not."""
+    """Steps of a leapt row count by their own time, each with the blocks that it has."""
     log = Log(num_blocks=10, block_size=4)
-    add_step(log, 0.0, 5.0, steps=5, decodes=2, wasted=2, blocks_used=4, kv_tokens=10)
-    log.tick_ends.extend([1.0, 2.0, 3.0, 4.0, 5.0])
+    add_step(log, 0.0, 7.0, steps=4, decodes=2, wasted=2, blocks_used=4, kv_tokens=10)
+    log.tick_ends.extend([1.0, 3.0, 4.0, 7.0])
+    log.leap_blocks.extend([0, 3, 1])
     gauges = summarize(make_workload([]), np.empty(0), [log])["headway"]
-    assert gauges["kv_cache_usage_mean"] == pytest.approx((4 + 5 + 6 + 7 + 8) / 50)
+    used = 4 * 1 + 4 * 2 + 7 * 1 + 8 * 3
+    assert gauges["kv_cache_usage_mean"] == pytest.approx(used / 70)
     assert gauges["kv_cache_usage_max"] == 0.8
-    assert gauges["memory_efficiency"] == pytest.approx((10 + 12 + 14 + 16 + 18) / (4 * 30))
-    gauges = summarize(make_workload([]), np.empty(0), [log], allocation="contiguous")["headway"]
-    assert gauges["kv_cache_usage_mean"] == pytest.approx(0.4)
-    assert gauges["kv_cache_usage_max"] == 0.4
+    stored = 10 * 1 + 12 * 2 + 14 * 1 + 16 * 3
+    assert gauges["memory_efficiency"] == pytest.approx(stored / (4 * used))
 
 
 def test_queue_depth() -> None:

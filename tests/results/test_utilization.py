@@ -37,6 +37,7 @@ def test_bandwidth_counts_weights_and_context() -> None:
     add_step(log, 0.0, 1.0, prefill_tokens=4)
     add_step(log, 1.0, 4.0, steps=3, decodes=2, wasted=1, context=10)
     log.tick_ends.extend([2.0, 3.0, 4.0])
+    log.leap_blocks.extend([0, 0])
     add_request(log, 0, ObservedRequest(0.0, 0.0, [1.0, 2.0, 3.0, 4.0]))
     load = make_workload([ObservedRequest(0.0, tokens=[0.0] * 4)])
     summary = summarize(load, np.zeros(1), [log], tensor_parallel_size=2, kv_cache_dtype="fp8")

@@ -43,7 +43,7 @@ class Ran(Record):
     """As much of a Result as the files need."""
 
     def __init__(self, load: Workload, sent: np.ndarray, logs: list[Log]) -> None:
-        engine = SimpleNamespace(reserves=False, scheduling_policy="fcfs")
+        engine = SimpleNamespace(scheduling_policy="fcfs")
         told = {"name": "näme", "seed": 0}
         scenario = SimpleNamespace(resolved=lambda: told, engine=engine, cluster=None)
         super().__init__(scenario, load, sent, logs, SimpleNamespace(cost=LinearCost(base=1.0)))
@@ -68,6 +68,7 @@ def ran() -> Ran:
     values = {"running": 1, "decodes": 1, "context": 6, "blocks_used": 2, "preempted": 1}
     add_step(log, 1.0, 3.0, steps=2, **values)
     log.tick_ends.extend([2.0, 3.0])
+    log.leap_blocks.append(0)
     add_run(log, 0, 1.0, 0, 2)
     for number in (2, 1, 0, 3):
         add_request(log, number, seen[number])

@@ -161,17 +161,19 @@ def _replica(draw) -> tuple[Log, list[dict]]:
             "preempted": draw(st.integers(0, 2)),
         }
         ends = (now + np.cumsum(durations)).tolist()
+        added = draw(st.lists(small, min_size=len(ends) - 1, max_size=len(ends) - 1))
         tick = leapt or draw(st.booleans())
         add_step(log, now, ends[-1], steps=len(ends), **row)
         for index, end in enumerate(ends):
             later = {
                 "context": row["context"] + index * (row["decodes"] + row["wasted"]),
                 "kv_tokens": row["kv_tokens"] + index * row["decodes"],
-                "blocks_used": row["blocks_used"] + index * (row["decodes"] + row["wasted"]) / 4,
+                "blocks_used": row["blocks_used"] + sum(added[:index]),
                 "preempted": 0 if index else row["preempted"],
             }
             begin = ends[index - 1] if index else now
             steps.append(row | later | {"start": begin, "end": end, "tick": tick})
+        log.leap_blocks.extend(added)
         if tick:
             log.tick_ends.extend(ends)
         now = ends[-1]

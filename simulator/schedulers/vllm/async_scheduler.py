@@ -35,6 +35,7 @@ class BatchInFlight:
 
     first_tokens: list[tuple[Request, _Run]] = field(default_factory=list)  # of runs of decodes
     ending: list[Request] = field(default_factory=list)  # who gets its last token
+    leap_blocks: list[int] | None = None  # that its repeats take; None: none was scheduled
 
 
 class AsyncRunning(RunningRequests):
@@ -106,6 +107,7 @@ class AsyncScheduler(Scheduler):
 
     def repeat(self, ticks: int) -> None:
         """Schedule the step just scheduled so many times more."""
+        self.in_flight[-1].leap_blocks = self._count_growth(ticks, skip=0)
         self.blocks.take_ticks(self.decodes, ticks)
         if self.prefill_interval is not None:
             self.prefill_interval.executed += ticks
@@ -136,6 +138,11 @@ class AsyncScheduler(Scheduler):
 
     def horizon(self, step: Step) -> int:
         return 1 if self.running.leaving else super().horizon(step)
+
+    def leap_blocks(self, ticks: int) -> list[int]:
+        # A failure cuts a leap short, also one whose repeats have not been told of yet.
+        scheduled = self.in_flight[0].leap_blocks
+        return self._count_growth(ticks, skip=0) if scheduled is None else scheduled[:ticks]
 
     def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
         """Deliver the tokens of the oldest batch in flight; return who finished."""

@@ -19,6 +19,7 @@ result is the same as that of vLLM's loop:
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from warnings import warn
 
 from simulator.core.decode_set import DecodeSet
@@ -523,6 +524,19 @@ class Scheduler:
     def repeat(self, ticks: int) -> None:
         """Schedule the step just scheduled so many times more; only where steps overlap."""
         raise NotImplementedError
+
+    def leap_blocks(self, ticks: int) -> list[int]:
+        """Count by how many blocks each repeat of the step to be committed adds to those in use."""
+        return self._count_growth(ticks, skip=1)
+
+    def _count_growth(self, ticks: int, skip: int) -> list[int]:
+        """Count the blocks that ticks take, `skip` ticks from now, beyond those reserved."""
+        blocks, taken = self.blocks, self.decodes.growth(ticks, skip)
+        spare = blocks.used - blocks.usable + blocks.free if blocks.reserved else 0
+        if not spare:
+            return taken
+        beyond = [max(sum_ - spare, 0) for sum_ in accumulate(taken, initial=0)]
+        return [later - before for before, later in pairwise(beyond)]
 
     # What is written down of a step.
 
