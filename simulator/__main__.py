@@ -1,10 +1,12 @@
 """Where the command `headway` begins, also `python -m simulator`.
 
 Ctrl-C is told in one line even while the command line itself is still being imported; see
-`simulator/cli/console.py` for later.
+`simulator/cli/console.py` for later. SIGTERM, by which `kill`, `timeout`, batch systems and
+containers end a command, is taken as Ctrl-C.
 """
 
 import os
+import signal
 import sys
 
 
@@ -12,6 +14,8 @@ def main() -> int:
     """Import the command line and run it; return the exit code."""
     _prepare_streams()
     try:
+        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # else whoever started us cares
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
         from simulator.cli.main import main as command
 
         return command()

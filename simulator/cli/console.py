@@ -1,8 +1,9 @@
 """Errors, warnings and Ctrl-C on stderr, each in a line, and exit codes.
 
-Ctrl-C comes up in four places. `simulator/__main__.py` catches it while the command line itself is
-imported. The loop of a run (`simulator/engine/drive.py`) ends on it, and `print_interrupted_run`
-says how far the run came. `headway sweep` says where it will go on. Everywhere else `main.py`
+SIGTERM is taken as Ctrl-C (`simulator/__main__.py`). It comes up in four places.
+`simulator/__main__.py` catches it while the command line itself is imported. The loop of a run
+(`simulator/engine/drive.py`) ends on it, and `print_interrupted_run` says how far the run came.
+`headway sweep` and `plan` say where they will go on. Everywhere else `main.py`
 catches it, says in one line what there is of the files, and gives exit code 130: files appear
 whole or not at all (`simulator/util/files.py`), and workers leave it to their parent
 (`simulator/util/workers.py`).
@@ -13,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator.util.errors import HeadwayWarning
@@ -73,6 +75,15 @@ def print_interrupt(what: str | None = None) -> int:
     """Say what came of an interrupted command, if not which files; return the exit code."""
     print(f"headway: interrupted; {what or _left_behind()}", file=sys.stderr)
     return INTERRUPTED
+
+
+def print_interrupted_runs(done: Path) -> int:
+    """Say of interrupted runs in which file those are that are done; return the exit code."""
+    return print_interrupt(
+        f"what is done is in {done}, and the same command goes on from there"
+        if done.exists()
+        else None
+    )
 
 
 def print_interrupted_run(result: "Result") -> int:

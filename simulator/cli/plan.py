@@ -5,6 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from simulator.cli.console import print_interrupted_runs
 from simulator.cli.options import (
     DEFAULT_SETTINGS,
     Quiet,
@@ -43,9 +44,11 @@ def plan(
     """Find the largest request rate under service levels, the fewest replicas, the cheapest fleet.
 
     Keys of the scenario's block `plan` stand where options are not given; without any bound,
-    99 % of the requests must keep the scenario's `goodput`.
+    99 % of the requests must keep the scenario's `goodput`. The same command goes on where an
+    earlier one was stopped.
     """
-    from simulator.planning.plan import find_best
+    from simulator.planning.journal import open_journal
+    from simulator.planning.plan import JOURNAL, find_best
     from simulator.planning.plan_report import plan_table, write_plan
     from simulator.planning.problem import PlanOptions, make_problem
     from simulator.simulation.write import check_folder
@@ -55,9 +58,17 @@ def plan(
     options = PlanOptions(slo, vary, fewest, cheapest, replications, tolerance)
     problem = make_problem(scenario, options, settings.overrides, settings.seed)
     folder = check_folder(out or Path("out") / f"{problem.name}-plan")
-    with use_backend("loky", jobs), search_progress(quiet) as progress:
-        candidates, best = find_best(problem, optuna, jobs, progress)
-    files = write_plan(problem, candidates, best, folder)
+    try:
+        with (
+            open_journal(folder / JOURNAL) as journal,
+            use_backend("loky", jobs),
+            search_progress(quiet) as progress,
+        ):
+            candidates, best = find_best(problem, optuna, jobs, progress, journal)
+            journal.check()
+            files = write_plan(problem, candidates, best, folder)
+    except KeyboardInterrupt:
+        return print_interrupted_runs(folder / JOURNAL)
     if not quiet:
         print(plan_table(problem, candidates, best))
         print(f"written to {folder}: {', '.join(file.name for file in files)}")

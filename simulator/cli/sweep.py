@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from simulator.cli.console import print_interrupt
+from simulator.cli.console import print_interrupted_runs
 from simulator.cli.options import (
     DEFAULT_SETTINGS,
     Quiet,
@@ -58,9 +58,7 @@ def sweep(
                 points, folder, jobs=jobs, backend=backend, address=address, progress=progress
             )
     except KeyboardInterrupt:
-        return print_interrupt(
-            f"what is done is in {folder / TABLE}, and the same command goes on from there"
-        )
+        return print_interrupted_runs(folder / TABLE)
     failed = 0
     for point, row in zip(points, rows, strict=True):
         if "error" in row:

@@ -20,6 +20,7 @@ from simulator.planning.design import (
     need_runnable,
 )
 from simulator.planning.intervals import Estimate
+from simulator.planning.journal import Journal, scenario_key
 from simulator.planning.problem import PlanOptions, PlanProblem, make_problem
 from simulator.planning.runs import MetricValues, Outcome, run_each
 from simulator.planning.search import PlannedRun, Search, SearchResult, Trial, interval
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 LOWER_LOADS = (0.125, 0.25, 0.5, 0.75)
 """Shares of the largest load that are run, too, for the front of speed against throughput."""
+JOURNAL = "runs.jsonl"
 BATCH = 4  # candidates that Optuna names at a time
 
 Progress = Callable[[int], None]
@@ -137,21 +139,23 @@ def find_best(
     optuna: int | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
+    journal: Journal | None = None,
 ) -> tuple[list[Candidate], Candidate]:
     """Search for every candidate, or for `optuna` of them; return them answered, and the best.
 
+    Runs that the journal has are not made again, and it gets those that are.
     Raises HeadwayError where none can be run, or none holds.
     """
     if optuna is None:
         design = factors(problem.axes)
         candidates = load_points(problem.path, design, problem.overrides, problem.seed, Candidate)
         need_runnable(candidates)
-        search_all(problem, candidates, jobs, progress)
+        search_all(problem, candidates, jobs, progress, journal)
     else:
-        candidates = search_by_optuna(problem, optuna, jobs, progress)
+        candidates = search_by_optuna(problem, optuna, jobs, progress, journal)
     best = choose_best(problem, candidates)
     if problem.key and not problem.high:
-        run_lower_loads(problem, candidates, jobs)
+        run_lower_loads(problem, candidates, jobs, journal)
     return candidates, best
 
 
@@ -160,6 +164,7 @@ def search_all(
     candidates: Sequence[Candidate],
     jobs: int | None = None,
     progress: Progress | None = None,
+    journal: Journal | None = None,
 ) -> None:
     """Search for every candidate, all at once; what is found is written into them."""
     active: list[tuple[Candidate, Search, list[PlannedRun]]] = []
@@ -169,7 +174,7 @@ def search_all(
             active.append((candidate, search, next(search)))
     while active:
         work = [(candidate, wanted) for candidate, _, runs in active for wanted in runs]
-        outcomes = iter(_run_all(problem, work, jobs))
+        outcomes = iter(_run_all(problem, work, jobs, journal))
         still = []
         for candidate, search, runs in active:
             results = [next(outcomes) for _ in runs]
@@ -190,7 +195,10 @@ def search_all(
 
 
 def run_lower_loads(
-    problem: PlanProblem, candidates: Sequence[Candidate], jobs: int | None = None
+    problem: PlanProblem,
+    candidates: Sequence[Candidate],
+    jobs: int | None = None,
+    journal: Journal | None = None,
 ) -> None:
     """Run every candidate that holds at lower loads, too, once each."""
     places = [
@@ -199,19 +207,44 @@ def run_lower_loads(
         if candidate.result.best is not None
         for share in LOWER_LOADS
     ]
-    outcomes = _run_all(problem, [(candidate, (at, 0)) for candidate, at in places], jobs)
+    work = [(candidate, (at, 0)) for candidate, at in places]
+    outcomes = _run_all(problem, work, jobs, journal)
     for (candidate, at), outcome in zip(places, outcomes, strict=True):
         if not outcome.errors:
             candidate.lower_loads.append(Trial(at, [outcome.values]))
 
 
 def _run_all(
-    problem: PlanProblem, work: Sequence[tuple[Candidate, PlannedRun]], jobs: int | None
+    problem: PlanProblem,
+    work: Sequence[tuple[Candidate, PlannedRun]],
+    jobs: int | None,
+    journal: Journal | None,
 ) -> list[Outcome]:
     """Make the runs. What they warn of was told when the candidates were loaded."""
     tasks = [problem.settings(candidate.varied, wanted) for candidate, wanted in work]
-    outcomes = dict(run_each(partial(_measure, problem), tasks, jobs))
-    return [outcomes[index] for index in range(len(tasks))]
+    keys = [None if journal is None else _key(problem, task) for task in tasks]
+    outcomes: dict[int, Outcome] = {}
+    if journal is not None:
+        known = {key: Outcome(row) for key, row in journal.known.items()}
+        outcomes = {k: known[key] for k, key in enumerate(keys) if key in known}
+    missing = [k for k in range(len(tasks)) if k not in outcomes]
+    measured = run_each(partial(_measure, problem), [tasks[k] for k in missing], jobs)
+    for index, outcome in measured:
+        k = missing[index]
+        outcomes[k] = outcome
+        if journal is not None and (key := keys[k]) is not None and not outcome.errors:
+            journal.append(key, outcome.values)
+    return [outcomes[k] for k in range(len(tasks))]
+
+
+def _key(problem: PlanProblem, settings: Sequence[tuple[str, str]]) -> str | None:
+    """Tell whether two runs are the same, and measured alike; None of one that cannot be loaded."""
+    try:
+        scenario = load_scenario(problem.path, problem.overrides, vary=settings)
+    except HeadwayError:
+        return None
+    asked = {slo.percentile for slo in problem.criteria.slos if slo.percentile is not None}
+    return scenario_key(scenario, "plan", sorted(asked))
 
 
 def _measure(problem: PlanProblem, settings: Sequence[tuple[str, str]]) -> MetricValues:
@@ -255,7 +288,11 @@ def _none_holds(problem: PlanProblem, candidates: Sequence[Candidate]) -> str:
 
 
 def search_by_optuna(
-    problem: PlanProblem, trials: int, jobs: int | None = None, progress: Progress | None = None
+    problem: PlanProblem,
+    trials: int,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    journal: Journal | None = None,
 ) -> list[Candidate]:
     """Search among the combinations by Optuna's TPE; return those it tried, answered.
 
@@ -286,7 +323,7 @@ def search_by_optuna(
                 )
                 tried[values] = candidate
                 fresh.append(candidate)
-        search_all(problem, fresh, jobs, progress)
+        search_all(problem, fresh, jobs, progress, journal)
         for trial, values in zip(asked, chosen, strict=True):
             study.tell(trial, _objective(tried[values], problem))
     return list(tried.values())

@@ -4,12 +4,11 @@ What is done stands in a journal beside the table, so that a sweep that was stop
 it was: a point is known by the whole of its scenario.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from simulator.planning.design import (
     load_points,
     need_runnable,
 )
+from simulator.planning.journal import Journal, Row, open_journal, run_key, scenario_key
 from simulator.planning.runs import MetricValues, encode_csv, metric_values, run_each, warn_once
 from simulator.scenario.load import load_scenario, load_sweep
 from simulator.scenario.planning_config import SweepConfig
@@ -29,8 +29,6 @@ from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
-from simulator.util.json_text import parse_json
-from simulator.util.version import __version__
 from simulator.util.workers import use_backend
 
 if TYPE_CHECKING:
@@ -38,9 +36,6 @@ if TYPE_CHECKING:
 
 TABLE, JOURNAL = "results.csv", "points.jsonl"
 PAUSE = 10.0  # s between two writings of the table while the sweep runs
-
-Row = dict[str, Any]
-"""A point's numbers by name, or {"error": what was wrong}."""
 
 
 def load_sweep_points(
@@ -91,16 +86,28 @@ def run_sweep(
     """Run the points that `out` does not have yet; return a row for each, in their order.
 
     Writes `results.csv` (now and then, and at the end) and the journal, one line for each point
-    as it gets done. `progress(done, total)` is called with every one.
+    as it gets done. `progress(done, total)` is called with every one. HeadwayError where another
+    sweep or plan is writing to `out`, or `out` vanishes.
     """
-    journal = out / JOURNAL
-    known = read_journal(journal)
+    with open_journal(out / JOURNAL) as journal:
+        workers = use_backend(backend, jobs, address)
+        return _run_missing(points, journal, workers, jobs, progress)
+
+
+def _run_missing(
+    points: Sequence[DesignPoint],
+    journal: Journal,
+    workers: AbstractContextManager[None],
+    jobs: int | None,
+    progress: Callable[[int, int], None] | None,
+) -> list[Row]:
+    """Run the points that the journal does not have; return a row for each point."""
     keys = [_key(point) for point in points]
     rows: dict[str, Row] = {}
     tasks: dict[str, Scenario] = {}  # equal points run once
     for key, point in zip(keys, points, strict=True):
-        if key in known:
-            rows[key] = known[key]
+        if key in journal.known:
+            rows[key] = journal.known[key]
         elif point.scenario is None:
             rows[key] = {"error": point.error}
         else:
@@ -108,74 +115,46 @@ def run_sweep(
 
     def save() -> list[Row]:
         table = [rows.get(key, {}) for key in keys]
-        write_table(out / TABLE, points, table)
+        journal.check()  # else a folder taken away would come back with the table alone
+        write_table(journal.path.parent / TABLE, points, table)
         return table
 
-    table = save()
     if progress is not None:
         progress(len(keys) - len(tasks), len(keys))
     if not tasks:
-        return table
+        return save()
     warned: set[str] = set()
-    written = monotonic()
     names = list(tasks)
-    try:
-        with use_backend(backend, jobs, address), journal.open("ab") as file:
+    with workers:
+        save()
+        written = monotonic()
+        try:
             for index, outcome in run_each(_measure, list(tasks.values()), jobs):
                 name = names[index]
                 if outcome.errors:  # what failed is tried again next time
                     rows[name] = {"error": outcome.error}
                 else:
                     rows[name] = {**outcome.values}
-                    line = json.dumps({"point": name, "row": rows[name]})
-                    file.write(line.encode() + b"\n")
-                    file.flush()
+                    journal.append(name, rows[name])
                 warn_once(outcome.warned, warned)
                 if progress is not None:
                     progress(sum(key in rows for key in keys), len(keys))
                 if monotonic() - written > PAUSE:
                     save()
                     written = monotonic()
-    finally:
-        table = save()
+        finally:
+            table = save()
     return table
 
 
 def _key(point: DesignPoint) -> str:
-    """Tell whether two points are the same run: by the version and the whole scenario."""
-    what: Any = point.varied
-    if point.scenario is not None:
-        what = [str(point.scenario.folder.resolve()), point.scenario.resolved()]
-    text = json.dumps([__version__, what], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:24]
+    """Tell whether two points are the same run."""
+    return run_key(point.varied) if point.scenario is None else scenario_key(point.scenario)
 
 
 def _measure(scenario: Scenario) -> MetricValues:
     """Run one point, in a worker."""
     return metric_values(run(scenario).summary())
-
-
-def read_journal(path: Path) -> dict[str, Row]:
-    """Read the rows by point; a last line that a kill cut short is taken out of the file."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise HeadwayError(f"{path}: cannot read: {error.strerror}") from error
-    whole = data[: data.rfind(b"\n") + 1]
-    rows: dict[str, Row] = {}
-    for number, line in enumerate(whole.splitlines(), 1):
-        try:
-            entry = parse_json(line)
-            rows[entry["point"]] = dict(entry["row"])
-        except (ValueError, KeyError, TypeError):
-            raise HeadwayError(
-                f"{path}:{number}: is no line of a sweep; take it out, or the whole file"
-            ) from None
-    if len(whole) < len(data):
-        write_atomic(path, whole)
-    return rows
 
 
 def write_table(path: Path, points: Sequence[DesignPoint], rows: Sequence[Row]) -> None:

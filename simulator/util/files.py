@@ -1,8 +1,12 @@
-"""Files appear whole or not at all: written under another name first, renamed at the end."""
+"""Files appear whole or not at all: they get their names when all of them are complete.
+
+Until then they have none where the system can do that (Linux), so that a kill leaves nothing
+behind; elsewhere they are hidden files in the folder.
+"""
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,6 +18,7 @@ Contents = bytes | Writer
 
 WRITTEN_FILES: list[Path] = []
 """What this command has written: an interrupt tells it."""
+OPEN_FILES = Path("/proc/self/fd")  # by number: through it a file without a name gets one
 
 
 def check_target(source: Path, target: Path) -> None:
@@ -50,14 +55,25 @@ def write_together(folder: Path, files: Mapping[str, Contents]) -> list[Path]:
     targets = [folder / name for name in files]
     drafts = [folder / f".{name}.{os.getpid()}.tmp" for name in files]
     made: list[Path] = []
+    unnamed: list[tuple[int, Path]] = []
     current = folder
     try:
-        made = _make_folders(folder)
+        there = _nearest_folder(folder)
         for current, draft, contents in zip(targets, drafts, files.values(), strict=True):
             if current.is_dir():
                 raise IsADirectoryError(None, "is a folder")
-            with draft.open("wb") as file:
+            number = _open_unnamed(there)
+            if number is None:
+                made += make_folders(folder)
+            else:
+                unnamed.append((number, draft))
+            with draft.open("wb") if number is None else os.fdopen(os.dup(number), "wb") as file:
                 file.write(contents) if isinstance(contents, bytes) else contents(file)
+        current = folder
+        made += make_folders(folder)
+        for number, draft in unnamed:
+            draft.unlink(missing_ok=True)  # of a process killed here that had our number
+            _give_name(number, draft)
         for current, draft in zip(targets, drafts, strict=True):
             draft.replace(current)
         WRITTEN_FILES.extend(targets)
@@ -66,10 +82,40 @@ def write_together(folder: Path, files: Mapping[str, Contents]) -> list[Path]:
         if isinstance(error, OSError):
             raise HeadwayError(f"{current}: cannot write: {error.strerror or error}") from error
         raise
+    finally:
+        for number, _ in unnamed:
+            os.close(number)
     return targets
 
 
-def _make_folders(folder: Path) -> list[Path]:
+def _nearest_folder(folder: Path) -> Path:
+    """Give the folder, or where it is missing the one above it in which it will be made."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise NotADirectoryError(None, "is not a folder")
+    return there
+
+
+def _open_unnamed(folder: Path) -> int | None:
+    """Open a file without a name on the disk of a folder; None: the system cannot do that."""
+    if not hasattr(os, "O_TMPFILE") or not OPEN_FILES.exists():
+        return None
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o666)
+    except OSError:  # whatever it is, files with names meet it too and tell it
+        return None
+
+
+def _give_name(number: int, path: Path) -> None:
+    """Give an open file without a name one."""
+    links = os.open(OPEN_FILES, os.O_RDONLY)
+    try:  # relative to a folder: else Python's `os.link` would link the symbolic link itself
+        os.link(str(number), path, src_dir_fd=links, follow_symlinks=True)
+    finally:
+        os.close(links)
+
+
+def make_folders(folder: Path) -> list[Path]:
     """Make a folder and those above it; return the ones that were missing, outermost first."""
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(None, "is not a folder")
@@ -86,6 +132,42 @@ def _roll_back(drafts: list[Path], made: list[Path]) -> None:
     for path in reversed(made):
         with suppress(OSError):
             path.rmdir()
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Make a folder and keep other commands that lock it out; take it back if it stays empty.
+
+    The lock is the system's, so it ends with this process however that ends. Where the system
+    has none (Windows, some network disks) nobody is kept out. HeadwayError if another has it.
+    """
+    try:
+        made = make_folders(folder)
+        number = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise HeadwayError(f"{folder}: cannot write: {error.strerror or error}") from error
+    try:
+        _lock(number, folder)
+        yield
+    finally:
+        os.close(number)
+        _roll_back([], made)  # folders that are not empty stay
+
+
+def _lock(number: int, folder: Path) -> None:
+    """Lock an open folder."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise HeadwayError(
+            f"{folder}: another sweep or plan is writing there; wait for it, or give another --out"
+        ) from None
+    except OSError:
+        return  # a disk without locks
 
 
 def resolve(path: str | Path, folder: Path) -> Path:

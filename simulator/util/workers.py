@@ -1,7 +1,8 @@
 """A function over many items on all cores, or on a Dask or Ray cluster, through joblib.
 
 A worker that dies takes nothing along: what it had in hand is done again by others. Only an item
-that kills its worker even when it runs by itself is given up.
+that kills its worker even when it runs by itself is given up. A worker whose parent dies, however
+it does, ends within LOOK_PARENT seconds.
 """
 
 import logging
@@ -9,15 +10,19 @@ import os
 import signal
 import socket
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from simulator.util.errors import HeadwayError, one_line
 
 BACKENDS = ("loky", "dask", "ray")
+LOOK_PARENT = 0.5  # s between two looks at whether a worker's parent lives
+LOOPBACK = "127.0.0.1"  # where a cluster that is started here listens
 TIMEOUT = 5.0  # s to wait for a cluster's address to answer
 NOT_INSTALLED = "--backend {name}: needs {package}; pip install headway[{name}]"
 
@@ -82,10 +87,15 @@ def _run_batch(
     from joblib import Parallel, delayed
 
     parallel = Parallel(
-        n_jobs=_jobs(jobs), batch_size=1, pre_dispatch="2 * n_jobs", return_as="generator_unordered"
+        n_jobs=_jobs(jobs),
+        batch_size=1,
+        pre_dispatch="2 * n_jobs",
+        return_as="generator_unordered",
+        **_watching(),
     )
+    call = delayed(partial(_numbered, os.getpid(), function))
     with _without_interrupts():
-        outcomes = parallel(delayed(_numbered)(function, index, items[index]) for index in chosen)
+        outcomes = parallel(call(index, items[index]) for index in chosen)
     try:
         for outcome in outcomes:  # noqa: UP028  # `yield from` would close them with a warning
             yield outcome
@@ -112,7 +122,40 @@ def _without_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _numbered(function: Callable[[T], R], index: int, item: T) -> tuple[int, R]:
+def _watching() -> dict[str, Any]:
+    """Have loky's workers watch this process from their start: they may never get an item."""
+    from joblib.parallel import get_active_backend
+
+    backend, _ = get_active_backend()
+    loky = type(backend).__name__ == "LokyBackend"
+    if not loky or "initializer" in backend.backend_kwargs:  # a user's own; then with an item
+        return {}
+    return {"initializer": _watch_parent, "initargs": (os.getpid(), True)}
+
+
+def _watch_parent(parent: int, is_parent: bool = False) -> None:
+    """End this process soon after the one that made it ends, which may be killed without a word.
+
+    Else it would wait five minutes for items, and keep open what it was given, stderr for one.
+    Nothing where `parent` did not make it, as on another machine, unless `is_parent` says so.
+    """
+    if _watched or (os.getppid() != parent and not is_parent):
+        return
+    _watched.append(parent)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_PARENT)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch-parent", daemon=True).start()
+
+
+_watched: list[int] = []  # the parent of this process, if it is a worker that watches
+
+
+def _numbered(parent: int, function: Callable[[T], R], index: int, item: T) -> tuple[int, R]:
+    _watch_parent(parent)
     return index, function(item)
 
 
@@ -190,6 +233,8 @@ def _ray(jobs: int | None, address: str | None) -> Iterator[None]:
     if address is not None:
         _check_address(address)
     local: dict[str, Any] = {"num_cpus": jobs or os.cpu_count(), "include_dashboard": False}
+    local["_node_ip_address"] = LOOPBACK  # else it listens to the whole network
+    on_term = signal.getsignal(signal.SIGTERM)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of accelerators that are not there
         try:
@@ -201,6 +246,8 @@ def _ray(jobs: int | None, address: str | None) -> Iterator[None]:
             )
         except Exception as error:
             raise _unreachable("ray", address, error) from error
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, on_term)  # Ray's own ends this process without a word
     register_ray()  # type: ignore[no-untyped-call, unused-ignore]
     # Ray's backend is joblib's multiprocessing one and can return as a generator; it has only
     # not said so (ray 2.60).

@@ -1,6 +1,7 @@
 """Ctrl-C, whenever it comes: one line, exit code 130, no half-written file."""
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -104,3 +105,49 @@ def test_an_interrupted_sweep_says_where_it_goes_on(capsys, monkeypatch):
         "headway: interrupted; what is done is in out/small-sweep/results.csv, and the same "
         "command goes on from there\n"
     )
+
+
+TERMINATED = """
+import os, signal
+class Terminated:
+    def key(self, request):
+        if request.id == 20:
+            os.kill({pid}, signal.SIGTERM)
+        return request.arrival
+"""
+
+
+@pytest.mark.parametrize(
+    ("verb", "pid", "told"),
+    [
+        ("run", "os.getpid()", r"interrupted at \d\.\d s of .*; no file was written"),
+        (
+            "sweep",
+            "os.getppid()",
+            r"interrupted; what is done is in out/small-sweep/results.csv, and the same command "
+            r"goes on from there",
+        ),
+    ],
+)
+def test_a_sigterm_is_taken_as_an_interrupt(folder, verb, pid, told):
+    """Of `run` in its loop; of `sweep` to the parent, whose workers end with it."""
+    (folder / "stopping.py").write_text(TERMINATED.format(pid=pid))
+    policy = ["--set", "engine.scheduling_policy=stopping:Terminated"]
+    more = ["--vary", "seed=1,2,3,4,5,6,7,8", "--jobs", "2"] if verb == "sweep" else []
+    command = [sys.executable, "-m", "simulator", verb, "small.yaml", *policy, *more]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 130
+    assert ended.stdout == ""
+    assert re.fullmatch(f"headway: {told}\n", ended.stderr)
+
+
+def test_a_sweep_of_which_nothing_is_there_says_so(capsys, monkeypatch):
+    """As while a cluster starts."""
+
+    def stop(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simulator.planning.sweep.use_backend", stop)
+    assert main(["sweep", "small.yaml", "--vary", "seed=1,2"]) == 130
+    assert capsys.readouterr().err == "headway: interrupted; no file was written\n"
+    assert not Path("out").exists()

@@ -127,3 +127,50 @@ def test_none_may_be_the_fewest(tmp_path: Path):
         more = "cluster.groups.new.replicas=0..8"
         found.append(int(plan(path, ["p99_ttft_ms<=20000"], fewest=more, jobs=1)["at"].iloc[0]))
     assert found == [0, 1]
+
+
+def test_a_plan_that_was_stopped_goes_on_where_it_was(
+    scenario: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Stopped after five runs; what is done then is not run again, and the answer is the same."""
+    out, whole = scenario.parent / "out", scenario.parent / "whole"
+    args = ["plan", str(scenario), "--slo", "mean_ttft_ms<=1500", "--tolerance", "0.2"]
+    args += ["--vary", "engine.max_num_seqs=1,2", "--set", "workload.num_prompts=40", "--jobs", "1"]
+    made: list[object] = []
+    stop_after = 5
+
+    def each(function, items, jobs=None):
+        for number, item in enumerate(items):
+            if len(made) == stop_after:
+                raise KeyboardInterrupt
+            made.append(item)
+            yield number, function(item)
+
+    monkeypatch.setattr("simulator.planning.runs.parallel_map", each)
+    assert main([*args, "--out", str(out)]) == 130
+    assert capsys.readouterr().err == (
+        f"headway: interrupted; what is done is in {out}/runs.jsonl, and the same command goes on "
+        "from there\n"
+    )
+    assert [path.name for path in out.iterdir()] == ["runs.jsonl"]
+    stop_after = -1
+    assert main([*args, "--out", str(out)]) == 0
+    first = made[:]
+    made.clear()
+    assert main([*args, "--out", str(whole)]) == 0
+    assert first == made  # each was made once, in the same order
+    for name in ("plan.json", "plan.csv", "runs.csv", "best.yaml"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+    made.clear()
+    assert main([*args, "--out", str(out)]) == 0
+    assert made == []
+    other = [arg.replace("mean_ttft_ms<=1500", "p97_ttft_ms<=9000") for arg in args]
+    assert main([*other, "--out", str(out)]) == 0  # other percentiles are other numbers
+    assert made
+
+
+def test_a_plan_that_makes_no_run_leaves_nothing(scenario: Path):
+    out = scenario.parent / "out"
+    args = ["--slo", "p99_ttft_ms<=1", "--vary", "engine.max_num_seqs=5000,6000", "--jobs", "1"]
+    assert main(["plan", str(scenario), *args, "--out", str(out)]) == 2
+    assert not out.exists()

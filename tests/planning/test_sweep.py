@@ -2,6 +2,7 @@
 
 import csv
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,11 +16,13 @@ from hypothesis import strategies as st
 
 from simulator import load_scenario, sweep
 from simulator.cli.main import main
+from simulator.planning.journal import read_journal
 from simulator.planning.runs import metric_values
-from simulator.planning.sweep import load_sweep_points, read_journal, run_sweep
+from simulator.planning.sweep import load_sweep_points, run_sweep
 from simulator.scenario.planning_config import SpreadConfig
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
+from simulator.util.files import lock_folder
 from simulator.util.workers import parallel_map, use_backend
 
 SMALL = """
@@ -286,3 +289,54 @@ def test_a_damaged_journal_is_told_by_its_line(small: Path):
     journal.write_text("what?\n" + journal.read_text())
     with pytest.raises(HeadwayError, match=r"points.jsonl:1: is no line of a sweep"):
         run_sweep(points, out, jobs=1)
+
+
+def test_two_sweeps_into_one_folder_are_refused(small: Path, capsys: pytest.CaptureFixture[str]):
+    out = small.parent / "out"
+    command = ["sweep", str(small), "--vary", "seed=1,2", "--jobs", "1", "--out", str(out)]
+    with lock_folder(out):
+        assert main(command) == 2
+    assert capsys.readouterr().err == (
+        f"headway: error: {out}: another sweep or plan is writing there; wait for it, or give "
+        "another --out\n"
+    )
+    assert main(command) == 0
+
+
+@pytest.mark.parametrize("what", ["removed", "renamed", "emptied", "replaced"])
+def test_a_folder_that_vanishes_is_told(
+    small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str
+):
+    """After the first of three points; it does not come back with a part of the table."""
+    out = small.parent / "out"
+
+    def each(function, items, jobs=None):
+        for number, item in enumerate(items):
+            if number == 1:
+                if what == "renamed":
+                    out.rename(small.parent / "elsewhere")
+                elif what == "emptied":
+                    (out / "points.jsonl").unlink()
+                else:
+                    shutil.rmtree(out)
+                if what == "replaced":
+                    out.mkdir()
+                    (out / "theirs").touch()
+            yield number, function(item)
+
+    monkeypatch.setattr("simulator.planning.runs.parallel_map", each)
+    command = ["sweep", str(small), "--vary", "seed=1,2,3", "--jobs", "1", "--out", str(out)]
+    assert main(command) == 2
+    assert capsys.readouterr().err == (
+        f"headway: error: {out}/points.jsonl: was taken away or replaced while runs were written "
+        "down there; stopped\n"
+    )
+    left = [path.name for path in out.iterdir()] if out.exists() else None
+    assert left == {"emptied": ["results.csv"], "replaced": ["theirs"]}.get(what)
+
+
+def test_a_backend_that_does_not_start_leaves_nothing(small: Path):
+    out = small.parent / "out"
+    args = ["--vary", "seed=1,2", "--backend", "dask", "--address", "nowhere", "--out", str(out)]
+    assert main(["sweep", str(small), *args]) == 2
+    assert not out.exists()

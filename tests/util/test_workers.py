@@ -6,6 +6,8 @@ That this holds on every backend is seen in tests/planning/test_sweep.py, where 
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 
 import joblib
@@ -39,6 +41,31 @@ def test_workers_leave_an_interrupt_to_their_parent():
     with use_backend("loky", 2):
         assert dict(parallel_map(heard, range(4), 2)) == dict.fromkeys(range(4), False)
     assert signal.getsignal(signal.SIGINT) == before != signal.SIG_IGN
+
+
+BUSY_AND_IDLE = """
+import os, sys, time
+from simulator.util.workers import parallel_map, use_backend
+
+def work(number):
+    if number:
+        time.sleep(600)
+    return os.getpid()
+
+with use_backend("loky", 2):
+    for number, pid in parallel_map(work, [0, 1], 2):
+        print(pid, flush=True)
+"""
+
+
+def test_workers_end_with_a_parent_that_is_killed():
+    """One is busy, one waits for items; both would hold the pipes open, the latter for minutes."""
+    pipe = subprocess.PIPE
+    parent = subprocess.Popen([sys.executable, "-c", BUSY_AND_IDLE], stdout=pipe, stderr=pipe)
+    assert parent.stdout is not None
+    assert int(parent.stdout.readline())  # both have begun
+    parent.kill()
+    parent.communicate(timeout=20)  # raises where a worker still holds a pipe
 
 
 @pytest.mark.filterwarnings("always")
