@@ -120,8 +120,6 @@ class DecodeSet:
         """Blocks that `ticks` ticks take, beginning `skip` ticks from now."""
         size, phases = self.block_size, self.phases
         first = self.tick + skip
-        if ticks == 1:
-            return phases[first % size]
         rounds, rest = divmod(ticks, size)
         total = rounds * self.count
         for tick in range(first, first + rest):

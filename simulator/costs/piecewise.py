@@ -182,7 +182,9 @@ class PiecewiseCost(Fitted):
             seconds = self._mixed_seconds(step)
         else:
             seconds = self._verify_seconds(step) if step.drafts else self.leap(step, 1)[0]
-        return self.with_copies(seconds, step) if step.copies else seconds
+        if step.outgoing or step.incoming or step.loads:
+            return self.with_copies(seconds, step)
+        return seconds
 
     def _mixed_seconds(self, step: Step) -> float:
         """Give the time of a step with prompts, without swaps."""
@@ -255,6 +257,9 @@ class PiecewiseCost(Fitted):
         fixed = self._decode_seconds(count) + self.overhead_per_sequence * count
         floor = self.decode_per_sequence * count
         slope = self.decode_per_context
+        if repeats == 1 and not self.window:
+            found = [fixed + max(slope * first, floor)]
+            return self._with_host(found, count) if self._has_host_work else found
         contexts = range(first, first + repeats * count, count)
         if self.window:
             most, wide = self.window * count, self.decode_per_window

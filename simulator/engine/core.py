@@ -21,6 +21,9 @@ ScheduledStep = tuple[Step, tuple[int, ...]]
 class Loop(Protocol):
     """Lets engine cores schedule, as an engine core sees it."""
 
+    cancels: bool
+    """Cores have requests to let go when the step in flight ends."""
+
     def arrived(self, core: "EngineCore", *, changes: bool) -> None:
         """Wake up for a new request; `changes`: the next step may differ for it."""
 
@@ -97,7 +100,7 @@ class EngineCore:
     def execute(self, scheduled: ScheduledStep, start: float) -> list[float]:
         """Say when the step just scheduled and its sure repeats end, if it begins at `start`."""
         leaper, step = self.leaper, scheduled[0]
-        if leaper is None or (repeats := self.scheduler.horizon(step)) == 1:
+        if leaper is None or step.prefills or (repeats := self.scheduler.horizon(step)) == 1:
             return [start + self.executor.execute(step)]
         return list(accumulate(leaper.leap(step, repeats), initial=start))[1:]
 
@@ -110,9 +113,9 @@ class EngineCore:
         log.step_rows += pack_step(start, ends[-1], len(ends), *row)
         if scheduler.overlaps:
             log.decided.append(decided)
-        if step.copies:
+        if step.outgoing or step.incoming or step.loads:
             log.record_swaps(start, step)
-        if step.decodes > len(step.singles or ()):
+        if step.decodes and (step.singles is None or step.decodes > len(step.singles)):
             log.tick_ends.extend(ends)
             if len(ends) > 1:
                 log.leap_blocks.extend(scheduler.leap_blocks(len(ends) - 1))
@@ -160,6 +163,7 @@ class EngineCore:
         """Let a request go at the end of the step in flight."""
         if self.loop.computes(self):
             self.cancelled[request] = None
+            self.loop.cancels = True
             self.wake()
         else:
             self.scheduler.cancel(request)

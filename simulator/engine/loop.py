@@ -91,10 +91,12 @@ class EngineLoop(ABC):
         self.batch_queue: deque[InFlight] = deque()
         self.batch_queue_size = 2 if cores[0].scheduler.overlaps else 1
         self._timer = timer(self)
+        self._set_timer = self._timer.set
         self._due = -1.0  # when it is to go on, or just has; -1: it rests
         self._leaping = False  # repeats of the last step in flight may still be called off
         self._pausing = False
         self._starved = False  # the last step was empty
+        self.cancels = False  # requests of some core leave when the step in flight ends
         for core in cores:
             core.loop = self
 
@@ -153,25 +155,22 @@ class EngineLoop(ABC):
 
     def _sleep(self, when: float) -> None:
         self._due = when
-        self._timer.set(when)
+        self._set_timer(when)
 
     def end_steps(self, now: float) -> None:
         """Take in the outcome of the steps that are over."""
         queue = self.batch_queue
-        while queue:
-            scheduled, decided, start, ends = queue[0]
-            if ends[-1] > now:
-                break
-            queue.popleft()
+        while queue and queue[0][3][-1] <= now:
+            scheduled, decided, start, ends = queue.popleft()
             self.commit(scheduled, decided, start, ends)
-        for core in self.cores:
-            if core.cancelled:
+        if self.cancels:
+            self.cancels = False
+            for core in self.cores:
                 core.drop_cancelled()
 
     def begin_steps(self, now: float) -> None:
         """Schedule as many batches as may be in flight, or rest."""
         self._pausing = False
-        queue = self.batch_queue
         if self._leaping:
             self._end_leap()
         if self._starved:
@@ -179,9 +178,9 @@ class EngineLoop(ABC):
             if any(core.scheduler.running or core.scheduler.waiting for core in self.cores):
                 self._pause(now)
                 return
-        size = self.batch_queue_size
+        queue, size = self.batch_queue, self.batch_queue_size
         start = queue[-1][3][-1] if queue else now
-        for _ in range(size - len(queue)):
+        while len(queue) < size:
             scheduled = self.schedule(now)
             if scheduled is None:
                 self._rest(now)
@@ -193,7 +192,8 @@ class EngineLoop(ABC):
                 self._sleep(ends[-size])
                 return
             start = ends[0]
-        self._sleep(queue[0][3][-1])
+        self._due = when = queue[0][3][-1]
+        self._set_timer(when)
 
     def _end_leap(self) -> None:
         """Let the schedulers, where they schedule ahead, know of all steps of a leap."""

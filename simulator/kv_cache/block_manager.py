@@ -110,16 +110,16 @@ class BlockCounter:
 
     def extend(self, request: Request, tokens: int) -> None:
         """Let a running request's table hold `tokens` tokens in all."""
-        self.take(self.taken(request, tokens))
+        size = self.block_size
+        self.free -= -(-tokens // size) - -(-request.computed // size)
         request.computed = tokens
 
     def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
         """Take what `ticks` ticks need, beginning `skip` ticks from now."""
-        self.take(decodes.blocks(ticks, skip))
-
-    def take(self, count: int) -> None:
-        """Take free blocks."""
-        self.free -= count
+        if ticks == 1:
+            self.free -= decodes.phases[(decodes.tick + skip) % self.block_size]
+        else:
+            self.free -= decodes.blocks(ticks, skip)
 
     def register_last(self, request: Request) -> None:
         """Let others find the request's last full block, now that all its tokens are known."""
@@ -136,6 +136,25 @@ class BlockCounter:
         self.unreserve(request)
         self.free += -(-request.computed // self.block_size)
         request.computed = 0
+
+
+class EvictingCounter(BlockCounter):
+    """Free blocks as a number, of which some are cached: whoever takes them may have to evict."""
+
+    def take(self, count: int) -> None:
+        """Take free blocks; the cache loses those of its own among them."""
+        raise NotImplementedError
+
+    def extend(self, request: Request, tokens: int) -> None:
+        size = self.block_size
+        self.take(-(-tokens // size) - -(-request.computed // size))
+        request.computed = tokens
+
+    def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
+        if ticks == 1:
+            self.take(decodes.phases[(decodes.tick + skip) % self.block_size])
+        else:
+            self.take(decodes.blocks(ticks, skip))
 
 
 class BlockManager(BlockCounter):

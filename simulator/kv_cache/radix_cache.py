@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from simulator.core.request import Request
-from simulator.kv_cache.block_manager import BlockCounter
+from simulator.kv_cache.block_manager import EvictingCounter
 
 Piece = tuple[Hashable, int, int]
 """A run of tokens: name, number of the first, how many."""
@@ -34,7 +34,7 @@ class Node:
     children: dict[tuple[Piece, ...], "Node"] = field(default_factory=dict)
 
 
-class RadixCache(BlockCounter):
+class RadixCache(EvictingCounter):
     """Blocks of `block_size` tokens (SGLang's page_size) under a radix tree.
 
     `free` counts what may be had: blocks of nobody and those that may be evicted. `missing` and

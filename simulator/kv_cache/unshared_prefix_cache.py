@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.core.request import Request
-from simulator.kv_cache.block_manager import BlockCounter
+from simulator.kv_cache.block_manager import EvictingCounter
 
 Part = tuple[int, int]
 """Successive blocks of a table: the number of the first, and the one after the last."""
@@ -27,7 +27,7 @@ class FreedBlocks:
     """Of two blocks with the same tokens, since one was computed again, the lower one is found."""
 
 
-class UnsharedPrefixCache(BlockCounter):
+class UnsharedPrefixCache(EvictingCounter):
     """Blocks without names, of which a preempted request finds its own again."""
 
     ordered = True
@@ -70,9 +70,10 @@ class UnsharedPrefixCache(BlockCounter):
         self.extend(request, tokens)
 
     def extend(self, request: Request, tokens: int) -> None:
-        super().extend(request, tokens)
-        known = min(tokens, request.known - request.unknown)
-        self._full[request] = known // self.block_size
+        size = self.block_size
+        self.take(-(-tokens // size) - -(-request.computed // size))
+        request.computed = tokens
+        self._full[request] = min(tokens, request.known - request.unknown) // size
 
     def register_last(self, request: Request) -> None:
         self._full[request] = request.computed // self.block_size
