@@ -98,16 +98,16 @@ def fit_rows(rows: Sequence[Row], clock: str = "cpu", sizes: Sequence[int] = ())
     host = float(np.median([row.host_s for row in rows if row.kind not in SWAPS]))
     judged = _fit(seen, host, sizes)
     held_out = {
-        kind: errors_on(judged, [s for s in unseen if s.row.kind == kind])
+        kind: judge(judged, [s for s in unseen if s.row.kind == kind])
         for kind in sorted({s.row.kind for s in unseen})
     }
     if unseen:
-        held_out["all"] = errors_on(judged, unseen)
+        held_out["all"] = judge(judged, unseen)
     cost = _fit(samples, host, sizes)
     out, back = (_fit_swap([row for row in rows if row.kind == kind]) for kind in SWAPS)
     cost = replace(cost, swap_out=out[0], swap_out_per_block=out[1])
     cost = replace(cost, swap_in=back[0], swap_in_per_block=back[1])
-    trained, left = errors_on(cost, samples), _residuals(judged, unseen)
+    trained, left = judge(cost, samples), _residuals(judged, unseen)
     return StepFit(cost, _limits(samples), samples, trained, held_out, left)
 
 
@@ -123,7 +123,7 @@ def _residuals(cost: PiecewiseCost, unseen: Sequence[Sample]) -> dict[str, float
     )
 
 
-def errors_on(cost: PiecewiseCost, samples: Sequence[Sample]) -> Errors:
+def judge(cost: PiecewiseCost, samples: Sequence[Sample]) -> Errors:
     """Compare a cost with samples."""
     predicted = np.array([cost.execute(sample.row.step) for sample in samples])
     return Errors.of(predicted, np.array([sample.seconds for sample in samples]))
