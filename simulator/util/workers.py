@@ -22,7 +22,7 @@ from simulator.util.errors import HeadwayError, one_line
 
 BACKENDS = ("loky", "dask", "ray")
 LOOK_PARENT = 0.5  # s between two looks at whether a worker's parent lives
-LOOPBACK = "127.0.0.1"  # where a cluster that is started here listens
+RAY_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 TIMEOUT = 5.0  # s to wait for a cluster's address to answer
 NOT_INSTALLED = "--backend {name}: needs {package}; pip install headway[{name}]"
 
@@ -211,7 +211,15 @@ def _dask(jobs: int | None, address: str | None) -> Iterator[None]:
         where = {"n_workers": cores, "threads_per_worker": 1, "dashboard_address": None}
     else:
         _check_address(address)
-    with config.set({"distributed.logging.distributed": "error"}):
+    quiet = {
+        "distributed.logging.distributed": "error",
+        # Workers read it as they are imported, before they are sent the above.
+        "distributed.nanny.pre-spawn-environ": {
+            **config.get("distributed.nanny.pre-spawn-environ", {}),
+            "DASK_DISTRIBUTED__LOGGING__DISTRIBUTED": "error",
+        },
+    }
+    with config.set(quiet):
         try:
             with warnings.catch_warnings():  # another sweep may show its dashboard
                 warnings.filterwarnings("ignore", "(?s).*Port .* is already in use")
@@ -233,9 +241,8 @@ def _ray(jobs: int | None, address: str | None) -> Iterator[None]:
     if address is not None:
         _check_address(address)
     local: dict[str, Any] = {"num_cpus": jobs or os.cpu_count(), "include_dashboard": False}
-    local["_node_ip_address"] = LOOPBACK  # else it listens to the whole network
     on_term = signal.getsignal(signal.SIGTERM)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _loopback_alone(address is None):
         warnings.simplefilter("ignore", FutureWarning)  # of accelerators that are not there
         try:
             ray.init(
@@ -252,10 +259,37 @@ def _ray(jobs: int | None, address: str | None) -> Iterator[None]:
     # Ray's backend is joblib's multiprocessing one and can return as a generator; it has only
     # not said so (ray 2.60).
     RayBackend.supports_return_generator = True
+    # A thread of Ray's pool that still waits, as for actors that were killed, would start Ray anew
+    # once it is down, and without that tell by a traceback that it is.
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
+    tell = threading.excepthook
     try:
         yield
     finally:
+        ended = ray.exceptions.RaySystemError
+        threading.excepthook = lambda a: None if issubclass(a.exc_type, ended) else tell(a)
         ray.shutdown()
+
+
+@contextmanager
+def _loopback_alone(local: bool) -> Iterator[None]:
+    """Have a Ray cluster that is started in here listen to this machine alone.
+
+    By default it listens to every network, and whoever reaches it may run anything. It has no
+    option for that, but a switch for systems on which it never was made to listen to others.
+    """
+    from ray._private import ray_constants
+
+    ray_constants.ENABLE_RAY_CLUSTER = not local  # in this process; by the switch, in its own
+    before = os.environ.get(RAY_SWITCH)
+    os.environ[RAY_SWITCH] = "0" if local else "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[RAY_SWITCH]
+        else:
+            os.environ[RAY_SWITCH] = before
 
 
 def _check_address(address: str) -> None:

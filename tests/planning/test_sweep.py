@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 import pandas as pd
@@ -62,10 +64,23 @@ def test_a_row_has_the_varied_keys_then_the_numbers_of_the_runs_own_summary(smal
     assert {key: rows[2][key] for key in alone} == {key: str(value) for key, value in alone.items()}
 
 
+def listening() -> set[IPv4Address | IPv6Address]:
+    """The addresses at which this process and those below it listen."""
+    psutil = pytest.importorskip("psutil")
+    here = psutil.Process()
+    found = set()
+    for process in (here, *here.children(recursive=True)):
+        with suppress(psutil.Error):
+            for one in process.net_connections("tcp"):
+                if one.status == "LISTEN":
+                    found.add(ip_address(one.laddr.ip.removeprefix("::ffff:")))
+    return found
+
+
 @pytest.mark.parametrize("name", ["loky", "dask", "ray"])
 @pytest.mark.filterwarnings("ignore")
 def test_every_backend_gives_the_same_bytes_and_survives_a_killed_worker(name: str, small: Path):
-    """One cluster for both, since it takes seconds to start; the sweep comes after the killing."""
+    """One cluster for all, since it takes seconds to start; the sweep comes after the killing."""
     pytest.importorskip({"dask": "distributed", "loky": "joblib"}.get(name, name))
     points = load_sweep_points(small, [("engine.max_num_seqs", ["1", "2", "4"])])
     killed, here, there = (small.parent / word for word in ("killed", "here", "there"))
@@ -78,6 +93,7 @@ def test_every_backend_gives_the_same_bytes_and_survives_a_killed_worker(name: s
 
     with use_backend(name, 2):
         results = list(parallel_map(square, range(12), 2))
+        assert all(address.is_loopback for address in listening())
         run_sweep(points, there, backend=None)
     assert killed.exists()
     assert sorted(results) == [(k, k * k) for k in range(12)]
