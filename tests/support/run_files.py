@@ -126,6 +126,11 @@ def not_in_files(run: Run) -> dict[str, str]:
         (run.scenario["workload"]["frontend"], waiting, "when a request passed the front end"),
         (engine["async_scheduling"] and preempted, waiting, "preempted before its token is out"),
         (engine["kv_offloading_size"], host, "what went to the host; cached_tokens are of both"),
+        (
+            run.scenario["workload"]["sessions"],
+            r"headway\.(stationary|trend.*|suggested_warmup_s)",
+            "whether a turn came before or after an end at the same time, but for rounding",
+        ),
         (given_up, r"headway\.(stationary|trend.*|suggested_warmup_s)", "when clients gave up"),
         (tried, waiting, "tries before the last waited, too"),
         (changes, f"{of_cluster}|{waiting}", "which replicas there were, and when"),

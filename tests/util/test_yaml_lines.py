@@ -2,9 +2,12 @@
 
 from math import inf
 from pathlib import Path
+from time import process_time
 
 import pytest
+import yaml
 
+from simulator.util import yaml_lines
 from simulator.util.errors import HeadwayError
 from simulator.util.yaml_lines import SourceMap, field_errors, parse, read_text
 
@@ -119,3 +122,44 @@ def test_an_error_is_taken_apart_into_faults():
         (("a", "low", "0"), "is bad"),
         (("a",), "must be a mapping"),
     ]
+
+
+GOOD = (
+    "",
+    "a: 1e-3",
+    "a: [2e3, inf, -inf, yes, 0x1F, 1_000, 2024-01-01]\nb: {c: |\n  d}",
+    "é: ß\n",
+)
+BAD = (
+    "a: [",
+    "a: 1\na: 2",
+    "a: &x 1",
+    "a: *x",
+    "\ta: 1",
+    "a: \x07",
+    "a: 2024-13-01",
+    "- &x",
+    "a: !x y",
+)
+
+
+@pytest.mark.parametrize("text", [*GOOD, *BAD, "x: '" + "\n" * 50, "a: \ud800", "[" * 3000])
+def test_with_and_without_libyaml_all_is_the_same(monkeypatch, text):
+    """Values, lines and messages."""
+    found = []
+    for fast in (yaml_lines._FAST, []):
+        monkeypatch.setattr(yaml_lines, "_FAST", fast)
+        try:
+            found.append(repr(parse(text, "s.yaml")))
+        except HeadwayError as error:
+            found.append(error.messages)
+    assert found[0] == found[1]
+
+
+@pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML is without libyaml")
+def test_a_long_line_takes_no_time():
+    """10 MB of text in one value: without libyaml they take five seconds."""
+    begin = process_time()
+    values, _ = parse(f"name: {'word ' * 2_000_000}\n", "s.yaml")
+    assert len(values["name"]) == 9_999_999
+    assert process_time() - begin < 2
