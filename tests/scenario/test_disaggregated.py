@@ -145,7 +145,7 @@ def test_what_is_said_of_a_request(tmp_path: Path) -> None:
         ),
         (
             "{kv_transfer: {bandwidth: 0}}",
-            "s.yaml:6: cluster.kv_transfer.bandwidth: must be more than 0, not 0",
+            "s.yaml:6: cluster.kv_transfer.bandwidth: must be at least 1e-06, not 0",
         ),
     ],
 )
