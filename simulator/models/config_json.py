@@ -124,7 +124,10 @@ def _spec(name: str, raw: Mapping[str, object]) -> ModelSpec:
     else:
         sizes |= {"num_experts_per_tok": 0, "num_shared_experts": 0, "dense_layers": 0}
     sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or heads
-    sizes["head_dim"] = sizes["head_dim"] or sizes["hidden_size"] // max(heads, 1)
+    if not sizes["head_dim"]:
+        sizes["head_dim"], over = divmod(sizes["hidden_size"], max(heads, 1))
+        if over and not family.latent_attention:
+            raise ValueError(f"hidden_size: {sizes['hidden_size']} is no multiple of {heads} heads")
     window, windowed_layers = _read_window(raw, family, sizes)
     rope_theta, rope_scaling = read_rope(raw)
     return ModelSpec(

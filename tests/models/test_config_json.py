@@ -152,3 +152,11 @@ def test_what_is_no_number_is_refused_by_line(tmp_path: Path, changes, told) -> 
     with pytest.raises(HeadwayError) as caught:
         read_config(path)
     assert caught.value.messages == [f"{path}:{line}: {told}"]
+
+
+def test_heads_share_the_hidden_size_evenly(tmp_path):
+    """Unless head_dim says what each has."""
+    path = write_config(tmp_path, hidden_size=9)
+    with pytest.raises(HeadwayError, match=r"config.json:3: hidden_size: 9 is no multiple of 4"):
+        read_config(path)
+    assert read_config(write_config(tmp_path, hidden_size=9, head_dim=2)).head_dim == 2
