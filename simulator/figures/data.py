@@ -120,6 +120,29 @@ class Run:
         else:
             yield from self.steps.groupby("replica")
 
+    def there(self, edges: Floats) -> list[Floats]:
+        """Give for each replica the share of each bin for which it was paid for."""
+        own = self.summary["headway"]
+        cluster = own.get("cluster")
+        paid = cluster.get("paid_times") if isinstance(cluster, Mapping) else None
+        if paid is None:
+            known = own.get("replicas")
+            many = known if isinstance(known, int) else sum(1 for _ in self.replicas())
+            return [np.ones(len(edges) - 1)] * many
+        found = []
+        try:
+            for spans in paid:
+                begins = np.array([float(begin) for begin, _ in spans])
+                ends = np.array([edges[-1] if end is None else float(end) for _, end in spans])
+                known_ends = np.maximum(begins, ends)
+                found.append(mean_in_bins(begins, known_ends, np.ones(len(spans)), edges))
+        except (TypeError, ValueError):
+            raise HeadwayError(
+                f"{self.label}: summary.json: headway.cluster.paid_times: must be lists of "
+                "[from, to], in s"
+            ) from None
+        return found
+
     def over_time(self, levels: "pd.Series[float]", edges: Floats) -> Floats:
         """Average over each bin what each row of steps holds, added up over replicas."""
         total = np.zeros(len(edges) - 1)

@@ -54,10 +54,17 @@ def _edges(runs: Sequence[Run], bins: int) -> Floats:
 
 
 def _draw_level(
-    axes: "Axes", run: Run, levels: "pd.Series[float]", edges: Floats, hue: str
+    axes: "Axes",
+    run: Run,
+    levels: "pd.Series[float]",
+    edges: Floats,
+    hue: str,
+    *,
+    replicas: Floats | float = 1.0,
 ) -> None:
-    """Draw as a line what the steps of a run hold, averaged over bins."""
-    means, shown = run.over_time(levels, edges), edges[:-1] < run.end
+    """Draw as a line what the steps of a run hold, averaged over bins, of each of so many."""
+    total, shown = run.over_time(levels, edges), edges[:-1] < run.end
+    means = np.divide(total, replicas, out=np.zeros_like(total), where=np.asarray(replicas) > 0)
     axes.plot(edges[:-1][shown], means[shown], color=hue, label=run.label)
 
 
@@ -68,10 +75,9 @@ def draw_kv(runs: Sequence[Run]) -> "Figure":
         edges = _edges(runs, BINS)
         for number, run in enumerate(runs):
             steps = run.steps
-            many = steps.replica.nunique() if "replica" in steps else 1
             blocks = steps.kv_blocks_used + steps.kv_blocks_free
-            share = 100.0 * steps.kv_blocks_used / blocks / many
-            _draw_level(usage, run, share, edges, color(number))
+            share = 100.0 * steps.kv_blocks_used / blocks
+            _draw_level(usage, run, share, edges, color(number), replicas=sum(run.there(edges)))
             lost = steps.start[steps.preempted > 0]
             usage.plot(lost, np.full(len(lost), 101.5), "x", color=color(number), markersize=4)
         preempted = any(run.steps.preempted.any() for run in runs)

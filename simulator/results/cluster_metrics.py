@@ -129,6 +129,7 @@ class ClusterMetrics:
                 "shed": self._shed,
                 "timed_out": self._timed_out,
                 **self._record.counters,
+                **self._paid_times(),
                 **self._kv_transfer(span),
                 "groups": groups,
             },
@@ -191,6 +192,19 @@ class ClusterMetrics:
                 )
                 for name, of in (("requests", ended), ("busy_time", self._busy_time))
             },
+        }
+
+    def _paid_times(self) -> Values:
+        """Say from when to when each engine was paid for, if any was not from the start on."""
+        paid = [[*map(float, self._record.paid[server])] for server in self._record.servers]
+        if all(times == [0.0] for times in paid):
+            return {}
+        ends = ([*times[1::2], None][: (len(times) + 1) // 2] for times in paid)
+        return {
+            "paid_times": [
+                [[start, end] for start, end in zip(times[::2], over, strict=True)]
+                for times, over in zip(paid, ends, strict=True)
+            ]
         }
 
     def _kv_transfer(self, span: tuple[float, float]) -> Values:

@@ -5,7 +5,7 @@ table side by side.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from simulator.diagnosis.rules import diagnosis_lines
@@ -86,6 +86,13 @@ CLUSTER = (
     Metric("busy_time_imbalance", "Most busy time of a replica / mean", -1),
 )
 """Figures of a cluster."""
+PAID_LABELS = {
+    "gpu_busy_fraction": "GPU busy (% of replica-hours paid)",
+    "mean_waiting": "Mean queue of a replica, on or off",
+    "mfu": "Model FLOPs utilization (% while paid)",
+    "bandwidth_utilization": "Memory bandwidth (% while paid)",
+}
+"""Labels that name what is divided by, where replicas come and go."""
 INCIDENTS = (
     Metric("shed", "Requests shed", -1),
     Metric("timed_out", "Requests timed out", -1),
@@ -201,7 +208,10 @@ def _head(summary: Summary) -> list[str]:
 def _engine(gauges: Summary) -> list[str]:
     """Give our own block; what is unknown (null) is left out."""
     lines = [f"Cost: {profiles_of(gauges)}"] if gauges.get("profile") else []
-    lines += [_line("Steps", gauges["steps"]), *_lines(gauges, GAUGES)]
+    known: Sequence[Metric] = GAUGES
+    if "paid_times" in gauges.get("cluster", {}):
+        known = [replace(each, label=PAID_LABELS.get(each.key, each.label)) for each in GAUGES]
+    lines += [_line("Steps", gauges["steps"]), *_lines(gauges, known)]
     lines += _lines(gauges, (*COPIES, *COUNTS), zeros=False)
     return lines + (_cluster(gauges["cluster"]) if "cluster" in gauges else [])
 

@@ -23,6 +23,9 @@ from simulator.figures.data import read_runs
 from simulator.figures.occupancy import _batches, lowest_slots
 from simulator.figures.style import COLORS, MARKERS
 from simulator.figures.tables import knee
+from simulator.util.errors import HeadwayError
+from simulator.views.html.charts import over_time
+from simulator.views.report import run_table
 from tests.support.scenarios import AZURE, SMALL
 
 SCENARIO = """
@@ -287,3 +290,58 @@ def test_a_sweep_of_clusters_is_drawn_per_gpu() -> None:
     (axes,) = draw_pareto(rows).axes
     assert axes.lines[-1].get_ydata() == pytest.approx([150.0, 75.0])
     assert axes.get_ylabel() == "output tokens/s per GPU"
+
+
+SCALED = """
+model: tiny-test
+gpu: {name: A100-80GB}
+engine: {max_num_seqs: 4, num_gpu_blocks_override: 200, max_model_len: 256}
+cost: {kind: linear, base: 0.05, per_token: 0.0001}
+workload: {num_prompts: 600, request_rate: 10, input_len: 20, output_len: 20,
+           diurnal: {period: 60, amplitude: 0.9}}
+cluster: {replicas: 1, autoscaling: {target: 2, max_replicas: 4, interval: 2, startup_delay: 2,
+          cooldown: 4}}
+"""
+
+
+def test_the_kv_cache_of_a_fleet_is_divided_by_the_replicas_there_at_that_time(tmp_path: Path):
+    """In the picture and on the page; the summary says when each was there, and was paid for."""
+    (tmp_path / "s.yaml").write_text(SCALED)
+    scaled = Run.of("scaled", run(load_scenario(tmp_path / "s.yaml")))
+    cluster, steps = scaled.summary["headway"]["cluster"], scaled.steps
+    spans = cluster["paid_times"]
+    assert len(spans) == scaled.summary["headway"]["replicas"] == 4
+    first = float(scaled.sent.min())
+    end = first + scaled.summary["duration"]
+    seconds = sum(
+        min(end if b is None else b, end) - max(a, first) for each in spans for a, b in each
+    )
+    assert seconds == pytest.approx(3600 * cluster["replica_hours"])
+    assert seconds < 0.9 * 4 * scaled.summary["duration"]
+
+    edges = np.linspace(0.0, scaled.end, 301)
+    used = np.zeros(300)
+    for _, rows in steps.groupby("replica"):
+        for row in rows.itertuples():
+            inside = np.minimum(edges[1:], row.start + row.duration) - np.maximum(
+                edges[:-1], row.start
+            )
+            blocks = row.kv_blocks_used + row.kv_blocks_free
+            used += 100 * row.kv_blocks_used / blocks * np.maximum(inside, 0.0)
+    paid = np.zeros(300)
+    for a, b in (span for each in spans for span in each):
+        last = scaled.end if b is None else b
+        paid += np.maximum(np.minimum(edges[1:], last) - np.maximum(edges[:-1], a), 0.0)
+    expected = used / paid
+    assert np.allclose(sum(scaled.there(edges)), paid / np.diff(edges))
+    drawn = draw_kv([scaled]).axes[0].lines[0].get_ydata()
+    assert np.allclose(drawn, expected[: len(drawn)])
+    page = np.array(over_time(scaled, edges)["kv"])
+    grown = steps["steps"].max() > 1  # then the page has blocks in the middle of a row
+    assert np.allclose(page, expected, rtol=0.5 if grown else 1e-3, atol=0.5 if grown else 0)
+    table = run_table(scaled.summary)
+    assert "GPU busy (% of replica-hours paid):" in table
+    assert "GPU busy (%)" not in table
+    cluster["paid_times"] = [[1]]
+    with pytest.raises(HeadwayError, match=r"headway.cluster.paid_times: must be"):
+        draw_kv([scaled])

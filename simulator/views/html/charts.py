@@ -55,15 +55,15 @@ def over_time(run: Run, edges: Floats) -> dict[str, Numbers]:
     """Average over each bin what a run's engine did; None: nothing decoded there."""
     size = len(edges) - 1
     running, waiting, used, tokens, seats, preempted = (np.zeros(size) for _ in range(6))
-    longest, blocks = np.full(size, np.nan), 0.0
-    for steps, queue in _replicas(run):
+    longest, blocks = np.full(size, np.nan), dict[int, float]()
+    for number, steps, queue in _replicas(run):
         starts, time = steps["start"].to_numpy(float), steps["duration"].to_numpy(float)
         ends, count = starts + time, steps["steps"].to_numpy(float)
         decodes = steps["decode_tokens"].to_numpy(float)
         running += mean_in_bins(starts, ends, steps["running"].to_numpy(), edges)
         waiting += depth_in_bins(starts, steps["waiting"].to_numpy(), queue, edges)
         used += mean_in_bins(starts, ends, _blocks(run, steps), edges)
-        blocks += float((steps["kv_blocks_used"] + steps["kv_blocks_free"]).max())
+        blocks[number] = float((steps["kv_blocks_used"] + steps["kv_blocks_free"]).max())
         rate = np.divide(decodes * count, time, out=np.zeros(len(time)), where=time > 0)
         tokens += mean_in_bins(starts, ends, rate, edges)
         seats += mean_in_bins(starts, ends, decodes, edges)
@@ -73,10 +73,13 @@ def over_time(run: Run, edges: Floats) -> dict[str, Numbers]:
     itl = np.divide(seats, tokens, out=np.full(size, np.nan), where=tokens > 0)
     first = (run.sent + run.requests["ttft"]).dropna().to_numpy(float)
     tokens += np.histogram(first, edges)[0] / np.diff(edges)
+    known = sum(blocks.values()) / max(len(blocks), 1)  # of a replica that made no step
+    there = [blocks.get(k, known) * share for k, share in enumerate(run.there(edges))]
+    room = np.maximum(sum(there), 1.0)
     return {
         "running": _short(running),
         "waiting": _short(waiting),
-        "kv": _short(100 * used / max(blocks, 1.0)),
+        "kv": _short(100 * used / room),
         "tokens": _short(tokens),
         "itl": _short(1e3 * itl),
         "longest": _short(1e3 * np.fmax(longest, itl)),
@@ -84,8 +87,8 @@ def over_time(run: Run, edges: Floats) -> dict[str, Numbers]:
     }
 
 
-def _replicas(run: Run) -> Iterator[tuple["pd.DataFrame", Floats]]:
-    """Yield each replica's steps and the times at which requests joined its queue."""
+def _replicas(run: Run) -> Iterator[tuple[int, "pd.DataFrame", Floats]]:
+    """Yield each replica's number, its steps and the times at which requests joined its queue."""
     requests = run.requests.assign(sent=run.sent)
     requests = requests[requests["finish_reason"].astype(object) != "rejected"]
     # Where prefill and decode are apart, no column tells when a request came to where it decodes.
@@ -93,7 +96,7 @@ def _replicas(run: Run) -> Iterator[tuple["pd.DataFrame", Floats]]:
     for number, steps in run.replicas():
         sent = requests["sent"][requests[column] == number].dropna()
         if len(steps):
-            yield steps, np.sort(sent.to_numpy(float))
+            yield number, steps, np.sort(sent.to_numpy(float))
 
 
 def _blocks(run: Run, steps: "pd.DataFrame") -> Floats:
