@@ -1,31 +1,324 @@
-"""Record what the installed vLLM's own scheduler decides on a case file.
+"""Record what the installed vLLM decides on a case file: its scheduler in its own engine loop.
 
     python -m calibration.record_vllm CASE.json OUT.jsonl.gz
 
 The output is a recorded schedule for `headway conform CASE.json --golden OUT.jsonl.gz`. It needs a
-vLLM that can be imported (its CPU dependencies suffice) but neither a GPU nor weights.
+vLLM that can be imported (its CPU dependencies suffice) but neither a GPU nor weights. Written for
+vLLM 0.33: `EngineCoreProc._process_engine_step` calls `EngineCore.step` or `step_with_batch_queue`
+and sleeps where it does, on a clock of this module's. Nothing of Headway's decides anything.
 """
 
 import gzip
 import json
 import sys
+from collections import deque
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from simulator.conformance.cases import Case, read_cases
-from simulator.conformance.replay import Replay
+from simulator.conformance.cases import Case, CaseRequest, read_cases
+from simulator.kv_cache.block_manager import BlockCounter
+from simulator.schedulers.vllm.installed import start_vllm
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
+
+Values = dict[str, Any]
+OPTIONS = (
+    *("policy", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "async_scheduling"),
+    *("enable_chunked_prefill", "long_prefill_token_threshold", "watermark"),
+    *("long_prefill_token_threshold_adaptive", "prefill_schedule_interval"),
+)
+
+
+class StepLimitError(Exception):
+    """The case has had its `max_steps`."""
+
+
+@dataclass
+class Batch:
+    """What was scheduled at once: also the future of its outcome, which vLLM waits for."""
+
+    engine: "RecordedVllm"
+    output: Any  # vLLM's SchedulerOutput
+    row: Values | None  # None: nothing was scheduled and nobody preempted
+    getting: list[str]  # those who get a token
+    start: int = 0  # ns
+    end: int = 0
+
+    def result(self) -> Any:
+        """Wait for the end of the batch; give its tokens."""
+        engine = self.engine
+        engine.now = max(engine.now, self.end)
+        return engine.model_output(self)
+
+
+@dataclass
+class RequestTimes:
+    """What is told of a request, times in ns."""
+
+    first_scheduled: int | None = None
+    first_token: int | None = None
+    finish: int | None = None
+    cached: int | None = None
+    preemptions: int = 0
+    tokens: int = 0
+
+
+@dataclass
+class RecordedVllm:
+    """A case in vLLM's engine loop; `rows` are those of the recorded schedule."""
+
+    case: Case
+    now: int = 0  # ns
+    rows: list[str] = field(default_factory=list)
+    scheduled: int = 0  # rows so far, those without an outcome included
+
+    def __post_init__(self) -> None:
+        config = self.case.config
+        options = config.model_dump(include={*OPTIONS})
+        options["scheduler_reserve_full_isl"] = config.reserve_full_isl
+        blocks = BlockCounter(config.num_gpu_blocks, config.block_size)
+        self.vllm, self._new_request = start_vllm(options, blocks, config.enable_prefix_caching)
+        self.times = {_name(request): RequestTimes() for request in self.case.requests}
+        self._numbers: dict[Hashable, int] = {}
+        self._evicted: list[str] = []
+        self._last: Batch | None = None
+        self._gpu_free = 0  # ns, when the batches in flight are over
+        self._arrivals = deque(sorted(self.case.requests, key=lambda r: (r.arrival_ns, r.id)))
+        self._listen()
+        self.core = self._make_core()
+
+    def _make_core(self) -> Any:
+        """Put together what vLLM's engine loop looks at: an engine core without processes."""
+        from vllm.v1.engine import core
+
+        @contextmanager
+        def nothing(_: object) -> Iterator[None]:
+            yield
+
+        asynchronous = self.case.config.async_scheduling
+        step = core.EngineCore.step_with_batch_queue if asynchronous else core.EngineCore.step
+        core.get_watch_dog = lambda: SimpleNamespace(feed=lambda: None)
+        engine = SimpleNamespace(
+            scheduler=self.vllm,
+            model_executor=SimpleNamespace(
+                execute_model=self._execute, sample_tokens=lambda _, non_block=False: self._last
+            ),
+            batch_queue=deque(maxlen=2) if asynchronous else None,
+            batch_queue_size=2,
+            is_mm_encoder_only=False,
+            is_pooling_model=False,
+            check_for_draft_tokens=False,
+            async_scheduling=asynchronous,
+            output_queue=SimpleNamespace(put_nowait=lambda _: None),
+            log_error_detail=nothing,
+            capture_iteration_details=nothing,
+            _should_throttle_prefills=lambda: False,
+            _process_aborts_queue=lambda: None,
+            _attach_iteration_details=lambda *_: None,
+            _attach_weight_version=lambda *_: None,
+            post_step=lambda _: None,
+        )
+        engine.step_fn = lambda: step(engine)
+        return engine
+
+    def _listen(self) -> None:
+        """Hear of whom vLLM schedules and preempts, and of outcomes."""
+        vllm = self.vllm
+        schedule, preempt = vllm.schedule, vllm._preempt_request
+        update = vllm.update_from_output
+
+        def on_schedule(*given: Any) -> Any:
+            if self.scheduled == self.case.max_steps:
+                raise StepLimitError
+            self._evicted.clear()
+            output = schedule(*given)
+            self._last = self._take_in(output)
+            return output
+
+        def on_preempt(request: Any, *more: Any, **named: Any) -> None:
+            self._evicted.append(request.request_id)
+            preempt(request, *more, **named)
+
+        def on_update(output: Any, tokens: Any) -> Any:
+            live = {name: vllm.requests[name] for name in output.num_scheduled_tokens}
+            outcome = update(output, tokens)
+            self._write(output, [n for n, request in live.items() if request.is_finished()])
+            return outcome
+
+        vllm.schedule, vllm._preempt_request = on_schedule, on_preempt
+        vllm.update_from_output = on_update
+        self._batches: dict[int, Batch] = {}
+
+    def _take_in(self, output: Any) -> Batch:
+        """Take in what vLLM has just scheduled, and put it behind the batches in flight."""
+        vllm, pool = self.vllm, self.vllm.kv_cache_manager.block_pool
+        tokens: dict[str, int] = output.num_scheduled_tokens
+        starts = {n: vllm.requests[n].num_computed_tokens - count for n, count in tokens.items()}
+        context = sum(starts[n] + count for n, count in tokens.items())
+        fresh = [new.req_id for new in output.scheduled_new_reqs]
+        back = [n for n in tokens if n in output.scheduled_cached_reqs.resumed_req_ids]
+        again = [n for n in fresh if self.times[n].first_scheduled is not None]
+        fresh = [n for n in fresh if n not in again]
+        back = [n for n in tokens if n in {*back, *again}]
+        for name in self._evicted:
+            self.times[name].preemptions += 1
+        for name in fresh:
+            self.times[name].first_scheduled, self.times[name].cached = self.now, starts[name]
+        getting = [n for n in tokens if not vllm.requests[n].is_prefill_chunk]
+        batch = Batch(self, output, None, getting)
+        batch.start = batch.end = max(self.now, self._gpu_free)
+        if tokens:
+            times = self.case.step_time
+            batch.end += times.base_ns + times.per_token_ns * sum(tokens.values())
+            batch.end += times.per_context_token_ns * context
+            self._gpu_free = batch.end
+        if tokens or self._evicted:
+            empty = 0 if self.case.config.async_scheduling else self.case.step_time.empty_ns
+            waiting = [*vllm.waiting]
+            batch.row = {
+                "t": self.now,
+                "dur": batch.end - batch.start if tokens else empty,
+                "tokens": sum(tokens.values()),
+                "context": context,
+                "sched": [[int(n), tokens[n], starts[n]] for n in self._order(tokens)],
+                "new": [[int(n), starts[n]] for n in fresh],
+                "resumed": [[int(n), starts[n]] for n in back],
+                "preempted": [int(n) for n in self._evicted],
+                "finished": [],
+                "free": pool.get_num_free_blocks(),
+                "free_end": 0,
+                "hashed": len(pool.cached_block_hash_to_block),
+                "running": len(vllm.running),
+                "waiting": len(waiting),
+                "head": int(waiting[0].request_id) if waiting else None,
+            }
+            if self.case.config.async_scheduling:
+                batch.row["start"] = batch.start
+            self.scheduled += 1
+        self._batches[id(output)] = batch
+        return batch
+
+    def _order(self, tokens: dict[str, int]) -> list[str]:
+        return [one.request_id for one in self.vllm.running if one.request_id in tokens]
+
+    def _execute(self, output: Any, non_block: bool = False) -> Batch:
+        return self._batches[id(output)]
+
+    def model_output(self, batch: Batch) -> Any:
+        """Make the tokens of a batch: numbers that name request and place."""
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        names = list(batch.output.num_scheduled_tokens)
+        tokens = []
+        for name in names:
+            place = self.vllm.requests[name].num_output_tokens
+            tokens.append([self._token(("out", int(name)), place)] if name in batch.getting else [])
+        return ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=tokens,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+
+    def _write(self, output: Any, finished: list[str]) -> None:
+        """Write down the outcome of a batch."""
+        batch = self._batches.pop(id(output))
+        for name in batch.getting:
+            seen = self.times[name]
+            seen.tokens += 1
+            if seen.first_token is None:
+                seen.first_token = self.now
+        for name in finished:
+            self.times[name].finish = self.now
+        if batch.row is not None:
+            batch.row["finished"] = [int(name) for name in finished]
+            batch.row["free_end"] = self.vllm.kv_cache_manager.block_pool.get_num_free_blocks()
+            self.rows.append(_dump({"type": "step", "step": len(self.rows), **batch.row}))
+
+    def _token(self, name: Hashable, place: int) -> int:
+        return (self._numbers.setdefault(name, len(self._numbers)) << 32) + place
+
+    def _arrive(self) -> None:
+        """Hand vLLM the requests whose time has come."""
+        config = self.case.config
+        while self._arrivals and self._arrivals[0].arrival_ns <= self.now:
+            one = self._arrivals.popleft()
+            named = one.named_prompt(config.hash_id_tokens) or ((("in", one.id), one.prompt_len),)
+            tokens = [self._token(part, at) for part, count in named for at in range(count)]
+            made = (_name(one), tokens, one.output_len, one.arrival_ns, one.priority or 0)
+            self.vllm.add_request(self._new_request(*made))
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += self.case.step_time.empty_ns
+
+    def run(self) -> list[str]:
+        """Let vLLM's loop run to the end; give the rows."""
+        from vllm.v1.engine import core
+
+        real, core.time = core.time, SimpleNamespace(sleep=self._sleep, monotonic=lambda: 0.0)
+        try:
+            while True:
+                if not (self.vllm.has_requests() or self.core.batch_queue):
+                    if not self._arrivals:
+                        break
+                    self.now = max(self.now, self._arrivals[0].arrival_ns)
+                self._arrive()
+                core.EngineCoreProc._process_engine_step(self.core)
+        except StepLimitError:
+            pass
+        finally:
+            core.time = real
+        steps = self.scheduled
+        done = all(seen.finish is not None for seen in self.times.values())
+        self.rows += [self._request_row(request) for request in self.case.requests]
+        return [*self.rows, _dump({"type": "end", "steps": steps, "complete": done})]
+
+    def _request_row(self, request: CaseRequest) -> str:
+        seen = self.times[_name(request)]
+        return _dump(
+            {
+                "type": "request",
+                "id": request.id,
+                "arrival": request.arrival_ns,
+                "first_scheduled": seen.first_scheduled,
+                "first_token": seen.first_token,
+                "finish": seen.finish,
+                "output_tokens": seen.tokens,
+                "cached": seen.cached,
+                "preemptions": seen.preemptions,
+            }
+        )
+
+
+def _name(request: CaseRequest) -> str:
+    """Name a request for vLLM, which compares names as strings."""
+    return f"{request.id:012d}"
+
+
+def _dump(row: Values) -> str:
+    return json.dumps(row, separators=(",", ":"))
 
 
 def record(case: Case) -> list[str]:
     """Return the lines of one case's recorded schedule."""
-    replay = Replay(case, installed=True)
-    header = json.loads(replay.header())
-    del header["headway"]
-    begin = {key: header.pop(key) for key in ("type", "schema", "name")}
-    versions = {"vllm": version("vllm"), "torch": version("torch")}
-    return [json.dumps(begin | versions | header, separators=(",", ":")), *replay.rows()]
+    header = {
+        "type": "case",
+        "schema": 1,
+        "name": case.name,
+        "vllm": version("vllm"),
+        "torch": version("torch"),
+        "config": case.config.model_dump(),
+        "step_time": case.step_time.model_dump(),
+        "requests": len(case.requests),
+    }
+    return [_dump(header), *RecordedVllm(case).run()]
 
 
 def main(arguments: list[str]) -> int:

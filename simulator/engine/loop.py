@@ -8,7 +8,8 @@ same durations one after the other.
 An asynchronous scheduler has two batches in flight (vLLM's `EngineCore.step_with_batch_queue`): the
 next one is scheduled as soon as fewer are, and waits for the GPU while one runs. So the batch that
 runs was decided when the one before it began. Where nothing can be scheduled, the engine waits for
-the batch in flight and then sleeps a millisecond.
+the batch in flight and then sleeps a millisecond: also if all have ended with that batch, since
+`Scheduler.has_requests` counts those who have ended until the next step tells the workers of it.
 """
 
 from abc import ABC, abstractmethod
@@ -174,10 +175,10 @@ class EngineLoop(ABC):
         if self._leaping:
             self._end_leap()
         if self._starved:
+            # Also where nobody is left: those who have just ended are told of by the next step.
             self._starved = False
-            if any(core.scheduler.running or core.scheduler.waiting for core in self.cores):
-                self._pause(now)
-                return
+            self._pause(now)
+            return
         queue, size = self.batch_queue, self.batch_queue_size
         start = queue[-1][3][-1] if queue else now
         while len(queue) < size:
@@ -228,7 +229,7 @@ class EngineLoop(ABC):
         Before anything else at this instant: a step that would end now has not ended.
         """
         self._break_off(bisect_left)
-        self._pausing, self._due = False, -1.0
+        self._pausing, self._starved, self._due = False, False, -1.0
         self._timer.cancel()
         pairs = zip(self.cores, schedulers, strict=True)
         return [request for core, scheduler in pairs for request in core.restart(scheduler)]

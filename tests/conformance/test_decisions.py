@@ -102,6 +102,22 @@ def test_async_engine_naps_after_a_step_that_schedules_nothing(tmp_path: Path, l
     ]
 
 
+@pytest.mark.parametrize("leap", [False, True])
+@pytest.mark.parametrize(
+    ("arrival", "decided"), [(145, 309), (258, 309), (259, 309), (300, 309), (309, 309), (310, 310)]
+)
+def test_async_engine_naps_when_all_have_ended(
+    tmp_path: Path, leap: bool, arrival: int, decided: int
+) -> None:
+    """Those who ended count as requests until a step tells of it: the engine sleeps 50 ns.
+
+    The last token is computed until 259; from 144 on nothing could be scheduled.
+    """
+    path = make(tmp_path, [(0, 4, 2), (arrival, 4, 1)], async_scheduling=True)
+    seen = steps_of(play(path, leap), "t", "start", "sched")
+    assert seen[-1] == (decided, decided, [[1, 4, 0]])
+
+
 def test_priority_takes_tokens_back_from_the_least_urgent(tmp_path: Path) -> None:
     """Six blocks of four. Both run; when request 0, urgent, lacks a block, request 1 goes,
 

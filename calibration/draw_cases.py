@@ -1,0 +1,103 @@
+"""Draw cases for `headway conform` at random: the same seed gives the same bytes.
+
+    python -m calibration.draw_cases CASES.jsonl.gz [--count N] [--seed SEED]
+
+`calibration.record_vllm` records what vLLM decides on them. Small pools, few seats and idle times
+of about a millisecond, so that a few requests meet many rules.
+"""
+
+import argparse
+import gzip
+import json
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from simulator.util.files import write_atomic
+
+Values = dict[str, Any]
+
+
+def draw_case(seed: int, number: int) -> Values:
+    """Give a case of a seed, as a case file has it."""
+    rng = Random(f"case {seed} {number}")
+    config = _config(rng)
+    gap = rng.choice([0, 200_000, 2_000_000, 20_000_000, 100_000_000])
+    requests: list[Values] = []
+    now = 0
+    for index in range(rng.randint(1, 20)):
+        now += rng.choice([0, 1, int(rng.expovariate(1.0) * gap), 1_000_000, rng.randint(0, gap)])
+        requests.append(_request(rng, config, requests, index, now))
+    return {
+        "schema": 1,
+        "name": f"drawn-{seed}-{number}",
+        "config": config,
+        "step_time": {
+            "base_ns": rng.choice([100_000, 1_000_000, 6_000_000]),
+            "per_token_ns": rng.choice([0, 1_000, 40_000]),
+            "per_context_token_ns": rng.choice([0, 40]),
+            "empty_ns": 1_000_000,
+        },
+        "max_steps": 2000,
+        "requests": requests,
+    }
+
+
+def _config(rng: Random) -> Values:
+    longest = rng.choice([64, 128, 256])
+    seats = rng.randint(1, 8)
+    size = rng.choice([4, 16])
+    chunked = rng.random() < 0.85
+    budget = max(seats, rng.choice([8, 16, 32, 64, 256]), 0 if chunked else longest)
+    return {
+        "policy": rng.choice(["fcfs", "fcfs", "priority"]),
+        "max_num_seqs": seats,
+        "max_num_batched_tokens": budget,
+        "max_model_len": longest,
+        "enable_chunked_prefill": chunked,
+        "long_prefill_token_threshold": rng.choice([0, 0, 0, 7, 20]) if chunked else 0,
+        "reserve_full_isl": rng.random() < 0.8,
+        "watermark": rng.choice([0.0, 0.0, 0.1]),
+        "prefill_schedule_interval": rng.choice([1, 1, 1, 3]),
+        "async_scheduling": rng.random() < 0.6,
+        "block_size": size,
+        "num_gpu_blocks": longest // size + rng.choice([1, 2, 5, 20, 100]) + 1,
+        "enable_prefix_caching": rng.random() < 0.5,
+    }
+
+
+def _request(rng: Random, config: Values, before: list[Values], index: int, now: int) -> Values:
+    longest = config["max_model_len"]
+    prompt = rng.randint(1, rng.choice([4, longest // 2, longest - 1]))
+    output = rng.choice([1, 2, rng.randint(1, 40)])
+    found: Values = {"id": index, "arrival_ns": now, "prompt_len": prompt, "output_len": output}
+    if config["policy"] == "priority":
+        found["priority"] = rng.randint(0, 3)
+    if config["enable_prefix_caching"] and rng.random() < 0.6:
+        shared = rng.randint(1, prompt)
+        name = rng.choice(["a", "b"])
+        if before and rng.random() < 0.3:
+            name = f"out:{rng.randrange(len(before))}"
+        found["segments"] = [[name, shared]]
+        if prompt > shared:
+            found["segments"].append([f"in:{index}", prompt - shared])
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; return the exit code."""
+    parser = argparse.ArgumentParser("python -m calibration.draw_cases", description=__doc__)
+    parser.add_argument("out", type=Path, metavar="CASES.jsonl.gz")
+    parser.add_argument("--count", type=int, default=200, help="cases (200)")
+    parser.add_argument("--seed", type=int, default=0, help="another seed, other cases (0)")
+    asked = parser.parse_args(arguments)
+    cases = (draw_case(asked.seed, number) for number in range(asked.count))
+    data = "".join(json.dumps(case, separators=(",", ":")) + "\n" for case in cases).encode()
+    write_atomic(asked.out, gzip.compress(data, mtime=0) if asked.out.suffix == ".gz" else data)
+    print(f"written to {asked.out}: {asked.count:,} cases of seed {asked.seed}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

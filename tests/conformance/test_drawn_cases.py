@@ -1,0 +1,40 @@
+"""Cases drawn at random, and what vLLM 0.33.0 decided on them in its own engine loop.
+
+`calibration.draw_cases` drew them, `calibration.record_vllm` recorded them.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from calibration.draw_cases import draw_case, main
+from simulator.conformance.cases import read_cases
+from simulator.conformance.compare import conform, report
+from simulator.conformance.replay import Replay
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("leap", [False, True], ids=["stepwise", "leaping"])
+def test_all_drawn_cases_agree_in_every_field(leap: bool) -> None:
+    """More than a tenth of them meet the sleep after the last request."""
+    outcomes = conform(HERE / "cases/drawn.jsonl.gz", leap=leap)
+    assert len(outcomes) == 80
+    assert not any(outcome.difference for outcome in outcomes), report(outcomes)
+    assert sum(outcome.steps for outcome in outcomes) > 4000
+
+
+def test_a_seed_draws_the_same_cases(tmp_path: Path) -> None:
+    """Those of the recording; another seed draws others."""
+    out = tmp_path / "drawn.jsonl.gz"
+    assert main([str(out), "--count", "80", "--seed", "1"]) == 0
+    assert out.read_bytes() == (HERE / "cases/drawn.jsonl.gz").read_bytes()
+    assert draw_case(2, 0) != draw_case(1, 0)
+
+
+def test_fresh_cases_leap_as_they_step(tmp_path: Path) -> None:
+    """Every draw is a case that Headway plays to its end."""
+    out = tmp_path / "fresh.jsonl"
+    assert main([str(out), "--count", "60", "--seed", "7"]) == 0
+    for case in read_cases(out):
+        assert list(Replay(case).rows()) == list(Replay(case, leap=True).rows()), case.name
