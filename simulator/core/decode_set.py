@@ -22,11 +22,9 @@ class DecodeSet:
     blocks must know who takes them).
     """
 
-    alike = True
-    """In a tick a member computes one token and takes a block at most."""
-
     def __init__(self, block_size: int, by_phase: bool = False) -> None:
         self.block_size = block_size
+        self.alike = True  # in a tick a member computes one token and takes a block at most
         self.count = 0
         self.context = 0  # tokens in the cache, summed over the members
         self.tick = 0  # ticks so far

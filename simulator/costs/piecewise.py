@@ -189,22 +189,24 @@ class PiecewiseCost(Fitted):
     def _mixed_seconds(self, step: Step) -> float:
         """Give the time of a step with prompts, without swaps."""
         prefills, count, context = step.prefills, step.decodes, step.context
+        prompts = len(prefills)
         rows = count + step.drafts  # of logits
         new = pairs = keys = 0
         longest = context / count if count else 0.0
         for chunk in prefills:
             start, size = chunk.start, chunk.tokens
+            end = start + size
             new += size
-            keys += start + size
+            keys += end
             pairs += size * start + size * (size + 1) // 2
-            longest = max(longest, start + size)
+            longest = max(longest, end)
         work = (
             self.prefill_per_pair * pairs
             + self.prefill_per_token * new
             + self.mixed_per_context * context
             + self.mixed_per_sequence * count
             + self.prefill_per_key * keys
-            + self.prefill_per_sequence * len(prefills)
+            + self.prefill_per_sequence * prompts
         )
         if self.window:
             work += self.mixed_per_window * min(context, self.window * count)
@@ -212,10 +214,10 @@ class PiecewiseCost(Fitted):
                 seen = window_pairs(chunk.start, chunk.tokens, self.window)
                 work += self.prefill_per_window_pair * seen
         serial = self.serial_per_token * longest
-        head = self.head_per_sequence * (rows + len(prefills))
+        head = self.head_per_sequence * (rows + prompts)
         seconds = (
             self.overhead
-            + self.overhead_per_sequence * (count + len(prefills))
+            + self.overhead_per_sequence * (count + prompts)
             + self.dense_seconds(rows + new)
             + (head if head > self.head else self.head)
             + self.prefill
@@ -223,7 +225,7 @@ class PiecewiseCost(Fitted):
         )
         if not self._has_host_work:
             return seconds
-        return self._with_host([seconds], count + len(prefills), len(prefills), new)[0]
+        return self._with_host([seconds], count + prompts, prompts, new)[0]
 
     def _verify_seconds(self, step: Step) -> float:
         """Give the time of a step of decodes that verify drafts, without swaps."""

@@ -67,6 +67,7 @@ class EngineCore:
         )
         self.cancelled: dict[Request, None] = {}  # to leave when the step in flight ends
         self._unlogged = 0  # preemptions by empty steps
+        self._overlaps = scheduler.overlaps
 
     def submit(self, request: Request) -> None:
         """Take a request in, now."""
@@ -111,7 +112,7 @@ class EngineCore:
         step, row = scheduled
         log, scheduler = self.log, self.scheduler
         log.step_rows += pack_step(start, ends[-1], len(ends), *row)
-        if scheduler.overlaps:
+        if self._overlaps:
             log.decided.append(decided)
         if step.outgoing or step.incoming or step.loads:
             log.record_swaps(start, step)

@@ -92,7 +92,6 @@ class EngineLoop(ABC):
         self.batch_queue: deque[InFlight] = deque()
         self.batch_queue_size = 2 if cores[0].scheduler.overlaps else 1
         self._timer = timer(self)
-        self._set_timer = self._timer.set
         self._due = -1.0  # when it is to go on, or just has; -1: it rests
         self._leaping = False  # repeats of the last step in flight may still be called off
         self._pausing = False
@@ -124,8 +123,9 @@ class EngineLoop(ABC):
     def arrived(self, core: EngineCore, *, changes: bool) -> None:
         """Wake up for a new request; `changes`: the next step may differ for it."""
         if not self.batch_queue:
-            if self._due != self.env.now and not self._pausing:
-                self._sleep(self.env.now)
+            now = self.env.now
+            if self._due != now and not self._pausing:
+                self._sleep(now)
         elif self._leaping and (changes or not self.computes(core)):
             self._shorten()
 
@@ -156,7 +156,7 @@ class EngineLoop(ABC):
 
     def _sleep(self, when: float) -> None:
         self._due = when
-        self._set_timer(when)
+        self._timer.set(when)
 
     def end_steps(self, now: float) -> None:
         """Take in the outcome of the steps that are over."""
@@ -194,7 +194,7 @@ class EngineLoop(ABC):
                 return
             start = ends[0]
         self._due = when = queue[0][3][-1]
-        self._set_timer(when)
+        self._timer.set(when)
 
     def _end_leap(self) -> None:
         """Let the schedulers, where they schedule ahead, know of all steps of a leap."""

@@ -44,6 +44,8 @@ class AsyncRunning(RunningRequests):
     A request whose last token is sent is in `leaving`, neither in `partial` nor in the decode set.
     """
 
+    __slots__ = ("leaving", "open")
+
     def __init__(self, blocks: BlockCounter, loop: PreemptionLoop) -> None:
         super().__init__(blocks, loop)
         self.leaving: dict[Request, None] = {}
@@ -108,20 +110,22 @@ class AsyncScheduler(Scheduler):
     def repeat(self, ticks: int) -> None:
         """Schedule the step just scheduled so many times more."""
         self.in_flight[-1].leap_blocks = self._count_growth(ticks, skip=0)
-        self.blocks.take_ticks(self.decodes, ticks)
+        self.blocks.take_ticks(self.running.decodes, ticks)
         if self.prefill_interval is not None:
             self.prefill_interval.executed += ticks
         self._tick(self.in_flight[-1], ticks)
 
     def _tick(self, batch: BatchInFlight, ticks: int) -> None:
-        for request in self.decodes.advance(ticks):
-            self.running.stop_decoding(request)
-            self.running.leaving[request] = None
+        running = self.running
+        for request in running.decodes.advance(ticks):
+            running.stop_decoding(request)
+            running.leaving[request] = None
             batch.ending.append(request)
 
     def _send(self, batch: BatchInFlight, request: Request) -> None:
         """Count the token of a request outside the decode set."""
-        running, decodes = self.running, self.decodes
+        running = self.running
+        decodes = running.decodes
         request.generated += 1
         decodes.emitted(request)
         request.unknown = 0
@@ -175,6 +179,9 @@ class AsyncScheduler(Scheduler):
     def stored(self, step: Step) -> int:
         """Tokens that somebody needs in the blocks in use while `step`, just scheduled, runs."""
         running = self.running
-        tokens = self.decodes.context
-        tokens += sum(request.computed for request in (*running.partial, *running.leaving))
+        tokens = running.decodes.context
+        for request in running.partial:
+            tokens += request.computed
+        for request in running.leaving:
+            tokens += request.computed
         return tokens - self.blocks.shared * self.blocks.block_size

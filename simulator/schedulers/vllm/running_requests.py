@@ -48,6 +48,18 @@ class RunningRequests(dict[Request, None]):
     Those that decode are kept as sums in `decodes`, all others one by one in `partial`.
     """
 
+    # What else a dict has for attributes is slow to read.
+    __slots__ = (
+        "_blocks",
+        "_paused",
+        "admissions",
+        "decodes",
+        "loop",
+        "partial",
+        "pauses",
+        "runs",
+    )
+
     def __init__(self, blocks: BlockCounter, loop: PreemptionLoop) -> None:
         super().__init__()
         self.decodes = DecodeSet(blocks.block_size, by_phase=blocks.names_blocks)

@@ -69,8 +69,6 @@ class Scheduler:
     """A waiting request may take the place of one that runs."""
     awaits_transfer = False
     """Something comes from outside that lets waiting requests go on."""
-    kept_tokens = 0
-    """Tokens in the blocks of requests that do not run."""
     running_type = RunningRequests
     """What the running list is made of."""
 
@@ -99,6 +97,7 @@ class Scheduler:
         )
         self.now = 0.0  # of the last call of `schedule`
         self.preempted = 0  # by the last call of `schedule`
+        self.kept_tokens = 0  # in the blocks of requests that do not run
         self.drafts = bytearray()  # rows of log.DRAFT
         self.tracks_longest = False  # whether steps say how much their longest decode reads
         self.max_num_seqs = max_num_seqs
@@ -259,7 +258,7 @@ class Scheduler:
 
         Return tokens per partial request, or None where only a walk can tell.
         """
-        running, blocks = self.running, self.blocks
+        running, blocks, interval = self.running, self.blocks, self.prefill_interval
         while True:
             queries, need = running.decodes.demand()
             left = self.max_num_batched_tokens - queries
@@ -267,9 +266,12 @@ class Scheduler:
                 return None
             chunks = []
             for request in running.partial:
-                if self.prefill_interval is not None and self.prefill_interval.holds(request):
+                if interval is not None and interval.holds(request):
                     continue
-                tokens = min(request.pending, cap)
+                # Its `pending` tokens, which as a property cost a step more.
+                tokens = request.padding + request.prompt_tokens + request.generated
+                tokens -= request.computed
+                tokens = min(tokens, cap)
                 if tokens > left:
                     if running.decodes_behind(request):
                         return None
@@ -457,12 +459,14 @@ class Scheduler:
                 if self.prefill_interval is not None:
                     self.prefill_interval.executed += ticks - 1
             over = decodes.advance(ticks)
-        for chunk in step.singles or ():
-            self._emit(chunk.request, now, over)
-        for chunk in step.prefills:
-            self.blocks.cache(chunk.request)
-            if not chunk.request.pending:
+        if step.singles:
+            for chunk in step.singles:
                 self._emit(chunk.request, now, over)
+        for chunk in step.prefills:
+            request = chunk.request
+            self.blocks.cache(request)
+            if request.computed == request.padding + request.prompt_tokens + request.generated:
+                self._emit(request, now, over)
         if len(over) > 1:
             over.sort(key=by_admission)  # blocks are freed in the order of the running list
         for request in over:
@@ -566,13 +570,14 @@ class Scheduler:
 
     def stored(self, step: Step) -> int:
         """Tokens that somebody needs in the blocks in use while `step`, just scheduled, runs."""
-        running, decodes = self.running, self.running.decodes
+        running, blocks = self.running, self.blocks
+        decodes = running.decodes
         tokens = decodes.context + self.kept_tokens
         if step.decodes:
             tokens += decodes.count
         for request in running.partial:
             tokens += request.computed
-        return tokens - self.blocks.shared * self.blocks.block_size
+        return tokens - blocks.shared * blocks.block_size if blocks.shared else tokens
 
     # Subclasses written for Headway up to 0.9.
 

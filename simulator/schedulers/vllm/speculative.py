@@ -170,12 +170,11 @@ class DraftedSet(DecodeSet):
     `accepted(request)` gives how many are accepted at each position of its answer.
     """
 
-    alike = False
-
     def __init__(
         self, blocks: SlotCounter, drafts: int, accepted: Callable[[Request], Sequence[int]]
     ) -> None:
         super().__init__(blocks.block_size)
+        self.alike = False
         self.slots = blocks
         self.drafts = drafts
         self.accepted = accepted
