@@ -15,8 +15,10 @@ from simulator.core.alarm import Alarm
 from simulator.core.request import Request
 from simulator.engine.client import SentTimes
 from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.util.errors import HeadwayError
 
 State = Literal["off", "starting", "up", "draining", "down"]
+FUTILE_FAILURES = 10_000  # in a row that lose requests, while not one ends; 100 a replica, if more
 TOLERANCE = 0.1  # of the quotient of metric and target, as Kubernetes' HorizontalPodAutoscaler
 
 
@@ -42,6 +44,9 @@ class Lifecycle:
         self._make = make
         self._orders = [0] * len(make)
         fleet.on_idle = self._idle
+        self.ended: Callable[[], int] = lambda: 0  # requests that have ended so far
+        self._ended_before = 0  # by the last failure that lost requests
+        self._futile = 0  # failures since that lost requests
 
     def order(self, target: Target, delay: float = 0.0) -> None:
         """Order a replica; it starts `delay` seconds later."""
@@ -84,9 +89,24 @@ class Lifecycle:
         self.states[target.index] = "down"
         lost = self.fleet.crash(target, *self._make[target.index]())
         self.fleet.counters["tries_lost_in_failures"] += lost
+        if lost:
+            self._check_progress()
         if state == "draining":
             self._off(target)
         return True
+
+    def _check_progress(self) -> None:
+        """Raise HeadwayError if replicas have failed too often while not one request has ended."""
+        ended = self.ended()
+        if ended != self._ended_before:
+            self._ended_before, self._futile = ended, 0
+        self._futile += 1
+        if self._futile >= max(FUTILE_FAILURES, 100 * len(self.states)):
+            raise HeadwayError(
+                f"cluster.failures.mtbf: {self._futile:,} failures in a row lost requests and not "
+                f"one request has ended meanwhile, up to {self.env.now:,.0f} s: replicas fail "
+                f"before any answer ends; {ended:,} requests have ended"
+            )
 
     def repair(self, target: Target) -> None:
         """Let a replica that failed come back."""

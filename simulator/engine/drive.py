@@ -9,8 +9,10 @@ import simpy
 from simpy.core import EmptySchedule
 
 from simulator.engine.client import Client, StreamClient
+from simulator.util.errors import HeadwayError
 
 EVENTS_PER_LOOK = 4096  # events between two looks at the progress bar
+LONGEST = 1e8  # s, of a run: its tokens are counted by the second
 
 
 def drive(
@@ -18,7 +20,10 @@ def drive(
     client: Client | StreamClient,
     progress: Callable[[float, int, int], None] | None,
 ) -> bool:
-    """Let the clock run until all is done; say whether the user broke it off."""
+    """Let the clock run until all is done; say whether the user broke it off.
+
+    Raises HeadwayError if it goes on beyond `LONGEST`.
+    """
     with no_garbage_collection():
         interrupted = _loop(env, client, progress)
     if client.done < len(client.sent) and not interrupted:
@@ -38,6 +43,11 @@ def _loop(
         while True:
             for _ in repeat(None, EVENTS_PER_LOOK):
                 step()
+            if env.now > LONGEST:
+                raise HeadwayError(
+                    f"the run has gone on for {env.now:.1e} s, and can be told up to {LONGEST:.0e} "
+                    f"s: {client.done:,} of {total:,} requests have ended"
+                )
             if progress is not None:
                 progress(env.now, client.done, total)
     except EmptySchedule:

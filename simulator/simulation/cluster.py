@@ -241,6 +241,7 @@ def connect_client(
         record.tries = Attempts(fleet.sent_again, entry.log)
     client = make(entry.submit)
     life.done = lambda: client.done == len(client.sent)
+    life.ended = lambda: client.done
     entry.on_finish = client.finished
     if cluster.failures is not None:
         Failures(life, cluster.failures, scenario.seed)

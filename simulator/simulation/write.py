@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
+from simulator.engine.drive import LONGEST
 from simulator.results.fairness import several_clients
 from simulator.results.frames import (
     as_frame,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 SLICE = 1 << 15  # rows encoded together: bounds the memory
 FORMATS = ("csv", "parquet")
-LONGEST = 1e8  # s, of a run: its tokens are counted by the second
 
 
 def check_folder(folder: Path, format: str = "csv") -> Path:

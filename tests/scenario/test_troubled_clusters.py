@@ -39,6 +39,31 @@ def test_the_summary_counts_what_went_wrong_and_what_it_cost(tmp_path: Path) -> 
     assert set(result.requests["replica"][words == "shed"]) == {-1}
 
 
+@pytest.mark.parametrize("tables", [[], ["--no-tables"]])
+def test_replicas_that_fail_before_any_answer_ends(
+    tmp_path: Path, capsys, monkeypatch, tables: list[str]
+) -> None:
+    """The run ends with one line that blames the key, and nothing is written."""
+    monkeypatch.setattr("simulator.cluster.lifecycle.FUTILE_FAILURES", 500)
+    path = tmp_path / "s.yaml"
+    path.write_text(SMALL + "cluster: {replicas: 2, failures: {mtbf: 0.01, mttr: 0.001}}\n")
+    out = ["--out", str(tmp_path / "out")]
+    assert main(["run", str(path), *out, *tables]) == 2
+    told = capsys.readouterr().err
+    assert "cluster.failures.mtbf: 500 failures in a row lost requests and not one" in told
+    assert told.count("\n") == 1
+    assert not list(tmp_path.glob("out/*"))
+
+
+def test_a_run_of_endless_simulated_time_is_ended(tmp_path: Path, capsys, monkeypatch) -> None:
+    """While it runs, not when it is to be written."""
+    monkeypatch.setattr("simulator.engine.drive.LONGEST", 50.0)
+    path = tmp_path / "s.yaml"
+    path.write_text(SMALL + "cluster: {replicas: 2, failures: {mtbf: 0.01, mttr: 0.001}}\n")
+    assert main(["run", str(path), "--out", str(tmp_path / "out")]) == 2
+    assert "the run has gone on for" in capsys.readouterr().err
+
+
 def test_what_earlier_tries_take_is_no_queue(tmp_path: Path, capsys) -> None:
     """A replica fails with all that it has; those who come meanwhile are refused at the door."""
     more = """cluster:
