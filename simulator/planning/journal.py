@@ -110,7 +110,7 @@ def read_journal(path: Path) -> dict[str, Row]:
             rows[entry["point"]] = dict(entry["row"])
         except (ValueError, KeyError, TypeError):
             raise HeadwayError(
-                f"{path}:{number}: is no line of a sweep; take it out, or the whole file"
+                f"{path}:{number}: is no line of a sweep or plan; take it out, or the whole file"
             ) from None
     if len(whole) < len(data):
         write_atomic(path, whole)
