@@ -19,9 +19,12 @@ Part = tuple[int, int]
 
 @dataclass(slots=True, eq=False)
 class FreedBlocks:
-    """Hashed blocks that a request gave back at once: a place in the free list."""
+    """Hashed blocks that a request gave back at once: a place in the free list.
 
-    owner: Request
+    Those of requests that have ended, which nobody will find, are one place with their like before.
+    """
+
+    owner: Request | None  # None: it has ended
     parts: list[Part]  # upwards; taken from the end
     age: int
     """Of two blocks with the same tokens, since one was computed again, the lower one is found."""
@@ -93,11 +96,22 @@ class UnsharedPrefixCache(EvictingCounter):
         if first < full:
             self._ages += 1
             table.append(FreedBlocks(request, [(first, full)], self._ages))
-        for freed in reversed(table):
-            self._idle[freed] = None
-        if request.finish < 0 and table:
-            self._freed_by.setdefault(request, []).extend(table)
+        if request.finish < 0:
+            for freed in reversed(table):
+                self._idle[freed] = None
+            if table:
+                self._freed_by.setdefault(request, []).extend(table)
+        elif table:
+            self._abandon(sum(end - first for freed in table for first, end in freed.parts))
         request.computed = 0
+
+    def _abandon(self, count: int) -> None:
+        """Put blocks at the tail of the free list for which nobody will come."""
+        last = next(reversed(self._idle), None)
+        if last is None or last.owner is not None:
+            last = FreedBlocks(None, [(0, 0)], 0)
+            self._idle[last] = None
+        last.parts[0] = (0, last.parts[0][1] + count)
 
     def take(self, count: int) -> None:
         """Take blocks from the head of the free list."""
@@ -109,7 +123,7 @@ class UnsharedPrefixCache(EvictingCounter):
     def _forget(self, count: int) -> None:
         """Let the first in the free list lose hashes: so many, or all if nobody comes for them."""
         freed = next(iter(self._idle))
-        if freed.owner in self._freed_by:
+        if freed.owner is not None and freed.owner in self._freed_by:
             first, end = freed.parts.pop()
             kept = max(first, end - count)
             if first < kept:
@@ -124,6 +138,7 @@ class UnsharedPrefixCache(EvictingCounter):
     def _remove(self, freed: FreedBlocks) -> None:
         """Strike out a place in the free list where nothing is left."""
         del self._idle[freed]
+        assert freed.owner is not None
         kept = self._freed_by.get(freed.owner)
         if kept is not None and freed in kept:
             kept.remove(freed)

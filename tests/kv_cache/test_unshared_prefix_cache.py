@@ -225,12 +225,25 @@ class Twins(RuleBasedStateMachine):
         alive = {number for number, _ in of.values()}
         listed = [(-1, 0)] * own._blank
         for place in own._idle:
+            number = -1 if place.owner is None else place.owner.id
             for first, end in reversed(place.parts):
-                listed += [(place.owner.id, i) for i in reversed(range(first, end))]
+                listed += [(number, i) for i in reversed(range(first, end))]
         found = [of.get(key) for key in named._idle.values()]
         assert [None] * len(named._blank) + found == [
             (number, i) if number in alive else None for number, i in listed
         ]
+
+
+def test_requests_that_have_ended_take_no_memory() -> None:
+    """However large the pool, their blocks are one place in the free list."""
+    blocks = UnsharedPrefixCache(1_000_000, 4)
+    for number in range(1000):
+        request = Request(number, 0.0, 32, 4)
+        blocks.admit(request, (), 32)
+        request.finish = 1.0
+        blocks.release(request)
+    assert len(blocks._idle) == 1
+    assert blocks.free == blocks.usable
 
 
 def test_blocks_without_names_are_given_out_as_those_with() -> None:
