@@ -6,11 +6,13 @@ policies takes the place of a running request; `preemptive.py` has those that do
 """
 
 from collections.abc import Iterable
+from functools import partial
 from math import exp, expm1, inf, log, log1p
 from typing import TYPE_CHECKING, Any
 
 from simulator.core.request import Request
-from simulator.policies.policy import hint_of
+from simulator.policies.policy import Batch, hint_of
+from simulator.policies.waiting_queues import RatioQueue
 from simulator.util.from_mapping import raise_if
 
 if TYPE_CHECKING:
@@ -76,6 +78,10 @@ class HRRN:
             size = waiting.hint + (waiting.prompt_tokens if self.by == "total" else 0.0)
         ratio: npt.NDArray[np.float64] = (waiting.arrival - now) / size
         return ratio
+
+    def queue(self, batch: Batch) -> RatioQueue:
+        """Order by `rank`, in a queue that need not rank all who wait."""
+        return RatioQueue(partial(size_of, by=self.by))
 
 
 class Boost:

@@ -281,6 +281,80 @@ class RankQueue:
         return request
 
 
+class RatioQueue:
+    """The largest (now - arrival) / size first, of equals the smaller id.
+
+    Of requests of one size the earliest goes first, whatever the time is: so only one of each size
+    is compared, where RankQueue compares all who wait.
+    """
+
+    moves = False  # `refresh` is called when it may have
+
+    def __init__(self, size: Callable[[Request], int]) -> None:
+        self._size = size
+        self._places: dict[int, int] = {}  # by size, of its heap
+        self._heaps: list[list[tuple[float, int, Request]]] = []
+        self._sizes = np.ones(64)
+        self._arrivals = np.full(64, np.inf)  # s, of the first in each heap; inf: it is empty
+        self._count = 0
+        self._now = 0.0  # s
+        self._first: int | None = None  # the place whose turn it is, until something changes
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, request: Request) -> bool:
+        size = self._size(request)
+        place = self._places.setdefault(size, len(self._heaps))
+        if place == len(self._heaps):
+            self._heaps.append([])
+            if place == len(self._sizes):
+                self._sizes = np.concatenate([self._sizes, np.ones(place)])
+                self._arrivals = np.concatenate([self._arrivals, np.full(place, np.inf)])
+            self._sizes[place] = size
+        heappush(self._heaps[place], (request.arrival, request.id, request))
+        self._changed(place, 1)
+        return True
+
+    def put_back(self, request: Request) -> None:
+        self.add(request)
+
+    def refresh(self, now: float) -> None:
+        """Compare anew, as of now."""
+        self._now = now
+        self._first = None
+
+    def head(self) -> Request:
+        return self._heaps[self._choose()][0][2]
+
+    def take(self) -> Request:
+        place = self._choose()
+        request = heappop(self._heaps[place])[2]
+        self._changed(place, -1)
+        return request
+
+    def remove(self, request: Request) -> None:
+        place = self._places[self._size(request)]
+        heap = self._heaps[place]
+        heap.remove((request.arrival, request.id, request))
+        heapify(heap)
+        self._changed(place, -1)
+
+    def _changed(self, place: int, count: int) -> None:
+        heap = self._heaps[place]
+        self._arrivals[place] = heap[0][0] if heap else np.inf
+        self._count += count
+        self._first = None
+
+    def _choose(self) -> int:
+        if self._first is None:
+            count = len(self._heaps)
+            ratios = (self._arrivals[:count] - self._now) / self._sizes[:count]
+            equals = np.flatnonzero(ratios == ratios.min()).tolist()
+            self._first = min(equals, key=lambda place: self._heaps[place][0][1])
+        return self._first
+
+
 class FrontQueue:
     """A waiting queue before which some stand, whatever its order: those given to `push`."""
 
@@ -346,11 +420,11 @@ def queue_of(policy: Any, batch: Batch) -> WaitingQueue:
     Raises HeadwayError where the policy fails, or gives something else; ValueError where its
     `patience` is no time.
     """
-    if hasattr(policy, "rank"):
+    make: Callable[[Batch], WaitingQueue] | None = getattr(policy, "queue", None)
+    if make is None and hasattr(policy, "rank"):
         return RankQueue(policy)
     if hasattr(policy, "promote"):
         return PromotingQueue(policy, batch)
-    make: Callable[[Batch], WaitingQueue] | None = getattr(policy, "queue", None)
     if make is None:
         return KeyQueue(policy)
     try:

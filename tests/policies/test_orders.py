@@ -1,13 +1,15 @@
 """Orders of the queue, worked out by hand: every step takes 1 s, so times are step numbers."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.orders import HRRN, SJF, Boost
 from simulator.policies.preemptive import MLFQ, SRPT, Deadline, Preemptive
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
 from tests.support.engines import play, workload
-from tests.support.policies import order
+from tests.support.policies import engine, order
 
 
 def test_sjf_ranks_by_what_it_is_told() -> None:
@@ -39,6 +41,32 @@ def test_hrrn_by_predicted_length() -> None:
     assert order(load, HRRN(by="hint")) == [0, 2, 1]
     assert order(load, HRRN(by="prompt")) == [0, 1, 2]
     assert order(load, HRRN(by="total")) == [0, 1, 2]  # 5 / 10 and 4 / 11
+
+
+class Ranked:
+    """HRRN by its rank alone, of all who wait."""
+
+    def __init__(self, by: str) -> None:
+        self.rank = HRRN(by).rank
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 40), st.integers(1, 6), st.integers(1, 5)), min_size=1, max_size=40
+    ),
+    st.sampled_from(["prompt", "hint", "total"]),
+    st.integers(1, 3),
+    st.integers(6, 30),
+)
+def test_hrrns_queue_has_the_order_of_its_rank(requests, by: str, seats: int, blocks: int) -> None:
+    """Also of equal ratios, and where requests come back after a preemption."""
+    load = workload(*sorted(requests))
+    seen = []
+    for policy in (HRRN(by), Ranked(by)):
+        scheduler = engine(policy, seats, blocks)
+        seen.append(play(load, scheduler, sigma=0.5)[0].request_rows)
+    assert seen[0] == seen[1]
 
 
 def test_hrrn_ranks_anew_when_a_seat_is_free() -> None:
