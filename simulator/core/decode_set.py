@@ -117,12 +117,11 @@ class DecodeSet:
     def blocks(self, ticks: int, skip: int = 0) -> int:
         """Blocks that `ticks` ticks take, beginning `skip` ticks from now."""
         size, phases = self.block_size, self.phases
-        first = self.tick + skip
         rounds, rest = divmod(ticks, size)
-        total = rounds * self.count
-        for tick in range(first, first + rest):
-            total += phases[tick % size]
-        return total
+        first = (self.tick + skip) % size
+        end = first + rest
+        total = rounds * self.count + sum(phases[first:end])
+        return total + sum(phases[: end - size]) if end > size else total
 
     def growth(self, ticks: int, skip: int = 0) -> list[int]:
         """Count the blocks that each of `ticks` ticks takes, beginning `skip` ticks from now."""

@@ -99,12 +99,13 @@ class AsyncScheduler(Scheduler):
             return step
         batch = BatchInFlight()
         self.in_flight.append(batch)
-        singles = step.singles or []
-        if step.decodes > len(singles):
+        singles = step.singles
+        if step.decodes > (len(singles) if singles else 0):
             self._tick(batch, 1)
-        for chunk in (*singles, *step.prefills):
-            if not chunk.request.pending:
-                self._send(batch, chunk.request)
+        for chunk in (*singles, *step.prefills) if singles else step.prefills:
+            request = chunk.request
+            if request.computed == request.padding + request.prompt_tokens + request.generated:
+                self._send(batch, request)
         return step
 
     def repeat(self, ticks: int) -> None:

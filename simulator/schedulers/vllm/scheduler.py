@@ -535,7 +535,7 @@ class Scheduler:
 
     def _count_growth(self, ticks: int, skip: int) -> list[int]:
         """Count the blocks that ticks take, `skip` ticks from now, beyond those reserved."""
-        blocks, taken = self.blocks, self.decodes.growth(ticks, skip)
+        blocks, taken = self.blocks, self.running.decodes.growth(ticks, skip)
         spare = blocks.used - blocks.usable + blocks.free if blocks.reserved else 0
         if not spare:
             return taken
