@@ -214,11 +214,12 @@ class PiecewiseCost(Fitted):
                 seen = window_pairs(chunk.start, chunk.tokens, self.window)
                 work += self.prefill_per_window_pair * seen
         serial = self.serial_per_token * longest
+        table, tokens = self._dense, rows + new
         head = self.head_per_sequence * (rows + prompts)
         seconds = (
             self.overhead
             + self.overhead_per_sequence * (count + prompts)
-            + self.dense_seconds(rows + new)
+            + (table[tokens] if tokens < len(table) else self.dense_seconds(tokens))
             + (head if head > self.head else self.head)
             + self.prefill
             + (work if work > serial else serial)

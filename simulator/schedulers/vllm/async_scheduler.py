@@ -110,7 +110,7 @@ class AsyncScheduler(Scheduler):
 
     def repeat(self, ticks: int) -> None:
         """Schedule the step just scheduled so many times more."""
-        self.in_flight[-1].leap_blocks = self._count_growth(ticks, skip=0)
+        self.in_flight[-1].leap_blocks = self._count_growth(ticks, 0)
         self.blocks.take_ticks(self.running.decodes, ticks)
         if self.prefill_interval is not None:
             self.prefill_interval.executed += ticks

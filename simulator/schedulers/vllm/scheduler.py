@@ -97,6 +97,7 @@ class Scheduler:
         )
         self.now = 0.0  # of the last call of `schedule`
         self.preempted = 0  # by the last call of `schedule`
+        self._ahead = 0 if self.overlaps else 1
         self.kept_tokens = 0  # in the blocks of requests that do not run
         self.drafts = bytearray()  # rows of log.DRAFT
         self.tracks_longest = False  # whether steps say how much their longest decode reads
@@ -206,21 +207,24 @@ class Scheduler:
         cap = self.chunk_cap() if self.long_prefill_token_threshold else budget
         if interval is not None:
             interval.begin(running)
+        chunks: Sequence[tuple[Request, int]] | None = ()
         if running.partial or count > budget or count > self.blocks.free or not decodes.alike:
-            step = Step([])
             chunks = self.plan(cap)
-            if chunks is None:
-                budget = self._walk(step, cap)
-            else:
-                budget -= self.decode_all(step)
-                for request, tokens in chunks:
-                    self.schedule_tokens(step, request, tokens)
-                    budget -= tokens
-        else:  # the common case in a few words: everybody decodes, and there are blocks for all
+            count = decodes.count
+        if chunks is None:
+            step = Step([])
+            budget = self._walk(step, cap)
+        elif decodes.alike:  # the common case, without a call of `decode_all`
             step = Step([], count, decodes.context + count)
             budget -= count
             if count:
                 self.blocks.take_ticks(decodes, 1)
+        else:
+            step = Step([])
+            budget -= self.decode_all(step)
+        for request, tokens in chunks or ():
+            self.schedule_tokens(step, request, tokens)
+            budget -= tokens
         if budget and not self.preempted and self.waiting:
             self.admit(step, budget, cap)
         if self.tracks_longest and step.decodes:
@@ -455,7 +459,7 @@ class Scheduler:
         if step.decodes and decodes.count:
             ticks = len(ends)
             if ticks > 1:
-                self.blocks.take_ticks(decodes, ticks - 1, skip=1)
+                self.blocks.take_ticks(decodes, ticks - 1, 1)
                 if self.prefill_interval is not None:
                     self.prefill_interval.executed += ticks - 1
             over = decodes.advance(ticks)
@@ -504,7 +508,7 @@ class Scheduler:
             return 1
         if self.preempted or not decodes.count or (self.waiting and self._may_fit()):
             return 1
-        ahead = 0 if self.overlaps else 1  # where steps overlap, this one's tick is counted
+        ahead = self._ahead  # where steps overlap, this one's tick is counted
         more = min(decodes.ticks_to_end(), LONGEST_LEAP) - ahead
         if interval is not None and interval.held and self.waiting:
             more = min(more, interval.left - 1)
@@ -531,7 +535,7 @@ class Scheduler:
 
     def leap_blocks(self, ticks: int) -> list[int]:
         """Count by how many blocks each repeat of the step to be committed adds to those in use."""
-        return self._count_growth(ticks, skip=1)
+        return self._count_growth(ticks, 1)
 
     def _count_growth(self, ticks: int, skip: int) -> list[int]:
         """Count the blocks that ticks take, `skip` ticks from now, beyond those reserved."""
