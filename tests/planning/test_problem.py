@@ -15,10 +15,6 @@ from tests.support.scenarios import AZURE, ONE_A_SECOND
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (
-            ["--slo", "p99_ttft_ms<=1", "--jobs", "1"],
-            "no configuration meets p99_ttft_ms<=1 and completion>=1; ",
-        ),
         ([], "no service level; give --slo 'p99_ttft_ms<=1000'"),
         (["--slo", "p99_ttft"], "--slo p99_ttft: must be METRIC<=NUMBER or METRIC>=NUMBER"),
         (["--slo", "p99_tftt_ms<=3"], "no metric 'p99_tftt_ms'; there are mean, median"),
@@ -48,6 +44,18 @@ def test_a_wrong_question_is_one_clear_error_and_no_file(
     assert main(command) == 2
     assert message in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_where_nothing_meets_the_bounds_the_runs_that_showed_it_are_kept(
+    scenario: Path, capsys: pytest.CaptureFixture[str]
+):
+    """So that other bounds need not run them again."""
+    out = scenario.parent / "out"
+    command = ["plan", str(scenario), "--set", "workload.num_prompts=20", "--jobs", "1"]
+    assert main([*command, "--slo", "p99_ttft_ms<=1", "--out", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert "no configuration meets p99_ttft_ms<=1 and completion>=1; " in said
+    assert [path.name for path in out.iterdir()] == ["runs.jsonl"]
 
 
 def test_a_trace_is_run_once_unless_a_seed_makes_a_difference(tmp_path: Path):
