@@ -27,10 +27,18 @@ if TYPE_CHECKING:
 BAD_INPUT, BROKEN_PIPE = 2, 141  # the latter as a shell gives it
 
 
+def print_line(text: str) -> None:
+    """Print a line on stderr; one that is closed or full takes nothing from the command."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
 def print_errors(messages: Iterable[str]) -> int:
     """Print errors, one in a line; return the exit code."""
     for message in messages:
-        print(f"headway: error: {message}", file=sys.stderr)
+        print_line(f"headway: error: {message}")
     return BAD_INPUT
 
 
@@ -60,7 +68,7 @@ def one_line_warnings() -> Iterator[None]:
             others(message, category, *where, **more)
         elif str(message) not in shown:
             shown.add(str(message))
-            print(f"headway: warning: {message}", file=sys.stderr)
+            print_line(f"headway: warning: {message}")
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", HeadwayWarning)
@@ -73,7 +81,7 @@ INTERRUPTED = 130  # as a shell gives it
 
 def print_interrupt(what: str | None = None) -> int:
     """Say what came of an interrupted command, if not which files; return the exit code."""
-    print(f"headway: interrupted; {what or _left_behind()}", file=sys.stderr)
+    print_line(f"headway: interrupted; {what or _left_behind()}")
     return INTERRUPTED
 
 
@@ -92,10 +100,9 @@ def print_interrupted_run(result: "Result") -> int:
 
     done = sum(int((log.requests["reason"] != UNFINISHED).sum()) for log in result.logs)
     now = max((float(log.steps["end"][-1]) for log in result.logs if log.step_rows), default=0.0)
-    print(
+    print_line(
         f"headway: interrupted at {now:,.1f} s of simulated time, {done:,} of "
-        f"{len(result.workload):,} requests done; {_left_behind()}",
-        file=sys.stderr,
+        f"{len(result.workload):,} requests done; {_left_behind()}"
     )
     return INTERRUPTED
 

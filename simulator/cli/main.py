@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from simulator.cli.console import one_line_warnings, print_errors, print_interrupt, print_os_error
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, one_line
 from simulator.util.files import WRITTEN_FILES
 from simulator.util.user_code import NO_OWN_CODE, exit_message
 from simulator.util.version import __version__
@@ -66,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with one_line_warnings():
             code = app(argv, exit_on_error=False, print_error=False)
             print(end="", flush=True)
-    except HeadwayError as error:
-        return print_errors(error.messages)
+    except (HeadwayError, MemoryError) as error:
+        return print_errors(_messages(error))
     except CycloptsError as error:
         return print_errors([_usage_message(error)])
     except KeyboardInterrupt:
@@ -80,6 +80,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if no_own_code is None:
             os.environ.pop(NO_OWN_CODE, None)
     return code or 0
+
+
+def _messages(error: HeadwayError | MemoryError) -> list[str]:
+    if isinstance(error, HeadwayError):
+        return error.messages
+    return [f"not enough memory: {one_line(error) or 'no more is given to us'}"]
 
 
 def _print_exit(error: SystemExit) -> int:

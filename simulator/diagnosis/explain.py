@@ -16,7 +16,7 @@ from simulator.results.read import (
     read_yaml,
 )
 from simulator.results.request_table import RETRY, TRANSFER_PARTS
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, printable
 
 ENDINGS = {
     "stop": "It ended by itself.",
@@ -160,7 +160,7 @@ def _seconds(value: float) -> str:
 
 
 def _head(row: Row) -> str:
-    client = f" of {row['client']}" if row["client"] else ""
+    client = f" of {printable(row['client'])}" if row["client"] else ""
     cached = f" ({int(row['cached_tokens']):,} of them in the prefix cache)"
     return (
         f"Request {int(row['id'])}{client}: {int(row['prompt_tokens']):,} prompt tokens"

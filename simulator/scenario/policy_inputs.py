@@ -59,7 +59,7 @@ def _missing(scenario: Scenario, workload: Workload) -> Iterator[str]:
     if by_prompt and scenario.predictor is not None:
         yield f"predictor: {policy_name(cls)} ranks by the prompt alone; by: hint or total reads it"
     named = arguments.get("weights") or arguments.get("clients")
-    if issubclass(cls, Fair | WFQ | DRR | Deadline) and isinstance(named, dict) and clients:
+    if issubclass(cls, Fair | WFQ | DRR | Deadline) and isinstance(named, dict):
         for client in sorted({str(one) for one in named} - clients):
             yield f"{name}: no request is of client {client!r}"
 

@@ -11,6 +11,11 @@ class HeadwayError(Exception):
         super().__init__("\n".join(self.messages))
 
 
+def printable(text: str) -> str:
+    """Write what a terminal would act on, such as colours, as escapes that it shows."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
 def one_line(error: BaseException) -> str:
     """Give what an exception says without its line breaks."""
     return " ".join(str(error).split())

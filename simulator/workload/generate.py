@@ -182,7 +182,7 @@ def _good_priorities(priorities: object, clients: object) -> bool:
     return (
         isinstance(priorities, Sequence)
         and len(priorities) == count
-        and all(isinstance(n, int) and abs(n) < 2**31 for n in priorities)
+        and all(type(n) is int and abs(n) < 2**31 for n in priorities)
     )
 
 
@@ -190,7 +190,7 @@ def _good_clients(clients: object) -> bool:
     """Say whether this is a number of clients, or a list of weights with one above 0."""
     if isinstance(clients, int) and not isinstance(clients, bool):
         return clients >= 1
-    return clients is None or (are_numbers(clients, 1) and sum(clients) > 0)
+    return clients is None or (are_numbers(clients, 1) and 0 < sum(clients) < inf)
 
 
 def range_ratios(range_ratio: float | Mapping[str, float]) -> tuple[float, float]:

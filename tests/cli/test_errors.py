@@ -140,3 +140,14 @@ def test_code_of_the_users_does_not_end_the_command(folder, capsys, command, set
     vary = ["--vary", "seed=1", "--jobs", "1"] if command == "sweep" else []
     assert main([command, "small.yaml", "--set", setting, "--quiet", *vary]) in (1, 2)
     assert where in capsys.readouterr().err
+
+
+def test_too_little_memory_is_one_line(monkeypatch, capsys) -> None:
+    def fail(*arguments, **options):
+        raise MemoryError("Unable to allocate 76.3 MiB")
+
+    monkeypatch.setattr("simulator.workload.generate.draw_lengths", fail)
+    assert main(["run", "demo"]) == 2
+    assert capsys.readouterr().err == (
+        "headway: error: not enough memory: Unable to allocate 76.3 MiB\n"
+    )

@@ -1,7 +1,9 @@
 """Standard output that is closed, full or not there."""
 
 import os
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +74,23 @@ def test_names_that_a_terminal_cannot_show(folder, settings):
     done = headway("run", "nö.yaml", env=os.environ | {"PYTHONPATH": ROOT} | settings)
     assert done.returncode == 2
     assert done.stderr.startswith("headway: error: n\\")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["run", "demo", "--set", "engine.scheduling_policy=deadline", "--out", "o"], 0),
+        (["run", "nosuch.yaml"], 2),
+    ],
+)
+@pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full"])
+def test_what_stderr_does_not_take_changes_nothing(tmp_path, arguments, code, stderr) -> None:
+    """Neither warnings nor errors: the files are written, and the exit code is the same."""
+    words = [sys.executable, "-m", "simulator", *arguments]
+    if arguments[1] == "demo":
+        words += ["--set", "workload.num_prompts=20"]
+    command = f"{shlex.join(words)} {stderr} >/dev/null"
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, check=False, shell=True, cwd=tmp_path, env=environment)
+    assert done.returncode == code
+    assert (tmp_path / "o" / "requests.csv").exists() == (code == 0)

@@ -72,6 +72,11 @@ def test_a_client_that_never_comes(traced):
     assert missing(traced(policy, TWO)) == [f"{POLICY}: fair: no request is of client 'client-9'"]
 
 
+def test_deadlines_of_clients_where_nobody_is_named(traced):
+    policy = f"{POLICY}={{policy: deadline, clients: {{gold: {{ttft: 100}}}}}}"
+    assert missing(traced(policy)) == [f"{POLICY}: deadline: no request is of client 'gold'"]
+
+
 def test_shedding_by_priority(traced):
     shed = ("cluster.replicas=2", "cluster.admission={max_outstanding: 9, shed_from: 0.5}")
     said = "cluster.admission.shed_from: no request has a priority of 1 or more"
