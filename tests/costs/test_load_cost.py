@@ -29,8 +29,6 @@ from tests.support.scenarios import errors
 
 LLAMA = load_model("llama-3-8b")
 SOMEBODY = Request(0, 0.0, 100, 10)
-OF_LLAMA = [name for name in shipped_profiles() if re.fullmatch(r"llama-3-8b\.[^-]*\.bf16", name)]
-SOME = [*OF_LLAMA, "tiny-test.cpu.fp32", *shipped_profiles()[::25]]
 
 
 HAND = PiecewiseCost(

@@ -20,24 +20,6 @@ from simulator.models.load import load_model
 LLAMA = load_model("llama-3-8b")
 SOMEBODY = Request(0, 0.0, 100, 10)
 OF_LLAMA = [name for name in shipped_profiles() if re.fullmatch(r"llama-3-8b\.[^-]*\.bf16", name)]
-SOME = [*OF_LLAMA, "tiny-test.cpu.fp32", *shipped_profiles()[::25]]
-
-
-HAND = PiecewiseCost(
-    dense=[[1, 10.0], [11, 20.0], [21, 40.0]],
-    overhead=1.0,
-    head=3.0,
-    head_per_sequence=1.0,
-    decode=100.0,
-    decode_per_context=0.5,
-    decode_per_sequence=2.0,
-    prefill=200.0,
-    prefill_per_pair=0.25,
-    prefill_per_token=4.0,
-    mixed_per_context=1.5,
-    mixed_per_sequence=5.0,
-    serial_per_token=16.0,
-)
 
 
 def mixed(*chunks: tuple[int, int], decodes: int = 0, context: int = 0) -> Step:
