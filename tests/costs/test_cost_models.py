@@ -8,44 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.core.executor import CanLeap
-from simulator.core.request import Chunk, Request, Step
+from simulator.core.request import Step
 from simulator.costs.linear import LinearCost
 from simulator.costs.load import load_cost
-from simulator.costs.piecewise import MAX_TABLE_TOKENS, PiecewiseCost
+from simulator.costs.piecewise import MAX_TABLE_TOKENS
 from simulator.costs.profile import (
     shipped_profiles,
 )
 from simulator.costs.roofline import roofline
 from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
+from tests.support.costs import HAND, mixed
 from tests.support.logs import logged
 
 LLAMA = load_model("llama-3-8b")
-SOMEBODY = Request(0, 0.0, 100, 10)
 OF_LLAMA = [name for name in shipped_profiles() if re.fullmatch(r"llama-3-8b\.[^-]*\.bf16", name)]
 SOME = [*OF_LLAMA, "tiny-test.cpu.fp32", *shipped_profiles()[::25]]
-
-
-HAND = PiecewiseCost(
-    dense=[[1, 10.0], [11, 20.0], [21, 40.0]],
-    overhead=1.0,
-    head=3.0,
-    head_per_sequence=1.0,
-    decode=100.0,
-    decode_per_context=0.5,
-    decode_per_sequence=2.0,
-    prefill=200.0,
-    prefill_per_pair=0.25,
-    prefill_per_token=4.0,
-    mixed_per_context=1.5,
-    mixed_per_sequence=5.0,
-    serial_per_token=16.0,
-)
-
-
-def mixed(*chunks: tuple[int, int], decodes: int = 0, context: int = 0) -> Step:
-    """Make a step of (start, tokens) chunks and some decodes."""
-    return Step([Chunk(SOMEBODY, *chunk) for chunk in chunks], decodes, context)
 
 
 def test_linear_by_hand() -> None:

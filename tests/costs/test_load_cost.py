@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from simulator.core.engine_config import EngineConfig
-from simulator.core.request import Chunk, Request, Step
+from simulator.core.request import Step
 from simulator.costs.linear import LinearCost
 from simulator.costs.load import load_cost
 from simulator.costs.overhead import Overhead, find_overhead
@@ -24,33 +24,11 @@ from simulator.models.load import load_model
 from simulator.scenario.assemble import assemble
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
+from tests.support.costs import HAND, mixed
 from tests.support.logs import logged
 from tests.support.scenarios import errors
 
 LLAMA = load_model("llama-3-8b")
-SOMEBODY = Request(0, 0.0, 100, 10)
-
-
-HAND = PiecewiseCost(
-    dense=[[1, 10.0], [11, 20.0], [21, 40.0]],
-    overhead=1.0,
-    head=3.0,
-    head_per_sequence=1.0,
-    decode=100.0,
-    decode_per_context=0.5,
-    decode_per_sequence=2.0,
-    prefill=200.0,
-    prefill_per_pair=0.25,
-    prefill_per_token=4.0,
-    mixed_per_context=1.5,
-    mixed_per_sequence=5.0,
-    serial_per_token=16.0,
-)
-
-
-def mixed(*chunks: tuple[int, int], decodes: int = 0, context: int = 0) -> Step:
-    """Make a step of (start, tokens) chunks and some decodes."""
-    return Step([Chunk(SOMEBODY, *chunk) for chunk in chunks], decodes, context)
 
 
 def test_inline_costs() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.core.request import Chunk, Request, Step
+from simulator.core.request import Step
 from simulator.costs.overhead import Overhead
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import (
@@ -16,15 +16,10 @@ from simulator.costs.profile import (
 from simulator.costs.roofline import USUAL, efficiency_of, roofline
 from simulator.models.gpus import GPUS, Gpu
 from simulator.models.load import load_model
+from tests.support.costs import mixed
 
 LLAMA = load_model("llama-3-8b")
-SOMEBODY = Request(0, 0.0, 100, 10)
 OF_LLAMA = [name for name in shipped_profiles() if re.fullmatch(r"llama-3-8b\.[^-]*\.bf16", name)]
-
-
-def mixed(*chunks: tuple[int, int], decodes: int = 0, context: int = 0) -> Step:
-    """Make a step of (start, tokens) chunks and some decodes."""
-    return Step([Chunk(SOMEBODY, *chunk) for chunk in chunks], decodes, context)
 
 
 GRAPHS = Overhead(step=0.8e-3, captured=512)
