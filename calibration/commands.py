@@ -8,12 +8,16 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from simulator.cli.options import (
+    DEFAULT_SETTINGS,
+    NoOwnCode,
+    Quiet,
+    Settings,
+    refuse_own_code,
+)
 from simulator.util.errors import HeadwayError
 
 Device = Annotated[str, Parameter(help="cpu or cuda")]
-Quiet = Annotated[
-    bool, Parameter(negative="", show_default=False, help="print errors and warnings only")
-]
 
 
 def calibrate(
@@ -45,6 +49,7 @@ def calibrate(
         list[str] | None,
         Parameter(name="--set", negative="", help="set a key of the scenario: dotted.key=value"),
     ] = None,
+    no_own_code: NoOwnCode = False,
     num_blocks: Annotated[int, Parameter(help="KV blocks of the engine")] = 4096,
     block_size: Annotated[int, Parameter(help="tokens in a block")] = 16,
     max_num_seqs: Annotated[int, Parameter(help="sequences in a step, at most")] = 64,
@@ -57,6 +62,7 @@ def calibrate(
     from calibration.engine_steps.calibrate import calibrate as measure_and_fit
     from calibration.engine_steps.refit import refit
 
+    refuse_own_code(no_own_code)
     if from_requests is not None or from_steps is not None or scenario is not None:
         _from_log(from_requests, from_steps, scenario, set_ or [], out=out, given=(model, from_))
         return 0
@@ -142,11 +148,7 @@ def live(
         Parameter(help="exec: measured time, idle time skipped; wall: real time; model: predicted"),
     ] = "exec",
     reruns: Annotated[int, Parameter(help="further runs, each in a folder of its own")] = 0,
-    set_: Annotated[
-        list[str] | None,
-        Parameter(name="--set", negative="", help="set a key: dotted.key=value (repeatable)"),
-    ] = None,
-    seed: Annotated[int | None, Parameter(help="seed, in place of the scenario's")] = None,
+    settings: Settings = DEFAULT_SETTINGS,
     out: Annotated[
         Path | None, Parameter(help="folder for the files [default: out/NAME-live]")
     ] = None,
@@ -163,7 +165,7 @@ def live(
     from simulator.simulation.write import check_folder
     from simulator.views.report import run_table
 
-    loaded = load_scenario(scenario, set_ or (), seed)
+    loaded = load_scenario(scenario, settings.overrides, settings.seed)
     folder = check_folder(out or Path("out") / f"{loaded.name}-live")
     engine = build_engine(loaded, assemble(loaded), device)
     about = describe_engine(engine) | {"seed": loaded.seed}
@@ -205,9 +207,11 @@ def validate(
     out: Annotated[
         Path | None, Parameter(help="folder for files and plots [default: LIVE_DIR]")
     ] = None,
+    no_own_code: NoOwnCode = False,
     quiet: Quiet = False,
 ) -> int:
     """Compare a live run, or real servers' measured runs, with their simulation."""
+    refuse_own_code(no_own_code)
     if (folder is None) == (measured is None):
         raise HeadwayError("validate: give LIVE_DIR or --measured DIR, one of the two")
     if measured is not None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from simulator.util.errors import HeadwayError
+from simulator.util.files import check_regular
 from simulator.util.json_text import parse_json
 
 
@@ -17,6 +18,7 @@ def read_text(path: Path, *, packed: bool = False) -> str:
 
     HeadwayError where it cannot be read or is damaged.
     """
+    check_regular(path)
     try:
         raw = path.read_bytes()
         packed = packed or raw[:2] == b"\x1f\x8b"

@@ -8,6 +8,7 @@ from math import inf, isfinite
 from pathlib import Path
 
 from simulator.util.errors import HeadwayError
+from simulator.util.files import check_regular
 
 RUNS = "runs.csv"
 REQUIRED = ("run_id", "gpu", "model")
@@ -90,6 +91,7 @@ def read_runs(folder: Path) -> list[Run]:
     What is wrong with some rows is told in their `faults`, with line and column.
     """
     path = folder / RUNS
+    check_regular(path)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)

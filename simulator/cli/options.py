@@ -24,6 +24,13 @@ ScenarioOrName = Annotated[
 Vary = Annotated[list[str] | None, silent("dotted.key=a,b,c (repeated: all combinations)")]
 Workers = Annotated[int | None, silent("workers [default: one per core]")]
 Quiet = Annotated[bool, silent("print errors and warnings only")]
+NoOwnCode = Annotated[bool, silent("refuse a scenario that names code of its own", "--no-own-code")]
+
+
+def refuse_own_code(flag: bool) -> None:
+    """Refuse users' code in this process and in its workers, which inherit the environment."""
+    if flag:
+        os.environ[NO_OWN_CODE] = "1"
 
 
 @Parameter(name="*")
@@ -35,14 +42,11 @@ class Settings:
         list[str] | None, silent("set a key: dotted.key=value (repeatable)", "--set")
     ] = None
     seed: Annotated[int | None, Parameter(help="seed, in place of the scenario's")] = None
-    no_own_code: Annotated[
-        bool, silent("refuse a scenario that names code of its own", "--no-own-code")
-    ] = False
+    no_own_code: NoOwnCode = False
 
     def __post_init__(self) -> None:
-        """Refuse users' code in this process and in its workers, which inherit the environment."""
-        if self.no_own_code:
-            os.environ[NO_OWN_CODE] = "1"
+        """Refuse users' code, if so asked."""
+        refuse_own_code(self.no_own_code)
 
     @property
     def overrides(self) -> list[str]:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from simulator.cli.options import NoOwnCode, refuse_own_code
+
 if TYPE_CHECKING:
     from simulator.workload.workload import Workload
 
@@ -19,8 +21,10 @@ def describe(
     /,
     *,
     format: Format = None,
+    no_own_code: NoOwnCode = False,
 ) -> int:
     """Tell how many requests, how fast, how bursty, how long."""
+    refuse_own_code(no_own_code)
     from simulator.workload.describe import describe_text
     from simulator.workload.traces import detect_format
 
@@ -37,8 +41,10 @@ def convert(
     /,
     *,
     format: Format = None,
+    no_own_code: NoOwnCode = False,
 ) -> int:
     """Write a workload as Mooncake JSONL, which other tools read too; the folder must be there."""
+    refuse_own_code(no_own_code)
     from simulator.util.files import check_target
     from simulator.workload.traces import write_mooncake
 

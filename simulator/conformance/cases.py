@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationErr
 
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError
-from simulator.util.files import write_atomic
+from simulator.util.files import check_regular, write_atomic
 from simulator.util.json_text import parse_json
 from simulator.util.yaml_lines import FieldError, SourceMap, field_errors, parse
 
@@ -252,6 +252,7 @@ def _faults(details: Any) -> Iterator[FieldError]:
 
 def read_lines(path: Path) -> list[str]:
     """Read the lines of a text file, plain or packed; HeadwayError says what is in the way."""
+    check_regular(path)
     try:
         raw = path.read_bytes()
         if raw[:2] == b"\x1f\x8b":

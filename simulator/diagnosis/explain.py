@@ -8,7 +8,9 @@ from typing import Any
 from simulator.results.breakdown import PARTS
 from simulator.results.read import (
     COUNTS,
+    check_count,
     check_numbers,
+    find_table,
     load_mapping,
     load_summary,
     read_cell,
@@ -75,12 +77,12 @@ def explain(folder: Path, request: int) -> str:
     """
     if not folder.is_dir():
         raise HeadwayError(f"{folder}: no such folder; `headway run` writes one")
-    row = _find(folder, request)
     summary = load_summary(folder / "summary.json")
+    row = _find(folder, request, summary)
     scenario = load_mapping(folder / "scenario.yaml", read_yaml)
     check_numbers(folder / "summary.json", {MEDIAN: summary.get(MEDIAN)})
     check_numbers(folder / "scenario.yaml", _goodput(scenario))
-    activity = None if row["queue_time"] is None else _engine_activity(folder, row)
+    activity = None if row["queue_time"] is None else _engine_activity(folder, row, summary)
     lines = [_head(row), "", *_events(row, scenario, activity)]
     if row["e2el"] is not None:
         lines += ["", *_parts(row), "", *_remarks(row, summary, activity)]
@@ -88,9 +90,9 @@ def explain(folder: Path, request: int) -> str:
     return "\n".join(lines)
 
 
-def _find(folder: Path, request: int) -> Row:
-    """Find a request among the rows, which come by id."""
-    count = 0
+def _find(folder: Path, request: int, summary: Mapping[str, Any]) -> Row:
+    """Find a request among the rows, which come by id; all are counted."""
+    count, found = 0, None
     for place, cells in read_rows(folder, "requests"):
         if not count and (missing := [name for name in COLUMNS if name not in cells]):
             raise HeadwayError(f"{place.partition(':')[0]}: has no column {', '.join(missing)}")
@@ -100,8 +102,11 @@ def _find(folder: Path, request: int) -> Row:
             if row["id"] != request or row["finish_reason"] not in ENDINGS:
                 raise HeadwayError(f"{place}: damaged: this is not the row of request {request}")
             _check(place, row)
-            return row
+            found = row
         count += 1
+    check_count(find_table(folder, "requests"), count, summary, "num_prompts")
+    if found is not None:
+        return found
     raise HeadwayError(f"{folder}: no request {request}; there are {count:,}, from 0 on")
 
 
@@ -121,14 +126,15 @@ def _check(place: str, row: Row) -> None:
             raise HeadwayError(f"{place}: {name}: is empty")
 
 
-def _engine_activity(folder: Path, row: Row) -> EngineActivity:
+def _engine_activity(folder: Path, row: Row, summary: Mapping[str, Any]) -> EngineActivity:
     """Sum up the steps from when a request was sent until it ended."""
-    activity = EngineActivity()
+    activity, count = EngineActivity(), 0.0
     begin = row["arrival"] + row["client_queue_time"] + (row.get(RETRY) or 0.0)
     end = float("inf")
     if row["e2el"] is not None:
         end = begin - (row.get(RETRY) or 0.0) + row["e2el"]
     for place, cells in read_rows(folder, "steps"):
+        count += _number(place, cells, "steps")
         if "replica" in cells and read_cell(place, "replica", cells["replica"]) != row["replica"]:
             continue
         start, time, *counts = (_number(place, cells, name) for name in STEPS)
@@ -143,6 +149,7 @@ def _engine_activity(folder: Path, row: Row) -> EngineActivity:
         activity.with_prompts += steps if prompts else 0
         activity.batch_time += running * time
         activity.time += time
+    check_count(find_table(folder, "steps"), count, summary, "steps")
     return activity
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from simulator.results.breakdown import PARTS
 from simulator.results.read import (
     WRITES,
+    check_count,
     check_rows,
     check_values,
     find_table,
@@ -23,6 +24,7 @@ from simulator.results.read import (
 from simulator.results.request_table import RETRY, Floats
 from simulator.results.time_series import mean_in_bins
 from simulator.util.errors import HeadwayError
+from simulator.util.files import check_regular
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,10 +79,15 @@ class Run:
         need_columns(requests, ["finish_reason"], find_table(folder, "requests"))
         check_values(requests, REQUESTS, find_table(folder, "requests"))
         check_rows(requests, find_table(folder, "requests"))
-        several = find_table(folder, "fairness").exists()
-        fairness = read_table(folder, "fairness") if several else None
+        check_count(find_table(folder, "requests"), len(requests), summary, "num_prompts")
         steps = read_table(folder, "steps", STEPS)
         check_values(steps, STEPS, find_table(folder, "steps"))
+        check_count(find_table(folder, "steps"), steps.steps.sum(), summary, "steps")
+        fairness = None
+        if summary["headway"].get("clients") is not None:
+            clients, fairness = read_table(folder, "clients"), read_table(folder, "fairness")
+            check_count(find_table(folder, "clients"), len(clients), summary, "clients")
+            check_count(find_table(folder, "fairness"), len(fairness), summary, "fairness_windows")
         return cls(label, summary, scenario, requests, steps, fairness)
 
     @property
@@ -173,6 +180,7 @@ def _compared(folder: Path) -> list[Path]:
     """List the folders of a comparison's runs in its own order, if it says so."""
     import pandas as pd
 
+    check_regular(folder / "comparison.csv")
     try:
         names = pd.read_csv(folder / "comparison.csv", dtype=str, usecols=["run"]).run
     except (OSError, ValueError):

@@ -75,6 +75,8 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
     that HEADWAY_DATA names. Raises ValueError where neither is there, HeadwayError with all that
     is wrong in the file.
     """
+    if not str(name_or_path):  # else the current folder's config.json
+        raise ValueError("model: is empty")
     names = shipped_models()
     if name_or_path in names:
         return read_config(MODELS / name_or_path / "config.json")

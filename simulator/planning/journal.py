@@ -13,7 +13,7 @@ from typing import Any
 
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
-from simulator.util.files import lock_folder, write_atomic
+from simulator.util.files import check_regular, lock_folder, write_atomic
 from simulator.util.json_text import parse_json
 from simulator.util.version import __version__
 
@@ -96,6 +96,7 @@ def run_key(what: object) -> str:
 
 def read_journal(path: Path) -> dict[str, Row]:
     """Read the rows by key; a last line that a kill cut short is taken out of the file."""
+    check_regular(path)
     try:
         data = path.read_bytes()
     except FileNotFoundError:

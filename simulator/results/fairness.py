@@ -217,6 +217,7 @@ def summarize_clients(clients: Clients) -> dict[str, object]:
     some = bool(contended.any())
     return {
         "clients": len(clients.words.names),
+        "fairness_windows": len(contended),
         "contended_share": float(contended.mean()),
         "jain_index": float(jain.mean()) if some else None,
         "jain_index_min": float(jain.min()) if some else None,

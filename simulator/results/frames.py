@@ -28,17 +28,20 @@ def request_frame(record: Record) -> "pd.DataFrame":
 def request_columns(record: Record) -> dict[str, Column]:
     """Give the columns of requests.csv, a row for each request of the workload, by id.
 
-    The predicted output tokens and the replicas that computed the prompts are there only where
-    the run has them.
+    The priorities, the predicted output tokens and the replicas that computed the prompts are
+    there only where the run has them.
     """
     table, workload, hints = record.request_table(), record.workload, record.hints
     predicted: dict[str, Column] = {} if hints is None else {"predicted_output_tokens": hints}
+    urgent = workload.priority
+    priorities: dict[str, Column] = {} if urgent is None else {"priority": urgent}
     producers: dict[str, Column] = {}
     if record.transfers is not None:
         producers["prefill_replica"] = record.transfers.producer_of(len(workload))
     return {
         "id": np.arange(len(workload)),
         "client": client_column(workload),
+        **priorities,
         "arrival": table.arrival,
         "client_queue_time": table.client_queue_time,
         "prompt_tokens": workload.prompt_tokens,

@@ -16,6 +16,7 @@ import numpy as np
 
 from simulator.core.log import REASONS
 from simulator.util.errors import HeadwayError
+from simulator.util.files import check_regular
 from simulator.util.from_mapping import check_type
 from simulator.util.json_text import parse_json
 
@@ -29,11 +30,19 @@ NEVER_EMPTY = ("id", "prompt_tokens", "output_tokens")
 WORDS = ("client", "finish_reason")
 NUMBER = re.compile(
     r"duration|completed|failed|num_prompts|replicas|steps|mfu|preemptions|seed|clients|mean_.*"
+    r"|fairness_windows"
     r"|.*_(ms|throughput|tokens|tokens_per_s|requests|fraction|mean|max|min|share|occupancy|hours)"
     r"|.*(hit_rate|utilization|efficiency|fragmentation|imbalance|dollars.*|time|goodput)"
 )
 """Keys of summary.json whose values are numbers, or null."""
 NEEDED = ("completed", "duration")
+COUNTED = {
+    "num_prompts": "requests",
+    "steps": "steps",
+    "clients": "clients",
+    "fairness_windows": "windows",
+}
+"""Keys of summary.json that say how much a table holds."""
 LISTS = ("diagnosis", "warnings")
 NEEDS_PYARROW = "needs pyarrow; pip install headway[parquet]"
 
@@ -50,6 +59,7 @@ def read_yaml(text: str) -> object:
 
 def load_mapping(path: Path, parse: Callable[[str], object]) -> Mapping[str, Any]:
     """Read a file that holds one mapping; raise HeadwayError where it is none, or missing."""
+    check_regular(path)
     try:
         found = parse(path.read_text("utf-8"))
     except FileNotFoundError:
@@ -110,7 +120,9 @@ def short(value: object) -> str:
 def find_table(folder: Path, name: str) -> Path:
     """Give the path of a table: CSV, else Parquet if that is there."""
     path, other = folder / f"{name}.csv", folder / f"{name}.parquet"
-    return other if other.exists() and not path.exists() else path
+    found = other if other.exists() and not path.exists() else path
+    check_regular(found)
+    return found
 
 
 def read_table(folder: Path, name: str, columns: Sequence[str] = ()) -> "pd.DataFrame":
@@ -134,6 +146,19 @@ def read_table(folder: Path, name: str, columns: Sequence[str] = ()) -> "pd.Data
         check_end(path)
     check_columns(frame, columns, path)
     return frame if len(frame) else frame.astype(dict.fromkeys(columns, float))
+
+
+def check_count(path: Path, count: float, summary: Mapping[str, Any], key: str) -> None:
+    """Raise HeadwayError where a table holds more or less than its run's summary.json says.
+
+    A table that was cut at the end of a line is known by nothing else. `key` is one of the
+    summary, or below `headway`; one that is null or not there says nothing.
+    """
+    told = summary.get(key, summary["headway"].get(key))
+    if told is not None and told != count:
+        raise HeadwayError(
+            f"{path}: damaged: it holds {count:,g} of the {told:,g} {COUNTED[key]} of summary.json"
+        )
 
 
 def check_end(path: Path) -> None:

@@ -21,6 +21,12 @@ WRITTEN_FILES: list[Path] = []
 OPEN_FILES = Path("/proc/self/fd")  # by number: through it a file without a name gets one
 
 
+def check_regular(path: Path) -> None:
+    """Raise HeadwayError where a path names a pipe, a device or a socket: one may never end."""
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise HeadwayError(f"{path}: cannot be read: is a pipe or a device, not a file")
+
+
 def check_target(source: Path, target: Path) -> None:
     """See beforehand that a file made of another can be written, and is not that other."""
     if not target.parent.exists():
@@ -150,8 +156,17 @@ def lock_folder(folder: Path) -> Iterator[None]:
         _lock(number, folder)
         yield
     finally:
+        if _is_open(number, folder):  # else it was moved, and what has its name now is another's
+            _roll_back([], made)  # folders that are not empty stay
         os.close(number)
-        _roll_back([], made)  # folders that are not empty stay
+
+
+def _is_open(number: int, folder: Path) -> bool:
+    """Tell whether an open folder still has its name."""
+    try:
+        return os.path.samestat(os.fstat(number), folder.stat())
+    except OSError:
+        return False
 
 
 def _lock(number: int, folder: Path) -> None:

@@ -19,6 +19,7 @@ from yaml.composer import Composer
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from simulator.util.errors import HeadwayError
+from simulator.util.files import check_regular
 
 Key = tuple[str, ...]
 """Where a value stands: the keys that lead to it; an item of a list has its index as a key."""
@@ -133,8 +134,7 @@ if yaml.__with_libyaml__:
 
 def read_text(path: Path) -> str:
     """Read a text file; HeadwayError names what stands in the way."""
-    if path.is_char_device() or path.is_block_device():
-        raise HeadwayError(f"{path}: cannot be read: is a device")
+    check_regular(path)
     try:
         raw = path.read_bytes()
     except FileNotFoundError:

@@ -168,7 +168,11 @@ def check_clients(clients: object, priorities: object) -> Checks:
         ),
         *(_check_count("clients", clients)[1:] if isinstance(clients, int) else ()),
         (
-            not _good_priorities(priorities, clients),
+            priorities is not None and clients is None,
+            "priorities: needs clients: how urgent the requests of each are",
+        ),
+        (
+            clients is not None and not _good_priorities(priorities, clients),
             f"priorities: {priorities} is not a list with a whole number for each client",
         ),
     ]

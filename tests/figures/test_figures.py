@@ -176,7 +176,7 @@ def test_tables_that_lack_something(folder, tmp_path, capsys) -> None:
     shutil.copytree(folder / "cmp" / "fcfs", broken)
     (broken / "fairness.csv").unlink()
     assert main(["plot", "fairness", str(broken)]) == 2
-    assert "has no fairness.csv" in capsys.readouterr().err
+    assert "fairness.csv: no such file" in capsys.readouterr().err
     (broken / "summary.json").write_text("{", "utf-8")
     assert main(["plot", "kv", str(broken)]) == 2
     assert "summary.json: damaged: Expecting" in capsys.readouterr().err

@@ -214,6 +214,7 @@ def test_nobody_waits() -> None:
     load = workload((0, 5, 4), (50, 5, 4), client=["a", "b"])
     assert summarize_clients(served(load)) == {
         "clients": 2,
+        "fairness_windows": 10,
         "contended_share": 0.0,
         "jain_index": None,
         "jain_index_min": None,

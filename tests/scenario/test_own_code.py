@@ -107,6 +107,18 @@ def test_the_environment_refuses_for_every_command(folder, monkeypatch, capsys):
     assert TOLD in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "command",
+    [["live"], ["calibrate", "--from-requests", "log.csv", "--scenario"], ["trace", "describe"]],
+    ids=["live", "calibrate", "trace"],
+)
+def test_every_command_with_a_scenario_has_the_flag(folder, capsys, command):
+    pytest.importorskip("torch")
+    (folder / "own.yaml").write_text(SMALL.replace("max_num_seqs: 8", "scheduling_policy: 'a:B'"))
+    assert main([*command, "own.yaml", "--no-own-code"]) == 2
+    assert capsys.readouterr().err.endswith(f"{TOLD}\n")
+
+
 def test_the_flag_holds_for_one_command(folder, capsys):
     assert main(["run", "s.yaml", "--quiet", "--no-own-code"]) == 0
     assert main(["run", "s.yaml", "--quiet", "--set", NAMED["cluster.router"]]) == 2

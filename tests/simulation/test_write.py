@@ -89,6 +89,15 @@ def test_files_of_a_run(ran: Ran, tmp_path: Path) -> None:
     assert yaml.safe_load((out / "scenario.yaml").read_text()) == {"name": "näme", "seed": 0}
 
 
+def test_priorities_are_a_column_where_there_are_any(ran: Ran, tmp_path: Path) -> None:
+    ran.workload.priority = np.array([5, 0, -1, 0, 7])
+    write_run(ran, tmp_path)
+    with (tmp_path / "requests.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row.pop("priority") for row in rows] == ["5", "0", "-1", "0", "7"]
+    assert list(rows[0]) == REQUESTS.splitlines()[0].split(",")
+
+
 def test_bytes_are_stable(ran: Ran, tmp_path: Path) -> None:
     """Writing twice, the second time over the first, gives the same bytes."""
     first = [p.read_bytes() for p in write_run(ran, tmp_path)]

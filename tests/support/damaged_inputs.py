@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,12 +88,14 @@ def make_inputs(folder: Path) -> None:
         (folder / name).write_text(text)
     vary = ["--vary", "engine.max_num_seqs=4,8", "--quiet"]
     assert tell(["run", "s.yaml", "--out", "run", "--quiet"]).code == 0
+    clients = ["--set", "workload.clients=3"]
+    assert tell(["run", "s.yaml", *clients, "--out", "shared", "--quiet"]).code == 0
     assert tell(["compare", "s.yaml", *vary, "--out", "compared"]).code == 0
     assert tell(["sweep", "s.yaml", *vary, "--out", "swept", "--jobs", "1"]).code == 0
 
 
 def damage(folder: Path, edit: Sequence[Any]) -> None:
-    """Do one edit: [file, what, ...], with what replace, text, hex, cut, remove or folder."""
+    """Do one edit: [file, what, ...], with what replace, text, hex, lines, cut, remove, folder or pipe."""
     name, what, *rest = edit
     path = folder / name
     if what == "replace":
@@ -104,6 +107,11 @@ def damage(folder: Path, edit: Sequence[Any]) -> None:
         path.write_text(rest[0] * (rest[1] if len(rest) > 1 else 1), "utf-8")
     elif what == "hex":
         path.write_bytes(bytes.fromhex(rest[0]))
+    elif what == "lines":
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[: rest[0]]))
+    elif what == "pipe":
+        path.unlink()
+        os.mkfifo(path)
     elif what == "cut":
         path.write_bytes(path.read_bytes()[: rest[0]])
     else:

@@ -87,6 +87,7 @@ def recompute_clients(run: Run, times: dict[int, np.ndarray] | None) -> Values:
         jain.append(got.sum() ** 2 / squares if squares else 1.0)
         differences.append(since.max() - since.min())
     known: Values = {"clients": len(owners), "contended_share": contended / count}
+    known["fairness_windows"] = count
     pools = {"jain_index": jain, "service_difference": differences}
     for name, pool in pools.items():
         word = {"jain_index": "", "service_difference": "_mean"}[name]

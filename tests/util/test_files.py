@@ -68,6 +68,15 @@ def test_a_folder_is_locked_against_others_and_made_for_as_long(tmp_path: Path) 
     assert (folder / "x").exists()
 
 
+def test_a_folder_that_was_moved_away_is_not_mistaken(tmp_path: Path) -> None:
+    """An empty one that somebody else has put in its place stays."""
+    folder = tmp_path / "a"
+    with lock_folder(folder):
+        folder.rename(tmp_path / "b")
+        folder.mkdir()
+    assert sorted(tmp_path.iterdir()) == [folder, tmp_path / "b"]
+
+
 @pytest.mark.usefixtures("drafts")
 def test_interrupt_leaves_no_folder(tmp_path: Path) -> None:
     """Ctrl-C while a file is written takes back the file and the folders made for it."""

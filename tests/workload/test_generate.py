@@ -348,5 +348,5 @@ def test_priorities_are_those_of_the_clients():
     assert columns(without) == columns(w) | {"priority": None}
     for wrong in ({"priorities": [0]}, {"priorities": [0, 1.5]}, {"priorities": 3}):
         assert "priorities: " in generator_errors(**(spec | wrong))[0]
-    message = "priorities: [0] is not a list with a whole number for each client"
+    message = "priorities: needs clients: how urgent the requests of each are"
     assert generator_errors(priorities=[0]) == [message]

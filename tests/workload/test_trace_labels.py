@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.traces import read_trace, write_mooncake
 from tests.workload.test_traces import ONE
 
@@ -112,6 +112,18 @@ def test_a_wrong_priority_in_csv(tmp_path, value):
     text = labelled("azure", ["a"], [value])
     why = f"{value!r} is not a whole number of at most 9 digits"
     assert problems(tmp_path, text) == [f"trace:2: priority: {why}"]
+
+
+@pytest.mark.parametrize("name", ["Client", "PRIORITY"])
+def test_names_in_another_case_are_told(tmp_path, name):
+    """As those of all columns they are not read."""
+    text = labelled("azure").replace(name.lower(), name)
+    with pytest.warns(HeadwayWarning, match=f"trace:1: {name}: is not read: .* {name.lower()}$"):
+        workload = read(tmp_path, text)
+    assert (workload.client is None, workload.priority is None) == (
+        name == "Client",
+        name != "Client",
+    )
 
 
 def test_they_are_written_and_read_again(tmp_path):

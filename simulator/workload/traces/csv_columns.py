@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from simulator.util.errors import HeadwayWarning
 from simulator.workload.traces.format import Format, Numbers, Problems, Published, Table
 from simulator.workload.traces.lines import first_line, line_blocks
 
@@ -154,7 +155,16 @@ def read_csv(path: Path, columns: tuple[Column, Column, Column]) -> Table:
     for column in (*columns, CLIENT, PRIORITY):
         if column.name not in names and not column.optional:
             problems.add(number, column.name, f"missing column; the header is {line[:80]!r}")
+        if names.count(column.name) > 1:
+            problems.add(number, column.name, f"{names.count(column.name)} columns of this name")
     problems.stop()
+    for column in (CLIENT, PRIORITY):
+        if alike := [name for name in names if name.lower() == column.name != name]:
+            if column.name not in names:
+                text = (
+                    f"{path}:{number}: {alike[0]}: is not read: the column's name is {column.name}"
+                )
+                warnings.warn(text, HeadwayWarning, stacklevel=2)
     wanted = {names.index(c.name): c for c in (*columns, CLIENT, PRIORITY) if c.name in names}
     parts = []
     for first, block in line_blocks(path):

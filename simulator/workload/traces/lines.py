@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from simulator.util.errors import HeadwayError
+from simulator.util.files import check_regular
 
 GZIP = b"\x1f\x8b"
 BOM = "\ufeff"
@@ -19,8 +20,7 @@ def line_blocks(path: Path) -> Iterator[tuple[int, str]]:
     even where the file does not.
     """
     number = 1
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise HeadwayError(f"{path}: is no file: a trace is read more than once")
+    check_regular(path)  # besides, a trace is read more than once
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == GZIP
