@@ -95,7 +95,7 @@ def make_inputs(folder: Path) -> None:
 
 
 def damage(folder: Path, edit: Sequence[Any]) -> None:
-    """Do one edit: [file, what, ...], with what replace, text, hex, lines, cut, remove, folder or pipe."""
+    """Do one edit, [file, what, ...]: replace, text, hex, lines, cut, remove, folder or pipe."""
     name, what, *rest = edit
     path = folder / name
     if what == "replace":

@@ -159,12 +159,10 @@ def read_csv(path: Path, columns: tuple[Column, Column, Column]) -> Table:
             problems.add(number, column.name, f"{names.count(column.name)} columns of this name")
     problems.stop()
     for column in (CLIENT, PRIORITY):
-        if alike := [name for name in names if name.lower() == column.name != name]:
-            if column.name not in names:
-                text = (
-                    f"{path}:{number}: {alike[0]}: is not read: the column's name is {column.name}"
-                )
-                warnings.warn(text, HeadwayWarning, stacklevel=2)
+        alike = [name for name in names if name.lower() == column.name]
+        if alike and column.name not in alike:
+            text = f"{path}:{number}: {alike[0]}: is not read: the column's name is {column.name}"
+            warnings.warn(text, HeadwayWarning, stacklevel=2)
     wanted = {names.index(c.name): c for c in (*columns, CLIENT, PRIORITY) if c.name in names}
     parts = []
     for first, block in line_blocks(path):
