@@ -183,6 +183,11 @@ class EngineConfig(Config):
         description="KV blocks that admission leaves free for each running request, the new one "
         "included, while others run",
     )
+    min_decode_blocks_scope: Literal["running", "newcomer"] = Field(
+        "running",
+        description="whose they are: running: so many for each request that runs, newcomer: so "
+        "many in all, for the one to be admitted",
+    )
     reserve_output_tokens: Annotated[
         int | Literal["max_tokens", "max_model_len"] | None, BeforeValidator(_reservation)
     ] = Field(

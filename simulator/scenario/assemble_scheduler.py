@@ -38,7 +38,7 @@ from simulator.schedulers.vllm.speculative import Speculative
 from simulator.util.errors import HeadwayWarning
 from simulator.util.user_code import search_in
 
-ADMISSION_RULES = ("min_decode_blocks", "reserve_output_tokens")
+ADMISSION_RULES = ("min_decode_blocks", "min_decode_blocks_scope", "reserve_output_tokens")
 """Rules of admission that vLLM does not have; like its options, keys of the engine that a scheduler
 may take under the same name."""
 
@@ -220,7 +220,8 @@ def _make_installed(scenario: Scenario, parts: EngineParts) -> Scheduler:
 def _check_rules(engine: EngineConfig, who: str, taken: Container[str] = ()) -> None:
     """Refuse rules of admission and ways of preempting that a scheduler does not take."""
     for rule in ADMISSION_RULES:
-        if getattr(engine, rule) and rule not in taken:
+        default = EngineConfig.model_fields[rule].default
+        if getattr(engine, rule) != default and rule not in taken:
             raise ValueError(f"engine.{rule}: {who} has no such rule")
     if engine.preemption_mode == "auto" and "swap_blocks" in taken and "swap_prices" not in taken:
         raise ValueError(f"engine.preemption_mode: {who} does not choose: swap or recompute")

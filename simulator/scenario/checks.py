@@ -128,6 +128,9 @@ def _check_engine(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
                 what = "goes with preemption_mode swap or auto, not with recompute"
                 yield f"engine.{key}", "engine.preemption_mode", what
     yield from _check_prefix_cache(engine)
+    if _is_given(engine, "min_decode_blocks_scope") and not engine.min_decode_blocks:
+        what = "goes with min_decode_blocks, which is 0"
+        yield "engine.min_decode_blocks_scope", "engine.min_decode_blocks", what
     if engine.reserve_output_tokens is not None and engine.allocation != "paged":
         what = f"{engine.allocation} allocation reserves max_model_len for everybody anyway"
         yield "engine.reserve_output_tokens", "engine.allocation", what

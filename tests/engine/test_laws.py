@@ -161,6 +161,7 @@ def engines(draw: st.DrawFn) -> Callable[[], Scheduler]:
         "scheduler_reserve_full_isl": draw(st.booleans()),
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.2])),
         "min_decode_blocks": draw(st.sampled_from([0, 0, 2])),
+        "min_decode_blocks_scope": draw(st.sampled_from(["running", "newcomer"])),
         "reserve_output_tokens": draw(
             st.sampled_from([None, None, None, 0, 5, "max_tokens", "max_model_len"])
         ),

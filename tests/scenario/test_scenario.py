@@ -60,6 +60,7 @@ def test_defaults_are_those_documented(write):
         "scheduler_reserve_full_isl": True,
         "watermark": 0.0,
         "min_decode_blocks": 0,
+        "min_decode_blocks_scope": "running",
         "reserve_output_tokens": None,
         "preemption_mode": "recompute",
         "swap_space": 4.0,

@@ -27,6 +27,17 @@ def test_room_to_decode_stays_free_for_everybody_who_runs(blocks: int, who: list
     assert boarded(fcfs(blocks, 4, min_decode_blocks=2), (8, 9), (8, 9)) == who
 
 
+@pytest.mark.parametrize(("scope", "count"), [("running", 3), ("newcomer", 8)])
+def test_room_to_decode_for_everybody_or_for_the_newcomer(scope: str, count: int) -> None:
+    """100 blocks and the null block, prompts of 10, 16 to decode; r run, 100 - 10 r are free.
+
+    For everybody: 10 + 16 * 3 = 58 of 80, then 10 + 16 * 4 = 74 of 70. For the newcomer: 26 of 30
+    with 7 running, then 26 of 20.
+    """
+    scheduler = fcfs(101, 4, min_decode_blocks=16, min_decode_blocks_scope=scope)
+    assert len(boarded(scheduler, *[(40, 9)] * 12)) == count
+
+
 def test_one_who_is_alone_needs_no_room_to_decode() -> None:
     """As with the watermark: else a long prompt could never board."""
     assert boarded(fcfs(4, 4, min_decode_blocks=9), (12, 1)) == [0]
@@ -101,6 +112,12 @@ def test_nobody_is_preempted_whose_answer_is_reserved(rows, reserve, blocks) -> 
             "reserves max_model_len for",
         ),
         ("scheduling_policy: static, min_decode_blocks: 2", "static has no such rule"),
+        ("min_decode_blocks_scope: newcomer", "goes with min_decode_blocks, which is 0"),
+        ("min_decode_blocks: 2, min_decode_blocks_scope: new", "min_decode_blocks_scope"),
+        (
+            "scheduling_policy: static, min_decode_blocks: 2, min_decode_blocks_scope: newcomer",
+            "static has no such rule",
+        ),
         ("min_decode_blocks: -1", "must be at least 0, not -1"),
         ("reserve_output_tokens: all", "max_tokens"),
     ],

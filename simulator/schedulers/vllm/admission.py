@@ -9,6 +9,8 @@ from simulator.schedulers.vllm.running_requests import RunningRequests
 
 Reservation = int | Literal["max_tokens", "max_model_len"]
 """Tokens of an answer that admission reserves blocks for: a number, or all that may come."""
+DecodeScope = Literal["running", "newcomer"]
+"""Whose room to decode admission asks for: everybody's who runs, the new one's alone."""
 
 
 class Admission:
@@ -17,7 +19,9 @@ class Admission:
     - A request needs blocks for its whole prompt (`scheduler_reserve_full_isl`, as vLLM), or else
       for its first chunk.
     - While others run, a share `watermark` of all blocks stays free (vLLM), and `min_decode_blocks`
-      for each request that runs, the new one included: room to decode.
+      for each request that runs, the new one included: room to decode. With
+      `min_decode_blocks_scope` newcomer they stay free for the new one alone, which is a watermark
+      in blocks.
     - With `reserve_output_tokens` a request is admitted only if prompt and answer fit beside all
       that is reserved for the running ones, so that nobody need be preempted: `max_tokens` is what
       the request may generate at most (Orca, OSDI 2022, section 4.2; TGI; TensorRT-LLM's
@@ -37,6 +41,7 @@ class Admission:
         scheduler_reserve_full_isl: bool,
         watermark: float,
         min_decode_blocks: int,
+        min_decode_blocks_scope: DecodeScope,
         reserve_output_tokens: Reservation | None,
     ) -> None:
         for name, value in (
@@ -50,6 +55,7 @@ class Admission:
         self.whole_prompt = scheduler_reserve_full_isl
         self.watermark_blocks = int(watermark * (blocks.usable + 1))
         self.min_decode_blocks = min_decode_blocks
+        self.for_all = min_decode_blocks_scope == "running"
         self.output_tokens = reserve_output_tokens
 
     def lacking(
@@ -63,7 +69,8 @@ class Admission:
         blocks = self.blocks
         spare = 0
         if running:
-            spare = self.watermark_blocks + self.min_decode_blocks * (running + 1)
+            many = running + 1 if self.for_all else 1
+            spare = self.watermark_blocks + self.min_decode_blocks * many
         held = request.known if self.whole_prompt else tokens
         lacking = blocks.missing(held, hits) + spare + need - blocks.free
         if self.output_tokens is not None:

@@ -28,7 +28,12 @@ from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.host_memory import Prices, SwapSpace
 from simulator.policies.policy import Policy, victim_of
 from simulator.policies.waiting_queues import Fifo, SwappedFirst, WaitingQueue, queue_of
-from simulator.schedulers.vllm.admission import Admission, PrefillInterval, Reservation
+from simulator.schedulers.vllm.admission import (
+    Admission,
+    DecodeScope,
+    PrefillInterval,
+    Reservation,
+)
 from simulator.schedulers.vllm.running_requests import PreemptionLoop, RunningRequests
 
 LONGEST_LEAP = 256  # steps; bounds what is computed in vain when an arrival cuts a leap short
@@ -87,6 +92,7 @@ class Scheduler:
         scheduler_reserve_full_isl: bool = True,
         watermark: float = 0.0,
         min_decode_blocks: int = 0,
+        min_decode_blocks_scope: DecodeScope = "running",
         reserve_output_tokens: Reservation | None = None,
         swap_blocks: int = 0,
         swap_prices: Prices | None = None,
@@ -113,6 +119,7 @@ class Scheduler:
             scheduler_reserve_full_isl=scheduler_reserve_full_isl,
             watermark=watermark,
             min_decode_blocks=min_decode_blocks,
+            min_decode_blocks_scope=min_decode_blocks_scope,
             reserve_output_tokens=reserve_output_tokens,
         )
         self.prefill_interval = (
