@@ -78,6 +78,16 @@ DRAFT = np.dtype(
         ("accepted", "i8"),  # of these, also those beyond the end of their request
     ]
 )
+SEAT = np.dtype(
+    [
+        ("first_token", "f8"),  # s, when its first token was computed
+        ("end", "f8"),  # s, when its last one was
+        ("freed", "f8"),  # s, when its seat was free again
+        ("id", "i8"),
+        ("steps", "i8"),  # of its batch, until then
+        ("idle_steps", "i8"),  # of these, those after its last token
+    ]
+)
 TRANSFER = np.dtype(
     [
         ("id", "i8"),
@@ -104,6 +114,7 @@ pack_pause = Struct("<ddqq").pack
 pack_swap = Struct("<dqqqqd").pack
 pack_load = Struct("<dqqq").pack
 pack_draft = Struct("<dqqq").pack
+pack_seat = Struct("<dddqqq").pack
 pack_transfer = Struct("<qiidddddii").pack
 
 
@@ -120,6 +131,9 @@ class Log:
     swap_rows: bytearray = field(default_factory=bytearray)
     load_rows: bytearray = field(default_factory=bytearray)
     draft_rows: bytearray = field(default_factory=bytearray)
+    seat_rows: bytearray | None = None
+    """Where requests keep their seats beyond their end, as in a static batch; else None."""
+    delivers_together: bool = False  # answers are given when their seats are freed
     offloaded: int = 0  # blocks that went to the host tier
     tick_ends: "array[float]" = field(default_factory=lambda: array("d"))
     ticks_before: int = 0  # that have been taken out of `tick_ends`, where a run is streamed
@@ -166,6 +180,11 @@ class Log:
     def drafts(self) -> npt.NDArray[np.void]:
         """Rows of dtype DRAFT, one for each step with decodes, where these are speculative."""
         return np.frombuffer(self.draft_rows, DRAFT)
+
+    @property
+    def seats(self) -> npt.NDArray[np.void]:
+        """Rows of dtype SEAT, one for each seat that is free again, where seats are kept."""
+        return np.frombuffer(self.seat_rows or b"", SEAT)
 
     def record_swaps(self, start: float, step: Step) -> None:
         """Write down what a step that began at `start` copied."""

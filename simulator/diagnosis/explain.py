@@ -17,7 +17,7 @@ from simulator.results.read import (
     read_rows,
     read_yaml,
 )
-from simulator.results.request_table import RETRY, TRANSFER_PARTS
+from simulator.results.request_table import DELIVERY, RETRY, TRANSFER_PARTS
 from simulator.util.errors import HeadwayError, printable
 
 ENDINGS = {
@@ -40,14 +40,17 @@ WORDS = {
     "preempted_time": "preempted, waiting to be admitted again",
     "recompute_time": "computing again what a preemption lost",
     "swap_time": "copies of KV blocks to the host or back",
+    DELIVERY: "waiting for the longest answer of its batch: all are given together",
 }
 COLUMNS = (
     *("id", "client", "arrival", "client_queue_time", "prompt_tokens", "output_tokens"),
     *("queue_time", "ttft", "tpot", "e2el", *PARTS),
     *("preemptions", "cached_tokens", "replica", "finish_reason"),
 )
-CLUSTER_COLUMNS = (RETRY, *TRANSFER_PARTS, "prefill_replica")
-"""Columns that are there only in clusters that try again, or prefill and decode apart."""
+SEAT_COLUMNS = ("seat_idle_time", "seat_idle_steps", "batch_steps")
+OPTIONAL_COLUMNS = (RETRY, *TRANSFER_PARTS, "prefill_replica", DELIVERY, *SEAT_COLUMNS)
+"""Columns that are there only in clusters that try again, or prefill and decode apart, and where
+requests keep their seats beyond their end."""
 TIMES = ("ttft", "tpot", "e2el")
 TEXTS = ("client", "finish_reason")
 MEDIAN = "median_e2el_ms"
@@ -97,7 +100,7 @@ def _find(folder: Path, request: int, summary: Mapping[str, Any]) -> Row:
         if not count and (missing := [name for name in COLUMNS if name not in cells]):
             raise HeadwayError(f"{place.partition(':')[0]}: has no column {', '.join(missing)}")
         if count == request:
-            there = (*COLUMNS, *(name for name in CLUSTER_COLUMNS if name in cells))
+            there = (*COLUMNS, *(name for name in OPTIONAL_COLUMNS if name in cells))
             row = {k: cells[k] if k in TEXTS else read_cell(place, k, cells[k]) for k in there}
             if row["id"] != request or row["finish_reason"] not in ENDINGS:
                 raise HeadwayError(f"{place}: damaged: this is not the row of request {request}")
@@ -246,7 +249,7 @@ def _remarks(row: Row, summary: Mapping[str, Any], activity: EngineActivity | No
             f"The run's median E2EL is {_seconds(median / 1e3)}; "
             f"this request took {row['e2el'] * 1e3 / median:.2f} times that."
         )
-    if row["tpot"] is not None and row["output_tokens"] > 1:
+    if row["tpot"] is not None and row["output_tokens"] > 1 and row.get(DELIVERY) is None:
         tokens = row["output_tokens"] - 1
         less = row["decode_alone_time"] / tokens
         remarks.append(
@@ -264,6 +267,13 @@ def _remarks(row: Row, summary: Mapping[str, Any], activity: EngineActivity | No
             f"From being sent to its end the engine took {activity.steps:,} steps, "
             f"{activity.with_prompts / activity.steps:.0%} of them with prompts, "
             f"with {activity.batch_time / activity.time:.1f} requests in the batch on average."
+        )
+    if row.get("batch_steps") and row.get("seat_idle_time") is not None:
+        idle, steps = int(row["seat_idle_steps"]), int(row["batch_steps"])
+        remarks.append(
+            f"Its seat was idle for {idle:,} of the {steps:,} steps of its batch "
+            f"({idle / steps:.0%}, {_seconds(row['seat_idle_time'])}): it was kept until the "
+            "longest answer had ended."
         )
     return remarks
 

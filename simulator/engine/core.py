@@ -64,6 +64,8 @@ class EngineCore:
             run_rows=scheduler.running.runs,
             pause_rows=scheduler.running.pauses,
             draft_rows=scheduler.drafts,
+            seat_rows=scheduler.seat_rows,
+            delivers_together=scheduler.delivers_together,
         )
         self.cancelled: dict[Request, None] = {}  # to leave when the step in flight ends
         self._unlogged = 0  # preemptions by empty steps
@@ -192,7 +194,7 @@ class EngineCore:
         log.emptied.append(self.env.now)
         running = scheduler.running
         running.runs, running.pauses = log.run_rows, log.pause_rows
-        scheduler.drafts = log.draft_rows
+        scheduler.drafts, scheduler.seat_rows = log.draft_rows, log.seat_rows
         scheduler.decodes.tick = log.ticks_before + len(log.tick_ends)
         return lost
 

@@ -5,14 +5,22 @@ up over the steps once; a request's share is the difference of that sum between 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simulator.core.log import Log
 from simulator.core.request import Step
-from simulator.results.request_table import Flags, Floats, Ints, RequestTable, Rows, find_rows
+from simulator.results.request_table import (
+    DELIVERY,
+    Flags,
+    Floats,
+    Ints,
+    RequestTable,
+    Rows,
+    find_rows,
+)
 from simulator.results.token_times import last_tokens
 
 if TYPE_CHECKING:
@@ -66,11 +74,15 @@ def break_down(
 ) -> dict[str, Floats]:
     """Give the seconds of each of PARTS for every request, by id; NaN: it was not completed.
 
-    `costs`, of each replica, tell what the decodes of a step would have taken alone.
+    `costs`, of each replica, tell what the decodes of a step would have taken alone. Where answers
+    are given together, DELIVERY follows.
     """
     size = len(table.sent)
     parts = {name: np.full(size, np.nan) for name in PARTS}
     completed = table.completed
+    if any(log.delivers_together for log in logs):
+        given, table = table.finish, as_computed(table, logs)
+        parts[DELIVERY] = np.where(completed, given - table.finish, np.nan)
     done = np.flatnonzero(completed)
     done = done[np.argsort(table.replica[done], kind="stable")]
     bounds = np.searchsorted(table.replica[done], np.arange(len(logs) + 1))
@@ -82,6 +94,16 @@ def break_down(
         for name, seconds in zip(PARTS, values, strict=True):
             parts[name][here] = seconds
     return parts
+
+
+def as_computed(table: RequestTable, logs: Sequence[Log]) -> RequestTable:
+    """Give the table with the times at which tokens were computed, whenever they were given."""
+    first, finish = table.first_token.copy(), table.finish.copy()
+    for log in logs:
+        if log.delivers_together:
+            first[log.seats["id"]] = log.seats["first_token"]
+            finish[log.seats["id"]] = log.seats["end"]
+    return replace(table, first_token=first, finish=finish)
 
 
 def _break_down(

@@ -4,7 +4,7 @@ One row per request (requests.csv), one per logged row of steps (steps.csv) or o
 leaps unrolled, one per client (clients.csv), one per window of time (fairness.csv).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,8 +28,8 @@ def request_frame(record: Record) -> "pd.DataFrame":
 def request_columns(record: Record) -> dict[str, Column]:
     """Give the columns of requests.csv, a row for each request of the workload, by id.
 
-    The priorities, the predicted output tokens and the replicas that computed the prompts are
-    there only where the run has them.
+    The priorities, the predicted output tokens, the seats kept beyond the end, and the replicas
+    that computed the prompts are there only where the run has them.
     """
     table, workload, hints = record.request_table(), record.workload, record.hints
     predicted: dict[str, Column] = {} if hints is None else {"predicted_output_tokens": hints}
@@ -52,12 +52,28 @@ def request_columns(record: Record) -> dict[str, Column]:
         "tpot": table.tpot,
         "e2el": table.e2el,
         **record.time_parts(),
+        **_seat_columns(record.logs, len(workload)),
         "preemptions": table.preemptions,
         "cached_tokens": table.cached,
         "replica": table.replica,
         **producers,
         "finish_reason": Words(table.reason, REASONS),
     }
+
+
+def _seat_columns(logs: Sequence[Log], size: int) -> dict[str, Column]:
+    """Give for how long each request's seat was kept beyond its last token, in s and in steps.
+
+    `batch_steps` are those of its batch until the seat was free. NaN and 0: it never was.
+    """
+    if all(log.seat_rows is None for log in logs):
+        return {}
+    time, idle, steps = np.full(size, np.nan), np.zeros(size, np.int64), np.zeros(size, np.int64)
+    for log in logs:
+        seats = log.seats
+        time[seats["id"]] = seats["freed"] - seats["end"]
+        idle[seats["id"]], steps[seats["id"]] = seats["idle_steps"], seats["steps"]
+    return {"seat_idle_time": time, "seat_idle_steps": idle, "batch_steps": steps}
 
 
 def client_tables(record: Record) -> dict[str, dict[str, Column]]:

@@ -32,7 +32,13 @@ from simulator.results.request_table import (
     partial_span,
 )
 from simulator.results.steady_state import SteadyState, Window, measurement_window
-from simulator.results.token_times import GapDistribution, PeakRate, TokenTimes
+from simulator.results.token_times import (
+    GapDistribution,
+    PeakRate,
+    TokensTogether,
+    TokenTimes,
+    token_times,
+)
 from simulator.util.quantile_sketch import ConcurrencyCounter, QuantileSketch
 from simulator.util.version import __version__
 from simulator.workload.workload import Workload
@@ -342,5 +348,5 @@ def _inside(times: Floats, within: Window) -> Flags:
     return (times >= within[0]) & (times <= within[1])
 
 
-def _token_times(logs: Sequence[Log], completed: Flags) -> list[TokenTimes]:
-    return [TokenTimes(log, completed) for log in logs if log.run_rows]
+def _token_times(logs: Sequence[Log], completed: Flags) -> list[TokenTimes | TokensTogether]:
+    return [token_times(log, completed) for log in logs if log.run_rows]

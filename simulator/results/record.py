@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from simulator.core.log import REQUEST, RUN, STEP, Log
+from simulator.core.log import REQUEST, RUN, SEAT, STEP, Log
 from simulator.costs.cost_model import CostModel
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
@@ -150,12 +150,14 @@ def split_log(log: Log, ids: range, before: float, lost: Mapping[int, float], *,
     In what is returned ids begin with 0. No other request has a token before the time `before`, s.
     `lost` has the time at which a request was sent once more: what it said before is dropped.
     """
-    part = Log(log.num_blocks, log.block_size)
+    part = Log(log.num_blocks, log.block_size, delivers_together=log.delivers_together)
     part.request_rows += _move_requests(log.request_rows, REQUEST, ids).tobytes()
     runs = _move_requests(log.run_rows, RUN, ids)
     if lost:
         since = [lost.get(id, -1.0) for id in (runs["id"] + ids.start).tolist()]
         runs = runs[runs["start"] >= np.array(since)]
+    if log.seat_rows is not None:
+        part.seat_rows = bytearray(_move_requests(log.seat_rows, SEAT, ids).tobytes())
     runs["first_tick"] -= log.ticks_before
     part.run_rows += runs.tobytes()
     _move_steps(log, part, last)

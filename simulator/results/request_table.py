@@ -24,6 +24,8 @@ TRANSFER_PARTS = ("decode_queue_time", "transfer_time")
 """Columns of requests.csv that are parts of `e2el` only where prefill and decode are apart."""
 RETRY = "retry_time"
 """A further part of `e2el`, where a cluster's clients try again or its replicas fail."""
+DELIVERY = "delivery_time"
+"""A further part of `e2el`, where answers of a batch are given together."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -77,6 +77,31 @@ class TokenTimes:
             yield (self.ends[at:stop] - self.ends[at - 1 : stop - 1])[used], weights[used]
 
 
+class TokensTogether:
+    """When the tokens of one replica's completed requests were given: each answer at once."""
+
+    def __init__(self, log: Log, completed: Flags) -> None:
+        rows = log.requests[completed[log.requests["id"]]]
+        self._given: Floats = rows["finish"]
+        self._tokens: Counts = rows["generated"]
+        self.request_gaps: Floats = np.empty(0)
+
+    def per_second(self, start: float, seconds: int) -> Ints:
+        """Count the tokens in each of `seconds` one-second buckets from `start` on."""
+        buckets = np.zeros(seconds, np.int64)
+        np.add.at(buckets, (self._given - start).astype(np.int64), self._tokens)
+        return buckets
+
+    def gap_slices(self) -> Iterator[tuple[Floats, Counts]]:
+        """Yield the gaps, all of them 0, and how often each occurs."""
+        yield np.zeros(len(self._given)), self._tokens - 1
+
+
+def token_times(log: Log, completed: Flags) -> TokenTimes | TokensTogether:
+    """Tell when the tokens of one replica's completed requests (a flag by id) were given."""
+    return (TokensTogether if log.delivers_together else TokenTimes)(log, completed)
+
+
 def last_tokens(runs: npt.NDArray[np.void], tick_ends: Floats) -> Floats:
     """Give the time of each run's last token."""
     last: Floats = runs["start"].copy()
@@ -94,7 +119,7 @@ class PeakRate:
         self._first = 0  # second after it that `_tokens` begins with
         self._tokens = np.zeros(0, np.int64)
 
-    def add(self, table: RequestTable, times: Sequence[TokenTimes]) -> None:
+    def add(self, table: RequestTable, times: Sequence[TokenTimes | TokensTogether]) -> None:
         """Add the tokens of completed requests; those of later parts are sent later."""
         done = table.completed
         if not done.any():
@@ -128,7 +153,7 @@ class GapDistribution:
     150 MB more, and numpy's percentiles would need each gap as often as it occurs.
     """
 
-    def __init__(self, times: Sequence[TokenTimes]) -> None:
+    def __init__(self, times: Sequence[TokenTimes | TokensTogether]) -> None:
         self._times = times
         count, sums, low, high = 0, list[float](), np.inf, 0.0
         for values, weights in self._slices():

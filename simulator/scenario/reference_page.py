@@ -96,9 +96,10 @@ POLICY_TEXTS = {
     "a second of waiting counts as `ageing` tokens less.",
     "static": "Static batching: a batch starts when `batch_size` requests wait (null: "
     "max_num_seqs, which is also the most), or `timeout` seconds after the oldest of them came, "
-    "and runs until its longest member ends.",
+    "and runs until its longest member ends. `deliver: each` gives an answer as it is computed, "
+    "`batch` whole when the batch is over: then TTFT is E2EL.",
     "hf-static": "Hugging Face `generate` in a loop: static batching, 8 at a time if "
-    "null, without a timeout, each batch of prompts in one pass.",
+    "null, without a timeout, each batch of prompts in one pass; `deliver` as for static.",
     "orca": "Orca: whole prompts and decodes in one step, without a token budget; memory reserved "
     "for the longest answer.",
     "fcfs-v0": "vLLM 0.4 to 0.6: steps of whole prompts before steps of decodes, a swapped queue.",

@@ -3,6 +3,10 @@
 As in the textbooks, and as `generate` of Hugging Face in a loop.
 """
 
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from simulator.core.log import pack_seat
 from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -11,16 +15,21 @@ from simulator.util.from_mapping import raise_if
 NEVER = 1 << 60  # ticks
 LONGEST_TIMEOUT = 1_000_000  # s
 
+Deliver = Literal["batch", "each"]
+
 
 class Static(Scheduler):
     """A batch of `batch_size`, or what has come `timeout` seconds after the oldest arrived.
 
     The prompts are padded in front to the longest of the batch and computed first, in steps of at
-    most `max_num_batched_tokens`; then all members decode together. A member that ends gives its
-    answer but keeps its place: as a ghost it costs what the others cost until the last one ends
-    (Hugging Face `generate`, FasterTransformer; Orca, OSDI 2022, section 3). A batch takes only
-    as many as fit into the blocks with their padding. Should blocks run out all the same, the
-    last admitted leaves and is computed again in a later batch. There is no prefix cache.
+    most `max_num_batched_tokens`; then all members decode together. A member that ends keeps its
+    place: as a ghost it costs what the others cost until the last one ends (Hugging Face
+    `generate`, FasterTransformer; Orca, OSDI 2022, section 3). A batch takes only as many as fit
+    into the blocks with their padding. Should blocks run out all the same, the last admitted
+    leaves and is computed again in a later batch. There is no prefix cache.
+
+    `deliver: each` streams: a token is given as it is computed. `deliver: batch` gives an answer
+    when its place is free again, whole, so that its TTFT is its E2EL, and its TPOT and ITL are 0.
 
     `batch_size` is `max_num_seqs` unless given.
     """
@@ -34,6 +43,7 @@ class Static(Scheduler):
         *,
         batch_size: int | None = None,
         timeout: float = 0.1,
+        deliver: Deliver = "each",
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048,
         max_model_len: int = 8192,
@@ -57,11 +67,19 @@ class Static(Scheduler):
                 not 0 <= timeout <= LONGEST_TIMEOUT,
                 f"timeout: must be from 0 to {LONGEST_TIMEOUT:,} seconds, not {timeout}",
             ),
+            (
+                deliver not in get_args(Deliver),
+                f"deliver: must be batch or each, not {deliver!r}",
+            ),
         )
         self.batch_size = batch_size
         self.timeout = timeout
         self.unfinished = 0  # members that have not ended
-        self._idle = False  # there was nothing to do when last asked
+        self.delivers_together = deliver == "batch"
+        self.seat_rows = bytearray()
+        self._ended: dict[Request, tuple[float, int]] = {}  # since when (s), after which step
+        self._freed: list[Request] = []  # whose seats the step that is over has freed
+        self._prompt_steps = 0  # of the batch
         self._formed = 0  # the tick at which the batch was formed
         self._stored = 0  # tokens of the live members, those of ticks since then left out
 
@@ -78,26 +96,17 @@ class Static(Scheduler):
         """Decide the next forward pass: of prompts as long as there are any, else of decodes."""
         step = Step([])
         self.now = now
-        if not self._idle:  # else the preemptions of a step that never was belong to this one
-            self.preempted = 0
-        self._idle = False
-        while True:
-            if not self.running:
-                due = self.next_wakeup()
-                if due is None or (now < due and len(self.waiting) < self.batch_size):
-                    self._idle = True
-                    return step
-                self._form_batch()
-            if self.running.partial:
-                self._prefill(step)
+        if not self.running:
+            due = self.next_wakeup()
+            if due is None or (now < due and len(self.waiting) < self.batch_size):
                 return step
-            while self.decodes.blocks(1) > self.blocks.free:
-                self.preempt(self.running.last())
-            if self.unfinished:
-                self.decode_all(step)
-                step.ghosts = step.decodes - self.unfinished
-                return step
-            self._end_batch()
+            self._form_batch()
+        if self.running.partial:
+            self._prefill(step)
+        else:
+            self.decode_all(step)
+            step.ghosts = step.decodes - self.unfinished
+        return step
 
     def _form_batch(self) -> None:
         """Admit a batch: as many as fit when padded to the longest."""
@@ -117,7 +126,7 @@ class Static(Scheduler):
                 self.running.resume(request, self.now, 0)
             self.blocks.admit(request, (), 0)
         self.unfinished = len(members)
-        self._formed = self.decodes.tick
+        self._formed, self._prompt_steps = self.decodes.tick, 0
         self._stored = 0
 
     def _prefill(self, step: Step) -> None:
@@ -134,32 +143,68 @@ class Static(Scheduler):
             self.blocks.extend(request, start + tokens)
             budget -= tokens
 
+    def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
+        """Apply the outcome of `step`, repeated once per end time; return whose answers are given.
+
+        Here members are preempted that lack a block for the next step, and the batch ends: so an
+        answer that waits for the batch is given at the very time.
+        """
+        self.now = ends[-1]
+        self.preempted = 0
+        self._prompt_steps += bool(step.prefills)
+        over = super().commit(step, ends)
+        if not self.running.partial:
+            while self.unfinished and self.decodes.blocks(1) > self.blocks.free:
+                self.preempt(self.running.last())
+            if not self.unfinished:
+                for request in list(self.running):
+                    self._free_seat(request)
+        freed, self._freed = self._freed, []
+        return freed if self.delivers_together else over
+
     def finish(self, request: Request, now: float) -> None:
-        """Let a member end but keep its place; the last to end takes all the others along."""
+        """Let a member end but keep its place until the last one has ended."""
         self._leave(request)
         self.running.stop_decoding(request)
-        request.finish = now
+        if not self.delivers_together:
+            request.finish = now
+        self._ended[request] = now, self._steps
         self.decodes.join(request, NEVER)
-        if not self.unfinished:
-            self._end_batch()
 
     def _leave(self, request: Request) -> None:
         """Count a live member no longer."""
         self.unfinished -= 1
         self._stored -= request.computed - request.padding
 
-    def _end_batch(self) -> None:
-        for request in list(self.running):
-            self.running.discard(request)
-            self.blocks.release(request)
+    @property
+    def _steps(self) -> int:
+        """Steps of the batch so far."""
+        return self._prompt_steps + self.decodes.tick - self._formed
+
+    def _free_seat(self, request: Request) -> None:
+        """Take the place of a member that has ended."""
+        end, steps = self._ended.pop(request)
+        first, idle = request.first_token, self._steps - steps
+        assert self.seat_rows is not None
+        self.seat_rows += pack_seat(first, end, self.now, request.id, self._steps, idle)
+        if self.delivers_together:
+            request.first_token = request.finish = self.now
+            self._freed.append(request)
+        self.running.discard(request)
+        self.blocks.release(request)
 
     def preempt(self, request: Request) -> None:
-        if request.finish < 0:
+        if request in self._ended:
+            self._free_seat(request)
+        else:
             self._leave(request)
             super().preempt(request)
-        else:
-            self.running.discard(request)
-            self.blocks.release(request)
+
+    def close(self, request: Request) -> None:
+        if request not in self._ended:
+            super().close(request)
+        if self.delivers_together:
+            request.first_token = -1.0  # nobody has got it
 
     def stored(self, step: Step) -> int:
         ticks = self.decodes.tick - self._formed + bool(step.decodes)
@@ -171,8 +216,8 @@ class HfStatic(Static):
 
     Whoever waits when a batch is over makes up the next one, without a timeout. Prompts are
     padded in front to the longest, all in one forward pass whatever its size, and every member is
-    paid for until the longest answer has ended (`GenerationMixin`, transformers 4). An answer is
-    given when it ends, where `generate` returns all answers of a batch together.
+    paid for until the longest answer has ended (`GenerationMixin`, transformers 4). `generate`
+    returns all answers of a batch together, as `deliver: batch` does; `each` stands for a streamer.
     """
 
     def __init__(
@@ -180,11 +225,13 @@ class HfStatic(Static):
         blocks: BlockCounter,
         *,
         batch_size: int | None = None,
+        deliver: Deliver = "each",
         max_num_seqs: int = 256,
         max_model_len: int = 8192,
     ) -> None:
         super().__init__(
             blocks,
+            deliver=deliver,
             batch_size=min(8, max_num_seqs) if batch_size is None else batch_size,
             timeout=0.0,
             max_num_seqs=max_num_seqs,

@@ -11,7 +11,7 @@ import numpy as np
 
 from simulator.core.log import REASONS, Log
 from simulator.results.request_table import Flags, Floats, RequestTable
-from simulator.results.token_times import TokenTimes
+from simulator.results.token_times import token_times
 from simulator.util.files import write_atomic
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class _Engine:
 
     def inter_token_latencies(self) -> Weighted:
         """Give the times between tokens, a preemption included."""
-        times = TokenTimes(self.log, self.here)
+        times = token_times(self.log, self.here)
         singles = times.request_gaps
         slices = [(singles, np.ones(len(singles), np.int32)), *times.gap_slices()]
         values, weights = (np.concatenate(column) for column in zip(*slices, strict=True))

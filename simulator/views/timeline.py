@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.log import REASONS, REJECTED, Log
-from simulator.results.breakdown import Preemptions, find_preemptions
+from simulator.results.breakdown import Preemptions, as_computed, find_preemptions
 from simulator.results.request_table import Floats, RequestTable
 from simulator.results.time_series import arrivals
 from simulator.util.files import write_atomic
@@ -174,7 +174,7 @@ def _requests(
     pauses = find_preemptions(log, shown)
     bounds = np.searchsorted(pauses.id, np.arange(len(shown) + 1))
     end = float(log.steps["end"][-1]) if len(log.steps) else 0.0
-    arrival = table.arrival
+    arrival, computed = table.arrival, as_computed(table, [log])
     swapped = bool(log.swaps["requests_out"].any())
     for number in np.flatnonzero(shown).tolist():
         label = f"request {number}"
@@ -183,7 +183,10 @@ def _requests(
             yield time, {"ph": "i", "s": "p", "name": f"{label} rejected"}
             continue
         mine = slice(int(bounds[number]), int(bounds[number + 1]))
-        spans = list(phases(table, number, _pauses(pauses, mine, swapped), end, moves.get(number)))
+        stops = _pauses(pauses, mine, swapped)
+        spans = list(phases(computed, number, stops, end, moves.get(number)))
+        if log.delivers_together and table.completed[number]:
+            spans.append(("waits for its batch", spans[-1][2], float(table.finish[number])))
         if (held := float(arrival[number])) < table.sent[number]:
             spans.insert(0, ("held by client", held, float(table.sent[number])))
         yield from _nested(number, label, spans, _request_args(table, number))

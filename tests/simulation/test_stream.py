@@ -34,6 +34,7 @@ CASES = {
     "frontend": ["workload.frontend={latency: 10, per_request: 20, per_token: 1}"],
     "some rejected": ["engine.max_model_len=200", *LENGTHS],
     "static": ["engine.scheduling_policy=static"],
+    "answers at once": ["engine.scheduling_policy={policy: static, deliver: batch}", *LENGTHS],
     "async": ["engine.async_scheduling=true"],
     "drafts": ["engine.speculative_config={num_speculative_tokens: 2, acceptance: 0.6}"],
     "prefixes": ["workload.prefix_len=48", "engine.enable_prefix_caching=true"],

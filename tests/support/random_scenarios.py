@@ -10,6 +10,7 @@ Values = dict[str, Any]
 POLICIES: tuple[Any, ...] = (
     *("fcfs", "fcfs", "fcfs", "priority", "sjf", "hrrn", "mlfq", "boost", "preemptive"),
     *("static", "hf-static", "orca", "fcfs-v0", "sarathi", "sglang", "trtllm", "tgi", "fastgen"),
+    {"policy": "static", "deliver": "batch"},
     *("fair", "wfq", "drr", {"policy": "fair", "weights": {"client-1": 2}}, "deadline"),
 )
 ROUTERS = (

@@ -96,9 +96,11 @@ def _memory_efficiency(
         return None  # see not_in_files
     stored_time = room_time = 0.0
     for number, rows in steps.groupby("replica"):
-        mine = requests[requests.replica == number].sort_values("finish")
-        finish = mine.finish.dropna().to_numpy()
-        mine = mine[mine.finish.notna()]
+        mine = requests[(requests.replica == number) & requests.finish.notna()]
+        # Where a static batch gives its answers at once, they are complete before they are given.
+        mine = mine.assign(finish=mine.finish - mine.get("delivery_time", 0.0))
+        mine = mine.sort_values("finish")
+        finish = mine.finish.to_numpy()
         gone = np.cumsum([0, *(mine.prompt_tokens + mine.output_tokens - 1)])
         computed = (rows.prefill_tokens + rows.decode_tokens).cumsum()
         left = gone[np.searchsorted(finish, rows.start + 1e-12)]

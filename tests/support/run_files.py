@@ -84,7 +84,11 @@ def token_times(run: Run) -> dict[int, np.ndarray] | None:
         return None
     ends = {number: np.sort(rows.end) for number, rows in run.steps.groupby("replica")}
     times = {}
+    together = "delivery_time" in run.requests  # a static batch that gives its answers at once
     for row in run.completed.itertuples():
+        if together:
+            times[row.id] = np.full(row.output_tokens, row.finish)
+            continue
         steps = ends[row.replica]
         slack = 1e-9  # between two sums of the same floats; steps are longer
         first = np.searchsorted(steps, row.first_token - slack)
@@ -117,6 +121,7 @@ def not_in_files(run: Run) -> dict[str, str]:
         (True, r"headway\.(.*\.)?profile", "the name of what the cost model was read from"),
         (True, r"headway\.cluster\.(\w*tries\w*|failures|scalings)", "one row for all tries"),
         (times is None, f"{itl}|{peak}|{share_of_clients}", "when each token came out"),
+        ("delivery_time" in requests, share_of_clients, "when each token was computed"),
         (cut, share_of_clients, "tokens of requests that did not complete"),
         (run.leapt, r"headway\..*kv_cache_usage.*", "blocks at the first step of a row only"),
         (run.leapt or shared or apart or changes, stored, "tokens stored, of leaps or shared ones"),

@@ -74,6 +74,10 @@ class Scheduler:
     """A waiting request may take the place of one that runs."""
     awaits_transfer = False
     """Something comes from outside that lets waiting requests go on."""
+    delivers_together = False
+    """Answers are given when a batch is over, not each when it ends."""
+    seat_rows: bytearray | None = None
+    """Rows of log.SEAT; None: a request that has ended keeps no seat."""
     running_type = RunningRequests
     """What the running list is made of."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from simulator.figures.data import Run
 from simulator.results.breakdown import PARTS
-from simulator.results.request_table import RETRY, TRANSFER_PARTS
+from simulator.results.request_table import DELIVERY, RETRY, TRANSFER_PARTS
 from simulator.views.report import BY_KEY, metric_rows
 
 CARDS = (
@@ -22,7 +22,7 @@ LATENCIES = (
     ("queue_time", "Queue time"),
 )
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
-TIME_COLUMNS = (RETRY, "queue_time", PARTS[0], *TRANSFER_PARTS, *PARTS[1:])
+TIME_COLUMNS = (RETRY, "queue_time", PARTS[0], *TRANSFER_PARTS, *PARTS[1:], DELIVERY)
 TIME_LABELS = {
     RETRY: "earlier tries",
     "queue_time": "queue",
@@ -34,6 +34,7 @@ TIME_LABELS = {
     "preempted_time": "preempted",
     "recompute_time": "recompute",
     "swap_time": "swap copies",
+    DELIVERY: "waiting for the batch",
 }
 GROUP_COLUMNS = {
     "busy, %": ("gpu_busy_fraction", 100.0),
