@@ -49,7 +49,10 @@ def run(
     address: Annotated[str | None, silent("of a Dask scheduler or Ray cluster, host:port")] = None,
     no_tables: Annotated[
         bool,
-        silent("summary.json alone, in memory that does not grow with the requests", "--no-tables"),
+        silent(
+            "no requests.csv and steps.csv; memory that does not grow with the requests",
+            "--no-tables",
+        ),
     ] = False,
 ) -> int:
     """Simulate a scenario; print its report, write its files."""

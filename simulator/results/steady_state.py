@@ -108,8 +108,10 @@ class SteadyState:
         """Add requests; those of a later part come later."""
         sent = ~np.isnan(table.sent)
         due = table.arrival if isfinite(table.workload.request_rate) else table.sent
-        times, left = np.sort(due[sent]), table.left[sent]
-        level = self._in_system.add(times, left[~np.isnan(left)])
+        order = np.argsort(due[sent], kind="stable")
+        times, left = due[sent][order], table.left[sent][order]
+        stay = ~(left <= times)  # else it was rejected at once, and nobody ever found it there
+        level = self._in_system.add(times, left[stay & ~np.isnan(left)], stay)
         if self._trend is None:
             suggested = mser5(level)
             if suggested is not None:

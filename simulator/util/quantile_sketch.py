@@ -93,16 +93,20 @@ class ConcurrencyCounter:
         self._departed = 0
         self._departures = np.empty(0)  # after the last arrival
 
-    def add(self, arrivals: Floats, departures: Floats) -> npt.NDArray[np.int64]:
+    def add(
+        self, arrivals: Floats, departures: Floats, stay: npt.NDArray[np.bool_] | None = None
+    ) -> npt.NDArray[np.int64]:
         """Take in arrivals (ascending) and departures; count who is there at each arrival.
 
-        The one who arrives is counted, who departs at that moment is not.
+        The one who arrives is counted, who departs at that moment is not. Of arrivals that do not
+        `stay` nobody is counted, so they have no departure; they find those that are there.
         """
         departures = np.sort(np.concatenate((self._departures, departures)))
         before = np.searchsorted(departures, arrivals, side="right")
-        present = self._arrived + np.arange(1, len(arrivals) + 1) - (self._departed + before)
-        self._arrived += len(arrivals)
+        come = np.arange(1, len(arrivals) + 1) if stay is None else np.cumsum(stay)
+        present = self._arrived + come - (self._departed + before)
         if len(arrivals):
+            self._arrived += int(come[-1])
             self._departed += int(before[-1])
             departures = departures[before[-1] :]
         self._departures = departures

@@ -110,3 +110,23 @@ def test_a_wrong_figure_is_found(tmp_path):
     found.summary["mean_ttft_ms"] *= 1 + 1e-8
     found.summary["headway"]["mfu"] *= 1 + 1e-8
     assert sorted(key for key, _, _ in differences(found)[0]) == ["headway.mfu", "mean_ttft_ms"]
+
+
+def test_rejections_at_one_instant(tmp_path):
+    """Of 400 requests that come as fast as they may, those whose prompts are too long."""
+    scenario = {
+        "model": "llama-3-8b",
+        "gpu": {"name": "A100-80GB"},
+        "engine": {"max_num_seqs": 8, "max_model_len": 100},
+        "cost": {"kind": "linear", "base": 0.01, "per_token": 1e-5},
+        "workload": {
+            "num_prompts": 400,
+            "max_concurrency": 100,
+            "input_len": {"kind": "uniform", "low": 50, "high": 150},
+            "output_len": 4,
+        },
+    }
+    found = simulate(tmp_path / "run", scenario, 1)
+    assert found.summary["headway"]["rejected"] == 192
+    assert found.summary["headway"]["trend_p_value"] > 0
+    assert differences(found)[0] == []

@@ -17,10 +17,13 @@ def recompute_trend(run: Run) -> Values:
     """Test the number of requests in the system, as each that comes finds it, for a trend."""
     rows = run.requests[run.requests.sent.notna()]
     rated = run.scenario["workload"]["request_rate"] != float("inf")
-    come = np.sort(rows.arrival if rated else rows.sent)
-    left = np.sort(rows.finish.fillna(rows.sent.where(rows.finish_reason == "rejected")).dropna())
-    gone = np.searchsorted(left.round(9), come.round(9), side="right")  # finish is a sum: rounded
-    level = np.arange(1, len(come) + 1) - gone
+    rows = rows.assign(due=rows.arrival if rated else rows.sent).sort_values("due", kind="stable")
+    come = rows.due.to_numpy()
+    left = rows.finish.fillna(rows.sent.where(rows.finish_reason == "rejected")).to_numpy()
+    left = left.round(9)  # finish is a sum: rounded
+    stay = ~(left <= come.round(9))
+    gone = np.searchsorted(np.sort(left[stay & ~np.isnan(left)]), come.round(9), side="right")
+    level = np.cumsum(stay) - gone
     cut = _mser5(level.tolist())
     warmup = None if cut is None else come[cut] - come[0]
     if run.warmup or run.cooldown:

@@ -29,3 +29,10 @@ def test_concurrency_is_counted_at_each_arrival() -> None:
     assert counter.add(np.array([0.0, 1.0]), np.array([1.0, 9.0])).tolist() == [1, 1]
     assert counter.add(np.array([2.0, 8.0]), np.array([3.0, 10.0])).tolist() == [2, 2]
     assert counter.add(np.array([9.5]), np.empty(0)).tolist() == [2]
+
+
+def test_who_does_not_stay_is_found_by_nobody() -> None:
+    """Four come at once, two of them are turned away; they find who is there."""
+    counter, stay = ConcurrencyCounter(), np.array([False, True, False, True])
+    assert counter.add(np.zeros(4), np.array([1.0, 2.0]), stay).tolist() == [0, 1, 1, 2]
+    assert counter.add(np.array([1.5]), np.empty(0), np.array([False])).tolist() == [1]

@@ -17,7 +17,7 @@ ZOOM = "Drag to zoom, double-click to see all."
 OVER_TIME = (
     ("running", "Requests in the batch", "At most max_num_seqs."),
     ("waiting", "Requests waiting", "In the engine's queue."),
-    ("kv", "KV blocks in use, %", "Of all blocks of the KV cache."),
+    ("kv", "KV blocks in use, %", "Of all blocks of the KV cache; within a leap an estimate."),
     ("tokens", "Output tokens per second", "Decoded tokens and first tokens."),
     ("itl", "Inter-token latency, ms", "Mean over tokens; dots: preemptions."),
     ("longest", "Longest step with decodes, ms", "What the unluckiest token waited for."),
