@@ -23,6 +23,7 @@ from simulator.util.errors import HeadwayError, one_line
 BACKENDS = ("loky", "dask", "ray")
 LOOK_PARENT = 0.5  # s between two looks at whether a worker's parent lives
 RAY_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+TRACKER = "ignore:resource_tracker:UserWarning"  # its warnings, in Python's words for filters
 TIMEOUT = 5.0  # s to wait for a cluster's address to answer
 NOT_INSTALLED = "--backend {name}: needs {package}; pip install headway[{name}]"
 
@@ -94,7 +95,7 @@ def _run_batch(
         **_watching(),
     )
     call = delayed(partial(_numbered, os.getpid(), function))
-    with _without_interrupts():
+    with _without_interrupts(), _quiet_tracker():
         outcomes = parallel(call(index, items[index]) for index in chosen)
     try:
         for outcome in outcomes:  # noqa: UP028  # `yield from` would close them with a warning
@@ -120,6 +121,20 @@ def _without_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _quiet_tracker() -> Iterator[None]:
+    """Start loky's resource tracker so that it cleans up after a killed parent without a word."""
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = f"{before},{TRACKER}" if before else TRACKER
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 def _watching() -> dict[str, Any]:
