@@ -142,6 +142,7 @@ class Fleet:
         again = Request(
             *(request.id, self.env.now, request.prompt_tokens, request.output_tokens),
             *(request.client, request.priority, request.segments, request.hint),
+            max_tokens=request.max_tokens,
         )
         self.sent_again[request.id] = self.env.now
         self.submit(again)

@@ -231,7 +231,7 @@ class Recorder:
         return (
             f"request {request.id}: {status}, arrival {int(request.arrival)}, priority "
             f"{request.priority}, prompt {request.prompt_tokens}, answer "
-            f"{self.received(request)} of {request.max_tokens}, computed "
+            f"{self.received(request)} of {request.output_limit}, computed "
             f"{request.computed + ticks}, preempted {request.preemptions} times"
         )
 

@@ -12,7 +12,8 @@ class Request:
     """One user's request and how far it has come.
 
     `output_tokens` is known to the world, not to the engine: a policy must not read it, nor
-    `max_tokens` and `last_tick`, which follow from it. What a policy may know of it is `hint`.
+    `output_limit` and `last_tick`, which follow from it. What a policy may know of it is `hint`,
+    and `max_tokens`, which the client declares.
     """
 
     id: int
@@ -23,9 +24,10 @@ class Request:
     priority: int = 0
     segments: Segments | None = None  # None: a prompt shared with nobody
     hint: int | None = None  # output tokens that a predictor expects; None: there is none
+    max_tokens: int | None = None  # output tokens that the client allows; None: it does not say
 
     # The engine's side.
-    max_tokens: int = 0  # tokens after which the engine ends it, whatever it still wanted to say
+    output_limit: int = 0  # tokens after which the engine ends it, whatever it still wanted to say
     computed: int = 0  # tokens whose KV is in the cache
     generated: int = 0  # tokens that have come out, kept over a preemption
     swapped: int = 0  # tokens whose KV waits on the host, after a preemption

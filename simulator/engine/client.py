@@ -26,6 +26,7 @@ class RequestReader:
         self._first = first
         self._outputs = workload.output_tokens.data
         self._client, self._priority = workload.client, workload.priority
+        self._max_tokens = None if workload.max_tokens is None else workload.max_tokens.data
         self._segments = workload.segments
 
     def read(self, index: int, arrival: float) -> Request:
@@ -38,6 +39,7 @@ class RequestReader:
             "" if self._client is None else self._client[index],
             0 if self._priority is None else int(self._priority[index]),
             None if self._segments is None else self._segments[index],
+            max_tokens=None if self._max_tokens is None else self._max_tokens[index] or None,
         )
 
 
@@ -144,7 +146,10 @@ class Client:
         """Hand a request to the engine with the length that is predicted for it."""
         assert self.hints is not None
         assert self.predictor is not None
-        request.hint = self.hints[request.id] = self.predictor.predict(request)
+        hint = self.predictor.predict(request)
+        if request.max_tokens is not None:
+            hint = min(hint, request.max_tokens)
+        request.hint = self.hints[request.id] = hint
         self.submit(request)
 
     def finished(self, request: Request) -> None:

@@ -19,8 +19,11 @@ from simulator.core.request import Request
 from simulator.policies.policy import Batch, Policy, failed, one_line, short
 from simulator.util.errors import HeadwayError
 
-FIELDS = ("id", "arrival", "prompt_tokens", "priority", "hint", "generated", "preemptions")
-NO_HINT = -1  # in the column `hint`: nobody predicted a length
+FIELDS = (
+    *("id", "arrival", "prompt_tokens", "priority", "hint", "max_tokens", "generated"),
+    "preemptions",
+)
+NO_HINT = -1  # in the columns `hint` and `max_tokens`: nobody predicted, or allowed, a length
 
 
 class WaitingQueue(Protocol):

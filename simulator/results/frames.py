@@ -28,10 +28,13 @@ def request_frame(record: Record) -> "pd.DataFrame":
 def request_columns(record: Record) -> dict[str, Column]:
     """Give the columns of requests.csv, a row for each request of the workload, by id.
 
-    The priorities, the predicted output tokens, the seats kept beyond the end, and the replicas
-    that computed the prompts are there only where the run has them.
+    The priorities, the `max_tokens`, the predicted output tokens, the seats kept beyond the end,
+    and the replicas that computed the prompts are there only where the run has them.
     """
     table, workload, hints = record.request_table(), record.workload, record.hints
+    declared: dict[str, Column] = {}
+    if workload.max_tokens is not None:
+        declared["max_tokens"] = np.where(workload.max_tokens > 0, workload.max_tokens, -1)
     predicted: dict[str, Column] = {} if hints is None else {"predicted_output_tokens": hints}
     urgent = workload.priority
     priorities: dict[str, Column] = {} if urgent is None else {"priority": urgent}
@@ -46,6 +49,7 @@ def request_columns(record: Record) -> dict[str, Column]:
         "client_queue_time": table.client_queue_time,
         "prompt_tokens": workload.prompt_tokens,
         "output_tokens": table.generated,
+        **declared,
         **predicted,
         "queue_time": table.queue_time,
         "ttft": table.ttft,

@@ -60,6 +60,8 @@ GENERATOR_KEYS = {
     "clients": "how many clients, or a list with the weight of each; null: nobody is named; also "
     "beside trace",
     "priorities": "a whole number for each client, the smaller the more urgent; also beside trace",
+    "max_tokens": "output tokens that each request's client allows, tokens or a distribution: the "
+    "answer is cut there, with finish_reason length; null: nobody says; also beside trace",
 }
 PREFIX_GROUP_KEYS = {
     "num_prefixes": "prefixes that there are",

@@ -157,6 +157,7 @@ class Scenario(Config):
         workload = select(load(trace.path, trace.format, **reading), **part)
         workload.max_concurrency = self.workload.max_concurrency
         self._draw_clients(workload)
+        self._draw_max_tokens(workload, load)
         return workload
 
     def _draw_clients(self, workload: Workload) -> None:
@@ -171,6 +172,22 @@ class Scenario(Config):
 
         rng = random_streams(self.seed)["clients"]
         draw_clients(workload, workload.sessions(), given["clients"], given.get("priorities"), rng)
+
+    def _draw_max_tokens(self, workload: Workload, load: "TraceReader") -> None:
+        """Say how long the answers of a trace may be that does not; HeadwayError if it does."""
+        given = (self.workload.model_extra or {}).get("max_tokens")
+        if given is None:
+            return
+        field = ("workload", "max_tokens")
+        if workload.max_tokens is not None:
+            raise self._errors([(field, "the trace says the max_tokens of its requests itself")])
+        from simulator.workload.generate import draw_max_tokens, random_streams
+
+        rng = random_streams(self.seed)["max_tokens"]
+        try:
+            workload.max_tokens = draw_max_tokens(given, len(workload), rng, load)
+        except ValueError as error:
+            raise self._errors(field_errors(("workload",), error)) from None
 
     def resolved(self) -> dict[str, Any]:
         """Give the scenario with every default filled in, as plain YAML types."""

@@ -10,7 +10,7 @@ from simulator.workload.workload import FRONTENDS, Frontend
 if TYPE_CHECKING:
     from simulator.workload.generate import Generator
 
-BESIDE_TRACE = ("clients", "priorities")
+BESIDE_TRACE = ("clients", "priorities", "max_tokens")
 """Keys of a generator that may stand beside a trace, too."""
 
 READ_OPTIONS = {"time_unit", "hash_block_size", "session_turns", "chars_per_token"}
@@ -117,9 +117,12 @@ class WorkloadConfig(Config):
             )
         elif given:
             from simulator.util.from_mapping import raise_if
-            from simulator.workload.generate import check_clients
+            from simulator.workload.generate import check_clients, check_max_tokens
 
-            raise_if(*check_clients(given.get("clients"), given.get("priorities")))
+            raise_if(
+                *check_clients(given.get("clients"), given.get("priorities")),
+                *check_max_tokens(given.get("max_tokens")),
+            )
         return self
 
     @property

@@ -24,10 +24,11 @@ class ContinuousBatching(Scheduler):
     then others are admitted. There must be blocks for a whole prompt to admit it, and the last
     admitted is preempted, to be computed again, when the decodes lack a block.
 
-    `max_new_tokens` says how long clients let an answer be: a number of tokens, at which answers
-    are cut off; None, as many as `max_model_len` has room for; or `exact`, the very length of the
-    answer, as in a benchmark that sends `max_tokens` and ignores the end of sequence. The engine
-    does not know how long it will be.
+    `max_new_tokens` says how long clients let an answer be whose requests have no `max_tokens` of
+    their own: a number of tokens, at which answers are cut off; None, as many as
+    `max_model_len` has room for; or `exact`, the very length of the answer, as in a benchmark that
+    sends `max_tokens` and ignores the end of sequence. The engine does not know how long it will
+    be.
 
     Where it `reserves`, each running request has the blocks reserved that it may come to need: then
     nobody who runs ever lacks a block, and many blocks stay empty. They count as used, though they
@@ -71,15 +72,17 @@ class ContinuousBatching(Scheduler):
         )
 
     def output_limit(self, request: Request) -> int:
-        tokens = super().output_limit(request)
-        return min(tokens, self.max_new_tokens) if isinstance(self.max_new_tokens, int) else tokens
+        tokens, most = super().output_limit(request), self.max_new_tokens
+        cut = request.max_tokens is None and isinstance(most, int)
+        return min(tokens, int(most)) if cut else tokens  # type: ignore[arg-type]
 
     def allowed_output(self, request: Request) -> int:
         """Give the tokens that the client lets the answer have."""
-        if self.max_new_tokens == "exact":
+        most = request.max_tokens or self.max_new_tokens
+        if most == "exact":
             return self.output_limit(request)
         room = self.max_model_len - request.prompt_tokens
-        return min(room, self.max_new_tokens or room)
+        return min(room, most or room)
 
     def reserved_tokens(self, request: Request) -> int:
         """Give the tokens that a request may come to store; the last one needs no room."""

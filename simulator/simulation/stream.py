@@ -24,7 +24,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.quantile_sketch import RELATIVE_ERROR
 from simulator.workload.distributions import TraceReader
-from simulator.workload.generate import Generator, draw_lengths, random_streams
+from simulator.workload.generate import Generator, draw_lengths, draw_max_tokens, random_streams
 from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -234,6 +234,8 @@ def generate_parts(
             burstiness=float(spec.burstiness),
             source=f"generated, seed {seed}",
         )
+        if spec.max_tokens is not None:
+            work.max_tokens = draw_max_tokens(spec.max_tokens, size, rng["max_tokens"], load)
         if shared:
             work.segments = [
                 (*shared, (("in", first + i), fresh)) if fresh else shared

@@ -58,10 +58,10 @@ def _guarded(name: str) -> property:
 class GuardedRequest(Request):
     """A request that notes who asks for the length of its answer."""
 
-    __slots__ = ("hidden_max_tokens", "hidden_output_tokens", "hides", "reads")
+    __slots__ = ("hidden_output_limit", "hidden_output_tokens", "hides", "reads")
 
     output_tokens = _guarded("output_tokens")
-    max_tokens = _guarded("max_tokens")
+    output_limit = _guarded("output_limit")
 
     def __init__(
         self, request: Request, hides: Callable[[str, str], bool], reads: list[str]
@@ -162,9 +162,9 @@ class PolicyUnderTest:
         """Say whether a field must not be read by code of a module.
 
         A policy may read nothing of an answer's length. A scheduler must end its requests: it may
-        ask for `max_tokens`.
+        ask for `output_limit`.
         """
-        if name == "max_tokens" and self._is_scheduler:
+        if name == "output_limit" and self._is_scheduler:
             return False
         return module in self._modules or not module.startswith("simulator.")
 

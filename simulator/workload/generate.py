@@ -1,13 +1,14 @@
 """Make a workload out of a few numbers, in the words of `vllm bench serve` and with its meaning.
 
-Arrivals, input lengths, output lengths, prefixes, sessions and clients have a random stream each,
-all from one seed: to change one of them leaves the others as they were.
+Arrivals, input lengths, output lengths, prefixes, sessions, clients and `max_tokens` have a random
+stream each, all from one seed: to change one of them leaves the others as they were.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, floor, inf
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +38,7 @@ from simulator.workload.distributions import (
 )
 from simulator.workload.workload import MAX_KEPT_REQUESTS, MAX_REQUESTS, Floats, Ints, Workload
 
-STREAMS = ("arrivals", "input", "output", "prefixes", "sessions", "clients")
+STREAMS = ("arrivals", "input", "output", "prefixes", "sessions", "clients", "max_tokens")
 INPUT_LEN, OUTPUT_LEN = 1024, 128  # tokens, vLLM's defaults
 
 
@@ -107,6 +108,7 @@ class Generator(ArrivalProcess):
     sessions: Mapping[str, object] | None = None
     clients: int | Sequence[float] | None = None  # how many, or the weight of each
     priorities: Sequence[int] | None = None  # of each client
+    max_tokens: Spec | None = None  # output tokens that each request's client allows
 
     def __post_init__(self) -> None:
         concurrency = self.max_concurrency
@@ -133,6 +135,7 @@ class Generator(ArrivalProcess):
                 if getattr(self, name) is not None
             ),
             *check_clients(self.clients, self.priorities),
+            *check_max_tokens(self.max_tokens),
         )
 
     def _check_lengths(self) -> Checks:
@@ -176,6 +179,11 @@ def check_clients(clients: object, priorities: object) -> Checks:
             f"priorities: {priorities} is not a list with a whole number for each client",
         ),
     ]
+
+
+def check_max_tokens(max_tokens: Any) -> Checks:
+    """Check the key that says how long clients let an answer be."""
+    return [] if max_tokens is None else [check_parses("max_tokens", parse_lengths, max_tokens)]
 
 
 def _good_priorities(priorities: object, clients: object) -> bool:
@@ -262,12 +270,18 @@ def generate(
 
     arrival = np.full(len(new), np.nan)
     arrival[starts] = spec.arrival_times(len(starts), rng["arrivals"])
-    before = np.cumsum(new + output) - (new + output)
+    most = None
+    answer = output  # as the next turn of a session finds it
+    if spec.max_tokens is not None:
+        most = draw_max_tokens(spec.max_tokens, len(new), rng["max_tokens"], load)
+        answer = np.minimum(output, most)
+    before = np.cumsum(new + answer) - (new + answer)
     head = np.array([sum(count for _, count in parts) for parts in heads])[group]
     work = Workload(
         arrival,
         prompt_tokens=head[session] + before - before[starts][session] + new,
         output_tokens=output,
+        max_tokens=most,
         max_concurrency=spec.max_concurrency,
         request_rate=float(spec.request_rate),
         burstiness=float(spec.burstiness),
@@ -277,7 +291,7 @@ def generate(
         work.after = np.where(np.isnan(arrival), np.arange(len(new)) - 1, -1)
         work.delay = np.where(np.isnan(arrival), delay, 0.0)
     if spec.sessions is not None or heads != [()]:
-        work.segments = _write_segments(heads, group[session], np.isnan(arrival), new, output)
+        work.segments = _write_segments(heads, group[session], np.isnan(arrival), new, answer)
     if spec.clients is not None:
         draw_clients(work, session, spec.clients, spec.priorities, rng["clients"])
     return work
@@ -297,6 +311,16 @@ def draw_clients(
     work.client = [f"client-{k}" for k in drawn.tolist()]
     if priorities is not None:
         work.priority = np.array(priorities, np.int64)[drawn]
+
+
+def draw_max_tokens(
+    spec: Spec, count: int, rng: np.random.Generator, load: TraceReader | None
+) -> Ints:
+    """Draw the output tokens that the client of each of `count` requests allows."""
+    try:
+        return token_counts(parse_lengths(spec), rng.random(count), load)
+    except ValueError as error:
+        raise prefix_keys("max_tokens", error) from None
 
 
 def random_streams(seed: int) -> dict[str, np.random.Generator]:

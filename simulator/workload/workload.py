@@ -54,6 +54,7 @@ COLUMNS = (
     "output_tokens",
     "client",
     "priority",
+    "max_tokens",
     "segments",
     "after",
     "delay",
@@ -75,6 +76,7 @@ class Workload:
     output_tokens: Ints  # >= 1, at which the request ends by itself
     client: list[str] | None = None
     priority: Ints | None = None  # smaller is sooner
+    max_tokens: Ints | None = None  # output tokens that the client allows; 0: it does not say
     segments: list[Segments | None] | None = None  # contents of the prompts, as in request.py
     after: Ints | None = None  # the request that must end first; -1: none
     delay: Floats | None = None  # s, think time
@@ -138,6 +140,8 @@ class Workload:
             lengths = getattr(self, name)
             if (bad := np.flatnonzero(lengths < 1)).size:
                 raise ValueError(f"{name}: request {bad[0]} has {lengths[bad[0]]}, not 1 or more")
+        if self.max_tokens is not None and (self.max_tokens < 0).any():
+            raise ValueError("max_tokens: not every one is 0 or more")
         if self.max_concurrency is not None and self.max_concurrency < 1:
             raise ValueError(f"max_concurrency: {self.max_concurrency} is not 1 or more")
 

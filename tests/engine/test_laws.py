@@ -82,6 +82,9 @@ def workloads(draw: st.DrawFn) -> Workload:
         load.priority = np.array(draw(st.lists(st.integers(0, 3), min_size=n, max_size=n)))
         load.client = draw(st.lists(st.sampled_from(["a", "b"]), min_size=n, max_size=n))
     if draw(st.booleans()):
+        most = st.lists(st.integers(0, 40), min_size=n, max_size=n)
+        load.max_tokens = np.array(draw(most), np.int64)
+    if draw(st.booleans()):
         load.max_concurrency = draw(st.integers(1, 6))
     if draw(st.booleans()):
         load.segments = []

@@ -152,7 +152,7 @@ BAD = [
     (
         "workload:\n  request_rate: 3\n  trace: {path: t.csv}\n",
         "s.yaml:2: workload.request_rate: goes with a generator; beside trace there is "
-        "max_concurrency, client_latency, frontend, clients, priorities",
+        "max_concurrency, client_latency, frontend, clients, priorities, max_tokens",
     ),
     (
         "workload:\n  trace:\n    path: t.csv\n    format: azur\n",

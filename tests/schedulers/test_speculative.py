@@ -174,7 +174,7 @@ def test_sums_decide_as_the_plain_loop_does(
         if fast.fits(request):
             fast.add(request)
             accepted = list(fast.accepted(request))
-            plain.waiting.append(Job(id, prompt, request.max_tokens, accepted))
+            plain.waiting.append(Job(id, prompt, request.output_limit, accepted))
     now = 0.0
     while plain.waiting or plain.running:
         expected = plain.step()

@@ -88,17 +88,25 @@ def other_engines(
 def answers(load: Workload, scheduler: Scheduler) -> npt.NDArray[np.int64]:
     """Give the tokens that each request should get, if it is not rejected."""
     asked = np.minimum(load.output_tokens, LONGEST - load.prompt_tokens)
-    cut = getattr(scheduler, "max_new_tokens", None)
-    return np.minimum(asked, cut) if isinstance(cut, int) else asked
+    most = getattr(scheduler, "max_new_tokens", None)
+    return np.minimum(asked, allowed(load, most if isinstance(most, int) else LONGEST))
+
+
+def allowed(load: Workload, otherwise: int) -> npt.NDArray[np.int64]:
+    """Give the longest answer that each client allows; `otherwise` where it does not say."""
+    if load.max_tokens is None:
+        return np.full(len(load), otherwise)
+    return np.where(load.max_tokens > 0, load.max_tokens, otherwise)
 
 
 def rejections(load: Workload, scheduler: Scheduler) -> npt.NDArray[np.bool_]:
     """Say which requests could never fit into the blocks."""
     usable = scheduler.blocks.usable
     longest = answers(load, scheduler)
-    if scheduler.reserves and scheduler.max_new_tokens != "exact":
-        room = LONGEST - load.prompt_tokens
-        longest = np.minimum(room, scheduler.max_new_tokens or LONGEST)
+    if scheduler.reserves:
+        room, most = LONGEST - load.prompt_tokens, scheduler.max_new_tokens
+        said = allowed(load, 0) if most == "exact" else allowed(load, most or LONGEST)
+        longest = np.where(said > 0, np.minimum(room, said), longest)
     if isinstance(scheduler, Tgi):
         usable = scheduler.reservable
     return -(-(load.prompt_tokens + longest - 1) // scheduler.blocks.block_size) > usable

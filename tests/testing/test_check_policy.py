@@ -111,7 +111,7 @@ class Sly:
     """The same, by what the engine has made of it."""
 
     def key(self, request: Request) -> object:
-        return request.max_tokens
+        return request.output_limit
 
 
 class Clairvoyant:
@@ -151,7 +151,7 @@ class Dicing:
         (Spendthrift, r"goes over max_num_batched_tokens: a step has \d+ tokens, not \d+"),
         (Crowded, r"goes over max_num_seqs: 2 requests run at once, not 1"),
         (Oracle, r"reads the length .*: request.output_tokens \(test_check_policy.py:\d+\)"),
-        (Sly, r"reads the length .*: request.max_tokens \(test_check_policy.py:\d+\)"),
+        (Sly, r"reads the length .*: request.output_limit \(test_check_policy.py:\d+\)"),
         (Clairvoyant, r"uses the length .*: with other answers, .* step \d+ differs"),
         (Hasty, r"leaps wrongly: leaping and stepwise differ: .* of request \d+ is "),
         (Dicing, r"is not deterministic: two equal runs differ"),

@@ -15,7 +15,7 @@ from tests.support.workloads import generator_errors
 
 def columns(w: Workload) -> dict[str, object]:
     """All that two equal workloads have in common, as comparable values."""
-    arrays = {"arrival", "prompt_tokens", "output_tokens", "after", "delay"}
+    arrays = {"arrival", "prompt_tokens", "output_tokens", "after", "delay", "max_tokens"}
     values = {name: getattr(w, name) for name in Workload.__slots__}
     return {k: v.tobytes() if k in arrays and v is not None else v for k, v in values.items()}
 
@@ -151,6 +151,17 @@ def test_session_word_by_word():
     assert w.segments[3] == ((("shared",), 2), (("in", 3), 10))
 
 
+def test_a_turn_repeats_what_was_said_of_an_answer_that_was_cut():
+    """Answers of 4, cut at 3 and not at 9: prompts of 10, 10 + 3 + 10 and 23 + 4 + 10."""
+    limits = {"kind": "cycle", "values": [3, 9]}
+    spec = {"num_prompts": 3, "input_len": 10, "output_len": 4, "max_tokens": limits}
+    w = generate(spec | {"sessions": {"turns": 3}})
+    assert w.max_tokens.tolist() == [3, 9, 3]
+    assert w.output_tokens.tolist() == [4, 4, 4]
+    assert w.prompt_tokens.tolist() == [10, 23, 37]
+    w.check()
+
+
 @given(st.integers(1, 60), st.integers(0, 99))
 def test_sessions(count, seed):
     """`num_prompts` counts turns; the rate is that of starts; every prompt holds the last one."""
@@ -228,6 +239,7 @@ def test_same_seed_same_workload():
             "arrival prompt_tokens output_tokens client after segments",
         ),
         ({"sessions": None}, "output_tokens"),
+        ({"max_tokens": 99}, "arrival output_tokens client delay after"),
     ],
 )
 def test_streams_are_apart(change, kept):
@@ -309,6 +321,8 @@ def test_demo_is_like_azure(request):
             {"ramp_up_strategy": "linear", "ramp_up_start_rps": 3},
             "ramp_up_end_rps: missing, as ramp_up_strategy is given",
         ),
+        ({"max_tokens": 0}, "max_tokens: some lengths would be less than 1 token"),
+        ({"max_tokens": True}, "max_tokens: True is not a number"),
         ({"lengths": {"format": "azure"}}, "lengths.path: missing"),
         ({"lengths": {"path": "x"}}, "lengths.path: no reader of traces was given"),
         ({"lengths": {"path": "x"}, "input_len": 3}, "input_len: cannot be given with lengths"),

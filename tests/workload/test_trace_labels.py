@@ -1,4 +1,4 @@
-"""The client and the priority of each request of a trace, in every format."""
+"""Client, priority and max_tokens of each request of a trace, in every format."""
 
 import json
 
@@ -132,3 +132,47 @@ def test_they_are_written_and_read_again(tmp_path):
     again = read_trace(tmp_path / "again.jsonl")
     assert again.client == workload.client
     assert np.array_equal(again.priority, workload.priority)
+
+
+def with_limits(form: str, limits: list[object]) -> str:
+    """Repeat the first line of a trace once for each `max_tokens`; None leaves it out."""
+    first, *rest = ONE[form].replace("\r\n", "\n").split("\n")
+    if first.startswith("{"):
+        rows = [
+            json.loads(first) | ({} if most is None else {"max_tokens": most}) for most in limits
+        ]
+        return "".join(json.dumps(row) + "\n" for row in rows)
+    lines = [f"{rest[0]},{'' if most is None else most}" for most in limits]
+    return "\n".join([first + ",max_tokens", *lines])
+
+
+@pytest.mark.parametrize("form", ONE)
+def test_every_format_may_say_how_long_an_answer_may_be(tmp_path, form):
+    assert read(tmp_path, with_limits(form, [7, 512])).max_tokens.tolist() == [7, 512]
+    assert read(tmp_path, with_limits(form, [7, None])).max_tokens.tolist() == [7, 0]
+    assert read(tmp_path, ONE[form]).max_tokens is None
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "x", "9999999999"])
+def test_wrong_max_tokens_in_csv(tmp_path, value):
+    why = f"{value!r} is not a whole number of 1 or more, of at most 9 digits"
+    assert problems(tmp_path, with_limits("azure", [value])) == [f"trace:2: max_tokens: {why}"]
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (0, "zero"),
+        (-1, "-1 is negative"),
+        (1.5, "1.5 is not a whole number"),
+        ("7", "'7' is not a number"),
+        (True, "True is not a number"),
+    ],
+)
+def test_wrong_max_tokens_in_json(tmp_path, value, why):
+    assert problems(tmp_path, with_limits("mooncake", [value])) == [f"trace:1: max_tokens: {why}"]
+
+
+def test_max_tokens_are_written_and_read_again(tmp_path):
+    write_mooncake(read(tmp_path, with_limits("azure", [7, None])), tmp_path / "again.jsonl")
+    assert read_trace(tmp_path / "again.jsonl").max_tokens.tolist() == [7, 0]

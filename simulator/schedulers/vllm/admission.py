@@ -24,11 +24,11 @@ class Admission:
       in blocks.
     - With `reserve_output_tokens` a request is admitted only if prompt and answer fit beside all
       that is reserved for the running ones, so that nobody need be preempted: `max_tokens` is what
-      the request may generate at most (Orca, OSDI 2022, section 4.2; TGI; TensorRT-LLM's
-      GUARANTEED_NO_EVICT), `max_model_len` as much as the engine lets anybody generate, a number
-      the same for all. Blocks are reserved, not taken, which admits the same requests. A
-      request whose answer outgrows its reservation goes on as without one. No reservation is of
-      more than the whole cache.
+      its client allows, or where that says nothing the very length of the answer (Orca,
+      OSDI 2022, section 4.2; TGI; TensorRT-LLM's GUARANTEED_NO_EVICT), `max_model_len` as much as
+      the engine lets anybody generate, a number the same for all. Blocks are reserved, not taken,
+      which admits the same requests. A request whose answer outgrows its reservation goes on as
+      without one. No reservation is of more than the whole cache.
 
     Raises ValueError where a number is below 0.
     """
@@ -87,7 +87,7 @@ class Admission:
         """Give the tokens for which a request has blocks reserved."""
         answer = self.output_tokens
         if answer == "max_tokens":
-            answer = request.max_tokens
+            answer = request.max_tokens or request.output_limit
         elif answer == "max_model_len" or answer is None:
             answer = self.max_model_len
         tokens = min(request.prompt_tokens + answer, self.max_model_len)

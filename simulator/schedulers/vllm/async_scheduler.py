@@ -132,7 +132,7 @@ class AsyncScheduler(Scheduler):
         request.unknown = 0
         run = _Run()
         batch.first_tokens.append((request, run))
-        if request.generated < request.max_tokens:
+        if request.generated < request.output_limit:
             running.open[request] = run
             running.start_decoding(request)
         else:

@@ -129,16 +129,15 @@ class InstalledScheduler(Scheduler):
     def add(self, request: Request) -> bool:
         if self.vllm is None:
             self._start_vllm()
-        request.max_tokens = self.output_limit(request)
+        request.output_limit = self.output_limit(request)
+        output = min(request.output_tokens, request.max_tokens or request.output_tokens)
         name = _name(request)
         self.requests[name] = request
         tokens = [
             self._token(part, place) for part, count in request.contents for place in range(count)
         ]
         self.vllm.add_request(
-            self._new_request(
-                name, tokens, request.output_tokens, request.arrival, request.priority
-            )
+            self._new_request(name, tokens, output, request.arrival, request.priority)
         )
         return True
 

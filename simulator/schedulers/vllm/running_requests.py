@@ -100,7 +100,7 @@ class RunningRequests(dict[Request, None]):
     def start_decoding(self, request: Request) -> None:
         """Take a request whose prompt is computed into the decode set."""
         self.partial.remove(request)
-        self.decodes.join(request, request.max_tokens - request.generated)
+        self.decodes.join(request, request.output_limit - request.generated)
 
     def stop_decoding(self, request: Request) -> None:
         """Take a request out of the decode set and write down its run of tokens."""

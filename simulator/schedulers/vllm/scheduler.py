@@ -186,11 +186,12 @@ class Scheduler:
 
     def output_limit(self, request: Request) -> int:
         """Give the output tokens after which a request ends, or is ended."""
-        return min(request.output_tokens, self.max_model_len - request.prompt_tokens)
+        room = self.max_model_len - request.prompt_tokens
+        return min(request.output_tokens, room, request.max_tokens or room)
 
     def add(self, request: Request) -> bool:
         """Take a new request; say whether the next step may differ for it."""
-        request.max_tokens = self.output_limit(request)
+        request.output_limit = self.output_limit(request)
         self.running.loop.arrived()
         # Where a cap on chunks depends on how many are present, the head may fit from now on.
         changes = self.waiting.add(request) or self.long_prefill_token_threshold > 0
@@ -313,7 +314,7 @@ class Scheduler:
         for request in list(running):
             if not budget:
                 break
-            if request not in running or request.generated == request.max_tokens:
+            if request not in running or request.generated == request.output_limit:
                 continue  # preempted meanwhile, or its last token is on its way
             if interval is not None and interval.holds(request):
                 continue
@@ -496,7 +497,7 @@ class Scheduler:
         if request.first_token < 0:
             request.first_token = now
         self.running.start_decoding(request)
-        if request.generated == request.max_tokens:
+        if request.generated == request.output_limit:
             over.append(request)
 
     def finish(self, request: Request, now: float) -> None:

@@ -69,9 +69,9 @@ class Speculative(Scheduler):
         """Give how many drafts are accepted at each position of a request's answer."""
         stream = self._streams.get(request)
         if stream is None:
-            stream = [0] * request.max_tokens
+            stream = [0] * request.output_limit
             if self.speculation is not None:
-                stream = self.speculation.accepted(self.seed, request.id, request.max_tokens)
+                stream = self.speculation.accepted(self.seed, request.id, request.output_limit)
             self._streams[request] = stream
         return stream
 
@@ -120,7 +120,7 @@ class Speculative(Scheduler):
         if not drafts:
             return 1, 0
         accepted = min(self.accepted(request)[request.generated], drafts)
-        return min(1 + accepted, request.max_tokens - request.generated), accepted
+        return min(1 + accepted, request.output_limit - request.generated), accepted
 
     def horizon(self, step: Step) -> int:
         return 1

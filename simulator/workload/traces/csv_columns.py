@@ -1,6 +1,6 @@
 """Formats that are tables in CSV: a time and two counts of tokens, by the names of their columns.
 
-Each may have the columns `client` and `priority`, too.
+Each may have the columns `client`, `priority` and `max_tokens`, too.
 
 Some megabytes of lines at a time are taken apart by one regular expression. Where a line does not
 fit it, be it wrong or only unusual (blanks, quotes), these lines are read one by one, by the same
@@ -62,7 +62,7 @@ def timestamps(name: str) -> Column:
     )
 
 
-def _priorities(texts: Sequence[str]) -> Numbers:
+def _numbers_or_0(texts: Sequence[str]) -> Numbers:
     return _whole_numbers([text or "0" for text in texts])
 
 
@@ -82,12 +82,24 @@ PRIORITY = Column(
     "priority",
     r"(?:-?\d{1,9}(?:\.0*)?)?",
     "is not a whole number of at most 9 digits",
-    _priorities,
+    _numbers_or_0,
     least=-(10**9),
     optional=True,
     empty="0",
 )
 """An empty cell is vLLM's default, 0."""
+
+
+MAX_TOKENS = Column(
+    "max_tokens",
+    r"(?:0*[1-9]\d{0,8}(?:\.0*)?)?",
+    "is not a whole number of 1 or more, of at most 9 digits",
+    _numbers_or_0,
+    optional=True,
+    empty="0",
+)
+"""An empty cell says nothing."""
+OPTIONAL = (CLIENT, PRIORITY, MAX_TOKENS)
 
 
 def _whole_numbers(texts: Sequence[str]) -> Numbers:
@@ -152,7 +164,7 @@ def read_csv(path: Path, columns: tuple[Column, Column, Column]) -> Table:
     number, line = first_line(path)
     names = header(line)
     problems = Problems(path)
-    for column in (*columns, CLIENT, PRIORITY):
+    for column in (*columns, *OPTIONAL):
         if column.name not in names and not column.optional:
             problems.add(number, column.name, f"missing column; the header is {line[:80]!r}")
         if names.count(column.name) > 1:
@@ -163,7 +175,7 @@ def read_csv(path: Path, columns: tuple[Column, Column, Column]) -> Table:
         if alike and column.name not in alike:
             text = f"{path}:{number}: {alike[0]}: is not read: the column's name is {column.name}"
             warnings.warn(text, HeadwayWarning, stacklevel=2)
-    wanted = {names.index(c.name): c for c in (*columns, CLIENT, PRIORITY) if c.name in names}
+    wanted = {names.index(c.name): c for c in (*columns, *OPTIONAL) if c.name in names}
     parts = []
     for first, block in line_blocks(path):
         start = max(first, number + 1)  # the header is no request
@@ -180,7 +192,7 @@ def read_csv(path: Path, columns: tuple[Column, Column, Column]) -> Table:
     assert output is not None
     fine = output > 0
     times = np.zeros(len(prompt)) if when is None else when
-    client, priority = values.get(CLIENT.name), values.get(PRIORITY.name)
+    client, priority, most = (values.get(column.name) for column in OPTIONAL)
     return Table(
         times[fine],
         columns[0].per_second,
@@ -189,6 +201,7 @@ def read_csv(path: Path, columns: tuple[Column, Column, Column]) -> Table:
         failed=len(fine) - int(fine.sum()),
         client=None if client is None else client[fine].tolist(),
         priority=None if priority is None else priority[fine],
+        max_tokens=None if most is None else most[fine],
     )
 
 

@@ -33,6 +33,7 @@ class Table:
     failed: int = 0  # requests left out because the file marks them as failed
     client: list[str] | None = None
     priority: Ints | None = None
+    max_tokens: Ints | None = None  # 0: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil, isnan, nan
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 
@@ -75,6 +76,10 @@ class Row:
             return None
         return value
 
+    def max_tokens(self) -> int:
+        """Give the output tokens that its client allows; 0 where the line does not say."""
+        return 0 if self.values.get("max_tokens") is None else self.tokens("max_tokens")
+
     def hash_ids(self) -> list[int | str]:
         """Give the `hash_ids`; [] for none, or where they are wrong."""
         ids = self.values.get("hash_ids")
@@ -86,22 +91,32 @@ class Row:
         return ids
 
 
+class LabelColumns(TypedDict):
+    """The columns of a Table that any line may add to."""
+
+    client: list[str] | None
+    priority: Ints | None
+    max_tokens: Ints | None
+
+
 @dataclass(slots=True)
 class Labels:
-    """Whose each request is and how urgent, of the lines `add`ed so far."""
+    """Whose each request is, how urgent, and how long its answer may be, of the lines `add`ed."""
 
     lines: list[int] = field(default_factory=list)
     clients: list[str | None] = field(default_factory=list)
     priorities: list[int | None] = field(default_factory=list)
+    max_tokens: list[int] = field(default_factory=list)
 
     def add(self, row: Row) -> None:
         """Read the labels of one more line."""
         self.lines.append(row.line)
         self.clients.append(row.client())
         self.priorities.append(row.priority())
+        self.max_tokens.append(row.max_tokens())
 
-    def add_summary(self, problems: Problems) -> tuple[list[str] | None, Ints | None]:
-        """Give the columns `client` and `priority`, None for one that no line has.
+    def columns(self, problems: Problems) -> LabelColumns:
+        """Give the columns, None for one that no line has.
 
         A line without `priority` has vLLM's default, 0; but for a line without `client` where
         others have one nobody could be named.
@@ -113,7 +128,12 @@ class Labels:
                     problems.add(line, "client", "missing, though other lines have one")
         given = any(priority is not None for priority in self.priorities)
         priorities = np.array([priority or 0 for priority in self.priorities], np.int64)
-        return clients or None, priorities if given else None
+        limits = np.array(self.max_tokens, np.int64)
+        return {
+            "client": clients or None,
+            "priority": priorities if given else None,
+            "max_tokens": limits if limits.any() else None,
+        }
 
 
 def rows(path: Path, problems: Problems) -> Iterator[Row]:

@@ -127,6 +127,7 @@ def _workload(table: Table, path: Path, form: str) -> Workload:
         delay=table.delay,
         client=table.client,
         priority=table.priority,
+        max_tokens=table.max_tokens,
         source=f"{path.name} ({form})",
     )
     early = int((arrival[timed] < np.maximum.accumulate(arrival[timed])).sum())

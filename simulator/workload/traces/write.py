@@ -28,10 +28,11 @@ def write_mooncake(workload: Workload, path: Path) -> None:
 
     Times are rounded to milliseconds. Ids count up from 0, one per 512 tokens, each chained to
     the ids before it: equal ids if and only if everything up to the end of their blocks is equal.
-    Turns of a session are written as AIPerf reads them. A request's `client` and `priority`, which
-    Mooncake's traces have not, become keys that `read_trace` reads. HeadwayWarning if much less of
-    the prompts is shared in the file than before. HeadwayError if the path cannot be written or a
-    turn does not continue its session; nothing is left half-written.
+    Turns of a session are written as AIPerf reads them. A request's `client`, `priority` and
+    `max_tokens`, which Mooncake's traces have not, become keys that `read_trace` reads.
+    HeadwayWarning if much less of the prompts is shared in the file than before. HeadwayError if
+    the path cannot be written or a turn does not continue its session; nothing is left
+    half-written.
     """
     write_atomic(path, lambda file: _write(workload, path, file))
     if before := (shared_prefix_tokens(workload) or 0) / max(workload.total_input, 1):
@@ -92,6 +93,8 @@ def _rows_of(workload: Workload, path: Path) -> Iterator[dict[str, object]]:
             row["client"] = workload.client[i]
         if workload.priority is not None:
             row["priority"] = int(workload.priority[i])
+        if workload.max_tokens is not None and workload.max_tokens[i]:
+            row["max_tokens"] = int(workload.max_tokens[i])
         yield row
 
 

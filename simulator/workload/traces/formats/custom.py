@@ -29,15 +29,14 @@ def read(path: Path, chars_per_token: float | None = None) -> Table:
         key = next((key for key in OUTPUT_KEYS if key in row.values), OUTPUT_KEYS[0])
         outputs.append(row.tokens(key))
         labels.add(row)
-    client, priority = labels.add_summary(problems)
+    labelled = labels.columns(problems)
     problems.stop()
     return Table(
         np.zeros(len(prompts)),
         1.0,
         np.array(prompts),
         np.array(outputs),
-        client=client,
-        priority=priority,
+        **labelled,
     )
 
 

@@ -37,7 +37,7 @@ def read(path: Path, hash_block_size: int = 16) -> Table:
         requests.append((arrival, prompt, output))
         segments.append(parts or None)
     blocks.add_summary(problems)
-    client, priority = labels.add_summary(problems)
+    labelled = labels.columns(problems)
     problems.stop()
     columns = zip(*requests, strict=True) if requests else ((), (), ())
     time, prompts, outputs = map(np.array, columns)
@@ -47,8 +47,7 @@ def read(path: Path, hash_block_size: int = 16) -> Table:
         prompts,
         outputs,
         segments if any(segments) else None,
-        client=client,
-        priority=priority,
+        **labelled,
     )
 
 

@@ -55,7 +55,7 @@ def read_mooncake(
     labels = Labels()
     turns = [turn for row in rows(path, problems) if (turn := _turn(row, blocks, labels))]
     blocks.add_summary(problems)
-    client, priority = labels.add_summary(problems)
+    labelled = labels.columns(problems)
     problems.stop()
     after = np.array(_link(turns, whole=session_turns == "whole"), dtype=np.int64)
     time, delay = np.array([t.time for t in turns]), np.array([t.delay for t in turns])
@@ -77,8 +77,7 @@ def read_mooncake(
         segments if any(segments) else None,
         np.where(waits, after, -1) if waits.any() else None,
         delay / per_second if waits.any() else None,
-        client=client,
-        priority=priority,
+        **labelled,
     )
 
 
