@@ -15,6 +15,7 @@ from simulator.util.config import (
     WholeNumber,
     check_name_under,
 )
+from simulator.util.from_mapping import short_repr
 
 DTYPES = {
     "bf16": "bfloat16",
@@ -36,7 +37,7 @@ def _reservation(value: object) -> object:
     if not whole and value not in ("max_tokens", "max_model_len", None):
         raise ValueError(
             ": must be a whole number of tokens, at least 0, or max_tokens or max_model_len, "
-            f"not {value!r}"
+            f"not {short_repr(value)}"
         )
     return value
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from pydantic import BeforeValidator, Field, model_validator
 
 from simulator.util.config import Config, Share
+from simulator.util.from_mapping import short_repr
 
 MOST_DRAFTS = 64
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
@@ -36,7 +37,9 @@ def _acceptance(value: object) -> object:
     for one in each:
         good = isinstance(one, int | float) and not isinstance(one, bool) and 0 <= one <= 1
         if not good:
-            raise ValueError(f": must be from 0 to 1, or a list of such numbers, not {value!r}")
+            raise ValueError(
+                f": must be from 0 to 1, or a list of such numbers, not {short_repr(value)}"
+            )
     return value
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from simulator.core.request import Step
 from simulator.costs.cost_model import Counts, Seconds
-from simulator.util.from_mapping import raise_if
+from simulator.util.from_mapping import raise_if, short_repr
 
 QUANTITIES = ("tokens", "sequences", "context", "pairs")
 """What a fitted range can bound: T, n, S and P."""
@@ -119,7 +119,7 @@ def check_terms(cost: object, names: Sequence[str]) -> list[tuple[bool, str]]:
         good = isinstance(value, Real) and not isinstance(value, bool)
         good = good and 0 <= value <= LONGEST_TERM
         what = f"must be seconds, at least 0 and at most {LONGEST_TERM:,.0f}"
-        found.append((not good, f"{name}: {what}, not {value!r}"))
+        found.append((not good, f"{name}: {what}, not {short_repr(value)}"))
     return found
 
 

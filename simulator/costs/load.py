@@ -17,7 +17,7 @@ from simulator.models.gpus import HOST_SHARE, Gpu
 from simulator.models.kv_budget import kv_block_bytes
 from simulator.models.spec import ModelSpec
 from simulator.util.errors import HeadwayWarning
-from simulator.util.from_mapping import prefix_keys
+from simulator.util.from_mapping import prefix_keys, short_repr
 
 
 def load_cost(
@@ -106,7 +106,7 @@ def _load_profile(
         raise ValueError("\n".join(f"{key}: cannot be given beside `profile`" for key in extra))
     named = spec["profile"]
     if not isinstance(named, str):
-        raise ValueError(f"profile: must be a name or a path, not {named!r}")
+        raise ValueError(f"profile: must be a name or a path, not {short_repr(named)}")
     profile = read_profile(find_profile(named, base))
     overhead = choose_overhead(spec.get("overhead"), profile.overhead, target.overhead)
     if differences := profile.differences(target.model, target.gpu, target.engine):
@@ -150,7 +150,7 @@ def _make_form(spec: Mapping[str, object], target: _Target) -> LinearCost | Piec
     kind = spec.get("kind")
     if kind not in FORMS:
         known = ", ".join((*FORMS, "roofline"))
-        given = f", not {kind!r}" if "kind" in spec else ""
+        given = f", not {short_repr(kind)}" if "kind" in spec else ""
         raise ValueError(f"kind: must be {known}{given}; or give `profile`: a name or a path")
     if kind != "linear":
         spec = {"overlapped": target.overlapped, **spec}

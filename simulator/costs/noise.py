@@ -17,6 +17,7 @@ import numpy as np
 
 from simulator.core.request import Step
 from simulator.costs.cost_model import CostDecorator, CostModel, Counts, Seconds
+from simulator.util.from_mapping import short_repr
 
 REGIMES = ("decode", "prompts")
 """Pure decode steps; steps that compute prompts."""
@@ -85,7 +86,7 @@ def check_residuals(raw: object) -> dict[str, float]:
         if key not in REGIMES:
             wrong.append(f"{key}: unknown; there are {', '.join(REGIMES)}")
         elif not number or not 0 <= value <= 1:
-            wrong.append(f"{key}: must be a standard deviation of 0 to 1, not {value!r}")
+            wrong.append(f"{key}: must be a standard deviation of 0 to 1, not {short_repr(value)}")
     if wrong:
         raise ValueError("\n".join(wrong))
     return {key: float(value) for key, value in raw.items()}

@@ -18,7 +18,7 @@ from simulator.models.load import load_model, shipped_models
 from simulator.models.spec import HALF, ModelSpec, bytes_of
 from simulator.util.errors import HeadwayError
 from simulator.util.files import check_regular, resolve
-from simulator.util.from_mapping import from_mapping
+from simulator.util.from_mapping import from_mapping, short_repr
 from simulator.util.yaml_lines import FieldError, SourceMap, field_errors, parse, read_text
 
 T = TypeVar("T")
@@ -220,7 +220,7 @@ def make_form(spec: object, name: str) -> LinearCost | PiecewiseCost:
         raise ValueError(": must be a mapping with `kind` and the terms of that form")
     kind = spec.get("kind")
     if kind not in FORMS:
-        given = "is missing" if kind is None else f"{kind!r} is unknown"
+        given = "is missing" if kind is None else f"{short_repr(kind)} is unknown"
         raise ValueError(f"kind: {given}; there are {', '.join(FORMS)}")
     values = {key: value for key, value in spec.items() if key != "kind"}
     if reserved := [key for key in RESERVED_FIELDS if key in values]:
@@ -238,7 +238,7 @@ def _limits(raw: object) -> Limits:
         if key not in QUANTITIES:
             wrong.append(f"{key}: unknown; there are {', '.join(QUANTITIES)}")
         elif not numbers or len(pair) != 2 or not pair[0] <= pair[1]:
-            wrong.append(f"{key}: must be [lowest, highest], not {pair!r}")
+            wrong.append(f"{key}: must be [lowest, highest], not {short_repr(pair)}")
     if wrong:
         raise ValueError("\n".join(wrong))
     return {key: (pair[0], pair[1]) for key, pair in raw.items()}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from simulator.models.spec import BYTES, REQUIRED, LatentAttention, ModelSpec, RopeScaling
 from simulator.util.errors import HeadwayError
+from simulator.util.from_mapping import short_repr
 from simulator.util.json_text import parse_json
 from simulator.util.yaml_lines import read_text
 
@@ -87,19 +88,21 @@ def _wrong(raw: Mapping[str, object]) -> list[str]:
     """Tell what a config lacks and what it has that a ModelSpec does not count."""
     wrong = [f"{key}: is missing" for key in REQUIRED if raw.get(key) is None]
     wrong += [
-        f"{key}: must be a whole number, not {raw[key]!r}"
+        f"{key}: must be a whole number, not {short_repr(raw[key])}"
         for keys in WHOLE_NUMBERS.values()
         for key in keys
         if raw.get(key) is not None and (not isinstance(raw[key], int) or raw[key] is True)
     ]
     kind = raw.get("model_type", "llama")
     if kind not in FAMILIES:
-        wrong.append(f"model_type: {kind!r} is not supported; there are {', '.join(FAMILIES)}")
+        wrong.append(
+            f"model_type: {short_repr(kind)} is not supported; there are {', '.join(FAMILIES)}"
+        )
     if raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
         wrong.append("mlp_only_layers: every layer must have experts, or none")
     dtype = _dtype(raw)
     if dtype not in BYTES:
-        wrong.append(f"torch_dtype: {dtype!r} is none of {', '.join(BYTES)}")
+        wrong.append(f"torch_dtype: {short_repr(dtype)} is none of {', '.join(BYTES)}")
     return wrong
 
 
@@ -198,7 +201,7 @@ def read_rope(raw: Mapping[str, object]) -> tuple[float, RopeScaling | None]:
     key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     scaling = raw.get(key) or {}
     if not isinstance(scaling, Mapping):
-        raise ValueError(f"{key}: must be a mapping, not {scaling!r}")
+        raise ValueError(f"{key}: must be a mapping, not {short_repr(scaling)}")
     theta = _number({**raw, **scaling}, "rope_theta", 10000.0)
     kind = str(scaling.get("rope_type", scaling.get("type", "default")))
     if kind == "default":
@@ -213,7 +216,7 @@ def _number(raw: Mapping[str, object], key: str, default: float) -> float:
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ValueError(f"{key}: must be a positive number, not {value!r}")
+        raise ValueError(f"{key}: must be a positive number, not {short_repr(value)}")
     return value
 
 
@@ -221,5 +224,5 @@ def _size(raw: Mapping[str, object], key: str) -> int:
     """Give a positive whole number."""
     value = raw.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{key}: must be a positive whole number, not {value!r}")
+        raise ValueError(f"{key}: must be a positive whole number, not {short_repr(value)}")
     return value

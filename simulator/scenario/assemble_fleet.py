@@ -13,6 +13,7 @@ from simulator.models.load import load_model
 from simulator.scenario.scenario import Scenario
 from simulator.util.config import split_spec
 from simulator.util.errors import did_you_mean, one_line
+from simulator.util.from_mapping import short_repr
 from simulator.util.user_code import load_user_code
 
 
@@ -64,7 +65,7 @@ def _make_router(
         whole = known[argument].annotation is int
         if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
             words = "a whole number" if whole else "a number"
-            raise ValueError(f"{argument}: must be {words}, not {value!r}")
+            raise ValueError(f"{argument}: must be {words}, not {short_repr(value)}")
     router: Router = found(**arguments)
     return router
 

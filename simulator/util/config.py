@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from simulator.util.from_mapping import short_repr
+
 INT32 = 2**31 - 1
 Count = Annotated[int, Field(ge=1, le=INT32)]
 WholeNumber = Annotated[int, Field(ge=0, le=INT32)]
@@ -34,7 +36,9 @@ def check_name_under(key: str, example: str) -> Callable[[object], object]:
             if not isinstance(value.get(key), str):
                 raise ValueError(f": the mapping needs a key `{key}`: a name or {example}")
         elif not isinstance(value, str):
-            raise ValueError(f": must be a name or a mapping with a key `{key}`, not {value!r}")
+            raise ValueError(
+                f": must be a name or a mapping with a key `{key}`, not {short_repr(value)}"
+            )
         return value
 
     return check

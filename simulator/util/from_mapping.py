@@ -12,6 +12,7 @@ rather than 95, once a run, after 65 ms to prepare the class.
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from datetime import date
 from math import isnan
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, TypeVar
@@ -65,7 +66,7 @@ def check_parses(name: str, make: Callable[[S], object], value: S) -> tuple[bool
 def from_mapping(cls: type[T], values: object) -> T:
     """Make a dataclass of a scenario's mapping; ValueError names each wrong key in a line."""
     if not isinstance(values, Mapping):
-        raise ValueError(f": {values!r} is not a mapping")
+        raise ValueError(f": {short_repr(values)} is not a mapping")
     known = {f.name: f for f in dataclasses.fields(cls) if f.init}
     values = {
         key: parse_number(value)
@@ -149,8 +150,21 @@ def check_type(name: str, kind: type, value: object) -> tuple[bool, str]:
 
 def short_repr(value: object) -> str:
     """Write a wrong value for a message, and not too much of it."""
-    text = repr(value)
+    text = _as_yaml(value)
     return text if len(text) <= MAX_REPR else text[:MAX_REPR] + "..."
+
+
+def _as_yaml(value: object) -> str:
+    """Write a value as YAML does in one line, texts in quotes."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, date):
+        return str(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_as_yaml(of)}" for key, of in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_as_yaml, value)) + "]"
+    return repr(value)
 
 
 def _is_nan_or_too_large(value: Real) -> bool:

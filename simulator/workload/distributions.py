@@ -21,6 +21,7 @@ from simulator.util.from_mapping import (
     from_mapping,
     parse_number,
     raise_if,
+    short_repr,
 )
 from simulator.workload.workload import Floats, Ints, Workload
 
@@ -278,10 +279,10 @@ class Mixture:
 def _mixture_part(part: object) -> tuple[float, Distribution]:
     """Read a part of a mixture: its weight, and the distribution that the rest of it is."""
     if not isinstance(part, Mapping):
-        raise ValueError(f": {part!r} is not a mapping")
+        raise ValueError(f": {short_repr(part)} is not a mapping")
     weight = part.get("weight")
     if not isinstance(weight, int | float) or not 0 < weight < inf:
-        raise ValueError(f"weight: {weight!r} is not a number above 0")
+        raise ValueError(f"weight: {short_repr(weight)} is not a number above 0")
     return float(weight), parse_distribution({key: part[key] for key in part if key != "weight"})
 
 
@@ -298,7 +299,8 @@ def parse_distribution(spec: Spec) -> Distribution:
     kind = spec.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         near = did_you_mean(str(kind), KINDS)
-        raise ValueError(f"kind: {kind!r} is none of {', '.join(KINDS)}{near}")
+        given = f"{short_repr(kind)} is none of" if "kind" in spec else "is missing; there are"
+        raise ValueError(f"kind: {given} {', '.join(KINDS)}{near}")
     return from_mapping(KINDS[kind], {key: spec[key] for key in spec if key != "kind"})
 
 

@@ -20,6 +20,7 @@ from simulator.util.from_mapping import (
     parse_number,
     prefix_keys,
     raise_if,
+    short_repr,
 )
 from simulator.workload.arrivals import ArrivalProcess, Checks, Diurnal
 from simulator.workload.distributions import (
@@ -167,7 +168,7 @@ def check_clients(clients: object, priorities: object) -> Checks:
     return [
         (
             not _good_clients(clients),
-            f"clients: {clients} is neither a number of clients nor a list of weights",
+            f"clients: {short_repr(clients)} is neither a number of clients nor a list of weights",
         ),
         *(_check_count("clients", clients)[1:] if isinstance(clients, int) else ()),
         (
@@ -176,7 +177,8 @@ def check_clients(clients: object, priorities: object) -> Checks:
         ),
         (
             clients is not None and not _good_priorities(priorities, clients),
-            f"priorities: {priorities} is not a list with a whole number for each client",
+            f"priorities: {short_repr(priorities)} is not a list with a whole number for "
+            "each client",
         ),
     ]
 
@@ -214,7 +216,7 @@ def range_ratios(range_ratio: float | Mapping[str, float]) -> tuple[float, float
     else:
         pair = range_ratio, range_ratio
     good = all(isinstance(r, int | float) and 0 <= r < 1 for r in pair)
-    raise_if((not good, f": {range_ratio} is not from 0 on and below 1"))
+    raise_if((not good, f": {short_repr(range_ratio)} is not from 0 on and below 1"))
     return pair
 
 

@@ -34,7 +34,7 @@ def test_a_name_or_a_mapping_with_one(value: object) -> None:
     [
         ({"name": "fcfs"}, "the mapping needs a key `policy`: a name or module:Class"),
         (3, "must be a name or a mapping with a key `policy`, not 3"),
-        (None, "must be a name or a mapping with a key `policy`, not None"),
+        (None, "must be a name or a mapping with a key `policy`, not null"),
     ],
 )
 def test_what_has_no_name_is_refused(value: object, message: str) -> None:

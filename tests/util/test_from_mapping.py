@@ -56,7 +56,7 @@ def test_good_values(values: dict, queue: Queue) -> None:
     [
         ([], [": [] is not a mapping"]),
         ({}, ["rate: missing"]),
-        ({"rate": True}, ["rate: True is not a number"]),
+        ({"rate": True}, ["rate: true is not a number"]),
         ({"rate": float("nan")}, ["rate: nan is not a number"]),
         ({"rate": 10**400}, [f"rate: 1{'0' * 59}... is not a number"]),
         ({"rate": 1, "places": 1.0}, ["places: 1.0 is not a whole number"]),

@@ -201,7 +201,7 @@ def test_mixture_bounds(one, other, u, weight):
     ("spec", "message"),
     [
         ({"kind": "normal"}, "kind: 'normal' is none of fixed, uniform, exponential"),
-        ({"low": 1, "high": 2}, "kind: None is none of fixed"),
+        ({"low": 1, "high": 2}, "kind: is missing; there are fixed"),
         ({"kind": "uniform", "low": 1}, "high: missing"),
         ({"kind": "uniform", "low": 1, "hi": 2, "high": 3}, "hi: unknown key"),
         ({"kind": "uniform", "low": "a", "high": 3}, "low: 'a' is not a number"),

@@ -284,7 +284,7 @@ def test_demo_is_like_azure(request):
         ({"burstiness": -1.0}, "burstiness: -1.0 is not above 0"),
         ({"num_prompts": 0}, "num_prompts: 0 is less than 1"),
         ({"num_prompts": 1.5}, "num_prompts: 1.5 is not a whole number"),
-        ({"num_prompts": True}, "num_prompts: True is not a whole number"),
+        ({"num_prompts": True}, "num_prompts: true is not a whole number"),
         ({"rescale": "no"}, "rescale: 'no' is not true or false"),
         ({"max_concurrency": 0}, "max_concurrency: 0 is less than 1"),
         ({"request_rat": 3}, "request_rat: unknown key"),
@@ -346,7 +346,7 @@ def test_all_refusals_at_once():
     assert wrong == [
         "request_rate: -1 is not above 0",
         "output_len.parts.0.low: 5 is more than high, 2",
-        "output_len.parts.1.weight: None is not a number above 0",
+        "output_len.parts.1.weight: null is not a number above 0",
         "num_prompts: 0 is less than 1",
         "sessions: 7 is not a mapping",
     ]
