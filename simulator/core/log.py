@@ -28,7 +28,8 @@ STEP = np.dtype(
         ("running", "i4"),
         ("waiting", "i4"),  # as the row begins
         ("blocks_used", "i4"),  # during the first step
-        ("preempted", "i8"),
+        ("prefills", "i4"),  # chunks of prompts
+        ("preempted", "i4"),
     ]
 )
 REQUEST = np.dtype(
@@ -107,7 +108,7 @@ REASONS = ("stop", "length", "rejected", "unfinished", "shed", "timeout")
 was stopped; of a cluster's clients: refused by its admission control, given up after a timeout."""
 STOP, LENGTH, REJECTED, UNFINISHED, SHED, TIMEOUT = range(len(REASONS))
 
-pack_step = Struct("<ddqqqqiiiiiiq").pack
+pack_step = Struct("<ddqqqqiiiiiiii").pack
 pack_request = Struct("<dddqiiii").pack
 pack_run = Struct("<dqqq").pack
 pack_pause = Struct("<ddqq").pack
@@ -124,6 +125,7 @@ class Log:
 
     num_blocks: int  # usable KV blocks
     block_size: int  # tokens
+    num_seats: int = 0  # requests that a batch has room for
     step_rows: bytearray = field(default_factory=bytearray)
     request_rows: bytearray = field(default_factory=bytearray)
     run_rows: bytearray = field(default_factory=bytearray)
@@ -134,6 +136,8 @@ class Log:
     seat_rows: bytearray | None = None
     """Where requests keep their seats beyond their end, as in a static batch; else None."""
     delivers_together: bool = False  # answers are given when their seats are freed
+    host_waits: float = 0.0
+    """Seconds in which kernels waited for the host though the two overlap."""
     offloaded: int = 0  # blocks that went to the host tier
     tick_ends: "array[float]" = field(default_factory=lambda: array("d"))
     ticks_before: int = 0  # that have been taken out of `tick_ends`, where a run is streamed

@@ -119,6 +119,9 @@ class Step:
     longest: int = 0  # KV entries that one decode reads at most, where the executor asks; else 0
     swap_seconds: float = field(default=0.0, compare=False)
     """By which swaps make it longer; a cost model that knows of copies notes it."""
+    host_waits: list[float] | None = field(default=None, compare=False)
+    """By which the host's work, where kernels hide it, makes this step and its repeats longer; a
+    cost model that knows of it notes it."""
 
     def add_single(self, request: Request, start: int, tokens: int = 1) -> None:
         """Let a request outside the decode set decode; all but one of its tokens are drafts."""

@@ -41,6 +41,13 @@ class CostModel(CanLeap, Protocol):
     def logged_swap_seconds(self, swaps: npt.NDArray[np.void]) -> Seconds:
         """Give the seconds of logged copies of KV blocks (rows of dtype SWAP)."""
 
+    def host_seconds(self, prompts: Counts, sequences: Counts, new: Counts) -> Seconds | None:
+        """Give the seconds in which the GPU waits for the engine; None: nobody can tell.
+
+        One value for each step, which computes so many chunks of prompts, sequences (these
+        included) and tokens of prompts. What a step notes in `host_waits` comes on top.
+        """
+
     def range_warnings(self, steps: npt.NDArray[np.void]) -> list[str]:
         """Say, a line per quantity, which logged steps lie outside the fitted range."""
 
@@ -79,6 +86,10 @@ class CostDecorator:
     def logged_swap_seconds(self, swaps: npt.NDArray[np.void]) -> Seconds:
         """Give the seconds of logged copies of KV blocks (rows of dtype SWAP)."""
         return self.inner.logged_swap_seconds(swaps)
+
+    def host_seconds(self, prompts: Counts, sequences: Counts, new: Counts) -> Seconds | None:
+        """Give the seconds in which the GPU waits for the engine; None: nobody can tell."""
+        return self.inner.host_seconds(prompts, sequences, new)
 
     def range_warnings(self, steps: npt.NDArray[np.void]) -> list[str]:
         """Say, a line per quantity, which logged steps lie outside the fitted range."""

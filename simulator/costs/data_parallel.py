@@ -144,6 +144,10 @@ class DataParallelCost(CostDecorator):
         kernels = self.kernels.decode_seconds(counts, contexts)
         return np.asarray(np.maximum(kernels + together, alone))
 
+    def host_seconds(self, prompts: Counts, sequences: Counts, new: Counts) -> Seconds | None:
+        """Give None: a rank waits for the others, too."""
+        return None
+
     def range_warnings(self, steps: npt.NDArray[np.void]) -> list[str]:
         """Say what cannot be trusted: steps outside the fitted range, and the experts."""
         note = (

@@ -72,6 +72,10 @@ class Fitted:
             + self.swap_in_per_block * swaps["blocks_in"]
         )
 
+    def host_seconds(self, prompts: Counts, sequences: Counts, new: Counts) -> Seconds | None:
+        """Give None: nobody can tell the host's part of a step from the GPU's."""
+        return None
+
     def with_copies(self, seconds: float, step: Step) -> float:
         """Give the time of a step whose compute takes so many seconds, and note that of swaps.
 

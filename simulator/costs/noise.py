@@ -63,17 +63,32 @@ class ScaledCost(CostDecorator):
         """Give the seconds that a step takes."""
         factor = self.prompts if step.prefills else self.decode
         if not step.copies:
-            return factor * self.inner.execute(step)
+            return self._scaled(step, step, factor)
         bare = Step(step.prefills, step.decodes, step.context, longest=step.longest)
-        return self.inner.with_copies(factor * self.inner.execute(bare), step)
+        return self.inner.with_copies(self._scaled(bare, step, factor), step)
+
+    def _scaled(self, step: Step, noted: Step, factor: float) -> float:
+        """Give the seconds of `step`; `noted` gets the waits for the host in them."""
+        seconds = factor * self.inner.execute(step)
+        if step.host_waits:
+            noted.host_waits = [factor * wait for wait in step.host_waits]
+        return seconds
 
     def leap(self, step: Step, repeats: int) -> list[float]:
         """Give the seconds of each of so many successive decode steps."""
-        return [self.decode * seconds for seconds in self.inner.leap(step, repeats)]
+        found = [self.decode * seconds for seconds in self.inner.leap(step, repeats)]
+        if step.host_waits:
+            step.host_waits = [self.decode * wait for wait in step.host_waits]
+        return found
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         """Give the seconds of pure decode steps of so many sequences that read so many tokens."""
         return self.decode * self.inner.decode_seconds(counts, contexts)
+
+    def host_seconds(self, prompts: Counts, sequences: Counts, new: Counts) -> Seconds | None:
+        """Give the seconds in which the GPU waits for the engine; None: nobody can tell."""
+        found = self.inner.host_seconds(prompts, sequences, new)
+        return None if found is None else found * np.where(prompts, self.prompts, self.decode)
 
 
 def check_residuals(raw: object) -> dict[str, float]:

@@ -74,6 +74,8 @@ class Overhead:
             overhead=cost.overhead + self.step,
             overhead_per_sequence=self.per_sequence,
             prefill=cost.prefill + self.prompt_per_layer * layers,
+            engine_overhead=self.step,
+            engine_prefill=self.prompt_per_layer * layers,
             host=self.host,
             host_per_sequence=self.host_per_sequence,
             host_per_prefill=self.host_per_prefill,

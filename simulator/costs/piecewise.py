@@ -116,6 +116,8 @@ class PiecewiseCost(Fitted):
     host_per_prefill: float = 0.0  # h_p, per chunk
     host_per_prefill_token: float = 0.0  # h_t
     overlapped: bool = False  # the host's work is hidden behind the kernels
+    engine_overhead: float | None = None  # of `overhead`, what the engine adds; None: not known
+    engine_prefill: float = 0.0  # of `prefill`
     _has_host_work: bool = field(init=False, repr=False, compare=False)
     _slope_beyond: float = field(init=False, repr=False, compare=False)  # s per token
     _dense: list[float] = field(init=False, repr=False, compare=False)  # by tokens
@@ -226,7 +228,7 @@ class PiecewiseCost(Fitted):
         )
         if not self._has_host_work:
             return seconds
-        return self._with_host([seconds], count + prompts, prompts, new)[0]
+        return self._with_host(step, [seconds], count + prompts, prompts, new)[0]
 
     def _verify_seconds(self, step: Step) -> float:
         """Give the time of a step of decodes that verify drafts, without swaps."""
@@ -237,12 +239,15 @@ class PiecewiseCost(Fitted):
         work = max(work, self.serial_per_token * context / count)
         seconds = self._decode_seconds(count + step.drafts) + work
         seconds += self.overhead_per_sequence * count
-        return self._with_host([seconds], count)[0] if self._has_host_work else seconds
+        return self._with_host(step, [seconds], count)[0] if self._has_host_work else seconds
 
     def _with_host(
-        self, kernels: list[float], sequences: int, prompts: int = 0, new: int = 0
+        self, step: Step, kernels: list[float], sequences: int, prompts: int = 0, new: int = 0
     ) -> list[float]:
-        """Add the host's work, or let it hide behind the kernels; the GPU's waits hide nothing."""
+        """Add the host's work, or let it hide behind the kernels; the GPU's waits hide nothing.
+
+        `kernels` are those of a step and its repeats, which do not get shorter.
+        """
         host = (
             self.host
             + self.host_per_sequence * sequences
@@ -252,7 +257,25 @@ class PiecewiseCost(Fitted):
         if not self.overlapped:
             return [seconds + host for seconds in kernels]
         least = self.overhead + self.overhead_per_sequence * sequences + host
+        if kernels[0] >= least:
+            return kernels
+        step.host_waits = [max(least - seconds, 0.0) for seconds in kernels]
         return [max(seconds, least) for seconds in kernels]
+
+    def host_seconds(self, prompts: Counts, sequences: Counts, new: Counts) -> Seconds | None:
+        """Give the seconds in which the GPU waits for the engine; None: nobody can tell.
+
+        That is what the engine adds to its kernels: launches, the way of the sampled tokens and,
+        unless it is overlapped, the host's work.
+        """
+        if self.engine_overhead is None and not self._has_host_work:
+            return None
+        waits = (self.engine_overhead or 0.0) + self.overhead_per_sequence * sequences
+        waits = waits + self.engine_prefill * (prompts > 0)
+        if not self.overlapped:
+            waits = waits + self.host + self.host_per_sequence * sequences
+            waits = waits + self.host_per_prefill * prompts + self.host_per_prefill_token * new
+        return np.asarray(waits)
 
     def leap(self, step: Step, repeats: int) -> list[float]:
         """Give the seconds of each of so many successive decode steps."""
@@ -262,7 +285,7 @@ class PiecewiseCost(Fitted):
         slope = self.decode_per_context
         if repeats == 1 and not self.window:
             found = [fixed + max(slope * first, floor)]
-            return self._with_host(found, count) if self._has_host_work else found
+            return self._with_host(step, found, count) if self._has_host_work else found
         contexts = range(first, first + repeats * count, count)
         if self.window:
             most, wide = self.window * count, self.decode_per_window
@@ -271,7 +294,7 @@ class PiecewiseCost(Fitted):
             found = [fixed + slope * read for read in contexts]
         else:
             found = [fixed + max(slope * read, floor) for read in contexts]
-        return self._with_host(found, count) if self._has_host_work else found
+        return self._with_host(step, found, count) if self._has_host_work else found
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         """Give the seconds of pure decode steps of so many sequences that read so many tokens."""

@@ -58,7 +58,10 @@ PROFILE_KEYS = (
     "sources",
     "notes",
 )
-RESERVED_FIELDS = ("name", "limits", "residuals", "swap_overlap", "load", "load_per_block")
+RESERVED_FIELDS = (
+    *("name", "limits", "residuals", "swap_overlap", "load", "load_per_block"),
+    *("engine_overhead", "engine_prefill"),
+)
 """Fields of a form that are no terms of its own."""
 
 

@@ -237,7 +237,13 @@ def unused_seats(run: Evidence) -> Finding | None:
     """Padding and finished members of a static batch, or seats that nobody ever takes."""
     gauges, seats = run.gauges, run.engine.max_num_seqs
     wasted, most = gauges["wasted_share"], gauges["max_running"]
-    figures = {"wasted_share": wasted, "max_running": most, "max_num_seqs": seats}
+    figures = {
+        "wasted_share": wasted,
+        "wasted_seat_share": gauges["wasted_seat_share"],
+        "decode_seat_utilization": gauges["decode_seat_utilization"],
+        "max_running": most,
+        "max_num_seqs": seats,
+    }
     if wasted >= WASTED and run.engine.speculative_config is None:
         return Finding(
             wasted,

@@ -61,6 +61,7 @@ class EngineCore:
         self.log = Log(
             scheduler.blocks.usable,
             scheduler.blocks.block_size,
+            scheduler.num_seats,
             run_rows=scheduler.running.runs,
             pause_rows=scheduler.running.pauses,
             draft_rows=scheduler.drafts,
@@ -118,6 +119,8 @@ class EngineCore:
             log.decided.append(decided)
         if step.outgoing or step.incoming or step.loads:
             log.record_swaps(start, step)
+        if step.host_waits:
+            log.host_waits += sum(step.host_waits[: len(ends)])
         if step.decodes and (step.singles is None or step.decodes > len(step.singles)):
             log.tick_ends.extend(ends)
             if len(ends) > 1:

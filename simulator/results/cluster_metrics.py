@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 GAUGES = (
     "steps",
     "gpu_busy_fraction",
+    "host_share",
     "mean_running",
     "max_running",
+    "decode_seat_utilization",
     "mean_waiting",
     "max_waiting",
     "kv_cache_usage_mean",
@@ -82,8 +84,9 @@ class ClusterMetrics:
         for name, group in self._groups.items():
             if group is not self._whole:
                 these = [logs[number] for number in self._replicas[name]]
+                costs = [self._record.parts[number].cost for number in self._replicas[name]]
                 ends = [until[number] for number in self._replicas[name]]
-                group.add(gather_requests(part.workload, part.sent, these), these, ends)
+                group.add(gather_requests(part.workload, part.sent, these), these, costs, ends)
         for number, log in enumerate(logs):
             self._ended[number] += len(log.requests)
             self._busy_time[number] += float((log.steps["end"] - log.steps["start"]).sum())

@@ -7,6 +7,7 @@ memory bandwidth.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isnan, nan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,10 +15,11 @@ import numpy.typing as npt
 
 from simulator.core.log import REJECTED, UNFINISHED, Log
 from simulator.models.kv_budget import kv_block_bytes
-from simulator.results.request_table import Floats, RequestTable, Rows
+from simulator.results.request_table import Floats, RequestTable, Rows, find_rows
 from simulator.results.time_series import Leaps, queue_depth
 
 if TYPE_CHECKING:
+    from simulator.costs.cost_model import CostModel
     from simulator.models.gpus import Gpu
     from simulator.models.spec import ModelSpec
     from simulator.scenario.assemble import EngineParts
@@ -143,6 +145,11 @@ class StepSums:
     wasted_tokens: int = 0
     context: int = 0  # KV entries read by decodes
     running_time: float = 0.0
+    live_time: float = 0.0  # as running_time, without those that have ended
+    seat_time: float = 0.0  # seats x s
+    decode_seat_steps: int = 0  # seats of steps that decode
+    live_seat_steps: int = 0  # of these, taken by requests that have not ended
+    wasted_seat_steps: int = 0  # of these, taken by requests that have
     used_time: float = 0.0  # blocks x s, each replica's as a share of its cache
     stored_time: float = 0.0  # tokens x s that are in the blocks in use
     reserved_time: float = 0.0  # tokens x s that these blocks have room for
@@ -163,6 +170,7 @@ class StepSums:
             self.busy_time += float(time.sum())
             self.running_time += float((rows["running"] * time).sum())
             self.max_running = max(self.max_running, int(rows["running"].max()))
+            self._add_seats(log, rows, steps)
             self._add_tokens(rows, steps)
             used_time = float((rows["blocks_used"] * time).sum())
             stored_time = float((rows["kv_tokens"] * time).sum())
@@ -172,6 +180,16 @@ class StepSums:
             most = int((rows["blocks_used"] + blocks).max())
             self._add_blocks(log, float(block_time.sum()), stored_time, most)
         self._add_copies(log)
+
+    def _add_seats(self, log: Log, rows: Rows, steps: npt.NDArray[np.int64]) -> None:
+        ended = ended_requests(log, rows)
+        live, decoding = rows["running"] - ended, rows["decodes"] > 0
+        time = rows["end"] - rows["start"]
+        self.live_time += float((live * time).sum())
+        self.seat_time += log.num_seats * float(time.sum())
+        self.decode_seat_steps += log.num_seats * int(steps[decoding].sum())
+        self.live_seat_steps += int((live * steps)[decoding].sum())
+        self.wasted_seat_steps += int((ended * steps).sum())
 
     def _add_blocks(self, log: Log, used_time: float, stored_time: float, most: int) -> None:
         """Add blocks x s in use, tokens x s stored in them, and a number of blocks in use."""
@@ -205,6 +223,31 @@ class StepSums:
             mine, theirs = getattr(self, name), getattr(other, name)
             most = name in ("max_running", "max_used")
             setattr(self, name, max(mine, theirs) if most else mine + theirs)
+
+
+def ended_requests(log: Log, rows: Rows) -> npt.NDArray[np.int64]:
+    """Count the requests that have ended and keep their seats, in each row that decodes.
+
+    Where a batch still computes prompts nobody can tell, and they count as live.
+    """
+    keeps = log.seat_rows is not None  # else what is wasted are rejected drafts
+    return np.where(keeps & (rows["decodes"] > 0), rows["wasted"], 0).astype(np.int64)
+
+
+def host_time(log: Log, cost: "CostModel") -> float:
+    """Add up the s of steps in which the GPU waits for the engine; NaN: nobody can tell."""
+    total = log.host_waits
+    for rows in [*_slices(log.steps)] or [log.steps]:
+        decoding = rows["decodes"] > 0
+        decodes = rows["decodes"] + ended_requests(log, rows)
+        if log.draft_rows:  # there, decodes are tokens
+            here, at = find_rows(log.drafts["start"], rows["start"])
+            decodes[here] = log.drafts["decodes"][at]
+        prompts = rows["prefills"].astype(np.int64)
+        padded = rows["prefill_tokens"] + np.where(decoding, 0, rows["wasted"])
+        found = cost.host_seconds(prompts, decodes + prompts, padded)
+        total += nan if found is None else float((found * rows["steps"]).sum())
+    return total
 
 
 def _slices(rows: Rows) -> Iterator[Rows]:
@@ -253,9 +296,19 @@ class EngineMetrics:
         self._engine = scenario.engine
         self._waiting_time = self._flops = self._read = 0.0
         self._max_waiting = 0
+        self._host_time = 0.0  # s; NaN: nobody can tell
 
-    def add(self, table: RequestTable, logs: Sequence[Log], until: Sequence[float]) -> None:
-        """Add the table of these logs' requests; `until` (s) each log tells who waits."""
+    def add(
+        self,
+        table: RequestTable,
+        logs: Sequence[Log],
+        costs: "Sequence[CostModel]",
+        until: Sequence[float],
+    ) -> None:
+        """Add the table of these logs' requests.
+
+        `costs` is what the steps of each log cost; `until` (s) each log tells who waits.
+        """
         sums = StepSums()
         for log in logs:
             sums.add(log)
@@ -263,6 +316,7 @@ class EngineMetrics:
         self._waiting_time += sum(area for area, _ in depths)
         self._max_waiting = max([self._max_waiting, *(most for _, most in depths)])
         self.steps.merge(sums)
+        self._host_time += sum(map(host_time, logs, costs))
         self.requests.add(table)
         if self.kv_role == "kv_consumer":  # it computes what comes after the prompt's last token
             done = table.completed
@@ -277,13 +331,21 @@ class EngineMetrics:
         efficiency = share(steps.stored_time, steps.reserved_time)
         slots = steps.prefill_tokens + steps.decode_tokens + steps.wasted_tokens
         hits = requests.cached - steps.loaded_tokens
+        host = None if isnan(self._host_time) else share(self._host_time, steps.busy_time)
+        busy = share(steps.busy_time, whole)
+        taken = steps.live_seat_steps + steps.wasted_seat_steps
         return {
             "replicas": self.replicas,
             "steps": steps.steps,
-            "gpu_busy_fraction": share(steps.busy_time, whole),
+            "gpu_busy_fraction": busy,
+            "host_share": host,
+            "gpu_busy_without_host": None if host is None else busy * (1.0 - host),
             "mean_running": mean_running,
             "max_running": steps.max_running,
-            "batch_occupancy": mean_running / self._engine.max_num_seqs,
+            "batch_occupancy": share(steps.live_time, steps.seat_time),
+            "decode_seat_utilization": share(steps.live_seat_steps, steps.decode_seat_steps),
+            "wasted_seat_steps": steps.wasted_seat_steps,
+            "wasted_seat_share": share(steps.wasted_seat_steps, taken),
             "mean_waiting": share(self._waiting_time, whole),
             "max_waiting": self._max_waiting,
             "kv_cache_usage_mean": share(steps.used_time, steps.busy_time),

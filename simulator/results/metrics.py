@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from simulator.scenario.scenario import Scenario
 
 PERCENTILES = (90.0, 95.0, 99.0, 99.9)
-SCHEMA = 1  # of the summary's `headway` block; grows when a key changes its meaning
+SCHEMA = 2  # of the summary's `headway` block; grows when a key changes its meaning
 
 LATENCIES = (
     *("ttft", "tpot", "itl", "e2el", "queue_time"),
@@ -151,7 +151,7 @@ class RunMetrics:
         start, end = partial_span(table, part.logs)
         self._start, self._end = min(self._start, start), max(self._end, end)
         until = [self.span[1]] * len(part.logs) if part.until is None else part.until
-        self.engines.add(table, part.logs, until)
+        self.engines.add(table, part.logs, self._costs, until)
         if self.cluster is not None:
             self.cluster.add(part, table, until)
         for log in part.logs:
@@ -222,6 +222,9 @@ class RunMetrics:
         own |= self._steady.summary()
         if self.cluster is not None:
             own |= self.cluster.summary((low, high))
+            host, busy = own["host_share"], own["gpu_busy_fraction"]
+            if isinstance(host, float) and isinstance(busy, float):
+                own["gpu_busy_without_host"] = busy * (1.0 - host)
         return (
             self.run_settings()
             | self.throughput()

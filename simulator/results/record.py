@@ -150,7 +150,9 @@ def split_log(log: Log, ids: range, before: float, lost: Mapping[int, float], *,
     In what is returned ids begin with 0. No other request has a token before the time `before`, s.
     `lost` has the time at which a request was sent once more: what it said before is dropped.
     """
-    part = Log(log.num_blocks, log.block_size, delivers_together=log.delivers_together)
+    part = Log(log.num_blocks, log.block_size, log.num_seats)
+    part.delivers_together = log.delivers_together
+    part.host_waits, log.host_waits = log.host_waits, 0.0
     part.request_rows += _move_requests(log.request_rows, REQUEST, ids).tobytes()
     runs = _move_requests(log.run_rows, RUN, ids)
     if lost:

@@ -83,6 +83,10 @@ class Static(Scheduler):
         self._formed = 0  # the tick at which the batch was formed
         self._stored = 0  # tokens of the live members, those of ticks since then left out
 
+    @property
+    def num_seats(self) -> int:
+        return self.batch_size
+
     def add(self, request: Request) -> bool:
         super().add(request)
         return False  # a batch under way takes nobody

@@ -50,8 +50,11 @@ class Metric:
 
 GAUGES = (
     Metric("gpu_busy_fraction", "GPU busy (%)", 0, 100.0),
+    Metric("host_share", "Host share of the steps (%)", -1, 100.0),
+    Metric("gpu_busy_without_host", "GPU busy without host time (%)", 0, 100.0),
     Metric("mean_running", "Mean batch while busy (requests)"),
-    Metric("batch_occupancy", "Batch occupancy (% of max_num_seqs)", 0, 100.0),
+    Metric("batch_occupancy", "Batch occupancy, live (% of seats)", 0, 100.0),
+    Metric("decode_seat_utilization", "Decode seat utilization (%)", 1, 100.0),
     Metric("mean_waiting", "Mean queue depth (requests)", -1),
     Metric("max_waiting", "Peak queue depth (requests)", -1),
     Metric("kv_cache_usage_mean", "Mean KV cache usage (%)", 0, 100.0),
@@ -65,6 +68,11 @@ GAUGES = (
     Metric("mfu", "Model FLOPs utilization (%)", 1, 100.0),
     Metric("bandwidth_utilization", "Memory bandwidth utilization (%)", 0, 100.0),
 )
+SEATS = (
+    Metric("wasted_seat_steps", "Wasted seat-steps", -1),
+    Metric("wasted_seat_share", "Wasted seat-steps (% of those taken)", -1, 100.0),
+)
+"""Seats that are kept beyond the end of their request; where none is, nothing is said."""
 COPIES = (
     Metric("swapped_out_blocks", "KV blocks swapped out"),
     Metric("swapped_in_blocks", "KV blocks swapped in"),
@@ -88,6 +96,7 @@ CLUSTER = (
 """Figures of a cluster."""
 PAID_LABELS = {
     "gpu_busy_fraction": "GPU busy (% of replica-hours paid)",
+    "gpu_busy_without_host": "GPU busy without host (% while paid)",
     "mean_waiting": "Mean queue of a replica, on or off",
     "mfu": "Model FLOPs utilization (% while paid)",
     "bandwidth_utilization": "Memory bandwidth (% while paid)",
@@ -137,13 +146,13 @@ def metric_rows(
 ) -> list[tuple[Metric, list[Any]]]:
     """Give the metrics that any run has with the runs' values, by `value`; None: it has none.
 
-    Copies and incidents are left out where all are 0.
+    Wasted seats, copies and incidents are left out where all are 0.
     """
     rows = []
-    for metric in (*METRICS, *GAUGES, *COPIES, *CLUSTER, *INCIDENTS):
+    for metric in (*METRICS, *GAUGES, *SEATS, *COPIES, *CLUSTER, *INCIDENTS):
         values = [(value or metric_value)(summary, metric.key) for summary in summaries]
         known = [each for each in values if each is not None]
-        if any(known) if metric in (*COPIES, *INCIDENTS) else known:
+        if any(known) if metric in (*SEATS, *COPIES, *INCIDENTS) else known:
             rows.append((metric, values))
     return rows
 
@@ -212,7 +221,7 @@ def _engine(gauges: Summary) -> list[str]:
     if "paid_times" in gauges.get("cluster", {}):
         known = [replace(each, label=PAID_LABELS.get(each.key, each.label)) for each in GAUGES]
     lines += [_line("Steps", gauges["steps"]), *_lines(gauges, known)]
-    lines += _lines(gauges, (*COPIES, *COUNTS), zeros=False)
+    lines += _lines(gauges, (*SEATS, *COPIES, *COUNTS), zeros=False)
     return lines + (_cluster(gauges["cluster"]) if "cluster" in gauges else [])
 
 

@@ -119,7 +119,12 @@ def test_vllm_keys(story: LoggedRun, goodput: dict[str, float]) -> None:
 def test_gauges(story: LoggedRun) -> None:
     """Every gauge is the time average, or the sum, over single steps listed one by one."""
     gauges = summarize(story.workload, story.sent, story.logs, max_num_seqs=20)["headway"]
-    steps = [step for steps in story.steps for step in steps]
+    kept = [log.seat_rows is not None for log in story.logs]  # seats of those that have ended
+    steps = [
+        step | {"live": step["running"] - keeps * step["wasted"]}
+        for steps, keeps in zip(story.steps, kept, strict=True)
+        for step in steps
+    ]
 
     def average(value: str, times: float = 1.0) -> float:
         busy = sum(s["end"] - s["start"] for s in steps)
@@ -128,7 +133,11 @@ def test_gauges(story: LoggedRun) -> None:
     tokens = [(s["prefill_tokens"], s["decodes"], s["wasted"]) for s in steps]
     assert gauges["steps"] == len(steps)
     assert gauges["mean_running"] == pytest.approx(average("running"))
-    assert gauges["batch_occupancy"] == pytest.approx(average("running", 1 / 20))
+    assert gauges["batch_occupancy"] == pytest.approx(average("live", 1 / 20))
+    live, wasted = (sum(s["live"] for s in steps), sum(s["running"] - s["live"] for s in steps))
+    assert gauges["decode_seat_utilization"] == pytest.approx(live / 20 / (len(steps) or inf))
+    assert gauges["wasted_seat_steps"] == wasted
+    assert gauges["host_share"] is gauges["gpu_busy_without_host"] is None
     assert gauges["max_running"] == max((s["running"] for s in steps), default=0)
     assert [gauges[f"{n}_tokens"] for n in ("prefill", "decode", "wasted")] == [
         sum(t[i] for t in tokens) for i in range(3)

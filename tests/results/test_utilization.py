@@ -1,4 +1,4 @@
-"""MFU and bandwidth utilization against sums worked out by hand."""
+"""MFU, bandwidth and seats: utilization against sums worked out by hand."""
 
 from dataclasses import replace
 
@@ -6,6 +6,11 @@ import numpy as np
 import pytest
 
 from simulator.core.log import Log
+from simulator.kv_cache.block_manager import BlockCounter
+from simulator.results.engine_metrics import Values, ended_requests
+from simulator.schedulers.static import Static
+from simulator.schedulers.vllm.scheduler import Scheduler
+from tests.support.engines import fcfs, play, workload
 from tests.support.logs import (
     TINY,
     ObservedRequest,
@@ -60,3 +65,67 @@ def test_bandwidth_of_experts() -> None:
     met = [2 * (attention + router + expert * n) + 800 for n in (2, 3)]
     expected = 2 * sum(met) / (2.039e12 * 2.0)
     assert summary["headway"]["bandwidth_utilization"] == pytest.approx(expected)
+
+
+def serve(scheduler: Scheduler, *lengths: int, leap: bool = True) -> tuple[Values, Log]:
+    """Serve answers of so many tokens, a second a step; give what the summary says, and the log."""
+    load = workload(*((0.0, 1, length) for length in lengths))
+    log, client = play(load, scheduler, leap=leap)
+    return summarize(load, np.array(client.sent), [log])["headway"], log
+
+
+def static(count: int, tokens: int, **options: int) -> Static:
+    """Static batches of `count`, with room for answers of so many tokens."""
+    return Static(BlockCounter(10 + count * tokens, 1), **{"max_num_seqs": count, **options})
+
+
+@pytest.mark.parametrize("leap", [True, False])
+def test_seats_of_1000_200_and_400_tokens(leap: bool) -> None:
+    """One step of prompts, 999 of decodes: 999 + 199 + 399 of 2,997 seats decode, 1,400 do not.
+
+    In the tail, from 400 s on, one of three does.
+    """
+    found, log = serve(static(3, 1001), 1000, 200, 400, leap=leap)
+    assert found["decode_seat_utilization"] == pytest.approx(1597 / 2997)
+    assert found["batch_occupancy"] == pytest.approx(1600 / 3000)
+    assert found["wasted_seat_steps"] == 1400
+    assert found["wasted_seat_share"] == pytest.approx(1400 / 2997)
+    rows = log.steps
+    tail = rows[rows["start"] >= 400]
+    live = tail["running"] - ended_requests(log, tail)
+    assert (live * tail["steps"]).sum() / (3 * tail["steps"].sum()) == pytest.approx(1 / 3)
+
+
+def test_a_seat_that_nobody_takes_is_not_used_and_not_wasted() -> None:
+    """Two requests of 3 tokens, four seats: half of them, in either kind of batch."""
+    for engine in (static(4, 9), fcfs(max_num_seqs=4)):
+        found, _ = serve(engine, 3, 3)
+        assert found["decode_seat_utilization"] == found["batch_occupancy"] == 0.5
+        assert found["wasted_seat_steps"] == 0
+
+
+def test_the_seats_of_a_smaller_batch_are_its_own() -> None:
+    """Two of 64 at a time: both are used."""
+    found, _ = serve(static(64, 9, batch_size=2), 3, 3)
+    assert found["decode_seat_utilization"] == 1.0
+
+
+def test_exponential_answers_leave_1_less_1_by_h8_of_eight_seats_idle() -> None:
+    """The longest of 8 has H8 = 2.718 times the mean: 63.2 % of the seat-steps are of the ended."""
+    lengths = 1 + np.ceil(np.random.default_rng(0).exponential(300.0, 8 * 500)).astype(int)
+    found, _ = serve(static(8, int(lengths.max()) + 1), *lengths.tolist())
+    decodes = (lengths - 1).reshape(-1, 8)  # the step of the prompts brings out the first token
+    exact = 1 - decodes.sum() / (8 * decodes.max(axis=1).sum())
+    assert found["wasted_seat_share"] == pytest.approx(exact)
+    assert found["decode_seat_utilization"] == pytest.approx(1 - exact)
+    harmonic = sum(1 / k for k in range(1, 9))
+    assert exact == pytest.approx(1 - 1 / harmonic, abs=0.01)
+
+
+def test_drafts_that_are_rejected_waste_no_seat() -> None:
+    """They are wasted tokens of requests that go on."""
+    log = Log(10, 4, num_seats=4)
+    add_step(log, 0.0, 1.0, decodes=3, wasted=5, running=2)
+    found = summarize(make_workload([]), np.zeros(0), [log])["headway"]
+    assert found["wasted_seat_steps"] == 0
+    assert found["decode_seat_utilization"] == 0.5

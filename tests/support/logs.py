@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from simulator.core.engine_config import EngineConfig
 from simulator.core.log import REASONS, STEP, Log, pack_request, pack_run
+from simulator.costs.linear import LinearCost
 from simulator.models.gpus import find_gpu
 from simulator.models.spec import ModelSpec
 from simulator.results.metrics import PERCENTILES, RunMetrics, Summary
@@ -99,7 +100,7 @@ def summarize(
         goodput=SimpleNamespace(model_dump=lambda exclude_none: goodput or {}),
         cluster=None,
     )
-    parts = SimpleNamespace(model=model, gpu=find_gpu("A100-80GB"), cost=None)
+    parts = SimpleNamespace(model=model, gpu=find_gpu("A100-80GB"), cost=LinearCost(base=1.0))
     metrics = RunMetrics(scenario, load, [parts] * len(logs))
     metrics.add(PartialRecord(load, sent, logs))
     return metrics.summary({"version": "1", "seed": 3}, percentiles)
@@ -142,7 +143,8 @@ small = st.integers(0, 20)
 @st.composite
 def _replica(draw) -> tuple[Log, list[dict]]:
     """A log of steps with ticks, and its single steps listed."""
-    log = Log(num_blocks=100, block_size=4)
+    log = Log(num_blocks=100, block_size=4, num_seats=20)
+    log.seat_rows = draw(st.sampled_from([None, bytearray()]))
     now = draw(times)
     steps = []
     for _ in range(draw(st.integers(0, 8))):

@@ -15,6 +15,7 @@ BYTES = {"bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 GROUP_GAUGES = (
     *("steps", "gpu_busy_fraction", "mean_running", "max_running", "mean_waiting", "max_waiting"),
     *("kv_cache_usage_mean", "kv_cache_usage_max", "preemptions", "prefix_cache_hit_rate"),
+    *("decode_seat_utilization", "host_share"),
     *("mfu", "bandwidth_utilization"),
 )
 
@@ -42,7 +43,8 @@ def recompute_engines(
         "gpu_busy_fraction": share(busy, whole),
         "mean_running": running,
         "max_running": int(steps.running.max()) if len(steps) else 0,
-        "batch_occupancy": running / run.scenario["engine"]["max_num_seqs"],
+        **_seats(run, steps, cores),
+        **dict.fromkeys(("host_share", "gpu_busy_without_host")),
         "mean_waiting": _mean_waiting(run, requests, whole),
         "max_waiting": _max_waiting(run, requests, steps),
         "kv_cache_usage_mean": share((used * steps.duration).sum(skipna=False), busy),
@@ -61,6 +63,32 @@ def recompute_engines(
         "never_sent": int(requests.finish_reason.isna().sum()),
     }
     return found | _copies(steps, cores[0], run) | _utilizations(run, requests, steps, cores)
+
+
+def _seats(run: Run, steps: pd.DataFrame, cores: list[Values]) -> Values:
+    """Count seats, those taken, and those whose request has ended."""
+    by_number = dict(_numbered(run, cores))
+    rows = steps.assign(ended=0, seats=0, steps=steps.steps.astype(int))
+    for number, engine in by_number.items():
+        policy = engine["scheduling_policy"]
+        name, given = (policy, {}) if isinstance(policy, str) else (policy["policy"], policy)
+        mine = rows.replica == number
+        default = min(8, engine["max_num_seqs"]) if name == "hf-static" else engine["max_num_seqs"]
+        rows.loc[mine, "seats"] = given.get("batch_size") or default
+        if name in ("static", "hf-static"):
+            rows.loc[mine, "ended"] = rows.wasted_tokens[mine].where(
+                rows.decode_tokens[mine] > 0, 0
+            )
+    live = rows.running - rows.ended
+    decoding = rows.decode_tokens > 0
+    live_steps = (live * rows.steps)[decoding].sum()
+    wasted = int((rows.ended * rows.steps).sum())
+    return {
+        "batch_occupancy": share((live * rows.duration).sum(), (rows.seats * rows.duration).sum()),
+        "decode_seat_utilization": share(live_steps, (rows.seats * rows.steps)[decoding].sum()),
+        "wasted_seat_steps": wasted,
+        "wasted_seat_share": share(wasted, wasted + live_steps),
+    }
 
 
 def _mean_waiting(run: Run, requests: pd.DataFrame, whole: float) -> float:

@@ -103,10 +103,12 @@ def not_in_files(run: Run) -> dict[str, str]:
     """Say which keys, by patterns, the files of a run do not tell, and why."""
     engine, cluster = run.scenario["engine"], run.scenario["cluster"] or {}
     times, requests = token_times(run), run.requests
-    apart = any(group.get("kv_role") for group in (cluster.get("groups") or {}).values())
     changes = bool(cluster.get("failures") or cluster.get("autoscaling"))
     preempted = bool(requests.preemptions.sum())
     shared = preempted or bool(requests.cached_tokens.sum())
+    groups = (cluster.get("groups") or {}).values()
+    apart = any(group.get("kv_role") for group in groups)
+    others = any(group.get("gpu") for group in groups)  # whose steps cost by a profile
     given_up = requests.finish_reason.isin(["shed", "timeout"]).any()
     tried = given_up or requests.get("retry_time", pd.Series([0.0])).any()
     cut = times is not None and any(requests.output_tokens[~requests.id.isin(times)])
@@ -120,6 +122,11 @@ def not_in_files(run: Run) -> dict[str, str]:
         (True, r"headway\.(schema|version|warnings|diagnosis)", "no metrics"),
         (True, r"headway\.(.*\.)?profile", "the name of what the cost model was read from"),
         (True, r"headway\.cluster\.(\w*tries\w*|failures|scalings)", "one row for all tries"),
+        (
+            (run.scenario["cost"] or {}).get("kind") != "linear" or others,  # that cannot tell
+            r"headway\.(.*\.)?(host_share|gpu_busy_without_host)",
+            "how many prompts a step computes",
+        ),
         (times is None, f"{itl}|{peak}|{share_of_clients}", "when each token came out"),
         ("delivery_time" in requests, share_of_clients, "when each token was computed"),
         (cut, share_of_clients, "tokens of requests that did not complete"),

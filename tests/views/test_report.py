@@ -62,7 +62,8 @@ P99 Queue Time (ms):                     500.00
 Steps:                                   3
 GPU busy (%):                            87.50
 Mean batch while busy (requests):        1.43
-Batch occupancy (% of max_num_seqs):     71.43
+Batch occupancy, live (% of seats):      71.43
+Decode seat utilization (%):             75.00
 Mean queue depth (requests):             0.25
 Peak queue depth (requests):             2
 Mean KV cache usage (%):                 11.43
@@ -79,7 +80,7 @@ Requests rejected (could never fit):     1
 @pytest.fixture
 def summary() -> Summary:
     """Two requests that end, with 3 and 2 tokens, and one that never fits."""
-    log = Log(num_blocks=10, block_size=4)
+    log = Log(num_blocks=10, block_size=4, num_seats=2)
     add_step(log, 0.5, 1.0, running=2, prefill_tokens=10, wasted=4, blocks_used=2, kv_tokens=5)
     add_step(log, 1.0, 2.0, running=2, decodes=2, blocks_used=1, kv_tokens=2)
     add_step(log, 2.0, 4.0, running=1, decodes=1, wasted=1, blocks_used=1, kv_tokens=3)

@@ -154,6 +154,11 @@ class Scheduler:
             )
 
     @property
+    def num_seats(self) -> int:
+        """Requests that a batch has room for."""
+        return self.max_num_seqs
+
+    @property
     def decodes(self) -> DecodeSet:
         """Those who decode; a policy that counts tokens puts a set of its own here."""
         return self.running.decodes
@@ -581,6 +586,7 @@ class Scheduler:
             len(self.running),
             len(self.waiting),
             blocks.used if blocks.reserved else blocks.usable - blocks.free,
+            len(step.prefills),
             self.preempted,
         )
 
