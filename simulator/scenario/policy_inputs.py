@@ -7,6 +7,7 @@ import numpy as np
 from simulator.policies.fair import DRR, WFQ, Fair
 from simulator.policies.orders import HRRN, SJF, Boost, Priority
 from simulator.policies.preemptive import Deadline, Preemptive
+from simulator.policies.virtual_finish_time import VirtualFinishTime
 from simulator.scenario.policy_table import find_policy, policy_name
 from simulator.scenario.scenario import Scenario
 from simulator.workload.workload import Workload
@@ -55,11 +56,20 @@ def _missing(scenario: Scenario, workload: Workload) -> Iterator[str]:
             f"{name}: has no deadlines, neither ttft and tpot nor clients; its defaults hold for "
             "all, 1000 ms to the first token and 50 ms for each further one"
         )
+    if (
+        issubclass(cls, VirtualFinishTime)
+        and scenario.predictor is None
+        and workload.max_tokens is None
+    ):
+        yield (
+            f"{name}: knows nothing of the lengths of answers, so prompts alone count; the "
+            "scenario may have a `predictor`, requests may have `max_tokens`"
+        )
     by_prompt = issubclass(cls, SJF | HRRN | Boost) and arguments.get("by", "prompt") == "prompt"
     if by_prompt and scenario.predictor is not None:
         yield f"predictor: {policy_name(cls)} ranks by the prompt alone; by: hint or total reads it"
     named = arguments.get("weights") or arguments.get("clients")
-    if issubclass(cls, Fair | WFQ | DRR | Deadline) and isinstance(named, dict):
+    if issubclass(cls, Fair | WFQ | DRR | Deadline | VirtualFinishTime) and isinstance(named, dict):
         for client in sorted({str(one) for one in named} - clients):
             yield f"{name}: no request is of client {client!r}"
 

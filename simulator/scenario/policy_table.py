@@ -8,6 +8,7 @@ from simulator.core.engine_config import EngineConfig
 from simulator.policies.fair import DRR, WFQ, Fair
 from simulator.policies.orders import HRRN, SJF, Boost, Priority
 from simulator.policies.preemptive import MLFQ, SRPT, Deadline, Preemptive
+from simulator.policies.virtual_finish_time import VirtualFinishTime
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.continuous_batching import Orca, Sarathi
 from simulator.schedulers.fastgen import FastGen
@@ -44,10 +45,11 @@ POLICIES: dict[str, type] = {
     "fair": Fair,
     "wfq": WFQ,
     "drr": DRR,
+    "virtual-finish-time": VirtualFinishTime,
 }
 
 
-DYNAMIC_HOOKS = ("rank", "displaces", "promote")
+DYNAMIC_HOOKS = ("rank", "displaces", "promote", "refresh")
 """What makes a policy need the DynamicScheduler, see `policies.Policy`."""
 
 

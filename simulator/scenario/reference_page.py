@@ -116,6 +116,9 @@ POLICY_TEXTS = {
     "weight: {policy: fair, weights: {a: 2, b: 1}}; it is 1 for clients not named.",
     "wfq": "Weighted fair queueing: the smallest virtual finish time first, `boost` tokens sooner "
     "for each second of waiting; weights as for fair.",
+    "virtual-finish-time": "Weighted fair queueing with each request by itself: the smallest "
+    "virtual time + remaining tokens / weight first, of which up to the share `starvation_boost` "
+    "does not count for who waits; the largest of those who run is preempted. Weights as for fair.",
     "drr": "Deficit round robin: in each round a client may spend `quantum` tokens times its "
     "weight; weights as for fair.",
 }

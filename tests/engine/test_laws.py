@@ -18,6 +18,7 @@ from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
 from simulator.policies.fair import DRR, WFQ, Fair
 from simulator.policies.orders import HRRN, SJF, Boost, Priority
 from simulator.policies.preemptive import MLFQ, SRPT, Deadline, Preemptive
+from simulator.policies.virtual_finish_time import VirtualFinishTime
 from simulator.results.engine_metrics import StepSums
 from simulator.results.frames import expand_steps
 from simulator.schedulers.static import Static
@@ -38,6 +39,7 @@ ORDERS: dict[str, Callable[[], object]] = {
 DYNAMIC: dict[str, Callable[[], object]] = {
     "hrrn": HRRN,
     "hrrn, predicted": lambda: HRRN(by="hint"),
+    "virtual finish time": lambda: VirtualFinishTime(weights={"b": 0.3}),
     "srpt": SRPT,
     "srpt, limited": lambda: SRPT(margin=3, limit=0.5),
     "mlfq": lambda: MLFQ(quantum=2, prefill_rate=4, levels=4),

@@ -62,6 +62,17 @@ def test_a_predictor_that_nobody_asks(traced, policy):
     assert missing(traced(f"{POLICY}={{policy: {policy}, by: hint}}", predictor)) == []
 
 
+def test_lengths_that_nobody_knows(traced):
+    chosen = f"{POLICY}=virtual-finish-time"
+    said = [f"{POLICY}: virtual-finish-time: knows nothing of the lengths of answers"]
+    assert missing(traced(chosen)) == said
+    assert missing(traced(chosen, "predictor=oracle")) == []
+    assert missing(traced(chosen, "workload.max_tokens=9")) == []
+    weights = f"{POLICY}={{policy: virtual-finish-time, weights: {{client-9: 3}}}}"
+    said = [f"{POLICY}: virtual-finish-time: no request is of client 'client-9'"]
+    assert missing(traced(weights, TWO, "predictor=oracle")) == said
+
+
 def test_deadlines_by_default(traced):
     assert missing(traced(f"{POLICY}=deadline")) == [f"{POLICY}: deadline: has no deadlines"]
     assert missing(traced(f"{POLICY}={{policy: deadline, ttft: 100}}")) == []
