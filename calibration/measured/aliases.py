@@ -99,7 +99,9 @@ def quantization(dtype: str, model: str) -> str | None:
 def _quantization_in(word: str) -> str | None:
     """Give the quantization that a word tells of; None: none."""
     if any(four in word for four in FOUR_BITS):
-        return "nvfp4" if "fp4" in word or "oss" in word else "int4"
+        if "mxfp4" in word or "oss" in word:
+            return "mxfp4"
+        return "nvfp4" if "fp4" in word else "int4"
     return next((ours for theirs, ours in EIGHT_BITS.items() if theirs in word), None)
 
 

@@ -132,8 +132,10 @@ class EngineConfig(Config):
             "half, fp32 and float are taken too",
         )
     )
-    quantization: Literal["fp8", "int8", "int4", "nvfp4"] | None = Field(
-        None, description="of the weights: fp8, int8, int4 or nvfp4"
+    quantization: Literal["fp8", "int8", "int4", "nvfp4", "mxfp4"] | None = Field(
+        None,
+        description="of the weights: fp8, int8, int4, nvfp4, or mxfp4 (of experts alone); null: as "
+        "the model's config.json says",
     )
     kv_cache_dtype: Annotated[
         Literal[

@@ -79,10 +79,10 @@ class Experts:
         model, gpu, share = self.model, self.gpu, efficiency_of(self.gpu)
         gpus = self.tensor_parallel_size * self.data_parallel_size
         layers = model.num_hidden_layers - model.dense_layers
-        one = model.expert_parameters * layers / gpus
-        width = model.linear_bytes_per_parameter(self.dtype)
-        moving = model.expected_experts(tokens) * one * width / (gpu.bandwidth * share.weights)
-        products = 2 * model.num_experts_per_tok * one * tokens / share.flops(gpu, self.dtype)
+        one, dtype = model.expert_parameters * layers / gpus, model.weight_dtype(self.dtype)
+        met = model.expected_experts(tokens) / model.num_experts
+        moving = met * model.expert_bytes(dtype) / gpus / (gpu.bandwidth * share.weights)
+        products = 2 * model.num_experts_per_tok * one * tokens / share.flops(gpu, dtype)
         passed = 2 * (1 - 1 / self.data_parallel_size) * tokens * model.hidden_size * HALF
         exchange = share.link_latency + passed / (gpu.link_bandwidth * share.link)
         return max(moving, products) + layers * exchange

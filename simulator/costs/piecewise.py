@@ -23,6 +23,8 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
   next of them, `cudagraph_capture_sizes`: dense and head then cost what that size costs. Attention
   does not, since padding reads no cache; a larger batch runs as it is;
 - the GPU waits `overhead_per_sequence` n besides `overhead`, in either kind of step;
+- layers with linear attention read and write a state of each sequence, `state_per_sequence` N in
+  pure decodes; beside prompts it is part of e';
 - the host's work, h + h_n n + h_p n_p + h_t T_p, comes on top; where it is `overlapped` (an engine
   that schedules asynchronously) a step takes the longer of the two, and `overhead` besides;
 - layers with a sliding window of w tokens read min(S, w N) of the cache, as if all sequences were
@@ -98,6 +100,7 @@ class PiecewiseCost(Fitted):
     decode: float = 0.0
     decode_per_context: float = 0.0  # c, per cached token
     decode_per_sequence: float = 0.0  # e
+    state_per_sequence: float = 0.0
     prefill: float = 0.0
     prefill_per_pair: float = 0.0  # d
     prefill_per_token: float = 0.0  # f
@@ -119,13 +122,14 @@ class PiecewiseCost(Fitted):
     engine_overhead: float | None = None  # of `overhead`, what the engine adds; None: not known
     engine_prefill: float = 0.0  # of `prefill`
     _has_host_work: bool = field(init=False, repr=False, compare=False)
+    _per_sequence: float = field(init=False, repr=False, compare=False)  # in pure decodes
     _slope_beyond: float = field(init=False, repr=False, compare=False)  # s per token
     _dense: list[float] = field(init=False, repr=False, compare=False)  # by tokens
     _decode: list[float] = field(init=False, repr=False, compare=False)  # by sequences
 
     def __post_init__(self) -> None:
-        waits = ("overhead_per_sequence",)
-        terms = TERMS + waits + CHUNK_TERMS + WINDOW_TERMS + HOST_TERMS + SWAP_TERMS
+        others = ("overhead_per_sequence", "state_per_sequence")
+        terms = TERMS + others + CHUNK_TERMS + WINDOW_TERMS + HOST_TERMS + SWAP_TERMS
         raise_if(
             *_check_table(self.dense),
             *check_terms(self, terms),
@@ -141,6 +145,7 @@ class PiecewiseCost(Fitted):
         vars(self).update(
             cudagraph_capture_sizes=(*self.cudagraph_capture_sizes,),
             _has_host_work=any(getattr(self, name) for name in HOST_TERMS),
+            _per_sequence=self.overhead_per_sequence + self.state_per_sequence,
             _slope_beyond=max(0.0, float(beyond)),
             _dense=dense.tolist(),
             _decode=(self.overhead + dense + heads + self.decode).tolist(),
@@ -280,7 +285,7 @@ class PiecewiseCost(Fitted):
     def leap(self, step: Step, repeats: int) -> list[float]:
         """Give the seconds of each of so many successive decode steps."""
         count, first = step.decodes, step.context
-        fixed = self._decode_seconds(count) + self.overhead_per_sequence * count
+        fixed = self._decode_seconds(count) + self._per_sequence * count
         floor = self.decode_per_sequence * count
         slope = self.decode_per_context
         if repeats == 1 and not self.window:
@@ -304,7 +309,7 @@ class PiecewiseCost(Fitted):
             reads = reads + self.decode_per_window * np.minimum(contexts, self.window * counts)
         reads = np.maximum(reads, self.decode_per_sequence * counts)
         waits = self.overhead_per_sequence * counts
-        seconds: Seconds = table[counts] + waits + reads
+        seconds: Seconds = table[counts] + self._per_sequence * counts + reads
         host = self.host + self.host_per_sequence * counts
         least = self.overhead + waits + host
         shown = np.maximum(seconds, least) if self.overlapped else seconds + host

@@ -98,7 +98,7 @@ def settings_of(model: ModelSpec, engine: EngineConfig) -> dict[str, object]:
     dtype = model.resolve_dtype(engine.dtype)
     return {
         "tensor_parallel_size": engine.tensor_parallel_size,
-        "dtype": engine.quantization or dtype,
+        "dtype": engine.quantization or model.weight_dtype(engine.dtype),
         "kv_cache_dtype": dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype,
     }
 

@@ -105,14 +105,14 @@ def roofline(
 ) -> PiecewiseCost:
     """Make the cost of a model's kernels on a GPU out of their sizes alone.
 
-    `dtype` is that of the weights, fp8, int8 and int4 among them; the activations are 16 bits, and
-    the products are done in fp8 only where GPU and weights are. `routed=False` leaves out the
-    experts that tokens choose. Raises ValueError for a
+    `dtype` is that of the weights, fp8, int8 and int4 among them, `auto` the published one; the
+    activations are 16 bits, and the products are done in fp8 only where GPU and weights are.
+    `routed=False` leaves out the experts that tokens choose. Raises ValueError for a
     tensor_parallel_size that does not fit the heads.
     """
     model.check_parallel(tensor_parallel_size)
     gpus, layers = tensor_parallel_size, model.num_hidden_layers
-    efficiency = efficiency_of(gpu)
+    efficiency, dtype = efficiency_of(gpu), model.weight_dtype(dtype)
     bandwidth = gpu.bandwidth * efficiency.weights
     flops = gpu.bf16_flops * efficiency.compute
     tokens = _grid(model, gpu, dtype, routed)
@@ -128,6 +128,7 @@ def roofline(
         scores = layers * model.num_attention_heads * model.latent.decode_flops / gpus
         read = max(read, scores / reached)
     mixed = max(read, TILE * pair) if gpu.tiles_decodes and model.latent is None else read
+    states = 2 * model.state_bytes(kv_cache_dtype) / gpus / (gpu.bandwidth * efficiency.cache)
     scaled = f" scaled to {efficiency.measured} kernels" if efficiency.measured else ""
     windowed, full = model.windowed, 1.0 - model.windowed
     return PiecewiseCost(
@@ -139,6 +140,8 @@ def roofline(
         prefill=layers * efficiency.launch,
         prefill_per_pair=full * pair,
         mixed_per_context=full * mixed,
+        mixed_per_sequence=states,
+        state_per_sequence=states,
         window=model.sliding_window,
         decode_per_window=windowed * read,
         prefill_per_window_pair=windowed * pair,
@@ -166,10 +169,9 @@ def products_seconds(
 ) -> npt.NDArray[np.float64]:
     """Give the seconds of the layers' matrix products on one GPU; see `roofline`."""
     share = efficiency or efficiency_of(gpu)
-    width = model.linear_bytes_per_parameter(dtype)
     experts = np.array([routed * model.expected_experts(int(count)) for count in tokens])
-    weights = np.array([model.linear_parameters(met) for met in experts])
-    moving = weights * width / (gpu.bandwidth * share.weights)
+    size = np.array([model.matrix_bytes(met, dtype) for met in experts])
+    moving = size / (gpu.bandwidth * share.weights)
     products = 2 * model.linear_parameters(routed * model.num_experts_per_tok) * tokens
     return np.asarray(np.maximum(moving, products / share.flops(gpu, dtype)))
 

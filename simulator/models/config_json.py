@@ -1,15 +1,24 @@
 """Read a Hugging Face config.json.
 
 `WHOLE_NUMBERS` tells which key means what, `FAMILIES` what the files of a `model_type` leave
-unsaid because its code in transformers says it. What is wrong in a file is told by line and key.
+unsaid because its code in transformers says it. Files of models that read images, too, hold the
+language model in `text_config`, which is read alone. What is wrong in a file is told by line and
+key.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from simulator.models.spec import BYTES, REQUIRED, LatentAttention, ModelSpec, RopeScaling
+from simulator.models.spec import (
+    BYTES,
+    REQUIRED,
+    LatentAttention,
+    LinearAttention,
+    ModelSpec,
+    RopeScaling,
+)
 from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import short_repr
 from simulator.util.json_text import parse_json
@@ -22,6 +31,7 @@ WHOLE_NUMBERS = {
     "expert_intermediate_size": ("moe_intermediate_size",),
     "num_shared_experts": ("n_shared_experts",),
     "dense_layers": ("first_k_dense_replace",),
+    "dense_intermediate_size": ("intermediate_size_mlp",),
 }
 """Keys of each size, of which the first that is there counts."""
 
@@ -36,6 +46,11 @@ class Family:
     norms_per_layer: int = 2  # 4: before attention and MLP, and behind each
     latent_attention: bool = False  # True: its sizes must be there
     sliding_window_pattern: int = 1  # each n-th layer has no window; 1: all have it
+    num_shared_experts: int = 0
+    shared_expert_gate: bool = False
+    attention_gate: bool = False
+    full_attention_interval: int = 0  # each n-th layer has a KV cache, the others a state; 0: all
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 FAMILIES = {
@@ -48,9 +63,25 @@ FAMILIES = {
     "qwen3_moe": Family(use_qk_norm=True),
     "deepseek_v2": Family(latent_attention=True),
     "deepseek_v3": Family(latent_attention=True),
+    "kimi_k2": Family(latent_attention=True),
+    "llama4_text": Family(num_shared_experts=1, sliding_window_pattern=4),
+    "ministral3": Family(),
+    "qwen3_next": Family(
+        use_qk_norm=True, attention_gate=True, shared_expert_gate=True, full_attention_interval=4
+    ),
     "gemma2": Family(tie_word_embeddings=True, norms_per_layer=4, sliding_window_pattern=2),
     "gemma3_text": Family(
-        tie_word_embeddings=True, use_qk_norm=True, norms_per_layer=4, sliding_window_pattern=6
+        tie_word_embeddings=True,
+        use_qk_norm=True,
+        norms_per_layer=4,
+        sliding_window_pattern=6,
+        sizes={
+            "vocab_size": 262_208,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131_072,
+        },
     ),
     "glm": Family(),
     "glm4": Family(norms_per_layer=4),
@@ -58,6 +89,18 @@ FAMILIES = {
     "gpt_oss": Family(),
 }
 """Values of `model_type` whose architecture is the one that `ModelSpec` counts."""
+
+OUTER = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
+"""Keys that a file with a `text_config` may have beside it."""
+
+QUANTIZATIONS = {
+    "fp8": "fp8",
+    "fbgemm_fp8": "fp8",
+    "mxfp4": "mxfp4",
+    "awq": "int4",
+    "modelopt_fp4": "nvfp4",
+}
+"""Values of `quantization_config.quant_method` that say the width by themselves."""
 
 
 def read_config(path: Path) -> ModelSpec:
@@ -69,6 +112,8 @@ def read_config(path: Path) -> ModelSpec:
         raise HeadwayError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
     if not isinstance(raw, dict):
         raise HeadwayError(f"{path}:1: must be a JSON object, not {type(raw).__name__}")
+    if isinstance(text_config := raw.get("text_config"), dict):
+        raw = {key: raw[key] for key in OUTER if key in raw} | text_config
     try:
         return _spec(path.resolve().parent.name, raw)
     except ValueError as error:
@@ -86,14 +131,17 @@ def _line(text: str, message: str) -> str:
 
 def _wrong(raw: Mapping[str, object]) -> list[str]:
     """Tell what a config lacks and what it has that a ModelSpec does not count."""
-    wrong = [f"{key}: is missing" for key in REQUIRED if raw.get(key) is None]
+    kind = raw.get("model_type", "llama")
+    family = FAMILIES.get(str(kind), Family())
+    wrong = [
+        f"{key}: is missing" for key in REQUIRED if raw.get(key) is None and key not in family.sizes
+    ]
     wrong += [
         f"{key}: must be a whole number, not {short_repr(raw[key])}"
         for keys in WHOLE_NUMBERS.values()
         for key in keys
         if raw.get(key) is not None and (not isinstance(raw[key], int) or raw[key] is True)
     ]
-    kind = raw.get("model_type", "llama")
     if kind not in FAMILIES:
         wrong.append(
             f"model_type: {short_repr(kind)} is not supported; there are {', '.join(FAMILIES)}"
@@ -116,39 +164,118 @@ def _spec(name: str, raw: Mapping[str, object]) -> ModelSpec:
     if wrong := _wrong(raw):
         raise ValueError("\n".join(wrong))
     family = FAMILIES[str(raw.get("model_type", "llama"))]
+    raw = {**family.sizes, **{key: value for key, value in raw.items() if value is not None}}
     sizes = {}
     for size, keys in WHOLE_NUMBERS.items():
-        value = next((raw[key] for key in keys if raw.get(key) is not None), 0)
+        value = next((raw[key] for key in keys if key in raw), 0)
         sizes[size] = value if isinstance(value, int) else 0
-    heads, intermediate_size = sizes["num_attention_heads"], sizes["intermediate_size"]
-    expert_size = sizes.pop("expert_intermediate_size")
-    if sizes["num_experts"]:
-        sizes["intermediate_size"] = expert_size or intermediate_size
-    else:
-        sizes |= {"num_experts_per_tok": 0, "num_shared_experts": 0, "dense_layers": 0}
+    heads = sizes["num_attention_heads"]
     sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or heads
     if not sizes["head_dim"]:
         sizes["head_dim"], over = divmod(sizes["hidden_size"], max(heads, 1))
         if over and not family.latent_attention:
             raise ValueError(f"hidden_size: {sizes['hidden_size']} is no multiple of {heads} heads")
+    _set_experts(raw, family, sizes)
     window, windowed_layers = _read_window(raw, family, sizes)
     rope_theta, rope_scaling = read_rope(raw)
     return ModelSpec(
         name=name,
         **sizes,
-        dense_intermediate_size=intermediate_size if sizes["dense_layers"] else 0,
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", family.tie_word_embeddings)),
         attention_bias=bool(raw.get("attention_bias", family.attention_bias)),
         qk_norm=bool(raw.get("use_qk_norm", family.use_qk_norm)),
         norms_per_layer=family.norms_per_layer,
+        shared_expert_gate=family.shared_expert_gate,
+        attention_gate=family.attention_gate,
         latent=_read_latent(raw, family),
+        linear=_read_linear(raw, family, sizes["num_hidden_layers"]),
         sliding_window=window,
         windowed_layers=windowed_layers,
+        chunked=bool(window) and "attention_chunk_size" in raw,
         dtype=_dtype(raw),
+        quantization=_read_quantization(raw),
         rms_norm_eps=_number(raw, "rms_norm_eps", 1e-6),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
     )
+
+
+def _set_experts(raw: Mapping[str, object], family: Family, sizes: dict[str, int]) -> None:
+    """Put sizes of experts, and of the layers without, under the names of ModelSpec.
+
+    Llama 4's files name the size of an expert `intermediate_size` and count every
+    `interleave_moe_layer_step`-th layer; those of Qwen3-Next give the width of what is shared.
+    """
+    inner, expert_size = sizes["intermediate_size"], sizes.pop("expert_intermediate_size")
+    if not sizes["num_experts"]:
+        others = ("num_experts_per_tok", "num_shared_experts", "dense_layers")
+        sizes.update(dict.fromkeys((*others, "dense_intermediate_size"), 0))
+        return
+    sizes["intermediate_size"] = expert_size or inner
+    sizes["num_shared_experts"] = sizes["num_shared_experts"] or family.num_shared_experts
+    if "shared_expert_intermediate_size" in raw:
+        shared = _size(raw, "shared_expert_intermediate_size")
+        sizes["num_shared_experts"], over = divmod(shared, sizes["intermediate_size"])
+        if over:
+            raise ValueError(
+                f"shared_expert_intermediate_size: {shared} is no multiple of moe_intermediate_size"
+            )
+    if "interleave_moe_layer_step" in raw:
+        layers = sizes["num_hidden_layers"]
+        sizes["dense_layers"] = layers - layers // _size(raw, "interleave_moe_layer_step")
+    given = sizes["dense_intermediate_size"]
+    sizes["dense_intermediate_size"] = (given or inner) if sizes["dense_layers"] else 0
+
+
+def _read_linear(raw: Mapping[str, object], family: Family, layers: int) -> LinearAttention | None:
+    """Read the sizes of the layers with linear attention; None where there are none."""
+    every = family.full_attention_interval
+    if not every:
+        return None
+    kinds = raw.get("layer_types")
+    if isinstance(kinds, list):
+        count = kinds.count("linear_attention")
+    else:
+        if "full_attention_interval" in raw:
+            every = _size(raw, "full_attention_interval")
+        count = layers - layers // every
+    keys = [field.name for field in fields(LinearAttention)[1:]]
+    return LinearAttention(count, *(_size(raw, f"linear_{key}") for key in keys))
+
+
+def _read_quantization(raw: Mapping[str, object]) -> str:
+    """Give the dtype that the weights are published in, "" for that of the rest.
+
+    ValueError, `key: what is wrong`, for one that is not known.
+    """
+    config = raw.get("quantization_config")
+    if config is None:
+        return ""
+    if not isinstance(config, Mapping):
+        raise ValueError(f"quantization_config: must be a mapping, not {config!r}")
+    method = str(config.get("quant_method"))
+    if method in QUANTIZATIONS:
+        return QUANTIZATIONS[method]
+    if method not in {"gptq", "modelopt", "compressed-tensors"}:
+        known = ", ".join((*QUANTIZATIONS, "gptq", "modelopt", "compressed-tensors"))
+        raise ValueError(
+            f"quantization_config: quant_method {method!r} is not known; there are {known}. "
+            "Without this key, engine.quantization says what the weights are"
+        )
+    if method == "modelopt":
+        return "nvfp4" if config.get("quant_algo") == "NVFP4" else "fp8"
+    weights: Mapping[str, object] = config
+    if method == "compressed-tensors":
+        groups = config.get("config_groups")
+        first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+        given = first.get("weights") if isinstance(first, Mapping) else None
+        weights = given if isinstance(given, Mapping) else {}
+    bits = weights.get("num_bits", weights.get("bits"))
+    floats = {4: "nvfp4", 8: "fp8"} if weights.get("type") == "float" else {}
+    found = floats.get(bits, f"int{bits}") if isinstance(bits, int) else ""
+    if found not in BYTES:
+        raise ValueError(f"quantization_config: weights of {bits} bits are not supported")
+    return found
 
 
 def _read_latent(raw: Mapping[str, object], family: Family) -> LatentAttention | None:
@@ -172,8 +299,11 @@ def _read_window(
     `layer_types` names each layer's kind (gpt-oss and new files of other families); without it all
     layers have the window (Mistral-7B-v0.1), in Qwen's families those from `max_window_layers` on,
     in Gemma's all but each `sliding_window_pattern`-th.
+    Llama 4's chunks are taken for windows: at most so far back each of its queries sees.
     A window as long as the model's longest request is none. ValueError where a key is wrong.
     """
+    if "attention_chunk_size" in raw:
+        raw = {"sliding_window": raw["attention_chunk_size"]}
     if raw.get("sliding_window") is None or not raw.get("use_sliding_window", True):
         return 0, 0
     window, layers = _size(raw, "sliding_window"), sizes["num_hidden_layers"]

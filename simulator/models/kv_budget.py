@@ -8,6 +8,8 @@ cache follow from config.json; the rest is estimated here:
   gate, up and product (with experts: per chosen expert, and what it gives back), 2 bytes each;
 - the sampler's peak: `LOGIT_BYTES` per logit of `max_num_seqs` rows of the vocabulary. Layers and
   sampler do not peak together, so the larger counts;
+- the states of `max_num_seqs` requests where layers have linear attention (vLLM takes their pages
+  as requests come);
 - `CONTEXT_BYTES` for what libraries take outside of PyTorch, and `NVLINK_BYTES` between GPUs that
   NVLink connects.
 
@@ -64,6 +66,7 @@ class MemoryBudget:
     kv_bytes_per_token: float
     fraction_of: FractionOf = "all"
     hybrid: bool = False  # vLLM's hybrid KV cache manager: a block holds one group of layers
+    states: int = 0  # of the requests in layers with linear attention
 
     @property
     def block_bytes(self) -> float:
@@ -82,8 +85,8 @@ class MemoryBudget:
     def kv_cache(self) -> int:
         """Bytes left for the KV cache; negative where the model does not fit."""
         if self.fraction_of == "static":
-            return self.usable - self.weights
-        beside = self.weights + self.activations + self.context
+            return self.usable - self.weights - self.states
+        beside = self.weights + self.activations + self.context + self.states
         if self.fraction_of == "free":
             return int((self.gpu.memory - beside) * self.gpu_memory_utilization)
         return self.usable - beside
@@ -166,7 +169,7 @@ def kv_budget(
             f"engine.gpu_memory_utilization: must be above 0 and at most 1, "
             f"not {gpu_memory_utilization}"
         )
-    weights = quantization or model.resolve_dtype(dtype)
+    weights = quantization or model.weight_dtype(dtype)
     linked = tensor_parallel_size > 1 and gpu.link_bandwidth > NVLINK
     cache = model.resolve_dtype(dtype) if kv_cache_dtype == "auto" else kv_cache_dtype
     budget = MemoryBudget(
@@ -190,7 +193,8 @@ def kv_budget(
         context=CONTEXT_BYTES + (NVLINK_BYTES if linked else 0),
         kv_bytes_per_token=model.kv_bytes_per_token(cache) * model.kv_share(tensor_parallel_size),
         fraction_of=fraction_of,
-        hybrid=hybrid,
+        hybrid=hybrid and model.keeps_window,
+        states=int(max_num_seqs * model.state_bytes(dtype) / tensor_parallel_size),
     )
     missing = 2 * budget.block_bytes - budget.kv_cache
     if missing > 0:
@@ -200,19 +204,16 @@ def kv_budget(
 
 def _bytes_on_other_ranks(model: ModelSpec, dtype: str, data_parallel_size: int) -> int:
     """Count the bytes of the experts that other ranks hold."""
-    experts = model.linear_parameters(model.num_experts) - model.linear_parameters(0)
-    routed = experts if model.num_experts else 0.0
-    share = 1 - 1 / data_parallel_size
-    return int(share * routed * model.linear_bytes_per_parameter(dtype))
+    return int((1 - 1 / data_parallel_size) * model.expert_bytes(dtype))
 
 
 def _too_big(budget: MemoryBudget, missing: float) -> str:
     """Say what is in the way, and what it would take."""
-    gpus = budget.tensor_parallel_size
+    gpus, beside = budget.tensor_parallel_size, budget.activations + budget.context + budget.states
     each = "" if gpus == 1 else f" on each of {gpus} GPUs"
     return (
         f"gpu: {budget.model.name} in {budget.weight_dtype} does not fit the {budget.gpu.name}: "
-        f"{_gib(budget.weights)} of weights and {_gib(budget.activations + budget.context)} of "
+        f"{_gib(budget.weights)} of weights and {_gib(beside)} of "
         f"activations{each} exceed {budget.gpu_memory_utilization:g} of {_gib(budget.gpu.memory)} "
         f"by {_gib(missing)}; take a larger GPU, a greater tensor_parallel_size, quantization, or "
         "smaller max_num_batched_tokens and max_num_seqs"
@@ -238,6 +239,7 @@ def memory_table(budget: MemoryBudget, *, max_model_len: int | None = None) -> s
         (f"weights ({model.parameters / 1e9:.2f} B, {budget.weight_dtype})", _gib(budget.weights)),
         ("peak activations (estimate)", _gib(budget.activations)),
         ("CUDA libraries (estimate)", _gib(budget.context)),
+        *([("states of max_num_seqs requests", _gib(budget.states))] if budget.states else []),
         ("KV cache", _gib(budget.kv_cache)),
         (f"KV per token ({budget.kv_cache_dtype})", f"{budget.kv_bytes_per_token / 1024:,.1f} KiB"),
         (f"blocks of {budget.block_size} tokens", f"{budget.num_gpu_blocks:,}"),
@@ -253,7 +255,7 @@ def memory_table(budget: MemoryBudget, *, max_model_len: int | None = None) -> s
 def _requests(budget: MemoryBudget, longest: int) -> list[str]:
     """Say how many requests fit, by their tokens."""
     model = budget.model
-    window = model.sliding_window
+    window = model.sliding_window if model.keeps_window else 0
     head = f"{'tokens each':>12}{'paged':>12}" + (f"{'windowed':>12}" if window else "")
     lines = ["", "requests that fit at once", head + f"{'contiguous':>12}"]
     slots = budget.concurrent(longest)

@@ -24,6 +24,7 @@ SAME_SHAPE = {
     "distill-llama-70b": "llama-3.3-70b",
     "qwq-32b": "qwen2.5-32b",
     "qwen3-coder-30b-a3b": "qwen3-30b-a3b",
+    "qwen3-coder-next": "qwen3-next-80b-a3b",
     "deepseek-r1": "deepseek-v3",
     "deepseek-coder-v2-lite": "deepseek-v2-lite",
     "phi-3.5-mini": "phi-3-mini-128k",

@@ -24,8 +24,12 @@ BYTES = {
     **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "int8"), 1.0),
     "int4": 0.5,
     "nvfp4": 0.5625,  # with a scale of 8 bits for every 16 numbers
+    "mxfp4": 0.53125,  # with one for every 32
 }
 """Bytes of one number, by vLLM's words and the short ones."""
+
+EXPERTS_ALONE = {"mxfp4"}
+"""Dtypes that quantize the experts and leave attention in 16 bits, as gpt-oss is published."""
 
 
 def bytes_of(dtype: str) -> float:
@@ -76,6 +80,52 @@ class LatentAttention:
 
 
 @dataclass(frozen=True)
+class LinearAttention:
+    """Gated DeltaNet (Qwen3-Next, 2025) in some of the layers; config.json has `linear_` before it.
+
+    A request keeps a state of fixed size in place of a cache. As vLLM's gated_delta_net_state_shape
+    (0.24): the last inputs of the convolution, and a matrix for each value head.
+    """
+
+    layers: int
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel_dim: int
+
+    @property
+    def convolved(self) -> int:
+        """Width of the queries, keys and values, over which the convolution goes."""
+        keys = self.num_key_heads * self.key_head_dim
+        return 2 * keys + self.num_value_heads * self.value_head_dim
+
+    def parameters(self, hidden: int) -> int:
+        """Weights of a layer's projections: queries, keys, values, gates; and the convolution."""
+        values = self.num_value_heads * self.value_head_dim
+        gates = 2 * self.num_value_heads
+        return (
+            hidden * (self.convolved + 2 * values + gates) + self.convolved * self.conv_kernel_dim
+        )
+
+    @property
+    def small_parameters(self) -> int:
+        """Weights of a layer that are in no matrix: decay and bias of each head, and the norm."""
+        return 2 * self.num_value_heads + self.value_head_dim
+
+    @property
+    def state(self) -> int:
+        """Numbers that a request keeps in a layer."""
+        matrices = self.num_value_heads * self.key_head_dim * self.value_head_dim
+        return (self.conv_kernel_dim - 1) * self.convolved + matrices
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of a token in a layer besides the projections: three products with the state."""
+        return 6 * self.num_value_heads * self.key_head_dim * self.value_head_dim
+
+
+@dataclass(frozen=True)
 class RopeScaling:
     """Rotary embeddings stretched to more positions than the model was first trained on.
 
@@ -109,12 +159,17 @@ class ModelSpec:
     num_shared_experts: int = 0  # that every token meets, beside the chosen ones
     dense_layers: int = 0  # layers without experts
     dense_intermediate_size: int = 0  # of their MLP
+    shared_expert_gate: bool = False
+    attention_gate: bool = False  # as wide as the query, which it multiplies behind the attention
     latent: LatentAttention | None = None
+    linear: LinearAttention | None = None
     sliding_window: int = 0  # tokens; 0: none
     windowed_layers: int = 0
+    chunked: bool = False  # the window is a chunk of the text, as Llama 4's attention_chunk_size
     norms_per_layer: int = 2  # of the hidden size
     max_position_embeddings: int = 4096
-    dtype: str = "bfloat16"  # of the published weights
+    dtype: str = "bfloat16"  # of the published weights, or of what is not quantized
+    quantization: str = ""  # of the published weights
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
@@ -132,20 +187,27 @@ class ModelSpec:
         if wrong:
             raise ValueError("\n".join(wrong))
         bytes_of(self.dtype)
+        bytes_of(self.quantization or self.dtype)
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers with a KV cache."""
+        return self.num_hidden_layers - (self.linear.layers if self.linear else 0)
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """What decides the time of a step: everything but name, length limit, dtype and angles."""
-        return astuple(self)[1:-5]
+        """What decides the time of a step: everything but name, length limit, dtypes and angles."""
+        return astuple(self)[1:-6]
 
     @cached_property
     def attention_parameters(self) -> int:
-        """Weights of the projections of one layer's attention."""
+        """Weights of the projections of the attention of a layer that has a KV cache."""
         if self.latent is not None:
             return self.latent.parameters(self.hidden_size, self.num_attention_heads)
         query = self.num_attention_heads * self.head_dim
         key = self.num_key_value_heads * self.head_dim
-        return self.hidden_size * (2 * query + 2 * key) + self.attention_bias * (query + 2 * key)
+        biases = self.attention_bias * (query + 2 * key)
+        return self.hidden_size * ((2 + self.attention_gate) * query + 2 * key) + biases
 
     @cached_property
     def expert_parameters(self) -> int:
@@ -155,11 +217,13 @@ class ModelSpec:
     def linear_parameters(self, experts: float) -> float:
         """Weights in the matrices of all layers when `experts` of each layer's are counted."""
         layers, dense = self.num_hidden_layers, self.dense_layers
-        router = self.hidden_size * self.num_experts
+        router = self.hidden_size * (self.num_experts + self.shared_expert_gate)
         met = experts + self.num_shared_experts if self.num_experts else 1
         mlp = (layers - dense) * (router + met * self.expert_parameters)
         mlp += dense * 3 * self.hidden_size * self.dense_intermediate_size
-        return layers * self.attention_parameters + mlp
+        linear = self.linear
+        states = linear.layers * linear.parameters(self.hidden_size) if linear else 0
+        return self.attention_layers * self.attention_parameters + states + mlp
 
     @cached_property
     def head_parameters(self) -> int:
@@ -169,11 +233,15 @@ class ModelSpec:
     @cached_property
     def _half_precision_parameters(self) -> int:
         """What quantization leaves alone: embedding, lm_head and norms."""
-        norms = self.norms_per_layer * self.hidden_size + 2 * self.head_dim * self.qk_norm
+        norms = 2 * self.head_dim * self.qk_norm
         if self.latent is not None:
             norms += self.latent.kv_lora_rank + self.latent.q_lora_rank
+        norms *= self.attention_layers
+        norms += self.norms_per_layer * self.hidden_size * self.num_hidden_layers
+        if self.linear is not None:
+            norms += self.linear.layers * self.linear.small_parameters
         tables = 1 if self.tie_word_embeddings else 2
-        return tables * self.head_parameters + self.num_hidden_layers * norms + self.hidden_size
+        return tables * self.head_parameters + norms + self.hidden_size
 
     @cached_property
     def parameters(self) -> int:
@@ -186,26 +254,50 @@ class ModelSpec:
             return dtype
         return "float16" if bytes_of(self.dtype) > HALF else self.dtype
 
-    def linear_bytes_per_parameter(self, dtype: str = "auto") -> float:
-        """Bytes of one weight in the layers' matrices."""
-        return bytes_of(self.resolve_dtype(dtype))
+    def weight_dtype(self, dtype: str = "auto") -> str:
+        """Give the dtype of the layers' weights; `auto` is as they are published."""
+        return (
+            self.quantization
+            if dtype == "auto" and self.quantization
+            else self.resolve_dtype(dtype)
+        )
+
+    def matrix_bytes(self, experts: float, dtype: str = "auto") -> float:
+        """Bytes of the matrices of all layers when `experts` of each layer's are counted."""
+        weights = self.weight_dtype(dtype)
+        width = bytes_of(weights)
+        if weights not in EXPERTS_ALONE:
+            return width * self.linear_parameters(experts)
+        others = self.linear_parameters(0)
+        return HALF * others + width * (self.linear_parameters(experts) - others)
 
     def weight_bytes(self, dtype: str = "auto") -> int:
         """Bytes of all weights.
 
-        fp8, int8 and int4 are those of the layers' matrices; embedding, lm_head and norms stay
-        at 2 bytes, as in vLLM. The scales of quantized weights (1 to 4 % more) are left out.
+        fp8, int8, int4 and nvfp4 are those of the layers' matrices, mxfp4 of the experts alone;
+        embedding, lm_head and norms stay at 2 bytes, as in vLLM. The scales of fp8, int8 and int4
+        (1 to 4 % more) are left out.
         """
-        width = self.linear_bytes_per_parameter(dtype)
-        rest = max(width, HALF) * self._half_precision_parameters
-        return int(rest + width * self.linear_parameters(self.num_experts))
+        width = max(bytes_of(self.weight_dtype(dtype)), HALF)
+        rest = width * self._half_precision_parameters
+        return int(rest + self.matrix_bytes(self.num_experts, dtype))
+
+    def expert_bytes(self, dtype: str = "auto") -> float:
+        """Bytes of all experts that tokens choose among."""
+        return self.matrix_bytes(self.num_experts, dtype) - self.matrix_bytes(0, dtype)
+
+    def state_bytes(self, dtype: str = "auto") -> float:
+        """Bytes that a request keeps in the layers with linear attention, whatever its length."""
+        if self.linear is None:
+            return 0.0
+        return self.linear.layers * self.linear.state * bytes_of(self.resolve_dtype(dtype))
 
     def kv_bytes_per_token(self, dtype: str = "auto") -> float:
         """Bytes that the keys and values of one token take in the cache, all layers together."""
         numbers = 2 * self.num_key_value_heads * self.head_dim
         if self.latent is not None:
             numbers = self.latent.cached
-        return self.num_hidden_layers * numbers * bytes_of(self.resolve_dtype(dtype))
+        return self.attention_layers * numbers * bytes_of(self.resolve_dtype(dtype))
 
     def kv_share(self, tensor_parallel_size: int) -> float:
         """Share of the KV cache that each GPU holds; heads fewer than GPUs are copied."""
@@ -234,19 +326,28 @@ class ModelSpec:
     @cached_property
     def flops_per_token(self) -> int:
         """FLOPs that a token needs in the layers' matrices and lm_head; attention comes on top."""
-        linear = int(self.linear_parameters(self.num_experts_per_tok))
-        return 2 * (linear + self.head_parameters)
+        matrices = int(self.linear_parameters(self.num_experts_per_tok))
+        states = self.linear.layers * self.linear.flops if self.linear else 0
+        return 2 * (matrices + self.head_parameters) + states
 
     @cached_property
     def attention_flops_per_pair(self) -> int:
         """FLOPs of each (query, key) pair of tokens: scores and weighted sum, all layers."""
         each = 4 * self.head_dim if self.latent is None else self.latent.prompt_flops
-        return self.num_hidden_layers * self.num_attention_heads * each
+        return self.attention_layers * self.num_attention_heads * each
 
     @property
     def windowed(self) -> float:
-        """Share of the layers that see no further than the sliding window."""
-        return self.windowed_layers / self.num_hidden_layers
+        """Share of the layers with a KV cache that see no further than the sliding window."""
+        return self.windowed_layers / self.attention_layers
+
+    @property
+    def keeps_window(self) -> bool:
+        """Whether vLLM's hybrid KV cache manager gives back what has left the window.
+
+        It does not for chunks (VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE, false).
+        """
+        return self.sliding_window > 0 and not self.chunked
 
     def expected_experts(self, tokens: int) -> float:
         """Experts of a layer that a step of so many tokens needs, if it chooses them evenly."""

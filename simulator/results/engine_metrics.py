@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from simulator.core.log import REJECTED, UNFINISHED, Log
 from simulator.models.kv_budget import kv_block_bytes
+from simulator.models.spec import HALF, bytes_of
 from simulator.results.request_table import Floats, RequestTable, Rows, find_rows
 from simulator.results.time_series import Leaps, queue_depth
 
@@ -47,7 +48,7 @@ class ServedModel:
     @property
     def peak_flops(self) -> float:
         """Give the FLOP/s of one GPU in the weights' dtype."""
-        return self.gpu.flops(self.model.resolve_dtype(self.dtype))
+        return self.gpu.flops(self.model.weight_dtype(self.dtype))
 
 
 def needed_flops(model: "ModelSpec", table: RequestTable) -> float:
@@ -89,9 +90,9 @@ def read_bytes(served: ServedModel, logs: Sequence[Log], steps: int, context: in
     and `context` (KV entries that decodes read) are the sums over the logs.
     """
     model, size = served.model, served.tensor_parallel_size
-    width = model.linear_bytes_per_parameter(served.dtype)
     experts = _mean_experts(model, logs, steps, served.data_parallel_size)
-    weights = width * model.linear_parameters(experts) + max(width, 2.0) * model.head_parameters
+    width = max(bytes_of(model.weight_dtype(served.dtype)), HALF)
+    weights = model.matrix_bytes(experts, served.dtype) + width * model.head_parameters
     kv = model.kv_bytes_per_token(served.kv_cache_dtype) * model.kv_share(size) * size
     return weights * steps + kv * _read_tokens(model, logs, context)
 

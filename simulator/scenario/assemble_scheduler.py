@@ -292,7 +292,7 @@ def swap_prices(engine: EngineConfig, cost: CostModel) -> Prices:
 
 def _keeps_window(engine: EngineConfig, model: ModelSpec) -> bool:
     """Say whether some layers keep the KV of a window alone."""
-    return model.sliding_window > 0 and not engine.disable_hybrid_kv_cache_manager
+    return model.keeps_window and not engine.disable_hybrid_kv_cache_manager
 
 
 def _make_blocks(

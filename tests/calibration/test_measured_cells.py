@@ -207,7 +207,7 @@ def test_what_stands_in_for_another_is_told():
         ("auto", "Qwen/QwQ-32B-AWQ", "int4"),
         ("compressed-tensors", "x/Llama-3.1-8B-quantized.w8a8", "int8"),
         ("FP8 (e4m3)", "x", "fp8"),
-        ("mxfp4", "openai/gpt-oss-20b", "nvfp4"),
+        ("mxfp4", "openai/gpt-oss-20b", "mxfp4"),
     ],
 )
 def test_dtypes(dtype, model, known):

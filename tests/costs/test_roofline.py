@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from simulator.core.request import Step
@@ -13,7 +14,7 @@ from simulator.costs.profile import (
     read_profile,
     shipped_profiles,
 )
-from simulator.costs.roofline import USUAL, efficiency_of, roofline
+from simulator.costs.roofline import USUAL, efficiency_of, products_seconds, roofline
 from simulator.models.gpus import GPUS, Gpu
 from simulator.models.load import load_model
 from tests.support.costs import mixed
@@ -134,3 +135,29 @@ def test_roofline_of_experts() -> None:
 
     assert seconds(2) < cost.dense_seconds(1) < 1.1 * seconds(2)
     assert seconds(7.9) < cost.dense_seconds(32) < 1.1 * seconds(8)
+
+
+def test_states_of_linear_attention_are_read_and_written_by_each_decode() -> None:
+    """Qwen3-Next on one B200: 39.5 MB a sequence, there and back; a prompt passes its own once."""
+    model, gpu = load_model("qwen3-next-80b-a3b"), GPUS["B200"]
+    cost = roofline(model, gpu)
+    each = 2 * 39_518_208 / (gpu.bandwidth * efficiency_of(gpu).cache)
+    assert cost.state_per_sequence == pytest.approx(each)
+    counts, contexts = np.array([1, 64]), np.array([1000, 64_000])
+    without = replace(cost, state_per_sequence=0.0)
+    more = cost.decode_seconds(counts, contexts) - without.decode_seconds(counts, contexts)
+    assert more == pytest.approx(each * counts)
+    step = Step([], decodes=64, context=64_000)
+    assert cost.execute(step) == pytest.approx(cost.decode_seconds(counts, contexts)[1])
+    assert cost.leap(step, 3)[0] == cost.execute(step)
+
+
+def test_only_the_experts_of_gpt_oss_are_read_in_four_bits() -> None:
+    """So a step of many tokens reads 0.53 bytes of each expert's weight and 2 of the others."""
+    model, gpu = load_model("gpt-oss-20b"), GPUS["H100-80GB"]
+    share = efficiency_of(gpu)
+    experts = 24 * 32 * 3 * 2880 * 2880
+    size = 2 * (model.linear_parameters(32) - experts) + 0.53125 * experts
+    reading = products_seconds(model, gpu, "mxfp4", np.array([128.0]))
+    assert reading[0] == pytest.approx(size / share.weights / gpu.bandwidth, rel=1e-3)
+    assert roofline(model, gpu) == roofline(model, gpu, dtype="mxfp4")

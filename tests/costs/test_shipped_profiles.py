@@ -48,8 +48,8 @@ class Shipped:
     def moving(self, count: int, context: int = 1024) -> float:
         """Give the seconds in which the memory delivers what such a step reads."""
         model = self.model
-        weights = model.linear_parameters(model.expected_experts(count))
-        size = weights * model.linear_bytes_per_parameter(self.dtype) + HALF * model.head_parameters
+        matrices = model.matrix_bytes(model.expected_experts(count), self.dtype)
+        size = matrices + HALF * model.head_parameters
         read = count * context * model.kv_bytes_per_token(self.cache) * model.kv_share(self.gpus)
         return (size / self.gpus + read) / self.gpu.bandwidth
 

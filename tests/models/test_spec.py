@@ -10,7 +10,7 @@ from tests.support.model_configs import write_config
 
 # Parameters on the models' cards, in 1e9; without what a text request does not pass: the image
 # encoders of Gemma-3 from 4B on (0.42), the layer that drafts of DeepSeek-V3, GLM-4.5 (5.54) and
-# GLM-4.5-Air (3.62).
+# GLM-4.5-Air (3.62) and Qwen3-Next, the image encoder of Llama 4 (0.87).
 PUBLISHED = {
     "codellama-34b": 33.74,
     "llama-2-13b": 13.02,
@@ -73,6 +73,10 @@ PUBLISHED = {
     "phi-3-medium-128k": 13.96,
     "phi-4-mini": 3.84,
     "qwen3-coder-480b-a35b": 480.15,
+    "kimi-k2": 1026.41,
+    "llama-4-scout": 107.77,
+    "llama-4-maverick": 400.71,
+    "qwen3-next-80b-a3b": 79.67,
 }
 
 

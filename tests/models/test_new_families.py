@@ -1,0 +1,202 @@
+"""Models with nested configs, shared experts, linear attention and published quantization, by hand.
+
+The bytes are those of vLLM 0.24's cache specs (kv_cache_interface.py): 2 x heads x size x bytes of
+a FullAttentionSpec, latent + rope of an MLAAttentionSpec, the shapes of a MambaSpec.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simulator.models.gpus import find_gpu
+from simulator.models.kv_budget import kv_budget, memory_table
+from simulator.models.load import MODELS, load_model
+from simulator.util.errors import HeadwayError
+from tests.support.model_configs import TINY, write_config
+
+H100, B200 = find_gpu("H100-80GB"), find_gpu("B200")
+
+KV_BYTES = {
+    "deepseek-v3": 61 * (512 + 64) * 2,
+    "kimi-k2": 61 * (512 + 64) * 2,
+    "qwen3-235b-a22b": 94 * 2 * 4 * 128 * 2,
+    "qwen3-30b-a3b": 48 * 2 * 4 * 128 * 2,
+    "qwen3-next-80b-a3b": 12 * 2 * 2 * 256 * 2,  # 36 of 48 layers keep no token
+    "gpt-oss-20b": 24 * 2 * 8 * 64 * 2,
+    "gpt-oss-120b": 36 * 2 * 8 * 64 * 2,
+    "llama-4-scout": 48 * 2 * 8 * 128 * 2,
+    "llama-4-maverick": 48 * 2 * 8 * 128 * 2,
+    "glm-4.5": 92 * 2 * 8 * 128 * 2,
+    "mixtral-8x7b": 32 * 2 * 8 * 128 * 2,
+    "mixtral-8x22b": 56 * 2 * 8 * 128 * 2,
+    "gemma-3-27b": 62 * 2 * 16 * 128 * 2,
+    "mistral-small-24b": 40 * 2 * 8 * 128 * 2,
+}
+PUBLISHED_BYTES = {  # of the checkpoints' files, in 1e9, without drafting layers and images
+    "gpt-oss-20b": (13.7, 13.8),
+    "gpt-oss-120b": (65.1, 65.3),
+    "deepseek-v3": (671, 675),
+    "llama-4-scout": (215.4, 215.7),
+}
+
+
+@pytest.mark.parametrize("name", KV_BYTES)
+def test_bytes_that_a_token_keeps(name: str) -> None:
+    model = load_model(name)
+    assert model.kv_bytes_per_token() == KV_BYTES[name]
+    assert model.kv_bytes_per_token("fp8") == KV_BYTES[name] / 2
+
+
+@pytest.mark.parametrize("name", PUBLISHED_BYTES)
+def test_weights_weigh_what_their_files_do(name: str) -> None:
+    least, most = PUBLISHED_BYTES[name]
+    assert least < load_model(name).weight_bytes() / 1e9 < most
+
+
+def test_mxfp4_is_of_the_experts_alone(tmp_path: Path) -> None:
+    """4.25 bits a weight: 4, and 8 for every 32. Attention and router stay in 16 bits."""
+    path = write_config(
+        tmp_path,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        quantization_config={"quant_method": "mxfp4"},
+    )
+    model = load_model(path)
+    experts = 2 * 4 * 3 * 8 * 10
+    assert model.weight_dtype() == "mxfp4"
+    assert model.weight_dtype("bfloat16") == "bfloat16"
+    assert model.weight_bytes() == 2 * (model.parameters - experts) + experts * 17 // 32
+    assert model.kv_bytes_per_token() == 2 * 2 * 2 * 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+        ({"quant_method": "awq", "bits": 4}, "int4"),
+        ({"quant_method": "gptq", "bits": 8}, "int8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}},
+            },
+            "fp8",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}},
+            },
+            "int4",
+        ),
+    ],
+)
+def test_published_quantization(tmp_path: Path, config: dict, dtype: str) -> None:
+    assert load_model(write_config(tmp_path, quantization_config=config)).weight_dtype() == dtype
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ("fp8", "quantization_config: must be a mapping, not 'fp8'"),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {}},
+            "quantization_config: weights of None bits are not",
+        ),
+        ({"quant_method": "magic"}, "quantization_config: quant_method 'magic' is not known"),
+        ({"quant_method": "gptq", "bits": 3}, "quantization_config: weights of 3 bits are not"),
+    ],
+)
+def test_a_quantization_that_is_not_known(tmp_path: Path, config: object, told: str) -> None:
+    path = write_config(tmp_path, quantization_config=config)
+    with pytest.raises(HeadwayError, match=rf"config.json:\d+: {told}"):
+        load_model(path)
+
+
+def test_a_nested_config_is_read_as_the_flat_one(tmp_path: Path) -> None:
+    """The files of Llama 4, Mistral Small 3.1 and Kimi-K2.5 hold the language model inside."""
+    for name in ("llama-4-scout", "mistral-small-24b", "kimi-k2"):
+        inner = json.loads((MODELS / name / "config.json").read_text())
+        outer = {key: inner.pop(key) for key in ("quantization_config",) if key in inner}
+        outer |= {"model_type": "wrapper", "vision_config": {"hidden_size": 7}}
+        path = tmp_path / name / "config.json"
+        path.parent.mkdir()
+        path.write_text(json.dumps(outer | {"text_config": inner}, indent=1))
+        assert load_model(path) == load_model(name)
+
+
+def test_gemma_3_leaves_defaults_unsaid(tmp_path: Path) -> None:
+    """The 4B's text_config names no heads, vocabulary or length; transformers' defaults count."""
+    inner = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "gemma3", "text_config": inner}))
+    model, shipped = load_model(path), load_model("gemma-3-4b")
+    assert model.shape == shipped.shape
+    assert model.max_position_embeddings == shipped.max_position_embeddings
+
+
+def test_what_is_wrong_inside_is_told_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    inner = TINY | {"model_type": "qwen3_next", "hidden_size": 0}
+    path.write_text(json.dumps({"text_config": inner}, indent=1))
+    with pytest.raises(HeadwayError, match=r"config.json:\d*:? ?linear_num_key_heads: must be"):
+        load_model(path)
+
+
+def test_llama_4_by_hand() -> None:
+    """Scout: 16 experts and a shared one in 48 layers; Maverick: 128 in 24, an MLP in 24 others.
+
+    Three of four layers attend within chunks of 8,192 tokens; vLLM keeps all tokens none the less.
+    """
+    scout, maverick = load_model("llama-4-scout"), load_model("llama-4-maverick")
+    attention = 5120 * (2 * 40 + 2 * 8) * 128
+    expert, mlp = 3 * 5120 * 8192, 3 * 5120 * 16384
+    head, norms = 202048 * 5120, 97 * 5120
+    assert scout.parameters == 2 * head + norms + 48 * (attention + 17 * expert + 5120 * 16)
+    layers = 48 * attention + 24 * (129 * expert + 5120 * 128) + 24 * mlp
+    assert maverick.parameters == 2 * head + norms + layers
+    assert (scout.sliding_window, scout.windowed_layers) == (8192, 36)
+    assert not scout.keeps_window
+    eight = {"tensor_parallel_size": 8}
+    assert kv_budget(scout, H100, **eight) == kv_budget(scout, H100, **eight, hybrid=True)
+
+
+def test_qwen3_next_keeps_a_state_in_three_of_four_layers() -> None:
+    """3 inputs of a convolution 8,192 wide, and 32 matrices of 128 x 128; 36 times, 2 bytes each.
+
+    vLLM finds as much: it raises the block size to 544 tokens, so that a block of a full layer
+    (2,048 bytes a token) holds the state of a linear one, 1,097,728 bytes.
+    """
+    model = load_model("qwen3-next-80b-a3b")
+    assert model.linear is not None
+    assert model.linear.state * 2 == (3 * 8192 + 32 * 128 * 128) * 2 == 1_097_728
+    assert -(-1_097_728 // 2048 // 16) * 16 == 544
+    assert model.state_bytes() == 36 * 1_097_728
+    budget = kv_budget(model, B200, max_num_seqs=128)
+    assert budget.states == 128 * 36 * 1_097_728
+    assert "states of max_num_seqs" in memory_table(budget)
+    half = kv_budget(model, B200, max_num_seqs=128, tensor_parallel_size=2)
+    assert half.states == budget.states // 2
+
+
+def test_layers_of_qwen3_next_by_hand() -> None:
+    model = load_model("qwen3-next-80b-a3b")
+    assert model.linear is not None
+    full = 2048 * (3 * 16 * 256 + 2 * 2 * 256)  # query and its gate, output, key and value
+    values = 32 * 128
+    linear = 2048 * (2 * 2048 + 3 * values + 2 * 32) + 4 * 8192
+    assert model.attention_parameters == full
+    assert model.linear.parameters(2048) == linear
+    experts = 48 * (513 * 3 * 2048 * 512 + 2048 * 513)
+    small = 36 * (2 * 32 + 128) + 12 * 2 * 256 + 97 * 2048
+    tables = 2 * 151936 * 2048
+    assert model.parameters == tables + small + 12 * full + 36 * linear + experts
