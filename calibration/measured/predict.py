@@ -17,6 +17,7 @@ from calibration.measured.engine import assumptions, check_supported, engine_blo
 from calibration.measured.requests import read_requests
 from calibration.measured.runs import Run, read_runs, select_runs
 from calibration.measured.workload import frontend, generate, read_config, replay
+from simulator.core.alarm import FastEnvironment
 from simulator.core.engine_config import EngineConfig
 from simulator.costs.load import with_overhead
 from simulator.costs.piecewise import PiecewiseCost
@@ -144,8 +145,6 @@ def _target(parts: EngineParts, engine: EngineConfig) -> Target:
 
 def _simulate(scenario: "Scenario", parts: EngineParts, workload: "Workload") -> "Result":
     """Send the workload to the engine, or to the replicas of a data-parallel one."""
-    import simpy
-
     from simulator.engine.replica import Replica
     from simulator.scenario import make_scheduler
     from simulator.simulation.cluster import run_cluster
@@ -155,7 +154,7 @@ def _simulate(scenario: "Scenario", parts: EngineParts, workload: "Workload") ->
         cost = None if _in_lock_step(scenario, parts) else parts.cost
         return run_cluster(scenario, workload=workload, cost=cost)
     scheduler = make_scheduler(scenario, parts, workload.segments is not None)
-    return play(scenario, parts, workload, Replica(simpy.Environment(), scheduler, parts.cost))
+    return play(scenario, parts, workload, Replica(FastEnvironment(), scheduler, parts.cost))
 
 
 def _in_lock_step(scenario: "Scenario", parts: EngineParts) -> bool:

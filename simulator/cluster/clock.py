@@ -6,7 +6,7 @@ from math import inf
 
 import simpy
 
-from simulator.core.alarm import LATE, Alarm
+from simulator.core.alarm import LATE, MOST_SKIPS, Alarm, FastEnvironment
 from simulator.engine.loop import EngineLoop
 
 
@@ -45,6 +45,7 @@ class FleetClock:
 
     def __init__(self, env: simpy.Environment, ring: Callable[[float], None]) -> None:
         self.env = env
+        self._clock = env if isinstance(env, FastEnvironment) else None
         self.timers: list[FleetTimer] = []
         self.settled = -1.0  # the last instant whose steps have ended
         self._ring = ring
@@ -78,16 +79,24 @@ class FleetClock:
         return found
 
     def _awake(self, alarm: simpy.Event) -> None:
+        """Ring, again and again as long as nothing but steps of the fleet happens."""
         if alarm is not self._alarm:
             return
         self._armed = -inf
         now = self.env.now
-        self._ring(now)
-        self.settled = now
-        self._armed = inf
+        for _ in range(MOST_SKIPS):
+            self._ring(now)
+            self.settled = now
+            now = self._next()
+            if now == inf or self._clock is None or not self._clock.skip_to(now):
+                break
+        self._armed = now
+        if now < inf:
+            self._alarm.set(now)
+
+    def _next(self) -> float:
+        """Say when the next timer is due; inf: none is set."""
         heap, timers = self._heap, self.timers
         while heap and not timers[heap[0][1]].is_set(heap[0][0]):
             heappop(heap)
-        if heap:
-            self._armed = heap[0][0]
-            self._alarm.set(self._armed)
+        return heap[0][0] if heap else inf

@@ -22,7 +22,7 @@ from simulator.core.alarm import Alarm
 from simulator.core.request import Request
 from simulator.costs.data_parallel import JointStep
 from simulator.engine.core import EngineCore, ScheduledStep
-from simulator.engine.loop import EngineLoop, Timer
+from simulator.engine.loop import EngineLoop, InFlight, Timer
 from simulator.schedulers.vllm.scheduler import Scheduler
 
 JointlyScheduled = dict[EngineCore, ScheduledStep]
@@ -42,19 +42,18 @@ class LockStepLoop(EngineLoop):
         super().__init__(env, cores, timer=timer)
         self._joint = joint
 
-    def schedule(self, now: float) -> JointlyScheduled | None:
-        """Let all ranks schedule their next steps; None: none has anything to do."""
-        steps = ((core, core.schedule(now)) for core in self.cores)
-        return {core: step for core, step in steps if step is not None} or None
-
-    def execute(self, scheduled: JointlyScheduled, start: float) -> list[float]:
-        """Say when the joint step and its sure repeats end, if it begins at `start`."""
+    def begin(self, now: float, start: float) -> InFlight | None:
+        """Let all ranks schedule their next steps, now; None: none has anything to do."""
         cores = self.cores
+        found = ((core, core.schedule(now)) for core in cores)
+        scheduled = {core: step for core, step in found if step is not None}
+        if not scheduled:
+            return None
         repeats = min(core.repeats(scheduled.get(core)) for core in cores)
         steps = [step for step, _ in scheduled.values()]
         tokens = [scheduled[core][0].tokens if core in scheduled else 0 for core in cores]
         seconds = self._joint.seconds(cores[0].executor, steps, tokens, repeats)
-        return list(accumulate(seconds, initial=start))[1:]
+        return scheduled, now, start, list(accumulate(seconds, initial=start))[1:]
 
     def commit(
         self, scheduled: JointlyScheduled, decided: float, start: float, ends: Sequence[float]

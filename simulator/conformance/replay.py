@@ -15,7 +15,7 @@ from simulator.core.alarm import Alarm
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request, Step
 from simulator.engine.core import ScheduledStep
-from simulator.engine.loop import EngineLoop
+from simulator.engine.loop import EngineLoop, InFlight
 from simulator.engine.replica import Replica
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.policies.orders import Priority
@@ -144,11 +144,12 @@ class RecordedAsyncReplica(RecordedReplica):
         if queue or self.scheduler.preempted:
             EngineLoop._rest(self, now)
 
-    def execute(self, scheduled: ScheduledStep, start: float) -> list[float]:
-        ends = super().execute(scheduled, start)
-        self.recorder.pending[-1].start = int(start)
-        self.recorder.write_empty()
-        return ends
+    def begin(self, now: float, start: float) -> InFlight | None:
+        batch = super().begin(now, start)
+        if batch is not None:
+            self.recorder.pending[-1].start = int(start)
+            self.recorder.write_empty()
+        return batch
 
     def repeat(self, scheduled: ScheduledStep, times: int) -> None:
         recorder = self.recorder

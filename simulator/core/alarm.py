@@ -1,7 +1,8 @@
-"""Exact, reusable timers for a SimPy environment."""
+"""Exact, reusable timers for a SimPy environment, and one that spares a simulation events."""
 
 from collections.abc import Callable
 from functools import partial
+from heapq import heappush
 from math import inf, nextafter
 from typing import Any
 
@@ -10,6 +11,33 @@ from simpy.events import NORMAL, EventPriority
 
 LATE = EventPriority(NORMAL + 1)
 """The priority of what comes after everything else that happens at the same instant."""
+MOST_SKIPS = 16
+"""How often in a row a loop may skip time: whoever drives the clock looks at it now and then."""
+
+
+class FastEnvironment(simpy.Environment):
+    """A SimPy environment that nobody looks at between two events.
+
+    A loop that wakes up for every step need not make an event of each: while nothing else is due
+    it may let the clock go on (`skip_to`). One call of `step` may then comprise several steps of an
+    engine. In other environments, where time is real or somebody watches event by event, each is
+    an event of its own; the outcome is the same.
+    """
+
+    def skip_to(self, when: float) -> bool:
+        """Let the clock show `when` if nothing else happens until then; say whether it does.
+
+        That is what a LATE alarm set to `when` comes to.
+        """
+        queue = self._queue
+        if queue and queue[0][0] <= when:
+            return False
+        self._now = when
+        return True
+
+    def schedule_at(self, event: simpy.Event, priority: EventPriority, when: float) -> None:
+        """Schedule an event at a time, where SimPy takes but delays."""
+        heappush(self._queue, (when, priority, next(self._eid), event))
 
 
 class Alarm(simpy.Event):
@@ -35,6 +63,10 @@ class Alarm(simpy.Event):
     def set(self, when: float) -> None:
         """Come off at `when`; only for an alarm that is not set already."""
         env = self.env
+        if isinstance(env, FastEnvironment):
+            self.callbacks = self._when_due
+            env.schedule_at(self, self.priority, when)
+            return
         now = env.now
         delay = when - now
         self.callbacks = self._when_due

@@ -4,7 +4,6 @@ When it schedules is up to an `EngineLoop` (`loop.py`).
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Protocol
 
 import simpy
@@ -100,13 +99,6 @@ class EngineCore:
         if scheduled is None:
             return 1 if self.scheduler.waiting or self.scheduler.running else LONGEST_LEAP
         return 1 if self.leaper is None else self.scheduler.horizon(scheduled[0])
-
-    def execute(self, scheduled: ScheduledStep, start: float) -> list[float]:
-        """Say when the step just scheduled and its sure repeats end, if it begins at `start`."""
-        leaper, step = self.leaper, scheduled[0]
-        if leaper is None or step.prefills or (repeats := self.scheduler.horizon(step)) == 1:
-            return [start + self.executor.execute(step)]
-        return list(accumulate(leaper.leap(step, repeats), initial=start))[1:]
 
     def commit(
         self, scheduled: ScheduledStep, decided: float, start: float, ends: Sequence[float]

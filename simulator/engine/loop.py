@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import simpy
 
-from simulator.core.alarm import LATE, Alarm
+from simulator.core.alarm import LATE, MOST_SKIPS, Alarm, FastEnvironment
 from simulator.core.request import Request
 from simulator.engine.core import EngineCore
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -47,16 +47,19 @@ class LoopTimer:
 
     def __init__(self, loop: "EngineLoop") -> None:
         self._loop = loop
+        self._clock = loop.env if isinstance(loop.env, FastEnvironment) else None
         # A request that arrives just as a step ends is seen by the next one, hence late.
         self._alarm = Alarm(loop.env, self._ring, LATE)
         self._when = -1.0  # -1: it is not set
+        self._awake = False
 
     def set(self, when: float) -> None:
         """Wake the loop at `when`, and at no other time."""
-        if self._when >= 0:
-            self.cancel()
+        if not self._awake:
+            if self._when >= 0:
+                self.cancel()
+            self._alarm.set(when)
         self._when = when
-        self._alarm.set(when)
 
     def cancel(self) -> None:
         """Do not wake the loop: the old alarm will come off to no effect."""
@@ -64,10 +67,21 @@ class LoopTimer:
         self._alarm = Alarm(self._loop.env, self._ring, LATE)
 
     def _ring(self, alarm: simpy.Event) -> None:
-        if alarm is self._alarm:
-            now, self._when = self._when, -1.0
-            self._loop.end_steps(now)
-            self._loop.begin_steps(now)
+        """Let the loop go on, again and again as long as nothing else happens in between."""
+        if alarm is not self._alarm:
+            return
+        loop, clock, now = self._loop, self._clock, self._when
+        self._awake = True
+        for _ in range(MOST_SKIPS):
+            self._when = -1.0
+            loop.end_steps(now)
+            loop.begin_steps(now)
+            now = self._when
+            if now < 0.0 or clock is None or not clock.skip_to(now):
+                break
+        self._awake = False
+        if self._when >= 0.0:
+            self._alarm.set(self._when)
 
 
 class EngineLoop(ABC):
@@ -101,12 +115,11 @@ class EngineLoop(ABC):
             core.loop = self
 
     @abstractmethod
-    def schedule(self, now: float) -> Any | None:
-        """Schedule the next step; None: there is nothing to do."""
+    def begin(self, now: float, start: float) -> InFlight | None:
+        """Schedule the next step, now, and its sure repeats; the first begins at `start`.
 
-    @abstractmethod
-    def execute(self, scheduled: Any, start: float) -> list[float]:
-        """Say when the step just scheduled and its sure repeats end, if it begins at `start`."""
+        None: there is nothing to do.
+        """
 
     @abstractmethod
     def commit(self, scheduled: Any, decided: float, start: float, ends: Sequence[float]) -> None:
@@ -182,12 +195,12 @@ class EngineLoop(ABC):
         queue, size = self.batch_queue, self.batch_queue_size
         start = queue[-1][3][-1] if queue else now
         while len(queue) < size:
-            scheduled = self.schedule(now)
-            if scheduled is None:
+            batch = self.begin(now, start)
+            if batch is None:
                 self._rest(now)
                 return
-            ends = self.execute(scheduled, start)
-            queue.append((scheduled, now, start, ends))
+            queue.append(batch)
+            ends = batch[3]
             if len(ends) > 1:
                 self._leaping = True
                 self._sleep(ends[-size])

@@ -1,12 +1,13 @@
 """One engine with a loop of its own: what a replica of a model is."""
 
 from collections.abc import Callable
+from itertools import accumulate
 
 import simpy
 
 from simulator.core.executor import Executor
 from simulator.engine.core import EngineCore, ScheduledStep
-from simulator.engine.loop import EMPTY_STEP_SECONDS, EngineLoop, LoopTimer, Timer
+from simulator.engine.loop import EMPTY_STEP_SECONDS, EngineLoop, InFlight, LoopTimer, Timer
 from simulator.schedulers.vllm.scheduler import Scheduler
 
 
@@ -25,6 +26,18 @@ class Replica(EngineCore, EngineLoop):
     ) -> None:
         EngineCore.__init__(self, env, scheduler, executor, leap=leap)
         EngineLoop.__init__(self, env, [self], timer=timer, empty_step_seconds=empty_step_seconds)
+
+    def begin(self, now: float, start: float) -> InFlight | None:
+        """Schedule the next step, now, and its sure repeats; None: there is nothing to do."""
+        scheduled = self.schedule(now)
+        if scheduled is None:
+            return None
+        leaper, step = self.leaper, scheduled[0]
+        if leaper is None or step.prefills or (repeats := self.scheduler.horizon(step)) == 1:
+            ends = [start + self.executor.execute(step)]
+        else:
+            ends = list(accumulate(leaper.leap(step, repeats), initial=start))[1:]
+        return scheduled, now, start, ends
 
     def repeat(self, scheduled: ScheduledStep, times: int) -> None:
         """Let the step just scheduled be scheduled so many times more."""

@@ -28,6 +28,8 @@ class BlockCounter:
     """What requests find in the prefix cache depends on who takes and gives back blocks first."""
     prefix_caching = False
     """Prompts find what earlier ones have in common with them."""
+    caches_chunks = False
+    """`cache` wants to be called."""
     evicts_runs = False
     """A waiting request may lose more cached blocks at once than somebody takes."""
     tier: HostTier | None = None

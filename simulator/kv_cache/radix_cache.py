@@ -42,6 +42,7 @@ class RadixCache(EvictingCounter):
     """
 
     prefix_caching = True
+    caches_chunks = True
     evicts_runs = True
 
     def __init__(self, num_blocks: int, block_size: int) -> None:

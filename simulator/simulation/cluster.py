@@ -7,7 +7,6 @@ from random import Random
 from typing import TypeVar
 
 import numpy as np
-import simpy
 
 from simulator.cluster.disaggregation import DisaggregatedFleet
 from simulator.cluster.fleet import COUNTERS, Fleet
@@ -15,6 +14,7 @@ from simulator.cluster.gateway import Gateway
 from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.cluster.load_balancer import Balancer
 from simulator.cluster.routers import Target
+from simulator.core.alarm import FastEnvironment
 from simulator.core.log import PAUSE, REJECTED, RUN, STEP
 from simulator.core.request import Request
 from simulator.costs.cost_model import CostModel
@@ -67,7 +67,7 @@ def run_cluster(
         workload = scenario.make_workload()
     if find_coupling(scenario, workload) is None:
         return _run_independent(scenario, workload, progress, cost=cost, leap=not stepwise)
-    env = simpy.Environment()
+    env = FastEnvironment()
     fleet = make_fleet(env, scenario, sessions_of(workload))
     record, life = add_replicas(
         fleet, scenario, workload.segments is not None, cost, leap=not stepwise

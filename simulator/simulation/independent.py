@@ -15,7 +15,7 @@ import numpy as np
 import simpy
 
 from simulator.cluster.routers import Router, Target
-from simulator.core.alarm import Alarm
+from simulator.core.alarm import Alarm, FastEnvironment
 from simulator.core.executor import Executor
 from simulator.core.log import REQUEST, Log
 from simulator.core.request import Request
@@ -102,7 +102,7 @@ class IndependentReplica:
         *,
         leap: bool = True,
     ) -> None:
-        self.env = simpy.Environment()
+        self.env = FastEnvironment()
         self.replica = Replica(self.env, scheduler, executor, leap=leap)
         self.log = self.replica.log
         self._read = RequestReader(requests.rows).read

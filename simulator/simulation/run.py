@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-import simpy
 
+from simulator.core.alarm import FastEnvironment
 from simulator.core.log import REJECTED
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import Noise
@@ -59,7 +59,7 @@ def run(
     else:
         workload.check()
     scheduler = make_scheduler(scenario, parts, workload.segments is not None)
-    env = simpy.Environment()
+    env = FastEnvironment()
     replica = Replica(env, scheduler, parts.cost, leap=not stepwise)
     try:
         return play(scenario, parts, workload, replica, progress)

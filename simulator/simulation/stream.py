@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import simpy
 
+from simulator.core.alarm import FastEnvironment
 from simulator.core.request import Segments
 from simulator.engine.client import Chunk, StreamClient
 from simulator.engine.core import EngineCore
@@ -171,7 +172,7 @@ def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
         raise HeadwayError("--no-tables: workload: requests of sessions or of several clients")
     missing = missing_inputs(scenario, first)  # of a generator each part is like the first
     parts = chain([first], parts)
-    env = simpy.Environment()
+    env = FastEnvironment()
     shares = first.segments is not None
     if cluster is None:
         made = assemble(scenario)

@@ -2,23 +2,27 @@
 
 from collections.abc import Generator
 
+import pytest
 import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 from simpy.events import NORMAL
 
-from simulator.core.alarm import LATE, Alarm
+from simulator.core.alarm import LATE, Alarm, FastEnvironment
+
+KINDS = (simpy.Environment, FastEnvironment)
 
 
 @given(
     st.floats(0, 1e6),
     st.floats(0, 1e6),
     st.sampled_from([NORMAL, LATE]),
+    st.sampled_from(KINDS),
 )
-def test_an_alarm_comes_off_at_its_time_to_the_last_bit(one, two, priority) -> None:
+def test_an_alarm_comes_off_at_its_time_to_the_last_bit(one, two, priority, kind) -> None:
     """Whatever the clock says when it is set; SimPy itself adds a delay and rounds."""
     now, when = sorted((one, two))
-    env = simpy.Environment(now)
+    env = kind(now)
     rung: list[float] = []
     Alarm(env, lambda _: rung.append(env.now), priority).set(when)
     env.run()
@@ -35,9 +39,10 @@ def test_an_alarm_far_ahead_comes_off_at_its_time() -> None:
     assert rung == [when]
 
 
-def test_an_alarm_can_be_set_again_and_again() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_alarm_can_be_set_again_and_again(kind) -> None:
     """Also by its own ring."""
-    env = simpy.Environment()
+    env = kind()
     rung: list[float] = []
 
     def ring(_: simpy.Event) -> None:
@@ -51,9 +56,10 @@ def test_an_alarm_can_be_set_again_and_again() -> None:
     assert rung == [0.1 * 3**n for n in range(4)]
 
 
-def test_late_comes_after_everything_of_its_instant() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_late_comes_after_everything_of_its_instant(kind) -> None:
     """An alarm set first rings last, after timeouts of zero that others start then."""
-    env = simpy.Environment()
+    env = kind()
     order: list[str] = []
 
     def process(env: simpy.Environment) -> Generator[simpy.Event, None, None]:
@@ -66,3 +72,17 @@ def test_late_comes_after_everything_of_its_instant() -> None:
     env.process(process(env))
     env.run()
     assert order == ["timeout", "zero", "late"]
+
+
+def test_a_clock_skips_to_a_time_only_before_anything_else_is_due() -> None:
+    """What is due at that very time comes first, too, as it does before a late alarm."""
+    env = FastEnvironment(1.0)
+    Alarm(env, lambda _: None).set(3.0)
+    assert env.skip_to(2.5)
+    assert env.now == 2.5
+    assert not env.skip_to(3.0)
+    assert not env.skip_to(4.0)
+    assert env.now == 2.5
+    env.step()
+    assert env.skip_to(4.0)
+    assert env.now == 4.0

@@ -5,6 +5,7 @@ from functools import partial
 from math import isclose, nan
 
 import numpy as np
+import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -314,3 +315,14 @@ def test_the_same_run_twice_gives_the_same_bytes(load, engine, clock) -> None:
     two, _ = play(load, engine(), clock)
     assert one.step_rows == two.step_rows
     assert one.request_rows == two.request_rows
+
+
+@given(workloads(), engines(), clocks, st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_an_environment_that_skips_events_gives_the_same_bytes(load, engine, clock, leap) -> None:
+    """What an engine does between two events of others is nobody else's business."""
+    one, _ = play(load, engine(), clock, leap=leap)
+    two, _ = play(load, engine(), clock, leap=leap, env=simpy.Environment())
+    assert one.step_rows == two.step_rows
+    assert one.request_rows == two.request_rows
+    assert one.run_rows == two.run_rows

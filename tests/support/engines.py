@@ -6,6 +6,7 @@ from math import nan
 import numpy as np
 import simpy
 
+from simulator.core.alarm import FastEnvironment
 from simulator.core.log import Log
 from simulator.core.request import Step
 from simulator.engine.client import Client
@@ -50,9 +51,10 @@ def play(
     clock: object | None = None,
     leap: bool = True,
     sigma: float = 0.0,
+    env: simpy.Environment | None = None,
 ) -> tuple[Log, Client]:
     """Run a workload to its end on one replica, with lengths predicted `sigma` wrong."""
-    env = simpy.Environment()
+    env = env or FastEnvironment()
     replica = Replica(env, scheduler, clock or Clock(), leap=leap)  # type: ignore[arg-type]
     predictor = Noisy(sigma).predictor(load, np.random.default_rng(0))
     client = Client(env, load, replica.submit, predictor)

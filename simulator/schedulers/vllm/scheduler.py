@@ -280,6 +280,8 @@ class Scheduler:
         Return tokens per partial request, or None where only a walk can tell.
         """
         running, blocks, interval = self.running, self.blocks, self.prefill_interval
+        # Where a token takes a block at most, nobody need count while so many are free.
+        ample = blocks.free >= self.max_num_batched_tokens and running.decodes.alike
         while True:
             queries, need = running.decodes.demand()
             left = self.max_num_batched_tokens - queries
@@ -302,8 +304,9 @@ class Scheduler:
                         return None  # blocks are handed out in the order of the running list
                     chunks.append((request, tokens))
                     left -= tokens
-                    need += blocks.taken(request, request.computed + tokens)
-            if need <= blocks.free:
+                    if not ample:
+                        need += blocks.taken(request, request.computed + tokens)
+            if ample or need <= blocks.free:
                 return chunks
             if blocks.ordered or self.victim is not None:
                 return None  # which blocks are evicted depends on when the victims go
@@ -485,7 +488,8 @@ class Scheduler:
                 self._emit(chunk.request, now, over)
         for chunk in step.prefills:
             request = chunk.request
-            self.blocks.cache(request)
+            if self.blocks.caches_chunks:
+                self.blocks.cache(request)
             if request.computed == request.padding + request.prompt_tokens + request.generated:
                 self._emit(request, now, over)
         if len(over) > 1:
