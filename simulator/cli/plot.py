@@ -35,7 +35,10 @@ def plot(
     start: Annotated[
         float | None, Parameter(help="s, of occupancy [default: so that the middle is shown]")
     ] = None,
-    seconds: Annotated[float, Parameter(help="s that occupancy shows")] = 60.0,
+    seconds: Annotated[
+        float | None,
+        Parameter(help="s that occupancy shows [default: all of up to 100 requests, else 60]"),
+    ] = None,
 ) -> int:
     """Draw a picture of what run, compare, sweep, plan or live wrote."""
     from simulator import figures
@@ -48,7 +51,7 @@ def plot(
     path = check_file("--out", out or folders[0] / f"{kind}.png")
     if path.suffix.lower() not in ENDINGS:
         raise HeadwayError(f"--out {path}: must end in .png or .svg")
-    if not seconds > 0:
+    if seconds is not None and not seconds > 0:
         raise HeadwayError(f"--seconds {seconds:g}: must be more than 0")
     if kind not in OF_RUNS:
         figure = _draw_table(kind, folders)

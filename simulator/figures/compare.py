@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.figures.occupancy import FINISHED_LABEL
+from simulator.figures.occupancy import FEW, FINISHED_LABEL
 from simulator.figures.runs import draw_rows
-from simulator.figures.style import COLORS, bars_with_ratios, grid, log_scale, sheet
+from simulator.figures.style import (
+    COLORS,
+    bars_with_ratios,
+    grid,
+    log_scale,
+    sheet,
+    whole_ticks,
+    window,
+)
+from simulator.results.engine_metrics import ended_requests
 from simulator.results.request_table import Floats, gather_requests
 from simulator.results.time_series import arrivals, depth_in_bins, mean_in_bins, queue_levels
 
@@ -23,16 +32,16 @@ if TYPE_CHECKING:
 
 ROW_HEIGHT = 0.28  # inches of a run among many
 BINS = 400  # points of a line over time: what 600 pixels can show
-WINDOW = 120.0  # s, of the batch over time: short enough to tell static batches apart
+WINDOW = 120.0  # s, of many requests over time: short enough to tell static batches apart
 QUANTILES = 400  # points of a distribution
 
 
 def draw_compare(labels: Sequence[str], results: Sequence["Result"]) -> "Figure":
     """Draw up to eight runs of one workload; as a PNG, 1350 x 900 pixels.
 
-    Throughput; distributions of TTFT and E2EL; for two minutes from the middle, seats taken,
-    with those shaded that belong to requests already done; queue depth. Raises ValueError for
-    more runs.
+    Throughput; distributions of TTFT and E2EL; over time, seats taken, with those shaded that
+    belong to requests already done, and queue depth: of few requests over the whole run, of many
+    for the same two minutes from the middle. Raises ValueError for more runs.
     """
     if not 1 <= len(results) <= len(COLORS) or len(labels) != len(results):
         raise ValueError(f"one label per run and 1 to {len(COLORS)} runs, not {len(results)}")
@@ -113,25 +122,21 @@ def _draw_seats(axes: "Axes", results: Sequence["Result"]) -> None:
     """Seats taken in the batch, and of these the ones of requests that are done."""
     from matplotlib.patches import Patch
 
-    whole = _edges(results)
-    shortest = min(_edges([result])[-1] for result in results)
-    begin = max(0.0, (shortest - WINDOW) / 2)
-    edges = np.linspace(begin, min(begin + WINDOW, whole[-1]), BINS + 1)
+    edges, shown = _edges(results)
     wasted = False
     for result, color in zip(results, COLORS, strict=False):
         taken, idle = np.zeros(BINS), np.zeros(BINS)
         for log in result.logs:
             rows = log.steps
-            ghosts = np.where(rows["decodes"] > 0, rows["wasted"], 0)  # else it is padding
             taken += mean_in_bins(rows["start"], rows["end"], rows["running"], edges)
-            idle += mean_in_bins(rows["start"], rows["end"], ghosts, edges)
+            idle += mean_in_bins(rows["start"], rows["end"], ended_requests(log, rows), edges)
         middle = (edges[1:] + edges[:-1]) / 2
         axes.plot(middle, taken, color=color, linewidth=1.5)
         if idle.any():
             wasted = True
             axes.fill_between(middle, taken - idle, taken, color=color, alpha=0.3, linewidth=0)
     _set_limits(axes, edges, headroom=1.25)
-    axes.set(title="Requests in the batch", xlabel="time (s)", ylabel="requests running")
+    axes.set(title="Requests in the batch", xlabel=f"time (s): {shown}", ylabel="requests running")
     if wasted:
         patch = Patch(color="0.5", alpha=0.4, linewidth=0)
         axes.legend([patch], [FINISHED_LABEL], loc="upper right", frameon=False)
@@ -139,22 +144,30 @@ def _draw_seats(axes: "Axes", results: Sequence["Result"]) -> None:
 
 def _draw_queue(axes: "Axes", results: Sequence["Result"]) -> None:
     """Requests that wait in the engine."""
-    edges = _edges(results)
+    edges, shown = _edges(results)
     for result, color in zip(results, COLORS, strict=False):
         logs = result.logs
         depth = sum(depth_in_bins(*queue_levels(log), arrivals(log), edges) for log in logs)
         axes.plot((edges[1:] + edges[:-1]) / 2, depth, color=color, linewidth=1.5)
     _set_limits(axes, edges, headroom=1.05)
-    axes.set(title="Queue", xlabel="time (s)", ylabel="requests waiting")
+    axes.set(title="Queue", xlabel=f"time (s): {shown}", ylabel="requests waiting")
 
 
 def _set_limits(axes: "Axes", edges: Floats, headroom: float) -> None:
     """Begin just below 0, so that a line at 0 shows, and leave room above the highest."""
     top = max([float(np.max(line.get_ydata())) for line in axes.lines] + [1.0]) * headroom
     axes.set(ylim=(-0.015 * top, top), xlim=(edges[0], edges[-1]))
+    whole_ticks(axes)
 
 
-def _edges(results: Sequence["Result"]) -> Floats:
-    """Cut the time of the longest run into bins."""
-    ends = [float(log.steps["end"][-1]) for r in results for log in r.logs if log.step_rows]
-    return np.linspace(0.0, max(ends, default=1.0), BINS + 1)
+def _edges(results: Sequence["Result"]) -> tuple[Floats, str]:
+    """Cut the time that is shown of all runs into bins, and say which it is."""
+    ends = [
+        max((float(log.steps["end"][-1]) for log in result.logs if log.step_rows), default=1.0)
+        for result in results
+    ]
+    begin, end = 0.0, max(ends)
+    if max(len(result.workload) for result in results) > FEW:
+        begin = max(0.0, (min(ends) - WINDOW) / 2)
+        end = min(begin + WINDOW, end)
+    return np.linspace(begin, end, BINS + 1), window(begin, end, max(ends))

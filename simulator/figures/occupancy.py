@@ -8,43 +8,52 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.figures.data import Run
-from simulator.figures.style import PALE, color, sheet
-from simulator.results.request_table import Floats
+from simulator.figures.style import PALE, color, rate, sheet, whole_ticks, window
+from simulator.results.request_table import DELIVERY, Floats
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SECONDS = 60.0  # shown unless told: long enough for a static batch, short enough to see requests
+SECONDS = 60.0  # shown of many requests: long enough for a static batch, short enough to see them
+FEW = 100  # requests, of which the whole run is shown
+NUMBERED = 30  # requests, whose bars have their numbers on them
+LABEL_WIDTH = 0.03  # of the picture, that a number takes at most
 ROUNDING = 1e-6  # s: files round times to nanoseconds
 FINISHED_LABEL = "already done, keeps its seat"
 SHADES = (0, 1, 2, 3, 4, 5)  # colours of neighbours in the queue
 
 
 def draw_occupancy(
-    runs: Sequence[Run], *, start: float | None = None, seconds: float = SECONDS
+    runs: Sequence[Run], *, start: float | None = None, seconds: float | None = None
 ) -> "Figure":
     """Draw for each run which request holds which seat, and seats whose request is done.
 
-    Shows `seconds` from `start`, by default from the middle of the shortest run. A request takes
-    the lowest free seat. Where the scheduler is static, a seat stays taken, in grey, until the
-    last of the batch is done; what was preempted is shown in its first batch only.
+    Shows `seconds` from `start`: by default, of at most FEW requests the whole runs, of more
+    SECONDS from the middle of the shortest. A request takes the lowest free seat. Where seats are
+    kept beyond the end, they stay taken, in grey, until the last of the batch is done; what was
+    preempted is shown in its first batch only.
     """
     from matplotlib.patches import Patch
 
-    end = min(run.end for run in runs)
-    begin = max(0.0, (end - seconds) / 2) if start is None else start
-    spans = [_slots(run, begin, begin + seconds) for run in runs]
+    shortest, longest = min(run.end for run in runs), max(run.end for run in runs)
+    few = max(len(run.requests) for run in runs) <= FEW
+    if seconds is None:
+        seconds = (few and max(longest - (start or 0.0), 0.0)) or SECONDS
+    begin = max(0.0, (shortest - seconds) / 2) if start is None else start
+    end = begin + seconds
+    spans = [_slots(run, begin, end) for run in runs]
     if not any(len(slots) for slots, *_ in spans):
-        raise HeadwayError(f"no request runs between {begin:g} and {begin + seconds:g} s")
+        raise HeadwayError(f"no request runs between {begin:g} and {end:g} s")
     rows = max(int(slots.max(initial=0)) for slots, *_ in spans) + 1
     with sheet(len(runs), 1, 0.7 + 1.75 * len(runs), sharex=True, squeeze=False) as figure:
         for axes, run, span in zip(figure.axes, runs, spans, strict=True):
+            axes.set(ylim=(-0.5, rows - 0.5), xlim=(begin, end), ylabel="seat")
             _draw_strip(axes, run, span)
-            axes.set(ylim=(-0.5, rows - 0.5), xlim=(begin, begin + seconds), ylabel="seat")
-        figure.axes[-1].set_xlabel("time (s)")
-        if any(run.policy == "static" for run in runs):
+            whole_ticks(axes)
+        figure.axes[-1].set_xlabel(f"time (s): {window(begin, end, longest)}")
+        if any(_keeps_seats(run) for run in runs):
             patches = [Patch(color=color(1)), Patch(color=PALE)]
             names = ["a request (colours only tell neighbours apart)", FINISHED_LABEL]
             figure.legend(patches, names, loc="outside lower center", ncols=2, frameon=False)
@@ -58,9 +67,9 @@ Span = tuple[Floats, Floats, Floats, Floats, Floats]
 def _slots(run: Run, begin: float, end: float) -> Span:
     """Give slots to the requests that are in the batch between two moments."""
     admitted = run.admitted.to_numpy()
-    done = (run.sent + run.requests.e2el).to_numpy()
+    done = (run.sent + run.requests.e2el - run.requests.get(DELIVERY, 0.0)).to_numpy()
     freed = done.copy()
-    if run.policy == "static":
+    if _keeps_seats(run):
         preempted = run.requests.preemptions.to_numpy() > 0
         for batch, end_of_batch in _batches(admitted, done, preempted):
             freed[batch] = end_of_batch
@@ -72,6 +81,11 @@ def _slots(run: Run, begin: float, end: float) -> Span:
     order, slots = order[shown], slots[shown]
     ids = run.requests.id.to_numpy()[order]
     return slots, admitted[order], done[order], freed[order], ids.astype(float)
+
+
+def _keeps_seats(run: Run) -> bool:
+    """Say whether requests keep their seats beyond their end."""
+    return "seat_idle_time" in run.requests
 
 
 def _batches(
@@ -115,6 +129,13 @@ def _draw_strip(axes: "Axes", run: Run, span: Span) -> None:
     shades = [color(SHADES[int(i) % len(SHADES)]) for i in ids]
     axes.barh(slots, freed - done, left=done, height=1.0, color=PALE, linewidth=0)
     axes.barh(slots, done - admitted, left=admitted, height=0.86, color=shades, linewidth=0)
-    share = run.summary["headway"]["wasted_share"]
-    speed = run.summary["output_throughput"]
-    axes.set_title(f"{run.label}: {speed:,.0f} tokens/s, {share:.0%} of slots wasted", loc="left")
+    if len(run.requests) <= NUMBERED:
+        low, high = axes.get_xlim()
+        begins, ends = np.maximum(admitted, low), np.minimum(done, high)
+        for slot, left, right, number in zip(slots, begins, ends, ids, strict=True):
+            if right - left > LABEL_WIDTH * (high - low):
+                place = (left + right) / 2, slot
+                axes.text(*place, f"{number:.0f}", color="white", ha="center", va="center")
+    speed = rate(run.summary["output_throughput"])
+    used = run.summary["headway"]["decode_seat_utilization"]
+    axes.set_title(f"{run.label}: {speed} tokens/s, {used:.0%} of decode seats used", loc="left")

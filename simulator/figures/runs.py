@@ -14,6 +14,7 @@ from simulator.figures.style import (
     legend_below,
     log_scale,
     marker,
+    rate,
     sheet,
 )
 from simulator.results.request_table import Floats
@@ -145,7 +146,7 @@ def draw_rows(
     first, *others = figure.axes
     values = [float(summary["output_throughput"]) for summary in summaries]
     drawn = first.barh(places, values, **bars)
-    first.bar_label(drawn, [f"{value:,.0f}" for value in values], padding=3, **text)
+    first.bar_label(drawn, [rate(value) for value in values], padding=3, **text)
     first.set_xlim(0, max([*values, 1e-9]) * room)
     first.set_yticks(places, labels)
     first.invert_yaxis()

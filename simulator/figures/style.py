@@ -97,6 +97,26 @@ def log_scale(axes: "Axes", which: Literal["x", "y"]) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def rate(value: float) -> str:
+    """Write a rate: with a decimal where it is small."""
+    return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def window(begin: float, end: float, whole: float) -> str:
+    """Say which seconds of a run of `whole` s are shown."""
+    if begin <= 0 and end >= whole:
+        return "the whole run"
+    shown = (f"{time:,.0f}" if whole >= 10 else f"{time:.3g}" for time in (begin, end, whole))
+    return "{} to {} s of {} s".format(*shown)
+
+
+def whole_ticks(axes: "Axes") -> None:
+    """Mark whole numbers alone on the y axis, of what is counted."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+
+
 def bars_with_ratios(
     axes: "Axes",
     labels: Sequence[str],
@@ -112,7 +132,7 @@ def bars_with_ratios(
     for place, value in enumerate(values):
         ratio = f"{gap}({value / values[0]:.2f}x)" if place and values[0] else ""
         axes.annotate(
-            f"{value:,.0f}{ratio}",
+            f"{rate(value)}{ratio}",
             (value, place),
             (offset, 0),
             textcoords="offset points",

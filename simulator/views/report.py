@@ -61,6 +61,7 @@ GAUGES = (
     Metric("kv_cache_usage_max", "Peak KV cache usage (%)", 0, 100.0),
     Metric("memory_efficiency", "KV memory efficiency (%)", 1, 100.0),
     Metric("wasted_share", "Wasted token slots (%)", -1, 100.0),
+    Metric("wasted_seat_share", "Wasted seat-steps (%)", -1, 100.0),
     Metric("preemptions", "Preemptions", -1),
     Metric("prefix_cache_hit_rate", "Prefix cache hit rate (% of tokens)", 1, 100.0),
     Metric("jain_index", "Fairness: Jain's index of clients", 1),
@@ -68,11 +69,6 @@ GAUGES = (
     Metric("mfu", "Model FLOPs utilization (%)", 1, 100.0),
     Metric("bandwidth_utilization", "Memory bandwidth utilization (%)", 0, 100.0),
 )
-SEATS = (
-    Metric("wasted_seat_steps", "Wasted seat-steps", -1),
-    Metric("wasted_seat_share", "Wasted seat-steps (% of those taken)", -1, 100.0),
-)
-"""Seats that are kept beyond the end of their request; where none is, nothing is said."""
 COPIES = (
     Metric("swapped_out_blocks", "KV blocks swapped out"),
     Metric("swapped_in_blocks", "KV blocks swapped in"),
@@ -146,13 +142,13 @@ def metric_rows(
 ) -> list[tuple[Metric, list[Any]]]:
     """Give the metrics that any run has with the runs' values, by `value`; None: it has none.
 
-    Wasted seats, copies and incidents are left out where all are 0.
+    Copies and incidents are left out where all are 0.
     """
     rows = []
-    for metric in (*METRICS, *GAUGES, *SEATS, *COPIES, *CLUSTER, *INCIDENTS):
+    for metric in (*METRICS, *GAUGES, *COPIES, *CLUSTER, *INCIDENTS):
         values = [(value or metric_value)(summary, metric.key) for summary in summaries]
         known = [each for each in values if each is not None]
-        if any(known) if metric in (*SEATS, *COPIES, *INCIDENTS) else known:
+        if any(known) if metric in (*COPIES, *INCIDENTS) else known:
             rows.append((metric, values))
     return rows
 
@@ -221,7 +217,7 @@ def _engine(gauges: Summary) -> list[str]:
     if "paid_times" in gauges.get("cluster", {}):
         known = [replace(each, label=PAID_LABELS.get(each.key, each.label)) for each in GAUGES]
     lines += [_line("Steps", gauges["steps"]), *_lines(gauges, known)]
-    lines += _lines(gauges, (*SEATS, *COPIES, *COUNTS), zeros=False)
+    lines += _lines(gauges, (*COPIES, *COUNTS), zeros=False)
     return lines + (_cluster(gauges["cluster"]) if "cluster" in gauges else [])
 
 

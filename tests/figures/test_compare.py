@@ -67,15 +67,17 @@ def test_what_it_shows(runs: list[Ran]) -> None:
     values = [run.summary()["output_throughput"] for run in runs]
     assert [bar.get_width() for bar in throughput.patches] == values
     assert [text.get_text() for text in throughput.texts] == [
-        f"{values[0]:,.0f}",
-        f"{values[1]:,.0f}  ({values[1] / values[0]:.2f}x)",
+        f"{values[0]:.1f}",
+        f"{values[1]:.1f}  ({values[1] / values[0]:.2f}x)",
     ]
     assert [axes.get_xlabel() for axes in (throughput, latency, batch, queue)] == [
         "tokens/s",
         "time since sent (s)",
-        "time (s)",
-        "time (s)",
+        "time (s): the whole run",
+        "time (s): the whole run",
     ]
+    end = max(run.logs[0].steps["end"][-1] for run in runs)
+    assert batch.get_xlim() == queue.get_xlim() == (0.0, end)
     ttft, e2el = (max(line.get_xdata()) for line in latency.lines[:2])
     log, sent = runs[0].logs[0], runs[0].sent
     ids = log.requests["id"]
@@ -83,6 +85,17 @@ def test_what_it_shows(runs: list[Ran]) -> None:
     assert e2el == pytest.approx(max(log.requests["finish"] - sent[ids]))
     assert len(batch.collections) == 1  # the seats that static batching wastes
     assert max(batch.lines[0].get_ydata()) == pytest.approx(8)
+
+
+def test_many_requests_are_shown_for_two_minutes_from_the_middle() -> None:
+    """101 of 3 s each, one after the other: 303 s, of which 91.5 to 211.5; in both panels."""
+    load = workload(*((0.0, 1, 3) for _ in range(101)))
+    log, client = play(load, fcfs(max_num_seqs=1), Clock(1.0))
+    _, _, batch, queue = draw_compare(["fcfs"], [Ran(log, np.array(client.sent), load)]).axes
+    for axes in (batch, queue):
+        assert axes.get_xlim() == (91.5, 211.5)
+        assert axes.get_xlabel() == "time (s): 92 to 212 s of 303 s"
+    assert queue.lines[0].get_ydata()[0] == pytest.approx(100 - 30, abs=1)
 
 
 @pytest.mark.parametrize("count", [1, 8])

@@ -212,6 +212,34 @@ def test_seats(folder) -> None:
     assert grey[1] == pytest.approx(0.0, abs=1e-6)
 
 
+FIVE = Path(__file__).parents[2] / "scenarios" / "examples" / "three-and-two.yaml"
+
+
+def test_five_requests_are_drawn_as_in_a_textbook() -> None:
+    """Answers of 1000, 200, 400, 300 and 500 tokens on three seats: the whole run, by number."""
+    policies = "static", "{policy: static, deliver: batch}", "fcfs"
+    five = [
+        Run.of(name, run(load_scenario(FIVE, [f"engine.scheduling_policy={name}"])))
+        for name in policies
+    ]
+    figure = draw_occupancy(five)
+    works, greys = [], []
+    for axes in figure.axes:
+        assert axes.get_xlim() == (0.0, 1500.0)
+        assert [text.get_text() for text in axes.texts] == ["0", "1", "2", "3", "4"]
+        grey, work = axes.containers
+        works.append([(bar.get_x(), bar.get_x() + bar.get_width()) for bar in work])
+        greys.append([bar.get_width() for bar in grey])
+    batched = [(0, 1000), (0, 200), (0, 400), (1000, 1300), (1000, 1500)]
+    assert works == [batched, batched, [*batched[:3], (200, 500), (400, 900)]]
+    assert greys == [[0, 800, 600, 200, 0]] * 2 + [[0] * 5]
+    assert figure.axes[-1].get_xlabel() == "time (s): the whole run"
+    assert figure.axes[0].get_title(loc="left") == "static: 1.6 tokens/s, 53% of decode seats used"
+    later = draw_occupancy(five[:1], start=1200.0, seconds=100.0).axes[0]
+    assert later.get_xlim() == (1200.0, 1300.0)
+    assert later.get_xlabel() == "time (s): 1,200 to 1,300 s of 1,500 s"
+
+
 def test_lowest_free_seat() -> None:
     """Worked by hand: two are admitted, the second ends, the third takes its seat."""
     assert list(lowest_slots([0.0, 0.0, 2.0, 2.5], [3.0, 2.0, 9.0, 4.0], 1e-6)) == [0, 1, 1, 2]

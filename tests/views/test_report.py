@@ -70,6 +70,7 @@ Mean KV cache usage (%):                 11.43
 Peak KV cache usage (%):                 20.00
 KV memory efficiency (%):                65.62
 Wasted token slots (%):                  27.78
+Wasted seat-steps (%):                   0.00
 Preemptions:                             0
 Prefix cache hit rate (% of tokens):     0.00
 Requests rejected (could never fit):     1
