@@ -1,5 +1,6 @@
 """The what-if scenarios at small size: each still shows what its comment says."""
 
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,60 @@ def test_chat_does_not_wait_for_a_batch_tenant_of_a_fair_or_ranked_queue() -> No
         throughput.append(result.summary()["output_throughput"])
     assert max(ttft[1:]) < 0.2 * ttft[0]
     assert min(throughput) > 0.9 * max(throughput)
+
+
+def tenants(name: str, policy: str, *overrides: str) -> tuple[float, float, dict[str, Any]]:
+    """Mean TTFT of client-0 and of client-1, in s, and the summary."""
+    options = [f"engine.scheduling_policy={policy}", *overrides]
+    result = run(load_scenario(FOLDER / f"{name}-tenants.yaml", options))
+    ttft = result.requests.groupby("client", observed=True)["ttft"].mean()
+    return ttft["client-0"], ttft["client-1"], result.summary()
+
+
+def real(name: str) -> list[str]:
+    """The override by which a what-if's comment replays the trace."""
+    found = re.search("--set '(workload=.*)'", (FOLDER / f"{name}-tenants.yaml").read_text())
+    assert found is not None
+    return [found[1]]
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_azures_tenants(traced: bool, request: pytest.FixtureRequest) -> None:
+    """Whoever goes first waits no more; to be thrown out costs the other twice the wait."""
+    overrides = ["workload.num_prompts=2500"]
+    if traced:
+        request.getfixturevalue("data")
+        overrides = real("azure")
+    both = {
+        policy: tenants("azure", policy, *overrides)
+        for policy in ("fcfs", "priority", "preemptive", "fair", "wfq")
+    }
+    for policy in ("priority", "preemptive", "fair", "wfq"):
+        assert both[policy][0] < 0.05 * both["fcfs"][0]
+    for policy in ("priority", "fair", "wfq"):
+        assert 1.1 < both[policy][1] / both["fcfs"][1] < 1.4
+        assert both[policy][2]["headway"]["preemptions"] == 0
+    assert both["preemptive"][0] < both["priority"][0]
+    assert both["preemptive"][1] > 1.6 * both["priority"][1]
+    throughput = [both[name][2]["output_throughput"] for name in ("preemptive", "priority")]
+    assert throughput[0] < 0.97 * throughput[1]
+
+
+@pytest.mark.filterwarnings("ignore:cost")
+@pytest.mark.parametrize("traced", [False, True])
+def test_mooncakes_tenants(traced: bool, request: pytest.FixtureRequest) -> None:
+    """Prompts before one's own are what one waits for: seats are free."""
+    overrides: list[str] = []
+    if traced:
+        request.getfixturevalue("data")
+        overrides = [real("mooncake")[0].replace("limit: 2500", "limit: 900")]
+    fcfs, priority, preemptive, fair, wfq = (
+        tenants("mooncake", policy, *overrides)
+        for policy in ("fcfs", "priority", "preemptive", "fair", "wfq")
+    )
+    assert priority[0] < wfq[0] < fair[0] < 0.7 * fcfs[0]
+    assert preemptive[0] == pytest.approx(priority[0], rel=0.1)
+    assert max(one[1] for one in (priority, fair, wfq)) < 1.3 * fcfs[1]
 
 
 def test_autoscaling_pays_for_fewer_replica_hours_at_the_same_goodput() -> None:
