@@ -42,7 +42,7 @@ draw_occupancy(runs, seconds=60)
 # %%
 KEYS = ["output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_e2el_ms"]
 table = pd.DataFrame({run.label: pd.Series(run.summary)[KEYS] for run in runs})
-for key in ("wasted_share", "memory_efficiency", "batch_occupancy"):
+for key in ("wasted_share", "decode_seat_utilization", "memory_efficiency"):
     table.loc[key] = [run.summary["headway"][key] for run in runs]
 table["ratio"] = table["fcfs"] / table["static"]
 table.astype(float).round(3)
