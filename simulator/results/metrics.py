@@ -84,6 +84,7 @@ class Sample:
     def __init__(self, values: Floats) -> None:
         self._values = values if len(values) else np.zeros(1)
         self.mean, self.std = float(self._values.mean()), float(self._values.std())
+        self.range = float(self._values.min()), float(self._values.max())
 
     def percentiles(self, wanted: Sequence[float]) -> list[float]:
         found: list[float] = np.percentile(self._values, wanted).tolist()
@@ -219,6 +220,10 @@ class RunMetrics:
         if self.total is not None:  # a streamed run names it after the other copies
             own["swap_time"] = own.pop("swap_time")
         own |= self.engines.utilizations(high - low)
+        own |= {
+            f"{name}_itl_ms": 1000 * gap
+            for name, gap in zip(("min", "max"), self._latencies["itl"].range, strict=True)
+        }
         own |= self._steady.summary()
         if self.cluster is not None:
             own |= self.cluster.summary((low, high))

@@ -155,14 +155,16 @@ class GapDistribution:
 
     def __init__(self, times: Sequence[TokenTimes | TokensTogether]) -> None:
         self._times = times
-        count, sums, low, high = 0, list[float](), np.inf, 0.0
+        count, sums, least, low, high = 0, list[float](), np.inf, np.inf, 0.0
         for values, weights in self._slices():
             count += int(weights.sum(dtype=np.int64))
             sums.append(float((values * weights).sum()))
+            least = min(least, float(values.min(initial=np.inf)))
             low = min(low, float(values.min(initial=np.inf, where=values > 0.0)))
             high = max(high, float(values.max(initial=0.0)))
         self.count = count
         self.mean = fsum(sums) / count if count else 0.0
+        self.range = (least, high) if count else (0.0, 0.0)
         self._low, self._high = min(low, high), high  # of the gaps above 0
 
     def _slices(self) -> Iterator[tuple[Floats, Counts]]:

@@ -64,6 +64,11 @@ class QuantileSketch:
         """Give the population's standard deviation."""
         return sqrt(self._squares / self.count) if self.count else 0.0
 
+    @property
+    def range(self) -> tuple[float, float]:
+        """Give the least and the greatest value; zeros where there is none."""
+        return (self._min, self._max) if self.count else (0.0, 0.0)
+
     def percentiles(self, wanted: Sequence[float]) -> list[float]:
         """Give percentiles as numpy does, between two ranks in a line; 0 if there is no value."""
         if not self.count:

@@ -173,6 +173,11 @@ def run_table(summary: Summary) -> str:
                 _line(f"{word.capitalize()} {name} (ms)", summary[f"{word}_{key}_ms"])
                 for word in PRINTED
             ]
+        if key == "itl":
+            lines.append(_line("Std ITL (ms)", summary["std_itl_ms"]))
+            if "max_itl_ms" in gauges:  # not in the files of earlier versions
+                least, greatest = gauges["min_itl_ms"], gauges["max_itl_ms"]
+                lines.append(_line("Range of ITL (ms)", f"{least:.2f} to {greatest:.2f}"))
     lines += [f"{'Engine':-^{WIDTH}}", *_engine(gauges)]
     if gauges.get("diagnosis") is not None:
         lines += [f"{'Diagnosis':-^{WIDTH}}", *diagnosis_lines(gauges["diagnosis"])]

@@ -128,6 +128,10 @@ def _latencies(run: Run) -> Values:
     for name, values in (pools | {"itl": gaps}).items():
         for word in ("mean", "std", *PERCENTILES):
             found[f"{word}_{name}_ms"] = None if values is None else _statistic(word, values)
+    for word, pick in (("min", np.min), ("max", np.max)):
+        found[f"headway.{word}_itl_ms"] = (
+            None if gaps is None else 1000 * float(pick(gaps) if len(gaps) else 0.0)
+        )
     if gaps is None:  # the mean is known: it is that of all time between first and last tokens
         count = (done.output_tokens - 1).sum()
         found["mean_itl_ms"] = 1000 * share((done.e2el - done.ttft).sum(), count)

@@ -112,7 +112,7 @@ def not_in_files(run: Run) -> dict[str, str]:
     given_up = requests.finish_reason.isin(["shed", "timeout"]).any()
     tried = given_up or requests.get("retry_time", pd.Series([0.0])).any()
     cut = times is not None and any(requests.output_tokens[~requests.id.isin(times)])
-    itl, peak = r"(std|median|p[\d.]+)_itl_ms", "max_output_tokens_per_s"
+    itl, peak = r"((std|median|p[\d.]+)|headway\.(min|max))_itl_ms", "max_output_tokens_per_s"
     share_of_clients = r"headway\.(jain|service_difference).*"
     stored = r"headway\.(memory_efficiency|internal_fragmentation)"
     waiting = r"headway\..*(mean|max)_waiting"
@@ -134,7 +134,11 @@ def not_in_files(run: Run) -> dict[str, str]:
         (run.leapt or shared or apart or changes, stored, "tokens stored, of leaps or shared ones"),
         (engine["async_scheduling"], stored, "a step counts who was there as it was decided"),
         (engine["speculative_config"], r"spec_decode_.*", "drafts are in no table"),
-        (engine["speculative_config"], rf"\w+_itl_ms|{peak}", "tokens of a step are one chunk"),
+        (
+            engine["speculative_config"],
+            rf"(headway\.)?\w+_itl_ms|{peak}",
+            "tokens of a step are one chunk",
+        ),
         (run.scenario["workload"]["frontend"], waiting, "when a request passed the front end"),
         (engine["async_scheduling"] and preempted, waiting, "preempted before its token is out"),
         (engine["kv_offloading_size"], host, "what went to the host; cached_tokens are of both"),

@@ -42,6 +42,8 @@ P99 TPOT (ms):                           1495.00
 Mean ITL (ms):                           1333.33
 Median ITL (ms):                         1000.00
 P99 ITL (ms):                            1980.00
+Std ITL (ms):                            471.40
+Range of ITL (ms):                       1000.00 to 2000.00
 ----------------End-to-end Latency----------------
 Mean E2EL (ms):                          3000.00
 Median E2EL (ms):                        3000.00
