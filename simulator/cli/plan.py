@@ -30,9 +30,17 @@ def plan(
     ] = None,
     cheapest: Annotated[bool, silent("the cheapest that holds the load")] = False,
     settings: Settings = DEFAULT_SETTINGS,
-    replications: Annotated[int | None, Parameter(help="runs of each place [default: 3]")] = None,
+    replications: Annotated[
+        int | None, Parameter(help="runs of a place near the edge [default: 3]")
+    ] = None,
     tolerance: Annotated[
-        float | None, Parameter(help="of the largest rate, relative [default: 0.02]")
+        float | None, Parameter(help="of the largest rate, relative [default: 0.05]")
+    ] = None,
+    min_duration: Annotated[
+        float | None, Parameter(help="s of load that a verdict stands on [default: 600]")
+    ] = None,
+    max_duration: Annotated[
+        float | None, Parameter(help="s of load in the longest run [default: 2400]")
     ] = None,
     optuna: Annotated[
         int | None, silent("try so many of the combinations, chosen by Optuna")
@@ -55,7 +63,9 @@ def plan(
     from simulator.util.workers import use_backend
 
     at_least_one(jobs=jobs, optuna=optuna)
-    options = PlanOptions(slo, vary, fewest, cheapest, replications, tolerance)
+    options = PlanOptions(
+        *(slo, vary, fewest, cheapest, replications, tolerance, min_duration, max_duration)
+    )
     problem = make_problem(scenario, options, settings.overrides, settings.seed)
     folder = check_folder(out or Path("out") / f"{problem.name}-plan")
     try:

@@ -1,14 +1,22 @@
-"""Progress of what lasts, on stderr and on a terminal only."""
+"""Progress of what lasts, on stderr; on a terminal only, but for the decisions of a plan."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn, TaskID
+from simulator.cli.console import print_line
 
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.progress import Progress, ProgressColumn, TaskID
+    from rich.table import Table
+
+    from simulator.planning.plan import Candidate
+
+TYPICAL_RUNS = 15.0  # of a search, as long as nothing better is known
+SHOWN = 20  # candidates that a table has room for
 DELAY = 0.7  # s; a shorter run shows nothing and pays nothing
 
 
@@ -72,15 +80,90 @@ def runs_progress(unit: str, quiet: bool) -> Iterator[Callable[[int, int], None]
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-@contextmanager
-def search_progress(quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Count the runs of a search; how many it takes is not known before."""
-    from rich.progress import SpinnerColumn, TextColumn
+class SearchProgress:
+    """Shows what a plan knows: a table on a terminal, else a line on stderr for each decision."""
 
-    text = TextColumn("searching: {task.completed:,.0f} runs")
-    with _progress(SpinnerColumn(), text, shown=_shown(quiet)) as progress:
-        task = progress.add_task("", total=None)
-        yield lambda runs: progress.update(task, advance=runs)
+    def __init__(self, live: "Live | None") -> None:
+        self._live = live
+        self._began = perf_counter()
+        self._runs = 0
+
+    def __call__(
+        self, candidates: "Sequence[Candidate]", runs: int, decided: "Candidate | None"
+    ) -> None:
+        """Show all candidates; `runs` were made since, and one may have got a new trial."""
+        self._runs += runs
+        if self._live is not None:
+            self._live.update(self._table(candidates))
+        elif decided is not None:
+            state = "done" if decided.done else "so far"
+            print_line(f"{decided.label}: {_last_trial(decided)}; {state}: {_bracket(decided)}")
+
+    def _table(self, candidates: "Sequence[Candidate]") -> "Table":
+        from rich.table import Table
+
+        done = sum(one.done for one in candidates)
+        known = sum(len(trial.runs) for one in candidates for trial in one.result.trials)
+        each = max(known / done if done else 0.0, TYPICAL_RUNS)
+        left = sum(
+            max(each - sum(len(trial.runs) for trial in one.result.trials), 1.0)
+            for one in candidates
+            if not one.done
+        )
+        eta = (perf_counter() - self._began) / max(self._runs, 1) * left
+        table = Table(
+            title=f"{self._runs} runs, {done} of {len(candidates)} done, about {eta:,.0f} s left"
+        )
+        for head in ("candidate", "so far", "runs", "last"):
+            table.add_column(head)
+        for one in [*filter(lambda one: one.result.trials, candidates)][-SHOWN:]:
+            count = sum(len(trial.runs) for trial in one.result.trials)
+            table.add_row(one.label, _bracket(one), str(count), _last_trial(one))
+        return table
+
+
+def _bracket(candidate: "Candidate") -> str:
+    """Write between which places the answer lies, as far as it is known."""
+    if candidate.errors:
+        return "cannot run"
+    known = [trial for trial in candidate.result.trials if not trial.superseded]
+    holds = [trial.at for trial in known if trial.ok]
+    fails = [trial.at for trial in known if not trial.ok]
+    parts = []
+    if holds:
+        best = min(holds) if fails and min(fails) < min(holds) else max(holds)
+        parts.append(f"holds {best:.4g}")
+    if fails:
+        nearest = max(fails) if holds and min(fails) < min(holds) else min(fails)
+        parts.append(f"breaks {nearest:.4g}")
+    return ", ".join(parts) or "nothing"
+
+
+def _last_trial(candidate: "Candidate") -> str:
+    """Write what the newest place said."""
+    if not candidate.result.trials:
+        return candidate.error or "no run"
+    trial = candidate.result.trials[-1]
+    verdict = "holds" if trial.ok else f"breaks {trial.why}"
+    length = "" if trial.seconds is None else f" of {trial.seconds:.0f} s"
+    sure = "" if trial.sure else ", too close to tell"
+    runs = f"{len(trial.runs)} run{'s' if len(trial.runs) > 1 else ''}"
+    return f"{trial.at:.4g} {verdict} ({runs}{length}{sure})"
+
+
+@contextmanager
+def search_progress(quiet: bool) -> Iterator[SearchProgress | None]:
+    """Show what a plan finds while it searches."""
+    if quiet:
+        yield None
+    elif not sys.stderr.isatty():
+        yield SearchProgress(None)
+    else:
+        from rich.console import Console
+        from rich.live import Live
+
+        with Live(console=Console(file=sys.stderr), transient=True) as live:
+            yield SearchProgress(live)
 
 
 def _shown(quiet: bool) -> bool:

@@ -19,13 +19,14 @@ def drive(
     env: simpy.Environment,
     client: Client | StreamClient,
     progress: Callable[[float, int, int], None] | None,
+    stop: Callable[[], bool] | None = None,
 ) -> bool:
-    """Let the clock run until all is done; say whether the user broke it off.
+    """Let the clock run until all is done; say whether it was broken off, by the user or `stop`.
 
     Raises HeadwayError if it goes on beyond `LONGEST`.
     """
     with no_garbage_collection():
-        interrupted = _loop(env, client, progress)
+        interrupted = _loop(env, client, progress, stop)
     if client.done < len(client.sent) and not interrupted:
         raise RuntimeError(f"{len(client.sent) - client.done} requests never ended")
     return interrupted
@@ -35,8 +36,9 @@ def _loop(
     env: simpy.Environment,
     client: Client | StreamClient,
     progress: Callable[[float, int, int], None] | None,
+    stop: Callable[[], bool] | None,
 ) -> bool:
-    """Run until nothing is left to happen; say whether the user broke it off."""
+    """Run until nothing is left to happen; say whether it was broken off."""
     step = env.step
     total = len(client.sent)
     try:
@@ -50,6 +52,8 @@ def _loop(
                 )
             if progress is not None:
                 progress(env.now, client.done, total)
+            if stop is not None and stop():
+                return True
     except EmptySchedule:
         return False
     except KeyboardInterrupt:

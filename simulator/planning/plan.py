@@ -5,8 +5,9 @@ numbers: the same arrivals and lengths), and told by the confidence interval ove
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +22,20 @@ from simulator.planning.design import (
 )
 from simulator.planning.intervals import Estimate
 from simulator.planning.journal import Journal, scenario_key
+from simulator.planning.measure import measure_run
 from simulator.planning.problem import PlanOptions, PlanProblem, make_problem
 from simulator.planning.runs import MetricValues, Outcome, run_each
-from simulator.planning.search import PlannedRun, Search, SearchResult, Trial, interval
-from simulator.planning.service_levels import read_metric_values
+from simulator.planning.search import (
+    PlannedRun,
+    Search,
+    SearchResult,
+    Trial,
+    capacity,
+    interval,
+)
 from simulator.results.cluster_metrics import price_of_cluster
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
-from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -37,10 +44,8 @@ if TYPE_CHECKING:
 LOWER_LOADS = (0.125, 0.25, 0.5, 0.75)
 """Shares of the largest load that are run, too, for the front of speed against throughput."""
 JOURNAL = "runs.jsonl"
+HEADROOM_TOLERANCE = 0.1  # relative
 BATCH = 4  # candidates that Optuna names at a time
-
-Progress = Callable[[int], None]
-"""Called after every round of so many runs."""
 
 
 @dataclass(slots=True)
@@ -49,6 +54,9 @@ class Candidate(DesignPoint):
 
     result: SearchResult = field(default_factory=lambda: SearchResult(None, []))
     lower_loads: list[Trial] = field(default_factory=list)
+    done: bool = False  # its search is over
+    dearer: bool = False  # than one that holds the load, and so not tried
+    headroom: float | None = None  # by which the load may grow, relative to it
 
     @property
     def best(self) -> Trial:
@@ -70,6 +78,11 @@ class Candidate(DesignPoint):
             _per_hour(trial, "gpu_hours"),
             None if price is None else _per_hour(trial, "dollars"),
         )
+
+    @property
+    def capacity(self) -> float:
+        """Give the load that it just holds, as near as the runs tell."""
+        return capacity(self.result.trials)[1] or self.best.at
 
     @property
     def resources(self) -> tuple[float, float | None]:
@@ -96,9 +109,15 @@ class Candidate(DesignPoint):
                 yield trial, 1000.0 / tpot, tokens / self.resources_at(trial)[0]
 
 
+Progress = Callable[[Sequence[Candidate], int, Candidate | None], None]
+"""Called with all candidates, the runs made since the last call, and one that got a new trial."""
+
+
 def _per_hour(trial: Trial, paid: str) -> float:
     """Give what a place's runs paid for in an hour, on average."""
-    return sum(3600.0 * run[paid] / run["duration"] for run in trial.runs) / len(trial.runs)
+    return float(
+        sum(3600.0 * run[paid] / run["run_duration"] for run in trial.runs) / len(trial.runs)
+    )
 
 
 def resources(scenario: Scenario) -> tuple[int, float | None]:
@@ -150,12 +169,14 @@ def find_best(
         design = factors(problem.axes)
         candidates = load_points(problem.path, design, problem.overrides, problem.seed, Candidate)
         need_runnable(candidates)
-        search_all(problem, candidates, jobs, progress, journal)
+        search = search_all if problem.key else search_by_price
+        search(problem, candidates, jobs, progress, journal)
     else:
         candidates = search_by_optuna(problem, optuna, jobs, progress, journal)
     best = choose_best(problem, candidates)
     if problem.key and not problem.high:
         run_lower_loads(problem, candidates, jobs, journal)
+    find_headroom(problem, best, jobs, journal)
     return candidates, best
 
 
@@ -170,28 +191,105 @@ def search_all(
     active: list[tuple[Candidate, Search, list[PlannedRun]]] = []
     for candidate in candidates:
         if candidate.scenario is not None:
-            search = problem.search(candidate.scenario)
+            search = problem.search(candidate.scenario, candidate.result.trials)
             active.append((candidate, search, next(search)))
     while active:
         work = [(candidate, wanted) for candidate, _, runs in active for wanted in runs]
         outcomes = iter(_run_all(problem, work, jobs, journal))
+        if progress is not None:
+            progress(candidates, len(work), None)
         still = []
         for candidate, search, runs in active:
             results = [next(outcomes) for _ in runs]
             if failed := [outcome for outcome in results if outcome.errors]:
-                candidate.errors = failed[0].errors
+                candidate.errors, candidate.done = failed[0].errors, True
                 continue
+            known = len(candidate.result.trials)
             try:
                 still.append((candidate, search, search.send([one.values for one in results])))
             except StopIteration as end:
-                candidate.result = end.value
+                candidate.result, candidate.done = end.value, True
                 if problem.high and candidate.result.best is not None:
                     # GPUs and price may depend on what the search has found.
-                    found = problem.settings(candidate.varied, (candidate.best.at, 0))
+                    found = problem.settings(candidate, PlannedRun(candidate.best.at))
                     candidate.scenario = load_scenario(problem.path, problem.overrides, vary=found)
+            if progress is not None and (len(candidate.result.trials) > known or candidate.done):
+                progress(candidates, 0, candidate)
         active = still
-        if progress is not None:
-            progress(len(work))
+
+
+def search_by_price(
+    problem: PlanProblem,
+    candidates: Sequence[Candidate],
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    journal: Journal | None = None,
+) -> None:
+    """Try candidates from the cheapest on, until one holds: those that cost more are not tried.
+
+    What a fleet costs that scales is known only of its runs: all of these are tried.
+    """
+    loaded = [c for c in candidates if c.scenario is not None]
+    found = [resources(c.scenario) for c in loaded if c.scenario is not None]
+    by_gpus = any(price is None for _, price in found)
+    weights = [float(gpus if by_gpus or price is None else price) for gpus, price in found]
+    limit = inf
+    for k in sorted(range(len(loaded)), key=lambda k: (_scales(loaded[k]), weights[k])):
+        candidate = loaded[k]
+        if weights[k] > limit and not _scales(candidate):
+            candidate.dearer = candidate.done = True
+            continue
+        shown = None if progress is None else partial(_show_all, progress, candidates)
+        search_all(problem, [candidate], jobs, shown, journal)
+        if candidate.result.best is not None:
+            limit = min(limit, weights[k])
+
+
+def _show_all(
+    progress: Progress,
+    every: Sequence[Candidate],
+    _: Sequence[Candidate],
+    runs: int,
+    candidate: Candidate | None,
+) -> None:
+    """Show all candidates where they are searched one by one."""
+    progress(every, runs, candidate)
+
+
+def _scales(candidate: Candidate) -> bool:
+    cluster = None if candidate.scenario is None else candidate.scenario.cluster
+    return cluster is not None and cluster.autoscaling is not None
+
+
+def find_headroom(
+    problem: PlanProblem,
+    best: Candidate,
+    jobs: int | None = None,
+    journal: Journal | None = None,
+) -> None:
+    """Find by how much the load may grow until the best candidate no longer holds it.
+
+    Of a load that was searched for this is known. Else it is searched for by single runs.
+    """
+    assert best.scenario is not None
+    if not problem.is_steady(best.scenario) or best.scenario.workload.generator.max_concurrency:
+        return
+    offered = best.scenario.workload.generator.request_rate
+    if problem.key == "workload.request_rate":
+        best.headroom = None if offered == inf else best.capacity / offered - 1.0
+        return
+    criteria = replace(
+        problem.criteria,
+        replications=1,
+        tolerance=HEADROOM_TOLERANCE,
+        max_seconds=problem.criteria.first_seconds or inf,
+    )
+    keys = {problem.key: str(int(best.best.at))} if problem.key else {}
+    loaded = replace(problem, criteria=criteria, key="workload.request_rate", low=0, high=0)
+    twin = Candidate(best.varied | keys, best.scenario)
+    search_all(loaded, [twin], jobs, None, journal)
+    if twin.result.best is not None:
+        best.headroom = twin.best.at / offered - 1.0
 
 
 def run_lower_loads(
@@ -207,11 +305,15 @@ def run_lower_loads(
         if candidate.result.best is not None
         for share in LOWER_LOADS
     ]
-    work = [(candidate, (at, 0)) for candidate, at in places]
+    work = [
+        (candidate, PlannedRun(at, seconds=candidate.result.trials[0].seconds))
+        for candidate, at in places
+    ]
     outcomes = _run_all(problem, work, jobs, journal)
     for (candidate, at), outcome in zip(places, outcomes, strict=True):
         if not outcome.errors:
-            candidate.lower_loads.append(Trial(at, [outcome.values]))
+            seconds = candidate.result.trials[0].seconds
+            candidate.lower_loads.append(Trial(at, seconds, [outcome.values]))
 
 
 def _run_all(
@@ -221,8 +323,11 @@ def _run_all(
     journal: Journal | None,
 ) -> list[Outcome]:
     """Make the runs. What they warn of was told when the candidates were loaded."""
-    tasks = [problem.settings(candidate.varied, wanted) for candidate, wanted in work]
-    keys = [None if journal is None else _key(problem, task) for task in tasks]
+    tasks = [
+        (problem.settings(candidate, wanted), wanted.seconds is not None)
+        for candidate, wanted in work
+    ]
+    keys = [None if journal is None else _key(problem, *task) for task in tasks]
     outcomes: dict[int, Outcome] = {}
     if journal is not None:
         known = {key: Outcome(row) for key, row in journal.known.items()}
@@ -237,20 +342,20 @@ def _run_all(
     return [outcomes[k] for k in range(len(tasks))]
 
 
-def _key(problem: PlanProblem, settings: Sequence[tuple[str, str]]) -> str | None:
+def _key(problem: PlanProblem, settings: Sequence[tuple[str, str]], steady: bool) -> str | None:
     """Tell whether two runs are the same, and measured alike; None of one that cannot be loaded."""
     try:
         scenario = load_scenario(problem.path, problem.overrides, vary=settings)
     except HeadwayError:
         return None
-    asked = {slo.percentile for slo in problem.criteria.slos if slo.percentile is not None}
-    return scenario_key(scenario, "plan", sorted(asked))
+    return scenario_key(scenario, "plan", steady, sorted(slo.text for slo in problem.criteria.slos))
 
 
-def _measure(problem: PlanProblem, settings: Sequence[tuple[str, str]]) -> MetricValues:
+def _measure(problem: PlanProblem, task: tuple[Sequence[tuple[str, str]], bool]) -> MetricValues:
     """Make one run, in a worker."""
-    result = run(load_scenario(problem.path, problem.overrides, vary=settings))
-    return read_metric_values(result, problem.criteria.slos)
+    settings, steady = task
+    scenario = load_scenario(problem.path, problem.overrides, vary=settings)
+    return measure_run(scenario, problem.criteria.slos, steady=steady)
 
 
 def choose_best(problem: PlanProblem, candidates: Sequence[Candidate]) -> Candidate:
@@ -277,7 +382,7 @@ def choose_best(problem: PlanProblem, candidates: Sequence[Candidate]) -> Candid
 def _none_holds(problem: PlanProblem, candidates: Sequence[Candidate]) -> str:
     """Say so, and what comes closest."""
     slos = problem.criteria.slos
-    tried = [(c, trial) for c in candidates for trial in c.result.trials if trial.runs]
+    tried = [(c, trial) for c in candidates for trial in c.result.trials if not trial.superseded]
     if not tried:
         return next(c.error for c in candidates if c.errors)
     closest, trial = min(tried, key=lambda pair: (pair[1].violation(slos), pair[1].at))
@@ -341,16 +446,33 @@ def _objective(candidate: Candidate, problem: PlanProblem) -> float:
     return candidate.read("request_throughput").mean / weight
 
 
+def _mean_attainment(runs: Sequence[MetricValues]) -> float | None:
+    """Give the share of requests that keep all bounds on requests; None if it was not counted."""
+    shares = [float(run["attainment"]) for run in runs if "attainment" in run]
+    return sum(shares) / len(shares) if shares else None
+
+
 def result_row(problem: PlanProblem, candidate: Candidate) -> dict[str, Any]:
     """Tell one candidate's answer: where it just holds, and what it does there."""
-    row: dict[str, Any] = {**candidate.varied, "holds": candidate.result.best is not None}
-    row |= {"at": None, "surely_holds": None, "surely_fails": None}
+    best = candidate.result.best
+    row: dict[str, Any] = {**candidate.varied, "holds": best is not None, "at": None}
+    if problem.searches_rate:
+        row |= dict.fromkeys(("capacity", "capacity_low", "capacity_high"))
     row["error"] = candidate.error or None
-    if candidate.result.best is None:
-        return row
-    surely, surely_not = candidate.result.between
-    row |= {"at": candidate.best.at, "surely_holds": surely, "surely_fails": surely_not}
-    row["replications"] = len(candidate.best.runs)
+    row["not_tried"] = "costs more than one that holds" if candidate.dearer else None
+    tried = candidate.result.trials
+    broke = next((t.why for t in reversed(tried) if not t.ok), None)
+    if best is None:
+        return row | {"broke": broke}
+    row["at"] = best.at
+    if problem.searches_rate:
+        low, _, high = capacity(tried)
+        if low != high:  # no interval where nothing is random
+            row |= {"capacity_low": low, "capacity_high": high}
+        row["capacity"] = candidate.capacity
+    row |= {"nearest_bound": best.why, "broke": broke, "headroom": candidate.headroom}
+    row |= {"attainment": _mean_attainment(best.runs), "seconds_of_load": best.seconds}
+    row["replications"] = len(best.runs)
     metrics = dict.fromkeys([slo.metric for slo in problem.criteria.slos])
     for metric in (*metrics, "request_throughput", "output_throughput"):
         found = candidate.read(metric, problem.criteria.confidence)

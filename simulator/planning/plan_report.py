@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from simulator.planning.plan import Candidate, result_row
 from simulator.planning.problem import PlanProblem
 from simulator.planning.runs import encode_csv
-from simulator.planning.search import Trial, interval, not_monotone
+from simulator.planning.search import PlannedRun, Trial, interval, not_monotone
 from simulator.planning.service_levels import SHARES
 from simulator.planning.vllm_serve import serve_command
 from simulator.scenario.load import load_scenario
@@ -21,48 +21,105 @@ from simulator.views.report import align
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COST_COLUMNS = {
-    "tokens_per_s_per_gpu": "tok/s/GPU",
-    "tokens_per_s_per_user": "tok/s/user",
+COLUMNS = {
+    "gpus": "GPUs",
     "dollars_per_hour": "$/h",
     "dollars_per_million_output_tokens": "$/Mtok",
+    "tokens_per_s_per_gpu": "tok/s/GPU",
+    "tokens_per_s_per_user": "tok/s/user",
 }
 GREY = "0.6"
 MIN_MISSED = 1e-3  # of a share that is missed: a plot over logarithms has no 0
 
 
 def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Candidate) -> str:
-    """Give the table of candidates, and what it cannot tell."""
+    """Give the table of candidates, what cannot be told, and the best in words."""
     bounds = problem.criteria.slos
     metrics = [*dict.fromkeys(slo.metric for slo in bounds if slo.metric != "completion")]
-    searched = {"workload.request_rate": "req/s"}.get(problem.key, problem.key or "holds")
-    place = [searched, "surely"] if problem.key else [searched]
-    lines = [["candidate", *place, *metrics, *COST_COLUMNS.values()]]
+    searched = [problem.key or "holds"]
+    if problem.key == "workload.request_rate":
+        searched = ["req/s"]
+    if problem.searches_rate:
+        searched.append(f"{100 * problem.criteria.confidence:g} %")
+    heads = ["candidate", *searched, *metrics, "SLO %", "breaks", *COLUMNS.values(), "looked at"]
+    lines = [heads]
     for candidate in candidates:
         row = result_row(problem, candidate)
-        cells = ["cannot run" if candidate.errors else "never"]
-        cells += [""] * (len(lines[0]) - 2)
+        said = "cannot run" if candidate.errors else "dearer" if candidate.dearer else "no"
+        cells = [said, *[""] * (len(heads) - 2)]
         if row["holds"]:
-            cells = [*_cells(row, [*metrics, *COST_COLUMNS], searched=bool(problem.key))]
+            cells = [*_cells(problem, row, metrics), _looked_at(candidate.best)]
+        elif candidate.result.trials:
+            cells[heads.index("breaks") - 1] = row["broke"] or ""
+            cells[-1] = _looked_at(candidate.result.trials[-1])
         lines.append([("* " if candidate is best else "  ") + candidate.label, *cells])
     notes = [f"{c.label}: {c.error}" for c in candidates if c.errors]
     for candidate in candidates:
         for a, b in not_monotone(candidate.result.trials, rising=bool(problem.high)):
             notes.append(f"{candidate.label}: not monotone: {a.at:g} and {b.at:g} contradict")
     text = ["under " + ", ".join(slo.text for slo in bounds), "", align(lines, heads=0), ""]
-    return "\n".join([*text, *notes, "* the best"])
+    return "\n".join([*text, *notes, *_in_words(problem, best)])
 
 
-def _cells(row: Mapping[str, Any], names: Sequence[str], searched: bool) -> Iterator[str]:
+def _cells(problem: PlanProblem, row: Mapping[str, Any], metrics: Sequence[str]) -> Iterator[str]:
     """Write the cells of a candidate that holds."""
-    yield f"{row['at']:.4g}" if searched else "yes"
-    if searched:
-        ends = [row["surely_holds"], row["surely_fails"]]
-        if row["surely_fails"] is not None and row["surely_fails"] < row["at"]:
-            ends.reverse()
-        yield "..".join("" if end is None else f"{end:.4g}" for end in ends)
-    for name in names:
+    if problem.searches_rate:
+        yield f"{row['capacity']:.3g}"
+        yield _range(row["capacity_low"], row["capacity_high"])
+    else:
+        yield f"{row['at']:g}" if problem.key else "yes"
+    for name in metrics:
         yield "-" if row[name] is None else f"{row[name]:,.4g}"
+    yield "-" if row["attainment"] is None else f"{100 * row['attainment']:.2f}"
+    yield row["broke"] or "-"
+    for name in COLUMNS:
+        yield "-" if row[name] is None else f"{row[name]:,.4g}"
+
+
+def _range(low: float | None, high: float | None) -> str:
+    """Write an interval of which an end may not be known."""
+    if low is None and high is None:
+        return "-"
+    if low is None or high is None:
+        return f"to {high:.3g}" if low is None else f"from {low:.3g}"
+    return f"{low:.3g} to {high:.3g}"
+
+
+def _looked_at(trial: Trial) -> str:
+    """Write how many runs there are of a place, and for how long requests came in each."""
+    seconds = trial.seconds or sum(run["duration"] for run in trial.runs) / len(trial.runs)
+    length = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.3g} min"
+    return f"{len(trial.runs)} x {length}"
+
+
+def _in_words(problem: PlanProblem, best: Candidate) -> Iterator[str]:
+    """Say what is best, what it takes and how far it goes."""
+    row = result_row(problem, best)
+    parts = []
+    if problem.searches_rate:
+        unit = " req/s" if problem.key == "workload.request_rate" else " x the trace's rate"
+        interval = _range(row["capacity_low"], row["capacity_high"])
+        sure = f" ({100 * problem.criteria.confidence:g} %: {interval})" if interval != "-" else ""
+        parts.append(f"capacity {row['capacity']:.3g}{unit}{sure}")
+    elif problem.key:
+        parts.append(f"{problem.key}={row['at']:g} holds the load")
+    else:
+        parts.append("holds the load")
+    if row["attainment"] is not None:
+        parts.append(f"SLO attainment {100 * row['attainment']:.2f} %")
+    if row["broke"]:
+        where = "above it" if problem.searches_rate else "below it" if problem.key else "elsewhere"
+        parts.append(f"{where} {row['broke']} breaks")
+    if row["headroom"] is not None:
+        parts.append(f"headroom {100 * row['headroom']:+.0f} % at the offered load")
+    count = f"{row['gpus']:.4g} GPU{'s' if row['gpus'] != 1 else ''}"
+    parts.append(
+        f"{count}, ${row['dollars_per_hour']:,.4g}/h" if row["dollars_per_hour"] else count
+    )
+    if row["dollars_per_million_output_tokens"] is not None:
+        parts.append(f"${row['dollars_per_million_output_tokens']:.3g}/M output tokens")
+    yield f"* {best.label}: {'; '.join(parts)}"
+    yield f"  looked at {_looked_at(best.best)} of load"
 
 
 def write_plan(
@@ -76,7 +133,7 @@ def write_plan(
         "best": candidates.index(best),
         "candidates": rows,
     }
-    settings = problem.settings(best.varied, (best.best.at, 0))
+    settings = problem.settings(best, PlannedRun(best.best.at, seconds=best.best.seconds))
     chosen = load_scenario(problem.path, problem.overrides, vary=settings)
 
     return write_together(
@@ -98,7 +155,8 @@ def _runs(problem: PlanProblem, candidates: Sequence[Candidate]) -> Iterator[dic
         for trial in [*candidate.result.trials, *candidate.lower_loads]:
             for replication, run in enumerate(trial.runs):
                 place = {**candidate.varied, problem.key or "at": trial.at}
-                yield {**place, "seed": problem.seed + replication, **run}
+                numbers = {key: value for key, value in run.items() if key != "batches"}
+                yield {**place, "seed": problem.seed + replication, **numbers}
 
 
 Colored = Sequence[tuple[Candidate, str]]

@@ -1,15 +1,23 @@
 """What a plan is asked: which bounds to keep, what to search and what to try beside it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 
-from simulator.planning.design import Axes, as_yaml, refuse_overridden, split_values
+from simulator.planning.design import (
+    Axes,
+    DesignPoint,
+    as_yaml,
+    refuse_overridden,
+    split_values,
+)
+from simulator.planning.runs import MetricValues
 from simulator.planning.search import (
     Criteria,
     PlannedRun,
     Search,
+    Trial,
     as_configured,
     fewest,
     largest_rate,
@@ -18,6 +26,10 @@ from simulator.planning.service_levels import parse_slo
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
+
+BURST = 400  # requests for each replica, by which it is seen how many it can serve
+FIRST_LOAD = 0.75  # of what it serves of a burst: where the search for a rate begins
+FEWEST_REQUESTS = 20  # of a run, however slowly they come
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,6 +42,8 @@ class PlanOptions:
     cheapest: bool = False
     replications: int | None = None
     tolerance: float | None = None
+    min_duration: float | None = None  # s
+    max_duration: float | None = None  # s
 
 
 @dataclass(slots=True, frozen=True)
@@ -46,24 +60,105 @@ class PlanProblem:
     axes: Axes = ()  # every combination is a candidate
     name: str = ""  # of the scenario
 
-    def search(self, scenario: Scenario) -> Search:
-        """Begin the search for one candidate."""
+    @property
+    def searches_rate(self) -> bool:
+        """Whether the largest load is asked for."""
+        return bool(self.key) and not self.high
+
+    def search(self, scenario: Scenario, trials: list[Trial]) -> Search:
+        """Begin the search for one candidate; what is tried goes into `trials`."""
         criteria = self.criteria
         if not is_random(scenario):
             criteria = replace(criteria, replications=1, most_replications=1)
+        if not self.is_steady(scenario):
+            criteria = replace(criteria, min_seconds=None)
         if not self.key:
-            return as_configured(criteria)
-        if self.high:
-            return fewest(self.low, self.high, criteria)
-        return largest_rate(rate_key(scenario)[1], criteria)
+            return as_configured(criteria, trials)
+        if not self.high:
+            return self._largest_rate(scenario, criteria, trials)
+        return self._fewest(scenario, criteria, trials)
 
-    def settings(self, varied: Mapping[str, str], wanted: PlannedRun) -> list[tuple[str, str]]:
+    def _largest_rate(self, scenario: Scenario, criteria: Criteria, trials: list[Trial]) -> Search:
+        """Search from a little below the rate at which a burst of requests is served."""
+        start = rate_key(scenario)[1]
+        if criteria.min_seconds is not None and _has_fixed_replicas(scenario):
+            found = yield from _served_per_second(start, _replicas(scenario))
+            start = FIRST_LOAD * found or start
+        return (yield from largest_rate(start, criteria, trials))
+
+    def _fewest(self, scenario: Scenario, criteria: Criteria, trials: list[Trial]) -> Search:
+        """Search; replicas from as many as serve the load by what the fewest make of a burst."""
+        start = None
+        few = max(self.low, 1)
+        steady = criteria.min_seconds is not None and _has_fixed_replicas(scenario)
+        if steady and self.key == "cluster.replicas":
+            found = yield from _served_per_second(few, few)
+            rate = scenario.workload.generator.request_rate
+            start = ceil(few * rate / (FIRST_LOAD * found)) if found else None
+        return (yield from fewest(self.low, self.high, criteria, trials, start))
+
+    def is_steady(self, scenario: Scenario) -> bool:
+        """Say whether the load stays the same for as long as requests come, so that runs can grow.
+
+        Not of a trace, of requests that come all at once, or whose rate changes with time.
+        """
+        generator = scenario.workload.generator
+        asked = {self.key, *(key for key, _ in self.axes)}
+        return (
+            scenario.workload.trace is None
+            and generator.ramp_up_strategy is None
+            and generator.diurnal is None
+            and (self.key == "workload.request_rate" or generator.request_rate < inf)
+            and "workload.num_prompts" not in asked
+        )
+
+    def settings(self, candidate: DesignPoint, wanted: PlannedRun) -> list[tuple[str, str]]:
         """Give the keys to set for one run."""
-        at, replication = wanted
-        keys = [*varied.items(), ("seed", str(self.seed + replication))]
-        if self.key:
-            keys.append((self.key, str(int(at)) if self.high else repr(at)))
+        keys = [*candidate.varied.items(), ("seed", str(self.seed + wanted.replication))]
+        searched = self.key == "workload.request_rate"
+        if self.key and not (searched and wanted.burst):
+            keys.append((self.key, str(int(wanted.at)) if self.high else repr(wanted.at)))
+        count = wanted.burst
+        if count:
+            keys.append(("workload.request_rate", ".inf"))
+        elif wanted.seconds is not None:
+            assert candidate.scenario is not None
+            rate = wanted.at if searched else candidate.scenario.workload.generator.request_rate
+            count = round(rate * wanted.seconds * _requests_per_arrival(candidate.scenario))
+        if count or wanted.seconds is not None:
+            keys.append(("workload.num_prompts", str(max(count, FEWEST_REQUESTS))))
         return keys
+
+
+def _has_fixed_replicas(scenario: Scenario) -> bool:
+    """Say whether as many replicas serve at all times, and whatever comes."""
+    cluster = scenario.cluster
+    return cluster is None or not (
+        cluster.autoscaling or cluster.admission or cluster.client or cluster.failures
+    )
+
+
+def _replicas(scenario: Scenario) -> int:
+    cluster = scenario.cluster
+    if cluster is None:
+        return 1
+    return sum(group.replicas for group in cluster.replica_groups.values())
+
+
+def _served_per_second(
+    at: float, replicas: int
+) -> Generator[list[PlannedRun], list[MetricValues], float]:
+    """Find the requests/s that replicas serve of a burst: a fluid estimate of what they can."""
+    (run,) = yield [PlannedRun(at, burst=BURST * max(replicas, 1))]
+    return float(run["request_throughput"])
+
+
+def _requests_per_arrival(scenario: Scenario) -> float:
+    """Give the mean number of turns of a session; 1 where requests come by themselves."""
+    if scenario.workload.generator.sessions is None:
+        return 1.0
+    workload = scenario.make_workload()
+    return len(workload) / (int(workload.sessions().max()) + 1)
 
 
 def make_problem(
@@ -85,6 +180,16 @@ def make_problem(
         raise HeadwayError(f"{path}: --slo goodput: needs bounds in the scenario's `goodput`")
     if all(s.metric != "completion" for s in slos):
         slos.append(parse_slo("completion>=1"))
+    shortest = block.min_duration if options.min_duration is None else options.min_duration
+    longest = block.max_duration if options.max_duration is None else options.max_duration
+    if not 0 < shortest < inf:
+        raise HeadwayError(f"--min-duration {shortest:g}: must be more than 0 s, and finite")
+    if options.max_duration is None:
+        longest = max(longest, shortest)
+    if not shortest <= longest < inf:
+        raise HeadwayError(
+            f"--max-duration {longest:g}: must be at least the shortest, {shortest:g} s, and finite"
+        )
     count = block.replications if options.replications is None else options.replications
     if count < 1:
         raise HeadwayError(f"--replications {count}: must be at least 1")
@@ -92,7 +197,14 @@ def make_problem(
     if not 0 < tolerance <= 1:
         raise HeadwayError(f"--tolerance {tolerance}: must be more than 0 and at most 1")
     criteria = Criteria(
-        slos, count, max(block.most_replications, count), block.confidence, tolerance
+        slos,
+        count,
+        max(block.most_replications, count),
+        block.confidence,
+        tolerance,
+        min_seconds=shortest,
+        min_e2els=block.min_e2els,
+        max_seconds=longest,
     )
     key, low, high = "", 0, 0
     asked = options.fewest or next((f"{k}={v}" for k, v in block.fewest.items()), None)

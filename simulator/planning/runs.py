@@ -14,8 +14,8 @@ from simulator.util.workers import WorkerDied, parallel_map
 
 T = TypeVar("T")
 
-MetricValues = Mapping[str, float]
-"""What a run has measured, by name."""
+MetricValues = Mapping[str, Any]
+"""What a run has measured, by name: numbers, and what a plan judges by."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -1,23 +1,43 @@
 """Find the largest load, or the smallest fleet, that keeps the service levels.
 
 A search only says which runs it wants next and is sent their numbers: so many searches share the
-workers, and none knows how its runs are made.
+workers, and none knows how its runs are made. Far from the edge a single run tells; near it there
+are more, and at the answer and its neighbour each run is made twice as long until two successive
+lengths agree.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from math import isfinite, sqrt
+from math import inf, isfinite, log, sqrt
+from typing import NamedTuple
 
-from simulator.planning.intervals import CONFIDENCE, Estimate, estimate
+from simulator.planning.intervals import CONFIDENCE, Estimate, batch_estimate, estimate
 from simulator.planning.runs import MetricValues
 from simulator.planning.service_levels import Slo
 
-PlannedRun = tuple[float, int]
-"""A run: where (a rate, a number of replicas), and which replication."""
+
+class PlannedRun(NamedTuple):
+    """A run: where, which replication, and for how long requests come."""
+
+    at: float  # a rate, a number of replicas
+    replication: int = 0
+    seconds: float | None = None  # s; None: as long as the scenario says
+    burst: int = 0  # so many requests in its place, all at once
+
+
 Search = Generator[list[PlannedRun], list[MetricValues], "SearchResult"]
 
-DOUBLINGS = 10  # of the first rate, or halvings, before a search gives up
+BEYOND = 20  # requests beyond a percentile, for it to be known
+STEPS = 8  # away from the first place, before a search gives up
+FIRST_STEP = 1.25  # from the first rate to the second
+LARGEST_STEP = 4.0
+FLANK, FLANKS = 1.15, 3
+"""Steps, and how many, beyond all places, for the ends of the interval of the largest rate."""
+
+
+Span = tuple[float, float, float]
+"""The ends of a confidence interval and, between them, the mean."""
 
 
 @dataclass(slots=True)
@@ -25,13 +45,34 @@ class Trial:
     """What is known about one place of the search."""
 
     at: float
+    seconds: float | None = None  # for which requests came in each of its runs
     runs: list[MetricValues] = field(default_factory=list)
     ok: bool = False
     sure: bool = True  # the confidence interval decided it, not the mean alone
+    why: str = ""  # the bound that is broken, or nearest to it; what grows
+    growing: bool = False
+    strain: Span = (0.0, 0.0, 0.0)  # of the worst bound, what is above it relative to it
+    settled: bool = False  # runs half as long said the same
+    superseded: bool = False  # by longer runs at the same place
 
     def violation(self, slos: Sequence[Slo]) -> float:
         """Say how far the worst metric is from its bound, relative to it."""
         return max(slo.violation(interval(self.runs, slo.metric).mean) for slo in slos)
+
+    def agrees(self, criteria: "Criteria", *, strict: bool) -> bool:
+        """Say whether the first half of the runs says what the whole of them does.
+
+        Where the intervals cannot tell it does so if the means agree, or are near to the bound.
+        """
+        if self.growing or (strict and not self.sure):
+            return False
+        half = judge([_first_half(run) for run in self.runs], criteria)
+        return half.mean_kept == self.ok or not self.sure
+
+    @property
+    def looked_at(self) -> float:
+        """Give the simulated seconds of load of all its runs together."""
+        return (self.seconds or 0.0) * len(self.runs)
 
 
 @dataclass(slots=True)
@@ -41,31 +82,53 @@ class SearchResult:
     best: Trial | None
     trials: list[Trial]
 
-    @property
-    def between(self) -> tuple[float | None, float | None]:
-        """Give the best place that surely holds and, beyond it, the first that surely fails.
-
-        Between the two the confidence intervals cannot tell. None where there is no such place.
-        """
-        if self.best is None:
-            return None, None
-        sure = [trial for trial in self.trials if trial.sure]
-        fail = [t.at for t in sure if not t.ok]
-        rising = any(t.at < self.best.at for t in self.trials if not t.ok)
-        hold = [t.at for t in sure if t.ok]
-        pick = (min, max) if rising else (max, min)
-        return pick[0](hold, default=None), pick[1](fail, default=None)
-
 
 @dataclass(slots=True, frozen=True)
 class Criteria:
-    """When a place holds: every bound kept, with confidence, by the mean over replications."""
+    """When a place holds: every bound kept, with confidence, and nothing grows."""
 
     slos: Sequence[Slo]
-    replications: int = 3  # first, at every place
-    most_replications: int = 12
+    replications: int = 3  # at the answer and its neighbour, and where one run cannot tell
+    most_replications: int = 6
     confidence: float = CONFIDENCE
-    tolerance: float = 0.02  # of a rate, relative
+    tolerance: float = 0.05  # of a rate, relative
+    min_seconds: float | None = None  # of load in a run that decides; None: as the scenario says
+    min_e2els: float = 20.0  # likewise, in P99 E2EL
+    max_seconds: float = inf
+
+    @property
+    def first_seconds(self) -> float | None:
+        """Give the seconds of load in the first runs: half of what it takes to decide."""
+        return None if self.min_seconds is None else self.min_seconds / 2
+
+    def enough(self, trial: Trial) -> float:
+        """Give the seconds of load that a run needs for the verdict on a place to stand."""
+        assert self.min_seconds is not None
+        assert trial.seconds is not None
+        longest = max(float(run["p99_e2el_ms"]) for run in trial.runs) if trial.ok else 0.0
+        shares = [slo.limit for slo in self.slos if slo.is_share and slo.limit]
+        requests = BEYOND / min(shares, default=1.0)
+        for_share = trial.seconds * requests / trial.runs[0]["num_prompts"]
+        wanted = max(self.min_seconds, self.min_e2els * longest / 1000.0, for_share)
+        return float(min(wanted, self.max_seconds))
+
+    def counts(self, *, strict: bool) -> list[int]:
+        """Give after how many runs a place is judged that is looked at closely.
+
+        A rate that is searched for is never far from the edge: more runs would not tell.
+        """
+        first, most = self.replications, self.most_replications
+        if not strict:
+            return [first]
+        if self.min_seconds is not None and all(slo.of_requests for slo in self.slos):
+            return sorted({1, first, most})
+        return sorted({first, most})
+
+    def longer(self, trial: Trial) -> float | None:
+        """Give the seconds of load for another, longer look; None where there is none."""
+        if trial.seconds is None or trial.seconds >= self.max_seconds:
+            return None
+        return min(max(2.0 * trial.seconds, self.enough(trial)), self.max_seconds)
 
 
 def interval(runs: Sequence[MetricValues], metric: str, confidence: float = CONFIDENCE) -> Estimate:
@@ -73,44 +136,101 @@ def interval(runs: Sequence[MetricValues], metric: str, confidence: float = CONF
     return estimate([float(run[metric]) for run in runs], confidence)
 
 
-def bounds_kept(runs: Sequence[MetricValues], criteria: Criteria) -> bool | None:
-    """Say whether the bounds are kept; None where the confidence intervals cannot tell."""
-    unsure = False
-    for slo in criteria.slos:
-        found = interval(runs, slo.metric, criteria.confidence)
+class Verdict(NamedTuple):
+    """What runs of one place say."""
+
+    kept: bool | None  # None: the confidence intervals cannot tell
+    mean_kept: bool  # by the means alone
+    why: str  # the bound that is broken, or nearest to it; what grows
+    strain: Span  # of that bound: how far it is exceeded, relative to it; inf: no telling
+    growing: bool = False
+
+
+BROKEN: Span = (inf, inf, inf)
+LOOKS = 10
+CLEAR = -0.8  # a single run shows that a place holds where it uses but a fifth of the bound
+NOT_KEPT = 1e-9  # by how much a bound is at least exceeded where something grows
+
+
+def judge(runs: Sequence[MetricValues], criteria: Criteria, *, strict: bool = False) -> Verdict:
+    """Say whether the bounds are kept; `strict`: so that it may be judged several times over.
+
+    Runs that were broken off decide against, and those that grow tell nothing, if they are the
+    most.
+    """
+    broken = [str(run["broken"]) for run in runs if run.get("broken")]
+    if 2 * len(broken) > len(runs):
+        return Verdict(False, False, broken[0], BROKEN)
+    whole = [run for run in runs if not run.get("broken")]
+    confidence = criteria.confidence
+    if strict:  # a place is judged after ever more runs, and ever longer ones (Bonferroni)
+        confidence = 1.0 - (1.0 - confidence) / LOOKS
+    spans = {slo.metric: _strain(whole, slo, confidence) for slo in criteria.slos}
+    why = max(spans, key=lambda metric: spans[metric][1])
+    low, mean, high = (max(span[k] for span in spans.values()) for k in range(3))
+    if low > 0:
+        return Verdict(False, False, why, (low, mean, high))
+    growing = [str(run["growing"]) for run in whole if run.get("growing")]
+    if broken or 2 * len(growing) > len(whole):
+        reason = broken[0] if broken else growing[0]
+        span = low, max(mean, NOT_KEPT), inf
+        return Verdict(None, False, reason if mean <= 0 else why, span, not broken)
+    return Verdict(None if high > 0 else True, mean <= 0, why, (low, mean, high))
+
+
+def _first_half(run: MetricValues) -> MetricValues:
+    """Give what a run would have told by its first half, as far as it is known by batches."""
+    if "batches" not in run:
+        return run
+    half = {name: means[: len(means) // 2] for name, means in run["batches"].items()}
+    return {**run, "batches": half, "measured": run["measured"] // 2}
+
+
+def _strain(runs: Sequence[MetricValues], slo: Slo, confidence: float) -> Span:
+    """Give by how much a bound is exceeded, relative to it; below 0 it is kept.
+
+    By batches of requests where the bound is on requests and there are batches, else run by run.
+    """
+    if slo.of_requests and all("batches" in run for run in runs):
+        found = batch_estimate([run["batches"][slo.text] for run in runs], confidence)
         low, high = found.interval
-        if not isfinite(found.half_width):
-            low = high = found.mean  # a single run has no interval: its value decides
-        best, worst = (low, high) if slo.at_most else (high, low)
-        if not slo.met(best):
-            return False
-        unsure |= not slo.met(worst)
-    return None if unsure else True
+        if slo.is_share and slo.limit:
+            # None among n says no more than that it is less than one in n / 3, or so.
+            count = sum(run["measured"] for run in runs)
+            high = max(high, -log(1.0 - confidence) / max(count, 1))
+        scale = slo.limit or 1.0
+        return low / scale - 1.0, found.mean / scale - 1.0, high / scale - 1.0
+    found = interval(runs, slo.metric, confidence)
+    low, high = found.interval
+    if not isfinite(found.half_width):
+        low = high = found.mean  # a single run has no interval: its value decides
+    scale = (1.0 if slo.at_most else -1.0) * (abs(slo.bound) or 1.0)
+    ends = sorted((end - slo.bound) / scale for end in (low, high))
+    return ends[0], (found.mean - slo.bound) / scale, ends[1]
 
 
-def evaluate(
-    at: float, criteria: Criteria, trials: list[Trial]
+def look(
+    trial: Trial, criteria: Criteria, counts: Sequence[int], *, strict: bool
 ) -> Generator[list[PlannedRun], list[MetricValues], Trial]:
-    """Run one place, with as many replications as its verdict needs."""
-    trial = Trial(at)
-    trials.append(trial)
-    wanted = criteria.replications
-    while True:
+    """Run one place, and judge it after so many runs, and after so many, until one tells.
+
+    Where the intervals cannot tell in the end, the means do; `strict`: then it does not hold.
+    """
+    for count in counts:
         have = len(trial.runs)
-        trial.runs += yield [(at, k) for k in range(have, wanted)]
-        kept = bounds_kept(trial.runs, criteria)
-        if kept is not None or wanted >= criteria.most_replications:
+        trial.runs += yield [PlannedRun(trial.at, k, trial.seconds) for k in range(have, count)]
+        found = judge(trial.runs, criteria, strict=strict)
+        alone = strict and count < criteria.replications and trial.seconds is not None
+        if found.kept is False or (found.kept and not (alone and found.strain[1] > CLEAR)):
             break
-        wanted = min(2 * wanted, criteria.most_replications)
-    trial.sure = kept is not None
-    if kept is None:
-        kept = all(slo.met(interval(trial.runs, slo.metric).mean) for slo in criteria.slos)
-    trial.ok = kept
+    trial.sure = found.kept is not None
+    trial.ok = bool(found.kept) or (found.kept is None and found.mean_kept and not strict)
+    trial.why, trial.growing, trial.strain = found.why, found.growing, found.strain
     return trial
 
 
-def largest_rate(start: float, criteria: Criteria) -> Search:
-    """Search the largest rate that holds: doubling or halving from `start`, then bisection.
+def largest_rate(start: float, criteria: Criteria, trials: list[Trial] | None = None) -> Search:
+    """Search the largest rate that holds: ever larger steps from `start`, then bisection.
 
     It ends when the lowest rate that fails is within the tolerance of the highest that holds.
     """
@@ -118,55 +238,140 @@ def largest_rate(start: float, criteria: Criteria) -> Search:
     def next_level(holds: float | None, fails: float | None, tried: int) -> float | None:
         if holds and fails:
             return sqrt(holds * fails) if fails > holds * (1 + criteria.tolerance) else None
-        if tried > DOUBLINGS:
+        if tried > STEPS:
             return None
-        return holds * 2 if holds else (fails or start) / 2
+        step = min(FIRST_STEP**2 ** min(tried - 1, 3), LARGEST_STEP)
+        return float(holds * step if holds else (fails or start) / step)
 
-    return _search(start, criteria, next_level)
+    trials = [] if trials is None else trials
+    result = yield from _search(start, criteria, next_level, trials, rising=False)
+    if result.best is not None and criteria.replications > 1 and any(not t.ok for t in trials):
+        for side, step in ((0, 1 / FLANK), (2, FLANK)):
+            for _ in range(FLANKS):
+                if capacity(trials)[side] is not None:
+                    break
+                at = (max if side else min)(trial.at for trial in trials) * step
+                trial = Trial(at, criteria.first_seconds)
+                counts = sorted({1, criteria.replications})
+                trials.append((yield from look(trial, criteria, counts, strict=False)))
+    return result
 
 
-def fewest(low: int, high: int, criteria: Criteria) -> Search:
-    """Search the smallest whole number from `low` to `high` that holds: doubling, then bisection.
+def capacity(trials: Sequence[Trial]) -> tuple[float | None, float | None, float | None]:
+    """Give the load at which the worst bound is just kept, between the ends of its interval.
 
-    The place below the answer has been seen to fail, unless the answer is `low`.
+    Each is where a curve through the places, over the logarithm of the load, crosses the bound:
+    for the lower end that of the intervals' upper ends. None: it does so at none of the places.
+    """
+    known = [trial for trial in trials if not trial.superseded]
+    most = max(trial.looked_at for trial in known)
+    # A short look that could not tell says less than those around it.
+    told = [trial for trial in known if trial.sure or trial.looked_at >= most]
+    places = sorted(told, key=lambda trial: trial.at)
+    curves = ([trial.strain[k] for trial in places] for k in (2, 1, 0))
+    low, mean, high = (_crossing([trial.at for trial in places], curve) for curve in curves)
+    return low, mean, high
+
+
+def _crossing(loads: Sequence[float], strains: Sequence[float]) -> float | None:
+    """Give the load at which the strain first is more than 0; None if at none, or at the least."""
+    first = next((k for k, strain in enumerate(strains) if strain > 0), 0)
+    if not first:
+        return None
+    (a, b), (below, above) = loads[first - 1 : first + 1], strains[first - 1 : first + 1]
+    if not isfinite(above):  # it was broken off, or tells nothing: half way, as a bisection would
+        return sqrt(a * b)
+    return float(a * (b / a) ** (-below / (above - below)))
+
+
+def fewest(
+    low: int,
+    high: int,
+    criteria: Criteria,
+    trials: list[Trial] | None = None,
+    start: int | None = None,
+) -> Search:
+    """Search the smallest whole number from `low` to `high` that holds: steps, then bisection.
+
+    It begins at `start`, `low` unless given. The place below the answer has been seen to fail,
+    unless the answer is `low`.
     """
 
     def next_level(holds: float | None, fails: float | None, tried: int) -> float | None:
-        below = low - 1 if fails is None else int(fails)
+        step = 2 ** (tried - 1)
         if holds is None:
-            return None if below == high else min(max(2 * below, 1), high)
-        return (below + int(holds)) // 2 if holds - below > 1 else None
+            return None if fails == high else min(int(fails or 0) + step, high)
+        if fails is None:
+            return None if holds == low else max(int(holds) - step, low)
+        return (int(fails) + int(holds)) // 2 if holds - fails > 1 else None
 
-    return _search(low, criteria, next_level)
+    first = low if start is None else min(max(start, low), high)
+    return _search(first, criteria, next_level, trials, rising=True)
 
 
-def as_configured(criteria: Criteria) -> Search:
+def as_configured(criteria: Criteria, trials: list[Trial] | None = None) -> Search:
     """Find out whether the bounds are kept as things are (at 1.0 times the load)."""
-    return _search(1.0, criteria, lambda *_: None)
+    return _search(1.0, criteria, lambda *_: None, trials, rising=True)
 
 
 def _search(
     start: float,
     criteria: Criteria,
     next_level: Callable[[float | None, float | None, int], float | None],
+    trials: list[Trial] | None,
+    *,
+    rising: bool,
 ) -> Search:
-    """Evaluate one place after another.
+    """Look at one place after another, then ever longer at the two between which the answer lies.
 
-    `next_level` chooses each from the last that holds, the last that fails and how many there were;
-    None: the search is over.
+    `next_level` chooses each from the best that holds, the nearest that fails and how many there
+    were; None: the two are found. `rising`: more is better, else worse. Where more is better and
+    the intervals cannot tell, a place does not hold.
     """
-    trials: list[Trial] = []
-    best: Trial | None = None
-    fails: float | None = None
+    trials = [] if trials is None else trials
+    places: dict[float, Trial] = {}
+    seconds, quick = criteria.first_seconds, True
     at: float | None = start
-    while at is not None:
-        trial = yield from evaluate(at, criteria, trials)
-        if trial.ok:
-            best = trial
-        else:
-            fails = at
-        at = next_level(None if best is None else best.at, fails, len(trials))
-    return SearchResult(best, trials)
+    while True:
+        if at is not None:
+            counts = [1] if quick and seconds is not None else criteria.counts(strict=rising)
+            strict = rising and not (quick and seconds is not None)
+            places[at] = trial = Trial(at, seconds)
+            trials.append((yield from look(trial, criteria, counts, strict=strict)))
+            if not quick:
+                trial.settled = trial.agrees(criteria, strict=rising)
+        holds, fails = _ends(places.values(), rising)
+        at = next_level(
+            None if holds is None else holds.at, None if fails is None else fails.at, len(places)
+        )
+        if at is not None:
+            continue
+        end = next((one for one in (holds, fails) if one is not None and not one.settled), None)
+        if end is None:
+            return SearchResult(holds, trials)
+        longer = criteria.longer(end)
+        if longer is None:
+            end.settled = True
+            continue
+        again = Trial(end.at, longer)
+        counts = [n for n in criteria.counts(strict=rising) if end.sure or n >= len(end.runs)]
+        trials.append((yield from look(again, criteria, counts, strict=rising)))
+        end.superseded = True
+        places[end.at] = again
+        again.settled = longer >= criteria.enough(again) and again.agrees(criteria, strict=rising)
+        if again.ok != end.ok:  # so long, and so often, it has to be looked at here
+            seconds, quick = longer, False
+
+
+def _ends(places: Iterable[Trial], rising: bool) -> tuple[Trial | None, Trial | None]:
+    """Give the best place that holds and, beyond it, the nearest that fails.
+
+    Of places that contradict each other, those that fail are believed.
+    """
+    sign = 1.0 if rising else -1.0  # the larger sign * at, the better
+    fails = max((t for t in places if not t.ok), key=lambda t: sign * t.at, default=None)
+    held = [t for t in places if t.ok and (fails is None or sign * t.at > sign * fails.at)]
+    return min(held, key=lambda t: sign * t.at, default=None), fails
 
 
 def not_monotone(trials: Sequence[Trial], rising: bool) -> list[tuple[Trial, Trial]]:
@@ -174,9 +379,9 @@ def not_monotone(trials: Sequence[Trial], rising: bool) -> list[tuple[Trial, Tri
 
     `rising` says that more of it (replicas) can only help; otherwise more of it (load) only hurt.
     """
-    sure = sorted((trial for trial in trials if trial.sure), key=lambda trial: trial.at)
+    sure = [trial for trial in trials if trial.sure and not trial.superseded]
     return [
         (a, b)
-        for a, b in combinations(sure, 2)
+        for a, b in combinations(sorted(sure, key=lambda trial: trial.at), 2)
         if a.at < b.at and (a.ok and not b.ok if rising else b.ok and not a.ok)
     ]

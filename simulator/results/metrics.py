@@ -184,7 +184,7 @@ class RunMetrics:
         self._failed += int(failed.sum())
         self._input += int(table.workload.prompt_tokens[ended].sum())
         self._output += int(table.generated[ended].sum())
-        self._good += count_good(table, ended, self._goodput) if self._goodput else 0
+        self._good += int(keep_bounds(table, ended, self._goodput).sum()) if self._goodput else 0
         found = latencies(table, measured)
         if self._retries:
             found[RETRY] = table.retry_time[measured]
@@ -336,15 +336,15 @@ def run_info(scenario: "Scenario", parts: "EngineParts", warnings: Sequence[str]
     }
 
 
-def count_good(table: RequestTable, completed: Flags, goodput: Mapping[str, float]) -> int:
-    """Count the completed requests that keep every bound (ms, inclusive)."""
-    count_good = completed.copy()
+def keep_bounds(table: RequestTable, completed: Flags, goodput: Mapping[str, float]) -> Flags:
+    """Tell which of the completed requests keep every bound (ms, inclusive)."""
+    keep = completed.copy()
     for name, bound in goodput.items():
         values: Floats = getattr(table, name)
         if name == "tpot":
             values = np.where(table.generated > 1, values, 0.0)  # a single token keeps any bound
-        count_good &= values <= bound / 1000.0  # NaN: not completed
-    return int(count_good.sum())
+        keep &= values <= bound / 1000.0  # NaN: not completed
+    return keep
 
 
 def _or_inf(value: float) -> float | str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.results.request_table import Floats, Ints, RequestTable
+from simulator.results.time_series import mean_in_bins
 from simulator.util.errors import HeadwayError
 from simulator.util.quantile_sketch import ConcurrencyCounter
 
@@ -21,6 +22,8 @@ BATCHES = 20  # means that the trend is sought in
 MIN_REQUESTS = 5 * BATCHES  # requests
 SIGNIFICANCE_LEVEL = 0.01  # of the test
 MATERIAL_CHANGE = 0.2  # of the mean: a smaller change over the run is no matter
+MATERIAL_USAGE = 0.05  # of the KV cache: a smaller change is no matter
+MOST_UNSERVED = 0.05  # of the requests that come, at the end of a run that keeps up
 ROUNDING = 1e-20
 MSER_BATCH = 5  # values in a batch of MSER-5
 TERMS = 100  # of a continued fraction; 40 give every digit for up to 18 degrees of freedom
@@ -106,12 +109,7 @@ class SteadyState:
 
     def add(self, table: RequestTable) -> None:
         """Add requests; those of a later part come later."""
-        sent = ~np.isnan(table.sent)
-        due = table.arrival if isfinite(table.workload.request_rate) else table.sent
-        order = np.argsort(due[sent], kind="stable")
-        times, left = due[sent][order], table.left[sent][order]
-        stay = ~(left <= times)  # else it was rejected at once, and nobody ever found it there
-        level = self._in_system.add(times, left[stay & ~np.isnan(left)], stay)
+        times, level, _ = requests_in_system(table, self._in_system)
         if self._trend is None:
             suggested = mser5(level)
             if suggested is not None:
@@ -126,6 +124,66 @@ class SteadyState:
         """Give the keys of the summary."""
         assert self._trend is not None
         return self._trend.test() | {"suggested_warmup_s": self._warmup}
+
+
+def requests_in_system(
+    table: RequestTable, counter: ConcurrencyCounter
+) -> tuple[Floats, Ints, Floats]:
+    """Give when requests came (s, ascending), how many each found with itself, when they left."""
+    sent = ~np.isnan(table.sent)
+    due = table.arrival if isfinite(table.workload.request_rate) else table.sent
+    order = np.argsort(due[sent], kind="stable")
+    times, left = due[sent][order], table.left[sent][order]
+    stay = ~(left <= times)  # else it was rejected at once, and nobody ever found it there
+    over = stay & ~np.isnan(left)
+    return times, counter.add(times, left[over], stay), left[over]
+
+
+def find_warmup(record: "Record") -> float | None:
+    """Give the seconds by which a run from an empty system is warm, by MSER-5; None: too short.
+
+    The series is the number of requests in the system, as each that comes finds it. Of too few to
+    tell nothing is left out.
+    """
+    times, level, _ = requests_in_system(record.request_table(), ConcurrencyCounter())
+    if len(times) < MIN_REQUESTS:
+        return 0.0
+    begin = mser5(level)
+    return None if begin is None else float(times[begin] - times[0])
+
+
+def find_growth(record: "Record") -> str:
+    """Say what grows from the warm-up to the last arrival of a run; "" if nothing does.
+
+    Three signs that a load is more than can be served for long: requests in the system, or KV
+    blocks in use, have a rising trend that is significant and material (`linear_trend`), or fewer
+    requests are over than come. To fill an empty system is none: the warm-up is left out.
+    """
+    times, level, left = requests_in_system(record.request_table(), ConcurrencyCounter())
+    low, high = float(times[0]) + record.warmup, float(times[-1])
+    level, times = level[times >= low], times[times >= low]
+    trend = Trend(len(level))
+    trend.add(times, level)
+    found = trend.test()
+    if found["stationary"] is False and trend.means[-1] > trend.means[0]:
+        return "requests in the system"
+    over = int(((left >= low) & (left <= high)).sum())
+    if len(times) >= MIN_REQUESTS and over < (1.0 - MOST_UNSERVED) * len(times):
+        return "requests served fall behind those offered"
+    usage = _kv_usage(record, np.linspace(low, high, BATCHES + 1))
+    change, p = linear_trend(usage)
+    mean = float(usage.mean())
+    if p < SIGNIFICANCE_LEVEL and change > max(MATERIAL_CHANGE * mean, MATERIAL_USAGE):
+        return "KV cache usage"
+    return ""
+
+
+def _kv_usage(record: "Record", edges: Floats) -> Floats:
+    """Average the share of all KV blocks in use over each bin."""
+    used = np.zeros(len(edges) - 1)
+    for rows in (replica.steps for replica in record.logs):
+        used += mean_in_bins(rows["start"], rows["end"], rows["blocks_used"], edges)
+    return used / max(sum(replica.num_blocks for replica in record.logs), 1)
 
 
 def linear_trend(means: Floats) -> tuple[float, float]:

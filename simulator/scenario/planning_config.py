@@ -1,6 +1,6 @@
 """The blocks `sweep` and `plan` of a scenario: what `headway sweep` and `headway plan` run."""
 
-from math import exp, log
+from math import exp, inf, log
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 Values = Annotated[list[Any], Field(min_length=1)]
+PositiveSeconds = Annotated[float, Field(gt=0, lt=inf)]
 
 
 class SpreadConfig(Config):
@@ -78,18 +79,32 @@ class PlanConfig(Config):
     )
     cheapest: bool = Field(False, description="find the cheapest candidate that holds the load")
     replications: Annotated[int, Field(ge=1, le=1000)] = Field(
-        3, description="runs of each place under other seeds, at least"
+        3, description="runs of a place under other seeds, where one cannot tell"
     )
     most_replications: Annotated[int, Field(ge=1, le=1000)] = Field(
-        12, description="and at most, as long as the confidence interval cannot tell"
+        6, description="and at most, as long as the confidence interval cannot tell"
     )
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.95, description="of the interval over the replications"
+        0.95, description="of the interval over batches of requests and replications"
     )
-    tolerance: PositiveShare = Field(0.02, description="of the largest rate, relative")
+    tolerance: PositiveShare = Field(0.05, description="of the largest rate, relative")
+    min_duration: PositiveSeconds = Field(
+        600.0, description="s of load in each run that a verdict stands on, at least"
+    )
+    min_e2els: Annotated[float, Field(ge=0)] = Field(
+        20.0, description="and at least so many times the P99 E2EL"
+    )
+    max_duration: PositiveSeconds = Field(
+        2400.0, description="s of load in the longest run, however open the verdict is"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "PlanConfig":
+        if self.max_duration < self.min_duration:
+            raise ValueError(
+                f"max_duration: must be at least min_duration ({self.min_duration:g}), not "
+                f"{self.max_duration:g}"
+            )
         if self.most_replications < self.replications:
             raise ValueError(
                 f"most_replications: must be at least replications ({self.replications}), not "

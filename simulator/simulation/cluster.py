@@ -1,7 +1,7 @@
 """From the block `cluster` of a scenario to a fleet, and from its run to a result."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 from typing import TypeVar
@@ -15,7 +15,7 @@ from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.cluster.load_balancer import Balancer
 from simulator.cluster.routers import Target
 from simulator.core.alarm import FastEnvironment
-from simulator.core.log import PAUSE, REJECTED, RUN, STEP
+from simulator.core.log import PAUSE, REJECTED, RUN, STEP, Log
 from simulator.core.request import Request
 from simulator.costs.cost_model import CostModel
 from simulator.costs.data_parallel import split_ranks
@@ -34,7 +34,7 @@ from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.independent import find_coupling, run_independent, with_cost
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload.workload import Workload
+from simulator.workload.workload import Floats, Workload
 
 NONE_COMES_BACK = "cluster.failures: requests wait for a replica, and none comes back"
 
@@ -61,12 +61,18 @@ def run_cluster(
     progress: Callable[[float, int, int], None] | None = None,
     workload: Workload | None = None,
     cost: CostModel | None = None,
+    stop: Callable[[Floats, Sequence[Log]], bool] | None = None,
 ) -> Result:
-    """Simulate a scenario with a cluster; see `simulation.run`. `cost` is that of all replicas."""
+    """Simulate a scenario with a cluster; see `simulation.run`. `cost` is that of all replicas.
+
+    Where prefill and decode are apart nothing asks `stop`.
+    """
     if workload is None:
         workload = scenario.make_workload()
     if find_coupling(scenario, workload) is None:
-        return _run_independent(scenario, workload, progress, cost=cost, leap=not stepwise)
+        return _run_independent(
+            scenario, workload, progress, cost=cost, leap=not stepwise, stop=stop
+        )
     env = FastEnvironment()
     fleet = make_fleet(env, scenario, sessions_of(workload))
     record, life = add_replicas(
@@ -76,8 +82,11 @@ def run_cluster(
     client = connect_client(
         *(fleet, scenario, record, life), lambda submit: Client(env, workload, submit, predictor)
     )
+    ends = None
+    if stop is not None and not isinstance(fleet, DisaggregatedFleet):
+        ends = partial(stop, np.frombuffer(client.sent), fleet.logs)
     try:
-        interrupted = drive(env, client, progress)
+        interrupted = drive(env, client, progress, ends)
     except RuntimeError:
         if not fleet.has_no_replica:
             raise
@@ -138,6 +147,7 @@ def _run_independent(
     cost: CostModel | None = None,
     spread: bool = False,
     jobs: int | None = None,
+    stop: Callable[[Floats, Sequence[Log]], bool] | None = None,
 ) -> Result:
     """Simulate a cluster replica by replica."""
     router = make_router(scenario)
@@ -148,6 +158,7 @@ def _run_independent(
         progress=progress,
         spread=spread,
         jobs=jobs,
+        stop=stop,
     )
     result = Result(scenario, workload, found.sent, found.logs, found.parts[0], found.interrupted)
     count = len(found.groups)

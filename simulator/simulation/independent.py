@@ -9,6 +9,7 @@ stretch, which finds its data in the processor's caches.
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -208,11 +209,12 @@ def run_independent(
     progress: Progress | None = None,
     spread: bool = False,
     jobs: int | None = None,
+    stop: Callable[[Floats, Sequence[Log]], bool] | None = None,
 ) -> IndependentRun:
     """Simulate a cluster that nothing ties together, replica by replica.
 
     `cost` takes the place of the scenario's. `spread` does it on joblib's active backend, on `jobs`
-    workers; else it is done in this process.
+    workers; else it is done in this process, and `stop` asked while requests come.
     """
     groups, parts = _replicas(scenario, workload, cost)
     hints = None
@@ -226,7 +228,8 @@ def run_independent(
         logs = _run_on_workers(group, jobs, progress, len(workload))
     else:
         replicas = _without_warnings(group.replicas)
-        until = _run_in_turns(replicas, requests, progress, len(workload))
+        ends = None if stop is None else partial(stop, sent, [one.log for one in replicas])
+        until = _run_in_turns(replicas, requests, progress, len(workload), ends)
         if interrupted := until is not None:
             sent[sent >= until] = np.nan
             for replica in replicas:
@@ -284,8 +287,9 @@ def _run_in_turns(
     requests: Sequence[ReplicaRequests],
     progress: Progress | None,
     total: int,
+    stop: Callable[[], bool] | None = None,
 ) -> float | None:
-    """Run all to the end in turn; return the time, s, at which the user broke it off, or None."""
+    """Run all to the end in turn; return the time, s, at which it was broken off, or None."""
     times = np.sort(np.concatenate([one.times for one in requests]))
     with no_garbage_collection():
         for until in np.unique(times[:: REQUESTS_PER_TURN * len(replicas)])[1:].tolist():
@@ -299,6 +303,8 @@ def _run_in_turns(
                 return float(until)
             if progress is not None:
                 progress(until, sum(replica.done for replica in replicas), total)
+            if stop is not None and stop():
+                return float(until)
         for number, replica in enumerate(replicas):
             try:
                 replica.advance()

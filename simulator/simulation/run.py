@@ -1,13 +1,14 @@
 """From a scenario to a result: the main verb of the package."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from simulator.core.alarm import FastEnvironment
-from simulator.core.log import REJECTED
+from simulator.core.log import REJECTED, Log
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import Noise
 from simulator.engine.client import Client
@@ -22,7 +23,10 @@ from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayWarning
 from simulator.util.user_code import user_error
-from simulator.workload.workload import Workload
+from simulator.workload.workload import Floats, Workload
+
+Stop = Callable[[Floats, Sequence[Log]], bool]
+"""Told when each request was sent (s; NaN: not yet) and the logs so far: is the run to end now?"""
 
 
 def run(
@@ -33,21 +37,27 @@ def run(
     workload: Workload | None = None,
     cost: CostModel | None = None,
     noise: Noise | None = None,
+    stop: Stop | None = None,
 ) -> Result:
     """Simulate a scenario.
 
     `stepwise` executes every step by itself, for the same result. `workload` and `cost` take the
     place of the scenario's; `noise` says how far off the cost is in this run, None: not at all.
-    `progress(simulated seconds, requests done, requests in all)` is called now and then. An
-    interrupt (Ctrl-C) ends the run early: the result then holds what was done until then. Raises
-    ValueError, `field: what is wrong`, where the scenario contradicts itself, and HeadwayError
-    where a file is at fault.
+    `progress(simulated seconds, requests done, requests in all)` is called now and then, and so is
+    `stop`. Where that says so, and at an interrupt (Ctrl-C), the run ends early: the result then
+    holds what was done until then. Raises ValueError, `field: what is wrong`, where the scenario
+    contradicts itself, and HeadwayError where a file is at fault.
     """
     if scenario.cluster is not None:
         from simulator.simulation.cluster import run_cluster
 
         return run_cluster(
-            scenario, stepwise=stepwise, progress=progress, workload=workload, cost=cost
+            scenario,
+            stepwise=stepwise,
+            progress=progress,
+            workload=workload,
+            cost=cost,
+            stop=stop,
         )
     parts = assemble(scenario)
     if cost is not None:
@@ -62,7 +72,7 @@ def run(
     env = FastEnvironment()
     replica = Replica(env, scheduler, parts.cost, leap=not stepwise)
     try:
-        return play(scenario, parts, workload, replica, progress)
+        return play(scenario, parts, workload, replica, progress, stop=stop)
     except Exception as error:
         told = user_error(find_policy(scenario)[0], error)
         if told is None:
@@ -76,13 +86,16 @@ def play(
     workload: Workload,
     replica: Replica,
     progress: Callable[[float, int, int], None] | None = None,
+    *,
+    stop: Stop | None = None,
 ) -> Result:
     """Send a workload to a replica, whatever its clock and its executor, until all is done."""
     env = replica.env
     predictor = make_predictor(scenario.predictor, workload, scenario.seed)
     client = Client(env, workload, replica.submit, predictor)
     replica.on_finish = client.finished
-    interrupted = drive(env, client, progress)
+    ends = None if stop is None else partial(stop, np.frombuffer(client.sent), [replica.log])
+    interrupted = drive(env, client, progress, ends)
     if interrupted:
         replica.abandon()
     result = Result(

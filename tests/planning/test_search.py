@@ -8,12 +8,15 @@ from hypothesis import strategies as st
 
 from simulator.planning.search import (
     Criteria,
+    PlannedRun,
     Search,
     SearchResult,
     Trial,
-    bounds_kept,
+    as_configured,
+    capacity,
     fewest,
     interval,
+    judge,
     largest_rate,
     not_monotone,
 )
@@ -23,57 +26,149 @@ SLO = parse_slo("p99_ttft_ms<=100")
 
 
 def play(search: Search, measure) -> SearchResult:
-    """Answer a search's wishes by a function of place and replication."""
+    """Answer a search's wishes by a function of the run that it wants."""
     wishes = next(search)
     while True:
         try:
-            wishes = search.send([{"p99_ttft_ms": measure(at, k)} for at, k in wishes])
+            wishes = search.send([measure(wanted) for wanted in wishes])
         except StopIteration as end:
             return end.value
 
 
+def below(limit: float):
+    return lambda wanted: {"p99_ttft_ms": 50.0 if wanted.at <= limit else 200.0}
+
+
 @given(st.floats(0.02, 300.0), st.floats(0.5, 5.0))
 def test_the_largest_rate_is_found_within_the_tolerance(limit: float, start: float):
-    found = play(largest_rate(start, Criteria([SLO])), lambda at, _: 50.0 if at <= limit else 200.0)
+    found = play(largest_rate(start, Criteria([SLO])), below(limit))
     assert found.best is not None
-    assert limit / 1.02 <= found.best.at <= limit
-    low, high = found.between
-    assert low == found.best.at
-    assert limit < high <= 1.021 * low
+    assert limit / 1.05 <= found.best.at <= limit
+    assert min(t.at for t in found.trials if not t.ok) <= 1.051 * found.best.at
 
 
-@given(st.integers(1, 64))
-def test_the_fewest_is_exact_and_the_place_below_was_seen_to_fail(least: int):
-    found = play(fewest(1, 64, Criteria([SLO])), lambda at, _: 50.0 if at >= least else 200.0)
+@given(st.integers(1, 64), st.integers(1, 64))
+def test_the_fewest_is_exact_and_the_place_below_was_seen_to_fail(least: int, start: int):
+    found = play(
+        fewest(1, 64, Criteria([SLO]), start=start),
+        lambda wanted: {"p99_ttft_ms": 50.0 if wanted.at >= least else 200.0},
+    )
     assert found.best is not None
     assert found.best.at == least
     assert least == 1 or any(t.at == least - 1 and not t.ok for t in found.trials)
-    assert len(found.trials) <= 13  # doubling and bisection, not one by one
+    assert len(found.trials) <= 13  # steps and bisection, not one by one
 
 
 def test_a_search_without_an_end_gives_up():
-    always = play(largest_rate(1.0, Criteria([SLO])), lambda *_: 50.0)
+    always = play(largest_rate(1.0, Criteria([SLO])), below(1e300))
     assert always.best is not None
-    assert always.best.at == 2.0**10
-    never = play(largest_rate(1.0, Criteria([SLO])), lambda *_: 200.0)
+    assert len(always.trials) == 15
+    assert always.best.at > 1e6
+    never = play(largest_rate(1.0, Criteria([SLO])), below(0.0))
     assert never.best is None
-    assert min(trial.at for trial in never.trials) == 2.0**-10
-    assert play(fewest(1, 5, Criteria([SLO])), lambda *_: 200.0).best is None
+    assert min(trial.at for trial in never.trials) < 1e-6
+    assert play(fewest(1, 5, Criteria([SLO])), lambda _: {"p99_ttft_ms": 200.0}).best is None
 
 
 def test_replications_are_added_until_the_interval_tells():
+    """Of whole numbers; of rates the interval is told, and one more run would not decide."""
     noise = random.Random(1)
 
-    def noisy(at: float, _: int) -> float:
-        return 90.0 * at + noise.gauss(0, 8)
+    def noisy(wanted: PlannedRun) -> dict[str, float]:
+        return {"p99_ttft_ms": 900.0 / wanted.at + noise.gauss(0, 8)}
 
-    found = play(largest_rate(1.0, Criteria([SLO], replications=3, most_replications=12)), noisy)
-    counts = {len(trial.runs) for trial in found.trials}
-    assert 3 in counts  # far from the bound three are enough
-    assert 12 in counts  # near to it they are not
-    assert all(3 <= count <= 12 for count in counts)
+    criteria = Criteria([SLO], replications=3, most_replications=12)
+    found = play(fewest(1, 32, criteria), noisy)
     assert found.best is not None
-    assert found.best.at == pytest.approx(100 / 90, rel=0.06)
+    assert found.best.at in (9, 10)
+    counts = {t.at: len(t.runs) for t in found.trials}
+    assert counts[1] == 3  # far from the bound three are enough
+    assert max(counts.values()) == 12  # near to it they are not
+
+
+def share(value: float, seconds: float | None, rate: float = 20.0, **more) -> dict[str, object]:
+    """A run whose share of requests above the bound is the same in every batch."""
+    count = int((seconds or 600.0) * rate)
+    return {
+        "p99_ttft_ms": 0.0,
+        "p99_e2el_ms": 1000.0,
+        "num_prompts": count,
+        "measured": count,
+        "batches": {SLO.text: [value] * 10},
+        **more,
+    }
+
+
+STEADY = Criteria([SLO], min_seconds=600.0, max_seconds=2400.0)
+
+
+def test_the_answer_and_its_neighbour_are_looked_at_for_twice_as_long():
+    """A single run of 5 minutes for each place on the way; 10 minutes for the two that matter."""
+    found = play(
+        fewest(1, 64, STEADY, start=20),
+        lambda wanted: share(0.0 if wanted.at >= 17 else 0.5, wanted.seconds),
+    )
+    assert found.best is not None
+    assert (found.best.at, found.best.seconds, len(found.best.runs)) == (17, 600.0, 1)
+    seconds = {t.at: t.seconds for t in found.trials if not t.superseded}
+    assert seconds[16] == 600.0
+    assert {length for at, length in seconds.items() if at not in (16, 17)} == {300.0}
+
+
+def test_what_holds_for_five_minutes_and_not_for_ten_does_not_hold():
+    """Three fill up after 400 s: the next places are looked at for as long as that took."""
+
+    def slow(wanted: PlannedRun) -> dict[str, object]:
+        holds = wanted.at >= 4 or (wanted.at == 3 and wanted.seconds < 400)
+        return share(0.0 if holds else 0.5, wanted.seconds)
+
+    found = play(fewest(1, 8, STEADY, start=3), slow)
+    assert found.best is not None
+    assert (found.best.at, found.best.seconds) == (4, 600.0)
+
+
+def test_what_grows_is_looked_at_ever_longer_and_never_holds():
+    found = play(as_configured(STEADY), lambda w: share(0.0, w.seconds, growing="KV cache usage"))
+    assert found.best is None
+    assert [trial.seconds for trial in found.trials] == [300.0, 600.0, 1200.0, 2400.0]
+    assert found.trials[-1].why == "KV cache usage"
+
+
+def test_a_run_is_as_long_as_twenty_of_its_requests_and_its_percentile_need():
+    """20 x 50 s; 20 requests beyond the P99 of 1 request/s take 2000 s."""
+    found = play(as_configured(STEADY), lambda w: share(0.0, w.seconds, p99_e2el_ms=50_000.0))
+    assert found.best is not None
+    assert found.best.seconds == 1000.0
+    found = play(as_configured(STEADY), lambda w: share(0.0, w.seconds, rate=1.0))
+    assert found.best is not None
+    assert found.best.seconds == pytest.approx(2000.0)
+
+
+def test_none_of_few_requests_shows_little():
+    """Of 120 requests without a violation up to 3 / 120 may be: no P99 is known by that."""
+    few = judge([share(0.0, 600.0, rate=0.2)], STEADY)
+    assert (few.kept, few.mean_kept) == (None, True)
+    assert judge([share(0.0, 600.0)], STEADY).kept is True
+
+
+def test_a_run_that_was_broken_off_decides_against():
+    broken = {"p99_ttft_ms": 500.0, "broken": "p99_ttft_ms", "growing": ""}
+    assert judge([broken], STEADY).kept is False
+    assert judge([broken, share(0.0, 600.0), share(0.0, 600.0)], STEADY).kept is None
+
+
+def test_the_capacity_is_where_the_curves_cross_the_bound():
+    """Over the logarithm of the load: from 1 to 4 half way is 2."""
+    places = [
+        Trial(1.0, strain=(-3.0, -1.0, -1.0)),
+        Trial(4.0, strain=(-1.0, 1.0, 3.0)),
+        Trial(16.0, strain=(1.0, 3.0, 5.0)),
+    ]
+    low, mean, high = capacity(places)
+    assert mean == pytest.approx(2.0)
+    assert low == pytest.approx(4.0**0.25)
+    assert high == pytest.approx(8.0)
+    assert capacity(places[:2])[2] is None
 
 
 def test_the_interval_is_students():
@@ -90,7 +185,7 @@ def test_the_verdict_is_open_while_the_interval_holds_the_bound():
     criteria = Criteria([SLO])
 
     def told(*values: float) -> bool | None:
-        return bounds_kept([{"p99_ttft_ms": value} for value in values], criteria)
+        return judge([{"p99_ttft_ms": value} for value in values], criteria).kept
 
     assert told(50, 51, 52) is True
     assert told(150, 151, 152) is False

@@ -1,0 +1,123 @@
+"""One run of a plan: ended when a bound is broken for certain, measured once it is warm.
+
+Beside the summary's numbers a run leaves, for each bound on requests, means over successive
+batches of them: the runs of a place are judged by these.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from simulator.core.log import UNFINISHED, Log
+from simulator.planning.runs import MetricValues
+from simulator.planning.service_levels import Slo, read_metric_values
+from simulator.results.request_table import (
+    Flags,
+    Floats,
+    RequestTable,
+    gather_requests,
+    run_span,
+)
+from simulator.results.steady_state import find_growth, find_warmup
+from simulator.scenario.scenario import Scenario
+from simulator.simulation.result import Result
+from simulator.simulation.run import run
+from simulator.workload.workload import Workload
+
+BATCHES = 10  # of a run
+CERTAIN = 5.0  # times what a bound allows the whole run: then the rest of it is spared
+WARMING_UP = "still warming up"
+
+
+def measure_run(scenario: Scenario, slos: Sequence[Slo], *, steady: bool) -> MetricValues:
+    """Make a run and give its numbers.
+
+    `steady` says that its load stays the same: what comes before a steady state is then left out,
+    growth is looked for, and the run ends as soon as it has broken a bound for certain. That bound
+    is `broken`, what grows `growing`; both are "" as a rule.
+    """
+    workload = scenario.make_workload()
+    stop = partial(_is_broken, workload, scenario, slos) if steady else None
+    result = run(scenario, workload=workload, stop=stop)
+    broken = growing = ""
+    if result.interrupted:
+        broken = broken_bound(result.request_table(), scenario, slos) if steady else ""
+        if not broken:
+            raise KeyboardInterrupt("the user broke it off")
+    elif steady:
+        warmup = find_warmup(result)
+        span = float(np.nanmax(result.sent) - np.nanmin(result.sent))
+        result.warmup = span / 2 if warmup is None else warmup
+        growing = WARMING_UP if warmup is None else find_growth(result)
+    table = result.request_table()
+    start, end = run_span(table, result.logs)
+    values = {**read_metric_values(result, slos), "broken": broken, "growing": growing}
+    values |= {"run_duration": end - start}  # s, with the warm-up
+    if broken:
+        completed = float(table.completed.sum() / max(_over(table).sum(), 1))
+        return {**values, "completion": completed}
+    found = _batches(result, slos)
+    if not steady:  # a batch of a load that changes is no sample of it
+        del found["batches"]
+    return {**values, **found}
+
+
+def _batches(result: Result, slos: Sequence[Slo]) -> dict[str, Any]:
+    """Give how many requests were measured, the batch means by bound, and the attainment.
+
+    That is the share of requests that keep all bounds on single requests.
+    """
+    table = result.request_table()
+    goodput = result.scenario.goodput.model_dump(exclude_none=True)
+    since = float(np.nanmin(result.sent)) + result.warmup
+    kept = table.sent >= since
+    batches = {}
+    good = table.completed
+    for slo in slos:
+        if slo.of_requests:
+            cost = slo.cost(table, goodput)
+            if slo.is_share:
+                good &= ~(cost > 0)
+            cost = cost[kept & ~np.isnan(cost)]
+            parts = np.array_split(cost, min(BATCHES, len(cost)) or 1)
+            batches[slo.text] = [float(part.mean()) if len(part) else 0.0 for part in parts]
+    return {
+        "measured": int(kept.sum()),
+        "attainment": float(good[kept].mean()) if kept.any() else 0.0,
+        "batches": batches,
+    }
+
+
+def _is_broken(
+    workload: Workload, scenario: Scenario, slos: Sequence[Slo], sent: Floats, logs: Sequence[Log]
+) -> bool:
+    """Say whether a run has broken a bound so far that whatever follows cannot mend it."""
+    return bool(broken_bound(gather_requests(workload, sent, logs), scenario, slos))
+
+
+def broken_bound(table: RequestTable, scenario: Scenario, slos: Sequence[Slo]) -> str:
+    """Name the bound that the requests over so far break for certain; "" if there is none.
+
+    What requests add to a bound is never less than 0: those to come cannot take it back.
+    """
+    goodput = scenario.goodput.model_dump(exclude_none=True)
+    over = _over(table)
+    for slo in slos:
+        if slo.of_requests:
+            spent = float(np.nansum(slo.cost(table, goodput)[over]))
+            if spent > min(CERTAIN * slo.limit, _most(slo)) * len(table.sent):
+                return slo.metric
+    return ""
+
+
+def _over(table: RequestTable) -> Flags:
+    """Tell which requests have come to an end, whichever."""
+    ended: Flags = (table.reason >= 0) & (table.reason != UNFINISHED)
+    return ended
+
+
+def _most(slo: Slo) -> float:
+    """Give the mean cost that no further doubt is in, for shares: half way to all."""
+    return (1.0 + slo.limit) / 2 if slo.is_share else float("inf")

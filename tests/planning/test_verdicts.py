@@ -1,0 +1,91 @@
+"""Whether a plan's fleets hold: random fleets of servers whose waiting times are known.
+
+Each replica serves one request at a time, all alike (M/D/1) or of exponential lengths (near to
+M/M/1), and a router draws which gets a request: each has Poisson arrivals of its own.
+HEADWAY_PLAN_CASES=200 draws so many.
+"""
+
+import os
+import random
+from math import exp, factorial, floor
+from pathlib import Path
+
+import pytest
+
+from simulator import load_scenario
+from simulator.planning.measure import measure_run
+from simulator.planning.plan import Candidate, find_best
+from simulator.planning.problem import PlanOptions, PlanProblem, make_problem
+
+CHECKS = int(os.environ.get("HEADWAY_PLAN_CASES", "4"))
+TOKENS = 20
+SERVER = """
+model: tiny-test
+gpu: {{name: A100-80GB}}
+engine: {{max_num_seqs: 1, num_gpu_blocks_override: 200, max_model_len: 1024}}
+cost: {{kind: linear, base: {step}}}
+cluster: {{replicas: 1, router: random}}
+workload: {{request_rate: {rate}, burstiness: 1, input_len: 20, output_len: {lengths}}}
+seed: {seed}
+"""
+
+
+def share_that_waits_longer(rate: float, service: float, wait: float) -> float:
+    """Erlang's distribution of the wait in M/D/1."""
+    terms = (
+        (-rate * (wait - k * service)) ** k / factorial(k) * exp(rate * (wait - k * service))
+        for k in range(floor(wait / service) + 1)
+    )
+    return 1 - (1 - rate * service) * sum(terms)
+
+
+def test_the_closed_form_at_its_ends():
+    """Who finds the server idle does not wait; at half load, one in e / 2 waits below a service."""
+    assert share_that_waits_longer(0.5, 1.0, 0.0) == pytest.approx(0.5)
+    assert share_that_waits_longer(0.5, 1.0, 1.0) == pytest.approx(1 - 0.5 * (exp(0.5) - 0.0))
+
+
+def draw(seed: int) -> tuple[str, float, float, float, int, bool]:
+    """Draw a server: its scenario, requests/s, s of a service, a bound in s, percentile, D or M."""
+    rng = random.Random(seed)
+    alike = rng.random() < 0.5
+    service = 10 ** rng.uniform(-0.7, 0.3)
+    rate = rng.uniform(0.3, 3.0) / service
+    percentile = rng.choice([90, 95, 99])
+    bound = service * rng.uniform(1.0, 16.0)
+    lengths = TOKENS if alike else f"{{kind: exponential, mean: {TOKENS}}}"
+    text = SERVER.format(step=service / TOKENS, rate=rate, lengths=lengths, seed=seed)
+    return text, rate, service, bound, percentile, alike
+
+
+def holds(problem: PlanProblem, found: Candidate, replicas: int, rate: float, seed: int) -> bool:
+    """Run so many replicas under other requests, ten times as long as they were looked at."""
+    seconds = max(t.seconds for t in found.result.trials if t.at == replicas)
+    keys = [f"cluster.replicas={replicas}", f"workload.num_prompts={round(10 * seconds * rate)}"]
+    scenario = load_scenario(problem.path, keys, seed=seed + 10**6)
+    (slo, _) = problem.criteria.slos
+    values = measure_run(scenario, [slo], steady=True)
+    return not values["broken"] and slo.met(values[slo.metric])
+
+
+def test_the_chosen_fleet_holds_and_one_replica_fewer_does_not(tmp_path: Path):
+    """In runs ten times as long, of other requests: in 99 % and in 95 % of the cases."""
+    path = tmp_path / "s.yaml"
+    held, failed, smaller = 0, 0, 0
+    for seed in range(CHECKS):
+        text, rate, service, bound, percentile, alike = draw(seed)
+        path.write_text(text)
+        slo = f"p{percentile}_ttft_ms<={1000 * bound}"
+        problem = make_problem(path, PlanOptions([slo], fewest="cluster.replicas=1..32"))
+        _, best = find_best(problem, jobs=1)
+        chosen = int(best.best.at)
+
+        held += holds(problem, best, chosen, rate, seed)
+        if alike:  # the first token comes a step after the wait
+            share = share_that_waits_longer(rate / chosen, service, bound - service / TOKENS)
+            assert share <= 1.1 * (1 - percentile / 100)
+        if chosen > 1:
+            smaller += 1
+            failed += not holds(problem, best, chosen - 1, rate, seed)
+    assert held >= 0.99 * CHECKS
+    assert failed >= 0.95 * smaller
