@@ -62,11 +62,11 @@ def test_the_fewest_is_exact_and_the_place_below_was_seen_to_fail(least: int, st
 def test_a_search_without_an_end_gives_up():
     always = play(largest_rate(1.0, Criteria([SLO])), below(1e300))
     assert always.best is not None
-    assert len(always.trials) == 15
-    assert always.best.at > 1e6
+    assert len(always.trials) == 9
+    assert always.best.at > 1e3
     never = play(largest_rate(1.0, Criteria([SLO])), below(0.0))
     assert never.best is None
-    assert min(trial.at for trial in never.trials) < 1e-6
+    assert min(trial.at for trial in never.trials) < 1e-3
     assert play(fewest(1, 5, Criteria([SLO])), lambda _: {"p99_ttft_ms": 200.0}).best is None
 
 
