@@ -12,6 +12,7 @@ from simulator.engine.client import Client, StreamClient
 from simulator.util.errors import HeadwayError
 
 EVENTS_PER_LOOK = 4096  # events between two looks at the progress bar
+EVENTS_PER_QUESTION = 512  # between two at which `stop` is asked
 LONGEST = 1e8  # s, of a run: its tokens are counted by the second
 
 
@@ -41,9 +42,10 @@ def _loop(
     """Run until nothing is left to happen; say whether it was broken off."""
     step = env.step
     total = len(client.sent)
+    events = EVENTS_PER_LOOK if stop is None else EVENTS_PER_QUESTION
     try:
         while True:
-            for _ in repeat(None, EVENTS_PER_LOOK):
+            for _ in repeat(None, events):
                 step()
             if env.now > LONGEST:
                 raise HeadwayError(

@@ -5,12 +5,11 @@ batches of them: the runs of a place are judged by these.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from simulator.core.log import UNFINISHED, Log
+from simulator.core.log import REQUEST, UNFINISHED, Log
 from simulator.planning.runs import MetricValues
 from simulator.planning.service_levels import Slo, read_metric_values
 from simulator.results.request_table import (
@@ -39,7 +38,7 @@ def measure_run(scenario: Scenario, slos: Sequence[Slo], *, steady: bool) -> Met
     is `broken`, what grows `growing`; both are "" as a rule.
     """
     workload = scenario.make_workload()
-    stop = partial(_is_broken, workload, scenario, slos) if steady else None
+    stop = _Watch(workload, scenario, slos) if steady else None
     result = run(scenario, workload=workload, stop=stop)
     broken = growing = ""
     if result.interrupted:
@@ -90,11 +89,23 @@ def _batches(result: Result, slos: Sequence[Slo]) -> dict[str, Any]:
     }
 
 
-def _is_broken(
-    workload: Workload, scenario: Scenario, slos: Sequence[Slo], sent: Floats, logs: Sequence[Log]
-) -> bool:
-    """Say whether a run has broken a bound so far that whatever follows cannot mend it."""
-    return bool(broken_bound(gather_requests(workload, sent, logs), scenario, slos))
+class _Watch:
+    """Says whether a run has broken a bound so far that whatever follows cannot mend it.
+
+    It looks whenever another hundredth of all requests is over.
+    """
+
+    def __init__(self, workload: Workload, scenario: Scenario, slos: Sequence[Slo]) -> None:
+        self._workload, self._scenario, self._slos = workload, scenario, slos
+        self._next = 0
+
+    def __call__(self, sent: Floats, logs: Sequence[Log]) -> bool:
+        over = sum(len(log.request_rows) for log in logs) // REQUEST.itemsize
+        if over < self._next:
+            return False
+        self._next = over + max(len(self._workload) // 100, 1)
+        table = gather_requests(self._workload, sent, logs)
+        return bool(broken_bound(table, self._scenario, self._slos))
 
 
 def broken_bound(table: RequestTable, scenario: Scenario, slos: Sequence[Slo]) -> str:

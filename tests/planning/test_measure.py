@@ -12,7 +12,7 @@ from simulator.planning.service_levels import parse_slo
 from simulator.results.steady_state import find_growth, find_warmup
 from tests.support.scenarios import ONE_A_SECOND
 
-P99 = parse_slo("p99_ttft_ms<=1000")
+P99 = parse_slo("p99_ttft_ms<=1050")
 
 
 def loaded(path: Path, rate: float, count: int, *more: str):
@@ -27,7 +27,7 @@ def test_an_overload_is_broken_off_as_soon_as_it_is_certain(scenario: Path):
     assert values["broken"] == "p99_ttft_ms"
     whole = run(loaded(scenario, 2.0, 4000)).request_table()
     ended = whole.finish - whole.sent[0] <= values["run_duration"]
-    assert (whole.ttft[ended] > 1.0).sum() > 5 * 0.01 * 4000
+    assert (whole.ttft[ended] > 1.05).sum() > 5 * 0.01 * 4000
     assert values["run_duration"] < 0.3 * whole.finish.max()
     unchanged = measure_run(loaded(scenario, 2.0, 4000), [P99], steady=False)
     assert (unchanged["broken"], unchanged["completed"]) == ("", 4000)
@@ -50,7 +50,7 @@ def test_the_batches_hold_every_measured_request(scenario: Path):
     shares = values["batches"][P99.text]
     assert len(shares) == 10
     table = run(loaded(scenario, 0.7, 1000)).request_table()
-    late = table.ttft[table.sent >= table.sent[0] + values["warmup_s"]] > 1.0
+    late = table.ttft[table.sent >= table.sent[0] + values["warmup_s"]] > 1.05
     assert values["measured"] == len(late)
     assert values["attainment"] == pytest.approx(1 - late.mean())
     assert shares == [part.mean() for part in np.array_split(late, 10)]
