@@ -112,6 +112,7 @@ def _facts(scheduler: Scheduler, step: Step, before: set[int], preempted: set[in
         len(scheduler.running),
         len(waiting),
         scheduler.blocks.usable - scheduler.blocks.free,
+        len(step.prefills),
         len(preempted),
     )
     return {
