@@ -42,7 +42,8 @@ class DecodeSet:
         tick = self.tick
         self.joins += 1
         request.joined = tick
-        self.end_after(request, ticks)
+        request.last_tick = last = tick + ticks  # as `end_after`, without a call
+        heappush(self._ends, (last, request.admission, request))
         self.count += 1
         self.context += request.computed
         phase = (tick - request.computed) % self.block_size

@@ -79,6 +79,16 @@ TERMS = (
     "mixed_per_sequence",
     "serial_per_token",
 )
+MIXED_TERMS = (
+    *("overhead", "overhead_per_sequence", "head", "head_per_sequence"),
+    *("prefill", "serial_per_token"),
+)
+"""Those of a step with prompts, in the order of `_mixed_seconds`, beside its work."""
+WORK_TERMS = (
+    *("prefill_per_pair", "prefill_per_token", "mixed_per_context", "mixed_per_sequence"),
+    *("prefill_per_key", "prefill_per_sequence"),
+)
+"""Those of its work, likewise."""
 CHUNK_TERMS = ("prefill_per_key", "prefill_per_sequence")
 WINDOW_TERMS = ("decode_per_window", "mixed_per_window", "prefill_per_window_pair")
 HOST_TERMS = ("host", "host_per_sequence", "host_per_prefill", "host_per_prefill_token")
@@ -126,6 +136,8 @@ class PiecewiseCost(Fitted):
     _slope_beyond: float = field(init=False, repr=False, compare=False)  # s per token
     _dense: list[float] = field(init=False, repr=False, compare=False)  # by tokens
     _decode: list[float] = field(init=False, repr=False, compare=False)  # by sequences
+    _mixed_terms: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    _work_terms: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         others = ("overhead_per_sequence", "state_per_sequence")
@@ -146,6 +158,8 @@ class PiecewiseCost(Fitted):
             cudagraph_capture_sizes=(*self.cudagraph_capture_sizes,),
             _has_host_work=any(getattr(self, name) for name in HOST_TERMS),
             _per_sequence=self.overhead_per_sequence + self.state_per_sequence,
+            _mixed_terms=tuple(getattr(self, name) for name in MIXED_TERMS),
+            _work_terms=tuple(getattr(self, name) for name in WORK_TERMS),
             _slope_beyond=max(0.0, float(beyond)),
             _dense=dense.tolist(),
             _decode=(self.overhead + dense + heads + self.decode).tolist(),
@@ -196,6 +210,9 @@ class PiecewiseCost(Fitted):
     def _mixed_seconds(self, step: Step) -> float:
         """Give the time of a step with prompts, without swaps."""
         prefills, count, context = step.prefills, step.decodes, step.context
+        # Most steps of a busy engine come here: one look at a tuple instead of one at each term.
+        overhead, waits, least_head, per_row, prefill, serial_per_token = self._mixed_terms
+        per_pair, per_token, per_context, per_sequence, per_key, per_chunk = self._work_terms
         prompts = len(prefills)
         rows = count + step.drafts  # of logits
         new = pairs = keys = 0
@@ -208,27 +225,27 @@ class PiecewiseCost(Fitted):
             pairs += size * start + size * (size + 1) // 2
             longest = max(longest, end)
         work = (
-            self.prefill_per_pair * pairs
-            + self.prefill_per_token * new
-            + self.mixed_per_context * context
-            + self.mixed_per_sequence * count
-            + self.prefill_per_key * keys
-            + self.prefill_per_sequence * prompts
+            per_pair * pairs
+            + per_token * new
+            + per_context * context
+            + per_sequence * count
+            + per_key * keys
+            + per_chunk * prompts
         )
         if self.window:
             work += self.mixed_per_window * min(context, self.window * count)
             for chunk in prefills:
                 seen = window_pairs(chunk.start, chunk.tokens, self.window)
                 work += self.prefill_per_window_pair * seen
-        serial = self.serial_per_token * longest
+        serial = serial_per_token * longest
         table, tokens = self._dense, rows + new
-        head = self.head_per_sequence * (rows + prompts)
+        head = per_row * (rows + prompts)
         seconds = (
-            self.overhead
-            + self.overhead_per_sequence * (count + prompts)
+            overhead
+            + waits * (count + prompts)
             + (table[tokens] if tokens < len(table) else self.dense_seconds(tokens))
-            + (head if head > self.head else self.head)
-            + self.prefill
+            + (head if head > least_head else least_head)
+            + prefill
             + (work if work > serial else serial)
         )
         if not self._has_host_work:

@@ -120,9 +120,11 @@ class Client:
         index = self._index
         while index < total and not times[index] > now:
             if times[index] == times[index]:  # NaN: a later turn
-                self._offer(index)
+                self._held.append(index)
             index += 1
         self._index = index
+        if self._held and not self._sending:
+            self._send_held()
         if index < total:
             self._alarm.set(times[index])
 

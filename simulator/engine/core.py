@@ -114,8 +114,10 @@ class EngineCore:
         if step.host_waits:
             log.host_waits += sum(step.host_waits[: len(ends)])
         if step.decodes and (step.singles is None or step.decodes > len(step.singles)):
-            log.tick_ends.extend(ends)
-            if len(ends) > 1:
+            if len(ends) == 1:
+                log.tick_ends.append(ends[0])
+            else:
+                log.tick_ends.extend(ends)
                 log.leap_blocks.extend(scheduler.leap_blocks(len(ends) - 1))
         for request in scheduler.commit(step, ends):
             self._end(request)

@@ -281,9 +281,10 @@ class Scheduler:
         """
         running, blocks, interval = self.running, self.blocks, self.prefill_interval
         # Where a token takes a block at most, nobody need count while so many are free.
-        ample = blocks.free >= self.max_num_batched_tokens and running.decodes.alike
+        decodes = running.decodes
+        ample = blocks.free >= self.max_num_batched_tokens and decodes.alike
         while True:
-            queries, need = running.decodes.demand()
+            queries, need = (decodes.count, 0) if ample else decodes.demand()
             left = self.max_num_batched_tokens - queries
             if left < 0:
                 return None
