@@ -12,6 +12,7 @@ import numpy as np
 from simulator.core.log import REQUEST, UNFINISHED, Log
 from simulator.planning.runs import MetricValues
 from simulator.planning.service_levels import Slo, read_metric_values
+from simulator.results.metrics import keep_bounds
 from simulator.results.request_table import (
     Flags,
     Floats,
@@ -59,14 +60,14 @@ def measure_run(scenario: Scenario, slos: Sequence[Slo], *, steady: bool) -> Met
         return {**values, "completion": completed}
     found = _batches(result, slos)
     if not steady:  # a batch of a load that changes is no sample of it
-        del found["batches"]
+        return {**values, "measured": found["measured"], "attainment": found["attainment"]}
     return {**values, **found}
 
 
 def _batches(result: Result, slos: Sequence[Slo]) -> dict[str, Any]:
-    """Give how many requests were measured, the batch means by bound, and the attainment.
+    """Give how many requests were measured, the batch means by bound, and shares of them.
 
-    That is the share of requests that keep all bounds on single requests.
+    The attainment is the share of requests that keep all bounds on single requests.
     """
     table = result.request_table()
     goodput = result.scenario.goodput.model_dump(exclude_none=True)
@@ -82,11 +83,13 @@ def _batches(result: Result, slos: Sequence[Slo]) -> dict[str, Any]:
             cost = cost[kept & ~np.isnan(cost)]
             parts = np.array_split(cost, min(BATCHES, len(cost)) or 1)
             batches[slo.text] = [float(part.mean()) if len(part) else 0.0 for part in parts]
-    return {
-        "measured": int(kept.sum()),
-        "attainment": float(good[kept].mean()) if kept.any() else 0.0,
-        "batches": batches,
+    shares = {
+        "attainment": good,
+        "completion": table.completed,
+        "goodput": keep_bounds(table, table.completed, goodput),
     }
+    found = {name: float(flags[kept].mean()) for name, flags in shares.items()}
+    return {"measured": int(kept.sum()), "batches": batches, **found}
 
 
 class _Watch:

@@ -199,6 +199,7 @@ def _draw_bounds(axes: "Axes", problem: PlanProblem, colored: Colored, best: Can
         points = sorted(
             (place(candidate, trial), bound_ratio(trial, problem))
             for trial in (*candidate.result.trials, *candidate.lower_loads)
+            if not trial.superseded
         )
         seen += [ratio for _, ratio in points]
         mark = "the best: " if candidate is best else "_" if color == GREY else ""  # _: unnamed
