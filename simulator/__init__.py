@@ -12,6 +12,7 @@ TYPE_CHECKING = False  # typing's own costs milliseconds in which Ctrl-C would b
 if TYPE_CHECKING:
     from typing import Any
 
+    from simulator.planning.diagnose import diagnose
     from simulator.planning.plan import plan
     from simulator.planning.sweep import sweep
     from simulator.scenario.load import load_scenario
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
     from simulator.simulation.result import Result
     from simulator.simulation.run import run
 
-__all__ = ["Result", "Scenario", "load_scenario", "plan", "run", "sweep"]
+__all__ = ["Result", "Scenario", "diagnose", "load_scenario", "plan", "run", "sweep"]
 
 _HOMES = {
     "Result": "simulator.simulation.result",
     "Scenario": "simulator.scenario.scenario",
+    "diagnose": "simulator.planning.diagnose",
     "load_scenario": "simulator.scenario.load",
     "plan": "simulator.planning.plan",
     "run": "simulator.simulation.run",

@@ -24,6 +24,7 @@ VERBS = {
     "plan": "Find the largest rate under service levels, the fewest replicas, the cheapest fleet.",
     "plot": "Draw a picture of what run, compare, sweep, plan or live wrote.",
     "report": "Write an HTML page of runs.",
+    "diagnose": "Tell what limits a run, and simulate what each advice would bring.",
     "explain": "Tell one request's story in words.",
     "trace": "Describe a workload, or write it as Mooncake JSONL.",
     "memory": "Tell how many tokens and requests fit on a GPU.",

@@ -1,7 +1,6 @@
 """What the rules of the diagnosis look at: where time went, and why requests were not admitted."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.log import Log
+from simulator.results.record import replicas_in
 from simulator.results.request_table import Floats, Ints
 from simulator.results.time_series import Leaps, arrivals, decisions
 
@@ -22,16 +22,7 @@ MAX_NUM_SEQS, TOKEN_BUDGET, KV_BLOCKS, POLICY = CAUSES
 """All max_num_seqs taken; all max_num_batched_tokens given away; too few KV blocks; its rules."""
 SPARE = 0.25
 """Of the blocks: more than any head of a queue should need."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that stands out."""
-
-    weight: float  # 0 to 1, about the share of the requests' time (or work) that is at stake
-    text: str
-    knob: str  # a key of the scenario
-    figures: dict[str, float | int | str]
+LOOKS = 1000  # moments at which replicas are compared
 
 
 class Evidence:
@@ -97,24 +88,62 @@ class Evidence:
         return self._blocked[1] / busy if busy else 0.0
 
     @cached_property
+    def waited(self) -> list[float]:
+        """Give requests x s that each replica's queue waited."""
+        return [sum(areas.values()) for areas, _ in self._blocked_each]
+
+    @cached_property
     def _blocked(self) -> tuple[dict[str, float], float]:
         """Give the `blocked_time` of all replicas together."""
+        areas = {cause: sum(each[cause] for each, _ in self._blocked_each) for cause in CAUSES}
+        return areas, sum(held for _, held in self._blocked_each)
+
+    @cached_property
+    def _blocked_each(self) -> list[tuple[dict[str, float], float]]:
+        """Give the `blocked_time` of each replica."""
         from simulator.schedulers.static import Static
 
         spare = SPARE if self.custom_admission else inf
         if issubclass(self._scheduler, Static):
             spare = 0.0
-        areas, held = dict.fromkeys(CAUSES, 0.0), 0.0
-        for log, engine in zip(self.record.logs, self.engines, strict=True):
-            if log.step_rows:
-                more, time = blocked_time(log, engine, spare)
-                areas = {cause: areas[cause] + more[cause] for cause in CAUSES}
-                held += time
-        return areas, held
+        return [
+            blocked_time(log, engine, spare) if log.step_rows else (dict.fromkeys(CAUSES, 0.0), 0.0)
+            for log, engine in zip(self.record.logs, self.engines, strict=True)
+        ]
+
+    @cached_property
+    def misrouted(self) -> float:
+        """Give the share of the waiting at a replica while another of its group has free seats.
+
+        Looked at are `LOOKS` moments of the run. Who is free has nobody waiting, and half of its
+        seats are free.
+        """
+        cluster, table = self.record.cluster, self.table
+        if cluster is None or len(cluster.groups) < 2 or cluster.transfers is not None:
+            return 0.0
+        admitted = np.where(np.isnan(table.queue_time), table.left, table.first_scheduled)
+        looks = np.linspace(0.0, float(table.finish[self.done].max()), LOOKS)
+        missed = total = 0.0
+        for numbers in replicas_in(cluster.groups).values():
+            here = [table.replica == number for number in numbers]
+            waiting = np.array([_at(table.entered[one], admitted[one], looks) for one in here])
+            running = np.array([_at(admitted[one], table.left[one], looks) for one in here])
+            free = (waiting == 0) & (running <= self.engines[numbers[0]].max_num_seqs / 2)
+            queue = waiting.sum(axis=0)
+            missed += float(queue[free.any(axis=0)].sum())
+            total += float(queue.sum())
+        return missed / total if total else 0.0
 
     def ms(self, key: str) -> float:
         """Give a statistic of the summary in ms."""
         return float(self.summary[f"{key}_ms"])
+
+
+def _at(begin: Floats, end: Floats, looks: Floats) -> Ints:
+    """Count what has begun at some times and has not ended, all in s; NaN: it never does."""
+    begun, ended = (np.searchsorted(np.sort(times), looks, "right") for times in (begin, end))
+    count: Ints = begun - ended
+    return count
 
 
 def blocked_time(log: Log, engine: "EngineConfig", spare: float) -> tuple[dict[str, float], float]:

@@ -1,25 +1,25 @@
-"""What stands out in a run: rules that name figures, and the knob that changes them.
+"""What stands out in a run: rules that name figures, and which keys to turn, where to.
 
 Each rule is a function of the evidence in a run; it gives a finding or None. The weight of a
 finding, 0 to 1, is about the share of the requests' time (or of the work) that is at stake, and
-orders them.
+orders them. What a finding advises never contradicts one before it.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simulator.diagnosis.advice import AdvisedEvidence
 from simulator.diagnosis.evidence import (
     CAUSES,
     KV_BLOCKS,
     MAX_NUM_SEQS,
     POLICY,
     TOKEN_BUDGET,
-    Evidence,
-    Finding,
 )
+from simulator.diagnosis.finding import Advice, Finding, turn, words
+from simulator.diagnosis.reuse import known_share
 from simulator.diagnosis.unfairness import most_underserved
 from simulator.results.breakdown import prompt_rows, prompt_stalls
 from simulator.results.fairness import Clients, several_clients
@@ -29,41 +29,73 @@ if TYPE_CHECKING:
     from simulator.results.record import Record
 
 SHOWN = 4  # findings that a report prints
+NOTHING = "Nothing stands out: nothing needs turning."
+
+TTFT, E2EL = "p99_ttft_ms", "p99_e2el_ms"
+BLIND_ROUTERS = ("round_robin", "random", "session_affinity", "prefix_aware")
+"""Routers that look at no replica's queue, or not first."""
 
 WAITING = 0.05  # share of the requests' time that one cause of waiting must take
 PREEMPTED = 0.01  # preemptions per request
 MISSED = 0.01  # share of the requests that wait longer than the SLO allows
 STALLED = 0.2  # share of the decoding time that prompts add
 WASTED = 0.1  # share of the token slots that nobody needs
-SEQS_USED = 0.25  # share of the seats that were ever taken
-FULL = 0.95  # share of the KV blocks in use
 UNFAIR = 0.25  # share of a client's waiting in which another gets more than a fair policy gives
 LOW_LOAD = 2.0  # requests that run at once
 MOVED = 0.05  # share of the requests' time that KV caches must be on their way
 GIVEN_UP = 0.01  # share of the requests
+KNOWN = 0.1  # share of the prompt tokens that a prefix cache could know
+REUSE = 0.02  # share of the requests' time that goes to computing these again
 TRIED = 0.05  # share of the requests' time that goes to tries before the last
 
 
 def diagnose(record: "Record", summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Give what the rules find in a run with this summary, most important first.
 
-    Each finding is a dict with `rule`, `weight` (0 to 1), `text`, `knob` and `figures`; figures are
-    rounded to four digits.
+    Each finding is a dict with `rule`, `weight` (0 to 1), `text`, `metric` (a key of the summary),
+    `advice` (the best first: dicts of `direction`, `key`, `from`, `to` and maybe `also`, further
+    keys), `knob` (the same in words) and `figures`, rounded to four digits.
     """
-    run = Evidence(record, summary)
+    run = AdvisedEvidence(record, summary)
     if not run.done.any():
         return []
     found = [(rule.__name__, finding) for rule in RULES if (finding := rule(run)) is not None]
     found.sort(key=lambda pair: -pair[1].weight)
-    return [{"rule": name, **_rounded(finding)} for name, finding in found]
+    taken: dict[str, Advice] = {}
+    findings = [(name, finding, _agreeing(finding, taken)) for name, finding in found]
+    return [_as_dict(name, finding, advice) for name, finding, advice in findings if advice]
 
 
-def _rounded(finding: Finding) -> dict[str, Any]:
+def _agreeing(finding: Finding, taken: dict[str, Advice]) -> list[Advice]:
+    """Give the advice that agrees with what has been `taken`: one value for each key."""
+    before = {*taken}
+    for one in finding.advice:
+        taken.setdefault(one.key, one)
+    return [
+        taken[one.key]
+        for one in finding.advice
+        if one.key not in before
+        or taken[one.key].direction == one.direction != "set"
+        or taken[one.key].to == one.to
+    ]
+
+
+def _as_dict(name: str, finding: Finding, advice: Sequence[Advice]) -> dict[str, Any]:
+    """Give a finding as summary.json has it."""
     figures = {
         key: float(f"{value:.4g}") if isinstance(value, float) else value
         for key, value in finding.figures.items()
     }
-    return asdict(finding) | {"weight": round(min(finding.weight, 1.0), 3), "figures": figures}
+    told = [one.as_dict() for one in advice]
+    return {
+        "rule": name,
+        "weight": round(min(finding.weight, 1.0), 3),
+        "text": finding.text,
+        "metric": finding.metric,
+        "advice": told,
+        "knob": ", or ".join(map(words, told)),
+        "figures": figures,
+    }
 
 
 def _short(value: float) -> str:
@@ -74,22 +106,25 @@ def _short(value: float) -> str:
 def diagnosis_lines(findings: list[dict[str, Any]]) -> list[str]:
     """Give the lines that a report prints."""
     if not findings:
-        return ["Nothing stands out."]
+        return [NOTHING]
     return [f"- {finding['text']} Knob: {finding['knob']}." for finding in findings[:SHOWN]]
 
 
-def memory(run: Evidence) -> Finding | None:
+def memory(run: AdvisedEvidence) -> Finding | None:
     """Requests wait because their KV blocks do not fit."""
     share = run.wait_shares[KV_BLOCKS]
     if share < WAITING:
         return None
     engine, running = run.engine, run.gauges["mean_running"]
     return Finding(
-        share,
+        share * (1 - run.misrouted),
         f"KV memory limits the batch: for {run.memory_time:.0%} of the busy time requests wait "
         f"for blocks, {running:.1f} of {run.limit('max_num_seqs')} seats taken on average; that "
         f"wait is {share:.0%} of the requests' time.",
-        _knob_of(run, KV_BLOCKS),
+        TTFT
+        if run.share("queue_time") >= run.share("preempted_time", "decode_queue_time")
+        else E2EL,
+        run.advisor.cure(KV_BLOCKS),
         {
             "share_of_e2el": share,
             "share_of_busy_time": run.memory_time,
@@ -100,7 +135,7 @@ def memory(run: Evidence) -> Finding | None:
     )
 
 
-def waiting(run: Evidence) -> Finding | None:
+def waiting(run: AdvisedEvidence) -> Finding | None:
     """Requests wait though there is memory: for seats, for the token budget, by the policy."""
     cause = max((MAX_NUM_SEQS, TOKEN_BUDGET, POLICY), key=lambda name: run.wait_shares[name])
     share = run.wait_shares[cause]
@@ -113,11 +148,12 @@ def waiting(run: Evidence) -> Finding | None:
         POLICY: f"{run.policy} admits nobody then",
     }[cause]
     return Finding(
-        share,
+        share * (1 - run.misrouted),
         f"Requests wait {_short(run.ms('mean_queue_time') / 1000)} s in the queue on average, "
         f"{share:.0%} of their time, because {why} (GPU busy "
         f"{run.gauges['gpu_busy_fraction']:.0%}).",
-        _knob_of(run, cause),
+        TTFT,
+        run.advisor.cure(cause),
         {
             "cause": cause,
             "share_of_e2el": share,
@@ -127,24 +163,7 @@ def waiting(run: Evidence) -> Finding | None:
     )
 
 
-def _knob_of(run: Evidence, cause: str) -> str:
-    """Name the key that does most about a cause of waiting."""
-    engine = run.engine
-    if cause == MAX_NUM_SEQS:
-        return "engine.max_num_seqs"
-    if cause == TOKEN_BUDGET:
-        return "engine.max_num_batched_tokens, or a lower workload.request_rate"
-    if cause == POLICY:
-        held = engine.prefill_schedule_interval > 1 and not run.custom_admission
-        return f"engine.{'prefill_schedule_interval' if held else 'scheduling_policy'}"
-    if engine.allocation == "contiguous":
-        return "engine.allocation"
-    if engine.num_gpu_blocks_override is not None:
-        return "engine.num_gpu_blocks_override"
-    return "engine.gpu_memory_utilization, kv_cache_dtype or tensor_parallel_size"
-
-
-def preemption(run: Evidence) -> Finding | None:
+def preemption(run: AdvisedEvidence) -> Finding | None:
     """Requests are thrown out, and what that costs."""
     gauges, rate = run.gauges, run.gauges["preemption_rate"]
     if rate < PREEMPTED:
@@ -155,11 +174,14 @@ def preemption(run: Evidence) -> Finding | None:
     part = again / max(gauges["prefill_tokens"], 1)
     costs = [f"{again:,} tokens ({part:.0%} of prefill) computed again"] if again else []
     costs += [f"{_short(copied / 1e9)} GB of KV cache copied"] if copied else []
+    # Where others wait for blocks, too, smaller batches would let them wait longer.
+    fewer = run.advisor.fewer_seats() if run.wait_shares[KV_BLOCKS] < WAITING else []
     return Finding(
         max(lost, part),
         f"{gauges['preemptions']:,} preemptions, {rate:.2f} per request: "
         f"{', '.join([*costs, ''])}{lost:.1%} of the requests' time.",
-        "engine.max_num_seqs or more KV blocks",
+        "preemptions",
+        [*run.advisor.memory(), *fewer, *run.advisor.replicas()],
         {
             "preemptions": gauges["preemptions"],
             "preemption_rate": rate,
@@ -171,7 +193,7 @@ def preemption(run: Evidence) -> Finding | None:
     )
 
 
-def slo(run: Evidence) -> Finding | None:
+def slo(run: AdvisedEvidence) -> Finding | None:
     """Requests wait in the queue longer than the goodput's bound on TTFT, or E2EL, allows."""
     bounds = run.record.scenario.goodput.model_dump(exclude_none=True)
     name = next((name for name in ("ttft", "e2el") if name in bounds), None)
@@ -182,32 +204,38 @@ def slo(run: Evidence) -> Finding | None:
     if late < MISSED:
         return None
     p99 = run.ms("p99_queue_time")
+    cause = max(CAUSES, key=lambda cause: run.wait_shares[cause])
+    # Fuller steps take longer: where that counts, too, replicas come first.
+    crowded = cause in (MAX_NUM_SEQS, TOKEN_BUDGET) and bounds.keys() != {"ttft"}
     return Finding(
         late,
         f"{late:.1%} of the requests wait longer in the queue alone than goodput.{name} allows "
         f"({bound:g} ms): P99 {p99:,.0f} ms.",
-        _knob_of(run, max(CAUSES, key=lambda cause: run.wait_shares[cause])),
+        f"p99_{name}_ms",
+        [
+            *(_reroute(run) if run.misrouted > 0.5 else ()),
+            *(run.advisor.replicas() if crowded else ()),
+            *run.advisor.cure(cause),
+        ],
         {"bound": name, "bound_ms": bound, "share": late, "p99_queue_time_ms": p99},
     )
 
 
-def prefill_stalls(run: Evidence) -> Finding | None:
+def prefill_stalls(run: AdvisedEvidence) -> Finding | None:
     """Prompts in the same steps make decodes wait."""
     slowed, alone = run.time["decode_slowed_time"], run.time["decode_alone_time"]
     share = slowed / (slowed + alone) if slowed else 0.0
     if share < STALLED:
         return None
     step, less = _mixed_steps(run)
-    knob = f"engine.max_num_batched_tokens ({run.engine.max_num_batched_tokens} now)"
-    if run.custom_admission:
-        knob = f"engine.scheduling_policy ({run.policy} now)"
     beside = f"where its decodes alone would take {_short(less * 1e3)} ms"
     beside = beside if less else "without decodes"
     return Finding(
         run.share("decode_slowed_time"),
         f"Prompts make up {share:.0%} of the time between tokens: a step with prompts takes "
         f"{_short(step * 1e3)} ms {beside}; P99 ITL {_short(run.ms('p99_itl'))} ms.",
-        knob,
+        "p99_itl_ms",
+        run.advisor.smaller_chunks(),
         {
             "share_of_decode_time": share,
             "share_of_e2el": run.share("decode_slowed_time"),
@@ -218,7 +246,7 @@ def prefill_stalls(run: Evidence) -> Finding | None:
     )
 
 
-def _mixed_steps(run: Evidence) -> tuple[float, float]:
+def _mixed_steps(run: AdvisedEvidence) -> tuple[float, float]:
     """Give the mean seconds of steps with prompts and decodes, and of their decodes alone."""
     times: list[Floats] = []
     stalls: list[Floats] = []
@@ -233,37 +261,27 @@ def _mixed_steps(run: Evidence) -> tuple[float, float]:
     return (float(time.mean()), float((time - stall).mean())) if len(time) else (0.0, 0.0)
 
 
-def unused_seats(run: Evidence) -> Finding | None:
-    """Padding and finished members of a static batch, or seats that nobody ever takes."""
-    gauges, seats = run.gauges, run.engine.max_num_seqs
-    wasted, most = gauges["wasted_share"], gauges["max_running"]
-    figures = {
-        "wasted_share": wasted,
-        "wasted_seat_share": gauges["wasted_seat_share"],
-        "decode_seat_utilization": gauges["decode_seat_utilization"],
-        "max_running": most,
-        "max_num_seqs": seats,
-    }
-    if wasted >= WASTED and run.engine.speculative_config is None:
-        return Finding(
-            wasted,
-            f"{wasted:.0%} of the token slots are padding or finished members of a batch that "
-            "still runs: their seats serve nobody.",
-            f"engine.scheduling_policy ({run.policy} now; fcfs wastes none)",
-            figures,
-        )
-    if most > SEQS_USED * seats:
+def unused_seats(run: AdvisedEvidence) -> Finding | None:
+    """Padding and finished members of a static batch."""
+    wasted = run.gauges["wasted_share"]
+    if wasted < WASTED or run.engine.speculative_config is not None:
         return None
-    why = "KV memory ends first" if gauges["kv_cache_usage_max"] > FULL else "the load is lower"
     return Finding(
-        0.0,
-        f"At most {most} of max_num_seqs={seats} seats were ever taken: {why}.",
-        "engine.max_num_seqs",
-        figures,
+        wasted,
+        f"{wasted:.0%} of the token slots are padding or finished members of a batch that "
+        "still runs: their seats serve nobody.",
+        TTFT,
+        run.advisor.policy(),
+        {
+            "wasted_share": wasted,
+            "wasted_seat_share": run.gauges["wasted_seat_share"],
+            "decode_seat_utilization": run.gauges["decode_seat_utilization"],
+            "max_num_seqs": run.engine.max_num_seqs,
+        },
     )
 
 
-def unfair(run: Evidence) -> Finding | None:
+def unfair(run: AdvisedEvidence) -> Finding | None:
     """A client waits while another gets clearly more service than it."""
     if not several_clients(run.record.workload):
         return None
@@ -279,7 +297,8 @@ def unfair(run: Evidence) -> Finding | None:
         f"Clients are served unequally: for {found.share:.0%} of the time that {worst} waits, it "
         f"gets {_short(found.service)} tokens and {best} {_short(found.best_service)} (answers "
         f"count twice{weighed}), more than a fair policy would give.",
-        f"engine.scheduling_policy ({run.policy} now)",
+        "service_difference_max",
+        run.advisor.policy("fair"),
         {
             "worst_client": worst,
             "worst_service": found.service,
@@ -291,29 +310,81 @@ def unfair(run: Evidence) -> Finding | None:
     )
 
 
-def low_load(run: Evidence) -> Finding | None:
-    """So few requests run at once that it does not matter how they are batched."""
-    running, busy = run.gauges["mean_running"], run.gauges["gpu_busy_fraction"]
-    if running >= LOW_LOAD or sum(run.wait_shares.values()) >= WAITING:
+def routing(run: AdvisedEvidence) -> Finding | None:
+    """Requests wait at one replica while another is free."""
+    share, router = run.misrouted * run.share("queue_time"), _reroute(run)
+    if share < WAITING or not router:
+        return None
+    return Finding(
+        share,
+        f"Requests wait at one replica while another is free: that is {run.misrouted:.0%} of all "
+        f"waiting, {share:.0%} of the requests' time (router {router[0].value}).",
+        TTFT,
+        [*router, *run.advisor.replicas()],
+        {"share_of_waiting": run.misrouted, "share_of_e2el": share},
+    )
+
+
+def _reroute(run: AdvisedEvidence) -> list[Advice]:
+    """Advise a router that looks at the replicas, where there is none."""
+    cluster = run.record.scenario.cluster
+    if cluster is None:
+        return []
+    router = cluster.router if isinstance(cluster.router, str) else str(cluster.router["router"])
+    if router not in BLIND_ROUTERS:
+        return []
+    return [turn("cluster.router", router, "least_outstanding")]
+
+
+def prefix_reuse(run: AdvisedEvidence) -> Finding | None:
+    """Prompts begin alike, and each is computed anew."""
+    if run.engine.enable_prefix_caching:
+        return None
+    known = known_share(run.record.workload, run.engine.block_size)
+    share = known * run.share("queue_time", "prefill_time", "decode_slowed_time")
+    if known < KNOWN or share < REUSE:
+        return None
+    return Finding(
+        share,
+        f"{known:.0%} of the prompt tokens have been in a prompt before, from its beginning on, "
+        "and are computed again: there is no prefix cache.",
+        "mean_ttft_ms",
+        run.advisor.prefix_caching(),
+        {"share_of_prompt_tokens": known, "share_of_e2el": share},
+    )
+
+
+def low_load(run: AdvisedEvidence) -> Finding | None:
+    """So few requests run at once that fewer replicas would do."""
+    cluster, running = run.record.scenario.cluster, run.gauges["mean_running"]
+    if running >= LOW_LOAD or sum(run.wait_shares.values()) >= WAITING or cluster is None:
+        return None
+    now = cluster.replicas or 1
+    if cluster.groups or cluster.autoscaling is not None or now == 1:
+        return None
+    busy = run.gauges["gpu_busy_fraction"]
+    enough = max(1, int(np.ceil(now * running * busy / LOW_LOAD)))
+    if enough == now:
         return None
     return Finding(
         1 - running / LOW_LOAD,
-        f"The load is too low for batching to matter: {running:.2f} requests run at once while the "
-        f"engine works, and it works {busy:.0%} of the time.",
-        "workload.request_rate",
+        f"The load is too low for batching to matter: {running:.2f} requests run at once while a "
+        f"replica works, and it works {busy:.0%} of the time.",
+        "gpu_hours",
+        [turn("cluster.replicas", now, enough)],
         {"mean_running": running, "gpu_busy_fraction": busy},
     )
 
 
 LOST_TRIES = {
-    "refused_tries": ("refused at the door", "cluster.admission, or more replicas"),
-    "timed_out_tries": ("timed out", "more replicas, or cluster.client's timeouts"),
-    "tries_lost_in_failures": ("lost with a replica", "cluster.failures, or more replicas"),
+    "refused_tries": "refused at the door",
+    "timed_out_tries": "timed out",
+    "tries_lost_in_failures": "lost with a replica",
 }
-"""Why tries come to nothing, in words, and the knob."""
+"""Why tries come to nothing, in words."""
 
 
-def tries(run: Evidence) -> Finding | None:
+def tries(run: AdvisedEvidence) -> Finding | None:
     """Requests are given up by their clients, or it takes several tries to serve them."""
     cluster = run.gauges.get("cluster", {})
     total = len(run.table.sent)
@@ -323,31 +394,36 @@ def tries(run: Evidence) -> Finding | None:
         return None
     counts = {name: cluster[name] for name in LOST_TRIES}
     what = ", ".join(
-        f"{counts[name]:,} {word}" for name, (word, _) in LOST_TRIES.items() if counts[name]
+        f"{counts[name]:,} {word}" for name, word in LOST_TRIES.items() if counts[name]
     )
     text = f"{gone:,} of {total:,} requests were given up ({lost:.1%}). " if gone else ""
     text += f"Tries that came to nothing, {what}, are {share:.0%} of the time of those served."
     return Finding(
         max(lost, share),
         text,
-        LOST_TRIES[max(counts, key=lambda name: counts[name])][1],
+        "completed" if gone else "mean_e2el_ms",
+        run.advisor.replicas(),
         {"given_up": gone, "share_of_requests": lost, "share_of_e2el": share, **counts},
     )
 
 
-def kv_transfer(run: Evidence) -> Finding | None:
+def kv_transfer(run: AdvisedEvidence) -> Finding | None:
     """KV caches are long on their way from the replicas that prefill."""
     share = run.share("transfer_time")
     if share < MOVED:
         return None
     links = run.gauges["cluster"]["kv_transfer"]
     behind = links["mean_link_wait_ms"] / links["mean_transfer_time_ms"]
+    assert run.record.scenario.cluster is not None
+    given = run.record.scenario.cluster.kv_transfer
+    assert given is not None
     return Finding(
         share,
         f"KV caches are {links['mean_transfer_time_ms'] / 1e3:.3g} s on their way to the replicas "
         f"that decode, {share:.0%} of the requests' time; {behind:.0%} of that behind others "
         f"(busy {links['link_utilization']:.0%}).",
-        "cluster.kv_transfer.bandwidth, or more replicas that prefill",
+        "mean_transfer_time_ms",
+        [turn("cluster.kv_transfer.bandwidth", given.bandwidth, 2 * given.bandwidth)],
         {
             "share_of_e2el": share,
             "mean_transfer_time_ms": links["mean_transfer_time_ms"],
@@ -358,6 +434,6 @@ def kv_transfer(run: Evidence) -> Finding | None:
 
 
 RULES = (
-    *(tries, memory, waiting, preemption, slo, kv_transfer, prefill_stalls),
-    *(unused_seats, unfair, low_load),
+    *(tries, routing, memory, waiting, preemption, slo, kv_transfer, prefill_stalls),
+    *(unused_seats, prefix_reuse, unfair, low_load),
 )

@@ -6,7 +6,8 @@ that the second found wrong.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,22 @@ def check_scenario(
         wrong.sort(key=lambda fault: source_map.line(fault[0]))
         raise HeadwayError(dict.fromkeys([*map(source_map.message, wrong), *others]))
     return scenario
+
+
+def with_keys(scenario: Scenario, keys: Mapping[str, Any]) -> Scenario:
+    """Give a scenario with values put in at dotted keys; HeadwayError where they do not fit."""
+    raw = deepcopy(scenario.resolved())
+    source_map = SourceMap(scenario.name, {})
+    for name, value in keys.items():
+        *above, last = name.split(".")
+        block = raw
+        for part in above:
+            if block.get(part) is None:
+                block[part] = {}
+            block = block[part]
+        block[last] = value
+        source_map.override((*above, last), f"{name}={value}")
+    return check_scenario(raw, source_map, scenario.folder)
 
 
 def named_code(scenario: Scenario) -> Iterator[tuple[Key, str]]:

@@ -5,6 +5,7 @@ from html import escape
 from math import isnan
 from typing import Any
 
+from simulator.diagnosis.rules import NOTHING
 from simulator.figures.data import Run
 from simulator.results.breakdown import PARTS
 from simulator.results.request_table import DELIVERY, RETRY, TRANSFER_PARTS
@@ -119,7 +120,7 @@ def per_run(runs: Sequence[Run], section: Callable[[Run], str]) -> str:
 
 
 def diagnosis(run: Run) -> str:
-    """List what stands out, the knob that changes it, and warnings."""
+    """List what stands out, the advice, and warnings."""
     gauges = run.summary["headway"]
     items = [
         f"{escape(str(one.get('text')))} <span class=knob>{escape(str(one.get('knob')))}</span>"
@@ -128,7 +129,7 @@ def diagnosis(run: Run) -> str:
     ]
     items += [f"Warning: {escape(str(warning))}" for warning in gauges.get("warnings") or []]
     lines = "".join(f"<li>{item}</li>" for item in items)
-    return f"<ul>{lines}</ul>" if items else "<p>Nothing stands out.</p>"
+    return f"<ul>{lines}</ul>" if items else f"<p>{NOTHING}</p>"
 
 
 def percentiles(runs: Sequence[Run]) -> str:

@@ -1,0 +1,49 @@
+"""The verb `headway diagnose`: what limits a run, and what each advice would bring."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from simulator.cli.options import (
+    DEFAULT_SETTINGS,
+    Quiet,
+    Settings,
+    Workers,
+    at_least_one,
+    silent,
+)
+from simulator.cli.progress import runs_progress
+
+
+def diagnose(
+    scenario: Annotated[
+        Path,
+        Parameter(
+            name="SCENARIO",
+            help="scenario file (YAML), a shipped one's name, or a folder that `headway run` wrote",
+        ),
+    ],
+    /,
+    *,
+    settings: Settings = DEFAULT_SETTINGS,
+    jobs: Workers = None,
+    json_: Annotated[bool, silent("print JSON", "--json")] = False,
+    quiet: Quiet = False,
+) -> int:
+    """Tell what limits a run, and simulate what each advice would bring."""
+    from simulator.planning.diagnose import diagnose as find
+    from simulator.planning.diagnose import table
+    from simulator.scenario.load import load_scenario
+
+    at_least_one(jobs=jobs)
+    path = scenario / "scenario.yaml" if scenario.is_dir() else scenario
+    loaded = load_scenario(path, settings.overrides, settings.seed)
+    with runs_progress("runs", quiet or json_) as progress:
+        found = find(loaded, jobs=jobs, progress=progress)
+    if json_:
+        print(json.dumps(found.as_dict(), indent=2, allow_nan=False))
+    elif not quiet:
+        print(table(found))
+    return 0

@@ -1,0 +1,302 @@
+"""Which keys of the scenario to turn, in which direction and by how much, for each cause."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simulator.cluster.config import MOST_REPLICAS
+from simulator.core.request import Chunk, Request, Step
+from simulator.diagnosis.evidence import Evidence
+from simulator.diagnosis.finding import Advice, turn
+from simulator.results.breakdown import prompt_rows, prompt_stalls
+from simulator.results.record import replicas_in
+from simulator.results.request_table import Floats
+from simulator.scenario.assemble import memory_budget
+from simulator.scenario.scenario import Scenario
+
+if TYPE_CHECKING:
+    from simulator.core.engine_config import EngineConfig
+    from simulator.core.log import Log
+    from simulator.scenario.assemble import EngineParts
+
+MOST = 4  # times a number is raised at once
+SPAN = 0.25  # of the run: in a shorter time all requests come at once
+SMALLEST = 8  # th part of the tokens of a step, at least
+HEADROOM = 1.2  # replicas beyond those that the load would keep busy all the time
+WORTH = 1.1  # times as many blocks, seats or tokens a second: less is no advice
+FASTER = 1.5  # times as fast must prompts be in larger chunks, as decodes beside them get slower
+PROMPTS_FIRST = ("fcfs-v0", "sglang", "tgi")
+"""Policies that let prompts go before decodes: none lets them begin sooner."""
+UTILIZATION = 0.95  # of the GPU's memory; CUDA graphs and fragmentation want the rest
+EIGHT_BITS = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4")
+
+
+class Advisor:
+    """Advice for one group of replicas: that whose requests wait the most."""
+
+    def __init__(self, run: Evidence) -> None:
+        self.run = run
+        scenario, cluster = run.record.scenario, run.record.cluster
+        groups = {"all": [*range(len(run.record.logs))]}
+        if cluster is not None:
+            groups = replicas_in(cluster.groups)
+        waited = {name: sum(run.waited[k] for k in numbers) for name, numbers in groups.items()}
+        self.group = max(waited, key=waited.__getitem__)
+        numbers = groups[self.group]
+        self.scenario: Scenario = scenario.of_group(self.group)
+        self.engine: EngineConfig = self.scenario.engine
+        self.parts: EngineParts = run.record.parts if cluster is None else cluster.parts[numbers[0]]
+        logs = run.record.logs if cluster is None else cluster.engine_logs(run.record)
+        self.logs: list[Log] = [logs[number] for number in numbers if logs[number].step_rows]
+        self.costs = [run.record.costs[n] for n in numbers if logs[n].step_rows]
+
+    def _key(self, name: str, block: str = "engine") -> str:
+        """Give the dotted key of this group's engine or GPU."""
+        cluster = self.run.record.scenario.cluster
+        if cluster is not None and getattr(cluster.replica_groups[self.group], block) is not None:
+            return f"cluster.groups.{self.group}.{block}.{name}"
+        return f"{block}.{name}"
+
+    @property
+    def _gauges(self) -> Mapping[str, Any]:
+        """Give the gauges of the group."""
+        cluster = self.run.gauges.get("cluster", {"groups": {}})
+        found: Mapping[str, Any] = cluster["groups"].get(self.group, self.run.gauges)
+        return found
+
+    @property
+    def most_present(self) -> int:
+        """Requests at once, running and waiting, at most."""
+        return int(self._gauges["max_running"] + self._gauges["max_waiting"])
+
+    @property
+    def seats_in_memory(self) -> int:
+        """Requests whose KV blocks fit at once, by the blocks that those who ran had on average."""
+        usage = self._gauges["kv_cache_usage_mean"]
+        return int(round(self._gauges["mean_running"] / usage, 6)) if usage else self.most_present
+
+    def _mean_decodes(self) -> tuple[int, int]:
+        """Give the mean decodes of a step while it computes, at least 1, and their context."""
+        table, done = self.run.table, self.run.done
+        tokens = table.workload.prompt_tokens[done] + table.generated[done] / 2
+        running = max(round(self._gauges["mean_running"], 6), 1.0)
+        return round(running), round(running * float(tokens.mean()))
+
+    # ---------------------------------------------------------------- more of all
+
+    def replicas(self) -> list[Advice]:
+        """More replicas: as many as end the work while it comes; twice as many after a burst."""
+        cluster = self.run.record.scenario.cluster
+        if cluster is not None and cluster.autoscaling is not None:
+            scaling = cluster.autoscaling
+            if scaling.group in (None, self.group):
+                most = scaling.max_replicas
+                return [turn("cluster.autoscaling.max_replicas", most, self._enough(most))]
+        now = 1 if cluster is None else cluster.replica_groups[self.group].replicas
+        groups = cluster is not None and cluster.groups
+        key = f"cluster.groups.{self.group}.replicas" if groups else "cluster.replicas"
+        return [turn(key, now, self._enough(now))] if now < MOST_REPLICAS else []
+
+    def _enough(self, now: int) -> int:
+        """Say how many replicas keep up with the arrivals; the clients' load stays as it is."""
+        table = self.run.table
+        sent = table.sent[~np.isnan(table.sent)]
+        end = np.nanmax(table.finish)
+        arriving, whole = float(sent.max() - sent.min()), float(end - sent.min())
+        times = 2.0 if arriving < SPAN * whole else HEADROOM * whole / arriving
+        return min(max(int(np.ceil(now * times)), now + 1), MOST_REPLICAS)
+
+    def quantization(self) -> list[Advice]:
+        """Narrower weights: less to read in each step; a fitted profile of others says nothing."""
+        cost = self.scenario.cost
+        if self.engine.quantization is not None or (cost and cost.get("kind") != "roofline"):
+            return []
+        to = "fp8" if self.parts.gpu.fp8_flops else "int8"
+        return [turn(self._key("quantization"), None, to)]
+
+    # ---------------------------------------------------------------- seats and tokens
+
+    def seats(self) -> list[Advice]:
+        """More seats, as far as there are requests and KV memory for them."""
+        now, tokens = self.engine.max_num_seqs, self.engine.max_num_batched_tokens
+        wanted = min(self.most_present, self.seats_in_memory, MOST * now)
+        to = min(1 << max(wanted - 1, 1).bit_length(), MOST * now, max(self.seats_in_memory, 1))
+        while to >= WORTH * now:
+            key = self._key("max_num_batched_tokens")
+            if self._blocks(max_num_seqs=to, max_num_batched_tokens=max(tokens, to)) >= (
+                self.parts.num_gpu_blocks / WORTH
+            ):
+                return [turn(self._key("max_num_seqs"), now, to, {key: to} if to > tokens else {})]
+            to //= 2
+        return []
+
+    def more_seats_pay(self) -> bool:
+        """Say whether twice as many decodes give clearly more tokens a second."""
+        sizes = np.array([1, 2]) * np.array([self._mean_decodes()]).T
+        one, two = self.costs[0].decode_seconds(*sizes)
+        return bool(2 * one > WORTH * two)
+
+    def token_budget(self) -> tuple[list[Advice], float]:
+        """More tokens a step, and how many times as fast prompts are then."""
+        now = self.engine.max_num_batched_tokens
+        decodes, context = self._mean_decodes()
+
+        def rate(tokens: int) -> float:
+            chunk = max(tokens - decodes, 1)
+            step = Step([Chunk(Request(-1, 0.0, chunk, 1), 0, chunk)], decodes, context)
+            seconds: float = self.costs[0].execute(step)
+            return chunk / max(seconds, 1e-12)
+
+        rates = {times: rate(times * now) / rate(now) for times in (2, 4, 8)}
+        best = max(rates.values())
+        times = next(times for times, gain in rates.items() if gain >= 0.95 * best)
+        blocks = self._blocks(max_num_batched_tokens=times * now)
+        if best < WORTH or blocks < self.parts.num_gpu_blocks / WORTH:
+            return [], 1.0
+        return [turn(self._key("max_num_batched_tokens"), now, times * now)], best
+
+    def smaller_chunks(self) -> list[Advice]:
+        """Fewer tokens a step: so many that prompts take as long as the decodes beside them.
+
+        Behind a scheduler that does not split prompts, vLLM's does so.
+        """
+        now, seats = self.engine.max_num_batched_tokens, self.engine.max_num_seqs
+        stalls: list[Floats] = []
+        columns: list[tuple[Floats, ...]] = []
+        for log, cost in zip(self.logs, self.costs, strict=True):
+            rows = log.steps[prompt_rows(log)]
+            mixed = rows["decodes"] > 0
+            stalls.append(prompt_stalls(log, cost)[mixed])
+            time = (rows["end"] - rows["start"])[mixed]
+            columns.append((time, rows["prefill_tokens"][mixed], rows["decodes"][mixed]))
+        if not sum(map(len, stalls)):
+            return []
+        stall = np.concatenate(stalls)
+        time, prompts, decodes = (np.concatenate(column) for column in zip(*columns, strict=True))
+        per_token = stall.sum() / max(prompts.sum(), 1)
+        fair = decodes.mean() + (time - stall).mean() / max(per_token, 1e-12)
+        used = float(np.quantile(prompts + decodes, 0.99))
+        least = max(seats, now // SMALLEST)
+        most = min(now, used) / 2
+        if most < least or not self.engine.enable_chunked_prefill:
+            return []
+        to = max(1 << (int(min(max(fair, least), most)).bit_length() - 1), least)
+        key = self._key("max_num_batched_tokens")
+        if self.run.custom_admission:
+            return [replace(one, also={key: to} if to < now else {}) for one in self.policy()]
+        return [turn(key, now, to)] if to < now else []
+
+    # ---------------------------------------------------------------- memory
+
+    def _blocks(self, **keys: Any) -> int:
+        """Count the KV blocks that an engine with these keys has; 0: it does not fit."""
+        changed = self.engine.model_copy(update=keys)
+        try:
+            fit = memory_budget(changed, self.parts.model, self.parts.gpu).num_gpu_blocks
+        except ValueError:
+            return 0
+        return changed.num_gpu_blocks_override or fit
+
+    def memory(self) -> list[Advice]:
+        """More KV blocks, or fewer for each request; first what costs no GPU."""
+        return [*self._reservations(), *self._override(), *self._more_blocks()]
+
+    def _reservations(self) -> Iterator[Advice]:
+        """Reserve less for each request."""
+        engine, table = self.engine, self.run.table
+        if engine.allocation == "contiguous":
+            yield turn(self._key("allocation"), "contiguous", "paged")
+        reserve = engine.reserve_output_tokens
+        if engine.allocation == "contiguous" or reserve == "max_model_len":
+            longest = int((table.workload.prompt_tokens + table.generated)[self.run.done].max())
+            to = -(-longest // engine.block_size) * engine.block_size
+            now = self.parts.max_model_len
+            if to * WORTH < now and engine.enable_chunked_prefill:
+                yield turn(self._key("max_model_len"), now, to)
+        if reserve is not None:
+            yield turn(self._key("reserve_output_tokens"), reserve, None)
+
+    def _override(self) -> Iterator[Advice]:
+        """As many blocks as are wanted and as the GPU has."""
+        now = self.engine.num_gpu_blocks_override
+        if now is None:
+            return
+        fit = self._blocks(num_gpu_blocks_override=None)
+        wanted = now * self.most_present / max(self.seats_in_memory, 1)
+        to = min(fit, int(np.ceil(min(max(wanted, 2 * now), MOST * now))))
+        if to >= WORTH * now:
+            yield turn(self._key("num_gpu_blocks_override"), now, to)
+
+    def _more_blocks(self) -> list[Advice]:
+        """Narrower numbers and more of the memory, as blocks count; last more GPUs."""
+        engine, parts = self.engine, self.parts
+        if engine.num_gpu_blocks_override is not None:
+            return []
+        offers = [*self.quantization()]
+        if engine.cache_dtype not in EIGHT_BITS:
+            offers.append(turn(self._key("kv_cache_dtype"), engine.kv_cache_dtype, "fp8"))
+        if (share := engine.gpu_memory_utilization) < UTILIZATION:
+            offers.append(turn(self._key("gpu_memory_utilization"), share, UTILIZATION))
+        size, count = engine.tensor_parallel_size, self.scenario.gpu.count
+        also = {self._key("count", "gpu"): 2 * count}
+        wider = turn(self._key("tensor_parallel_size"), size, 2 * size, also)
+        blocks = {one: self._blocks(**{one.key.rpartition(".")[2]: one.to}) for one in offers}
+        blocks[wider] = 0 if self.scenario.cost else self._blocks(tensor_parallel_size=2 * size)
+        useful = [one for one in blocks if blocks[one] >= WORTH * parts.num_gpu_blocks]
+        return sorted(useful, key=lambda one: (one is wider, -blocks[one]))
+
+    def fewer_seats(self) -> list[Advice]:
+        """So few that all who run keep their blocks to the end."""
+        table, now = self.run.table, self.engine.max_num_seqs
+        total = (table.workload.prompt_tokens + table.generated)[self.run.done]
+        each = -(-float(np.quantile(total, 0.75)) // self.engine.block_size)
+        to = max(int((self.parts.num_gpu_blocks - 1) // each), 1)
+        to = min(to, int(self._gauges["max_running"]) - 1)
+        return [turn(self._key("max_num_seqs"), now, to)] if 1 <= to < now else []
+
+    # ---------------------------------------------------------------- rules of the scheduler
+
+    def policy(self, to: str = "fcfs") -> list[Advice]:
+        """Another policy."""
+        now = self.engine.scheduling_policy
+        name = now if isinstance(now, str) else str(now["policy"])
+        return [] if name == to else [turn(self._key("scheduling_policy"), name, to)]
+
+    def interval(self) -> list[Advice]:
+        """Prompts in every step."""
+        now = self.engine.prefill_schedule_interval
+        return [turn(self._key("prefill_schedule_interval"), now, 1)] if now > 1 else []
+
+    def prefix_caching(self) -> list[Advice]:
+        """Keep the blocks of prompts."""
+        return [turn(self._key("enable_prefix_caching"), False, True)]
+
+    def cure(self, cause: str) -> list[Advice]:
+        """Say what to do about a cause of waiting, the best first; see `CAUSES`.
+
+        What costs no GPU comes before more replicas where it makes the work itself faster.
+        """
+        free, first = [*self.memory()], True
+        if cause == "seats":
+            free, first = self.seats(), self.more_seats_pay()
+        elif cause == "token budget":
+            free, faster = self.token_budget()
+            first = faster >= FASTER
+        elif cause == "policy":
+            free = [*self.interval(), *self.policy()]
+            first = self.run.policy not in PROMPTS_FIRST
+        more = self.replicas()
+        narrower = self.quantization() if cause in ("seats", "token budget") else []
+        return [*free, *more, *narrower] if first else [*more, *free, *narrower]
+
+
+class AdvisedEvidence(Evidence):
+    """The evidence in a run, and what to do about it."""
+
+    @cached_property
+    def advisor(self) -> Advisor:
+        """Give what knows the keys to turn."""
+        return Advisor(self)

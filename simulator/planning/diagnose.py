@@ -1,0 +1,207 @@
+"""What the advice of a diagnosis brings: each is simulated on the same workload, and ranked."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from simulator.diagnosis.finding import words
+from simulator.diagnosis.rules import NOTHING
+from simulator.planning.runs import MetricValues, Outcome, metric_values, run_each, warn_once
+from simulator.scenario.load import with_keys
+from simulator.scenario.scenario import Scenario
+from simulator.simulation.run import run
+from simulator.util.errors import HeadwayError
+from simulator.util.workers import use_backend
+from simulator.views.report import BY_KEY, align
+
+SHOWN = ("p99_ttft_ms", "p99_itl_ms", "request_goodput", "output_throughput")
+"""What is told of every advice, beside the metrics that it is for."""
+LESS = ("preemptions", "service_difference_max", "gpu_hours")
+"""Metrics beside those of a comparison of which less is better."""
+NONE_WAITS = {"service_difference_max": 0.0}
+"""What a metric is where the summary has null: no two clients wait at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A piece of advice that was simulated."""
+
+    rule: str  # whose finding gives it
+    metric: str  # of the summary: what it is to improve
+    advice: Mapping[str, Any]  # as in summary.json
+    values: MetricValues  # of the run that follows it; empty: it failed
+    error: str = ""  # why
+    before: float | None = None  # the metric as it is
+    gpus: int = 0  # that the run has
+
+    @property
+    def after(self) -> float | None:
+        """Give the metric of the run that follows the advice."""
+        return value_of(self.values, self.metric)
+
+    @property
+    def gain(self) -> float:
+        """Give by what share of its greater value the metric improves; below 0: it gets worse."""
+        return gain(self.metric, self.before, self.after)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give it as JSON has it."""
+        return {
+            "rule": self.rule,
+            "metric": self.metric,
+            "advice": dict(self.advice),
+            "before": self.before,
+            "after": self.after,
+            "gpus": self.gpus,
+            "error": self.error or None,
+            "metrics": dict(self.values),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What stands out in a run, and what each advice would bring."""
+
+    findings: Sequence[Mapping[str, Any]]
+    values: MetricValues  # of the run as it is
+    gpus: int
+    trials: Sequence[Trial]  # those first that improve the first finding's metric the most
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give it as JSON has it."""
+        return {
+            "findings": [*self.findings],
+            "gpus": self.gpus,
+            "metrics": dict(self.values),
+            "trials": [trial.as_dict() for trial in self.trials],
+        }
+
+
+def better(metric: str) -> int:
+    """Say whether more of a metric is better (1), or less (-1)."""
+    return BY_KEY[metric].better if metric in BY_KEY else -1 if metric in LESS else 1
+
+
+def gain(metric: str, before: float | None, after: float | None) -> float:
+    """Give by what share of its greater value a metric improves; -inf where one is not known."""
+    if before is None or after is None:
+        return -inf
+    return (after - before) * better(metric) / (max(abs(after), abs(before)) or 1.0)
+
+
+def value_of(values: MetricValues, metric: str) -> float | None:
+    """Give a metric of a run; None: it has none."""
+    return values.get(metric, NONE_WAITS.get(metric) if values else None)
+
+
+def diagnose(
+    scenario: Scenario,
+    *,
+    jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Diagnosis:
+    """Run a scenario, and once more for each advice of its findings, on `jobs` workers.
+
+    All runs have the same requests at the same times, lengths and errors of the cost model (common
+    random numbers). An advice that several findings give is tried for the first. Raises
+    HeadwayError where the scenario cannot be run; advice that cannot be followed says why.
+    """
+    summary = run(scenario).summary()
+    findings = summary["headway"]["diagnosis"] or []
+    values, gpus = metric_values(summary), count_gpus(scenario)
+    advised = [*_advised(findings)]
+    planned = [(*one, *_follow(scenario, one[2])) for one in advised]
+    tasks = [changed for *_, changed, _ in planned if changed is not None]
+    outcomes = _outcomes(tasks, jobs, progress)
+    trials = []
+    for rule, metric, advice, changed, refused in planned:
+        outcome = Outcome({}, [refused]) if changed is None else next(outcomes)
+        trials.append(
+            Trial(
+                *(rule, metric, advice, outcome.values, outcome.error, value_of(values, metric)),
+                gpus=count_gpus(changed) if changed is not None else 0,
+            )
+        )
+    if trials:
+        first = trials[0].metric
+        now = value_of(values, first)
+        trials.sort(key=lambda trial: -gain(first, now, value_of(trial.values, first)))
+    return Diagnosis(findings, values, gpus, trials)
+
+
+def _advised(findings: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, Any]]:
+    """Give rule, metric and advice of all findings, each advice once."""
+    seen = []
+    for finding in findings:
+        for advice in finding["advice"]:
+            if advice not in seen:
+                seen.append(advice)
+                yield finding["rule"], finding["metric"], advice
+
+
+def follow(scenario: Scenario, advice: Mapping[str, Any]) -> Scenario:
+    """Give the scenario with a piece of advice followed; HeadwayError where that cannot be."""
+    return with_keys(scenario, {advice["key"]: advice["to"], **advice.get("also", {})})
+
+
+def _follow(scenario: Scenario, advice: Mapping[str, Any]) -> tuple[Scenario | None, str]:
+    try:
+        return follow(scenario, advice), ""
+    except HeadwayError as error:
+        return None, "; ".join(error.messages)
+
+
+def _outcomes(
+    tasks: Sequence[Scenario], jobs: int | None, progress: Callable[[int, int], None] | None
+) -> Iterator[Outcome]:
+    """Run the scenarios; give what came of each, in their order."""
+    found: dict[int, Outcome] = {}
+    with use_backend("loky", jobs):
+        for index, outcome in run_each(_measure, tasks, jobs):
+            found[index] = outcome
+            if progress is not None:
+                progress(len(found), len(tasks))
+    warned: set[str] = set()
+    for index in range(len(tasks)):
+        warn_once(found[index].warned, warned)
+        yield found[index]
+
+
+def _measure(scenario: Scenario) -> MetricValues:
+    """Make one run, in a worker."""
+    return metric_values(run(scenario).summary())
+
+
+def count_gpus(scenario: Scenario) -> int:
+    """Count the GPUs of all replicas."""
+    if scenario.cluster is None:
+        return scenario.gpu.count
+    groups = scenario.cluster.replica_groups
+    return sum(scenario.of_group(name).gpu.count * groups[name].replicas for name in groups)
+
+
+def table(found: Diagnosis) -> str:
+    """Write what stands out, and a row for each advice, the best first."""
+    if not found.trials:
+        return NOTHING
+    lines = [f"- {finding['text']}" for finding in found.findings]
+    metrics = [finding["metric"] for finding in found.findings]
+    columns = [key for key in dict.fromkeys((*metrics, *SHOWN)) if key in found.values]
+    rows = [(f"What each advice brings, by {_label(metrics[0])}", *map(_label, columns), "GPUs")]
+    rows.append(("as it is", *(_number(found.values, key) for key in columns), str(found.gpus)))
+    for trial in found.trials:
+        if not trial.error:
+            cells = [_number(trial.values, key) for key in columns]
+            rows.append((words(trial.advice), *cells, str(trial.gpus)))
+    failed = [f"{words(t.advice)}: cannot be: {t.error}" for t in found.trials if t.error]
+    return "\n".join([*lines, "", align(rows), *failed])
+
+
+def _label(metric: str) -> str:
+    return BY_KEY[metric].label if metric in BY_KEY else metric.replace("_", " ").capitalize()
+
+
+def _number(values: MetricValues, key: str) -> str:
+    value = value_of(values, key)
+    return "" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,0 +1,170 @@
+"""Advice that is simulated: what it brings, in what order, and that the first of it helps."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+from simulator import diagnose, load_scenario, run
+from simulator.cli.main import main
+from simulator.diagnosis.finding import turn, words
+from simulator.planning.diagnose import follow, gain, table, value_of
+from simulator.planning.runs import metric_values
+from simulator.scenario.load import check_scenario, with_keys
+from simulator.util.errors import HeadwayError
+from simulator.util.yaml_lines import SourceMap
+from tests.conftest import FULL
+from tests.support.scenarios import ONE_A_SECOND
+from tests.support.troubled_scenarios import TROUBLES, draw_troubled
+
+DRAWN = range(100 if FULL else 20)
+HELPS = 0.9  # of the first advice
+
+# One seat and steps of a second: three requests of one token come at once and end after 1, 2, 3 s.
+THREE = """name: three
+engine: {max_num_seqs: 1, max_num_batched_tokens: 64, max_model_len: 64,
+         enable_prefix_caching: false}
+cost: {kind: linear, base: 1}
+workload: {num_prompts: 3, request_rate: inf, input_len: 8, output_len: 1}
+"""
+
+
+def test_what_each_advice_brings(write) -> None:
+    """With 4 seats all end after 1 s; with two replicas the third waits for one: P99 of 1, 1, 2."""
+    found = diagnose(load_scenario(write(THREE)), jobs=1)
+    (finding,) = found.findings
+    assert finding["rule"] == "waiting"
+    assert [trial.advice["key"] for trial in found.trials] == [
+        "engine.max_num_seqs",
+        "cluster.replicas",
+    ]
+    seats, replicas = found.trials
+    assert seats.advice == {
+        "direction": "raise",
+        "key": "engine.max_num_seqs",
+        "from": 1,
+        "to": 4,
+    }
+    assert seats.before == pytest.approx(2980.0)  # of 1, 2, 3 s
+    assert seats.after == pytest.approx(1000.0)
+    assert seats.gain == pytest.approx(1.98 / 2.98)
+    assert (replicas.advice["from"], replicas.advice["to"]) == (1, 2)
+    assert replicas.after == pytest.approx(1980.0)  # of 1, 1, 2 s
+    assert (seats.gpus, replicas.gpus) == (1, 2)
+
+
+def test_all_is_well(write, capsys) -> None:
+    """Nothing is tried, and it says so."""
+    path = write(ONE_A_SECOND)
+    sets = ["--set", "workload.request_rate=0.1", "--set", "workload.num_prompts=20"]
+    assert main(["diagnose", str(path), *sets]) == 0
+    assert capsys.readouterr().out == "Nothing stands out: nothing needs turning.\n"
+
+
+def test_the_command(write, tmp_path: Path, capsys) -> None:
+    """Of a scenario and of the folder of its run, as a table and as JSON."""
+    path, folder = write(THREE), str(tmp_path / "out")
+    assert main(["run", str(path), "--out", folder, "--quiet"]) == 0
+    assert main(["diagnose", str(path), "--jobs", "1"]) == 0
+    told = capsys.readouterr().out
+    lines = told.splitlines()
+    assert [line.split("  ")[0] for line in lines if line.startswith(("as it", "raise"))] == [
+        "as it is",
+        "raise engine.max_num_seqs from 1 to 4",
+        "raise cluster.replicas from 1 to 2",
+    ]
+    assert main(["diagnose", folder, "--jobs", "1"]) == 0
+    assert capsys.readouterr().out == told
+    assert main(["diagnose", folder, "--jobs", "1", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert answer["findings"] == summary["headway"]["diagnosis"]
+    assert answer["trials"][0]["after"] == pytest.approx(1000.0)
+    assert main(["diagnose", folder, "--jobs", "1", "--quiet"]) == 0
+    assert not capsys.readouterr().out
+
+
+def test_bad_input(write, tmp_path: Path, capsys) -> None:
+    """One line each, exit code 2."""
+    for words_, told in (
+        ([str(tmp_path / "none.yaml")], "none.yaml: no such file"),
+        ([str(tmp_path)], "scenario.yaml: no such file"),
+        ([str(write(THREE)), "--jobs", "0"], "--jobs 0: must be at least 1"),
+        ([str(write(THREE)), "--set", "engine.max_num_seq=1"], "engine.max_num_seq: unknown key"),
+    ):
+        assert main(["diagnose", *words_]) == 2
+        error = capsys.readouterr().err
+        assert told in error
+        assert error.count("\n") == 1
+
+
+def test_advice_that_cannot_be_followed_says_why(write) -> None:
+    """A key that is refused ends up as an error beside those that were simulated."""
+    scenario = load_scenario(write(THREE))
+    with pytest.raises(HeadwayError, match=r"max_num_seqs=0: engine.max_num_seqs: must be"):
+        with_keys(scenario, {"engine.max_num_seqs": 0})
+    with pytest.raises(HeadwayError, match=r"at least max_num_seqs \(128\)"):
+        follow(scenario, turn("engine.max_num_seqs", 1, 128).as_dict())
+    wide = turn("engine.max_num_seqs", 1, 128, {"engine.max_num_batched_tokens": 128}).as_dict()
+    changed = follow(scenario, wide)
+    assert changed.engine.max_num_batched_tokens == 128
+    assert words(wide).endswith("from 1 to 128 and engine.max_num_batched_tokens to 128")
+
+
+def test_a_file_of_the_same_run(write) -> None:
+    """Values put in at keys give the scenario that the file would with them."""
+    path = write(THREE)
+    sets = ["cluster.replicas=2", "engine.max_num_seqs=4"]
+    keys = {"cluster.replicas": 2, "engine.max_num_seqs": 4}
+    loaded = load_scenario(path, sets)
+    assert with_keys(load_scenario(path), keys).resolved() == loaded.resolved()
+
+
+def test_gain() -> None:
+    """Shares of the greater value; less is better for times, more for throughput."""
+    assert gain("p99_ttft_ms", 200.0, 50.0) == 0.75
+    assert gain("output_throughput", 50.0, 200.0) == 0.75
+    assert gain("preemptions", 0.0, 0.0) == 0.0
+    assert gain("p99_itl_ms", 1.0, None) == -float("inf")
+    assert value_of({"completed": 1}, "service_difference_max") == 0.0
+
+
+def test_the_first_advice_helps() -> None:
+    """Of troubled scenarios, the first advice improves the metric that it names in 90 %."""
+    helped: list[bool] = []
+    wrong = []
+    for seed in DRAWN:
+        trouble, values = draw_troubled(seed)
+        scenario = check_scenario(values, SourceMap(values["name"], {}))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            summary = run(scenario).summary()
+            if not (findings := summary["headway"]["diagnosis"]):
+                continue
+            advice, metric = findings[0]["advice"][0], findings[0]["metric"]
+            after = metric_values(run(follow(scenario, advice)).summary())
+        values_now = metric_values(summary)
+        better = gain(metric, value_of(values_now, metric), value_of(after, metric)) > 0
+        helped.append(better)
+        wrong += [] if better else [(seed, trouble, metric, words(advice))]
+    assert len(helped) >= 0.9 * len(DRAWN)
+    assert sum(helped) >= HELPS * len(helped), wrong
+
+
+def test_every_trouble_is_drawn() -> None:
+    """The hundred cover all kinds."""
+    assert {draw_troubled(seed)[0] for seed in range(100)} == {*TROUBLES}
+
+
+def test_table_of_what_cannot_be(write, monkeypatch) -> None:
+    """It is told below the table."""
+    from simulator.planning import diagnose as module
+
+    def refuse(scenario, keys):
+        raise HeadwayError("three: no")
+
+    monkeypatch.setattr(module, "with_keys", refuse)
+    found = diagnose(load_scenario(write(THREE)), jobs=1)
+    assert not any(trial.values for trial in found.trials)
+    assert "raise engine.max_num_seqs from 1 to 4: cannot be: three: no" in table(found)
