@@ -1,0 +1,142 @@
+"""By how much a key is to be raised or lowered, worked out by hand."""
+
+from typing import Any
+
+import pytest
+
+from simulator import load_scenario, run
+from simulator.diagnosis.finding import turn, words
+from simulator.diagnosis.reuse import known_share
+from simulator.workload.workload import Workload
+
+# One request at a time, a second each. 11 come every half second: 5 s of arrivals, 11 s of work.
+ELEVEN = """name: eleven
+engine: {max_num_seqs: 1, max_num_batched_tokens: 64, max_model_len: 64,
+         enable_prefix_caching: false}
+cost: {kind: linear, base: 1}
+workload: {num_prompts: 11, request_rate: 2, burstiness: inf, input_len: 8, output_len: 1}
+"""
+CALM = """name: calm
+engine: {max_num_seqs: 2, max_num_batched_tokens: 512, enable_prefix_caching: false,
+         max_model_len: 256}
+cost: {kind: linear, base: 1e-2, per_token: 1e-5}
+workload: {num_prompts: 60, request_rate: 8, input_len: 64, output_len: 50}
+"""
+THIRTEEN_B = """name: thirteen
+model: llama-2-13b
+gpu: {name: A100-40GB}
+engine: {max_num_batched_tokens: 2048, max_model_len: 4096, enable_prefix_caching: false}
+workload: {num_prompts: 60, request_rate: inf, input_len: 1000, output_len: 200}
+"""
+
+
+@pytest.fixture
+def advice(write):
+    """Run a scenario with keys set; give what its first finding of a rule advises, by key."""
+
+    def advised(text: str, *sets: str, rule: str = "waiting") -> dict[str, dict[str, Any]]:
+        findings = run(load_scenario(write(text), sets)).summary()["headway"]["diagnosis"]
+        (found,) = (finding for finding in findings if finding["rule"] == rule)
+        return {one["key"]: one for one in found["advice"]}
+
+    return advised
+
+
+def test_replicas_keep_up_with_the_arrivals(advice) -> None:
+    """1.2 x 11 s / 5 s = 2.64; all at once: twice as many."""
+    assert advice(ELEVEN)["cluster.replicas"] == {
+        "direction": "raise",
+        "key": "cluster.replicas",
+        "from": 1,
+        "to": 3,
+    }
+    assert advice(ELEVEN, "workload.request_rate=inf")["cluster.replicas"]["to"] == 2
+
+
+def test_seats_go_as_far_as_requests_memory_and_a_factor_of_four(advice) -> None:
+    """Four times 1; 3 who are there at once; 24 blocks for those who have 6 on average.
+
+    64 tokens are 4 blocks, and each of 50 answers' tokens adds one: 4, 16 x 5, 16 x 6, 16 x 7, 8.
+    """
+    assert advice(ELEVEN)["engine.max_num_seqs"]["to"] == 4
+    three = ("workload.num_prompts=3", "workload.request_rate=inf", "engine.max_num_seqs=2")
+    assert advice(ELEVEN, *three)["engine.max_num_seqs"]["to"] == 4  # 3, as a power of two
+    assert advice(CALM)["engine.max_num_seqs"]["to"] == 8
+    assert advice(CALM, "engine.num_gpu_blocks_override=25")["engine.max_num_seqs"]["to"] == 4
+
+
+def test_more_seats_need_as_many_tokens_a_step(advice) -> None:
+    """max_num_batched_tokens may not be less than max_num_seqs."""
+    found = advice(CALM, "engine.max_num_batched_tokens=4")["engine.max_num_seqs"]
+    assert found["also"] == {"engine.max_num_batched_tokens": found["to"]}
+
+
+def test_what_stays_as_fast_needs_replicas_first(advice) -> None:
+    """Where a decode takes 10 ms however many there are beside it, seats bring nothing more."""
+    assert next(iter(advice(CALM))) == "engine.max_num_seqs"
+    alone = ("cost.base=1e-6", "cost.per_token=1e-2", "workload.request_rate=4")
+    assert next(iter(advice(CALM, *alone))) == "cluster.replicas"
+
+
+def test_keys_of_the_group_that_waits(advice) -> None:
+    """One group has an engine of its own, and too few seats."""
+    groups = "cluster={groups: {slow: {engine: {max_num_seqs: 1}}, fast: {}}}"
+    found = advice(CALM.replace("max_num_seqs: 2", "max_num_seqs: 64"), groups)
+    seats = found["cluster.groups.slow.engine.max_num_seqs"]
+    assert (seats["from"], seats["to"]) == (1, 4)
+    assert "cluster.groups.slow.replicas" in found
+
+
+def test_a_cluster_that_scales(advice) -> None:
+    """What bounds it is raised, not what it begins with."""
+    scaling = "cluster={replicas: 1, autoscaling: {min_replicas: 1, max_replicas: 1}}"
+    found = advice(ELEVEN, scaling)["cluster.autoscaling.max_replicas"]
+    assert (found["from"], found["to"]) == (1, 3)
+
+
+def test_memory_for_a_large_model(advice) -> None:
+    """Narrower numbers first, by the blocks that they give; a second GPU beside the first last."""
+    found = advice(THIRTEEN_B, rule="memory")
+    assert [*found][-2:] == ["engine.tensor_parallel_size", "cluster.replicas"]
+    assert found["engine.tensor_parallel_size"]["also"] == {"gpu.count": 2}
+    assert found["engine.kv_cache_dtype"]["to"] == "fp8"
+    assert found["engine.quantization"]["to"] == "int8"  # an A100 computes no fp8
+    fewer = advice(THIRTEEN_B, "engine.reserve_output_tokens=max_model_len", rule="memory")
+    assert fewer["engine.max_model_len"]["to"] == 1200
+    assert fewer["engine.reserve_output_tokens"]["to"] is None
+
+
+def test_fewer_seats_where_nobody_waits_for_blocks(write) -> None:
+    """Two of 7 + 4 tokens in 5 blocks of 4: each needs 3 at its end, so one at a time."""
+    text = """name: pair
+engine: {max_num_seqs: 2, block_size: 4, num_gpu_blocks_override: 6, enable_prefix_caching: false,
+         max_model_len: 16, max_num_batched_tokens: 64}
+cost: {kind: linear, base: 1}
+workload: {num_prompts: 2, request_rate: inf, input_len: 7, output_len: 4}
+"""
+    from simulator.diagnosis.advice import AdvisedEvidence
+
+    result = run(load_scenario(write(text)))
+    (advice,) = AdvisedEvidence(result, result.summary()).advisor.fewer_seats()
+    assert words(advice.as_dict()) == "lower engine.max_num_seqs from 2 to 1"
+
+
+def test_words() -> None:
+    """Numbers go up or down; all else is set, as YAML writes it."""
+    assert words(turn("a.b", 2, 3).as_dict()) == "raise a.b from 2 to 3"
+    assert words(turn("a.b", 0.95, 0.9).as_dict()) == "lower a.b from 0.95 to 0.9"
+    assert words(turn("a.b", False, True).as_dict()) == "set a.b to true (now false)"
+    assert words(turn("a.b", None, "fp8").as_dict()) == "set a.b to fp8 (now null)"
+    assert words(turn("a.b", 1, 2, {"c": 4}).as_dict()) == "raise a.b from 1 to 2 and c to 4"
+
+
+def test_prompt_tokens_that_a_prefix_cache_would_know() -> None:
+    """Of 32 + 32 + 20 tokens: the second's first 20, of which one block of 16; the third's 16."""
+    import numpy as np
+
+    parts = [(("a", 20), ("b", 12)), (("a", 20), ("c", 12)), (("a", 20),)]
+    counts = np.array([32, 32, 20])
+    work = Workload(np.zeros(3), counts, np.ones(3, np.int64), segments=parts)
+    assert known_share(work, 16) == 32 / 84
+    assert known_share(work, 1) == (20 + 19) / 84  # the last token of a prompt is computed
+    assert known_share(Workload(np.zeros(3), counts, counts), 16) == 0.0
