@@ -15,6 +15,7 @@ from simulator.results.breakdown import prompt_rows, prompt_stalls
 from simulator.results.record import replicas_in
 from simulator.results.request_table import Floats
 from simulator.scenario.assemble import memory_budget
+from simulator.scenario.policy_table import accepts
 from simulator.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -154,7 +155,11 @@ class Advisor:
         best = max(rates.values())
         times = next(times for times, gain in rates.items() if gain >= 0.95 * best)
         blocks = self._blocks(max_num_batched_tokens=times * now)
-        if best < WORTH or blocks < self.parts.num_gpu_blocks / WORTH:
+        if (
+            not self._takes("max_num_batched_tokens")
+            or best < WORTH
+            or blocks < self.parts.num_gpu_blocks / WORTH
+        ):
             return [], 1.0
         return [turn(self._key("max_num_batched_tokens"), now, times * now)], best
 
@@ -267,11 +272,18 @@ class Advisor:
 
     def interval(self) -> list[Advice]:
         """Prompts in every step."""
-        now = self.engine.prefill_schedule_interval
-        return [turn(self._key("prefill_schedule_interval"), now, 1)] if now > 1 else []
+        name, now = "prefill_schedule_interval", self.engine.prefill_schedule_interval
+        return [turn(self._key(name), now, 1)] if now > 1 and self._takes(name) else []
+
+    def _takes(self, name: str) -> bool:
+        """Say whether the scheduler knows a key; vLLM's, which policies order, knows all."""
+        return not self.run.custom_admission or accepts(self.run.scheduler, name)
 
     def prefix_caching(self) -> list[Advice]:
-        """Keep the blocks of prompts."""
+        """Keep the blocks of prompts, where the scheduler can find them."""
+        caches = getattr(self.run.scheduler, "caches_prefixes", True)
+        if not caches or self.engine.allocation != "paged":
+            return []
         return [turn(self._key("enable_prefix_caching"), False, True)]
 
     def cure(self, cause: str) -> list[Advice]:

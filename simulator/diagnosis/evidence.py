@@ -65,10 +65,11 @@ class Evidence:
         """Tell whether a scheduler admits by rules of its own, not by those of vLLM."""
         from simulator.schedulers.vllm.scheduler import Scheduler
 
-        return issubclass(self._scheduler, Scheduler) and self._scheduler is not Scheduler
+        return issubclass(self.scheduler, Scheduler) and self.scheduler is not Scheduler
 
     @cached_property
-    def _scheduler(self) -> type:
+    def scheduler(self) -> type:
+        """Give the class that `scheduling_policy` names, a scheduler's or a policy's."""
         from simulator.scenario.policy_table import find_policy
 
         return find_policy(self.record.scenario)[0]
@@ -104,7 +105,7 @@ class Evidence:
         from simulator.schedulers.static import Static
 
         spare = SPARE if self.custom_admission else inf
-        if issubclass(self._scheduler, Static):
+        if issubclass(self.scheduler, Static):
             spare = 0.0
         return [
             blocked_time(log, engine, spare) if log.step_rows else (dict.fromkeys(CAUSES, 0.0), 0.0)
