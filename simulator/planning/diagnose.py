@@ -80,19 +80,24 @@ class Diagnosis:
 
 def better(metric: str) -> int:
     """Say whether more of a metric is better (1), or less (-1)."""
-    return BY_KEY[metric].better if metric in BY_KEY else -1 if metric in LESS else 1
+    if metric in BY_KEY:
+        return BY_KEY[metric].better
+    return -1 if metric in LESS else 1
 
 
 def gain(metric: str, before: float | None, after: float | None) -> float:
     """Give by what share of its greater value a metric improves; -inf where one is not known."""
     if before is None or after is None:
         return -inf
-    return (after - before) * better(metric) / (max(abs(after), abs(before)) or 1.0)
+    whole = max(abs(after), abs(before)) or 1.0
+    return better(metric) * float(after - before) / whole
 
 
 def value_of(values: MetricValues, metric: str) -> float | None:
     """Give a metric of a run; None: it has none."""
-    return values.get(metric, NONE_WAITS.get(metric) if values else None)
+    if metric in values or not values:
+        return values.get(metric)
+    return NONE_WAITS.get(metric)
 
 
 def diagnose(
