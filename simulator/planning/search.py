@@ -148,7 +148,6 @@ class Verdict(NamedTuple):
 
 BROKEN: Span = (inf, inf, inf)
 LOOKS = 10
-CLEAR = -0.8  # a single run shows that a place holds where it uses but a fifth of the bound
 NOT_KEPT = 1e-9  # by how much a bound is at least exceeded where something grows
 
 
@@ -220,8 +219,9 @@ def look(
         have = len(trial.runs)
         trial.runs += yield [PlannedRun(trial.at, k, trial.seconds) for k in range(have, count)]
         found = judge(trial.runs, criteria, strict=strict)
+        # One run may be lucky as a whole: that a place holds takes several.
         alone = strict and count < criteria.replications and trial.seconds is not None
-        if found.kept is False or (found.kept and not (alone and found.strain[1] > CLEAR)):
+        if found.kept is False or (found.kept and not alone):
             break
     trial.sure = found.kept is not None
     trial.ok = bool(found.kept) or (found.kept is None and found.mean_kept and not strict)
