@@ -13,7 +13,8 @@ import numpy as np
 
 from calibration.errors import Floats
 from calibration.kernel_tables.tables import GpuTables, has_table, read_table
-from simulator.models.spec import ModelSpec, bytes_of
+from simulator.costs.roofline import LAUNCH
+from simulator.models.spec import HALF, ModelSpec, bytes_of
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
 
 SOURCE = "aiconfigurator"
 MAX_KV_HEADS = 8  # of the decode tables
-CUSTOM_MAX_BYTES = 8 << 20  # bytes; vLLM's custom all-reduce takes less than that (max_size)
-MAX_CAPTURED_TOKENS = 512  # tokens; the all-reduce of a larger step runs outside CUDA graphs
+MIB = float(1 << 20)
+WEIGHT_BOUND = 256  # tokens: a GPU of this list does 150 to 420 operations per byte that it reads
+FUSED_BYTES = {2: 64 * MIB, 4: 32 * MIB, 8: MIB}
+"""Largest message, by number of GPUs, that vLLM's pass `fuse_allreduce_rms` takes on Blackwell
+(`FI_ALLREDUCE_FUSION_MAX_SIZE_MB`)."""
 ATTENTION = (
     "batch_size",
     "isl",
@@ -41,16 +45,29 @@ def _read(data: Path, path: str, columns: tuple[str, ...]) -> "pd.DataFrame":
 
 
 class Products:
-    """Seconds of matrix products [m, k] x [k, n] of one dtype, interpolated in log n and log k."""
+    """Seconds of matrix products [m, k] x [k, n] of one dtype, interpolated in log n and log k.
+
+    Up to `WEIGHT_BOUND` tokens a product takes what reading its weights takes, and what disturbs a
+    measurement makes it longer: there none takes longer than one of more tokens does.
+    """
 
     def __init__(self, data: Path, tables: GpuTables, dtype: str) -> None:
-        path = f"{tables.folder}/gemm/vllm/{tables.version}/gemm_perf.parquet"
+        version = tables.products.get(dtype, tables.version)
+        path = f"{tables.folder}/gemm/vllm/{version}/gemm_perf.parquet"
         table = _read(data, path, ("gemm_dtype", "m", "n", "k", "latency"))
         table = table[table["gemm_dtype"] == dtype]
         self.measured = not table.empty
-        cube = table.pivot_table(index=["m", "n"], columns="k", values="latency").sort_index()
-        self._by_m = {int(m): cube.loc[m] for m in np.unique(table["m"])}
-        self.tokens = np.array(sorted(self._by_m), float)
+        cube = table.pivot_table(index=["m", "n"], columns="k", values="latency")
+        self._by_m: dict[int, pd.DataFrame] = {}
+        more = None
+        for m in np.unique(table["m"])[::-1]:
+            grid = cube.loc[m].sort_index()
+            if more is not None and m < WEIGHT_BOUND:
+                longer = more.reindex_like(grid)
+                grid = grid.mask(longer < grid, longer)
+            self._by_m[int(m)] = more = grid
+        self._by_m = dict(sorted(self._by_m.items()))
+        self.tokens = np.array(list(self._by_m), float)
 
     def seconds(self, n: int, k: int) -> Floats:
         """Give the time at each of `tokens`; beyond the grid it grows in proportion.
@@ -126,49 +143,59 @@ def read_attention(
 class AllReduce:
     """Seconds to add up so many bytes over the GPUs of a server, as vLLM would do it.
 
-    vLLM's own kernel does it below 8 MiB, between GPUs that NVLink connects fully or between two;
-    NCCL does it above, and between more than two GPUs on PCIe. Up to 512 tokens the step is a CUDA
-    graph; above, each call adds its launch and a copy, which the `eager` rows have.
+    The table of vLLM times `tensor_model_parallel_all_reduce` in a CUDA graph, and so the kernel
+    that vLLM dispatches each size to: its own up to 8 MiB (one shot, or two for more bytes; less on
+    Hopper and Blackwell), symmetric memory by multicast up to 64 or 128 MiB, NCCL beyond. Without
+    it, and between more than two GPUs on PCIe, NCCL's. Where the pass `fuse_allreduce_rms` is on, by
+    default on Blackwell, FlashInfer's kernels (TensorRT-LLM's one-shot and two-shot) take messages
+    up to `FUSED_BYTES`. On Hopper vLLM 0.12 and 0.15 took what its own table says. All tables give the size of a message in elements. More bytes never take less time.
     """
 
     def __init__(self, data: Path, tables: GpuTables, gpus: int) -> None:
-        self._graph = self._eager = self._nccl = None
-        custom = f"{tables.folder}/comm/vllm/{tables.custom}/custom_allreduce_perf.parquet"
-        if tables.custom and (tables.fully_connected or gpus == 2):
-            table = _read(data, custom, ("num_gpus", "message_size", "backend", "latency"))
-            table = table[table["num_gpus"] == gpus]
-            self._graph = _curve(table[table["backend"] == "vllm_graph"])
-            self._eager = _curve(table[table["backend"] == "vllm_eager"])
-        nccl = f"{tables.folder}/comm/nccl/{tables.nccl}/nccl_perf.parquet"
-        if tables.nccl and has_table(data, nccl, SOURCE):
-            columns = ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency")
-            table = _read(data, nccl, columns)
-            table = table[(table["op_name"] == "all_reduce") & (table["nccl_dtype"] == "half")]
-            self._nccl = _curve(table[table["num_gpus"] == gpus])
-        self.measured = self._graph is not None or self._nccl is not None
+        self._fused: Curve | None = None
+        self._plain = self._vllm(data, tables, gpus) or self._nccl(data, tables, gpus)
+        self._fused_bytes = FUSED_BYTES.get(gpus, 0.0)
+        if tables.fused and self._fused_bytes:
+            path = f"{tables.folder}/comm/trtllm/{tables.fused}/custom_allreduce_perf.parquet"
+            table = _read(data, path, ("num_gpus", "message_size", "latency"))
+            self._fused = _curve(table[table["num_gpus"] == gpus])
+        self.measured = self._plain is not None
 
-    def seconds(self, tokens: Floats, bytes_per_token: float) -> Floats:
-        """Give the time for the sums of so many tokens."""
-        size = tokens * bytes_per_token
-        large = self._nccl or self._graph
-        if large is None:
+    def _vllm(self, data: Path, tables: GpuTables, gpus: int) -> "Curve | None":
+        if not tables.custom or not (tables.fully_connected or gpus == 2):
+            return None
+        path = f"{tables.folder}/comm/vllm/{tables.custom}/custom_allreduce_perf.parquet"
+        table = _read(data, path, ("num_gpus", "message_size", "backend", "latency"))
+        return _curve(table[(table["num_gpus"] == gpus) & (table["backend"] == "vllm_graph")])
+
+    def _nccl(self, data: Path, tables: GpuTables, gpus: int) -> "Curve | None":
+        path = f"{tables.folder}/comm/nccl/{tables.nccl}/nccl_perf.parquet"
+        if not tables.nccl or not has_table(data, path, SOURCE):
+            return None
+        table = _read(data, path, ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency"))
+        sums = (table["op_name"] == "all_reduce") & (table["nccl_dtype"] == "half")
+        return _curve(table[sums & (table["num_gpus"] == gpus)])
+
+    def seconds(self, size: Floats, *, norm: bool = False) -> Floats:
+        """Give the time for sums of so many bytes; with a norm behind them, less what that saves."""
+        if self._plain is None:
             raise ValueError("no all-reduce was timed")
-        if self._graph is None or self._eager is None:
-            return _interpolate(large, size)
-        graph, eager = _interpolate(self._graph, size), _interpolate(self._eager, size)
-        small = np.where(tokens <= MAX_CAPTURED_TOKENS, graph, eager)
-        return np.where(size < CUSTOM_MAX_BYTES, small, _interpolate(large, size))
+        plain = _interpolate(self._plain, size)
+        if self._fused is None or not norm:
+            return plain
+        return np.where(size <= self._fused_bytes, _interpolate(self._fused, size) - LAUNCH, plain)
 
 
 Curve = tuple[Floats, Floats]
 
 
 def _curve(table: "pd.DataFrame") -> Curve | None:
-    """Give the median time by message size; None for no rows."""
+    """Give the median time by bytes of a message of 16-bit elements; None for no rows."""
     if table.empty:
         return None
     times = table.groupby("message_size")["latency"].median()
-    return times.index.to_numpy(float), times.to_numpy(float) / 1e3
+    seconds = np.maximum.accumulate(times.to_numpy(float) / 1e3)
+    return times.index.to_numpy(float) * HALF, seconds
 
 
 def _interpolate(curve: Curve, size: Floats) -> Floats:

@@ -18,7 +18,7 @@ from calibration.kernel_tables.llmservingsim import LayerTables
 from calibration.kernel_tables.product_slowdown import slowdown
 from calibration.kernel_tables.tables import GpuTables
 from calibration.kernel_tables.timed_steps import TimedSteps
-from simulator.costs.roofline import all_reduce, products_seconds, small_kernels
+from simulator.costs.roofline import LAUNCH, all_reduce, products_seconds, small_kernels
 from simulator.models.spec import HALF, ModelSpec
 from simulator.util.errors import HeadwayError
 
@@ -26,11 +26,8 @@ MAX_SEQUENCES = 1024
 SAMPLER_SECONDS = 25e-6  # s
 SAMPLER_BYTES = 8  # per logit: LLMServingSim's sampler on RTX 4090 and RTX PRO 6000, 7 to 9
 GEMM_DTYPES = {"fp8": "fp8", "fp8_e4m3": "fp8", "nvfp4": "nvfp4", "bfloat16": "bfloat16"}
-UNRELIABLE_TABLES = {
-    ("b200", "fp8"): "those timed with fp8 weights (vLLM 0.19) take longer than 16-bit ones from "
-    "512 tokens on, which servers contradict"
-}
-"""Tables, by GPU and dtype, that are not what servers run."""
+QUANTIZED_INPUTS = {"nvfp4": 4}
+"""Products of a layer whose input vLLM quantizes in a kernel of its own."""
 EXTRAPOLATED = np.array([1.5, 2.0, 3.0, 4.0, 6.0, 8.0])  # times the tokens of a table
 ROOFLINE_TOKENS = np.unique(np.floor(np.geomspace(1, 16384, 60)))
 
@@ -132,7 +129,9 @@ def _compose_grid(data: Path, target: Target) -> Kernels:
     model, gpu, layers = target.model, target.tables.gpu, target.model.num_hidden_layers
     notes: list[str] = []
     tokens, products = compose_products(data, target, notes)
-    dense = layers * (products + small_kernels(model, gpu, tokens, target.gpus))
+    small = small_kernels(model, gpu, tokens, target.gpus)
+    small = small + QUANTIZED_INPUTS.get(target.dtype, 0) * LAUNCH
+    dense = layers * (products + small)
     dense += _all_reduces(data, target, tokens, notes)
     head = Products(data, target.tables, "bfloat16")
     logits = head.seconds(model.vocab_size // target.gpus, model.hidden_size)
@@ -162,10 +161,8 @@ def compose_products(data: Path, target: Target, notes: list[str]) -> tuple[Floa
     """Give token counts and one layer's matrix products: measured, or reckoned and noted."""
     model, gpus, tables = target.model, target.gpus, target.tables
     table = Products(data, tables, GEMM_DTYPES.get(target.dtype, target.dtype))
-    unreliable = UNRELIABLE_TABLES.get((tables.key, target.dtype))
-    if unreliable or not table.measured:
-        why = unreliable or f"none were timed with {target.dtype} weights"
-        notes.append(f"matrix products: {why}; by roofline")
+    if not table.measured:
+        notes.append(f"matrix products: none were timed with {target.dtype} weights; by roofline")
         reckoned = products_seconds(model, tables.gpu, target.dtype, ROOFLINE_TOKENS)
         return ROOFLINE_TOKENS, reckoned / gpus / model.num_hidden_layers
     seconds = table.of_layer(model, gpus)
@@ -195,26 +192,26 @@ def _unaligned(tokens: Floats) -> npt.NDArray[np.bool_]:
     return np.asarray((tokens > 16) & (tokens % 8 != 0))
 
 
-def _all_reduce(
-    data: Path, target: Target, counts: Floats, size: float, notes: list[str] | None = None
-) -> Floats:
-    """Give the seconds to add up so many times `size` bytes: measured, else by the link."""
-    if target.gpus == 1:
-        return np.zeros(len(counts))
-    table = AllReduce(data, target.tables, target.gpus)
-    if table.measured:
-        return table.seconds(counts, size)
-    if notes is not None:
-        notes.append(f"all-reduce: not timed between {target.gpus} of these GPUs; by its link")
-    return all_reduce(target.tables.gpu, target.gpus, counts * size)
-
-
 def _all_reduces(data: Path, target: Target, tokens: Floats, notes: list[str]) -> Floats:
     """Give the seconds of all layers' all-reduces, two each, of 16-bit hidden states."""
-    size = target.model.hidden_size * HALF
-    return 2 * target.model.num_hidden_layers * _all_reduce(data, target, tokens, size, notes)
+    if target.gpus == 1:
+        return np.zeros(len(tokens))
+    table = AllReduce(data, target.tables, target.gpus)
+    size = tokens * target.model.hidden_size * HALF
+    if table.measured:
+        each = table.seconds(size, norm=True)
+    else:
+        notes.append(f"all-reduce: not timed between {target.gpus} of these GPUs; by its link")
+        each = all_reduce(target.tables.gpu, target.gpus, size)
+    return 2 * target.model.num_hidden_layers * each
 
 
 def _gather_logits(data: Path, target: Target, counts: Floats) -> Floats:
     """Give the seconds to collect the logits of all GPUs: half of what their all-reduce takes."""
-    return _all_reduce(data, target, counts, target.model.vocab_size * HALF) / 2
+    if target.gpus == 1:
+        return np.zeros(len(counts))
+    table = AllReduce(data, target.tables, target.gpus)
+    size = counts * target.model.vocab_size * HALF
+    if table.measured:
+        return table.seconds(size) / 2
+    return all_reduce(target.tables.gpu, target.gpus, size) / 2

@@ -13,7 +13,7 @@ import numpy as np
 
 from calibration.errors import Errors, Floats, fit_positive
 from calibration.kernel_tables.aiconfigurator import AllReduce
-from calibration.kernel_tables.compose import UNRELIABLE_TABLES, Kernels, Target, compose_kernels
+from calibration.kernel_tables.compose import Kernels, Target, compose_kernels
 from calibration.kernel_tables.fit_target import fit_target, roofline_errors
 from calibration.kernel_tables.tables import GPU_TABLES, GpuTables, run_command
 from simulator.costs.roofline import (
@@ -39,9 +39,9 @@ HEAD = f"""\
 # AIConfigurator (Apache-2.0) and LLMServingSim (MIT), as fitted to {" and ".join(MODELS)} in 16
 # bits on one GPU. `error` is the median relative error, and `error_p95` the 95th percentile, of a
 # roofline with these shares on the composed steps of those models. No all-reduce was timed on
-# L40S and RTX 4090: their `link` is the share that has the bandwidth of the RTX PRO 6000's; where
-# no fp8 products were timed (or none that can be trusted, on B200), `compute_fp8` is that of the
-# H200.
+# RTX 4090: its `link` is the share that has the bandwidth of the RTX PRO 6000's; that of L40S is of
+# two GPUs, since four and more depend on how a server connects them. Where no fp8 products were
+# timed, `compute_fp8` is that of the H200.
 gpus:
 """
 
@@ -86,10 +86,8 @@ def link_shares(data: Path, tables: GpuTables) -> dict[str, float]:
         sums = AllReduce(data, tables, gpus)
         if not sums.measured:
             continue
-        first = float(sums.seconds(np.ones(1), 8192)[0])
-        spent = np.array(
-            [sums.seconds(np.array([4096.0]), size / 4096)[0] for size in LARGE_MESSAGES]
-        )
+        first = float(sums.seconds(np.array([8192.0]))[0])
+        spent = sums.seconds(LARGE_MESSAGES)
         passed = 2 * (gpus - 1) / gpus * LARGE_MESSAGES
         latency.append(first)
         link.append(float(np.median(passed / (spent - first))) / tables.gpu.link_bandwidth)
@@ -104,7 +102,7 @@ def measure_shares(data: Path, tables: GpuTables) -> dict[str, float]:
     composed = [(target, compose_kernels(data, target)) for target in targets]
     weights, compute = fit_products(composed)
     shares = {"weights": weights, "compute": compute}
-    if tables.gpu.fp8_flops and not tables.layers and (tables.key, "fp8") not in UNRELIABLE_TABLES:
+    if tables.gpu.fp8_flops and not tables.layers:
         halves = [Target(target.model, tables, dtype="fp8") for target in targets]
         found = fit_products([(target, compose_kernels(data, target)) for target in halves])
         shares["compute_fp8"] = found[1]

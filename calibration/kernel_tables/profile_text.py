@@ -32,8 +32,12 @@ GRID = """\
 LAYERS = """\
   - Attention was timed in vLLM's worker, prompts with history and mixed batches among it."""
 REDUCED = """\
-  - All-reduce: vLLM's own kernel below 8 MiB between GPUs fully connected by NVLink or between two,
-    inside a CUDA graph up to 512 tokens; else NCCL. Collecting logits takes half as long."""
+  - All-reduce: {reduced}. Collecting logits takes half as long."""
+DISPATCHED = """what vLLM {version} dispatched each size to, timed in a CUDA graph: its own kernel for
+    few bytes, symmetric memory and NCCL for more"""
+FUSED = """FlashInfer's one-shot and two-shot kernels (timed in TensorRT-LLM {version}) with the norm
+    behind them for up to 64, 32 or 1 MiB between 2, 4 or 8 GPUs, as vLLM's fuse_allreduce_rms, else
+    what vLLM dispatches to"""
 
 FA2_MIXED = """\
   - No mixed step was timed on this GPU. In one FlashAttention-2 computes each decode as a tile of
@@ -147,12 +151,22 @@ def _assumptions(target: Target, report: FitReport) -> Iterator[str]:
         tokens = np.array([row[0] for row in report.cost.dense], float)
         yield GRID.format(factor=slowdown(target.tables, tokens).max())
     if target.gpus > 1:
-        yield REDUCED
+        yield REDUCED.format(reduced=_reduced(target))
     if report.mixed is not None:
         ratio = report.cost.mixed_per_context / report.cost.decode_per_context
         yield FA2_MIXED.format(ratio=ratio, **vars(report.mixed))
     elif not report.mixed_timed:
         yield SEPARATE_MIXED.format(attention=target.tables.attention)
+
+
+def _reduced(target: Target) -> str:
+    """Say which kernel adds up over GPUs, and how that is known."""
+    tables = target.tables
+    if tables.fused:
+        return FUSED.format(version=tables.fused)
+    if tables.custom and (tables.fully_connected or target.gpus == 2):
+        return DISPATCHED.format(version=tables.custom)
+    return f"NCCL {tables.nccl}" if tables.nccl else "by the bandwidth of the link"
 
 
 def _sources(target: Target, report: FitReport) -> Iterator[str]:

@@ -6,8 +6,8 @@ MIT) those of whole models in vLLM's worker, attention in mixed batches among th
 
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,8 +28,10 @@ class GpuTables:
     version: str  # of vLLM
     attention: str
     multiprocessors: int
-    custom: str = ""  # vLLM whose own all-reduce was timed
+    custom: str = ""  # vLLM whose all-reduce was timed
     nccl: str = ""
+    fused: str = ""  # TensorRT-LLM whose all-reduce was timed; "": vLLM does not use it here
+    products: Mapping[str, str] = field(default_factory=dict)  # vLLM, where not `version`, by dtype
     layers: str = ""  # folder of LLMServingSim's profiler/perf
 
     @property
@@ -46,10 +48,21 @@ class GpuTables:
 FA2, FA3 = "FlashAttention-2", "FlashAttention-3"
 GPU_TABLES = (
     GpuTables("a100", GPUS["A100-80GB"], "a100_sxm", "0.14.0", FA2, 108, "0.14.0", "2.27.3"),
-    GpuTables("h100", GPUS["H100-80GB"], "h100_sxm", "0.24.0", FA3, 132, "0.24.0", "2.27.3"),
+    GpuTables("h100", GPUS["H100-80GB"], "h100_sxm", "0.24.0", FA3, 132, "0.24.0", "2.29.2"),
     GpuTables("h200", GPUS["H200"], "h200_sxm", "0.24.0", FA3, 132, "0.24.0", "2.29.2"),
-    GpuTables("b200", GPUS["B200"], "b200_sxm", "0.19.0", "FlashInfer", 148, "0.24.0"),
-    GpuTables("l40s", GPUS["L40S"], "l40s", "0.24.0", FA2, 142),
+    GpuTables(
+        "b200",
+        GPUS["B200"],
+        "b200_sxm",
+        "0.24.0",
+        "FlashInfer",
+        148,
+        "0.24.0",
+        "2.29.2",
+        "1.3.0rc20",
+        products={"nvfp4": "0.19.0"},  # 0.24's are faster than a server of 0.15 was
+    ),
+    GpuTables("l40s", GPUS["L40S"], "l40s", "0.24.0", FA2, 142, "0.22.0"),
     GpuTables("rtx-4090", GPUS["RTX-4090"], "", "0.19.0", FA2, 128, layers="RTX4090"),
     GpuTables(
         "rtx-pro-6000",
@@ -60,7 +73,7 @@ GPU_TABLES = (
         188,
         "0.19.0",
         "2.29.2",
-        "RTXPRO6000",
+        layers="RTXPRO6000",
     ),
 )
 

@@ -107,20 +107,24 @@ class Outcome:
     gauges: tuple[Gauges, Gauges] | None = None  # predicted, measured
 
 
-def compare(outcome: Outcome, result: "Result", requests: Requests | None) -> None:
+def compare(
+    outcome: Outcome, result: "Result", requests: Requests | None, before: int = 0
+) -> None:
     """Put the run's numbers beside the simulation's.
 
-    With a per-request file both are computed over the same requests: those that both completed,
+    The first `before` requests are no part of the run: they filled its prefix cache. With a per-request file both are computed over the same requests: those that both completed,
     without the first, which met a cold engine. Else the row's numbers are the measured ones.
     """
     from simulator.results.request_table import gather_requests
 
     table = gather_requests(result.workload, result.sent, result.logs)
     keep = table.completed.copy()
+    lost = int((~keep).sum())
+    keep[:before] = False
     if not keep.any():
         raise ValueError("; ".join(result.warnings) or "no request was completed in simulation")
     simulated = {"ttft": table.ttft, "tpot": table.tpot, "e2el": table.e2el}
-    if lost := int((~keep).sum()):
+    if lost:
         outcome.notes.append(f"{lost} of {len(keep)} requests were rejected in simulation")
     if requests is None:
         predicted = _statistics(simulated, result.workload.output_tokens, keep)

@@ -16,6 +16,9 @@ from simulator.scenario.engines import ASYNC_SINCE, version_defaults, with_defau
 OFFLOAD = r"(?<!no )offload(?!\w*[ :=]*(off|disabled|none))"
 OFFLOAD_SIZE = OFFLOAD + r"[^.;]*?(\d+(?:\.\d+)?) ?(gi?b)"
 """KV offload to the host, and how much, in a run's notes."""
+GREEDY = r"\bgreedy\b|temperature ?[=:]? ?0(\.0*)?(?![.\d])|inferencemax"
+"""Clients, in a run's notes, that ask for no top-p or top-k: InferenceMAX', a copy of vLLM's
+benchmark of 2025, asks for temperature 0."""
 LARGEST_SERVER = 8  # GPUs
 V1_SINCE = (0, 8)
 """vLLM's V1 engine is the default from 0.8 on."""
@@ -126,6 +129,8 @@ def engine_block(run: Run, gpu: str) -> dict[str, Any]:
     if released != NEWEST:
         block["version"] = ".".join(map(str, released))
     block["async_scheduling"] = schedules_asynchronously(run) and not v0
+    if re.search(GREEDY, run.word("notes").lower()):
+        block["generation_config"] = "vllm"
     if share := run.number("gpu_mem_util"):
         block["gpu_memory_utilization"] = share
     for column, key in (

@@ -16,7 +16,7 @@ from calibration.measured.compare import Outcome, compare, compare_gauges
 from calibration.measured.engine import assumptions, check_supported, engine_block
 from calibration.measured.requests import read_requests
 from calibration.measured.runs import Run, read_runs, select_runs
-from calibration.measured.workload import frontend, generate, read_config, replay
+from calibration.measured.workload import draw_from_pool, frontend, generate, read_config, replay
 from simulator.core.alarm import FastEnvironment
 from simulator.core.engine_config import EngineConfig
 from simulator.costs.load import with_overhead
@@ -78,8 +78,9 @@ def _predict(outcome: Outcome, folder: Path, terms: tuple[float, float] | None) 
     outcome.notes += assumptions(run)
     path = find_requests_file(folder, run.word("per_request_file"))
     requests = None if path is None else read_requests(path)
+    before = 0
     if requests is None:
-        workload = generate(run)
+        workload, before = draw_from_pool(run, generate(run))
     else:
         workload = replay(run, requests, read_config(sibling_file(path, "config.json")))
     workload.check()
@@ -92,7 +93,7 @@ def _predict(outcome: Outcome, folder: Path, terms: tuple[float, float] | None) 
     outcome.profile = parts.cost.name or "?"
     outcome.engine = _describe_rules(scenario, parts)
     result = _simulate(scenario, parts, workload)
-    compare(outcome, result, requests)
+    compare(outcome, result, requests, before)
     if len(result.logs) > 1:
         return  # polls of several engines are not told apart
     polls = sibling_file(path, "server.csv.gz") or sibling_file(path, "timeseries.csv.gz")

@@ -74,6 +74,7 @@ TIMESTAMPS = ("arrival", "first", "end")
 """Those that are read off a clock; the others are lengths of time."""
 CLIENT = ("client_id", "client", "session_id")
 CONVERSATION = ("conversation", "conversation_id", "session")
+PROMPT = ("prompt_id", "prompt_hash")
 TURNS = ("input_num_turns", "turn", "turn_index")
 
 BENCH_COLUMNS = {
@@ -102,6 +103,7 @@ class Requests:
     client: list[str] | None = None  # who sent it
     conversation: list[str] | None = None  # whose next turn it is
     turn: Ints | None = None
+    prompt_id: list[str] | None = None  # requests of one id have the same prompt
 
     def __len__(self) -> int:
         return len(self.arrival)
@@ -176,6 +178,7 @@ def _derive_latencies(
         client=_text_column(rows, CLIENT, order),
         conversation=_text_column(rows, CONVERSATION, order),
         turn=None if turns is None else _counts(path, rows, turns)[order],
+        prompt_id=_text_column(rows, PROMPT, order),
     )
 
 

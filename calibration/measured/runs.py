@@ -23,6 +23,8 @@ COUNTS = (
     "block_size",
     "concurrency",
     "n_requests",
+    "prompt_pool",
+    "replicas",
 )
 NUMBERS = (
     "gpu_mem_util",
@@ -32,8 +34,16 @@ NUMBERS = (
     "mean_output_tokens",
     "prefix_hit_frac",
     "burstiness",
+    "timeout_s",
 )
-POSITIVE = ("rate_rps", "mean_input_tokens", "mean_output_tokens", "gpu_mem_util", "burstiness")
+POSITIVE = (
+    "rate_rps",
+    "mean_input_tokens",
+    "mean_output_tokens",
+    "gpu_mem_util",
+    "burstiness",
+    "timeout_s",
+)
 SHARES = ("gpu_mem_util", "prefix_hit_frac")
 LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}
 """Our word for a latency, and that of the columns."""

@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 
@@ -19,9 +19,11 @@ MAX_IDLE = 0.25  # s after an answer at which the next request still counts as w
 ROUNDS = 10  # requests per client of a closed loop whose number is not recorded
 DEFAULT_REQUESTS = 1000  # of an open one
 INFERENCEMAX_RATIO = (0.8, 1.0)  # of the nominal lengths: --random-range-ratio 0.8 of InferenceMAX
-DEFAULT_RATIO = (0.9, 1.1)
-"""Of the mean, where the spread of lengths is not recorded. Requests of one length in a closed
-loop would march in step for ever, all prompts of a wave at once; measured ones do not."""
+DEFAULT_RATIO = (0.98, 1.02)
+"""Of the mean, where the spread of lengths is not recorded: load generators ask for one length, and
+texts come within a few tokens of it. Requests of exactly one length in a closed loop would march in
+step for ever, all prompts of a wave at once."""
+WARM_GAP = 0.5  # s between requests that fill the prefix cache before a run
 
 
 def frontend(run: Run) -> Frontend:
@@ -35,11 +37,14 @@ def replay(run: Run, requests: Requests, config: Mapping[str, object]) -> Worklo
         return _conversations(requests)
     arrival, after, delay = _arrivals_and_delays(requests)
     prefix = _common_prefix(run, requests.prompt, config)
+    segments = _prefix_segments(requests.prompt, prefix) if prefix else None
+    if requests.prompt_id is not None:
+        segments = _prompt_segments(requests.prompt_id, requests.prompt)
     return Workload(
         arrival,
         requests.prompt,
         requests.output,
-        segments=_prefix_segments(requests.prompt, prefix) if prefix else None,
+        segments=segments,
         after=after,
         delay=delay,
         source=run.run_id,
@@ -90,6 +95,11 @@ def _common_prefix(run: Run, prompts: Ints, config: Mapping[str, object]) -> int
     if "prefillheavy" in run.run_id or "prefill-heavy" in run.run_id:
         return 1024
     return round((run.number("prefix_hit_frac") or 0.0) * float(prompts.mean()))
+
+
+def _prompt_segments(ids: Sequence[object], prompts: Ints) -> list[Segments | None]:
+    """Let prompts of one id be the same."""
+    return [((("prompt", name), size),) for name, size in zip(ids, prompts.tolist(), strict=True)]
 
 
 def _prefix_segments(prompts: Ints, prefix: int) -> list[Segments | None]:
@@ -177,6 +187,43 @@ def generate(run: Run, seed: int = 0) -> Workload:
     return load
 
 
+def draw_from_pool(run: Run, load: Workload) -> tuple[Workload, int]:
+    """Let the prompts of a run's pool come round; give the requests before, too, if some are warm.
+
+    The pool's first prompts are the cold ones. A request of one token for each of the others has
+    them in the prefix cache, `WARM_GAP` apart, before the run begins; the second value counts these.
+    """
+    pool = min(run.count("prompt_pool") or 0, len(load))
+    if not pool:
+        return load, 0
+    warm = np.arange(_cold_prompts(run, pool, load.prompt_tokens), pool)
+    ids = np.append(warm, np.arange(len(load)) % pool)
+    prompts = load.prompt_tokens[ids]
+    head = np.arange(len(warm)) * WARM_GAP
+    return Workload(
+        np.append(head, load.arrival + len(warm) * WARM_GAP),
+        prompts,
+        np.append(np.ones(len(warm), np.int64), load.output_tokens),
+        segments=_prompt_segments(ids.tolist(), prompts),
+        max_concurrency=load.max_concurrency,
+        source=load.source,
+    ), len(warm)
+
+
+def _cold_prompts(run: Run, pool: int, prompts: Ints) -> int:
+    """Count the pool's prompts that no earlier request has left in the prefix cache.
+
+    As many as `prefix_hit_frac` says, if prompts that are found are so but for their last, partial
+    block; all where it is not recorded.
+    """
+    hits = run.number("prefix_hit_frac")
+    block = run.count("block_size") or 16
+    found = float(((prompts - 1) // block * block).sum() / prompts.sum())
+    if hits is None or not found:
+        return pool
+    return min(pool, max(0, round(len(prompts) * (1.0 - hits / found))))
+
+
 def _count(run: Run, concurrency: int | None, rate: float | None) -> int:
     """Give the number of requests; where it is not recorded, as many as say something."""
     if told := run.count("n_requests"):
@@ -219,7 +266,7 @@ def _nominal_lengths(run: Run) -> tuple[float | None, float | None]:
 
 def _lengths(
     draw: np.random.Generator, what: str, nominal: float | None, mean: float | None, count: int
-) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
+) -> Ints:
     """Give lengths: uniform near the nominal where the mean says so, else near the mean."""
     middle = mean or nominal
     if not middle:

@@ -9,7 +9,7 @@ from simulator.core.engine_config import EngineConfig
 from simulator.costs.cost_model import CostModel
 from simulator.costs.linear import LinearCost
 from simulator.costs.noise import check_residuals
-from simulator.costs.overhead import VLLM, Overhead, choose_overhead, find_overhead
+from simulator.costs.overhead import VLLM, Overhead, choose_overhead, find_overhead, samples_truncated
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import FORMS, find_profile, make_form, read_profile
 from simulator.costs.roofline import roofline
@@ -84,9 +84,14 @@ class _Target:
 
     def add_overhead(self, overhead: Overhead, kernels: PiecewiseCost) -> PiecewiseCost:
         """Put an overhead on a cost of kernels alone."""
-        gpus = self.engine.tensor_parallel_size if self.engine is not None else 1
+        engine = self.engine or EngineConfig()
         return overhead.add_to(
-            kernels, overlapped=self.overlapped, model=self.model, tensor_parallel_size=gpus
+            kernels,
+            overlapped=self.overlapped,
+            model=self.model,
+            gpu=self.gpu,
+            sampled=samples_truncated(self.model, engine.generation_config),
+            tensor_parallel_size=engine.tensor_parallel_size,
         )
 
 

@@ -7,6 +7,9 @@ the engine schedules asynchronously: then it is hidden behind the kernels, and o
 than these shows. A step with prompts runs without the CUDA graph of a whole decode step, and its
 layers are launched one after the other: `prompt_per_layer`.
 
+Where requests are sampled with top-p or top-k, vLLM before 0.17 sorts all logits of a step on the
+GPU: `sort` seconds, and as long as the memory takes for `sort_bytes` of each logit.
+
 vLLM launches pure decodes as CUDA graphs of certain batch sizes, 1, 2, 4, then every 8 and from 256
 on every 16 (0.11 on), and pads smaller batches; `captured` is the largest of them.
 
@@ -32,7 +35,21 @@ from simulator.util.from_mapping import from_mapping, prefix_keys, raise_if
 FILE = Path(__file__).parent / "overheads.yaml"
 VLLM = "vllm"
 """The engine whose overheads are known, and stand for those of all others."""
-TERMS = ("step", "per_sequence", *HOST_TERMS, "prompt_per_layer", "key_per_layer")
+TERMS = (
+    "step",
+    "per_sequence",
+    *HOST_TERMS,
+    "prompt_per_layer",
+    "sort",
+    "sort_bytes",
+    "key_per_layer",
+)
+
+BY_CASE = ("synchronous", "asynchronous", "gpus")
+"""What an entry of the file has beside terms: those of a case."""
+TRUNCATED = ("deepseek-", "gemma-", "glm-4", "kimi-", "llama-2", "llama-3", "llama-4", "qwen", "yi-")
+"""How the names of models begin whose generation_config.json gives top_p or top_k; Yi's by what its
+server's steps took."""
 
 Version = tuple[int, int]
 NEWEST: Version = (1 << 31, 0)
@@ -50,6 +67,8 @@ class Overhead:
     host_per_prefill_token: float = 0.0
     prompt_per_layer: float = 0.0
     captured: int = 0  # the largest batch that has a CUDA graph; 0: none has
+    sort: float = 0.0  # of the logits of a step
+    sort_bytes: float = 0.0  # bytes moved for each logit
     key_per_layer: float = 0.0  # per key of the longest sequence; 0: nobody waits for it
     multiprocessors: int = 1  # of the GPU
 
@@ -65,14 +84,21 @@ class Overhead:
         *,
         overlapped: bool,
         model: ModelSpec | None = None,
+        gpu: Gpu | None = None,
+        sampled: bool = False,
         tensor_parallel_size: int = 1,
     ) -> PiecewiseCost:
-        """Put it on top of a cost of kernels alone; terms per layer where the model is known."""
+        """Put it on top of a cost of kernels alone; terms per layer where the model is known.
+
+        `sampled` says that requests are sampled with top-p or top-k.
+        """
         layers = model.num_hidden_layers if model else 0
+        sort = self.sort if sampled else 0.0
+        logits = model.vocab_size * self.sort_bytes if sampled and model else 0.0
         whole = replace(
             cost,
-            overhead=cost.overhead + self.step,
-            overhead_per_sequence=self.per_sequence,
+            overhead=cost.overhead + self.step + sort,
+            overhead_per_sequence=self.per_sequence + (logits / gpu.bandwidth if gpu else 0.0),
             prefill=cost.prefill + self.prompt_per_layer * layers,
             engine_overhead=self.step,
             engine_prefill=self.prompt_per_layer * layers,
@@ -102,6 +128,12 @@ def without_host(cost: CostModel) -> CostModel:
     return replace(cost, **nothing)
 
 
+def samples_truncated(model: ModelSpec | None, generation_config: str) -> bool:
+    """Tell whether requests that say nothing are sampled with top-p or top-k."""
+    own = generation_config == "auto" and model is not None
+    return own and model.name.startswith(TRUNCATED)
+
+
 def read_version(text: str) -> Version | None:
     """Read major and minor out of a version as people write it; None where there is none."""
     found = re.findall(r"(?<![\d-])(\d+)\.(\d+)(?:\.\d+)?", text)
@@ -116,7 +148,7 @@ def find_overhead(
     terms = max(((v, t) for v, t in _entries() if v <= wanted), key=lambda entry: entry[0])[1]
     kind = terms["asynchronous" if asynchronous else "synchronous"]
     own = terms["gpus"].get(gpu.name, {}) if gpu else {}
-    plain = {key: terms[key] for key in ("captured", "prompt_per_layer")}
+    plain = {key: value for key, value in terms.items() if key not in BY_CASE}
     return Overhead(**plain | kind | own)
 
 

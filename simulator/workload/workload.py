@@ -40,7 +40,7 @@ class Frontend:
 
 FRONTENDS = {
     "server": Frontend(latency=1.8e-3),
-    "client": Frontend(latency=6e-3, per_request=2e-3, per_token=2e-6),
+    "client": Frontend(latency=3e-3, per_request=2e-3, per_token=2e-6),
 }
 """vLLM's, by whose clock times are taken. On the server's, from the stamp of arrival to the
 scheduler and from a token to its stamp: vLLM 0.11's spans, TTFT less queue and prefill, where no

@@ -1,6 +1,7 @@
 """Composed steps of small hand-made tables: shapes, shares, all-reduce, fallbacks, bad input."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from calibration.kernel_tables.aiconfigurator import AllReduce, _read, read_attention
+from calibration.kernel_tables.aiconfigurator import AllReduce, Products, _read, read_attention
 from calibration.kernel_tables.compose import Target, compose_kernels
 from calibration.kernel_tables.llmservingsim import LayerTables
 from calibration.kernel_tables.tables import find_gpu_tables
@@ -24,7 +25,7 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'he
 
 H100, PRO = find_gpu_tables("H100-80GB"), find_gpu_tables("RTX-PRO-6000")
 LLAMA = load_model("llama-3-8b")
-TOKENS = [1, 64, 8192]
+TOKENS = [1, 4, 8, 64, 512, 8192]
 SIZES = [32, 1024, 65536]
 
 
@@ -82,7 +83,7 @@ def tables(tmp_path: Path) -> Path:
     )
     write(
         tmp_path,
-        "h100_sxm/comm/nccl/2.27.3/nccl_perf.parquet",
+        "h100_sxm/comm/nccl/2.29.2/nccl_perf.parquet",
         [
             {
                 "op_name": "all_reduce",
@@ -110,23 +111,55 @@ def test_products_of_a_layer_are_those_of_its_shapes(tables: Path) -> None:
 
 
 def test_two_gpus_share_the_products_and_add_up_twice_a_layer(tables: Path) -> None:
-    """Each has half the outputs or inputs; 64 all-reduces of 8 KiB come on top."""
+    """Each has half the outputs or inputs; 64 all-reduces of 4,096 elements come on top."""
     kernels = compose_kernels(tables, Target(LLAMA, H100, 2))
     shapes = [(3072, 4096), (4096, 2048), (14336, 4096), (4096, 7168)]
     products = 32e-3 * sum(gemm_ms(1, n, k) for n, k in shapes)
-    reduce = 64e-3 * (0.005 + 8192 / 1e8)
+    reduce = 64e-3 * (0.005 + 4096 / 1e8)
     assert kernels.dense[0] == pytest.approx(products + reduce + 32 * 10e-6, rel=0.02)
 
 
-def test_which_all_reduce_applies(tables: Path) -> None:
-    """In a graph up to 512 tokens, launched above, NCCL from 8 MiB on."""
+def test_sizes_of_messages_are_counts_of_two_bytes(tables: Path) -> None:
+    """8 KiB are 4,096 elements; what vLLM dispatches to is timed in a graph."""
     table = AllReduce(tables, H100, 2)
-    tokens = np.array([1.0, 512, 600, 1024, 4096])
-    milliseconds = 1e3 * table.seconds(tokens, 8192)
-    size = tokens * 8192
-    wanted = [0.005, 0.005, 0.02, 0.1, 0.1] + size / np.array([1e8, 1e8, 1e8, 2e8, 2e8])
-    np.testing.assert_allclose(milliseconds, wanted, rtol=1e-6)
+    size = np.array([8192.0, 1 << 20, 1 << 26])
+    np.testing.assert_allclose(1e3 * table.seconds(size), 0.005 + size / 2e8, rtol=1e-6)
     assert not AllReduce(tables, H100, 4).measured
+
+
+def test_nccl_adds_up_where_vllm_was_not_timed(tables: Path) -> None:
+    table = AllReduce(tables, replace(H100, custom=""), 2)
+    size = np.array([8192.0, 1 << 26])
+    np.testing.assert_allclose(1e3 * table.seconds(size), 0.1 + size / 4e8, rtol=1e-6)
+
+
+def test_more_bytes_never_take_less_time_and_fused_sums_save_the_norms_launch(
+    tables: Path,
+) -> None:
+    """vLLM's table: 5, 9 and 7 us; TensorRT-LLM's: 3 us, up to 64 MiB between two GPUs."""
+    for framework, latencies in (("vllm", (5, 9, 7)), ("trtllm", (3, 3, 3))):
+        rows = [
+            {"num_gpus": 2, "message_size": size, "backend": "vllm_graph", "latency": us / 1e3}
+            for size, us in zip((64, 128, 1 << 30), latencies, strict=True)
+        ]
+        write(tables, f"h100_sxm/comm/{framework}/1.0/custom_allreduce_perf.parquet", rows)
+    table = AllReduce(tables, replace(H100, custom="1.0", fused="1.0"), 2)
+    size = np.array([128.0, 256, 1 << 20, 1 << 31])
+    np.testing.assert_allclose(1e6 * table.seconds(size), [5, 9, 9, 9])
+    np.testing.assert_allclose(1e6 * table.seconds(size, norm=True), [1, 1, 1, 9])
+
+
+def test_few_tokens_take_no_longer_than_more_do(tables: Path) -> None:
+    """Products of 4 tokens, disturbed when they were timed, take what those of 8 take."""
+    path = tables / "h100_sxm/gemm/vllm/0.24.0/gemm_perf.parquet"
+    table = pd.read_parquet(path)
+    table.loc[table["m"].isin((4, 512)), "latency"] *= 3
+    table.to_parquet(path)
+    _read.cache_clear()
+    products = Products(tables, H100, "bfloat16")
+    found = dict(zip(products.tokens, products.seconds(4096, 4096) * 1e3, strict=True))
+    assert found[4] == pytest.approx(gemm_ms(8, 4096, 4096))
+    assert found[512] == pytest.approx(3 * gemm_ms(512, 4096, 4096))
 
 
 def test_what_no_table_has_is_reckoned_and_said(tables: Path) -> None:

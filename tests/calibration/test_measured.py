@@ -230,9 +230,9 @@ def test_a_config_beside_the_table_is_a_model(folder):
     from simulator.models.load import MODELS
 
     text = (MODELS / "qwen3-32b" / "config.json").read_text()
-    (folder / "own").mkdir()
-    (folder / "own" / "config.json").write_text(text)
-    (folder / "runs.csv").write_text(HEAD + CLOSED.replace("Qwen/Qwen3-32B", "own") + CLOSED)
+    (folder / "qwen3-own").mkdir()
+    (folder / "qwen3-own" / "config.json").write_text(text)
+    (folder / "runs.csv").write_text(HEAD + CLOSED.replace("Qwen/Qwen3-32B", "qwen3-own") + CLOSED)
     (folder / "runs.csv").write_text((folder / "runs.csv").read_text().replace("two,", "own,", 1))
     own, shipped = validate_measured(folder)
     assert [row.predicted for row in own.rows] == [row.predicted for row in shipped.rows]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.noise import Noise
-from simulator.costs.overhead import Overhead, find_overhead, read_version
+from simulator.costs.overhead import Overhead, find_overhead, read_version, samples_truncated
 from simulator.costs.piecewise import PiecewiseCost, SplitCost
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.models.gpus import find_gpu
@@ -83,9 +83,9 @@ def test_the_gpu_waits_for_each_sequence_and_launches_the_layers_of_prompts() ->
         ("0.11", False, 0.75e-3),
         ("v0.10.2", True, 0.5e-3),
         ("0.13.9", True, 0.5e-3),
-        ("0.14.0", True, 1.0e-3),
-        ("0.99", True, 1.0e-3),
-        (None, True, 1.0e-3),
+        ("0.14.0", True, 0.1e-3),
+        ("0.99", True, 0.5e-3),
+        (None, True, 0.5e-3),
         ("0.2", False, 0.75e-3),
     ],
 )
@@ -115,11 +115,33 @@ def test_a_scenario_names_the_version() -> None:
     assert (old.engine.async_scheduling, old.engine.gpu_memory_utilization) == (False, 0.9)
     assert (new.engine.async_scheduling, new.engine.gpu_memory_utilization) == (True, 0.92)
     assert type(assemble(old).cost) is PiecewiseCost
-    assert assemble(old).cost.overhead == 0.75e-3
+    assert assemble(old).cost.overhead == 0.75e-3 + 0.4e-3  # logits are sorted
     split_cost = assemble(new).cost
     assert isinstance(split_cost, SplitCost)
     assert split_cost.kv_heads == 8
-    assert assemble(engine_of(version="0.14", async_scheduling=False)).cost.overhead == 0.75e-3
+    assert assemble(engine_of(version="0.14", async_scheduling=False)).cost.overhead == 1.15e-3
+
+
+def test_logits_are_sorted_where_requests_are_sampled_with_top_p() -> None:
+    """Three sequences of 128,256 logits, 8 bytes for each."""
+    terms = Overhead(step=0.25, per_sequence=0.5, sort=0.125, sort_bytes=8)
+    model, gpu = load_model("llama-3-8b"), find_gpu("H100")
+    each = 8 * 128256 / gpu.bandwidth
+    plain = terms.add_to(KERNELS, overlapped=True, model=model, gpu=gpu)
+    assert plain.execute(Step([], 3, 9)) == 1.0 + 1.75
+    sorts = terms.add_to(KERNELS, overlapped=True, model=model, gpu=gpu, sampled=True)
+    assert sorts.execute(Step([], 3, 9)) == pytest.approx(1.0 + 1.75 + 0.125 + 3 * each)
+
+
+def test_vllm_sorted_the_logits_before_0_17_unless_told_otherwise() -> None:
+    def waits(**words: str) -> float:
+        return assemble(engine_of(**words)).cost.overhead_per_sequence
+
+    sorts = 740 * 128256 / find_gpu("B200").bandwidth
+    assert waits(version="0.15") == pytest.approx(sorts)
+    assert waits(version="0.15", generation_config="vllm") == 0
+    assert waits(version="0.17") == 10e-6
+    assert samples_truncated(load_model("mistral-nemo"), "auto") is False
 
 
 @st.composite
