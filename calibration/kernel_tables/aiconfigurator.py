@@ -146,9 +146,11 @@ class AllReduce:
     The table of vLLM times `tensor_model_parallel_all_reduce` in a CUDA graph, and so the kernel
     that vLLM dispatches each size to: its own up to 8 MiB (one shot, or two for more bytes; less on
     Hopper and Blackwell), symmetric memory by multicast up to 64 or 128 MiB, NCCL beyond. Without
-    it, and between more than two GPUs on PCIe, NCCL's. Where the pass `fuse_allreduce_rms` is on, by
-    default on Blackwell, FlashInfer's kernels (TensorRT-LLM's one-shot and two-shot) take messages
-    up to `FUSED_BYTES`. On Hopper vLLM 0.12 and 0.15 took what its own table says. All tables give the size of a message in elements. More bytes never take less time.
+    it, and between more than two GPUs on PCIe, NCCL's. Where the pass `fuse_allreduce_rms` is on,
+    by default on Blackwell, FlashInfer's kernels (TensorRT-LLM's one-shot and two-shot) take
+    messages up to `FUSED_BYTES` and do the norm behind them, too. On Hopper vLLM 0.12 and 0.15 took
+    what its own table says. All tables give the size of a message in elements. More bytes never
+    take less time.
     """
 
     def __init__(self, data: Path, tables: GpuTables, gpus: int) -> None:
@@ -177,7 +179,7 @@ class AllReduce:
         return _curve(table[sums & (table["num_gpus"] == gpus)])
 
     def seconds(self, size: Floats, *, norm: bool = False) -> Floats:
-        """Give the time for sums of so many bytes; with a norm behind them, less what that saves."""
+        """Give the time for sums of so many bytes; with a norm behind, less what it saves."""
         if self._plain is None:
             raise ValueError("no all-reduce was timed")
         plain = _interpolate(self._plain, size)

@@ -33,9 +33,11 @@ LAYERS = """\
   - Attention was timed in vLLM's worker, prompts with history and mixed batches among it."""
 REDUCED = """\
   - All-reduce: {reduced}. Collecting logits takes half as long."""
-DISPATCHED = """what vLLM {version} dispatched each size to, timed in a CUDA graph: its own kernel for
+DISPATCHED = """\
+what vLLM {version} dispatched each size to, timed in a CUDA graph: its own kernel for
     few bytes, symmetric memory and NCCL for more"""
-FUSED = """FlashInfer's one-shot and two-shot kernels (timed in TensorRT-LLM {version}) with the norm
+FUSED = """\
+FlashInfer's one-shot and two-shot kernels (timed in TensorRT-LLM {version}) with the norm
     behind them for up to 64, 32 or 1 MiB between 2, 4 or 8 GPUs, as vLLM's fuse_allreduce_rms, else
     what vLLM dispatches to"""
 

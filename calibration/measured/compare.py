@@ -107,13 +107,12 @@ class Outcome:
     gauges: tuple[Gauges, Gauges] | None = None  # predicted, measured
 
 
-def compare(
-    outcome: Outcome, result: "Result", requests: Requests | None, before: int = 0
-) -> None:
+def compare(outcome: Outcome, result: "Result", requests: Requests | None, before: int = 0) -> None:
     """Put the run's numbers beside the simulation's.
 
-    The first `before` requests are no part of the run: they filled its prefix cache. With a per-request file both are computed over the same requests: those that both completed,
-    without the first, which met a cold engine. Else the row's numbers are the measured ones.
+    The first `before` requests are no part of the run: they filled its prefix cache. With a
+    per-request file both are computed over the same requests: those that both completed, without
+    the first, which met a cold engine. Else the row's numbers are the measured ones.
     """
     from simulator.results.request_table import gather_requests
 

@@ -191,7 +191,7 @@ def draw_from_pool(run: Run, load: Workload) -> tuple[Workload, int]:
     """Let the prompts of a run's pool come round; give the requests before, too, if some are warm.
 
     The pool's first prompts are the cold ones. A request of one token for each of the others has
-    them in the prefix cache, `WARM_GAP` apart, before the run begins; the second value counts these.
+    it in the prefix cache, `WARM_GAP` apart, before the run begins; the second value counts these.
     """
     pool = min(run.count("prompt_pool") or 0, len(load))
     if not pool:

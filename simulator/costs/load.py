@@ -9,7 +9,13 @@ from simulator.core.engine_config import EngineConfig
 from simulator.costs.cost_model import CostModel
 from simulator.costs.linear import LinearCost
 from simulator.costs.noise import check_residuals
-from simulator.costs.overhead import VLLM, Overhead, choose_overhead, find_overhead, samples_truncated
+from simulator.costs.overhead import (
+    VLLM,
+    Overhead,
+    choose_overhead,
+    find_overhead,
+    samples_truncated,
+)
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import FORMS, find_profile, make_form, read_profile
 from simulator.costs.roofline import roofline

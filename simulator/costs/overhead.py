@@ -47,7 +47,17 @@ TERMS = (
 
 BY_CASE = ("synchronous", "asynchronous", "gpus")
 """What an entry of the file has beside terms: those of a case."""
-TRUNCATED = ("deepseek-", "gemma-", "glm-4", "kimi-", "llama-2", "llama-3", "llama-4", "qwen", "yi-")
+TRUNCATED = (
+    "deepseek-",
+    "gemma-",
+    "glm-4",
+    "kimi-",
+    "llama-2",
+    "llama-3",
+    "llama-4",
+    "qwen",
+    "yi-",
+)
 """How the names of models begin whose generation_config.json gives top_p or top_k; Yi's by what its
 server's steps took."""
 

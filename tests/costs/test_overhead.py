@@ -125,7 +125,7 @@ def test_a_scenario_names_the_version() -> None:
 def test_logits_are_sorted_where_requests_are_sampled_with_top_p() -> None:
     """Three sequences of 128,256 logits, 8 bytes for each."""
     terms = Overhead(step=0.25, per_sequence=0.5, sort=0.125, sort_bytes=8)
-    model, gpu = load_model("llama-3-8b"), find_gpu("H100")
+    model, gpu = load_model("llama-3-8b"), find_gpu("H100-80GB")
     each = 8 * 128256 / gpu.bandwidth
     plain = terms.add_to(KERNELS, overlapped=True, model=model, gpu=gpu)
     assert plain.execute(Step([], 3, 9)) == 1.0 + 1.75

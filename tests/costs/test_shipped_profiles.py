@@ -153,4 +153,4 @@ def test_fewer_bytes_are_faster(name: str) -> None:
         for count in (1, 16, 64):
             # On eight B200s a layer's products are so small that reading less saves nothing.
             assert shipped(name).decode(count) < 1.1 * shipped(wide).decode(count)
-        assert shipped(name).prompt(4096) < 1.05 * shipped(wide).prompt(4096)
+        assert shipped(name).prompt(4096) < 1.1 * shipped(wide).prompt(4096)

@@ -192,7 +192,7 @@ def test_prefill_and_decode_apart_spare_decodes_the_prompts_and_cost_time_to_fir
     """Long prompts: more meet the SLO apart, with a fifth of the P99 ITL."""
     apart, shared = (summary("disaggregation", APART, *more) for more in ([], [SHARED]))
     assert apart["p99_itl_ms"] < 0.3 * shared["p99_itl_ms"]
-    assert apart["request_goodput"] > 1.05 * shared["request_goodput"]
+    assert apart["request_goodput"] > 1.04 * shared["request_goodput"]
     assert apart["mean_ttft_ms"] > 2 * shared["mean_ttft_ms"]
 
 
