@@ -140,8 +140,9 @@ def without_host(cost: CostModel) -> CostModel:
 
 def samples_truncated(model: ModelSpec | None, generation_config: str) -> bool:
     """Tell whether requests that say nothing are sampled with top-p or top-k."""
-    own = generation_config == "auto" and model is not None
-    return own and model.name.startswith(TRUNCATED)
+    if model is None or generation_config != "auto":
+        return False
+    return model.name.startswith(TRUNCATED)
 
 
 def read_version(text: str) -> Version | None:
