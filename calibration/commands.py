@@ -238,13 +238,14 @@ def _validate_measured(
     from calibration.measured.predict import validate_measured
     from calibration.measured.report import report, write_json, write_plots
     from simulator.simulation.write import check_folder
+    from simulator.util.files import check_file
 
     if folder.is_file():
         raise HeadwayError(f"--measured {folder}: must be a folder, the one with {folder.name}")
     if json is not None and not json.parent.is_dir():
         raise HeadwayError(f"--json {json}: cannot write: no folder {json.parent}")
-    if json is not None and json.is_dir():
-        raise HeadwayError(f"--json {json}: cannot write: is a folder")
+    if json is not None:
+        check_file("--json", json)
     if out is not None:
         check_folder(out)
     outcomes = validate_measured(folder, wanted)

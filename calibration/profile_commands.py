@@ -35,7 +35,9 @@ def build(
     from calibration.kernel_tables.fit import write_profile
     from calibration.kernel_tables.tables import find_gpu_tables
     from simulator.models.load import load_model
+    from simulator.util.files import check_file
 
+    check_file("--out", out)
     try:
         spec = load_model(model)
     except ValueError as error:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulator.util.errors import HeadwayWarning
+from simulator.util.errors import HeadwayWarning, printable
 from simulator.util.files import WRITTEN_FILES
 
 if TYPE_CHECKING:
@@ -28,9 +28,12 @@ BAD_INPUT, BROKEN_PIPE = 2, 141  # the latter as a shell gives it
 
 
 def print_line(text: str) -> None:
-    """Print a line on stderr; one that is closed or full takes nothing from the command."""
+    """Print a line on stderr; one that is closed or full takes nothing from the command.
+
+    What a terminal would act on, of a file's keys and values say, is written as escapes.
+    """
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 

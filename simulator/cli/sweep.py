@@ -1,12 +1,11 @@
 """The verb `headway sweep`: a row for each of many points, on all cores or a cluster."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from simulator.cli.console import print_interrupted_runs
+from simulator.cli.console import print_errors, print_interrupted_runs
 from simulator.cli.options import (
     DEFAULT_SETTINGS,
     Quiet,
@@ -63,7 +62,7 @@ def sweep(
     for point, row in zip(points, rows, strict=True):
         if "error" in row:
             failed += 1
-            print(f"headway: error: {point.label}: {row['error']}", file=sys.stderr)
+            print_errors([f"{point.label}: {row['error']}"])
     if not quiet:
         print(f"{len(rows) - failed:,} of {len(rows):,} points done")
         print(f"written to {folder}: {TABLE}")

@@ -17,7 +17,7 @@ from simulator.models.gpus import Gpu
 from simulator.models.load import load_model, shipped_models
 from simulator.models.spec import HALF, ModelSpec, bytes_of
 from simulator.util.errors import HeadwayError
-from simulator.util.files import check_regular, resolve
+from simulator.util.files import resolve, why_not_regular
 from simulator.util.from_mapping import from_mapping, short_repr
 from simulator.util.yaml_lines import FieldError, SourceMap, field_errors, parse, read_text
 
@@ -169,7 +169,8 @@ def find_profile(name_or_path: str, base: Path | None = None) -> Path:
     path = resolve(name_or_path, base or Path())
     if path.is_file():
         return path
-    check_regular(path)
+    if wrong := why_not_regular(path):
+        raise ValueError(f"profile: {wrong}")
     near = get_close_matches(name_or_path.lower(), names, n=8, cutoff=0.4)
     raise ValueError(
         f"profile: no file {path} and no shipped profile {name_or_path!r}"

@@ -7,7 +7,9 @@ from typing import Any
 
 from simulator.results.breakdown import PARTS
 from simulator.results.read import (
+    COMPLETED,
     COUNTS,
+    check_completed,
     check_count,
     check_numbers,
     find_table,
@@ -54,7 +56,6 @@ requests keep their seats beyond their end."""
 TIMES = ("ttft", "tpot", "e2el")
 TEXTS = ("client", "finish_reason")
 MEDIAN = "median_e2el_ms"
-COMPLETED = ("stop", "length")
 STEPS = ("start", "duration", "steps", "prefill_tokens", "running", "waiting")
 
 Row = dict[str, Any]
@@ -95,7 +96,7 @@ def explain(folder: Path, request: int) -> str:
 
 def _find(folder: Path, request: int, summary: Mapping[str, Any]) -> Row:
     """Find a request among the rows, which come by id; all are counted."""
-    count, found = 0, None
+    count, completed, found = 0, 0, None
     for place, cells in read_rows(folder, "requests"):
         if not count and (missing := [name for name in COLUMNS if name not in cells]):
             raise HeadwayError(f"{place.partition(':')[0]}: has no column {', '.join(missing)}")
@@ -107,7 +108,9 @@ def _find(folder: Path, request: int, summary: Mapping[str, Any]) -> Row:
             _check(place, row)
             found = row
         count += 1
+        completed += cells["finish_reason"] in COMPLETED
     check_count(find_table(folder, "requests"), count, summary, "num_prompts")
+    check_completed(find_table(folder, "requests"), completed, summary)
     if found is not None:
         return found
     raise HeadwayError(f"{folder}: no request {request}; there are {count:,}, from 0 on")

@@ -10,7 +10,9 @@ import numpy as np
 
 from simulator.results.breakdown import PARTS
 from simulator.results.read import (
+    COMPLETED,
     WRITES,
+    check_completed,
     check_count,
     check_rows,
     check_values,
@@ -80,6 +82,8 @@ class Run:
         check_values(requests, REQUESTS, find_table(folder, "requests"))
         check_rows(requests, find_table(folder, "requests"))
         check_count(find_table(folder, "requests"), len(requests), summary, "num_prompts")
+        completed = int(requests["finish_reason"].isin(COMPLETED).sum())
+        check_completed(find_table(folder, "requests"), completed, summary)
         steps = read_table(folder, "steps", STEPS)
         check_values(steps, STEPS, find_table(folder, "steps"))
         check_count(find_table(folder, "steps"), steps.steps.sum(), summary, "steps")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from simulator.models.config_json import read_config
 from simulator.models.spec import ModelSpec
-from simulator.util.files import resolve
+from simulator.util.files import resolve, why_not_regular
 
 MODELS = Path(__file__).parent / "configs"
 
@@ -92,6 +92,8 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
             f"model: no file {path} and no shipped model {str(name_or_path)!r}; there are "
             f"{', '.join(dict.fromkeys([*near, *names]))}"
         )
+    if wrong := why_not_regular(path):
+        raise ValueError(f"model: {wrong}")
     return read_config(path)
 
 

@@ -13,6 +13,7 @@ import yaml
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
+from simulator.util.user_code import REFUSED
 
 _ITEM = re.compile(r"""(?:[^,"'\[\]{}()]|"[^"]*"|'[^']*')+|[\[\]{}(),"']""")
 
@@ -111,7 +112,9 @@ def load_point(
 
 
 def need_runnable(points: Sequence[DesignPoint]) -> None:
-    """Raise HeadwayError where not one of the points can be run."""
+    """Raise HeadwayError where not one of the points can be run, or --no-own-code refuses one."""
+    if refused := [text for point in points for text in point.errors if REFUSED in text]:
+        raise HeadwayError(dict.fromkeys(refused))
     if all(point.scenario is None for point in points):
         raise HeadwayError(dict.fromkeys(point.error for point in points))
 

@@ -14,7 +14,7 @@ from simulator.results.fairness import Clients, client_columns, fairness_columns
 from simulator.results.record import Record
 from simulator.results.request_table import Floats, Ints, Rows, client_column, find_rows
 from simulator.results.time_series import arrivals, blocks_in_steps, decisions
-from simulator.util.csv_text import Column, Numbers, Words
+from simulator.util.csv_text import Column, Numbers, Signed, Words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +37,7 @@ def request_columns(record: Record) -> dict[str, Column]:
         declared["max_tokens"] = np.where(workload.max_tokens > 0, workload.max_tokens, -1)
     predicted: dict[str, Column] = {} if hints is None else {"predicted_output_tokens": hints}
     urgent = workload.priority
-    priorities: dict[str, Column] = {} if urgent is None else {"priority": urgent}
+    priorities: dict[str, Column] = {} if urgent is None else {"priority": Signed(urgent)}
     producers: dict[str, Column] = {}
     if record.transfers is not None:
         producers["prefill_replica"] = record.transfers.producer_of(len(workload))
@@ -214,17 +214,15 @@ def as_frame(columns: Mapping[str, Column]) -> "pd.DataFrame":
     """Make a DataFrame of columns."""
     import pandas as pd
 
-    return pd.DataFrame(
-        {
-            name: pd.Categorical.from_codes(column.codes, column.names)
-            if isinstance(column, Words)
-            else column
-            for name, column in columns.items()
-        }
-    )
+    frame: dict[str, object] = {}
+    for name, column in columns.items():
+        if isinstance(column, Words):
+            frame[name] = pd.Categorical.from_codes(column.codes, column.names)
+        else:
+            frame[name] = column.values if isinstance(column, Signed) else column
+    return pd.DataFrame(frame)
 
 
 def count_rows(columns: Mapping[str, Column]) -> int:
     """Count the rows of columns of one length."""
-    first = next(iter(columns.values()))
-    return len(first.codes if isinstance(first, Words) else first)
+    return len(next(iter(columns.values())))

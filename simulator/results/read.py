@@ -17,7 +17,7 @@ import numpy as np
 from simulator.core.log import REASONS
 from simulator.util.errors import HeadwayError
 from simulator.util.files import check_regular
-from simulator.util.from_mapping import check_type
+from simulator.util.from_mapping import check_type, short_repr
 from simulator.util.json_text import parse_json
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ COUNTS = ("id", "prompt_tokens", "output_tokens", "preemptions", "cached_tokens"
 """Columns of requests.csv without an empty cell: whole numbers."""
 NEVER_EMPTY = ("id", "prompt_tokens", "output_tokens")
 WORDS = ("client", "finish_reason")
+COMPLETED = ("stop", "length")
+"""How requests end that are completed."""
 NUMBER = re.compile(
     r"duration|completed|failed|num_prompts|replicas|steps|mfu|preemptions|seed|clients|mean_.*"
     r"|fairness_windows"
@@ -36,6 +38,15 @@ NUMBER = re.compile(
 )
 """Keys of summary.json whose values are numbers, or null."""
 NEEDED = ("completed", "duration")
+COUNT = re.compile(
+    r"completed|failed|num_prompts|replicas|(wasted_seat_)?steps|preemptions|clients|rejected"
+    r"|fairness_windows|unfinished|never_sent|max_(concurrent_requests|running|waiting)"
+    r"|(total_input|total_output|prefill|decode|wasted)_tokens"
+)
+"""Keys of summary.json whose values are whole numbers of 0 or more, or null."""
+DURATIONS = ("duration", "warmup_s", "cooldown_s")
+"""Keys of summary.json whose values are numbers of 0 or more."""
+TRIMMED = ("warmup_s", "cooldown_s")
 COUNTED = {
     "num_prompts": "requests",
     "steps": "steps",
@@ -43,7 +54,6 @@ COUNTED = {
     "fairness_windows": "windows",
 }
 """Keys of summary.json that say how much a table holds."""
-LISTS = ("diagnosis", "warnings")
 NEEDS_PYARROW = "needs pyarrow; pip install headway[parquet]"
 
 
@@ -80,7 +90,13 @@ def check_numbers(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def load_summary(path: Path) -> Mapping[str, Any]:
-    """Read a summary.json; HeadwayError where a mapping, list or number is something else."""
+    """Read a run's summary.json; HeadwayError where it is none, or what it holds is not in form."""
+    folder = path.parent
+    if not path.exists() and (folder / "replications.csv").exists():
+        raise HeadwayError(
+            f"{folder}: is of --replications, which keeps intervals and no run; give a folder that "
+            "was written without it"
+        )
     summary = load_mapping(path, parse_json)
     for key in ("headway", "completed", "duration"):
         if key not in summary:
@@ -89,12 +105,49 @@ def load_summary(path: Path) -> Mapping[str, Any]:
         if not isinstance(block, Mapping):
             raise HeadwayError(f"{path}: {above[:-1]}: {short(block)} is not a mapping")
         for key, value in block.items():
-            if key in LISTS and not isinstance(value or [], list):
-                raise HeadwayError(f"{path}: {above}{key}: {short(value)} is not a list")
-            known = isinstance(value, int | float) and isfinite(value)
-            if NUMBER.fullmatch(key) and not (known or (value is None and key not in NEEDED)):
-                raise HeadwayError(f"{path}: {above}{key}: {short(value)} is not a number")
+            if wrong := _wrong(key, value):
+                raise HeadwayError(f"{path}: {above}{key}: {short(value)} {wrong}")
+    own = summary["headway"]
+    if own.get("replicas") == 0:
+        raise HeadwayError(f"{path}: headway.replicas: 0 is not 1 or more")
+    tables = (folder / "requests.csv", folder / "requests.parquet")
+    if own.get("diagnosis", ()) is None and not any(table.exists() for table in tables):
+        raise HeadwayError(
+            f"{folder}: is of --no-tables, which keeps no requests and steps; give a folder that "
+            "was written without it"
+        )
     return summary
+
+
+def _wrong(key: str, value: object) -> str:
+    """Say what is wrong with the value of a key of summary.json, if anything; null is unknown."""
+    if value is None:
+        return "is not a number" if key in NEEDED else ""
+    if key in LISTS:
+        items, is_item = LISTS[key]
+        good = isinstance(value, list) and all(map(is_item, value))
+        return "" if good else f"is not a list of {items}"
+    if not NUMBER.fullmatch(key) and key not in DURATIONS and not COUNT.fullmatch(key):
+        return ""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        return "is not a number"
+    if COUNT.fullmatch(key) and (value < 0 or not isinstance(value, int)):
+        return "is not a whole number of 0 or more"
+    return "is negative" if key in DURATIONS and value < 0 else ""
+
+
+def _is_finding(value: object) -> bool:
+    """Tell whether a value is what a rule of the diagnosis finds."""
+    return isinstance(value, Mapping) and all(
+        isinstance(value.get(key), str) for key in ("rule", "text", "knob")
+    )
+
+
+LISTS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
+    "diagnosis": ("findings", _is_finding),
+    "warnings": ("texts", lambda value: isinstance(value, str)),
+}
+"""Keys of summary.json whose values are lists, or null, and of what."""
 
 
 def _blocks(summary: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -140,6 +193,8 @@ def read_table(folder: Path, name: str, columns: Sequence[str] = ()) -> "pd.Data
         raise HeadwayError(f"{path}: no such file; {WRITES}") from None
     except ImportError:
         raise HeadwayError(f"{path}: {NEEDS_PYARROW}") from None
+    except pd.errors.EmptyDataError:
+        raise HeadwayError(f"{path}: damaged: it is empty") from None
     except (OSError, ValueError) as error:  # pandas' ParserError is a ValueError
         raise HeadwayError(f"{path}: damaged: {' '.join(str(error).split())}") from None
     if path.suffix == ".csv":
@@ -158,6 +213,18 @@ def check_count(path: Path, count: float, summary: Mapping[str, Any], key: str) 
     if told is not None and told != count:
         raise HeadwayError(
             f"{path}: damaged: it holds {count:,g} of the {told:,g} {COUNTED[key]} of summary.json"
+        )
+
+
+def check_completed(path: Path, count: int, summary: Mapping[str, Any]) -> None:
+    """Raise HeadwayError where other requests are completed than summary.json says.
+
+    One that leaves out a beginning or an end counts those between alone.
+    """
+    told = summary["completed"]
+    if told != count and not any(summary["headway"].get(key) for key in TRIMMED):
+        raise HeadwayError(
+            f"{path}: damaged: {count:,} requests are completed in it, and {told:,} by summary.json"
         )
 
 
@@ -267,5 +334,5 @@ def read_cell(place: str, column: str, value: Any) -> float | None:
             raise ValueError
     except (ValueError, TypeError, OverflowError):
         kind = "whole number" if column in COUNTS else "number"
-        raise HeadwayError(f"{place}: {column}: {value!r} is no {kind}") from None
+        raise HeadwayError(f"{place}: {column}: {short_repr(value)} is no {kind}") from None
     return number

@@ -18,7 +18,7 @@ from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario, blamed_key
 from simulator.util.errors import HeadwayError
-from simulator.util.files import resolve
+from simulator.util.files import resolve, why_not_regular
 from simulator.util.yaml_lines import FieldError, Key
 
 T = TypeVar("T")
@@ -190,6 +190,8 @@ def _check_trace(scenario: Scenario) -> Iterator[Conflict]:
     if not path.exists():
         for message in missing_trace(path).messages:
             yield "workload.trace.path", "", message
+    elif wrong := why_not_regular(path):
+        yield "workload.trace.path", "", wrong
     for option, forms in OPTIONS.items():
         if getattr(trace, option) is not None and trace.format not in (None, *forms):
             what = f"goes with format {' or '.join(forms)}, not with {trace.format}"

@@ -37,10 +37,26 @@ class Words:
     def __getitem__(self, rows: slice) -> "Words":
         return Words(self.codes[rows], self.names)
 
+    def __len__(self) -> int:
+        return len(self.codes)
+
+
+@dataclass(slots=True)
+class Signed:
+    """A column of integers that may be negative, and has no empty cell."""
+
+    values: Ints
+
+    def __getitem__(self, rows: slice) -> "Signed":
+        return Signed(self.values[rows])
+
+    def __len__(self) -> int:
+        return len(self.values)
+
 
 Numbers = Ints | Floats
 """A column of integers (negative: an empty cell) or of floats >= 0 (NaN: an empty cell)."""
-Column = Numbers | Words
+Column = Numbers | Words | Signed
 """A column of numbers or of words."""
 
 
@@ -48,7 +64,8 @@ def encode_rows(columns: Sequence[Column]) -> bytes:
     """Give the rows of columns of one length as CSV text, floats with DECIMALS decimals.
 
     A column with values above 9e9 has fewer: as many as its largest has digits of worth.
-    Raises ValueError for a float that is negative, infinite or above LARGEST.
+    Raises ValueError for a float that is negative, infinite or above LARGEST, and for a word with
+    a NUL or that UTF-8 lacks.
     """
     cells = [_cells(column) for column in columns]
     rows = len(cells[0])
@@ -72,6 +89,9 @@ def encode_header(names: Sequence[str]) -> bytes:
 def _cells(column: Column) -> Chars:
     if isinstance(column, Words):
         return _words(column)
+    if isinstance(column, Signed):
+        minus = np.where(column.values < 0, ord("-"), 0).astype(np.uint8)[:, None]
+        return np.hstack((minus, _integers(np.abs(column.values))))
     if column.dtype.kind == "f":
         return _decimals(column.astype(np.float64, copy=False))
     return _integers(column.astype(np.int64, copy=False))
@@ -80,6 +100,8 @@ def _cells(column: Column) -> Chars:
 def _words(column: Words) -> Chars:
     """Lay out words; the last line of the table is the empty cell."""
     encoded = [_quoted([name]) for name in column.names]
+    if any(b"\0" in cell for cell in encoded):
+        raise ValueError("a name holds the character NUL")
     table = np.array([*encoded, b""], dtype=f"S{max(map(len, encoded), default=1) or 1}")
     return table.view(np.uint8).reshape(len(table), -1)[column.codes]
 

@@ -21,14 +21,33 @@ WRITTEN_FILES: list[Path] = []
 OPEN_FILES = Path("/proc/self/fd")  # by number: through it a file without a name gets one
 
 
-def check_regular(path: Path) -> None:
-    """Raise HeadwayError where a path names a pipe, a device or a socket: one may never end."""
+def why_not_regular(path: Path) -> str:
+    """Say of a path that names a pipe, a device or a socket that it does: one may never end."""
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
-        raise HeadwayError(f"{path}: cannot be read: is a pipe or a device, not a file")
+        return f"{path}: cannot be read: is a pipe or a device, not a file"
+    return ""
+
+
+def check_regular(path: Path) -> None:
+    """Raise HeadwayError where a path names a pipe, a device or a socket."""
+    if wrong := why_not_regular(path):
+        raise HeadwayError(wrong)
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise HeadwayError where a path names what no file may replace: a folder, a pipe, a device.
+
+    A pipe or a device may not be written to either: nothing could be taken back.
+    """
+    if path.is_dir():
+        raise HeadwayError(f"{path}: cannot write: is a folder")
+    if path.exists() and not path.is_file():
+        raise HeadwayError(f"{path}: cannot write: is a pipe or a device, not a file")
 
 
 def check_target(source: Path, target: Path) -> None:
     """See beforehand that a file made of another can be written, and is not that other."""
+    check_replaceable(target)
     if not target.parent.exists():
         raise HeadwayError(f"{target}: cannot write: no folder {target.parent}")
     if source.exists() and target.exists() and source.samefile(target):
@@ -40,6 +59,8 @@ def check_file(option: str, path: Path) -> Path:
     there = next(folder for folder in path.absolute().parents if folder.exists())
     if path.is_dir():
         raise HeadwayError(f"{option} {path}: is a folder")
+    if path.exists() and not path.is_file():
+        raise HeadwayError(f"{option} {path}: is a pipe or a device, not a file")
     if not there.is_dir():
         raise HeadwayError(f"{option} {path}: {there} is not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
@@ -56,31 +77,38 @@ def write_together(folder: Path, files: Mapping[str, Contents]) -> list[Path]:
     """Write several files of one folder, which is made if it is missing.
 
     All are complete before the first gets its name. If anything fails, an interrupt included,
-    the folder is left as it was; what the system refuses becomes a HeadwayError.
+    the folder is left as it was; what the system refuses becomes a HeadwayError, and so does a
+    name that `check_replaceable` refuses. A symbolic link stays, and its target is written.
     """
     targets = [folder / name for name in files]
-    drafts = [folder / f".{name}.{os.getpid()}.tmp" for name in files]
+    places = [Path(os.path.realpath(target)) for target in targets]
+    drafts = [place.with_name(f".{place.name}.{os.getpid()}.tmp") for place in places]
     made: list[Path] = []
     unnamed: list[tuple[int, Path]] = []
     current = folder
     try:
-        there = _nearest_folder(folder)
-        for current, draft, contents in zip(targets, drafts, files.values(), strict=True):
-            if current.is_dir():
-                raise IsADirectoryError(None, "is a folder")
+        for target, place, draft in zip(targets, places, drafts, strict=True):
+            current = target.parent
+            there = _nearest_folder(place.parent)
+            current = target
+            check_replaceable(target)
+            if place.is_symlink():
+                raise OSError(None, "is a symbolic link to itself")
             number = _open_unnamed(there)
             if number is None:
-                made += make_folders(folder)
+                made += make_folders(place.parent)
             else:
                 unnamed.append((number, draft))
+            contents = files[target.name]
             with draft.open("wb") if number is None else os.fdopen(os.dup(number), "wb") as file:
                 file.write(contents) if isinstance(contents, bytes) else contents(file)
-        current = folder
-        made += make_folders(folder)
+        for place in places:
+            current = place.parent
+            made += make_folders(place.parent)
         for number, draft in unnamed:
             draft.unlink(missing_ok=True)  # of a process killed here that had our number
             _give_name(number, draft)
-        for current, draft in zip(targets, drafts, strict=True):
+        for current, draft in zip(places, drafts, strict=True):
             draft.replace(current)
         WRITTEN_FILES.extend(targets)
     except BaseException as error:

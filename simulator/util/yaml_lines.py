@@ -113,6 +113,18 @@ def _bare_number(loader: _Constructor, node: ScalarNode) -> float:
 _Constructor.add_constructor("!number", _bare_number)  # type: ignore[type-var]
 
 
+def _int(loader: _Constructor, node: ScalarNode) -> int:
+    """Read a whole number; Python reads none of some thousand digits."""
+    try:
+        return int(loader.construct_yaml_int(node))
+    except ValueError:
+        what = f"a number of {len(node.value)} digits" if len(node.value) > 999 else "no number"
+        raise yaml.constructor.ConstructorError(None, None, what, node.start_mark) from None
+
+
+_Constructor.add_constructor("tag:yaml.org,2002:int", _int)  # type: ignore[type-var]
+
+
 class _Loader(_Composer, _Constructor, _Resolver, yaml.SafeLoader):
     """YAML's plain types without anchors."""
 

@@ -128,7 +128,7 @@ def test_where_nothing_can_be_written_nothing_is_simulated(folder, capsys, monke
     measured = ["validate", "--measured", str(folder)]
     table = str(folder / "runs.csv")
     for command, message in (
-        ([*measured, "--json", str(folder)], "cannot write: is a folder"),
+        ([*measured, "--json", str(folder)], "is a folder"),
         ([*measured, "--json", f"{folder}/no/a.json"], "cannot write: no folder"),
         ([*measured, "--out", table], "is not a folder"),
         (["validate", "--measured", table], "must be a folder, the one with runs.csv"),

@@ -168,6 +168,8 @@ def test_any_cell_may_be_spoilt(folder: Path, name: str, value: str) -> None:
             told[head[column]] = str(error)
     if "holds" in told.get("steps", ""):  # a number, but not the count that summary.json has
         del told["steps"]
+    if "requests are completed" in told.get("finish_reason", ""):  # not as many as summary.json has
+        del told["finish_reason"]
     assert all(message.startswith(f"{path}:{at + 2}: ") for message in told.values())
     if value in ("", "six"):
         assert told.keys() >= ({*CELLS} if name == "requests" else {"start", "steps", "waiting"})

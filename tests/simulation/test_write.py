@@ -13,6 +13,7 @@ import yaml
 from simulator.core.log import Log
 from simulator.costs.linear import LinearCost
 from simulator.results.frames import request_frame, step_frame
+from simulator.results.read import read_table
 from simulator.results.record import Record
 from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError
@@ -74,6 +75,16 @@ def ran() -> Ran:
         add_request(log, number, seen[number])
     load = make_workload(seen, client=["a,b", "c", "c", "a,b", "c"])
     return Ran(load, np.array([r.sent for r in seen[:4]] + [np.nan]), [log])
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_a_priority_may_be_negative(ran: Ran, tmp_path: Path, format: str) -> None:
+    """As in vLLM, where the smaller is the more urgent."""
+    urgent = [-1, 0, 3, -20, 5]
+    ran.workload.priority = np.array(urgent)
+    write_run(ran, tmp_path, format)
+    assert read_table(tmp_path, "requests")["priority"].tolist() == urgent
+    assert request_frame(ran)["priority"].tolist() == urgent
 
 
 def test_files_of_a_run(ran: Ran, tmp_path: Path) -> None:

@@ -95,8 +95,12 @@ def make_inputs(folder: Path) -> None:
 
 
 def damage(folder: Path, edit: Sequence[Any]) -> None:
-    """Do one edit, [file, what, ...]: replace, text, hex, lines, cut, remove, folder or pipe."""
+    """Do one edit, [file, what, ...]: replace, text, hex, lines, cut, remove, folder or pipe.
+
+    In a new text `9...9` stands for a number of 5,000 digits.
+    """
     name, what, *rest = edit
+    rest = [one.replace("9...9", "9" * 5000) if isinstance(one, str) else one for one in rest]
     path = folder / name
     if what == "replace":
         old, new = rest

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.util.csv_text import Words, encode_header, encode_rows
+from simulator.util.csv_text import Signed, Words, encode_header, encode_rows
 
 cells = st.integers(0, 2**62)
 seconds = st.one_of(st.none(), st.floats(0, 8.9e9), st.floats(0, 1))
@@ -40,6 +40,13 @@ def test_empty_cells() -> None:
     assert encode_rows(columns) == b",,\n12,0.500000000,a\n"
     assert encode_rows([c[slice(0)] for c in columns]) == b""
     assert encode_header(["a", "b"]) == b"a,b\n"
+
+
+def test_signed_integers() -> None:
+    """Of these -1 is a number like any other."""
+    values = Signed(np.array([-1, 0, 12, -999_999_999]))
+    assert encode_rows([values, np.arange(4)]) == b"-1,0\n0,1\n12,2\n-999999999,3\n"
+    assert encode_rows([values[2:], np.arange(2)]) == b"12,0\n-999999999,1\n"
 
 
 @pytest.mark.parametrize("value", [-1e-6, 1e19, np.inf])

@@ -3,6 +3,7 @@
 import io
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from simulator.util.errors import HeadwayError
-from simulator.util.files import lock_folder, resolve, write_atomic, write_together
+from simulator.util.files import (
+    check_file,
+    check_target,
+    lock_folder,
+    resolve,
+    write_atomic,
+    write_together,
+)
 
 
 @pytest.fixture(params=["no names", "hidden names"])
@@ -37,7 +45,14 @@ def test_files_replace_those_that_were_there(tmp_path: Path) -> None:
 KILLED = """
 import os, signal
 from pathlib import Path
-from simulator.util.files import write_together
+from simulator.util.files import (
+    check_file,
+    check_target,
+    lock_folder,
+    resolve,
+    write_atomic,
+    write_together,
+)
 
 def die(file):
     file.write(b"half")
@@ -116,3 +131,52 @@ def test_files_are_looked_up_beside_the_scenario_then_in_headway_data(tmp_path, 
     assert resolve("both.csv", here) == here / "both.csv"
     assert resolve("none.csv", here) == here / "none.csv"
     assert resolve(there / "only.csv", here) == there / "only.csv"
+
+
+@pytest.fixture(params=["pipe", "socket", "folder", "link to a pipe"])
+def no_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A name that no file may take. No device: whoever fails here as root would replace it."""
+    path = tmp_path / "there"
+    if request.param == "socket":
+        os.mknod(path, stat.S_IFSOCK | 0o600)
+    elif request.param == "folder":
+        path.mkdir()
+    else:
+        os.mkfifo(path)
+    if request.param == "link to a pipe":
+        (tmp_path / "link").symlink_to("there")
+        return tmp_path / "link"
+    return path
+
+
+@pytest.mark.usefixtures("drafts")
+def test_what_is_no_file_is_not_replaced(no_file: Path) -> None:
+    """Neither when it is written, nor beforehand, under the name of an option or without."""
+    before = [(path.name, path.lstat().st_mode) for path in sorted(no_file.parent.iterdir())]
+    wrong = r"(there|link): (cannot write: )?is a (pipe or a device, not a file|folder)"
+    for write in (
+        lambda: write_atomic(no_file, b"x"),
+        lambda: write_together(no_file.parent, {"a": b"a", no_file.name: b"x"}),
+        lambda: check_file("--out", no_file),
+        lambda: check_target(no_file.parent / "other", no_file),
+    ):
+        with pytest.raises(HeadwayError, match=wrong):
+            write()
+    after = [(path.name, path.lstat().st_mode) for path in sorted(no_file.parent.iterdir())]
+    assert after == before
+
+
+@pytest.mark.usefixtures("drafts")
+def test_a_link_stays_and_its_target_is_written(tmp_path: Path) -> None:
+    """Be it there already or not, and on whatever disk the target is."""
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "old").write_bytes(b"old")
+    for name in ("old", "new"):
+        (tmp_path / name).symlink_to(f"far/{name}")
+        assert write_atomic(tmp_path / name, name.encode() * 2) == tmp_path / name
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / "far" / name).read_bytes() == name.encode() * 2
+    assert sorted(p.name for p in (tmp_path / "far").iterdir()) == ["new", "old"]
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(HeadwayError, match="loop: cannot write: is a symbolic link to itself"):
+        write_atomic(tmp_path / "loop", b"x")

@@ -322,7 +322,7 @@ def test_demo_is_like_azure(request):
             "ramp_up_end_rps: missing, as ramp_up_strategy is given",
         ),
         ({"max_tokens": 0}, "max_tokens: some lengths would be less than 1 token"),
-        ({"max_tokens": True}, "max_tokens: True is not a number"),
+        ({"max_tokens": True}, "max_tokens: true is not a number"),
         ({"lengths": {"format": "azure"}}, "lengths.path: missing"),
         ({"lengths": {"path": "x"}}, "lengths.path: no reader of traces was given"),
         ({"lengths": {"path": "x"}, "input_len": 3}, "input_len: cannot be given with lengths"),

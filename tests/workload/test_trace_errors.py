@@ -107,7 +107,7 @@ def test_bad_seconds(put, value):
             '{"timestamp": 1, "text_input": "hi", "output_length": 1}',
             "input_length: missing; count",
         ),
-        ('{"timestamp": 1, "input_length": true, "output_length": 1}', "input_length: True is not"),
+        ('{"timestamp": 1, "input_length": true, "output_length": 1}', "input_length: true is not"),
         (
             '{"timestamp": 1, "input_length": 2.5, "output_length": 1}',
             "input_length: 2.5 is not a w",

@@ -89,8 +89,9 @@ def test_failed_requests_take_their_labels_along(tmp_path):
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (True, "True is not a whole number of at most 9 digits"),
-        (1.0, "1.0 is not a whole number of at most 9 digits"),
+        (True, "true is not a whole number of at most 9 digits"),
+        (1.5, "1.5 is not a whole number of at most 9 digits"),
+        ({"a": None}, "{a: null} is not a whole number of at most 9 digits"),
         ("1", "'1' is not a whole number of at most 9 digits"),
         (10**9, "1000000000 is not a whole number of at most 9 digits"),
     ],
@@ -103,7 +104,7 @@ def test_a_wrong_priority_in_json(tmp_path, value, why):
 @pytest.mark.parametrize("value", ["", [1], {}, 1.5, True])
 def test_a_wrong_client_in_json_is_told_once(tmp_path, value):
     text = labelled("mooncake", ["a", value], [1, 1])
-    why = f"{value!r} is neither a name nor a whole number"
+    why = f"{'true' if value is True else repr(value)} is neither a name nor a whole number"
     assert problems(tmp_path, text) == [f"trace:2: client: {why}"]
 
 
@@ -112,6 +113,29 @@ def test_a_wrong_priority_in_csv(tmp_path, value):
     text = labelled("azure", ["a"], [value])
     why = f"{value!r} is not a whole number of at most 9 digits"
     assert problems(tmp_path, text) == [f"trace:2: priority: {why}"]
+
+
+@pytest.mark.parametrize("form", ["azure", "mooncake"])
+def test_a_whole_number_with_a_point_is_a_priority(tmp_path, form):
+    """As tables with gaps have it."""
+    assert read(tmp_path, labelled(form, ["a", "b"], [1.0, -2.0])).priority.tolist() == [1, -2]
+
+
+@pytest.mark.parametrize("line", [1, 2])
+@pytest.mark.parametrize(("name", "key"), [("Client", "client"), ("PRIORITY", "priority")])
+def test_keys_in_another_case_are_told_once(tmp_path, line, name, key):
+    """Where a line has the right key, too, what else it has is its own."""
+    text = "".join(
+        json.dumps({"timestamp": i, "input_length": 5, "output_length": 5, **more}) + "\n"
+        for i, more in enumerate([{}] * (line - 1) + [{name: 1}] * 2)
+    )
+    wrong = f"trace:{line}: {name}: is not read: the key's name is {key}"
+    with pytest.warns(HeadwayWarning, match=wrong) as warned:
+        workload = read(tmp_path, text)
+    assert len(warned) == 1
+    assert getattr(workload, key) is None
+    both = json.dumps({"input_length": 5, "output_length": 5, name: 1, key: 2})
+    assert getattr(read(tmp_path, both), key)[0] in (2, "2")
 
 
 @pytest.mark.parametrize("name", ["Client", "PRIORITY"])
@@ -166,7 +190,7 @@ def test_wrong_max_tokens_in_csv(tmp_path, value):
         (-1, "-1 is negative"),
         (1.5, "1.5 is not a whole number"),
         ("7", "'7' is not a number"),
-        (True, "True is not a number"),
+        (True, "true is not a number"),
     ],
 )
 def test_wrong_max_tokens_in_json(tmp_path, value, why):

@@ -123,9 +123,8 @@ def diagnosis(run: Run) -> str:
     """List what stands out, the advice, and warnings."""
     gauges = run.summary["headway"]
     items = [
-        f"{escape(str(one.get('text')))} <span class=knob>{escape(str(one.get('knob')))}</span>"
+        f"{escape(one['text'])} <span class=knob>{escape(one['knob'])}</span>"
         for one in gauges.get("diagnosis") or []
-        if isinstance(one, Mapping)
     ]
     items += [f"Warning: {escape(str(warning))}" for warning in gauges.get("warnings") or []]
     lines = "".join(f"<li>{item}</li>" for item in items)

@@ -19,7 +19,14 @@ from pathlib import Path
 import numpy as np
 
 from simulator.util.errors import HeadwayWarning
-from simulator.workload.traces.format import Format, Numbers, Problems, Published, Table
+from simulator.workload.traces.format import (
+    Format,
+    Numbers,
+    Problems,
+    Published,
+    Table,
+    name_problem,
+)
 from simulator.workload.traces.lines import first_line, line_blocks
 
 
@@ -40,7 +47,7 @@ class Column:
 
 def tokens(name: str, least: int = 1) -> Column:
     """Make a column of whole numbers, also as `12.0`, which a table with gaps makes of 12."""
-    pattern = r"-?\d{1,15}(?:\.0*)?"
+    pattern = r"-?[0-9]{1,15}(?:\.0*)?"
     return Column(name, pattern, "is not a whole number", _whole_numbers, least)
 
 
@@ -52,10 +59,12 @@ def seconds(name: str, *, optional: bool = False) -> Column:
 
 def timestamps(name: str) -> Column:
     """Make a column of days and times, in UTC where they name no zone, in nanoseconds."""
-    day, clock, zone = r"(?:19|20)\d\d-\d\d-\d\d", r"\d\d:\d\d:\d\d", r"(?:Z|[+-]\d\d:?\d\d)?"
+    d = "[0-9]"
+    day, clock = f"(?:19|20){d}{d}-{d}{d}-{d}{d}", f"{d}{d}:{d}{d}:{d}{d}"
+    zone = f"(?:Z|[+-]{d}{d}:?{d}{d})?"
     return Column(
         name,
-        rf"{day}[ T]{clock}(?:\.\d{{1,9}})?{zone}",
+        rf"{day}[ T]{clock}(?:\.{d}{{1,9}})?{zone}",
         "is not a time such as 2023-11-16 18:15:46.6805900",
         _nanoseconds,
         per_second=1e9,
@@ -72,7 +81,7 @@ def _names(texts: Sequence[str]) -> Numbers:
 
 CLIENT = Column(
     "client",
-    r'[^\s,"](?:[^,"\r\n]*[^\s,"])?',
+    r'[^\s,"\0](?:[^,"\r\n\0]*[^\s,"\0])?',
     "is not a name",
     _names,
     optional=True,
@@ -80,7 +89,7 @@ CLIENT = Column(
 )
 PRIORITY = Column(
     "priority",
-    r"(?:-?\d{1,9}(?:\.0*)?)?",
+    r"(?:-?[0-9]{1,9}(?:\.0*)?)?",
     "is not a whole number of at most 9 digits",
     _numbers_or_0,
     least=-(10**9),
@@ -92,7 +101,7 @@ PRIORITY = Column(
 
 MAX_TOKENS = Column(
     "max_tokens",
-    r"(?:0*[1-9]\d{0,8}(?:\.0*)?)?",
+    r"(?:0*[1-9][0-9]{0,8}(?:\.0*)?)?",
     "is not a whole number of 1 or more, of at most 9 digits",
     _numbers_or_0,
     optional=True,
@@ -251,7 +260,8 @@ def _wrong(text: str | None, column: Column) -> str:
             return ""
         return "missing" if text is None else "empty"
     if column.quoted:
-        return ""
+        wrong = name_problem(text)
+        return f"{text[:40]!r} {wrong}" if wrong else ""
     if not re.fullmatch(column.pattern, text):
         return f"{text[:40]!r} {column.wrong}"
     try:

@@ -19,6 +19,13 @@ MAX_MESSAGES = 20  # problems told one by one; the rest are counted
 Numbers = npt.NDArray[np.int64 | np.float64]
 
 
+def name_problem(name: str) -> str:
+    """Say what is wrong with a client's name, if anything: it must fit into tables, as UTF-8."""
+    if "\0" in name:
+        return "holds the character NUL"
+    return "is no Unicode text" if any("\ud800" <= one <= "\udfff" for one in name) else ""
+
+
 @dataclass(slots=True)
 class Table:
     """What a file says, in its own unit of time and its own order of lines."""

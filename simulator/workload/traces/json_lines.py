@@ -4,6 +4,8 @@ The contents of a prompt come as ids of blocks of tokens: equal ids stand for eq
 block becomes the segment (("h", id), tokens).
 """
 
+import json
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil, isnan, nan
@@ -13,13 +15,16 @@ from typing import TypedDict
 import numpy as np
 
 from simulator.core.request import Segments
+from simulator.util.errors import HeadwayWarning
+from simulator.util.from_mapping import short_repr
 from simulator.util.json_text import parse_json
-from simulator.workload.traces.format import Problems
+from simulator.workload.traces.format import Problems, name_problem
 from simulator.workload.traces.lines import lines
 from simulator.workload.workload import Ints
 
 LARGEST_PRIORITY = 10**9
 LARGEST = 9e18  # what still fits 64 bits
+LABELS = ("client", "priority", "max_tokens")
 COMMON_SIZES = (16, 512, *(2**k for k in range(13)))  # sizes of blocks, the best known first
 
 
@@ -42,10 +47,12 @@ class Row:
         value = self.values.get(key)
         if type(value) is not int and type(value) is not float:
             missing = key not in self.values
-            self.add_problem(key, "missing" if missing else f"{_short(value)} is not a number")
+            self.add_problem(key, "missing" if missing else f"{short_repr(value)} is not a number")
             return nan
         if not 0 <= value < LARGEST:
-            self.add_problem(key, f"{_short(value)} is {'negative' if value < 0 else 'not finite'}")
+            self.add_problem(
+                key, f"{short_repr(value)} is {'negative' if value < 0 else 'not finite'}"
+            )
             return nan
         return value
 
@@ -59,9 +66,12 @@ class Row:
     def client(self) -> str | None:
         """Give whose request it is, a text or a whole number; None for nobody's, "" if wrong."""
         value = self.values.get("client")
+        if isinstance(value, str) and (wrong := name_problem(value)):
+            self.add_problem("client", f"{short_repr(value)} {wrong}")
+            return ""
         if value is None or (isinstance(value, str) and value) or type(value) is int:
             return None if value is None else str(value)
-        self.add_problem("client", f"{_short(value)} is neither a name nor a whole number")
+        self.add_problem("client", f"{short_repr(value)} is neither a name nor a whole number")
         return ""
 
     def priority(self) -> int | None:
@@ -69,12 +79,13 @@ class Row:
         value = self.values.get("priority")
         if value is None:
             return None
-        if type(value) is not int or abs(value) >= LARGEST_PRIORITY:
+        whole = int(value) if isinstance(value, float) and value.is_integer() else value
+        if type(whole) is not int or abs(whole) >= LARGEST_PRIORITY:
             self.add_problem(
-                "priority", f"{_short(value)} is not a whole number of at most 9 digits"
+                "priority", f"{short_repr(value)} is not a whole number of at most 9 digits"
             )
             return None
-        return value
+        return whole
 
     def max_tokens(self) -> int:
         """Give the output tokens that its client allows; 0 where the line does not say."""
@@ -107,13 +118,27 @@ class Labels:
     clients: list[str | None] = field(default_factory=list)
     priorities: list[int | None] = field(default_factory=list)
     max_tokens: list[int] = field(default_factory=list)
+    keys: set[str] = field(default_factory=set)  # of all lines
 
     def add(self, row: Row) -> None:
         """Read the labels of one more line."""
+        if not row.values.keys() <= self.keys:
+            self._warn_alike(row)
+            self.keys |= row.values.keys()
         self.lines.append(row.line)
         self.clients.append(row.client())
         self.priorities.append(row.priority())
         self.max_tokens.append(row.max_tokens())
+
+    def _warn_alike(self, row: Row) -> None:
+        """Warn of keys that a line is the first to have and that are a label but for their case."""
+        for key in row.values.keys() - self.keys:
+            name = key.lower()
+            if name in LABELS and name not in row.values:
+                text = (
+                    f"{row.problems.path}:{row.line}: {key}: is not read: the key's name is {name}"
+                )
+                warnings.warn(text, HeadwayWarning, stacklevel=2)
 
     def columns(self, problems: Problems) -> LabelColumns:
         """Give the columns, None for one that no line has.
@@ -136,6 +161,17 @@ class Labels:
         }
 
 
+def _keys(line: str) -> list[str]:
+    """Give the keys of the object in a line, each as often as it is there."""
+    found: list[str] = []
+
+    def see(pairs: list[tuple[str, object]]) -> None:  # the outermost object comes last
+        found[:] = [key for key, _ in pairs]
+
+    json.loads(line, object_pairs_hook=see)
+    return found
+
+
 def rows(path: Path, problems: Problems) -> Iterator[Row]:
     """Yield the objects of a file."""
     for number, line in lines(path):
@@ -144,15 +180,13 @@ def rows(path: Path, problems: Problems) -> Iterator[Row]:
         except ValueError as error:
             problems.add(number, "line", f"bad JSON: {error}")
             continue
-        if isinstance(values, dict):
-            yield Row(number, values, problems)
-        else:
+        if not isinstance(values, dict):
             problems.add(number, "line", "not a JSON object")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."
+            continue
+        for key in LABELS:
+            if line.count(f'"{key}"') > 1 and (many := _keys(line).count(key)) > 1:
+                problems.add(number, key, f"{many} keys of this name")
+        yield Row(number, values, problems)
 
 
 class HashBlocks:
