@@ -102,6 +102,11 @@ class DataParallelServer:
         """Let a request go at the end of the step in flight."""
         self.cores[self._balancer.left(request.id)].cancel(request)
 
+    def catch_up(self) -> None:
+        """Take in steps that ended before now."""
+        for loop in self.loops:
+            loop.catch_up()
+
     def crash(self, *schedulers: Scheduler) -> list[Request]:
         """Lose all ranks and their requests, which are returned; go on with other schedulers."""
         new, lost = iter(schedulers), []

@@ -24,7 +24,7 @@ from simulator.cluster.routers import Router, Target
 from simulator.core.executor import Executor
 from simulator.core.log import REJECTED, UNFINISHED, pack_transfer
 from simulator.core.request import Request
-from simulator.schedulers.vllm.kv_roles import ARRIVED, Consumer, Producer
+from simulator.schedulers.vllm.kv_roles import ABSENT, ARRIVED, Consumer, Producer
 from simulator.schedulers.vllm.scheduler import Scheduler
 
 
@@ -157,6 +157,8 @@ class DisaggregatedFleet(Fleet):
         wanted = self._client_requests[request.id]
         if request is not wanted and request.finish >= 0:
             handoff = Handoff(wanted, request, target, self.env.now)
+            if request not in self._producer(target).sending:
+                wanted.remote, handoff.state = ABSENT, "here"
             self._handoffs[request.id] = handoff
             self._place(handoff)
         else:
@@ -194,7 +196,9 @@ class DisaggregatedFleet(Fleet):
             self.links[handoff.producer.index].put(handoff)
         self._kv_requests.clear()
         for handoff in self._placed:
-            if handoff.asked == handoff.placed and handoff.consumer is not None:
+            if handoff.state == "here" or handoff.consumer is None:
+                continue
+            if handoff.asked == handoff.placed:
                 self.cores[handoff.consumer.index].log.joined.pop()  # it has not waited
         self._placed.clear()
 
@@ -222,9 +226,13 @@ class DisaggregatedFleet(Fleet):
             super()._notify_if_idle(target)
 
     def _admitted(self, request: Request, now: float) -> None:
-        """Write down how a request came to its seat."""
-        handoff = self._handoffs.pop(request.id)
+        """Write down how a request came to its seat for the first time."""
+        handoff = self._handoffs.pop(request.id, None)
+        if handoff is None:
+            return
         assert handoff.consumer is not None
+        if handoff.asked < 0:  # there was nothing to be moved
+            handoff.asked = handoff.begin = handoff.end = now
         numbers = handoff.producer.index, handoff.consumer.index
         times = handoff.ready, handoff.asked, handoff.begin, handoff.end, now
         self.transfers += pack_transfer(request.id, *numbers, *times, handoff.blocks, handoff.found)

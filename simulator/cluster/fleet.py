@@ -196,7 +196,10 @@ class Fleet:
 
     def has_first_token(self, id: int) -> bool:
         """Say whether the first token of a request that has not ended is out."""
-        return self._at[id][0].first_token >= 0
+        request, target = self._at[id]
+        if target is not None:
+            self.engines[target.index].catch_up()
+        return request.first_token >= 0
 
     def crash(self, target: Target, *schedulers: Scheduler) -> int:
         """Let a replica fail; its requests go to others at once. Return how many.

@@ -190,6 +190,14 @@ class Log:
         """Rows of dtype SEAT, one for each seat that is free again, where seats are kept."""
         return np.frombuffer(self.seat_rows or b"", SEAT)
 
+    def drop_runs_ahead(self) -> None:
+        """Take out runs with tokens of steps that were scheduled and will never end."""
+        rows = np.frombuffer(bytes(self.run_rows), RUN)
+        over = self.ticks_before + len(self.tick_ends)
+        kept = rows["first_tick"] + rows["ticks"] <= over
+        if not kept.all():
+            self.run_rows[:] = rows[kept].tobytes()
+
     def record_swaps(self, start: float, step: Step) -> None:
         """Write down what a step that began at `start` copied."""
         for load in step.loads or ():

@@ -3,8 +3,9 @@
 When it schedules is up to an `EngineLoop` (`loop.py`).
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import simpy
 
@@ -22,6 +23,8 @@ class Loop(Protocol):
 
     cancels: bool
     """Cores have requests to let go when the step in flight ends."""
+    batch_queue: deque[Any]
+    """The steps in flight."""
 
     def arrived(self, core: "EngineCore", *, changes: bool) -> None:
         """Wake up for a new request; `changes`: the next step may differ for it."""
@@ -161,7 +164,7 @@ class EngineCore:
 
     def cancel(self, request: Request) -> None:
         """Let a request go at the end of the step in flight."""
-        if self.loop.computes(self):
+        if self.loop.batch_queue:
             self.cancelled[request] = None
             self.loop.cancels = True
             self.wake()
@@ -189,6 +192,8 @@ class EngineCore:
         self.cancelled.clear()
         self.scheduler = scheduler
         log.emptied.append(self.env.now)
+        if old.overlaps:
+            log.drop_runs_ahead()
         running = scheduler.running
         running.runs, running.pauses = log.run_rows, log.pause_rows
         scheduler.drafts, scheduler.seat_rows = log.draft_rows, log.seat_rows

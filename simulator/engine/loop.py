@@ -179,6 +179,8 @@ class EngineLoop(ABC):
             self.commit(scheduled, decided, start, ends)
         if self.cancels:
             self.cancels = False
+            if self._leaping:  # all of its steps have been scheduled, with those who leave
+                self._end_leap()
             for core in self.cores:
                 core.drop_cancelled()
 
@@ -250,11 +252,17 @@ class EngineLoop(ABC):
     def _break_off(self, over: Callable[[list[float], float], int]) -> None:
         """Take in the steps in flight that are `over` by now; the others have never happened."""
         self._leaping = False
-        if self.batch_queue:
-            scheduled, decided, start, ends = self.batch_queue.popleft()
+        for scheduled, decided, start, ends in self.batch_queue:
             del ends[over(ends, self.env.now) :]
             if ends:
                 self.commit(scheduled, decided, start, ends)
+        self.batch_queue.clear()
+
+    def catch_up(self) -> None:
+        """Take in a step that ended before now: a leap behind it may have put that off."""
+        queue = self.batch_queue
+        while len(queue) > 1 and queue[0][3][-1] < self.env.now:
+            self.commit(*queue.popleft())
 
     def abandon(self) -> None:
         """Write down the requests that are still here, when a run is stopped before its end.

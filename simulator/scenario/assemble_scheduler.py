@@ -32,7 +32,7 @@ from simulator.scenario.policy_table import (
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
-from simulator.schedulers.vllm.kv_roles import Consumer, Producer
+from simulator.schedulers.vllm.kv_roles import AsyncConsumer, AsyncProducer, Consumer, Producer
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.schedulers.vllm.speculative import Speculative
 from simulator.util.errors import HeadwayWarning
@@ -49,7 +49,6 @@ REQUIRED_FOR_WINDOW = REQUIRED_FOR_DRAFTS | {"allocation": "paged", "reserve_out
 REQUIRED_FOR_ROLE = {
     "scheduler": "headway",
     "data_parallel_size": 1,
-    "async_scheduling": False,
     "speculative_config": None,
     "disable_hybrid_kv_cache_manager": True,
     "preemption_mode": "recompute",
@@ -58,6 +57,13 @@ REQUIRED_FOR_ROLE = {
     "prefix_cache": "hash",
 }
 """What an engine must have that only prefills or only decodes."""
+ROLES: dict[tuple[str, bool], type[Scheduler]] = {
+    ("kv_producer", False): Producer,
+    ("kv_producer", True): AsyncProducer,
+    ("kv_consumer", False): Consumer,
+    ("kv_consumer", True): AsyncConsumer,
+}
+"""By a group's kv_role and its async_scheduling, what schedules."""
 
 
 def make_scheduler(
@@ -109,7 +115,7 @@ def _make(
         engine, policy_class, windowed=_keeps_window(engine, parts.model)
     )
     if role is not None:
-        scheduler_class = Producer if role == "kv_producer" else Consumer
+        scheduler_class = ROLES[role, engine.async_scheduling]
     caching = engine.enable_prefix_caching and scheduler_class.caches_prefixes
     if shares_prefixes and engine.enable_prefix_caching and not caching:
         what = "has no prefix cache: engine.enable_prefix_caching has no effect"
@@ -155,7 +161,8 @@ def check_role(role: str, scenario: Scenario) -> None:
     for key, word in differing_keys(scenario.engine, REQUIRED_FOR_ROLE):
         raise ValueError(f"engine.{key}: a group with kv_role {role} wants {word}")
     policy_class, _ = find_policy(scenario)
-    if _find_scheduler(scenario.engine, policy_class, windowed=False) is not Scheduler:
+    found = _find_scheduler(scenario.engine, policy_class, windowed=False)
+    if found not in (Scheduler, AsyncScheduler):
         raise ValueError(
             f"engine.scheduling_policy: {policy_name(policy_class)} passes no KV caches on; in a "
             f"group with kv_role {role} fcfs does, and policies that only order the queue: "

@@ -278,17 +278,12 @@ def _check_resilience(scenario: Scenario, cluster: ClusterConfig) -> Iterator[Co
             key = f"cluster.failures.outages.{at}.replica"
             yield key, "cluster", f"there is no replica {outage.replica}; the last is {count - 1}"
     groups = [scenario.of_group(name) for name in cluster.replica_groups]
-    if failures is not None and any(group.engine.async_scheduling for group in groups):
-        what = "an engine with two batches in flight does not fail; set async_scheduling to false"
-        yield "cluster.failures", "engine", what
     if client is None or (client.timeout is None and client.ttft_timeout is None):
         return
     for group in groups:
         found = yield from _attempt(POLICY, "", lambda group=group: can_cancel(group))  # type: ignore[misc]
         if found is False:
             what = "timeouts: the scheduler cannot let a request go before its end"
-            if group.engine.async_scheduling:
-                what += "; set engine.async_scheduling to false"
             yield "cluster.client", "engine", what
             return
 

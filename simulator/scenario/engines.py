@@ -21,6 +21,11 @@ ASYNC_SINCE = (0, 14)
 """vLLM schedules asynchronously by default from 0.14 on (before: --async-scheduling)."""
 RESERVES_SINCE = (0, 20)
 """Admission waits for room for a whole prompt; before, for that of its first chunk."""
+SYNCHRONOUS_POLICIES = (
+    *("preemptive", "deadline", "srpt", "hrrn", "mlfq", "virtual-finish-time"),
+    *("static", "hf-static", "orca", "fcfs-v0", "sarathi", "sglang", "trtllm", "tgi", "fastgen"),
+)
+"""Policies that schedule a step when the one before has ended, under `vllm`, too."""
 UTILIZATION_SINCE = (0, 20)  # gpu_memory_utilization 0.92; before 0.9
 
 
@@ -96,6 +101,8 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
         defaults |= version_defaults(read_version(version) or NEWEST)
     if name == VLLM and _drafts_on_the_host(engine.get("speculative_config")):
         defaults["async_scheduling"] = False  # as in vLLM's VllmConfig.__post_init__
+    if not _may_overlap(engine.get("scheduling_policy")):
+        defaults["async_scheduling"] = False
     return defaults | engine
 
 
@@ -106,6 +113,12 @@ def version_defaults(version: Version) -> Defaults:
         "scheduler_reserve_full_isl": version >= RESERVES_SINCE,
         "gpu_memory_utilization": 0.92 if version >= UTILIZATION_SINCE else 0.9,
     }
+
+
+def _may_overlap(policy: object) -> bool:
+    """Say whether a shipped policy goes with asynchronous scheduling; yes of any other."""
+    name = policy.get("policy") if isinstance(policy, dict) else policy
+    return name not in SYNCHRONOUS_POLICIES
 
 
 def _drafts_on_the_host(speculation: object) -> bool:

@@ -25,7 +25,7 @@ from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.policies.fair import DRR, Fair
 from simulator.policies.orders import SJF, Priority
 from simulator.policies.predictor import Noisy
-from simulator.schedulers.vllm.kv_roles import Consumer, Producer
+from simulator.schedulers.vllm.kv_roles import AsyncConsumer, AsyncProducer, Consumer, Producer
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.cluster import drop_lost_rows, sessions_of
 from simulator.workload.workload import Workload
@@ -34,6 +34,7 @@ from tests.engine.test_laws import _unroll, clocks, workloads
 from tests.support.engines import Clock, workload
 from tests.support.failures import failing, scaling
 
+OVERLAPPING = {Producer: AsyncProducer, Consumer: AsyncConsumer}
 Make = Callable[[type[Scheduler]], Scheduler]
 
 
@@ -106,11 +107,13 @@ def engines(draw: st.DrawFn) -> Make:
     count = draw(st.integers(30, 130)) // size + 2
     caching = draw(st.sampled_from([None, False, True, True]))
     policy = draw(st.sampled_from([None, None, SJF, Priority, Fair, DRR]))
+    overlaps = draw(st.booleans())
 
     def make(kind: type[Scheduler]) -> Scheduler:
         blocks = (
             BlockCounter(count, size) if caching is None else BlockManager(count, size, caching)
         )
+        kind = OVERLAPPING[kind] if overlaps else kind
         return kind(blocks, policy=policy and policy(), **limits)
 
     return make
@@ -283,6 +286,23 @@ def test_who_is_preempted_computes_its_prompt_where_it_decodes() -> None:
     assert len(moved(seen)) == 2
     assert seen.fleet.logs[1].steps["prefill_tokens"].sum() == 4 + 5  # prompt and 5 tokens
     assert len(seen.fleet.logs[0].steps) == 1
+
+
+def overlapping(kind: type[Scheduler], **options) -> Scheduler:
+    """The producer has 2 blocks, the consumer plenty; a prompt computes 4 tokens a step."""
+    many = 3 if kind is Producer else 99
+    return half(OVERLAPPING[kind], many, long_prefill_token_threshold=4, **options)
+
+
+def test_a_prompt_whose_blocks_were_taken_with_its_token_on_the_way_is_computed_again() -> None:
+    """The second step, decided at 0.0 as the first, takes the other prompt's only block.
+
+    That one is told at 1.0 to be done, has nothing to move and is computed where it decodes.
+    """
+    seen = world(workload((0.0, 8, 2), (0.0, 4, 2)), make=overlapping)
+    assert moved(seen) == [(1.0, 1.0, 1.0, 1.0, 1.0, 0, 0), (2.0, 2.0, 2.0, 3.25, 3.25, 2, 0)]
+    assert ended(seen) == [(4.25, 5.25), (2.0, 3.0)]
+    assert seen.fleet.logs[1].steps["prefill_tokens"].tolist() == [4, 0, 0, 0]
 
 
 @pytest.mark.parametrize(("patience", "transfers"), [(0.5, 0), (1.5, 1), (2.5, 1), (3.5, 1)])

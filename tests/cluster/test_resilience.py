@@ -19,9 +19,10 @@ from simulator.cluster.gateway import Gateway, TokenBucket
 from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.cluster.load_balancer import Balancer
 from simulator.cluster.routers import Least
-from simulator.core.log import REASONS
+from simulator.core.log import REASONS, Log, pack_run
 from simulator.costs.data_parallel import JointStep
 from simulator.engine.client import Client
+from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.predictor import Noisy
 from simulator.results.record import ClusterRecord
 from simulator.results.request_table import Attempts, gather_requests
@@ -114,8 +115,6 @@ def test_laws_hold_in_trouble(
     blocks |= {"ranks": size, "front_ends": front_ends, "shared": shared}
     if client is not None and not engine().cancels:
         client = client.model_copy(update={"timeout": None, "ttft_timeout": None})
-    if isinstance(engine(), AsyncScheduler):
-        blocks |= {"failures": None}  # refused in scenarios
     blocks |= {"client": client, "first": 1 if blocks["scaling"] else count}
     count = max(count, 3) if blocks["scaling"] else count
     leapt, stepped = (
@@ -167,6 +166,54 @@ def test_a_request_that_takes_too_long_leaves_at_the_end_of_a_step() -> None:
     assert seen.reasons() == ["timeout", "stop"]
     assert seen.table.first_scheduled[1] == 4.0
     assert seen.fleet.counters["timed_out_tries"] == 1
+
+
+def overlapping(**options: object) -> Scheduler:
+    """An engine that decides a step when the one before begins."""
+    return AsyncScheduler(BlockCounter(1000, 4), **options)
+
+
+def test_a_batch_in_flight_goes_on_without_the_request_that_leaves() -> None:
+    """Given up at 3.5: the step of 4.0 was decided at 3.0, so the seat computes from 5.0 on."""
+    load = workload((0.0, 4, 9), (3.75, 4, 2))
+    alone = {"max_num_seqs": 1, "max_num_batched_tokens": 8}
+    seen = world(load, make=lambda: overlapping(**alone), client=ClientConfig(timeout=3.5))
+    assert seen.reasons() == ["timeout", "stop"]
+    assert seen.table.first_scheduled[1] == 4.0
+    assert (seen.table.ttft[1], seen.table.finish[1]) == (2.25, 7.0)
+    steps = seen.fleet.logs[0].steps
+    decodes = steps["decodes"] * steps["steps"]
+    assert decodes.sum() == 4 + 1  # of 1.0 to 5.0, the last of them in vain; of 6.0
+
+
+def test_a_failure_loses_both_batches_in_flight() -> None:
+    """At 2.0 the step of 1.0 has not ended; the other replica can begin with it at 3.0."""
+    load = workload((0.0, 4, 5), (0.0, 4, 5))
+    outage = OutageConfig(replica=0, start=2.0, duration=10.0)
+    seen = world(load, 2, make=overlapping, failures=FailuresConfig(outages=[outage]))
+    assert seen.table.replica.tolist() == [1, 1]
+    assert seen.table.finish.tolist() == [8.0, 5.0]
+    assert seen.table.ttft[0] == 4.0
+    assert len(seen.fleet.logs[0].steps) == 1
+
+
+def test_a_last_token_that_was_scheduled_is_lost_with_its_step() -> None:
+    """The last step, from 4.0 to 5.0, was told of as part of a leap when the replica fails."""
+    outage = OutageConfig(replica=0, start=4.5, duration=10.0)
+    failures = FailuresConfig(outages=[outage])
+    seen = world(workload((0.0, 4, 5)), 2, make=overlapping, failures=failures)
+    assert seen.fleet.counters["tries_lost_in_failures"] == 1
+    assert seen.table.finish.tolist() == [9.5]
+    assert seen.fleet.logs[0].tick_ends.tolist() == [2.0, 3.0, 4.0]
+
+
+def test_runs_of_tokens_that_never_come_are_struck_out() -> None:
+    """Two steps have ended; a run that was written down ahead says that it has a third."""
+    log = Log(8, 4)
+    log.tick_ends.extend([1.0, 2.0])
+    log.run_rows += pack_run(0.5, 7, 0, 2) + pack_run(0.5, 8, 1, 2)
+    log.drop_runs_ahead()
+    assert log.runs["id"].tolist() == [7]
 
 
 def test_the_first_token_may_be_in_time_and_the_others_take_their_time() -> None:

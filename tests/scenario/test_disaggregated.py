@@ -166,7 +166,6 @@ def test_what_is_wrong_is_told_by_line_and_key(tmp_path: Path, more: str, messag
             "groups.decode.engine.kv_cache_dtype=fp8",
             "kv_cache_dtype: must be that of prefill (bfloat16)",
         ),
-        ("groups.decode.engine.async_scheduling=true", "async_scheduling: a group with kv_role"),
         ("groups.prefill.engine.preemption_mode=swap", "preemption_mode: a group with kv_role"),
         ("groups.decode.engine.scheduling_policy=static", "scheduling_policy: static passes no KV"),
         ("groups.decode.model=x", "groups.decode.model: unknown key"),

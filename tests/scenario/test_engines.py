@@ -9,7 +9,12 @@ from simulator.cli.main import main
 from simulator.models.gpus import GIB, find_gpu
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
-from simulator.scenario.engines import ENGINES, fraction_of, with_defaults
+from simulator.scenario.engines import (
+    ENGINES,
+    SYNCHRONOUS_POLICIES,
+    fraction_of,
+    with_defaults,
+)
 from simulator.scenario.load import check_scenario, load_scenario
 from simulator.scenario.policy_table import POLICIES
 from simulator.scenario.scenario import Scenario
@@ -83,10 +88,18 @@ def test_other_values_pass_untouched() -> None:
         assert with_defaults(engine, None) == engine
 
 
-def test_static_batching_is_not_scheduled_asynchronously() -> None:
-    """Said by name, with the key to change."""
-    with pytest.raises(HeadwayError, match=r"engine.async_scheduling: static schedules a step"):
-        check(engine={"name": "vllm", "scheduling_policy": "static"})
+@pytest.mark.parametrize("policy", POLICIES)
+def test_vllm_is_asynchronous_under_the_policies_that_can_be(policy: str) -> None:
+    """Whoever asks for the impossible is told so by name, with the key to change."""
+    block = {"name": "vllm", "scheduling_policy": policy}
+    oracle = {"kind": "oracle"}
+    overlaps = check(engine=block, predictor=oracle).engine.async_scheduling
+    assert overlaps == (policy not in SYNCHRONOUS_POLICIES)
+    if overlaps:
+        return
+    what = rf"engine.async_scheduling: {policy} schedules a step when the one before has ended"
+    with pytest.raises(HeadwayError, match=what):
+        check(engine=block | {"async_scheduling": True}, predictor=oracle)
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "sjf"])

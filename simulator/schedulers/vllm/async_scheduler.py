@@ -37,6 +37,12 @@ class BatchInFlight:
     ending: list[Request] = field(default_factory=list)  # who gets its last token
     leap_blocks: list[int] | None = None  # that its repeats take; None: none was scheduled
 
+    def drop(self, request: Request) -> None:
+        """Bring nothing to a request: nobody wants it any more."""
+        self.first_tokens = [pair for pair in self.first_tokens if pair[0] is not request]
+        if request in self.ending:
+            self.ending.remove(request)
+
 
 class AsyncRunning(RunningRequests):
     """The running list where tokens are counted before they have come out.
@@ -69,6 +75,14 @@ class AsyncRunning(RunningRequests):
             super().remove(request)
         request.unknown = 0
 
+    def discard(self, request: Request) -> None:
+        self.open.pop(request, None)
+        if request in self.leaving:
+            del self.leaving[request]
+            del self[request]
+        else:
+            super().discard(request)
+
 
 class AsyncScheduler(Scheduler):
     """The scheduler with two batches in flight.
@@ -78,7 +92,6 @@ class AsyncScheduler(Scheduler):
     """
 
     overlaps = True
-    cancels = False
     running_type = AsyncRunning
     running: AsyncRunning
 
@@ -152,6 +165,8 @@ class AsyncScheduler(Scheduler):
     def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
         """Deliver the tokens of the oldest batch in flight; return who finished."""
         batch = self.in_flight.popleft()
+        if batch.leap_blocks is not None and len(ends) <= len(batch.leap_blocks):
+            batch.ending.clear()  # a failure broke the leap off: last tokens come with its end
         now = ends[-1]
         for request, run in batch.first_tokens:
             run.start = now
@@ -167,6 +182,16 @@ class AsyncScheduler(Scheduler):
         for request in batch.ending:
             self.finish(request, now)
         return batch.ending
+
+    def cancel(self, request: Request) -> None:
+        """Let a request go: what the batch in flight computes of it is thrown away.
+
+        Its blocks are free at once, as in vLLM (`Scheduler.finish_requests`): who takes them writes
+        to them in a later batch.
+        """
+        for batch in self.in_flight:
+            batch.drop(request)
+        super().cancel(request)
 
     def finish(self, request: Request, now: float) -> None:
         """End a request and free what it holds, or take it from the queue if it was preempted."""
@@ -185,4 +210,4 @@ class AsyncScheduler(Scheduler):
             tokens += request.computed
         for request in running.leaving:
             tokens += request.computed
-        return tokens - self.blocks.shared * self.blocks.block_size
+        return tokens + self.kept_tokens - self.blocks.shared * self.blocks.block_size

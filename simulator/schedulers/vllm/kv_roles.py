@@ -7,7 +7,8 @@ prompt, but for what its own prefix cache has, when the request comes to the hea
 fewer than `max_num_seqs` run; while the copy runs it waits (WAITING_FOR_REMOTE_KVS), and others are
 admitted. Once the KV is there it is before all that wait; its first step computes the last prompt
 token again and brings out the first token of the answer. After a preemption the prompt is computed
-here: only one transfer is made for a request.
+here: only one transfer is made for a request. So it is where the producer has lost the KV: under
+asynchronous scheduling it may preempt a request whose token is on its way.
 """
 
 from collections.abc import Callable
@@ -15,9 +16,10 @@ from collections.abc import Callable
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.waiting_queues import FrontQueue
+from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 
-TO_PULL, ARRIVED, LOST = 1, 2, 3  # states of `Request.remote`
+TO_PULL, ARRIVED, LOST, ABSENT = 1, 2, 3, 4  # states of `Request.remote`
 
 
 class Producer(Scheduler):
@@ -33,6 +35,9 @@ class Producer(Scheduler):
         return bool(self.sending)
 
     def finish(self, request: Request, now: float) -> None:
+        if request not in self.running:  # its blocks were taken while its token was on its way
+            super().finish(request, now)
+            return
         self.running.remove(request)
         request.finish = now
         self.sending[request] = None
@@ -44,7 +49,13 @@ class Producer(Scheduler):
         self.kept_tokens -= request.computed
         self.blocks.release(request)
 
-    forget = sent
+    def forget(self, request: Request) -> None:
+        if request in self.sending:
+            self.sent(request)
+
+
+class AsyncProducer(Producer, AsyncScheduler):
+    """A producer that schedules asynchronously."""
 
 
 class Consumer(Scheduler):
@@ -52,7 +63,8 @@ class Consumer(Scheduler):
 
     `on_ask(request, found)` is called when a request has its blocks, of which `found` were in the
     prefix cache; the others are to be copied, then `arrived` is to be called, or `failed` if they
-    never come. `on_admit(request, now)` is called when it is admitted.
+    never come. `on_admit(request, now)` is called whenever it is admitted. One that
+    comes with `remote` ABSENT has no KV elsewhere, and its prompt is computed here.
 
     Before all that wait stand those whose KV has come, in the order of asking; those whose KV is on
     its way are not in the queue. vLLM's first come, first served takes its queue of skipped
@@ -75,7 +87,7 @@ class Consumer(Scheduler):
         return bool(self.loading)
 
     def add(self, request: Request) -> bool:
-        request.remote = TO_PULL
+        request.remote = 0 if request.remote == ABSENT else TO_PULL
         return super().add(request)
 
     def schedule(self, now: float) -> Step:
@@ -97,8 +109,6 @@ class Consumer(Scheduler):
             self.blocks.publish(request)
             self.start(request)
             step.add_single(request, request.computed - 1)
-            if self.on_admit is not None:
-                self.on_admit(request, self.now)
             return budget - 1
         hits = self.blocks.match(request)
         if self.lacks_blocks(request, hits, request.known):
@@ -113,6 +123,11 @@ class Consumer(Scheduler):
         if self.on_ask is not None:
             self.on_ask(request, len(hits))
         return budget
+
+    def start(self, request: Request) -> None:
+        super().start(request)
+        if self.on_admit is not None:
+            self.on_admit(request, self.now)
 
     def arrived(self, request: Request) -> bool:
         """Hear that a request's KV has come; say whether the next step may differ for it."""
@@ -148,3 +163,7 @@ class Consumer(Scheduler):
     def wanted(self) -> list[Request]:
         """List the requests whose KV is on its way and that have not been cancelled."""
         return [request for request in self.loading if request not in self._cancelled]
+
+
+class AsyncConsumer(Consumer, AsyncScheduler):
+    """A consumer that schedules asynchronously."""
