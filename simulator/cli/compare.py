@@ -13,6 +13,7 @@ from simulator.cli.options import (
     Settings,
     Vary,
     silent,
+    with_slo,
 )
 from simulator.cli.progress import run_progress, runs_progress
 
@@ -32,10 +33,14 @@ def compare(
 ) -> int:
     """Simulate a scenario with some keys varied, side by side."""
     from simulator.planning.design import expand
+    from simulator.results.service_levels import service_levels
     from simulator.simulation.run import run
     from simulator.simulation.write import check_folder
 
-    alternatives = expand(scenario, vary or (), settings.overrides, settings.seed)
+    overrides = with_slo(settings.overrides, options.slo)
+    alternatives = expand(scenario, vary or (), overrides, settings.seed)
+    for alternative in alternatives:
+        service_levels(alternative.scenario)  # what is wrong with them is told before the runs
     name = alternatives[0].scenario.name
     folder = check_folder(out or Path("out") / f"{name}-compare", options.format)
     trim = options.trim()
@@ -67,6 +72,7 @@ def _write_runs(
     from simulator.simulation.write import write_run
     from simulator.util.files import write_atomic
     from simulator.views.report import compare_table
+    from simulator.views.winner import winner_lines
 
     rows = []
     for alternative, result in zip(alternatives, results, strict=True):
@@ -77,7 +83,8 @@ def _write_runs(
     draw = draw_many if len(results) > len(COLORS) else draw_compare
     save(draw(labels, results), folder / "comparison.png")
     if not options.quiet:
-        print(compare_table(labels, [result.summary() for result in results]))
+        summaries = [result.summary() for result in results]
+        print(compare_table(labels, summaries), *winner_lines(labels, summaries), sep="\n")
         print(f"written to {folder}: comparison.csv, comparison.png, each run's folder", flush=True)
 
 
@@ -110,6 +117,7 @@ def _compare_replications(
     save(replications.draw_intervals(labels, runs), folder / "comparison.png")
     if not options.quiet:
         print(replications.compare_intervals(labels, found))
+        print(*replications.winner_lines(labels, runs), sep="\n")
         print(f"written to {folder}: comparison.csv, replications.csv, comparison.png", flush=True)
     return 0
 

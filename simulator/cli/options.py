@@ -1,6 +1,8 @@
 """Options that several verbs have."""
 
+import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -24,6 +26,10 @@ ScenarioOrName = Annotated[
 Vary = Annotated[list[str] | None, silent("dotted.key=a,b,c (repeated: all combinations)")]
 Workers = Annotated[int | None, silent("workers [default: one per core]")]
 Quiet = Annotated[bool, silent("print errors and warnings only")]
+Slo = Annotated[
+    list[str] | None,
+    silent("bound to judge by, as 'p99_ttft_ms<=1000' (repeatable) [default: the scenario's slo]"),
+]
 NoOwnCode = Annotated[bool, silent("refuse a scenario that names code of its own", "--no-own-code")]
 
 
@@ -57,11 +63,17 @@ class Settings:
 DEFAULT_SETTINGS = Settings()
 
 
+def with_slo(overrides: Sequence[str], slo: Sequence[str] | None) -> list[str]:
+    """Give the overrides, and service levels in the place of the scenario's."""
+    return [*overrides] if slo is None else [*overrides, f"slo={json.dumps([*slo])}"]
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """How run and compare simulate, measure and report."""
 
+    slo: Slo = None
     stepwise: Annotated[bool, silent("every step by itself: same result, slower")] = False
     format: Annotated[Literal["csv", "parquet"], Parameter(help="of the tables")] = "csv"
     quiet: Quiet = False

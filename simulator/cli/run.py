@@ -16,6 +16,7 @@ from simulator.cli.options import (
     Settings,
     at_least_one,
     silent,
+    with_slo,
 )
 from simulator.cli.progress import run_progress, runs_progress
 from simulator.util.errors import HeadwayError
@@ -56,11 +57,13 @@ def run(
     ] = False,
 ) -> int:
     """Simulate a scenario; print its report, write its files."""
+    from simulator.results.service_levels import service_levels
     from simulator.scenario.load import load_scenario
     from simulator.simulation.write import check_folder, write_run
     from simulator.views.report import run_table
 
-    loaded = load_scenario(scenario, settings.overrides, settings.seed)
+    loaded = load_scenario(scenario, with_slo(settings.overrides, options.slo), settings.seed)
+    service_levels(loaded)  # what is wrong with them is told before the run
     folder = check_folder(out or Path("out") / loaded.name, options.format)
     _check_exports(timeline, prometheus)
     trim = options.trim()

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 
 from simulator.core.log import REQUEST, UNFINISHED, Log
-from simulator.planning.runs import MetricValues
-from simulator.planning.service_levels import Slo, read_metric_values
-from simulator.results.metrics import keep_bounds
+from simulator.planning.runs import MetricValues, read_metric_values
 from simulator.results.request_table import (
     Flags,
     Floats,
@@ -20,6 +18,7 @@ from simulator.results.request_table import (
     gather_requests,
     run_span,
 )
+from simulator.results.service_levels import Slo, keep_bounds
 from simulator.results.steady_state import find_growth, find_warmup
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result

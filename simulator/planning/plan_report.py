@@ -10,8 +10,8 @@ from simulator.planning.plan import Candidate, result_row
 from simulator.planning.problem import PlanProblem
 from simulator.planning.runs import encode_csv
 from simulator.planning.search import PlannedRun, Trial, interval, not_monotone
-from simulator.planning.service_levels import SHARES
 from simulator.planning.vllm_serve import serve_command
+from simulator.results.service_levels import SHARES
 from simulator.scenario.load import load_scenario
 from simulator.simulation.write import write_scenario
 from simulator.util.files import write_together

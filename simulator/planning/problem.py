@@ -22,7 +22,7 @@ from simulator.planning.search import (
     fewest,
     largest_rate,
 )
-from simulator.planning.service_levels import parse_slo
+from simulator.results.service_levels import parse_slo
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
@@ -171,7 +171,7 @@ def make_problem(
         axes = [split_values(item) for item in options.vary]
     else:
         axes = [(key, [as_yaml(v) for v in values]) for key, values in block.vary.items()]
-    texts = options.slo if options.slo is not None else block.slo
+    texts = options.slo if options.slo is not None else block.slo or base.slo
     bounded = any(base.goodput.model_dump().values())
     if not texts and not bounded:
         raise HeadwayError(f"{path}: no service level; give --slo 'p99_ttft_ms<=1000'")

@@ -5,7 +5,7 @@ What comes of it as text, files and a picture: means with intervals, paired diff
 
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.workers import use_backend
 from simulator.views.report import BY_KEY, align
+from simulator.views.winner import LEADS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,7 +87,11 @@ def _measure(warmup: float, cooldown: float, scenario: Scenario) -> MetricValues
     return metric_values(result.summary())
 
 
-TESTED = tuple(key for key in BY_KEY if key not in ("completed", "failed", "duration"))
+TESTED = tuple(
+    key
+    for key in BY_KEY
+    if key not in ("completed", "failed", "duration") and not key.startswith("slo_attainment_")
+)
 """What a comparison tests; the others are there to be seen."""
 DRAWN = (
     "output_throughput",
@@ -138,7 +143,12 @@ def run_intervals(name: str, found: Mapping[str, Estimate]) -> str:
     count = next(iter(found.values())).count
     rows = [(f"{name}, {count} replications", "mean", "95 % of the mean", "95 % of one run")]
     rows += [
-        (BY_KEY[key].label, f"{e.mean:,.2f}", _range(e.interval), _range(e.prediction_interval))
+        (
+            BY_KEY[key].label,
+            f"{e.mean * BY_KEY[key].scale:,.2f}",
+            _range(e.interval, key),
+            _range(e.prediction_interval, key),
+        )
         for key, e in found.items()
     ]
     return align(rows)
@@ -154,10 +164,10 @@ def compare_intervals(labels: Sequence[str], found: Sequence[Sequence[Difference
         rows += [
             (
                 BY_KEY[one.metric].label,
-                f"{one.first.mean:,.2f}",
-                f"{one.other.mean:,.2f}",
-                f"{one.difference.mean:+,.2f}",
-                _range(one.difference.interval, "+,.2f"),
+                f"{one.first.mean * BY_KEY[one.metric].scale:,.2f}",
+                f"{one.other.mean * BY_KEY[one.metric].scale:,.2f}",
+                f"{one.difference.mean * BY_KEY[one.metric].scale:+,.2f}",
+                _range(one.difference.interval, one.metric, "+,.2f"),
                 ("<0.001" if one.adjusted < 0.001 else f"{one.adjusted:.3f}") + f" {verdict(one)}",
             )
             for one in same
@@ -170,8 +180,56 @@ def compare_intervals(labels: Sequence[str], found: Sequence[Sequence[Difference
     return "\n\n".join(blocks)
 
 
-def _range(pair: tuple[float, float], form: str = ",.2f") -> str:
-    return f"{pair[0]:{form}} to {pair[1]:{form}}"
+def winner_lines(labels: Sequence[str], runs: Sequence[Sequence[MetricValues]]) -> list[str]:
+    """Name the best run by SLO attainment, else by each of LEADS, as far as chance allows.
+
+    The best is the one with the best mean. It wins where each of its paired differences to the
+    others is significant at 5 %, by Holm over the differences of all pairs of runs: it was not
+    named beforehand.
+    """
+    asked = ["slo_attainment"] if columns(runs[0], ["slo_attainment"]) else LEADS
+    return [line for key in asked for line in _winner(labels, runs, key)]
+
+
+def _winner(
+    labels: Sequence[str], runs: Sequence[Sequence[MetricValues]], key: str
+) -> Iterator[str]:
+    """Name the best by one metric, or whom it cannot be told from."""
+    values = [columns(same, [key]).get(key) for same in runs]
+    known = [k for k, found in enumerate(values) if found is not None]
+    if len(known) < 2:
+        return
+    pairs = [(a, b) for a in known for b in known if a < b]
+    tests = [paired(key, values[a] or (), values[b] or ()) for a, b in pairs]
+    adjusted = holm([test.p for test in tests])
+    metric = BY_KEY[key]
+    best = max(known, key=lambda k: metric.better * estimate(values[k] or ()).mean)
+    others = [
+        (b if a == best else a, replace(test, adjusted=p))
+        for (a, b), test, p in zip(pairs, tests, adjusted, strict=True)
+        if best in (a, b)
+    ]
+    alike = [k for k, test in others if not test.difference.mean and not test.difference.sd]
+    others = [pair for pair in others if pair[0] not in alike]
+    name = " and ".join(labels[k] for k in [best, *alike])
+    mean = f"{estimate(values[best] or ()).mean * metric.scale:,.2f}"
+    if not others:
+        yield f"{metric.label}: no winner; {mean} for all."
+        return
+    nearest, test = max(others, key=lambda pair: pair[1].adjusted)
+    if test.significant:
+        p = f"p <= {max(test.adjusted, 0.001):.2g}"
+        yield f"{metric.label}: the winner is {name} ({mean}); significant, {p} by Holm."
+    else:
+        yield (
+            f"{metric.label}: no winner; {name} ({mean}) is not told from {labels[nearest]} "
+            f"(p {test.adjusted:.2g} by Holm)."
+        )
+
+
+def _range(pair: tuple[float, float], metric: str, form: str = ",.2f") -> str:
+    low, high = (value * BY_KEY[metric].scale for value in pair)
+    return f"{low:{form}} to {high:{form}}"
 
 
 def encode_intervals(found: Mapping[str, Estimate], about: Mapping[str, object]) -> bytes:

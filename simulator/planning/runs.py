@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from simulator.results.metrics import PERCENTILES, summarize_record
+from simulator.results.record import Record
+from simulator.results.service_levels import Slo
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.user_code import exit_message
 from simulator.util.workers import WorkerDied, parallel_map
@@ -76,6 +79,15 @@ def metric_values(summary: Mapping[str, Any]) -> dict[str, int | float]:
     links = {f"kv_transfer_{key}": value for key, value in cluster.get("kv_transfer", {}).items()}
     values = {**summary, **own, **cluster, **links}
     return {key: value for key, value in values.items() if isinstance(value, int | float)}
+
+
+def read_metric_values(result: Record, slos: Sequence[Slo]) -> MetricValues:
+    """Give a run's numbers by name, with those percentiles and shares that the bounds ask for."""
+    asked = {slo.percentile for slo in slos if slo.percentile is not None}
+    found = metric_values(summarize_record(result, percentiles=sorted({*PERCENTILES, *asked})))
+    total = len(result.workload) or 1
+    good = (found.get("request_goodput") or 0.0) * found["duration"]
+    return {**found, "goodput": good / total, "completion": found["completed"] / total}
 
 
 def encode_csv(rows: Sequence[Mapping[str, object]], columns: Iterable[str] = ()) -> bytes:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from simulator.planning.intervals import CONFIDENCE, Estimate, batch_estimate, estimate
 from simulator.planning.runs import MetricValues
-from simulator.planning.service_levels import Slo
+from simulator.results.service_levels import Slo
 
 
 class PlannedRun(NamedTuple):

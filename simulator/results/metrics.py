@@ -31,6 +31,7 @@ from simulator.results.request_table import (
     gather_requests,
     partial_span,
 )
+from simulator.results.service_levels import keep_bounds, request_bounds, service_levels
 from simulator.results.steady_state import SteadyState, Window, measurement_window
 from simulator.results.token_times import (
     GapDistribution,
@@ -128,6 +129,10 @@ class RunMetrics:
             self.cluster = ClusterMetrics(scenario, cluster, self.engines)
         self._costs = [each.cost for each in parts]
         self._goodput = scenario.goodput.model_dump(exclude_none=True)
+        self._slos = service_levels(scenario)
+        self._bounds = request_bounds(self._goodput, self._slos)
+        self._kept = dict.fromkeys(self._bounds, 0)  # requests that keep each bound
+        self._kept_all = 0
         self._retries = scenario.cluster is not None and scenario.cluster.may_retry
         self._start, self._end = inf, 0.0
         self._completed = self._failed = self._good = self._input = self._output = 0
@@ -185,6 +190,9 @@ class RunMetrics:
         self._input += int(table.workload.prompt_tokens[ended].sum())
         self._output += int(table.generated[ended].sum())
         self._good += int(keep_bounds(table, ended, self._goodput).sum()) if self._goodput else 0
+        for name, bound in self._bounds.items():
+            self._kept[name] += int(keep_bounds(table, ended, {name: bound}).sum())
+        self._kept_all += int(keep_bounds(table, ended, self._bounds).sum()) if self._bounds else 0
         found = latencies(table, measured)
         if self._retries:
             found[RETRY] = table.retry_time[measured]
@@ -224,6 +232,7 @@ class RunMetrics:
             f"{name}_itl_ms": 1000 * gap
             for name, gap in zip(("min", "max"), self._latencies["itl"].range, strict=True)
         }
+        own |= self.attainment()
         own |= self._steady.summary()
         if self.cluster is not None:
             own |= self.cluster.summary((low, high))
@@ -288,6 +297,33 @@ class RunMetrics:
             "spec_decode_accepted_tokens": accepted,
         }
 
+    def attainment(self) -> Summary:
+        """Say how far the service levels are kept; nothing where there are none.
+
+        Shares are of the requests that ended, whether they were completed or failed.
+        """
+        ended = self._completed + self._failed
+        own: Summary = {f"slo_{name}_ms": bound for name, bound in self._bounds.items()}
+        own |= {f"slo_attainment_{name}": share(count, ended) for name, count in self._kept.items()}
+        if self._bounds:
+            own["slo_attainment"] = share(self._kept_all, ended)
+        if self._slos:
+            counts = {"goodput": self._good, "completion": self._completed}
+            found = {name: share(count, ended) for name, count in counts.items()}
+            found |= {k: v for k, v in self.throughput().items() if isinstance(v, float)}
+            for slo in self._slos:
+                for name, values in self._latencies.items():
+                    if slo.metric.endswith(f"_{name}_ms"):
+                        told = describe(name, values, [slo.percentile or 50.0])[slo.metric]
+                        assert isinstance(told, float)
+                        found[slo.metric] = told
+            own["slo"] = [
+                {"bound": s.text, "value": found[s.metric], "met": s.met(found[s.metric])}
+                for s in self._slos
+            ]
+            own["slo_met"] = all(s.met(found[s.metric]) for s in self._slos)
+        return own
+
     def _described(self, names: Sequence[str], percentiles: Sequence[float]) -> Summary:
         out: Summary = {}
         for name in names:
@@ -334,17 +370,6 @@ def run_info(scenario: "Scenario", parts: "EngineParts", warnings: Sequence[str]
         "warmup_s": 0.0,
         "cooldown_s": 0.0,
     }
-
-
-def keep_bounds(table: RequestTable, completed: Flags, goodput: Mapping[str, float]) -> Flags:
-    """Tell which of the completed requests keep every bound (ms, inclusive)."""
-    keep = completed.copy()
-    for name, bound in goodput.items():
-        values: Floats = getattr(table, name)
-        if name == "tpot":
-            values = np.where(table.generated > 1, values, 0.0)  # a single token keeps any bound
-        keep &= values <= bound / 1000.0  # NaN: not completed
-    return keep
 
 
 def _or_inf(value: float) -> float | str:

@@ -32,7 +32,7 @@ COMPLETED = ("stop", "length")
 """How requests end that are completed."""
 NUMBER = re.compile(
     r"duration|completed|failed|num_prompts|replicas|steps|mfu|preemptions|seed|clients|mean_.*"
-    r"|fairness_windows"
+    r"|fairness_windows|slo_attainment.*"
     r"|.*_(ms|throughput|tokens|tokens_per_s|requests|fraction|mean|max|min|share|occupancy|hours)"
     r"|.*(hit_rate|utilization|efficiency|fragmentation|imbalance|dollars.*|time|goodput)"
 )
@@ -143,9 +143,20 @@ def _is_finding(value: object) -> bool:
     )
 
 
+def _is_verdict(value: object) -> bool:
+    """Tell whether a value says whether a service level is kept."""
+    return (
+        isinstance(value, Mapping)
+        and isinstance(value.get("bound"), str)
+        and type(value.get("value")) in (int, float)
+        and isinstance(value.get("met"), bool)
+    )
+
+
 LISTS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "diagnosis": ("findings", _is_finding),
     "warnings": ("texts", lambda value: isinstance(value, str)),
+    "slo": ("verdicts", _is_verdict),
 }
 """Keys of summary.json whose values are lists, or null, and of what."""
 

@@ -71,6 +71,12 @@ class Scenario(Config):
     )
     workload: WorkloadConfig = Field(default_factory=WorkloadConfig)
     goodput: GoodputConfig = GoodputConfig()
+    slo: list[str] = Field(
+        [],
+        description="service levels that runs are judged by, as p99_ttft_ms<=1000 or "
+        "goodput>=0.95; empty: 99 % of goodput, where that has bounds. Of `headway plan`, too, "
+        "where its own block has none",
+    )
     sweep: SweepConfig | None = Field(
         None, description="what `headway sweep` varies; other commands take no notice of it"
     )

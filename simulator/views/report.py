@@ -118,6 +118,10 @@ METRICS = (
     Metric("duration", "Duration (s)", -1),
     Metric("request_throughput", "Request throughput (req/s)", 1),
     Metric("request_goodput", "Request goodput (req/s)", 1),
+    Metric("slo_attainment", "SLO attainment (%)", 1, 100.0),
+    Metric("slo_attainment_ttft", "SLO attainment, TTFT (%)", 1, 100.0),
+    Metric("slo_attainment_tpot", "SLO attainment, TPOT (%)", 1, 100.0),
+    Metric("slo_attainment_e2el", "SLO attainment, E2EL (%)", 1, 100.0),
     Metric("output_throughput", "Output throughput (tok/s)", 1),
     Metric("spec_decode_acceptance_length", "Acceptance length (tok/step)", 1),
     Metric("mean_ttft_ms", "Mean TTFT (ms)", -1),
@@ -178,6 +182,8 @@ def run_table(summary: Summary) -> str:
             if "max_itl_ms" in gauges:  # not in the files of earlier versions
                 least, greatest = gauges["min_itl_ms"], gauges["max_itl_ms"]
                 lines.append(_line("Range of ITL (ms)", f"{least:.2f} to {greatest:.2f}"))
+    if service := slo_lines(gauges):
+        lines += [f"{'Service Levels':-^{WIDTH}}", *(_line(*pair) for pair in service)]
     lines += [f"{'Engine':-^{WIDTH}}", *_engine(gauges)]
     if gauges.get("diagnosis") is not None:
         lines += [f"{'Diagnosis':-^{WIDTH}}", *diagnosis_lines(gauges["diagnosis"])]
@@ -191,6 +197,23 @@ def run_table(summary: Summary) -> str:
 def _line(label: str, value: object) -> str:
     text = f"{value:.2f}" if isinstance(value, float) else str(value)
     return f"{label + ':':<40} {text:<10}".rstrip()
+
+
+def slo_lines(gauges: Summary) -> list[tuple[str, str]]:
+    """Say of each service level whether it is kept, and how many requests keep their bounds."""
+    found = [
+        (one["bound"], f"{_short(one['value'])} {'kept' if one['met'] else 'missed'}")
+        for one in gauges.get("slo") or ()
+    ]
+    names = [name for name in ("ttft", "tpot", "e2el") if f"slo_{name}_ms" in gauges]
+    for name in names:
+        kept, bound = gauges.get(f"slo_attainment_{name}"), gauges[f"slo_{name}_ms"]
+        if kept is not None:
+            label = f"Requests of {name.upper()}<={bound:g} ms (%)"
+            found.append((label, f"{100 * kept:.2f}"))
+    if len(names) > 1 and gauges.get("slo_attainment") is not None:
+        found.append(("Requests that keep all (%)", f"{100 * gauges['slo_attainment']:.2f}"))
+    return found
 
 
 def _head(summary: Summary) -> list[str]:
@@ -288,6 +311,7 @@ COLUMNS = (
     Metric("kv_cache_usage_mean", "KV used/%", 0, 100.0),
     Metric("preemptions", "pre-/empted", -1),
     Metric("jain_index", "Jain's/index", 1),
+    Metric("slo_attainment", "SLO/kept, %", 1, 100.0),
     Metric("dollars_per_million_output_tokens", "$ per/M tokens", -1),
 )
 """What many runs are compared by: their labels fill two lines of a head."""

@@ -8,7 +8,7 @@ import pytest
 
 from simulator import load_scenario, run
 from simulator.planning.measure import broken_bound, measure_run
-from simulator.planning.service_levels import parse_slo
+from simulator.results.service_levels import parse_slo
 from simulator.results.steady_state import find_growth, find_warmup
 from tests.support.scenarios import ONE_A_SECOND
 

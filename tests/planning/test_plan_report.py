@@ -10,11 +10,12 @@ from simulator import load_scenario, run
 from simulator.cli.main import main
 from simulator.planning.plan_report import bound_ratio
 from simulator.planning.problem import PlanProblem
+from simulator.planning.runs import read_metric_values
 from simulator.planning.search import (
     Criteria,
     Trial,
 )
-from simulator.planning.service_levels import parse_slo, read_metric_values
+from simulator.results.service_levels import parse_slo
 
 SLO = parse_slo("p99_ttft_ms<=100")
 

@@ -8,7 +8,8 @@ import pytest
 from simulator import load_scenario, plan, run
 from simulator.cli.main import main
 from simulator.planning.problem import is_random
-from simulator.planning.service_levels import parse_slo, read_metric_values
+from simulator.planning.runs import read_metric_values
+from simulator.results.service_levels import parse_slo
 from tests.support.scenarios import AZURE, ONE_A_SECOND
 
 

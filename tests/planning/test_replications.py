@@ -11,7 +11,7 @@ from simulator.cli.main import main
 from simulator.costs.noise import Noise, ScaledCost
 from simulator.planning.design import expand
 from simulator.planning.intervals import estimate
-from simulator.planning.replications import replicate, seeds
+from simulator.planning.replications import replicate, seeds, winner_lines
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
@@ -185,3 +185,32 @@ def test_replays_of_a_trace_do_not_differ(write, put, tmp_path, capsys):
     command = ["run", str(write(text)), "--replications", "2", "--out", str(tmp_path / "o")]
     assert main(command) == 0
     assert "no replication differs from another" in capsys.readouterr().err
+
+
+def runs_with(*attainments: list[float]) -> list[list[dict[str, float]]]:
+    return [[{"slo_attainment": value} for value in same] for same in attainments]
+
+
+def test_the_winner_is_told_from_all_others_or_there_is_none():
+    """Differences of 0.4, 0.41, 0.39 and 0.4 are no chance; 0.1, -0.1, 0.1, -0.09 are."""
+    near, far = [0.8, 1.0, 0.8, 0.99], [0.5, 0.49, 0.51, 0.5]
+    best = [0.9, 0.9, 0.9, 0.9]
+    (line,) = winner_lines(["a", "b"], runs_with(far, best))
+    assert line == "SLO attainment (%): the winner is b (90.00); significant, p <= 0.001 by Holm."
+    (line,) = winner_lines(["near", "far", "best"], runs_with(near, far, best))
+    assert line.startswith("SLO attainment (%): no winner; best (90.00) is not told from near (p ")
+    (line,) = winner_lines(["a", "b", "c"], runs_with(far, best, best))
+    assert "the winner is b and c (90.00)" in line
+    assert winner_lines(["a", "b"], runs_with(best, best)) == [
+        "SLO attainment (%): no winner; 90.00 for all."
+    ]
+
+
+def test_a_share_is_told_in_per_cent(write, capsys):
+    """As in the report of a run; a bound of days everybody keeps."""
+    args = ["--slo", "p99_ttft_ms<=1e9", "--vary", "engine.max_num_seqs=4,8"]
+    out = str(write(NOISY).parent / "out")
+    assert main(["compare", str(write(NOISY)), *args, "--replications", "2", "--out", out]) == 0
+    said = capsys.readouterr().out
+    assert "SLO attainment (%)" in said
+    assert "SLO attainment (%): no winner; 100.00 for all." in said

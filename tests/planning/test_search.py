@@ -20,7 +20,7 @@ from simulator.planning.search import (
     largest_rate,
     not_monotone,
 )
-from simulator.planning.service_levels import parse_slo
+from simulator.results.service_levels import parse_slo
 
 SLO = parse_slo("p99_ttft_ms<=100")
 

@@ -97,6 +97,7 @@ def summarize(
     """Give the summary of logs, of engines with these settings on A100s."""
     scenario = SimpleNamespace(
         engine=EngineConfig(**{"max_num_seqs": 20, "block_size": 4, **engine}),
+        slo=[],
         goodput=SimpleNamespace(model_dump=lambda exclude_none: goodput or {}),
         cluster=None,
     )

@@ -36,6 +36,7 @@ def draw_scenario(seed: int) -> Values:
         "goodput": rng.choice([None, {"ttft": 200.0}, {"tpot": 20.0, "e2el": 3000.0}]),
         "predictor": rng.choice([None, None, {"kind": "noisy", "sigma": 0.5}]),
         "cluster": _cluster(rng) if rng.random() < 0.4 else None,
+        "slo": rng.choice([None, ["p99_ttft_ms<=150", "p90_e2el_ms<=900"], ["mean_tpot_ms<=20"]]),
     }
     return found | {key: value for key, value in optional.items() if value is not None}
 

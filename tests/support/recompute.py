@@ -4,6 +4,7 @@ A second implementation on purpose: plain pandas, by the definitions of docs/met
 anything of `simulator.results`. `run_files.not_in_files` lists what the files do not say, and why.
 """
 
+import re
 from math import inf
 
 import numpy as np
@@ -22,6 +23,7 @@ def recompute(run: Run) -> Values:
     servers = list_servers(run.scenario)
     cores = [engine for engine, _ in servers for _ in range(engine["data_parallel_size"])]
     own = {"replicas": len(cores)} | recompute_engines(run, run.requests, run.steps, cores)
+    own |= dict(flatten(_service_levels(run, found)))
     own |= recompute_trend(run)
     own |= {"seed": run.scenario["seed"], "scenario": run.scenario["name"], "interrupted": False}
     own |= {"warmup_s": run.warmup, "cooldown_s": run.cooldown}
@@ -66,10 +68,8 @@ def _throughput(run: Run) -> Values:
         ended = done[done.finish.between(start, end)]
         failed = failed[failed.sent.between(start, end)]
     tokens = ended.output_tokens.sum()
-    good = pd.Series(True, ended.index)
     bounds = {k: v for k, v in run.scenario["goodput"].items() if v is not None}
-    for name, bound in bounds.items():
-        good &= ended[name].fillna(0.0) <= bound / 1000
+    good = _keep(ended, bounds)
     times = token_times(run)
     peak = None
     if times is not None:
@@ -90,6 +90,52 @@ def _throughput(run: Run) -> Values:
         "max_output_tokens_per_s": peak,
         "max_concurrent_requests": _most_at_once(done.sent, done.finish),
     }
+
+
+def _keep(ended: pd.DataFrame, bounds: dict[str, float]) -> pd.Series:
+    """Tell which requests keep all bounds (ms)."""
+    keep = pd.Series(True, ended.index)
+    for name, bound in bounds.items():
+        keep &= ended[name].fillna(0.0) <= bound / 1000
+    return keep
+
+
+def _service_levels(run: Run, summary: Values) -> Values:
+    """How far the scenario's service levels are kept; latencies' percentiles are the summary's."""
+    goodput = {k: v for k, v in run.scenario["goodput"].items() if v is not None}
+    levels = run.scenario["slo"] or (["goodput>=0.99"] if goodput else [])
+    if not levels:
+        return {}
+    if not any("completion" in text for text in levels):
+        levels = [*levels, "completion>=1"]
+    bounds: dict[str, float] = {}
+    for text in levels:
+        if found := re.fullmatch(r"p[\d.]+_(ttft|tpot|e2el)_ms<=(.*)", text):
+            bounds[found[1]] = max(float(found[2]), bounds.get(found[1], 0.0))
+    bounds |= goodput
+    done, failed = run.completed, summary["failed"]
+    if (window := _window(run)) is not None:
+        done = done[done.finish.between(*window)]
+    count = len(done) + failed
+    own: Values = {f"slo_{name}_ms": bound for name, bound in bounds.items()}
+    own |= {
+        f"slo_attainment_{name}": share(_keep(done, {name: bound}).sum(), count)
+        for name, bound in bounds.items()
+    }
+    if bounds:
+        own["slo_attainment"] = share(_keep(done, bounds).sum(), count)
+    values = summary | {
+        "goodput": share(_keep(done, goodput).sum(), count) if goodput else 0.0,
+        "completion": share(len(done), count),
+    }
+    verdicts = []
+    for text in levels:
+        metric, sign, bound = re.fullmatch(r"([\w.]+)(<=|>=)(.*)", text).groups()
+        value = values[metric]
+        met = bool(value <= float(bound) if sign == "<=" else value >= float(bound))
+        verdicts.append({"bound": text, "value": value, "met": met})
+    met = all(one["met"] for one in verdicts)
+    return own | {"slo": verdicts, "slo_met": met}
 
 
 def _most_at_once(begin: pd.Series, end: pd.Series) -> int:

@@ -66,6 +66,8 @@ def flatten(values: Values, above: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if isinstance(value, dict):
             yield from flatten(value, f"{above}{key}.")
+        elif value and isinstance(value, list) and all(isinstance(one, dict) for one in value):
+            yield from flatten({str(k): one for k, one in enumerate(value)}, f"{above}{key}.")
         else:
             yield above + key, value
 
@@ -119,7 +121,7 @@ def not_in_files(run: Run) -> dict[str, str]:
     host = r"headway\.(.*prefix_cache_h.*|offload.*|loaded_blocks)"
     of_cluster = r"headway\.(cluster\..*|replicas|gpu_busy_fraction|mfu|bandwidth_utilization)"
     limits = (
-        (True, r"headway\.(schema|version|warnings|diagnosis)", "no metrics"),
+        (True, r"headway\.(schema|version|warnings|diagnosis.*)", "no metrics"),
         (True, r"headway\.(.*\.)?profile", "the name of what the cost model was read from"),
         (True, r"headway\.cluster\.(\w*tries\w*|failures|scalings)", "one row for all tries"),
         (

@@ -60,6 +60,10 @@ P99 E2EL incl. Client Queue (ms):        3980.00
 Mean Queue Time (ms):                    500.00
 Median Queue Time (ms):                  500.00
 P99 Queue Time (ms):                     500.00
+------------------Service Levels------------------
+goodput>=0.99:                           0.333 missed
+completion>=1:                           0.667 missed
+Requests of E2EL<=3000 ms (%):           33.33
 ----------------------Engine----------------------
 Steps:                                   3
 GPU busy (%):                            87.50
@@ -114,6 +118,8 @@ def test_what_was_not_asked_is_not_shown(summary: Summary) -> None:
     """No rate, no bound, no closed loop: no line, as in vLLM."""
     for key in ("max_concurrency", "request_goodput"):
         summary[key] = None
+    own = summary["headway"]
+    summary["headway"] = {key: own[key] for key in own if not key.startswith("slo")}
     summary["request_rate"] = "inf"
     text = run_table(summary)
     assert "concurrency" not in text
@@ -211,6 +217,7 @@ def test_of_many_runs_each_is_a_row(summary: Summary) -> None:
     cells = [line.split() for line in lines[3:15]]
     place = lines[1].replace("tok per s", "tok").split().index("P99,") // 2 + 1
     assert [row[place].endswith("*") for row in cells] == [False] * 10 + [True, False]
-    assert [row[-1] for row in cells] == ["."] * 11 + ["0.5*"]
+    assert [row[-2] for row in cells] == ["."] * 11 + ["0.5*"]
+    assert {row[-1] for row in cells} == {"33.33*"}  # SLO attainment
     assert "batch" not in lines[0]
     assert max(map(len, lines)) <= 130

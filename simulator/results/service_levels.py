@@ -3,18 +3,21 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.planning.runs import MetricValues, metric_values
-from simulator.results.metrics import PERCENTILES, keep_bounds, summarize_record
-from simulator.results.request_table import Floats, RequestTable
-from simulator.simulation.result import Result
+from simulator.results.request_table import Flags, Floats, RequestTable
 from simulator.util.errors import HeadwayError
+
+if TYPE_CHECKING:
+    from simulator.scenario.scenario import Scenario
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue_time")
 SHARES = ("goodput", "completion")
 """Of all requests: those that keep the scenario's `goodput` bounds, those that were completed."""
+REQUEST_BOUNDS = ("ttft", "tpot", "e2el")
+"""Latencies that each request has, and that can be bounded for each."""
 RATES = ("output_throughput", "total_token_throughput", "request_throughput")
 
 _TEXT = re.compile(r"\s*([\w.]+)\s*(<=|>=)\s*([-+.\deE]+)\s*")
@@ -118,10 +121,41 @@ def parse_slo(text: str) -> Slo:
     return Slo(metric, sign == "<=", bound, percentile, latency)
 
 
-def read_metric_values(result: Result, slos: Sequence[Slo]) -> MetricValues:
-    """Give a run's numbers by name, with those percentiles and shares that the bounds ask for."""
-    asked = {slo.percentile for slo in slos if slo.percentile is not None}
-    found = metric_values(summarize_record(result, percentiles=sorted({*PERCENTILES, *asked})))
-    total = len(result.workload) or 1
-    good = (found.get("request_goodput") or 0.0) * found["duration"]
-    return {**found, "goodput": good / total, "completion": found["completed"] / total}
+def service_levels(scenario: "Scenario") -> list[Slo]:
+    """Give what runs of a scenario are judged by: its `slo`, else 99 % of its `goodput`.
+
+    Beside them all requests must be completed, unless it says otherwise, since latencies are of
+    those that were. Nothing where there are no bounds. Raises HeadwayError for a wrong one.
+    """
+    goodput = scenario.goodput.model_dump(exclude_none=True)
+    found = [parse_slo(text) for text in scenario.slo or (["goodput>=0.99"] if goodput else [])]
+    if not goodput and any(slo.metric == "goodput" for slo in found):
+        raise HeadwayError("--slo goodput: needs bounds in the scenario's `goodput`")
+    if found and all(slo.metric != "completion" for slo in found):
+        found.append(parse_slo("completion>=1"))
+    return found
+
+
+def request_bounds(goodput: Mapping[str, float], slos: Sequence[Slo]) -> dict[str, float]:
+    """Give the bounds (ms) that each request is held against: `goodput`, and those of percentiles.
+
+    That the P99 TTFT is at most 1000 ms says that 99 % of the requests keep 1000 ms. Where
+    `goodput` bounds the same latency, its bound stands; of several percentiles the loosest bound.
+    """
+    found: dict[str, float] = {}
+    for slo in slos:
+        if slo.percentile is not None and slo.latency in REQUEST_BOUNDS:
+            found[slo.latency] = max(slo.bound, found.get(slo.latency, 0.0))
+    found |= goodput
+    return {name: found[name] for name in REQUEST_BOUNDS if name in found}
+
+
+def keep_bounds(table: RequestTable, completed: Flags, goodput: Mapping[str, float]) -> Flags:
+    """Tell which of the completed requests keep every bound (ms, inclusive)."""
+    keep = completed.copy()
+    for name, bound in goodput.items():
+        values: Floats = getattr(table, name)
+        if name == "tpot":
+            values = np.where(table.generated > 1, values, 0.0)  # a single token keeps any bound
+        keep &= values <= bound / 1000.0  # NaN: not completed
+    return keep

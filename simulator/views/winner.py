@@ -1,0 +1,93 @@
+"""Which of several runs is best: by the service levels where there are any, and why."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from simulator.views.report import BY_KEY, metric_value
+
+DOLLARS = "dollars_per_million_output_tokens"
+LEADS = ("output_throughput", "p99_ttft_ms", "mean_e2el_ms")
+"""What runs without service levels are looked at by."""
+ALIKE = 0.01  # relative: throughputs that are no further apart follow from the same load
+
+Summary = Mapping[str, Any]
+
+
+def best_run(summaries: Sequence[Summary]) -> tuple[int | None, str]:
+    """Give the number of the best run and what makes it that; None where there is none.
+
+    Of those that keep all service levels the cheapest by the token, where prices are known; else
+    the one with the highest output throughput, or, where the load sets that, the least mean E2EL.
+    Where none keeps them there is no best. Without service levels it is the throughput alone.
+    """
+    done = [k for k, summary in enumerate(summaries) if summary.get("completed")]
+    judged = [k for k in done if metric_value(summaries[k], "slo_met") is not None]
+    if not judged:
+        return _first(summaries, done, ("output_throughput", "mean_e2el_ms"))
+    kept = [k for k in judged if metric_value(summaries[k], "slo_met")]
+    if len(kept) == 1:
+        return kept[0], "the only one that keeps the service levels"
+    if not kept:
+        return None, "none keeps the service levels"
+    place, why = _first(summaries, kept, (DOLLARS, "output_throughput", "mean_e2el_ms"))
+    return place, f"{why} of the {len(kept)} that keep the service levels"
+
+
+def _first(
+    summaries: Sequence[Summary], among: Sequence[int], keys: Sequence[str]
+) -> tuple[int | None, str]:
+    """Give the best of some runs by the first key that tells them apart."""
+    for key in keys:
+        values = {k: metric_value(summaries[k], key) for k in among}
+        known = {k: value for k, value in values.items() if isinstance(value, int | float)}
+        if not known or len(known) < len(values):
+            continue
+        low, high = min(known.values()), max(known.values())
+        if len(known) > 1 and high - low <= ALIKE * high:
+            continue
+        best = (max if _more(key) else min)(known, key=known.__getitem__)
+        return best, f"{_superlative(key)} ({_amount(key, known[best])})"
+    return None, "no difference to speak of"
+
+
+def _more(key: str) -> bool:
+    """Say whether more is better."""
+    metric = BY_KEY.get(key)
+    return metric is not None and metric.better > 0
+
+
+def _superlative(key: str) -> str:
+    if key == DOLLARS:
+        return "the lowest cost of a token"
+    label = BY_KEY[key].label.partition(" (")[0]
+    if not label.startswith("P9"):
+        label = label[0].lower() + label[1:]
+    return f"the {'highest' if _more(key) else 'lowest'} {label}"
+
+
+def _amount(key: str, value: float) -> str:
+    if key == DOLLARS:
+        return f"${value:.3g} for 1M"
+    unit = BY_KEY[key].label.partition(" (")[2].removesuffix(")")
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+
+
+def winner_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> list[str]:
+    """Name the best of runs that were made once each, or say why there is none."""
+    judged = any(metric_value(summary, "slo_met") is not None for summary in summaries)
+    place, why = best_run(summaries)
+    if judged:
+        told = [(metric_value(s, "slo_attainment"), k) for k, s in enumerate(summaries)]
+        most = max((pair for pair in told if pair[0] is not None), default=None)
+        lines = [f"No winner: {why}." if place is None else f"Winner: {labels[place]}: {why}."]
+        if place is None and most is not None:
+            lines.append(f"Nearest: {labels[most[1]]}, {most[0]:.1%} of its requests keep them.")
+    else:
+        lines = ["No winner: no service level is given (--slo, or goodput in the scenario)."]
+        done = [k for k, summary in enumerate(summaries) if summary.get("completed")]
+        for key in LEADS:
+            leader, what = _first(summaries, done, (key,))
+            if leader is not None:
+                text = what[0].upper() + what[1:]
+                lines.append(f"{text}: {labels[leader]}.")
+    return [*lines, "One run of each: --replications 5 tells differences from chance."]

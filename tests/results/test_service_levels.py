@@ -1,0 +1,88 @@
+"""Service levels of a run: how many requests keep their bounds, worked out by hand."""
+
+from math import inf
+
+import pytest
+
+from simulator.results.service_levels import parse_slo, request_bounds, service_levels
+from simulator.scenario.scenario import Scenario
+from simulator.simulation.run import run
+from simulator.simulation.stream import run_streamed
+from simulator.util.errors import HeadwayError
+
+# Steps of 1 s; of one request at a time, so that the k-th waits for k whole requests.
+ONE_AT_A_TIME = {
+    "model": "tiny-test",
+    "gpu": {"name": "A100-80GB"},
+    "engine": {"max_num_seqs": 1, "num_gpu_blocks_override": 100, "max_model_len": 64},
+    "cost": {"kind": "linear", "base": 1.0, "per_token": 0, "per_context": 0},
+    "workload": {"num_prompts": 4, "request_rate": inf, "input_len": 8, "output_len": 3},
+}
+
+
+def scenario(**more: object) -> Scenario:
+    return Scenario.model_validate(ONE_AT_A_TIME | more)
+
+
+def test_attainment_per_bound_and_jointly() -> None:
+    """TTFTs are 1, 4, 7 and 10 s, E2ELs 3, 6, 9 and 12 s."""
+    own = run(scenario(goodput={"ttft": 4000.0, "e2el": 9000.0})).summary()["headway"]
+    assert own["slo_attainment_ttft"] == 0.5
+    assert own["slo_attainment_e2el"] == 0.75
+    assert own["slo_attainment"] == 0.5
+    assert (own["slo_ttft_ms"], own["slo_e2el_ms"]) == (4000.0, 9000.0)
+    assert own["slo"] == [
+        {"bound": "goodput>=0.99", "value": 0.5, "met": False},
+        {"bound": "completion>=1", "value": 1.0, "met": True},
+    ]
+    assert own["slo_met"] is False
+
+
+def test_a_percentile_bounds_each_request_and_is_judged_itself() -> None:
+    """The median TTFT of 1, 4, 7, 10 is 5.5 s; half of them keep it."""
+    found = run(scenario(slo=["p50_ttft_ms<=5500", "output_throughput>=0.9"])).summary()
+    own = found["headway"]
+    assert own["slo_attainment_ttft"] == own["slo_attainment"] == 0.5
+    assert [(one["bound"], one["value"], one["met"]) for one in own["slo"]] == [
+        ("p50_ttft_ms<=5500", 5500.0, True),
+        ("output_throughput>=0.9", 1.0, True),
+        ("completion>=1", 1.0, True),
+    ]
+    assert own["slo_met"] is True
+    assert "p50_ttft_ms" not in found
+
+
+def test_a_failed_request_keeps_no_bound() -> None:
+    """All prompts are too long for the engine."""
+    load = {"num_prompts": 4, "request_rate": inf, "input_len": 70, "output_len": 3}
+    own = run(scenario(goodput={"ttft": 1e6}, workload=load)).summary()["headway"]
+    assert own["slo_attainment"] == 0.0
+    assert own["slo_met"] is False
+
+
+def test_without_bounds_there_is_no_verdict() -> None:
+    own = run(scenario()).summary()["headway"]
+    assert not [key for key in own if key.startswith("slo")]
+
+
+def test_a_streamed_run_counts_the_same() -> None:
+    asked = scenario(goodput={"ttft": 4000.0}, slo=["goodput>=0.5"])
+    kept, streamed = run(asked).summary()["headway"], run_streamed(asked)["headway"]
+    names = [key for key in kept if key.startswith("slo")]
+    assert {key: streamed[key] for key in names} == {key: kept[key] for key in names}
+
+
+def test_the_loosest_percentile_bounds_requests_unless_goodput_does() -> None:
+    slos = [parse_slo(t) for t in ("p50_ttft_ms<=200", "p99_ttft_ms<=900", "mean_tpot_ms<=9")]
+    assert request_bounds({}, slos) == {"ttft": 900.0}
+    assert request_bounds({"ttft": 50.0, "e2el": 7.0}, slos) == {"ttft": 50.0, "e2el": 7.0}
+    assert request_bounds({}, [parse_slo("p99_queue_time_ms<=5")]) == {}
+
+
+@pytest.mark.parametrize(
+    ("slo", "message"),
+    [("p99_tft_ms<=1", "no metric 'p99_tft_ms'"), ("goodput>=0.9", "needs bounds")],
+)
+def test_wrong_levels_are_refused(slo: str, message: str) -> None:
+    with pytest.raises(HeadwayError, match=message):
+        service_levels(scenario(slo=[slo]))

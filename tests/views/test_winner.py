@@ -1,0 +1,55 @@
+"""Who wins a comparison, and why."""
+
+from simulator.views.winner import DOLLARS, best_run, winner_lines
+
+
+def summary(speed: float, e2el: float, met: bool | None = None, **own: object) -> dict:
+    judged = {} if met is None else {"slo_met": met, "slo_attainment": 1.0 if met else 0.7}
+    words = {"completed": 10, "output_throughput": speed, "mean_e2el_ms": e2el, "p99_ttft_ms": 5.0}
+    return words | {"headway": judged | own}
+
+
+def test_the_only_run_that_keeps_the_service_levels_wins() -> None:
+    runs = [summary(900, 10, met=False), summary(100, 99, met=True)]
+    assert best_run(runs) == (1, "the only one that keeps the service levels")
+    assert winner_lines(["a", "b"], runs)[0] == (
+        "Winner: b: the only one that keeps the service levels."
+    )
+
+
+def test_of_those_that_keep_them_the_cheapest_by_the_token() -> None:
+    costs = [{"cluster": {DOLLARS: 2.0}}, {"cluster": {DOLLARS: 1.5}}, {"cluster": {DOLLARS: 1.0}}]
+    mets = (True, True, False)
+    runs = [summary(100, 9, met=m, **cost) for m, cost in zip(mets, costs, strict=True)]
+    place, why = best_run(runs)
+    assert place == 1
+    assert why == "the lowest cost of a token ($1.5 for 1M) of the 2 that keep the service levels"
+
+
+def test_of_one_load_the_fastest_for_users_wins_as_throughput_is_the_loads() -> None:
+    runs = [summary(100.0, 50, met=True), summary(100.5, 60, met=True)]
+    assert best_run(runs)[0] == 0
+    runs = [summary(100.0, 50, met=True), summary(102.0, 60, met=True)]
+    assert best_run(runs)[0] == 1
+
+
+def test_where_none_keeps_them_the_nearest_is_named() -> None:
+    runs = [summary(1, 1, met=False), summary(1, 1, met=False, slo_attainment=0.9)]
+    assert winner_lines(["a", "b"], runs)[:2] == [
+        "No winner: none keeps the service levels.",
+        "Nearest: b, 90.0% of its requests keep them.",
+    ]
+
+
+def test_without_service_levels_there_is_no_winner_but_leaders() -> None:
+    runs = [summary(100, 50), summary(200, 70), {"completed": 0, "headway": {}}]
+    assert winner_lines(["a", "b", "c"], runs)[:3] == [
+        "No winner: no service level is given (--slo, or goodput in the scenario).",
+        "The highest output throughput (200 tok/s): b.",
+        "The lowest mean E2EL (50 ms): a.",
+    ]
+    assert best_run(runs) == (1, "the highest output throughput (200 tok/s)")
+
+
+def test_equal_runs_have_no_best() -> None:
+    assert best_run([summary(1, 1), summary(1, 1)]) == (None, "no difference to speak of")
