@@ -47,6 +47,9 @@ def plan(
     ] = None,
     jobs: Workers = None,
     out: Annotated[Path | None, silent("folder for the files [default: out/NAME-plan]")] = None,
+    deploy: Annotated[
+        Path | None, silent("folder for files that deploy the best: Kubernetes, Helm values")
+    ] = None,
     quiet: Quiet = False,
 ) -> int:
     """Find the largest request rate under service levels, the fewest replicas, the cheapest fleet.
@@ -55,10 +58,12 @@ def plan(
     99 % of the requests must keep the scenario's `goodput`. The same command goes on where an
     earlier one was stopped.
     """
+    from simulator.planning.deployment import write_deployment
     from simulator.planning.journal import open_journal
     from simulator.planning.plan import JOURNAL, find_best
     from simulator.planning.plan_report import plan_table, write_plan
     from simulator.planning.problem import PlanOptions, make_problem
+    from simulator.scenario.load import load_scenario
     from simulator.simulation.write import check_folder
     from simulator.util.workers import use_backend
 
@@ -68,6 +73,8 @@ def plan(
     )
     problem = make_problem(scenario, options, settings.overrides, settings.seed)
     folder = check_folder(out or Path("out") / f"{problem.name}-plan")
+    if deploy is not None:
+        check_folder(deploy, option="--deploy")
     try:
         with (
             open_journal(folder / JOURNAL) as journal,
@@ -77,9 +84,13 @@ def plan(
             candidates, best = find_best(problem, optuna, jobs, progress, journal)
             journal.check()
             files = write_plan(problem, candidates, best, folder)
+            if deploy is not None:
+                files += write_deployment(load_scenario(folder / "best.yaml"), deploy)
     except KeyboardInterrupt:
         return print_interrupted_runs(folder / JOURNAL)
     if not quiet:
         print(plan_table(problem, candidates, best))
-        print(f"written to {folder}: {', '.join(file.name for file in files)}")
+        for where in (folder, *([deploy] if deploy is not None else [])):
+            names = ", ".join(file.name for file in files if file.parent == where)
+            print(f"written to {where}: {names}")
     return 0

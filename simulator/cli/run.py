@@ -39,6 +39,10 @@ def run(
     prometheus: Annotated[
         Path | None, Parameter(help="metrics under vLLM's names, as its /metrics gives them")
     ] = None,
+    deploy: Annotated[
+        Path | None,
+        silent("folder for files that deploy the like: Kubernetes, Helm values, vllm serve"),
+    ] = None,
     options: RunOptions = DEFAULT_RUN,
     jobs: Annotated[
         int | None,
@@ -66,6 +70,8 @@ def run(
     service_levels(loaded)  # what is wrong with them is told before the run
     folder = check_folder(out or Path("out") / loaded.name, options.format)
     _check_exports(timeline, prometheus)
+    if deploy is not None:
+        check_folder(deploy, option="--deploy")
     trim = options.trim()
     at_least_one(jobs=jobs)
     spread = jobs is not None or backend is not None or address is not None
@@ -74,6 +80,7 @@ def run(
             "replications": options.replications,
             "jobs": spread,
             "timeline": timeline,
+            "deploy": deploy,
         }
         given |= {"prometheus": prometheus, "format": options.format != "csv"}
         given |= {"warmup": options.warmup, "cooldown": options.cooldown}
@@ -81,8 +88,10 @@ def run(
             raise HeadwayError(f"--no-tables: goes without --{refused[0]}")
         return _run_without_tables(loaded, folder, options)
     if options.replications is not None:
-        if timeline or prometheus or spread:
-            raise HeadwayError("--replications: goes without --timeline, --prometheus and --jobs")
+        if timeline or prometheus or deploy or spread:
+            raise HeadwayError(
+                "--replications: goes without --timeline, --prometheus, --deploy and --jobs"
+            )
         return _run_replications(loaded, folder, options.replications, options)
     with run_progress(loaded.name, options.quiet) as progress:
         if spread:
@@ -102,6 +111,11 @@ def run(
         return print_interrupted_run(result)
     files = write_run(result, folder, options.format)
     notes = _write_exports(result, timeline, prometheus)
+    if deploy is not None:
+        from simulator.planning.deployment import write_deployment
+
+        named = ", ".join(file.name for file in write_deployment(loaded, deploy))
+        notes.append(f"written to {deploy}: {named}")
     if not options.quiet:
         print(run_table(result.summary()), *notes, sep="\n")
         _print_written(folder, [file.name for file in files])

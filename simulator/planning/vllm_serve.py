@@ -59,22 +59,37 @@ def serve_command(scenario: Scenario) -> str:
 
 def _command(model: str, engine: EngineConfig, *more: str) -> list[str]:
     """Write the command of one engine after comments on what it cannot have."""
-    lines = []
+    words = ["vllm", "serve", model, *serve_options(engine, *more)]
+    return [*(f"# {line}" for line in remarks(engine)), shlex.join(words)]
+
+
+def _policy_name(engine: EngineConfig) -> str:
     policy = engine.scheduling_policy
-    name = policy if isinstance(policy, str) else policy["policy"]
-    words = ["vllm", "serve", model]
-    if name in VLLM_POLICIES:
-        words += ["--scheduling-policy", name]
-    else:
-        lines.append(f"# vLLM has no scheduling policy {name}: this is its fcfs")
+    return policy if isinstance(policy, str) else policy["policy"]
+
+
+def remarks(engine: EngineConfig) -> list[str]:
+    """Say what of an engine vLLM cannot have, or this command does not set."""
+    lines = []
+    name = _policy_name(engine)
+    if name not in VLLM_POLICIES:
+        lines.append(f"vLLM has no scheduling policy {name}: this is its fcfs")
     if engine.allocation != "paged":
-        lines.append(f"# vLLM pages its KV cache: there is no {engine.allocation} allocation")
+        lines.append(f"vLLM pages its KV cache: there is no {engine.allocation} allocation")
     if engine.preemption_mode != "recompute":
-        lines.append(f"# vLLM V1 preempts by recomputation, not by {engine.preemption_mode}")
+        lines.append(f"vLLM V1 preempts by recomputation, not by {engine.preemption_mode}")
     for key, field in type(engine).model_fields.items():
         if key not in COVERED and (value := getattr(engine, key)) != field.default:
             plain = value.model_dump(exclude_defaults=True) if isinstance(value, Config) else value
-            lines.append(f"# not in this command: {key} {plain}")
+            lines.append(f"not in this command: {key} {plain}")
+    return lines
+
+
+def serve_options(engine: EngineConfig, *more: str) -> list[str]:
+    """Give what follows `vllm serve MODEL`, `more` at the end."""
+    words = []
+    if (name := _policy_name(engine)) in VLLM_POLICIES:
+        words += ["--scheduling-policy", name]
     for key in VALUES:
         value = getattr(engine, key)
         default = type(engine).model_fields[key].default
@@ -82,4 +97,4 @@ def _command(model: str, engine: EngineConfig, *more: str) -> list[str]:
             words += [f"--{key.replace('_', '-')}", f"{value}"]
     for key in FLAGS:
         words.append(f"--{'' if getattr(engine, key) else 'no-'}{key.replace('_', '-')}")
-    return [*lines, shlex.join([*words, *more])]
+    return [*words, *more]

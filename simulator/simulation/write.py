@@ -36,15 +36,15 @@ SLICE = 1 << 15  # rows encoded together: bounds the memory
 FORMATS = ("csv", "parquet")
 
 
-def check_folder(folder: Path, format: str = "csv") -> Path:
-    """See beforehand whether the files of a run can be written; leave the folder as it is."""
+def check_folder(folder: Path, format: str = "csv", option: str = "--out") -> Path:
+    """See beforehand whether files can be written to a folder; leave it as it is."""
     if format == "parquet":
         need_pyarrow()
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():
-        raise HeadwayError(f"--out {folder}: {there} is not a folder")
+        raise HeadwayError(f"{option} {folder}: {there} is not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise HeadwayError(f"--out {folder}: no permission to write to {there}")
+        raise HeadwayError(f"{option} {folder}: no permission to write to {there}")
     return folder
 
 
