@@ -124,7 +124,7 @@ def compare(outcome: Outcome, result: "Result", requests: Requests | None, befor
         raise ValueError("; ".join(result.warnings) or "no request was completed in simulation")
     simulated = {"ttft": table.ttft, "tpot": table.tpot, "e2el": table.e2el}
     if lost:
-        outcome.notes.append(f"{lost} of {len(keep)} requests were rejected in simulation")
+        outcome.notes.append(f"{lost} of {len(keep)} requests were rejected or given up")
     if requests is None:
         predicted = _statistics(simulated, result.workload.output_tokens, keep)
         predicted |= _throughput(result.sent, table.finish, result.workload.output_tokens, keep)

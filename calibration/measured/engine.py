@@ -58,8 +58,9 @@ def check_supported(run: Run) -> None:
         if re.search(pattern, notes):
             raise ValueError(f"notes: {words} cannot be replayed")
     gpus, each = run.count("n_gpus"), gpus_per_replica(run) * (run.count("dp") or 1)
+    each *= run.count("replicas") or 1
     if gpus is not None and gpus < each:
-        raise ValueError(f"n_gpus: {gpus} are fewer than tp x dp, {each}")
+        raise ValueError(f"n_gpus: {gpus} are fewer than tp x dp x replicas, {each}")
 
 
 def assumptions(run: Run) -> list[str]:
@@ -81,9 +82,9 @@ def assumptions(run: Run) -> list[str]:
         found.append(f"tp: {each}: the network between servers is not modelled")
     if (replicas := run.count("dp") or 1) > 1:
         found.append(f"dp: {replicas} engine cores behind vLLM's internal load balancer")
-    gpus = run.count("n_gpus")
-    if gpus is not None and gpus > each * replicas:
-        found.append(f"n_gpus: {gpus} are more than tp x dp, {each * replicas}: the rest is idle")
+    gpus, used = run.count("n_gpus"), each * replicas * (run.count("replicas") or 1)
+    if gpus is not None and gpus > used:
+        found.append(f"n_gpus: {gpus} are more than tp x dp x replicas, {used}: the rest is idle")
     return found
 
 
@@ -116,7 +117,8 @@ def schedules_asynchronously(run: Run) -> bool:
 
 def gpus_per_replica(run: Run) -> int:
     """Give the tensor parallelism: as recorded, else the GPUs of each replica."""
-    return run.count("tp") or max(1, (run.count("n_gpus") or 1) // (run.count("dp") or 1))
+    servers = (run.count("dp") or 1) * (run.count("replicas") or 1)
+    return run.count("tp") or max(1, (run.count("n_gpus") or 1) // servers)
 
 
 def engine_block(run: Run, gpu: str) -> dict[str, Any]:
@@ -149,6 +151,17 @@ def engine_block(run: Run, gpu: str) -> dict[str, Any]:
         block["kv_offloading_size"] = float(told[2]) * (1.0 if told[3] == "gib" else 1e9 / GIB)
     if tokens := run.count("kv_capacity_tokens"):
         block["num_gpu_blocks_override"] = tokens // (run.count("block_size") or 16)
+    return block
+
+
+def cluster_block(run: Run) -> dict[str, Any]:
+    """Give the keys of a scenario's `cluster`: replicas behind a router, clients that give up."""
+    block: dict[str, Any] = {}
+    replicas, patience = run.count("replicas") or 1, run.number("timeout_s")
+    if replicas > 1:
+        block = {"replicas": replicas, "router": run.word("router") or "round_robin"}
+    if patience is not None:
+        block["client"] = {"timeout": patience}
     return block
 
 

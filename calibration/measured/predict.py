@@ -13,7 +13,7 @@ from calibration.kernel_tables.fit_target import fit_target
 from calibration.kernel_tables.tables import find_gpu_tables
 from calibration.measured import aliases
 from calibration.measured.compare import Outcome, compare, compare_gauges
-from calibration.measured.engine import assumptions, check_supported, engine_block
+from calibration.measured.engine import assumptions, check_supported, cluster_block, engine_block
 from calibration.measured.requests import read_requests
 from calibration.measured.runs import Run, read_runs, select_runs
 from calibration.measured.workload import draw_from_pool, frontend, generate, read_config, replay
@@ -177,6 +177,8 @@ def assemble_run(run: Run, folder: Path = Path()) -> tuple["Scenario", EnginePar
         "gpu": {"name": gpu, "count": gpus},
         "engine": engine,
     }
+    if cluster := cluster_block(run):
+        raw["cluster"] = cluster
     scenario = check_scenario(raw, SourceMap(run.run_id, {}))
     return scenario, assemble(scenario)
 

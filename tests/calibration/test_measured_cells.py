@@ -14,8 +14,9 @@ from calibration.measured.engine import (
     engine_block,
     version,
 )
+from calibration.measured.predict import validate_measured
 from calibration.measured.requests import read_requests
-from calibration.measured.workload import generate
+from calibration.measured.workload import draw_from_pool, generate
 from simulator.costs.overhead import NEWEST
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from tests.support.measured_runs import run_of
@@ -100,7 +101,7 @@ def test_arrivals_as_dates(put):
         ({"engine": "sglang"}, "engine: 'sglang': overheads are known of vLLM alone"),
         ({"notes": "EAGLE speculative decoding, 3 tokens"}, "notes: speculative decoding cannot"),
         ({"notes": "pipeline parallel 2"}, "notes: pipeline parallelism cannot"),
-        ({"tp": "4", "n_gpus": "2"}, "n_gpus: 2 are fewer than tp x dp, 4"),
+        ({"tp": "4", "n_gpus": "2"}, "n_gpus: 2 are fewer than tp x dp x replicas, 4"),
     ],
 )
 def test_what_is_not_replayed_is_refused(words, message):
@@ -313,3 +314,50 @@ def test_versions_decide_what_is_not_recorded():
 def test_another_model_of_a_similar_name_is_none(name):
     with pytest.raises(ValueError, match="no shipped model has the shape of"):
         aliases.model_name(name)
+
+
+def test_prompts_of_a_pool_come_round_and_the_first_are_cold():
+    """Of 40 prompts of 100 tokens, 96 of them in full blocks: 3 prompts computed, 37 found."""
+    told = {"rate_rps": "5", "mean_input_tokens": "100", "mean_output_tokens": "9"}
+    hits = str((40 - 3) * 96 / (40 * 100))
+    run = run_of(**told, n_requests="40", prompt_pool="10", prefix_hit_frac=hits, notes="")
+    load = generate(run)
+    load.prompt_tokens[:] = 100
+    drawn, before = draw_from_pool(run, load)
+    assert before == 7
+    names = [segments[0][0][1] for segments in drawn.segments]
+    assert names == [*range(3, 10), *(k % 10 for k in range(40))]
+    assert drawn.output_tokens[:7].tolist() == [1] * 7
+    assert drawn.arrival[7] == pytest.approx(load.arrival[0] + 3.5)
+    cold = run_of(**told, n_requests="40", prompt_pool="10")
+    assert draw_from_pool(cold, generate(cold))[1] == 0
+
+
+def test_a_pool_makes_the_first_prompts_slow_and_the_others_fast(tmp_path):
+    """P99 is that of the four cold ones of 200, P50 that of the warm."""
+    told = {"rate_rps": "1", "mean_input_tokens": "4000", "mean_output_tokens": "2"}
+    row = {"run_id": "a", "gpu": "H100", "model": "llama-3-8b", "n_requests": "200", **told}
+    row |= {"prompt_pool": "4", "ttft_p50_ms": "10", "ttft_p99_ms": "100"}
+    (tmp_path / "runs.csv").write_text(f"{','.join(row)}\n{','.join(row.values())}\n")
+    (outcome,) = validate_measured(tmp_path)
+    found = {row.metric: row.predicted for row in outcome.rows}
+    assert found["p99_ttft_ms"] > 5 * found["p50_ttft_ms"]
+
+
+def test_replicas_share_the_load_and_clients_give_up(tmp_path):
+    """Forty prompts at once: two servers take half of one's time, and nobody waits for 0.3 s."""
+    told = {"rate_rps": "inf", "mean_input_tokens": "4000", "mean_output_tokens": "1"}
+    row = {"gpu": "H100", "model": "llama-3-8b", "n_requests": "40", **told}
+    row |= {"tp": "1", "engine_version": "0.11"}
+    more = ({}, {"replicas": "2", "router": "random"}, {"timeout_s": "0.3"}, {"router": "x"})
+    keys = ["run_id", *row, "replicas", "router", "timeout_s"]
+    rows = [{"run_id": str(k), **row, **extra} for k, extra in enumerate(more)]
+    rows[3]["replicas"] = "2"
+    lines = [",".join(keys), *(",".join(r.get(key, "") for key in keys) for r in rows)]
+    (tmp_path / "runs.csv").write_text("\n".join(lines) + "\n")
+    one, two, hasty, wrong = validate_measured(tmp_path)
+    e2el = [next(r for r in o.rows if r.metric == "mean_e2el_ms").predicted for o in (one, two)]
+    assert 0.4 < e2el[1] / e2el[0] < 0.75
+    assert max(row.predicted for row in hasty.rows if "e2el" in row.metric) <= 300
+    assert any("given up" in note for note in hasty.notes)
+    assert "router" in wrong.reason
