@@ -48,6 +48,7 @@ def test_defaults_are_those_documented(write):
         "dtype": "auto",
         "quantization": None,
         "kv_cache_dtype": "auto",
+        "generation_config": "auto",
         "tensor_parallel_size": 1,
         "data_parallel_size": 1,
         "api_server_count": None,

@@ -36,7 +36,7 @@ BAD = [
     (
         "zzz: x\n",
         "s.yaml:1: zzz: unknown key; there is name, description, model, gpu, engine, cost, "
-        "cluster, predictor, workload, goodput, sweep, plan, seed",
+        "cluster, predictor, workload, goodput, slo, sweep, plan, seed",
     ),
     (
         "seed: 0\nmax_num_seqs: 4\n",
