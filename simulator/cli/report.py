@@ -1,4 +1,4 @@
-"""The verb `headway report`: an HTML page of runs."""
+"""The verb `headway report`: an HTML page of runs, of a sweep or of a plan."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,26 +11,40 @@ MOST = 8  # runs: colours that people can tell apart
 def report(
     folders: Annotated[
         tuple[Path, ...],
-        Parameter(name="OUT_DIR", help="folder that `headway run` or `compare` wrote; several"),
+        Parameter(
+            name="OUT_DIR",
+            help="folder of `headway run` or `compare`, or several; of a sweep or plan",
+        ),
     ],
     /,
     *,
     out: Annotated[Path, Parameter(help="file to write")] = Path("report.html"),
 ) -> int:
-    """Write one self-contained HTML page about a run, or about several side by side."""
+    """Write one self-contained HTML page about runs side by side, or about a sweep or plan."""
     from simulator.figures.data import read_runs
     from simulator.util.errors import HeadwayError
-    from simulator.util.files import check_file, write_atomic
+    from simulator.util.files import check_file
     from simulator.views.html.page import page
+    from simulator.views.html.table_page import is_table_folder, table_page
 
     if not folders:
         raise HeadwayError("OUT_DIR: is missing; for example headway report out/demo")
     check_file("--out", out)
+    if any(is_table_folder(folder) for folder in folders):
+        if len(folders) > 1:
+            raise HeadwayError(f"{len(folders)} folders: a page holds one sweep or plan")
+        text, names = table_page(folders[0])
+        return _write(out, text, names)
     runs = read_runs(folders)
     if len(runs) > MOST:
         raise HeadwayError(f"{len(runs)} runs are too many for one page, which holds {MOST}")
-    text = page(runs).encode()
+    return _write(out, page(runs), ", ".join(run.label for run in runs))
+
+
+def _write(out: Path, page: str, names: str) -> int:
+    from simulator.util.files import write_atomic
+
+    text = page.encode()
     write_atomic(out, text)
-    names = ", ".join(run.label for run in runs)
     print(f"written to {out}: {names}; {len(text) / 1e6:.1f} MB, open it in a browser")
     return 0

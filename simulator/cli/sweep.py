@@ -11,10 +11,12 @@ from simulator.cli.options import (
     Quiet,
     ScenarioFile,
     Settings,
+    Slo,
     Vary,
     Workers,
     at_least_one,
     silent,
+    with_slo,
 )
 from simulator.cli.progress import runs_progress
 
@@ -24,6 +26,7 @@ def sweep(
     /,
     *,
     vary: Vary = None,
+    slo: Slo = None,
     settings: Settings = DEFAULT_SETTINGS,
     out: Annotated[Path | None, silent("folder for the files [default: out/NAME-sweep]")] = None,
     jobs: Workers = None,
@@ -42,14 +45,26 @@ def sweep(
     on where an earlier one was stopped. Exit code 1 if a point failed.
     """
     from simulator.planning.design import refuse_overridden, split_values
-    from simulator.planning.sweep import TABLE, load_sweep_points, run_sweep
+    from simulator.planning.sweep import (
+        BEST,
+        TABLE,
+        load_sweep_points,
+        run_sweep,
+        sweep_table,
+        write_best,
+    )
+    from simulator.results.service_levels import service_levels
     from simulator.simulation.write import check_folder
 
     at_least_one(jobs=jobs)
     axes = [split_values(item) for item in vary or ()]
     refuse_overridden([key for key, _ in axes], settings.overrides, settings.seed)
-    points = load_sweep_points(scenario, axes, settings.overrides, settings.seed)
+    overrides = with_slo(settings.overrides, slo)
+    points = load_sweep_points(scenario, axes, overrides, settings.seed)
     name = next(point.scenario.name for point in points if point.scenario is not None)
+    for point in points:
+        if point.scenario is not None:
+            service_levels(point.scenario)  # what is wrong with them is told before the runs
     folder = check_folder(out or Path("out") / f"{name}-sweep")
     try:
         with runs_progress("points", quiet) as progress:
@@ -58,12 +73,14 @@ def sweep(
             )
     except KeyboardInterrupt:
         return print_interrupted_runs(folder / TABLE)
+    best = write_best(points, rows, folder)
     failed = 0
     for point, row in zip(points, rows, strict=True):
         if "error" in row:
             failed += 1
             print_errors([f"{point.label}: {row['error']}"])
     if not quiet:
+        print(sweep_table(points, rows))
         print(f"{len(rows) - failed:,} of {len(rows):,} points done")
-        print(f"written to {folder}: {TABLE}")
+        print(f"written to {folder}: {TABLE}{', ' + BEST if best else ''}")
     return int(bool(failed))

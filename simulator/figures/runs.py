@@ -10,6 +10,7 @@ from simulator.figures.style import (
     PALE,
     bars_with_ratios,
     color,
+    draw_bounds,
     grid,
     legend_below,
     log_scale,
@@ -162,6 +163,7 @@ def draw_rows(
             log_scale(axes, "x")
         else:
             axes.set_xlim(0, max([*known, 1e-9]) * 1.1)
+        draw_bounds(axes, summaries, {key: "-"}, scale)
         axes.set(title=title, xlabel=unit)
         grid(axes)
     lines, columns = others[0].lines, len(statistics)

@@ -1,6 +1,6 @@
 """How all pictures look: colours, sizes, frames, and how they are saved."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
@@ -142,6 +142,29 @@ def bars_with_ratios(
     axes.set_yticks(range(len(values)), labels)
     axes.invert_yaxis()
     axes.set(xlim=(0, max([*values, 1e-9]) * room), title="Output throughput", xlabel="tokens/s")
+
+
+def draw_bounds(
+    axes: "Axes", summaries: Sequence[Mapping[str, Any]], dashes: Mapping[str, str], scale: float
+) -> None:
+    """Draw as upright grey lines what service levels allow each request, ms times `scale`.
+
+    `dashes` has the style of each latency's line; bounds beyond the axis are left out.
+    """
+    low, high = axes.get_xlim()
+    for name, style in dashes.items():
+        known = {summary["headway"].get(f"slo_{name}_ms") for summary in summaries} - {None}
+        for bound in sorted(bound * scale for bound in known):
+            if low <= bound <= high:
+                axes.axvline(bound, color=GREY, linestyle=style, linewidth=1.2, zorder=1)
+                text: dict[str, Any] = {
+                    "rotation": 90,
+                    "fontsize": 9,
+                    "va": "bottom",
+                    "ha": "right",
+                }
+                at = axes.get_xaxis_transform()
+                axes.text(bound, 0.02, "SLO", color=GREY, transform=at, **text)
 
 
 def legend_below(figure: "Figure", axes: "Axes", title: str = "") -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 RATES = ("workload.request_rate", "workload.max_concurrency", "workload.trace.rate_scale")
 CHUNK = "engine.max_num_batched_tokens"
+MAX_LABELS = 40  # points that are named, each beside itself
 MAX_KEYS = 8  # keys that a message lists
 METRICS = (
     *("output_throughput", "mean_tpot_ms", "mean_e2el_ms"),
@@ -114,6 +115,11 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
         best = pareto_front(points)
         for label, part, style in _marks(rows, key, [*rows.index[best]]):
             axes.plot(user[part.index], speed[part.index], label=label, **style)
+        if len(points) <= MAX_LABELS:
+            keys = varied_keys(rows, "")
+            for (x, y), (_, row) in zip(points, rows.iterrows(), strict=True):
+                spot: Any = {"xytext": (5, 4), "textcoords": "offset points", "fontsize": 8}
+                axes.annotate(point_label(row, keys), (x, y), color=GREY, **spot)
         ends = zip(*(points[k] for k in best), strict=True)
         axes.step(*ends, where="pre", color=GREY, linewidth=1.2, zorder=1, label="front")
         axes.set_title("Speed for a user against throughput")
@@ -225,6 +231,24 @@ def varied_keys(rows: "pd.DataFrame", along: str) -> Sequence[str]:
     """Give the keys, dotted, that were varied beside `along`."""
     dotted = [key for key in rows.columns if "." in key and key.split(".")[0].isalpha()]
     return [key for key in dotted if key != along and rows[key].nunique() > 1]
+
+
+def point_label(row: "pd.Series[Any]", keys: Sequence[str]) -> str:
+    """Name a point by its GPUs, `2 x H100-80GB`, and its other varied keys; `keys` in its order."""
+    gpu, count = row.get("gpu.name"), row.get("gpus")
+    parts = []
+    if count is not None and count == count:
+        known = gpu is not None and gpu == gpu
+        parts.append(f"{count:g} x {gpu}" if known else f"{count:g} GPU{'s' if count > 1 else ''}")
+    told = ("gpu.name", "gpu.count", "cluster.replicas") if parts else ()
+    others = [key for key in keys if key not in told]
+    parts += [f"{key.rpartition('.')[2]} {short_value(row[key])}" for key in others]
+    return ", ".join(parts)
+
+
+def short_value(value: object) -> str:
+    """Write a value with four digits."""
+    return f"{value:,.4g}" if isinstance(value, int | float) else str(value)
 
 
 def draw_steps(steps: "pd.DataFrame") -> "Figure":

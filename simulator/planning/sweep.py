@@ -6,6 +6,7 @@ it was: a point is known by the whole of its scenario.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -27,14 +28,18 @@ from simulator.scenario.load import load_scenario, load_sweep
 from simulator.scenario.planning_config import SweepConfig
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
+from simulator.simulation.write import write_scenario
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
 from simulator.util.workers import use_backend
+from simulator.views.report import row_per_run
+from simulator.views.winner import best_run
 
 if TYPE_CHECKING:
     import pandas as pd
 
-TABLE, JOURNAL = "results.csv", "points.jsonl"
+TABLE, JOURNAL, BEST = "results.csv", "points.jsonl", "best.yaml"
+SHOWN = 40  # points that a table on the screen has
 PAUSE = 10.0  # s between two writings of the table while the sweep runs
 
 
@@ -166,6 +171,48 @@ def write_table(path: Path, points: Sequence[DesignPoint], rows: Sequence[Row]) 
         [*varied, *metrics, "error"],
     )
     write_atomic(path, text)
+
+
+def _as_summary(row: Row) -> dict[str, object]:
+    """Give a row of the table as the summary that it was made of, as far as it says."""
+    return {"completed": 0, "headway": {}, **row}
+
+
+def write_best(points: Sequence[DesignPoint], rows: Sequence[Row], folder: Path) -> bool:
+    """Write the scenario of the best point, and say whether there is one; else take away a former.
+
+    What best means is said at `simulator.views.winner.best_run`.
+    """
+    place, _ = best_run([_as_summary(row) for row in rows])
+    scenario = None if place is None else points[place].scenario
+    if scenario is None:
+        (folder / BEST).unlink(missing_ok=True)
+        return False
+    write_atomic(folder / BEST, partial(write_scenario, scenario))
+    return True
+
+
+def sweep_table(points: Sequence[DesignPoint], rows: Sequence[Row]) -> str:
+    """Give a row for each point, the best of each column marked, and the best point.
+
+    Of more than SHOWN points those are shown that come first.
+    """
+    keys = dict.fromkeys(key for point in points for key in point.varied)
+    varied = [key for key in keys if len({point.varied.get(key) for point in points}) > 1]
+    labels = [
+        " ".join(
+            f"{key.rpartition('.')[2]}={point.varied[key]}" for key in varied if key in point.varied
+        )
+        or point.label
+        for point in points
+    ]
+    summaries = [_as_summary(row) for row in rows]
+    lines = [row_per_run(labels[:SHOWN], summaries[:SHOWN], f"All metrics are in {TABLE}.")]
+    if len(points) > SHOWN:
+        lines.append(f"{len(points) - SHOWN:,} more points are there, too.")
+    place, why = best_run(summaries)
+    lines.append(f"No best point: {why}." if place is None else f"Best: {labels[place]}: {why}.")
+    return "\n".join(lines)
 
 
 def sweep(

@@ -325,7 +325,7 @@ def compare_table(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
     first in each; of MANY_RUNS runs or more each is one row.
     """
     if len(labels) >= MANY_RUNS:
-        return _row_per_run(labels, summaries)
+        return row_per_run(labels, summaries, "All metrics of all runs are in comparison.csv.")
     metrics = metric_rows(summaries, _value)
     blocks = []
     for at in range(1, max(len(labels), 2), RUNS_PER_BLOCK):
@@ -338,7 +338,7 @@ def compare_table(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
     return "\n\n".join(blocks)
 
 
-def _row_per_run(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
+def row_per_run(labels: Sequence[str], summaries: Sequence[Summary], note: str) -> str:
     """Give a row for each run; `*` marks the best of a column, `.` what a run does not have."""
     columns = [("", "", *labels)]
     for column in COLUMNS:
@@ -353,7 +353,7 @@ def _row_per_run(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
         ]
         columns.append((*(word + " " for word in column.label.rsplit("/", 1)), *cells))
     text = align([*zip(*columns, strict=True)], heads=2)
-    return f"{text}\n\n* best of its column. All metrics of all runs are in comparison.csv."
+    return f"{text}\n\n* best of its column. {note}"
 
 
 def _short(value: float) -> str:

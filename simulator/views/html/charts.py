@@ -33,11 +33,19 @@ def charts(runs: Sequence[Run]) -> dict[str, Any]:
         "labels": [run.label for run in runs],
         "time": _short((edges[1:] + edges[:-1]) / 2, 6),
         "overtime": [over_time(run, edges) for run in runs],
+        "bounds": [_bounds(run) for run in runs],
         "latency": {name: distributions(runs, name) for name in ("ttft", "tpot", "e2el")},
         "seats": [seats(run, begin, end) for run in runs],
         "window": [begin, end],
         "first": _window(runs, INITIAL_BARS),
     }
+
+
+def _bounds(run: Run) -> dict[str, float]:
+    """Give the bounds (ms) that the service levels put on each request."""
+    own = run.summary["headway"]
+    found = {name: own.get(f"slo_{name}_ms") for name in ("ttft", "tpot", "e2el")}
+    return {name: float(value) for name, value in found.items() if value is not None}
 
 
 def _short(values: Floats, digits: int = 4) -> Numbers:
@@ -73,6 +81,9 @@ def over_time(run: Run, edges: Floats) -> dict[str, Numbers]:
     itl = np.divide(seats, tokens, out=np.full(size, np.nan), where=tokens > 0)
     first = (run.sent + run.requests["ttft"]).dropna().to_numpy(float)
     tokens += np.histogram(first, edges)[0] / np.diff(edges)
+    place = np.clip(np.searchsorted(edges, run.sent, "right") - 1, 0, size - 1)
+    slowest = np.full(size, np.nan)
+    np.fmax.at(slowest, place, run.requests["ttft"].to_numpy(float))
     known = sum(blocks.values()) / max(len(blocks), 1)  # of a replica that made no step
     there = [blocks.get(k, known) * share for k, share in enumerate(run.there(edges))]
     room = np.maximum(sum(there), 1.0)
@@ -82,6 +93,7 @@ def over_time(run: Run, edges: Floats) -> dict[str, Numbers]:
         "kv": _short(100 * used / room),
         "tokens": _short(tokens),
         "itl": _short(1e3 * itl),
+        "ttft": _short(1e3 * slowest),
         "longest": _short(1e3 * np.fmax(longest, itl)),
         "preempted": _short(np.where(preempted > 0, preempted, np.nan)),
     }

@@ -20,15 +20,15 @@ OVER_TIME = (
     ("kv", "KV blocks in use, %", "Of all blocks of the KV cache; within a leap an estimate."),
     ("tokens", "Output tokens per second", "Decoded tokens and first tokens."),
     ("itl", "Inter-token latency, ms", "Mean over tokens; dots: preemptions."),
+    ("ttft", "Longest TTFT of those sent then, ms", "Of requests that have got a token."),
     ("longest", "Longest step with decodes, ms", "What the unluckiest token waited for."),
 )
 LATENCY = (("ttft", "TTFT, ms"), ("tpot", "TPOT, ms"), ("e2el", "E2EL, ms"))
 
 
-def page(runs: Sequence[Run]) -> str:
-    """Give the whole page."""
-    name = str(runs[0].summary["headway"].get("scenario") or runs[0].label)
-    data = json.dumps(charts(runs), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+def page(runs: Sequence[Run], *, name: str = "", above: str = "") -> str:
+    """Give the whole page, of runs that may be none, with sections `above` theirs (HTML)."""
+    name = name or str(runs[0].summary["headway"].get("scenario") or runs[0].label)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -39,24 +39,44 @@ def page(runs: Sequence[Run]) -> str:
 <style>{_asset("uPlot.min.css")}{_asset("report.css")}</style>
 </head>
 <body>
-{_body(runs, name)}
-<script type="application/json" id="data">{data}</script>
-<script>/*! uPlot, MIT licence, Copyright (c) Leon Sorokin */
-{_asset("uPlot.iife.min.js")}</script>
-<script>{_asset("report.js")}</script>
+{_body(runs, name, above)}
+{_scripts(runs)}{f"<script>{_asset('sort.js')}</script>" if above else ""}
 </body>
 </html>
 """
+
+
+def _scripts(runs: Sequence[Run]) -> str:
+    """Give the numbers of the charts, and what draws them."""
+    if not runs:
+        return ""
+    data = json.dumps(charts(runs), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return f"""<script type="application/json" id="data">{data}</script>
+<script>/*! uPlot, MIT licence, Copyright (c) Leon Sorokin */
+{_asset("uPlot.iife.min.js")}</script>
+<script>{_asset("report.js")}</script>"""
 
 
 def _asset(name: str) -> str:
     return (ASSETS / name).read_text("utf-8").replace("</script", "<\\/script")
 
 
-def _body(runs: Sequence[Run], name: str) -> str:
-    """Give the sections in order; one without contents is left out."""
+def _body(runs: Sequence[Run], name: str, above: str) -> str:
+    """Give the head, the sections above and those of the runs."""
+    legend = "".join(f"<span>{tables.run_name(run, k)}</span>" for k, run in enumerate(runs))
+    keys = f"<div class='keys runs'>{legend}</div>" if len(runs) > 1 else ""
+    return (
+        f"<header><h1>{escape(name)}</h1><p>{_subtitle(runs)}</p>{keys}</header>"
+        f"<main>{above}{_sections(runs) if runs else ''}</main>"
+        f"<footer>Headway {__version__}</footer>"
+    )
+
+
+def _sections(runs: Sequence[Run]) -> str:
+    """Give the sections of runs in order; one without contents is left out."""
     sections = (
         ("Headline", tables.headline(runs)),
+        ("Service levels", tables.per_run(runs, tables.service_levels)),
         ("What stands out", tables.per_run(runs, tables.diagnosis)),
         ("Who sits in the batch", _seats(runs)),
         ("Over time", _over_time()),
@@ -67,13 +87,7 @@ def _body(runs: Sequence[Run], name: str) -> str:
         ("Scenario", tables.scenarios(runs)),
         ("Cost model", tables.profiles(runs)),
     )
-    body = "".join(f"<section><h2>{h}</h2>{text}</section>" for h, text in sections if text)
-    legend = "".join(f"<span>{tables.run_name(run, k)}</span>" for k, run in enumerate(runs))
-    keys = f"<div class='keys runs'>{legend}</div>" if len(runs) > 1 else ""
-    return (
-        f"<header><h1>{escape(name)}</h1><p>{_subtitle(runs)}</p>{keys}</header>"
-        f"<main>{body}</main><footer>Headway {__version__}</footer>"
-    )
+    return "".join(f"<section><h2>{h}</h2>{text}</section>" for h, text in sections if text)
 
 
 def _subtitle(runs: Sequence[Run]) -> str:

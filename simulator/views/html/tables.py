@@ -9,7 +9,7 @@ from simulator.diagnosis.rules import NOTHING
 from simulator.figures.data import Run
 from simulator.results.breakdown import PARTS
 from simulator.results.request_table import DELIVERY, RETRY, TRANSFER_PARTS
-from simulator.views.report import BY_KEY, metric_rows
+from simulator.views.report import BY_KEY, metric_rows, slo_lines
 
 CARDS = (
     *("output_throughput", "request_throughput", "mean_ttft_ms", "p99_ttft_ms"),
@@ -116,6 +116,16 @@ def per_run(runs: Sequence[Run], section: Callable[[Run], str]) -> str:
         (f"<h3>{run_name(run, k)}</h3>" if named else "") + text
         for k, run in enumerate(runs)
         if (text := section(run))
+    )
+
+
+def service_levels(run: Run) -> str:
+    """Say which service levels the run keeps, and how many requests; empty without any."""
+    lines = slo_lines(run.summary["headway"])
+    return (
+        table(["", ""], [[escape(label), escape(value)] for label, value in lines], "numbers")
+        if lines
+        else ""
     )
 
 

@@ -36,7 +36,7 @@
     const name = (run) => (one ? node.closest("figure").querySelector("b").textContent : data.labels[run]);
     const columns = data.overtime.map((run) => run[key]);
     const series = columns.map((_, run) => line(name(run), run));
-    const ways = columns.map(() => (key === "longest" ? most : mean));
+    const ways = columns.map(() => (key === "longest" || key === "ttft" ? most : mean));
     if (key === "itl") {
       data.overtime.forEach((found, run) => {
         if (!found.preempted.some((count) => count != null)) return;
@@ -57,8 +57,10 @@
       const lines = shown.map((values, k) => (ways[k] === sum ? values.map((v) => v && HIGH) : values));
       return [thin(data.time, factor, mean), ...lines];
     };
+    const bounded = { longest: "tpot", itl: "tpot", ttft: "ttft" }[key];
     let factor = fit(node, data.time[0], data.time.at(-1));
     options.hooks = {
+      draw: [(plot) => bounded && drawBounds(plot, bounded, "y")],
       setScale: [(plot, scale) => {
         const { min, max } = plot.scales.x;
         const wanted = fit(node, min, max);
@@ -114,8 +116,33 @@
       series: [{ label: "Up to", value: (u, v) => (v == null ? "–" : `${show(v)} ms`) },
         ...data.labels.map((label, run) => line(one ? "Requests" : label, run, { value: (u, v) => (v == null ? "–" : `${v.toFixed(1)}%`) }))],
     };
+    options.hooks = { draw: [(plot) => drawBounds(plot, node.dataset.key, "x")] };
     if (found.ms.length) add(node, options, [found.ms, ...found.percent]);
     else node.textContent = "No request has one.";
+  }
+
+  // The service levels' bounds on each request, as dashed lines; each bound once.
+  function drawBounds(plot, name, scale) {
+    const { ctx } = plot;
+    const { left, top, width, height } = plot.bbox;
+    const { min, max } = plot.scales[scale];
+    const bounds = new Set(data.bounds.map((known) => known[name]).filter((value) => value > min && value < max));
+    ctx.save();
+    ctx.strokeStyle = css("--bad");
+    ctx.fillStyle = css("--bad");
+    ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+    ctx.setLineDash([6, 4]);
+    for (const bound of bounds) {
+      const at = plot.valToPos(bound, scale, true);
+      ctx.beginPath();
+      ctx.moveTo(scale === "x" ? at : left, scale === "x" ? top : at);
+      ctx.lineTo(scale === "x" ? at : left + width, scale === "x" ? top + height : at);
+      ctx.stroke();
+      ctx.textAlign = "right";
+      if (scale === "x") ctx.fillText(`${show(bound)} ms`, at - 4, top + 14 * devicePixelRatio);
+      else ctx.fillText(`${name.toUpperCase()} ${show(bound)} ms`, left + width - 4, at - 4);
+    }
+    ctx.restore();
   }
 
   // Ticks of a log scale: 1, 2, 5, 10 ... or, where many decades are in view, 1, 10, 100 ...

@@ -1,0 +1,173 @@
+"""The page of a sweep or a plan: what is best, pictures over the keys, a table that sorts."""
+
+import io
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from simulator.figures.data import Run
+from simulator.figures.grids import draw_grid
+from simulator.figures.style import encode
+from simulator.figures.tables import draw_pareto, varied_keys
+from simulator.results.read import read_table
+from simulator.util.errors import HeadwayError
+from simulator.views.html.page import page
+from simulator.views.html.tables import number
+from simulator.views.report import COLUMNS
+from simulator.views.winner import best_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+PLAN_COLUMNS = {
+    "holds": "holds",
+    "at": "at",
+    "capacity": "capacity",
+    "broke": "breaks",
+    "headroom": "headroom",
+    "attainment": "SLO attainment",
+    "gpus": "GPUs",
+    "dollars_per_hour": "$/h",
+    "dollars_per_million_output_tokens": "$ per M tokens",
+    "tokens_per_s_per_gpu": "tok/s/GPU",
+    "tokens_per_s_per_user": "tok/s/user",
+    "error": "error",
+}
+MAX_ROWS = 2_000  # of the table: what a browser sorts at once
+MAX_REQUESTS = 200_000  # of the best point, to run it again for its charts
+
+
+def is_table_folder(folder: Path) -> bool:
+    """Tell whether a folder is one of a sweep or a plan."""
+    return any((folder / name).is_file() for name in ("plan.csv", "results.csv"))
+
+
+def table_page(folder: Path) -> tuple[str, str]:
+    """Give the page of a sweep's or plan's folder, and what it shows in a few words.
+
+    The best point is run again, from best.yaml, for its charts. Raises HeadwayError where the
+    table is missing or damaged.
+    """
+    planned = (folder / "plan.csv").is_file()
+    rows = read_table(folder, "plan" if planned else "results")
+    if not len(rows):
+        raise HeadwayError(f"{folder}: its table has no row")
+    columns = _plan_columns(rows) if planned else _sweep_columns(rows)
+    kind = "candidates" if planned else "points"
+    above = [f"<section><h2>{kind.capitalize()}</h2>{_table(rows, columns)}</section>"]
+    drawn = "".join(_pictures(rows))
+    if drawn:
+        above.insert(0, f"<section><h2>Over the keys</h2>{drawn}</section>")
+    runs, note = _best(folder)
+    best = _plan_best(folder) if planned else _sweep_best(rows)
+    above.insert(
+        0, f"<section><h2>The best</h2><p>{escape(best)}</p><p class=note>{note}</p></section>"
+    )
+    name = folder.resolve().name
+    return page(runs, name=name, above="".join(above)), f"{len(rows):,} {kind}"
+
+
+def _sweep_columns(rows: "pd.DataFrame") -> dict[str, tuple[str, float]]:
+    """Give the columns that the table shows: what they are called and multiplied by."""
+    shown = {key: (key, 1.0) for key in varied_keys(rows, "")}
+    for metric in COLUMNS:
+        if metric.key in rows and rows[metric.key].notna().any():
+            shown[metric.key] = (metric.label.replace("/", " ", 1), metric.scale)
+    if rows["error"].notna().any() if "error" in rows else False:
+        shown["error"] = ("error", 1.0)
+    return shown
+
+
+def _plan_columns(rows: "pd.DataFrame") -> dict[str, tuple[str, float]]:
+    first = [*rows.columns[: rows.columns.get_loc("holds")]] if "holds" in rows else []
+    bounded = [key for key in rows if key.endswith("_ms")]
+    shown = {str(key): (str(key), 1.0) for key in [*first, *bounded]}
+    shown |= {key: (label, 1.0) for key, label in PLAN_COLUMNS.items() if key in rows}
+    return {key: value for key, value in shown.items() if rows[key].notna().any()}
+
+
+def _table(rows: "pd.DataFrame", columns: dict[str, tuple[str, float]]) -> str:
+    """Make the table; a click on a head sorts by it."""
+    head = "".join(f"<th>{escape(label)}</th>" for label, _ in columns.values())
+    lines = []
+    for row in rows.head(MAX_ROWS).to_dict("records"):
+        cells = []
+        for key, (_, scale) in columns.items():
+            value = row[key]
+            plain = isinstance(value, int | float) and not isinstance(value, bool)
+            scaled = value * scale if plain else value
+            missing = value != value
+            order = "" if missing else f' data-sort="{scaled}"' if plain else ""
+            cells.append(f"<td{order}>{'' if missing else number(scaled)}</td>")
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    more = len(rows) - MAX_ROWS
+    note = f" The first {MAX_ROWS:,}; {more:,} more are in the folder." if more > 0 else ""
+    return (
+        '<p class=note>Click on a head to sort.</p><div class="scroll"><table class="numbers sorts">'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+        f"<p class=note>All metrics are in the folder's table.{note}</p>"
+    )
+
+
+def _pictures(rows: "pd.DataFrame") -> "Iterator[str]":
+    """Draw what can be drawn of the table."""
+    draws: tuple[Callable[[pd.DataFrame], Figure], ...] = (draw_grid, draw_pareto)
+    for draw in draws:
+        try:
+            figure = draw(rows[rows.error.isna()] if "error" in rows else rows)
+        except HeadwayError:
+            continue  # one key only, failed points only: the table says it
+        file = io.BytesIO()
+        encode(figure, file, "svg")
+        text = file.getvalue().decode()
+        yield f'<figure class="drawn">{text[text.index("<svg") :]}</figure>'
+
+
+def _sweep_best(rows: "pd.DataFrame") -> str:
+    summaries = [
+        {"completed": 0, "headway": {}} | {k: v for k, v in row.items() if v == v}
+        for row in rows.to_dict("records")
+    ]
+    place, why = best_run(summaries)
+    if place is None:
+        return f"No best point: {why}."
+    point = ", ".join(f"{key}={rows[key].iloc[place]}" for key in varied_keys(rows, ""))
+    return f"{point or 'the point'}: {why}."
+
+
+def _plan_best(folder: Path) -> str:
+    from simulator.results.read import load_mapping
+    from simulator.util.json_text import parse_json
+
+    plan = load_mapping(folder / "plan.json", parse_json)
+    candidates, best = plan.get("candidates"), plan.get("best")
+    if not isinstance(candidates, list) or type(best) is not int or best >= len(candidates):
+        raise HeadwayError(f"{folder / 'plan.json'}: damaged: it names no best candidate")
+    under = ", ".join(map(str, plan.get("slo") or ()))
+    row = candidates[best]
+    named = [*row][: [*row].index("holds")] if isinstance(row, dict) and "holds" in row else []
+    label = ", ".join(f"{key}={row[key]}" for key in named) or "the scenario"
+    searched = f", {plan['searched']}={row['at']:.4g}" if plan.get("searched") else ""
+    return f"{label}{searched}, under {under}."
+
+
+def _best(folder: Path) -> tuple[list[Run], str]:
+    """Run the best point again for its charts; without them say why there are none."""
+    from simulator.scenario.load import load_scenario
+    from simulator.simulation.run import run
+
+    path = folder / "best.yaml"
+    if not path.is_file():
+        return [], "No point is best, so no run is shown."
+    try:
+        scenario = load_scenario(path)
+        load = scenario.make_workload()
+        if len(load) > MAX_REQUESTS:
+            return [], f"Its {len(load):,} requests are too many to be run again here."
+        result = run(scenario, workload=load)
+    except HeadwayError as error:
+        return [], f"It cannot be run again: {escape('; '.join(error.messages))}"
+    return [Run.of("best", result)], "Below is its run, made again from best.yaml."
