@@ -67,6 +67,8 @@ def _draw_heat(axes: "Axes", rows: "pd.DataFrame", keys: Sequence[str], name: st
     wide = rows.pivot_table(name, along, across, "max" if better > 0 else "min", sort=True)
     if max(wide.shape) > MAX_CELLS:
         raise HeadwayError(f"{along} x {across}: {wide.shape[0]} x {wide.shape[1]} cells are many")
+    if wide.size < 2:
+        raise HeadwayError("a heat map of one cell says nothing")
     values = wide.to_numpy(float) * factor
     axes.imshow(values, cmap="viridis" if better > 0 else "viridis_r", aspect="auto")
     axes.set_xticks(range(len(wide.columns)), [short_value(value) for value in wide.columns])

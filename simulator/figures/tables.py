@@ -117,9 +117,7 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
             axes.plot(user[part.index], speed[part.index], label=label, **style)
         if len(points) <= MAX_LABELS:
             keys = varied_keys(rows, "")
-            for (x, y), (_, row) in zip(points, rows.iterrows(), strict=True):
-                spot: Any = {"xytext": (5, 4), "textcoords": "offset points", "fontsize": 8}
-                axes.annotate(point_label(row, keys), (x, y), color=GREY, **spot)
+            _name_points(axes, points, [point_label(row, keys) for _, row in rows.iterrows()])
         ends = zip(*(points[k] for k in best), strict=True)
         axes.step(*ends, where="pre", color=GREY, linewidth=1.2, zorder=1, label="front")
         axes.set_title("Speed for a user against throughput")
@@ -129,6 +127,35 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
         grid(axes)
         legend_below(figure, axes, legend_title(rows, key))
     return figure
+
+
+def _name_points(
+    axes: "Axes", points: Sequence[tuple[float, float]], labels: Sequence[str]
+) -> None:
+    """Write each point's label beside it; points that fall together share a line of labels."""
+    wide, high = (max(values) or 1.0 for values in zip(*points, strict=True))
+    clusters: list[tuple[float, float, list[str]]] = []
+    for k in sorted(range(len(points)), key=lambda k: points[k]):
+        x, y = points[k]
+        for left, low, names in clusters:
+            if abs(x - left) < 0.01 * wide and abs(y - low) < 0.01 * high:
+                names.append(labels[k])
+                break
+        else:
+            clusters.append((x, y, [labels[k]]))
+    for k, (x, y, names) in enumerate(clusters):
+        lower = any(0 <= low - y < 0.05 * high for _, low, _ in clusters[:k] + clusters[k + 1 :])
+        right = x > 0.6 * wide
+        axes.annotate(
+            "\n".join(names),
+            (x, y),
+            xytext=(-6 if right else 6, -4 if lower else 4),
+            textcoords="offset points",
+            ha="right" if right else "left",
+            va="top" if lower else "bottom",
+            fontsize=8,
+            color=GREY,
+        )
 
 
 def _marks(
@@ -235,11 +262,11 @@ def varied_keys(rows: "pd.DataFrame", along: str) -> Sequence[str]:
 
 def point_label(row: "pd.Series[Any]", keys: Sequence[str]) -> str:
     """Name a point by its GPUs, `2 x H100-80GB`, and its other varied keys; `keys` in its order."""
-    gpu, count = row.get("gpu.name"), row.get("gpus")
+    known = row.dropna()
     parts = []
-    if count is not None and count == count:
-        known = gpu is not None and gpu == gpu
-        parts.append(f"{count:g} x {gpu}" if known else f"{count:g} GPU{'s' if count > 1 else ''}")
+    if "gpus" in known:
+        count = f"{known['gpus']:g}"
+        parts.append(f"{count} x {known['gpu.name']}" if "gpu.name" in known else f"{count} GPUs")
     told = ("gpu.name", "gpu.count", "cluster.replicas") if parts else ()
     others = [key for key in keys if key not in told]
     parts += [f"{key.rpartition('.')[2]} {short_value(row[key])}" for key in others]
@@ -247,8 +274,10 @@ def point_label(row: "pd.Series[Any]", keys: Sequence[str]) -> str:
 
 
 def short_value(value: object) -> str:
-    """Write a value with four digits."""
-    return f"{value:,.4g}" if isinstance(value, int | float) else str(value)
+    """Write a value with four digits, or all before the point."""
+    if not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def draw_steps(steps: "pd.DataFrame") -> "Figure":

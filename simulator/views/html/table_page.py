@@ -1,7 +1,9 @@
 """The page of a sweep or a plan: what is best, pictures over the keys, a table that sorts."""
 
 import io
+import json
 from html import escape
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,8 +11,9 @@ from simulator.figures.data import Run
 from simulator.figures.grids import draw_grid
 from simulator.figures.style import encode
 from simulator.figures.tables import draw_pareto, varied_keys
-from simulator.results.read import read_table
+from simulator.results.read import load_mapping, read_table
 from simulator.util.errors import HeadwayError
+from simulator.util.json_text import parse_json
 from simulator.views.html.page import page
 from simulator.views.html.tables import number
 from simulator.views.report import COLUMNS
@@ -27,8 +30,8 @@ PLAN_COLUMNS = {
     "at": "at",
     "capacity": "capacity",
     "broke": "breaks",
-    "headroom": "headroom",
-    "attainment": "SLO attainment",
+    "headroom": "headroom, %",
+    "attainment": "SLO attainment, %",
     "gpus": "GPUs",
     "dollars_per_hour": "$/h",
     "dollars_per_million_output_tokens": "$ per M tokens",
@@ -61,8 +64,8 @@ def table_page(folder: Path) -> tuple[str, str]:
     drawn = "".join(_pictures(rows))
     if drawn:
         above.insert(0, f"<section><h2>Over the keys</h2>{drawn}</section>")
-    runs, note = _best(folder)
-    best = _plan_best(folder) if planned else _sweep_best(rows)
+    best, slo = _plan_best(folder) if planned else (_sweep_best(rows), None)
+    runs, note = _best(folder, slo)
     above.insert(
         0, f"<section><h2>The best</h2><p>{escape(best)}</p><p class=note>{note}</p></section>"
     )
@@ -76,7 +79,7 @@ def _sweep_columns(rows: "pd.DataFrame") -> dict[str, tuple[str, float]]:
     for metric in COLUMNS:
         if metric.key in rows and rows[metric.key].notna().any():
             shown[metric.key] = (metric.label.replace("/", " ", 1), metric.scale)
-    if rows["error"].notna().any() if "error" in rows else False:
+    if "error" in rows and rows["error"].notna().any():
         shown["error"] = ("error", 1.0)
     return shown
 
@@ -85,7 +88,9 @@ def _plan_columns(rows: "pd.DataFrame") -> dict[str, tuple[str, float]]:
     first = [*rows.columns[: rows.columns.get_loc("holds")]] if "holds" in rows else []
     bounded = [key for key in rows if key.endswith("_ms")]
     shown = {str(key): (str(key), 1.0) for key in [*first, *bounded]}
-    shown |= {key: (label, 1.0) for key, label in PLAN_COLUMNS.items() if key in rows}
+    for key, label in PLAN_COLUMNS.items():
+        if key in rows:
+            shown[key] = (label, 100.0 if label.endswith("%") else 1.0)
     return {key: value for key, value in shown.items() if rows[key].notna().any()}
 
 
@@ -99,14 +104,15 @@ def _table(rows: "pd.DataFrame", columns: dict[str, tuple[str, float]]) -> str:
             value = row[key]
             plain = isinstance(value, int | float) and not isinstance(value, bool)
             scaled = value * scale if plain else value
-            missing = value != value
+            missing = value is None or (isinstance(value, float) and isnan(value))
             order = "" if missing else f' data-sort="{scaled}"' if plain else ""
             cells.append(f"<td{order}>{'' if missing else number(scaled)}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
     more = len(rows) - MAX_ROWS
     note = f" The first {MAX_ROWS:,}; {more:,} more are in the folder." if more > 0 else ""
     return (
-        '<p class=note>Click on a head to sort.</p><div class="scroll"><table class="numbers sorts">'
+        "<p class=note>Click on a head to sort.</p>"
+        '<div class="scroll"><table class="numbers sorts">'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
         f"<p class=note>All metrics are in the folder's table.{note}</p>"
     )
@@ -128,8 +134,7 @@ def _pictures(rows: "pd.DataFrame") -> "Iterator[str]":
 
 def _sweep_best(rows: "pd.DataFrame") -> str:
     summaries = [
-        {"completed": 0, "headway": {}} | {k: v for k, v in row.items() if v == v}
-        for row in rows.to_dict("records")
+        {"completed": 0, "headway": {}} | row.dropna().to_dict() for _, row in rows.iterrows()
     ]
     place, why = best_run(summaries)
     if place is None:
@@ -138,23 +143,21 @@ def _sweep_best(rows: "pd.DataFrame") -> str:
     return f"{point or 'the point'}: {why}."
 
 
-def _plan_best(folder: Path) -> str:
-    from simulator.results.read import load_mapping
-    from simulator.util.json_text import parse_json
-
+def _plan_best(folder: Path) -> tuple[str, list[str]]:
+    """Give the best candidate in words, and the plan's service levels."""
     plan = load_mapping(folder / "plan.json", parse_json)
     candidates, best = plan.get("candidates"), plan.get("best")
     if not isinstance(candidates, list) or type(best) is not int or best >= len(candidates):
         raise HeadwayError(f"{folder / 'plan.json'}: damaged: it names no best candidate")
-    under = ", ".join(map(str, plan.get("slo") or ()))
+    slo = [str(text) for text in plan.get("slo") or ()]
     row = candidates[best]
     named = [*row][: [*row].index("holds")] if isinstance(row, dict) and "holds" in row else []
     label = ", ".join(f"{key}={row[key]}" for key in named) or "the scenario"
     searched = f", {plan['searched']}={row['at']:.4g}" if plan.get("searched") else ""
-    return f"{label}{searched}, under {under}."
+    return f"{label}{searched}, under {', '.join(slo)}.", slo
 
 
-def _best(folder: Path) -> tuple[list[Run], str]:
+def _best(folder: Path, slo: list[str] | None) -> tuple[list[Run], str]:
     """Run the best point again for its charts; without them say why there are none."""
     from simulator.scenario.load import load_scenario
     from simulator.simulation.run import run
@@ -163,7 +166,7 @@ def _best(folder: Path) -> tuple[list[Run], str]:
     if not path.is_file():
         return [], "No point is best, so no run is shown."
     try:
-        scenario = load_scenario(path)
+        scenario = load_scenario(path, [] if slo is None else [f"slo={json.dumps(slo)}"])
         load = scenario.make_workload()
         if len(load) > MAX_REQUESTS:
             return [], f"Its {len(load):,} requests are too many to be run again here."

@@ -1,0 +1,107 @@
+"""The page of a sweep or a plan: what it names best, its table, its pictures, the winner's run."""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from simulator.cli.main import main
+from simulator.figures.grids import draw_grid
+from simulator.figures.tables import point_label
+from simulator.util.errors import HeadwayError
+from tests.support.scenarios import SMALL
+
+KEYS = ["--vary", "engine.max_num_seqs=1,8", "--vary", "workload.request_rate=5,20"]
+
+
+def sweep(folder: Path, *more: str) -> Path:
+    (folder / "s.yaml").write_text(SMALL)
+    out = folder / "out"
+    assert main(["sweep", str(folder / "s.yaml"), *more, "--jobs", "1", "--out", str(out)]) == 0
+    return out
+
+
+def test_a_sweep_ends_with_a_table_and_a_page(tmp_path: Path, capsys) -> None:
+    """The table has a row for each point; the page the same figures, and the best point's run."""
+    out = sweep(tmp_path, *KEYS, "--slo", "p99_e2el_ms<=1e9")
+    said = capsys.readouterr().out
+    assert len(re.findall(r"^max_num_seqs=[18] request_rate=\d+ ", said, re.M)) == 4
+    best = re.search(r"^Best: (max_num_seqs=\d) (request_rate=\d+): the highest", said, re.M)
+    assert best is not None
+    rows = pd.read_csv(out / "results.csv")
+    top = rows.loc[rows.output_throughput.idxmax()]
+    seats = top["engine.max_num_seqs"]
+    assert best.groups() == (
+        f"max_num_seqs={seats}",
+        f"request_rate={top['workload.request_rate']}",
+    )
+    assert f"max_num_seqs: {seats}" in (out / "best.yaml").read_text()
+    page = tmp_path / "r.html"
+    assert main(["report", str(out), "--out", str(page)]) == 0
+    text = page.read_text("utf-8")
+    body = text.partition("<tbody>")[2].partition("</tbody>")[0]
+    sorts = re.findall(r'<tr><td data-sort="([\d.]+)">', body)
+    assert [float(value) for value in sorts] == rows["engine.max_num_seqs"].tolist()
+    assert text.count('<figure class="drawn">') == 2
+    assert 'id="data"' in text
+    assert "Below is its run" in text
+
+
+def test_where_no_point_keeps_the_levels_none_is_best(tmp_path: Path, capsys) -> None:
+    """And a best.yaml of an earlier sweep goes."""
+    out = sweep(tmp_path, *KEYS)
+    assert (out / "best.yaml").exists()
+    sweep(tmp_path, *KEYS, "--slo", "p99_e2el_ms<=0.001")
+    assert "No best point: none keeps the service levels." in capsys.readouterr().out
+    assert not (out / "best.yaml").exists()
+    page = tmp_path / "r.html"
+    assert main(["report", str(out), "--out", str(page)]) == 0
+    text = page.read_text("utf-8")
+    assert "No point is best, so no run is shown." in text
+    assert 'id="data"' not in text
+
+
+def test_a_page_holds_one_sweep(tmp_path: Path, capsys) -> None:
+    out = sweep(tmp_path, *KEYS)
+    capsys.readouterr()
+    assert main(["report", str(out), str(out), "--out", str(tmp_path / "r.html")]) == 2
+    assert "a page holds one sweep or plan" in capsys.readouterr().err
+    (out / "results.csv").write_text("a,b\n")
+    assert main(["report", str(out), "--out", str(tmp_path / "r.html")]) == 2
+    assert "its table has no row" in capsys.readouterr().err
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_wrong_levels_are_refused_before_the_runs(tmp_path: Path, capsys) -> None:
+    (tmp_path / "s.yaml").write_text(SMALL)
+    args = ["sweep", str(tmp_path / "s.yaml"), *KEYS, "--out", str(tmp_path / "out")]
+    assert main([*args, "--slo", "p99_tft_ms<=1"]) == 2
+    assert "no metric 'p99_tft_ms'" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "results.csv").exists()
+
+
+def test_heat_map_and_curve() -> None:
+    """Of several points in a cell the best by the measure: the least P99, the highest rate."""
+    rows = pd.DataFrame(
+        {
+            "a.x": [1, 1, 2, 2, 2],
+            "b.y": [3, 4, 3, 4, 4],
+            "p99_ttft_ms": [10.0, 20.0, 30.0, 40.0, 35.0],
+            "output_throughput": [1.0, 2.0, 3.0, 4.0, 5.0],
+        }
+    )
+    figure = draw_grid(rows)
+    cells = [[text.get_text() for text in axes.texts] for axes in figure.axes]
+    assert cells == [["10", "30", "20", "35"], ["1", "3", "2", "5"]]
+    figure = draw_grid(rows[rows["b.y"] == 3])
+    assert figure.axes[0].lines[0].get_ydata().tolist() == [10.0, 30.0]
+    with pytest.raises(HeadwayError, match="nothing to draw"):
+        draw_grid(rows.assign(**{"a.x": 1, "b.y": 1}))
+
+
+def test_points_are_named_by_their_gpus() -> None:
+    row = pd.Series({"gpu.name": "H100-80GB", "cluster.replicas": 2, "gpus": 2.0, "a.b": 7})
+    assert point_label(row, ["gpu.name", "cluster.replicas", "a.b"]) == "2 x H100-80GB, b 7"
+    assert point_label(row.drop(["gpu.name"]), ["cluster.replicas"]) == "2 GPUs"
+    assert point_label(row.drop("gpus"), ["gpu.name", "a.b"]) == "name H100-80GB, b 7"
