@@ -111,7 +111,9 @@ def _draw_latency(axes: "Axes", results: Sequence["Result"]) -> None:
                 axes.plot(seconds, share, dashes, color=color)
     if 0.0 < lowest < np.inf:
         log_scale(axes, "x")
-    draw_bounds(axes, [result.summary() for result in results], {"ttft": "-", "e2el": "--"}, 1e-3)
+    draw_bounds(
+        axes, [result.summary() for result in results], {"ttft": "-", "e2el": "--"}, 1e-3, 0.82
+    )
     axes.set_ylim(-1, 122)
     axes.set_yticks(range(0, 101, 20))
     axes.set(title="Latency of requests", xlabel="time since sent (s)", ylabel="% of requests")

@@ -145,25 +145,26 @@ def bars_with_ratios(
 
 
 def draw_bounds(
-    axes: "Axes", summaries: Sequence[Mapping[str, Any]], dashes: Mapping[str, str], scale: float
+    axes: "Axes",
+    summaries: Sequence[Mapping[str, Any]],
+    dashes: Mapping[str, str],
+    scale: float,
+    top: float = 1.0,
 ) -> None:
     """Draw as upright grey lines what service levels allow each request, ms times `scale`.
 
-    `dashes` has the style of each latency's line; bounds beyond the axis are left out.
+    `dashes` has the style of each latency's line, `top` where it ends, as a share of the height;
+    bounds beyond the axis are left out.
     """
     low, high = axes.get_xlim()
     for name, style in dashes.items():
         known = {summary["headway"].get(f"slo_{name}_ms") for summary in summaries} - {None}
         for bound in sorted(bound * scale for bound in known):
             if low <= bound <= high:
-                axes.axvline(bound, color=GREY, linestyle=style, linewidth=1.2, zorder=1)
-                text: dict[str, Any] = {
-                    "rotation": 90,
-                    "fontsize": 9,
-                    "va": "bottom",
-                    "ha": "right",
-                }
+                line: dict[str, Any] = {"color": GREY, "linestyle": style, "linewidth": 1.2}
+                axes.axvline(bound, ymax=top, zorder=1, **line)
                 at = axes.get_xaxis_transform()
+                text: dict[str, Any] = {"rotation": 90, "fontsize": 9, "ha": "right"}
                 axes.text(bound, 0.02, "SLO", color=GREY, transform=at, **text)
 
 

@@ -35,7 +35,8 @@
     const key = node.dataset.key;
     const name = (run) => (one ? node.closest("figure").querySelector("b").textContent : data.labels[run]);
     const columns = data.overtime.map((run) => run[key]);
-    const series = columns.map((_, run) => line(name(run), run));
+    const more = key === "ttft" ? { spanGaps: true } : {}; // nobody may be sent for a while
+    const series = columns.map((_, run) => line(name(run), run, more));
     const ways = columns.map(() => (key === "longest" || key === "ttft" ? most : mean));
     if (key === "itl") {
       data.overtime.forEach((found, run) => {
@@ -57,7 +58,7 @@
       const lines = shown.map((values, k) => (ways[k] === sum ? values.map((v) => v && HIGH) : values));
       return [thin(data.time, factor, mean), ...lines];
     };
-    const bounded = { longest: "tpot", itl: "tpot", ttft: "ttft" }[key];
+    const bounded = { itl: "tpot", ttft: "ttft" }[key];
     let factor = fit(node, data.time[0], data.time.at(-1));
     options.hooks = {
       draw: [(plot) => bounded && drawBounds(plot, bounded, "y")],
