@@ -47,7 +47,9 @@ class GpuConfig(Config):
 
     name: str = Field("A100-80GB", description="GPU, by its name in the table of hardware")
     count: Count = Field(
-        1, description="GPUs; equal to engine.tensor_parallel_size x data_parallel_size"
+        1,
+        description="GPUs: engine.tensor_parallel_size x data_parallel_size, which is also the "
+        "default",
     )
 
 

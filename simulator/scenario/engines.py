@@ -51,6 +51,8 @@ def fill_in_defaults(raw: dict[str, Any]) -> dict[str, Any]:
     ranks = base.get("data_parallel_size") if isinstance(base, dict) else None
     if raw.get("cluster") is None and isinstance(ranks, int) and ranks > 1:
         raw = raw | {"cluster": {}}
+    if (counted := _with_count(gpu, base)) is not gpu:
+        raw = raw | {"gpu": counted}
     cluster = raw.get("cluster")
     groups = cluster.get("groups") if isinstance(cluster, dict) else None
     if isinstance(cluster, dict) and isinstance(groups, dict):
@@ -67,7 +69,25 @@ def _fill_in_group(group: object, base: object, gpu: object, model: object) -> o
     changed = engine_block(given.get("engine") or {})
     if not isinstance(changed, dict) or not (base or changed):
         return group
+    own = given.get("gpu")
+    counted = _with_count(own or gpu, base | changed)
+    if counted is not (own or gpu) and (own or counted != _with_count(gpu, base)):
+        given = given | {"gpu": counted}
     return given | {"engine": with_defaults(base | changed, given.get("gpu") or gpu, model)}
+
+
+def _with_count(gpu: object, engine: object) -> object:
+    """Give a block `gpu` as many GPUs as its engine shares the work out to, unless it has a number.
+
+    The same block comes back where that is one, and where something is wrong.
+    """
+    block = {} if gpu is None else gpu
+    if not isinstance(block, dict) or not isinstance(engine, dict) or "count" in block:
+        return gpu
+    sizes = [engine.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "data")]
+    if not all(type(size) is int and size > 0 for size in sizes) or sizes == [1, 1]:
+        return gpu
+    return block | {"count": sizes[0] * sizes[1]}
 
 
 def engine_block(engine: object) -> object:

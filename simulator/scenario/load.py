@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from simulator.core.engine_config import EngineConfig
+from simulator.costs.profile import named_hardware, shipped_profiles
+from simulator.models.gpus import find_gpu
 from simulator.scenario.checks import find_conflicts
 from simulator.scenario.engines import engine_block
 from simulator.scenario.planning_config import SweepConfig
@@ -179,8 +181,32 @@ def _read(
     for place, name, text in settings:
         messages += _check_group(known, place, name)
         messages += _override(raw, source_map, place, name, text)
+    _follow_hardware(raw, {tuple(name.strip().split(".")) for _, name, _ in settings})
     raw.setdefault("name", _default_name(path))
     return raw, source_map, messages
+
+
+def _follow_hardware(raw: dict[str, Any], overridden: set[Key]) -> None:
+    """Drop a shipped profile that the file names, where an override asks for other hardware.
+
+    The hardware's own is then found as where no cost is given.
+    """
+    hardware = {("gpu",), ("gpu", "name"), ("engine", "tensor_parallel_size")}
+    cost, gpu, engine = raw.get("cost"), raw.get("gpu"), raw.get("engine")
+    if not overridden & hardware or any(key[0] == "cost" for key in overridden):
+        return
+    if not isinstance(cost, dict) or [*cost] != ["profile"]:
+        return
+    if cost["profile"] not in shipped_profiles() or not isinstance(gpu, dict):
+        return
+    fitted = named_hardware(cost["profile"])
+    size = engine.get("tensor_parallel_size", 1) if isinstance(engine, dict) else 1
+    try:
+        name = find_gpu(str(gpu.get("name", fitted["gpu"]))).name
+    except ValueError:  # told where all values are checked
+        return
+    if (name, size) != (fitted["gpu"], fitted["tensor_parallel_size"]):
+        del raw["cost"]
 
 
 def _default_name(path: Path) -> str:

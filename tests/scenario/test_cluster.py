@@ -199,7 +199,7 @@ def test_a_router_of_ones_own_is_asked(tmp_path: Path) -> None:
         ),
         ("{groups: {a: {replica: 1}}}", "s.yaml:6: cluster.groups.a.replica: unknown key"),
         (
-            "{groups: {a: {engine: {tensor_parallel_size: 2}}}}",
+            "{groups: {a: {gpu: {count: 1}, engine: {tensor_parallel_size: 2}}}}",
             "s.yaml:6: cluster.groups.a.gpu.count: must equal engine.tensor_parallel_size (2)",
         ),
     ],

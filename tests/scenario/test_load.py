@@ -115,3 +115,38 @@ cost: {kind: cubic}
 def test_a_slip_in_a_scenarios_name_is_guessed():
     with pytest.raises(HeadwayError, match=r"; did you mean demo\?$"):
         load_scenario("demmo")
+
+
+@pytest.mark.parametrize(
+    ("settings", "cost", "count"),
+    [
+        ([], {"profile": "llama-3-8b.a100.bf16"}, 1),
+        (["gpu.name=a100 80gb"], {"profile": "llama-3-8b.a100.bf16"}, 1),  # the same
+        (["gpu.name=H100-80GB"], None, 1),
+        (["engine.tensor_parallel_size=2"], None, 2),
+        (["engine=vllm"], {"profile": "llama-3-8b.a100.bf16"}, 1),
+        (["gpu.name=H100-80GB", "cost.profile=llama-3-8b.h100.bf16"], "given", 1),
+        (["gpu.name=H100-80GB", "cost.profile=llama-3-8b.a100.bf16"], "given", 1),
+    ],
+)
+def test_other_hardware_has_its_own_profile_and_count(settings, cost, count) -> None:
+    """What the command line says of the cost itself stands."""
+    found = load_scenario("demo", settings)
+    if cost == "given":
+        cost = {"profile": settings[-1].partition("=")[2]}
+    assert (found.cost, found.gpu.count) == (cost, count)
+
+
+def test_groups_count_their_gpus_themselves() -> None:
+    """A group shares its work out otherwise; one has a GPU of its own; one is as the scenario."""
+    groups = "{a: {engine: {tensor_parallel_size: 2}}, b: {gpu: {name: L4}}, c: {}}"
+    settings = ["engine.data_parallel_size=4", f"cluster.groups={groups}"]
+    scenario = load_scenario("demo", settings)
+    kinds = [scenario.of_group(name) for name in "abc"]
+    assert [(kind.gpu.name, kind.gpu.count) for kind in kinds] == [
+        ("A100-80GB", 8),
+        ("L4", 4),
+        ("A100-80GB", 4),
+    ]
+    assert scenario.cluster is not None
+    assert scenario.cluster.groups["c"].gpu is None
