@@ -22,7 +22,8 @@ def build(
         "auto"
     ),
     quantization: Annotated[
-        str | None, Parameter(help="of the weights: fp8, int8, int4 or nvfp4")
+        str | None,
+        Parameter(help="of the weights: fp8, int8, int4, nvfp4 or mxfp4 [default: as published]"),
     ] = None,
     kv_cache_dtype: Annotated[str, Parameter(help="of the KV cache: auto, bfloat16, fp8")] = "auto",
     data: Annotated[
@@ -42,6 +43,7 @@ def build(
         spec = load_model(model)
     except ValueError as error:
         raise HeadwayError(f"--model: {str(error).removeprefix('model: ')}") from None
+    quantization = quantization or (spec.quantization if dtype == "auto" else "") or None
     weights, cache = _precision(dtype, quantization, kv_cache_dtype)
     target = Target(spec, find_gpu_tables(gpu), tp, weights, cache)
     report = write_profile(_data(data), target, out)
@@ -63,7 +65,7 @@ def _precision(dtype: str, quantization: str | None, cache: str) -> tuple[str, s
 
     if dtype not in HALVES:
         raise HeadwayError(f"--dtype: must be one of {', '.join(HALVES)}, not {dtype!r}")
-    known = ("fp8", "int8", "int4", "nvfp4")
+    known = ("fp8", "int8", "int4", "nvfp4", "mxfp4")
     if quantization not in (None, *known):
         raise HeadwayError(f"--quantization: must be one of {', '.join(known)}")
     if cache not in HALVES and not cache.startswith("fp8"):

@@ -24,6 +24,11 @@ MEANINGS = {
     "prefill_per_token": "the same, per token of the prompts",
     "mixed_per_context": "the same, per cached token that its decodes read",
     "mixed_per_sequence": "the same, per decode",
+    "state_per_sequence": "the states of linear attention of each decode, alone",
+    "window": "tokens that layers with a sliding window read, at most",
+    "decode_per_window": "decode_per_context of these layers",
+    "mixed_per_window": "mixed_per_context of these layers",
+    "prefill_per_window_pair": "prefill_per_pair of these layers",
     "serial_per_token": "the same, per token of the longest sequence: no step is faster",
 }
 

@@ -85,15 +85,33 @@ class Products:
             found.append(float(np.exp(look((np.log(in_n), np.log(in_k))))) * beyond)
         return np.array(found) / 1e3
 
-    def of_layer(self, model: ModelSpec, gpus: int) -> Floats:
-        """Give the time of one layer's products on each of so many GPUs, experts left out."""
+    def of_attention(self, model: ModelSpec, gpus: int) -> Floats:
+        """Give the time of one layer's products around attention on each of so many GPUs."""
         query = model.num_attention_heads // gpus * model.head_dim
         key = max(1, model.num_key_value_heads // gpus) * model.head_dim
-        hidden, inner = model.hidden_size, model.intermediate_size // gpus
-        attention = self.seconds(query + 2 * key, hidden) + self.seconds(hidden, query)
+        gate = query * model.attention_gate
+        hidden = model.hidden_size
+        return self.seconds(query + gate + 2 * key, hidden) + self.seconds(hidden, query)
+
+    def of_linear(self, model: ModelSpec, gpus: int) -> Floats:
+        """Give the time of the products around one layer's linear attention."""
+        linear, hidden = model.linear, model.hidden_size
+        assert linear is not None
+        values = linear.num_value_heads * linear.value_head_dim // gpus
+        inputs = self.seconds(linear.convolved // gpus + values, hidden)
+        gates = self.seconds(2 * linear.num_value_heads // gpus, hidden)
+        return inputs + gates + self.seconds(hidden, values)
+
+    def of_mlp(self, hidden: int, inner: int) -> Floats:
+        """Give the time of gate, up and down projection."""
+        return self.seconds(2 * inner, hidden) + self.seconds(hidden, inner)
+
+    def of_layer(self, model: ModelSpec, gpus: int) -> Floats:
+        """Give the time of one layer's products on each of so many GPUs, experts left out."""
+        attention = self.of_attention(model, gpus)
         if model.num_experts:
             return attention
-        return attention + self.seconds(2 * inner, hidden) + self.seconds(hidden, inner)
+        return attention + self.of_mlp(model.hidden_size, model.intermediate_size // gpus)
 
 
 def read_attention(

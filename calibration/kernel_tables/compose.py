@@ -2,10 +2,12 @@
 
 A step is what its layers call: four matrix products (or a mixture of experts), attention, and
 small kernels bound by memory; twice per layer an all-reduce if several GPUs share it; the head and
-the sampler once. What no table times is reckoned by the roofline, at the efficiency that other
-kernels of the same GPU reach (`simulator/costs/roofline.py`), and noted.
+the sampler once. Layers with a sliding window have the kernels of those without.
+What no table times is reckoned by the roofline, at the efficiency that other kernels of the same
+GPU reach (`simulator/costs/roofline.py`), and noted.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,20 +16,32 @@ import numpy.typing as npt
 
 from calibration.errors import Floats
 from calibration.kernel_tables.aiconfigurator import AllReduce, Products, read_attention
+from calibration.kernel_tables.experts import Experts
+from calibration.kernel_tables.latent_attention import has_latent, read_latent
+from calibration.kernel_tables.linear_attention import (
+    NO_LINEAR,
+    LinearKernels,
+    has_linear,
+    read_linear,
+)
 from calibration.kernel_tables.llmservingsim import LayerTables
 from calibration.kernel_tables.product_slowdown import slowdown
-from calibration.kernel_tables.tables import GpuTables
+from calibration.kernel_tables.tables import GpuTables, NotTimedError
 from calibration.kernel_tables.timed_steps import TimedSteps
+from simulator.core.engine_config import UNIFORM
 from simulator.costs.roofline import LAUNCH, all_reduce, products_seconds, small_kernels
-from simulator.models.spec import HALF, ModelSpec
+from simulator.models.spec import EXPERTS_ALONE, HALF, ModelSpec
 from simulator.util.errors import HeadwayError
 
 MAX_SEQUENCES = 1024
 SAMPLER_SECONDS = 25e-6  # s
 SAMPLER_BYTES = 8  # per logit: LLMServingSim's sampler on RTX 4090 and RTX PRO 6000, 7 to 9
-GEMM_DTYPES = {"fp8": "fp8", "fp8_e4m3": "fp8", "nvfp4": "nvfp4", "bfloat16": "bfloat16"}
+GEMM_DTYPES = {"fp8_e4m3": "fp8"}
 QUANTIZED_INPUTS = {"nvfp4": 4}
 """Products of a layer whose input vLLM quantizes in a kernel of its own."""
+BLACKWELL = ("b200", "b300", "gb200", "gb300")
+"""On these a block-scaled product of few tokens was timed (0.24) at 0.19 ms or more, whatever its
+size, as if it had been compiled on the way: products with one scale a tensor stand for them."""
 EXTRAPOLATED = np.array([1.5, 2.0, 3.0, 4.0, 6.0, 8.0])  # times the tokens of a table
 ROOFLINE_TOKENS = np.unique(np.floor(np.geomspace(1, 16384, 60)))
 
@@ -47,13 +61,6 @@ class Target:
             self.model.check_parallel(self.gpus)
         except ValueError as error:
             raise HeadwayError(f"--tp: {str(error).partition(': ')[2]}") from None
-        model = self.model
-        if model.latent is not None or model.sliding_window:
-            what = "latent attention" if model.latent is not None else "a sliding window"
-            raise HeadwayError(
-                f"--model: {model.name} has {what}, of which there are no tables; "
-                "`cost: {kind: roofline}` prices it"
-            )
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -61,6 +68,10 @@ class Target:
         model = self.model
         kv_heads = max(1, model.num_key_value_heads // self.gpus)
         return model.num_attention_heads // self.gpus, kv_heads, model.head_dim
+
+
+Routings = Mapping[str, tuple[Floats, Floats]]
+"""Token counts and seconds, by the routing of tokens to experts."""
 
 
 @dataclass(frozen=True)
@@ -75,16 +86,28 @@ class Kernels:
     notes: list[str] = field(default_factory=list)  # what was not measured
     sources: frozenset[str] = frozenset()
     timed: float = np.inf  # tokens up to which `dense` was
+    experts: Routings = field(default_factory=dict)  # of all layers, in slices; not in `dense`
+    whole_experts: Routings = field(default_factory=dict)  # the same, with expert parallelism
+    linear: LinearKernels = NO_LINEAR  # of which `dense` has `per_token`
 
-
-class NotTimedError(HeadwayError):
-    """No table times a model of this shape in this precision on this GPU."""
+    @property
+    def steps(self) -> Floats:
+        """Seconds of `dense`, and of experts that tokens choose evenly."""
+        if not self.experts:
+            return self.dense
+        tokens, seconds = self.experts[UNIFORM]
+        beyond = np.maximum(1.0, self.tokens / tokens[-1])
+        return np.asarray(self.dense + np.interp(self.tokens, tokens, seconds) * beyond)
 
 
 def compose_kernels(data: Path, target: Target) -> Kernels:
     """Read or reckon what the target's steps are made of."""
-    gpu = target.tables.gpu.name
+    gpu, model = target.tables.gpu.name, target.model
     if not target.tables.layers:
+        if model.latent is not None and not has_latent(data, target.tables, model):
+            raise NotTimedError(f"latent attention as that of {model.name} on {gpu}")
+        if model.linear is not None and not has_linear(data, target.tables):
+            raise NotTimedError(f"linear attention on {gpu}")
         return _compose_grid(data, target)
     layers = LayerTables(data, target.tables, target.model, target.gpus)
     if not layers.timed:
@@ -131,7 +154,12 @@ def _compose_grid(data: Path, target: Target) -> Kernels:
     tokens, products = compose_products(data, target, notes)
     small = small_kernels(model, gpu, tokens, target.gpus)
     small = small + QUANTIZED_INPUTS.get(target.dtype, 0) * LAUNCH
-    dense = layers * (products + small)
+    dense = products + layers * small
+    experts, whole = _experts(data, target, tokens, notes)
+    linear = NO_LINEAR
+    if model.linear is not None:
+        linear = read_linear(data, target.tables, model, target.gpus)
+        dense += linear.per_token * tokens
     dense += _all_reduces(data, target, tokens, notes)
     head = Products(data, target.tables, "bfloat16")
     logits = head.seconds(model.vocab_size // target.gpus, model.hidden_size)
@@ -139,9 +167,18 @@ def _compose_grid(data: Path, target: Target) -> Kernels:
     counts, logits = head.tokens[there], logits[there]
     sampler = SAMPLER_SECONDS + counts * SAMPLER_BYTES * model.vocab_size / gpu.bandwidth
     head_seconds = logits + sampler + _gather_logits(data, target, counts)
-    attention = _attention(data, target, notes)
+    if model.latent is not None:
+        precision = target.dtype, target.kv_cache_dtype
+        heads = model.num_attention_heads // target.gpus
+        at, projections, attention = read_latent(data, target.tables, heads, *precision)
+        beyond = np.maximum(1.0, tokens / at[-1])
+        dense += layers * np.interp(tokens, at, projections) * beyond
+        attention = replace(attention, attention=layers * attention.attention)
+    else:
+        attention = _attention(data, target, notes)
     sources = frozenset({"AIConfigurator"})
-    return Kernels(tokens, dense, counts, head_seconds, attention, notes, sources)
+    kernels = Kernels(tokens, dense, counts, head_seconds, attention, notes, sources)
+    return replace(kernels, experts=experts, whole_experts=whole, linear=linear)
 
 
 def _attention(data: Path, target: Target, notes: list[str]) -> TimedSteps:
@@ -154,31 +191,72 @@ def _attention(data: Path, target: Target, notes: list[str]) -> TimedSteps:
     decodes = (decode[name].to_numpy(float) for name in ("N", "S", "seconds"))
     prompts = (prefill[name].to_numpy(float) for name in ("N", "isl", "seconds"))
     both = TimedSteps.concatenated(TimedSteps.of_decodes(*decodes), TimedSteps.of_prompts(*prompts))
-    return replace(both, attention=target.model.num_hidden_layers * both.attention)
+    return replace(both, attention=target.model.attention_layers * both.attention)
 
 
 def compose_products(data: Path, target: Target, notes: list[str]) -> tuple[Floats, Floats]:
-    """Give token counts and one layer's matrix products: measured, or reckoned and noted."""
+    """Give token counts and all layers' matrix products: measured, or reckoned and noted.
+
+    Without the experts that tokens choose.
+    """
     model, gpus, tables = target.model, target.gpus, target.tables
-    table = Products(data, tables, GEMM_DTYPES.get(target.dtype, target.dtype))
+    dtype = "bfloat16" if target.dtype in EXPERTS_ALONE else target.dtype
+    if dtype == "fp8" and model.quantization == "fp8":  # published so: scaled block by block
+        dtype = "fp8" if tables.key in BLACKWELL else "fp8_block"
+    table = Products(data, tables, GEMM_DTYPES.get(dtype, dtype))
     if not table.measured:
-        notes.append(f"matrix products: none were timed with {target.dtype} weights; by roofline")
-        reckoned = products_seconds(model, tables.gpu, target.dtype, ROOFLINE_TOKENS)
-        return ROOFLINE_TOKENS, reckoned / gpus / model.num_hidden_layers
-    seconds = table.of_layer(model, gpus)
+        notes.append(f"matrix products: none were timed with {dtype} weights; by roofline")
+        reckoned = products_seconds(model, tables.gpu, target.dtype, ROOFLINE_TOKENS, routed=False)
+        return ROOFLINE_TOKENS, reckoned / gpus
+    seconds = np.zeros(len(table.tokens))
+    if model.latent is None:
+        seconds = model.attention_layers * table.of_attention(model, gpus)
+    if model.linear is not None:
+        seconds = seconds + model.linear.layers * table.of_linear(model, gpus)
+    hidden, dense = model.hidden_size, model.dense_layers
     if model.num_experts:
-        notes.append("experts: none were timed on this GPU; by roofline")
-        dense_only = replace(model, num_experts=0, num_experts_per_tok=0, intermediate_size=1)
-        whole, rest = (
-            products_seconds(one, tables.gpu, target.dtype, table.tokens)
-            for one in (model, dense_only)
-        )
-        seconds = seconds + np.maximum(whole - rest, 0.0) / gpus / model.num_hidden_layers
+        routed = model.num_hidden_layers - dense
+        router = Products(data, tables, "bfloat16")
+        choosing = np.interp(table.tokens, router.tokens, router.seconds(model.num_experts, hidden))
+        seconds = seconds + routed * choosing
+        if shared := model.num_shared_experts * model.intermediate_size:
+            seconds = seconds + routed * table.of_mlp(hidden, shared // gpus)
+        if dense:
+            seconds = seconds + dense * table.of_mlp(hidden, model.dense_intermediate_size // gpus)
+    else:
+        inner = model.intermediate_size // gpus
+        seconds = seconds + model.num_hidden_layers * table.of_mlp(hidden, inner)
     seconds = seconds * slowdown(tables, table.tokens)
     there = np.isfinite(seconds)
-    if target.dtype != "bfloat16":
+    if dtype != "bfloat16":
         there &= ~_unaligned(table.tokens)
     return table.tokens[there], seconds[there]
+
+
+def _experts(
+    data: Path, target: Target, tokens: Floats, notes: list[str]
+) -> tuple[Routings, Routings]:
+    """Give all layers' experts by routing, in slices and whole: measured, or reckoned and noted."""
+    model, gpus, tables = target.model, target.gpus, target.tables
+    if not model.num_experts:
+        return {}, {}
+    layers = model.num_hidden_layers - model.dense_layers
+    table = Experts(data, tables, model, target.dtype)
+    sliced = table.seconds(gpus) if table.measured else None
+    whole = table.seconds(gpus, whole=True) if table.measured and gpus > 1 else None
+    if sliced is None:
+        notes.append("experts: none were timed so on this GPU; by roofline")
+        none, some = (
+            products_seconds(model, tables.gpu, target.dtype, tokens, routed=routed)
+            for routed in (False, True)
+        )
+        sliced = {UNIFORM: (tokens, np.maximum(some - none, 1e-9) / gpus / layers)}
+    elif table.note:
+        notes.append(table.note)
+    return tuple(  # type: ignore[return-value]
+        {name: (tokens, layers * seconds) for name, (tokens, seconds) in (each or {}).items()}
+        for each in (sliced, whole)
+    )
 
 
 def _unaligned(tokens: Floats) -> npt.NDArray[np.bool_]:

@@ -66,8 +66,10 @@ def vidur_products(data: Path) -> Iterator[Comparison]:
                 for gpus in (1, 2, 4):
                     tokens, seconds = read_layer_products(data, key, name, gpus)
                     some = (tokens >= low) & (tokens <= high)
-                    grid, layer = compose_products(data, Target(load_model(name), tables, gpus), [])
-                    predicted.append(np.interp(tokens[some], grid, layer))
+                    model = load_model(name)
+                    grid, layers = compose_products(data, Target(model, tables, gpus), [])
+                    each = layers / model.num_hidden_layers
+                    predicted.append(np.interp(tokens[some], grid, each))
                     measured.append(seconds[some])
             what = f"products of {low} to {high} tokens, {tables.gpu.name}"
             yield what, np.concatenate(predicted), np.concatenate(measured)

@@ -18,10 +18,11 @@ from calibration.errors import Errors, Floats, fit_positive, residuals
 from calibration.kernel_tables.compose import (
     MAX_SEQUENCES,
     Kernels,
-    NotTimedError,
+    Routings,
     Target,
     compose_kernels,
 )
+from calibration.kernel_tables.linear_attention import LinearKernels
 from calibration.kernel_tables.mixed_attention import (
     BLOCK,
     LONGEST,
@@ -31,16 +32,18 @@ from calibration.kernel_tables.mixed_attention import (
     fa2_factors,
     mixed_form,
 )
+from calibration.kernel_tables.tables import NotTimedError
 from calibration.kernel_tables.timed_steps import TimedSteps
+from simulator.core.engine_config import UNIFORM
 from simulator.costs.linear import Limits
-from simulator.costs.noise import REGIMES
-from simulator.costs.piecewise import TERMS, PiecewiseCost
-from simulator.costs.roofline import TILE, efficiency_of, roofline
+from simulator.costs.piecewise import TERMS, PiecewiseCost, Table, add_tables
+from simulator.costs.roofline import TILE, roofline
+from simulator.models.spec import ModelSpec
 
 FOLDS = 5
 DIGITS = 4  # significant, in the profile
 KNOTS = 40  # of the dense table, at most
-MAD_TO_SD = 1.4826  # standard deviation of a normal variable / median of its absolute values
+EXPERT_KNOTS = 16  # of a table of experts
 KNOT_TOLERANCE = 0.005  # relative error of the dense table that is not worth a knot
 
 
@@ -57,17 +60,31 @@ class FitReport:
     mixed: MixedFactors | None = None
     residuals: Mapping[str, float] = field(default_factory=dict)  # by regime, held out
     mixed_timed: bool = False  # whether mixed batches of the target itself were timed
+    own: Table = ()  # the dense table without experts, where they have tables of their own
+    experts: Mapping[str, Table] = field(default_factory=dict)  # by routing, as in Kernels
+    whole_experts: Mapping[str, Table] = field(default_factory=dict)
 
 
 def compose_steps(kernels: Kernels) -> TimedSteps:
     """Add up the kernels of every step whose attention was measured."""
     found = kernels.attention
-    dense = np.interp(found.tokens, kernels.tokens, kernels.dense)
+    dense = np.interp(found.tokens, kernels.tokens, kernels.steps)
     head = np.interp(found.sequences, kernels.counts, kernels.head)
     most = min(kernels.timed, kernels.tokens[-1])
     inside = (found.tokens <= most) & (found.sequences <= MAX_SEQUENCES)
     long = found.mixed & (found.longest > LONGEST)
-    return replace(found, rest=dense + head).select(inside & ~long)
+    linear = kernels.linear
+    states = np.where(
+        found.chunks > 0,
+        linear.prefill,
+        linear.decode + _state_per_sequence(linear) * found.decodes,
+    )
+    return replace(found, rest=dense + head + states).select(inside & ~long)
+
+
+def _state_per_sequence(linear: LinearKernels) -> float:
+    """Give what a decode's state takes besides the share of its token in the dense table."""
+    return max(0.0, linear.per_sequence - linear.per_token)
 
 
 def roofline_errors(data: Path, target: Target) -> tuple[Floats, Floats]:
@@ -133,24 +150,55 @@ def fit_cost(
             per_key = max(mixed.keys * tile, decode[1])
             share = target.tables.multiprocessors / target.shape[0]
             prompts[3:] = per_key, mixed.block * BLOCK * per_key, mixed.serial * tile * share
-    return _cost(kernels.tokens, kernels.dense, (0.0, *fit_head(kernels), *decode, *prompts))
+    cost = _cost(kernels.tokens, kernels.steps, (0.0, *fit_head(kernels), *decode, *prompts))
+    linear, states = kernels.linear, _rounded(_state_per_sequence(kernels.linear))
+    return replace(
+        cost,
+        decode=_rounded(cost.decode + linear.decode),
+        prefill=_rounded(cost.prefill + linear.prefill),
+        mixed_per_sequence=_rounded(cost.mixed_per_sequence + states),
+        state_per_sequence=states,
+    )
+
+
+def with_window(cost: PiecewiseCost, model: ModelSpec) -> PiecewiseCost:
+    """Let the layers that have a sliding window read and compute no further than it."""
+    share = model.windowed
+    if not share:
+        return cost
+    names = {
+        "decode_per_context": "decode_per_window",
+        "mixed_per_context": "mixed_per_window",
+        "prefill_per_pair": "prefill_per_window_pair",
+    }
+    all_layers = {name: getattr(cost, name) for name in names}
+    terms: dict[str, Any] = {
+        **{name: _rounded((1 - share) * seconds) for name, seconds in all_layers.items()},
+        **{names[name]: _rounded(share * seconds) for name, seconds in all_layers.items()},
+    }
+    return replace(cost, window=model.sliding_window, **terms)
 
 
 def _cost(tokens: Floats, dense: Floats, terms: Iterable[float]) -> PiecewiseCost:
     """Make a cost of a table, which is thinned, and of the coefficients in the order of TERMS."""
-    rows = [[int(count), _rounded(seconds)] for count, seconds in thin_table(tokens, dense)]
+    rows = _rows(tokens, dense)
     values: dict[str, Any] = dict(zip(TERMS, map(_rounded, terms), strict=True))
     return PiecewiseCost(dense=rows, **values)
+
+
+def _rows(tokens: Floats, seconds: Floats, knots: int = KNOTS) -> list[list[float]]:
+    """Thin a table, and round it."""
+    return [[int(count), _rounded(time)] for count, time in thin_table(tokens, seconds, knots)]
 
 
 def _rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def thin_table(tokens: Floats, seconds: Floats) -> list[tuple[float, float]]:
+def thin_table(tokens: Floats, seconds: Floats, knots: int = KNOTS) -> list[tuple[float, float]]:
     """Choose the rows that a table needs, adding where straight lines between them err the most."""
     kept = [0, len(tokens) - 1]
-    while len(kept) < min(KNOTS, len(tokens)):
+    while len(kept) < min(knots, len(tokens)):
         errors = np.abs(np.interp(tokens, tokens[kept], seconds[kept]) / seconds - 1)
         worst = int(np.argmax(errors))
         if errors[worst] < KNOT_TOLERANCE:
@@ -173,6 +221,7 @@ def cross_validate(
         hidden = counts[fold::FOLDS]
         seen = ~np.isin(kernels.tokens, hidden)
         known = replace(kernels, tokens=kernels.tokens[seen], dense=kernels.dense[seen])
+        known = replace(known, experts=_without(kernels.experts, hidden))
         held = np.isin(steps.tokens, hidden)
         parts.append(steps.select(held))
         predictions.append(parts[-1].predict(fit(known, steps.select(~held))))
@@ -180,6 +229,14 @@ def cross_validate(
     sizes = {"tokens": held_out.tokens, "pairs": held_out.pairs, "context": held_out.context}
     measured = held_out.seconds
     return Errors.of(predicted, measured), residuals(predicted, measured, **sizes)
+
+
+def _without(routings: Routings, hidden: Floats) -> Routings:
+    """Leave token counts out of the times of experts."""
+    return {
+        name: (tokens[~np.isin(tokens, hidden)], seconds[~np.isin(tokens, hidden)])
+        for name, (tokens, seconds) in routings.items()
+    }
 
 
 def fit_by_roofline(target: Target, note: str) -> FitReport:
@@ -193,10 +250,10 @@ def fit_by_roofline(target: Target, note: str) -> FitReport:
         kv_cache_dtype=target.kv_cache_dtype,
     )
     tokens, seconds = np.array(cost.dense, float).T
+    residuals = cost.residuals or {}
     cost = _cost(tokens, seconds, [getattr(cost, name) for name in TERMS])
-    spread = min(1.0, MAD_TO_SD * efficiency_of(gpu).error)
     limits = {"tokens": (1, cost.dense[-1][0])}
-    return FitReport(cost, limits, notes=(note,), residuals=dict.fromkeys(REGIMES, spread))
+    return FitReport(cost, limits, notes=(note,), residuals=residuals)
 
 
 def fit_target(data: Path, target: Target) -> FitReport:
@@ -211,7 +268,14 @@ def fit_target(data: Path, target: Target) -> FitReport:
     mixed_timed = bool(steps.mixed.any())
     mixed = fa2_factors(data) if target.tables.tiles_decodes and not mixed_timed else None
     fit = partial(fit_cost, mixed=mixed, target=target)
+    own = _rows(kernels.tokens, kernels.dense) if kernels.experts else ()
+    sliced, whole = (
+        {name: _rows(*curve, EXPERT_KNOTS) for name, curve in each.items()}
+        for each in (kernels.experts, kernels.whole_experts)
+    )
     cost = fit(kernels, steps)
+    if sliced:  # as whoever reads the profile puts it together
+        cost = replace(cost, dense=add_tables(own, sliced[UNIFORM]))
     limits = {
         "tokens": (1, int(min(kernels.timed, kernels.tokens[-1]))),
         "sequences": (1, int(steps.sequences.max())),
@@ -220,7 +284,7 @@ def fit_target(data: Path, target: Target) -> FitReport:
     }
     held_out, left = cross_validate(kernels, steps, fit)
     return FitReport(
-        cost,
+        with_window(cost, target.model),
         limits,
         Errors.of(steps.predict(cost), steps.seconds),
         held_out,
@@ -229,4 +293,7 @@ def fit_target(data: Path, target: Target) -> FitReport:
         mixed,
         left,
         mixed_timed,
+        own,
+        sliced,
+        whole,
     )

@@ -65,11 +65,11 @@ FACTORS = {
     "h100": (1.063, 1.108, 1.124, 1.127, 1.066, 1.035),
 }
 """What `measure_factors` gives on the published tables. GPUs that Vidur did not time take those of
-the likest: H200 and B200 of the H100, L40S of the A100."""
-SIMILAR_GPU = {"a100": "a100", "l40s": "a100", "h100": "h100", "h200": "h100", "b200": "h100"}
+the likest: H200 and Blackwell's of the H100, L40S of the A100."""
+SIMILAR_GPU = {"a100": "a100", "l40s": "a100"}
 
 
 def slowdown(tables: GpuTables, tokens: Floats) -> Floats:
     """Give the factor on products of so many tokens, timed back to back; 1 up to 64 tokens."""
-    factors = (1.0, *FACTORS[SIMILAR_GPU[tables.key]])
+    factors = (1.0, *FACTORS[SIMILAR_GPU.get(tables.key, "h100")])
     return np.asarray(np.interp(np.log(tokens), np.log((64, *TOKENS)), factors))

@@ -1,6 +1,6 @@
 """The text of a profile that was composed of kernel tables: its numbers, errors and origin."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from calibration.profile_yaml import (
     range_lines,
     residual_lines,
 )
-from simulator.costs.piecewise import TERMS, Table
+from simulator.costs.piecewise import TERMS, WINDOW_TERMS, Table
 from simulator.costs.roofline import efficiency_of
 
 ROW = 98  # columns
@@ -40,6 +40,13 @@ FUSED = """\
 FlashInfer's one-shot and two-shot kernels (timed in TensorRT-LLM {version}) with the norm
     behind them for up to 64, 32 or 1 MiB between 2, 4 or 8 GPUs, as vLLM's fuse_allreduce_rms, else
     what vLLM dispatches to"""
+
+EXPERTS = """\
+  - Experts: tokens that choose evenly take the time of the table's balanced routing, less the share
+    of experts that nobody has chosen; shared experts are added, though vLLM may overlap the two."""
+WINDOWED = """\
+  - Layers with a window of {window} tokens have the times of kernels without one, of so many
+    tokens."""
 
 FA2_MIXED = """\
   - No mixed step was timed on this GPU. In one FlashAttention-2 computes each decode as a tile of
@@ -91,10 +98,12 @@ def profile_text(target: Target, report: FitReport) -> str:
             "overhead: vllm # comes on top, from simulator/costs/overheads.yaml",
         ],
         [
-            *cost_lines({term: getattr(report.cost, term) for term in TERMS[1:]}, MEANINGS),
+            *cost_lines({term: getattr(report.cost, term) for term in _terms(report)}, MEANINGS),
             "  dense: # [tokens, seconds]: matrix products, small kernels, all-reduce",
-            *_table(report.cost.dense),
+            *_table(report.own or report.cost.dense),
         ],
+        _experts("experts", "as slices on each GPU", report.experts),
+        _experts("expert_parallel", "whole experts on each GPU", report.whole_experts),
         range_lines(report.limits),
         residual_lines(
             report.residuals,
@@ -103,6 +112,21 @@ def profile_text(target: Target, report: FitReport) -> str:
         _fit(target, report),
         _origin(target, report),
     )
+
+
+def _terms(report: FitReport) -> tuple[str, ...]:
+    """Give the terms that a profile has, those of windows and states where there are such."""
+    states = ("state_per_sequence",) if report.cost.state_per_sequence else ()
+    return TERMS[1:] + states + (("window", *WINDOW_TERMS) if report.cost.window else ())
+
+
+def _experts(key: str, how: str, routings: Mapping[str, Table]) -> Iterator[str]:
+    """Write the times of experts by routing."""
+    if routings:
+        yield f"{key}: # [tokens, seconds], to be added to `dense`, by expert_routing: {how}"
+    for routing, rows in routings.items():
+        yield f'  "{routing}":'
+        yield from _table(rows)
 
 
 def _table(rows: Table) -> Iterator[str]:
@@ -154,6 +178,10 @@ def _assumptions(target: Target, report: FitReport) -> Iterator[str]:
         yield GRID.format(factor=slowdown(target.tables, tokens).max())
     if target.gpus > 1:
         yield REDUCED.format(reduced=_reduced(target))
+    if target.model.num_experts and report.experts:
+        yield EXPERTS
+    if target.model.windowed:
+        yield WINDOWED.format(window=target.model.sliding_window)
     if report.mixed is not None:
         ratio = report.cost.mixed_per_context / report.cost.decode_per_context
         yield FA2_MIXED.format(ratio=ratio, **vars(report.mixed))

@@ -33,6 +33,9 @@ class GpuTables:
     fused: str = ""  # TensorRT-LLM whose all-reduce was timed; "": vLLM does not use it here
     products: Mapping[str, str] = field(default_factory=dict)  # vLLM, where not `version`, by dtype
     layers: str = ""  # folder of LLMServingSim's profiler/perf
+    experts: str = "0.24.0"  # vLLM whose experts were timed
+    latent: str = "0.24.0"  # likewise its multi-head latent attention
+    linear: str = "0.24.0"  # and its linear attention
 
     @property
     def tiles_decodes(self) -> bool:
@@ -47,7 +50,19 @@ class GpuTables:
 
 FA2, FA3 = "FlashAttention-2", "FlashAttention-3"
 GPU_TABLES = (
-    GpuTables("a100", GPUS["A100-80GB"], "a100_sxm", "0.14.0", FA2, 108, "0.14.0", "2.27.3"),
+    GpuTables(
+        "a100",
+        GPUS["A100-80GB"],
+        "a100_sxm",
+        "0.14.0",
+        FA2,
+        108,
+        "0.14.0",
+        "2.27.3",
+        experts="0.14.0",
+        latent="",
+        linear="",
+    ),
     GpuTables("h100", GPUS["H100-80GB"], "h100_sxm", "0.24.0", FA3, 132, "0.24.0", "2.29.2"),
     GpuTables("h200", GPUS["H200"], "h200_sxm", "0.24.0", FA3, 132, "0.24.0", "2.29.2"),
     GpuTables(
@@ -61,6 +76,40 @@ GPU_TABLES = (
         "2.29.2",
         "1.3.0rc20",
         products={"nvfp4": "0.19.0"},  # 0.24's are faster than a server of 0.15 was
+    ),
+    GpuTables(
+        "b300",
+        GPUS["B300"],
+        "b300_sxm",
+        "0.24.0",
+        "FlashInfer",
+        148,
+        "0.24.0",
+        "2.29.2",
+        "1.3.0rc20",
+    ),
+    GpuTables(
+        "gb200",
+        GPUS["GB200"],
+        "gb200",
+        "0.24.0",
+        "FlashInfer",
+        152,
+        "0.24.0",
+        "2.29.2",
+        "1.3.0rc20",
+    ),
+    GpuTables(
+        "gb300",
+        GPUS["GB300"],
+        "gb300",
+        "0.24.0",
+        "FlashInfer",
+        152,
+        "0.27.0",
+        "2.29.2",
+        "1.3.0rc20",
+        latent="0.27.0",
     ),
     GpuTables("l40s", GPUS["L40S"], "l40s", "0.24.0", FA2, 142, "0.22.0"),
     GpuTables("rtx-4090", GPUS["RTX-4090"], "", "0.19.0", FA2, 128, layers="RTX4090"),
@@ -76,6 +125,10 @@ GPU_TABLES = (
         layers="RTXPRO6000",
     ),
 )
+
+
+class NotTimedError(HeadwayError):
+    """No table times a model of this shape in this precision on this GPU."""
 
 
 def find_gpu_tables(name: str) -> GpuTables:

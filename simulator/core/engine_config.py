@@ -17,6 +17,9 @@ from simulator.util.config import (
 )
 from simulator.util.from_mapping import short_repr
 
+UNIFORM: Literal["uniform"] = "uniform"
+"""The routing of tokens that choose their experts evenly, each by itself."""
+
 DTYPES = {
     "bf16": "bfloat16",
     "fp16": "float16",
@@ -152,6 +155,14 @@ class EngineConfig(Config):
         BeforeValidator(_dtype),
     ] = Field("auto", description="numbers in the KV cache; auto: as dtype; short names likewise")
     tensor_parallel_size: Count = Field(1, description="GPUs that share each layer")
+    enable_expert_parallel: bool = Field(
+        False, description="each GPU holds whole experts, not a slice of every one"
+    )
+    expert_routing: Literal["uniform", "power_law_1.01", "power_law_1.2"] = Field(
+        UNIFORM,
+        description="how unevenly tokens choose experts: each by itself and evenly, or so that the "
+        "experts' loads are drawn from a power law; see cost-models.md",
+    )
     data_parallel_size: Annotated[int, Field(ge=1, le=1024)] = Field(
         1,
         description="engine cores of one server behind vLLM's internal load balancer, each on "

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from simulator.core.engine_config import EngineConfig
+from simulator.core.engine_config import UNIFORM, EngineConfig
 from simulator.costs.cost_model import CostModel
 from simulator.costs.linear import LinearCost
 from simulator.costs.noise import check_residuals
@@ -63,6 +63,8 @@ def load_cost(
         if "residuals" in spec:
             cost = _with_residuals(cost, spec["residuals"])
     except ValueError as error:
+        if str(error).startswith("engine."):
+            raise
         raise prefix_keys("cost", error) from None
     if engine is None or model is None or gpu is None:
         return cost
@@ -126,9 +128,10 @@ def _load_profile(
             HeadwayWarning,
             stacklevel=2,
         )
-    if overhead is None or not isinstance(profile.cost, PiecewiseCost):
-        return profile.cost
-    return target.add_overhead(overhead, profile.cost)
+    cost = profile.cost if target.engine is None else profile.routed(target.engine)
+    if overhead is None or not isinstance(cost, PiecewiseCost):
+        return cost
+    return target.add_overhead(overhead, cost)
 
 
 def _make_roofline(spec: Mapping[str, object], target: _Target) -> PiecewiseCost:
@@ -143,6 +146,8 @@ def _make_roofline(spec: Mapping[str, object], target: _Target) -> PiecewiseCost
     engine = target.engine
     if target.model is None or target.gpu is None:
         raise ValueError("kind: roofline needs to know the model and the GPU")
+    if engine is not None and engine.expert_routing != UNIFORM:
+        raise ValueError("engine.expert_routing: a roofline knows uniform routing alone")
     if engine is None:
         return target.add_overhead(overhead, roofline(target.model, target.gpu))
     kernels = roofline(

@@ -143,7 +143,7 @@ class PiecewiseCost(Fitted):
         others = ("overhead_per_sequence", "state_per_sequence")
         terms = TERMS + others + CHUNK_TERMS + WINDOW_TERMS + HOST_TERMS + SWAP_TERMS
         raise_if(
-            *_check_table(self.dense),
+            *check_table(self.dense),
             *check_terms(self, terms),
             *_check_sizes(self.cudagraph_capture_sizes),
         )
@@ -385,7 +385,14 @@ class SplitCost(PiecewiseCost):
         return np.asarray(super().decode_seconds(counts, contexts) + waits)
 
 
-def _check_table(table: object) -> list[tuple[bool, str]]:
+def add_tables(one: Table, two: Table) -> Table:
+    """Add two dense tables, row by row of both; each goes on straight beyond its last row."""
+    costs = PiecewiseCost(one), PiecewiseCost(two)
+    rows = sorted({int(row[0]) for row in (*one, *two)})
+    return [[tokens, sum(cost.dense_seconds(tokens) for cost in costs)] for tokens in rows]
+
+
+def check_table(table: object) -> list[tuple[bool, str]]:
     """Check that a dense table is one; for `refuse`."""
     good = isinstance(table, Sequence) and not isinstance(table, str) and len(table) > 0
     rows = list(table) if isinstance(table, Sequence) else []

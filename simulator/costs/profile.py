@@ -1,18 +1,24 @@
 """Cost profiles: a fitted cost model in YAML, with its hardware, range, errors and sources."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
 from numbers import Real
 from pathlib import Path
 from typing import TypeVar
 
-from simulator.core.engine_config import EngineConfig
+from simulator.core.engine_config import UNIFORM, EngineConfig
 from simulator.costs.linear import QUANTITIES, Limits, LinearCost
 from simulator.costs.noise import check_residuals
 from simulator.costs.overhead import unknown_overhead
-from simulator.costs.piecewise import PiecewiseCost, SplitCost
+from simulator.costs.piecewise import (
+    PiecewiseCost,
+    SplitCost,
+    Table,
+    add_tables,
+    check_table,
+)
 from simulator.models.gpus import Gpu
 from simulator.models.load import load_model, shipped_models
 from simulator.models.spec import HALF, ModelSpec, bytes_of
@@ -29,6 +35,9 @@ GPU_KEYS = {
     "h100": "H100-80GB",
     "h200": "H200",
     "b200": "B200",
+    "b300": "B300",
+    "gb200": "GB200",
+    "gb300": "GB300",
     "l40s": "L40S",
     "rtx-4090": "RTX-4090",
     "rtx-pro-6000": "RTX-PRO-6000",
@@ -50,6 +59,8 @@ PROFILE_KEYS = (
     "engine",
     "overhead",
     "cost",
+    "experts",
+    "expert_parallel",
     "range",
     "residuals",
     "fit",
@@ -73,6 +84,22 @@ class Profile:
     model: str | None
     hardware: Mapping[str, object]  # gpu, tensor_parallel_size, dtype, kv_cache_dtype
     overhead: str | None = None  # the engine whose overhead comes on top; None: it is inside
+    dense: Table = ()  # without experts, where these have tables; `cost` has those chosen evenly
+    experts: Mapping[str, Table] = field(default_factory=dict)  # by routing, slices on each GPU
+    expert_parallel: Mapping[str, Table] = field(default_factory=dict)  # whole ones
+
+    def routed(self, engine: EngineConfig) -> LinearCost | PiecewiseCost:
+        """Give the cost with experts as an engine has and chooses them; ValueError by key."""
+        routing, whole = engine.expert_routing, engine.enable_expert_parallel
+        whole = whole and engine.tensor_parallel_size > 1
+        if routing == UNIFORM and not whole:
+            return self.cost
+        tables = self.expert_parallel if whole else self.experts
+        if routing not in tables:
+            key = "enable_expert_parallel" if whole and not tables else "expert_routing"
+            raise ValueError(f"engine.{key}: {self.cost.name} has no times of such experts")
+        assert isinstance(self.cost, PiecewiseCost)
+        return replace(self.cost, dense=add_tables(self.dense, tables[routing]))
 
     def differences(
         self, model: ModelSpec | None, gpu: Gpu | None, engine: EngineConfig | None
@@ -206,10 +233,35 @@ def read_profile(path: Path) -> Profile:
     limits = section("range", _limits, {})
     residuals = section("residuals", check_residuals, {})
     cost = section("cost", lambda spec: make_form(spec, _name(path, raw)))
+    experts = section("experts", _expert_tables, {})
+    whole = section("expert_parallel", _expert_tables, {})
+    if experts and not isinstance(cost, PiecewiseCost):
+        wrong.append((("experts",), "goes with a piecewise cost"))
     if wrong or cost is None:
         raise HeadwayError(map(source_map.message, wrong))
     cost = replace(cost, limits=limits, residuals=residuals)
-    return Profile(cost, raw.get("model"), raw.get("hardware", {}), raw.get("overhead"))
+    named = raw.get("model"), raw.get("hardware", {}), raw.get("overhead")
+    if not experts or not isinstance(cost, PiecewiseCost):
+        return Profile(cost, *named)
+    even = replace(cost, dense=add_tables(cost.dense, experts[UNIFORM]))
+    return Profile(even, *named, cost.dense, experts, whole or {})
+
+
+def _expert_tables(raw: object) -> Mapping[str, Table]:
+    """Check the times of experts: tables by routing, even routing among them."""
+    if not isinstance(raw, Mapping):
+        raise ValueError(": must be a mapping of routings to rows [tokens, seconds]")
+    if raw and UNIFORM not in raw:
+        raise ValueError(f"{UNIFORM}: is missing")
+    wrong = [
+        message.replace("dense:", f"{routing}:", 1)
+        for routing, rows in raw.items()
+        for bad, message in check_table(rows)
+        if bad
+    ]
+    if wrong:
+        raise ValueError("\n".join(wrong))
+    return raw
 
 
 def _name(path: Path, raw: Mapping[object, object]) -> str:

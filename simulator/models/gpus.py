@@ -6,6 +6,7 @@ from difflib import get_close_matches
 
 GIB = 1 << 30
 NVLINK = 100e9  # bytes/s, less than any; PCIe 5.0 has 64e9
+GRACE = {"GH200", "GB200", "GB300"}
 HOST_SHARE = 0.85
 """Of `host_bandwidth`, what copies between GPU and pinned host memory are taken to reach: an
 assumption, not a measurement. A profile with swap terms of its own overrides it."""
@@ -33,8 +34,11 @@ class Gpu:
     def host_bandwidth(self) -> float:
         """Bytes/s to the host's memory, one direction, by the data sheet of the bus.
 
-        PCIe 5.0 x16 from Hopper on, PCIe 4.0 x16 before; a CPU copies within its own memory.
+        NVLink-C2C beside a Grace CPU; PCIe 5.0 x16 from Hopper on, PCIe 4.0 x16 before; a CPU
+        copies within its own memory.
         """
+        if self.name in GRACE:
+            return 450e9
         if not self.compute_capability:
             return self.bandwidth / 2
         return 64e9 if self.compute_capability >= 9.0 else 32e9
@@ -44,9 +48,9 @@ class Gpu:
         """Whether vLLM's attention is FlashAttention-2 here.
 
         It computes a decode that shares its step with a prompt like a tile of 64 queries. Hopper
-        has FlashAttention-3, the B200 kernels of its own.
+        has FlashAttention-3; Blackwell's and AMD's servers have kernels of their own.
         """
-        return self.compute_capability not in {9.0, 10.0}
+        return self.compute_capability not in {9.0, 9.4, 9.5, 10.0, 10.3}
 
     def flops(self, dtype: str) -> float:
         """FLOP/s of matrices whose weights have this dtype; those of int4 and int8 are unpacked."""
@@ -67,13 +71,22 @@ _TABLE: tuple[tuple[str, float, float, float, float, float, float, float], ...] 
     ("H100-NVL", 93.1, 3.938, 835, 1671, 64, 9.0, 0),
     ("H200", 139.8, 4.8, 989, 1979, 450, 9.0, 7.91),
     ("H200-NVL", 139.8, 4.8, 835, 1671, 64, 9.0, 0),
+    ("GH200", 94.5, 4.0, 989, 1979, 450, 9.0, 0),  # 96 GB of HBM3
+    ("H20", 95.1, 4.0, 148, 296, 450, 9.0, 0),
     ("B200", 178.35, 7.7, 2250, 4500, 900, 10.0, 14.24),
+    ("B300", 267.0, 8.0, 2250, 4500, 900, 10.3, 0),
+    ("GB200", 184.3, 8.0, 2500, 5000, 900, 10.0, 0),
+    ("GB300", 277.0, 8.0, 2500, 5000, 900, 10.3, 0),
+    ("MI300X", 191.9, 5.3, 1307, 2615, 448, 9.4, 0),
+    ("MI325X", 255.9, 6.0, 1307, 2615, 448, 9.4, 0),
+    ("MI355X", 287.9, 8.0, 2517, 5033, 537, 9.5, 0),
     ("A10G", 22.1, 0.6, 70, 0, 32, 8.6, 1.01),
     ("A6000", 47.5, 0.768, 155, 0, 32, 8.6, 0),
     ("L4", 22.1, 0.3, 121, 242, 32, 8.9, 0.80),
     ("L40", 44.4, 0.864, 181, 362, 32, 8.9, 0),
     ("L40S", 44.4, 0.864, 362, 733, 32, 8.9, 1.86),
     ("RTX-4090", 23.6, 1.008, 165, 330, 32, 8.9, 0),
+    ("RTX-5090", 31.3, 1.792, 209, 419, 64, 12.0, 0),
     ("RTX-PRO-6000", 94.97, 1.597, 468, 936, 64, 12.0, 0),  # Blackwell, Server Edition
 )
 
@@ -90,9 +103,11 @@ GPUS = {
     )
     for name, gib, bandwidth, bf16, fp8, link, capability, dollars in _TABLE
 }
-"""Bandwidth and FLOP/s: NVIDIA's data sheets (SXM versions of A100, H100, H200, B200 where the name
-says nothing else; cards on PCIe without NVLink bridges). Memory:
-totals that vLLM and PyTorch print on these GPUs."""
+"""Bandwidth and FLOP/s: the data sheets of NVIDIA (SXM versions of A100, H100, H200, B200, B300
+where the name says nothing else; cards on PCIe without NVLink bridges) and of AMD (MI300X, MI325X,
+MI355X; their compute capability is that of gfx942 and gfx950, their link the sum of those to seven
+peers). Memory: totals that vLLM and PyTorch print; of GH200, H20, B300, GB200, GB300, RTX 5090 and
+AMD's an estimate: what is sold, less what the others keep back."""
 
 CPU = Gpu(
     "CPU",

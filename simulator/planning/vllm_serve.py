@@ -27,6 +27,8 @@ VLLM_POLICIES = ("fcfs", "priority")
 COVERED = (
     *(*VALUES, *FLAGS, "name", "version", "scheduling_policy", "allocation", "preemption_mode"),
     "disable_hybrid_kv_cache_manager",  # vLLM's default is as good
+    "enable_expert_parallel",
+    "expert_routing",  # the model's
 )
 """Keys that the command has, or a comment of its own; others are told to be missing."""
 
@@ -95,6 +97,8 @@ def serve_options(engine: EngineConfig, *more: str) -> list[str]:
         default = type(engine).model_fields[key].default
         if value is not None and (value != default or key in VALUES[:2]):
             words += [f"--{key.replace('_', '-')}", f"{value}"]
+    if engine.enable_expert_parallel:
+        words.append("--enable-expert-parallel")
     for key in FLAGS:
         words.append(f"--{'' if getattr(engine, key) else 'no-'}{key.replace('_', '-')}")
     return [*words, *more]

@@ -88,6 +88,10 @@ def make_cost(scenario: Scenario, model: ModelSpec, gpu: Gpu) -> CostModel:
     Profiles know of no experts that are spread over data-parallel ranks.
     """
     engine = scenario.engine
+    if not model.num_experts:
+        for key in ("expert_routing", "enable_expert_parallel"):
+            if getattr(engine, key) != EngineConfig.model_fields[key].default:
+                raise ValueError(f"engine.{key}: {model.name} has no experts")
     parallel = engine.data_parallel_size > 1 and model.num_experts > 0
     shipped = None if parallel or scenario.cost else shipped_profile(model, gpu, engine)
     spec = scenario.cost or shipped or {"kind": "roofline"}

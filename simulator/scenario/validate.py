@@ -29,8 +29,6 @@ UNSUPPORTED_KEYS = {
     "cpu_offload_gb": "not simulated: weights stay on the GPU",
     "kv_transfer_config": "give cluster.kv_transfer, and each group a kv_role",
     "pipeline_parallel_size": ONE_ENGINE,
-    "enable_expert_parallel": "leave it out: experts chosen evenly cost the same shared out whole "
-    "or in slices, see fleet.md",
     "kv_cache_memory_bytes": "not simulated: give num_gpu_blocks_override",
     "disable_sliding_window": "not simulated: give max_model_len",
 }

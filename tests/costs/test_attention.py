@@ -3,14 +3,12 @@
 from math import isclose
 
 import numpy as np
-import pytest
 
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.roofline import roofline
 from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
-from simulator.util.errors import HeadwayError
 
 H100 = find_gpu("H100-80GB")
 A100 = find_gpu("A100-80GB")
@@ -62,11 +60,3 @@ def test_a_roofline_reads_the_window_alone() -> None:
     assert isclose(old.decode_per_window, new.decode_per_context)
     half = roofline(OSS, H100)
     assert half.decode_per_context == half.decode_per_window > 0
-
-
-def test_what_has_no_kernel_tables_is_said() -> None:
-    from calibration.kernel_tables.compose import Target
-    from calibration.kernel_tables.tables import GPU_TABLES
-
-    with pytest.raises(HeadwayError, match="has a sliding window"):
-        Target(MISTRAL, GPU_TABLES[0])

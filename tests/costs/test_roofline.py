@@ -51,7 +51,7 @@ def test_shipped_profiles_are_physical(name: str) -> None:
     prompts = [mixed((start, n)) for n in (64, 512, 2048, 8192) for start in (0, 4096)]
     mixtures = [mixed((0, 512 - n), decodes=n, context=n * 1000) for n in (1, 32, 128, 256)]
     for step in (*decodes, *prompts):
-        assert 1.1 < cost.execute(step) / bound(gpu, step) < 3.2
+        assert 1.1 < cost.execute(step) / bound(gpu, step) < 3.5
     for step in mixtures:
         assert 1.1 < cost.execute(step) / bound(gpu, step) < 5
 

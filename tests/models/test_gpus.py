@@ -23,10 +23,10 @@ def test_an_ambiguous_gpu_is_not_guessed() -> None:
 
 
 def test_the_table_of_gpus_is_physical() -> None:
-    """Memory below the nominal size, fp8 twice bf16, hundreds of FLOPs per byte."""
+    """Memory below the nominal size, fp8 twice bf16, hundreds of FLOPs per byte (H20: 37)."""
     for gpu in GPUS.values():
         nominal = [int(part[:-2]) for part in gpu.name.split("-") if part.endswith("GB")]
         assert not nominal or 0.97 < gpu.memory / (nominal[0] * GIB) < 1
         assert gpu.fp8_flops is None or round(gpu.fp8_flops / gpu.bf16_flops, 1) == 2
-        assert 50 < gpu.bf16_flops / gpu.bandwidth < 500
+        assert 35 < gpu.bf16_flops / gpu.bandwidth < 500
         assert gpu.flops("int4") == gpu.bf16_flops

@@ -50,6 +50,8 @@ def test_defaults_are_those_documented(write):
         "kv_cache_dtype": "auto",
         "generation_config": "auto",
         "tensor_parallel_size": 1,
+        "enable_expert_parallel": False,
+        "expert_routing": "uniform",
         "data_parallel_size": 1,
         "api_server_count": None,
         "long_prefill_token_threshold": 0,

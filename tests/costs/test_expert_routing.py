@@ -1,0 +1,121 @@
+"""Experts in profiles: by routing, in slices or whole; what is asked and what there is."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simulator.core.engine_config import EngineConfig
+from simulator.costs.load import load_cost
+from simulator.costs.piecewise import PiecewiseCost, add_tables
+from simulator.costs.profile import PROFILES, read_profile, shipped_profiles
+from simulator.models.gpus import GPUS
+from simulator.models.load import load_model
+from simulator.scenario.assemble import assemble
+from simulator.scenario.load import load_scenario
+from simulator.util.errors import HeadwayError
+
+PROFILE = """\
+model: mixtral-8x7b
+hardware: {gpu: H100-80GB, tensor_parallel_size: 2}
+cost: {kind: piecewise, dense: [[1, 0.001], [101, 0.002]]}
+experts:
+  "uniform": [[1, 0.01], [51, 0.02]]
+  "power_law_1.2": [[1, 0.03]]
+expert_parallel:
+  "uniform": [[1, 0.05]]
+"""
+H100, MIXTRAL = GPUS["H100-80GB"], load_model("mixtral-8x7b")
+
+
+def engine(**keys: object) -> EngineConfig:
+    return EngineConfig.model_validate({"tensor_parallel_size": 2, **keys})
+
+
+def write(folder: Path, text: str = PROFILE) -> Path:
+    path = folder / "p.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_tables_are_added_at_the_rows_of_both() -> None:
+    """Each goes on beyond its last row with the slope of its upper half."""
+    both = add_tables([[1, 1.0], [101, 2.0]], [[1, 10.0], [51, 20.0]])
+    assert [row[0] for row in both] == [1, 51, 101]
+    assert [row[1] for row in both] == pytest.approx([11.0, 21.5, 32.0])
+
+
+@pytest.mark.parametrize(
+    ("keys", "seconds"),
+    [
+        ({}, 0.011),
+        ({"expert_routing": "power_law_1.2"}, 0.031),
+        ({"enable_expert_parallel": True}, 0.051),
+    ],
+)
+def test_experts_as_an_engine_has_and_chooses_them(tmp_path: Path, keys, seconds: float) -> None:
+    cost = load_cost(str(write(tmp_path)), model=MIXTRAL, gpu=H100, engine=engine(**keys))
+    counts = np.array([1])
+    assert cost.decode_seconds(counts, counts)[0] == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"expert_routing": "power_law_1.01"}, "engine.expert_routing: p has no times of such"),
+        (
+            {"enable_expert_parallel": True, "expert_routing": "power_law_1.2"},
+            "engine.expert_routing: p has no times of such",
+        ),
+    ],
+)
+def test_what_a_profile_does_not_have(tmp_path: Path, keys, told: str) -> None:
+    with pytest.raises(ValueError, match=f"^{told}"):
+        load_cost(str(write(tmp_path)), model=MIXTRAL, gpu=H100, engine=engine(**keys))
+
+
+def test_a_roofline_knows_even_routing_alone() -> None:
+    keys = {"model": MIXTRAL, "gpu": H100, "engine": engine(expert_routing="power_law_1.2")}
+    with pytest.raises(ValueError, match=r"^engine.expert_routing: a roofline knows uniform"):
+        load_cost({"kind": "roofline"}, **keys)
+
+
+@pytest.mark.parametrize("key", ["expert_routing", "enable_expert_parallel"])
+def test_a_dense_model_has_no_experts(tmp_path: Path, key: str) -> None:
+    value = {"expert_routing": "power_law_1.2", "enable_expert_parallel": "true"}[key]
+    path = tmp_path / "s.yaml"
+    path.write_text(f"model: llama-3-8b\nengine: {{{key}: {value}}}\n")
+    with pytest.raises((ValueError, HeadwayError), match=f"engine.{key}: llama-3-8b has no exp"):
+        assemble(load_scenario(path))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('"uniform": [[1, 0.01], [51, 0.02]]', '"other": [[1, 1.0]]', "4: experts.uniform: is m"),
+        ("[[1, 0.03]]", "[[1, -1]]", r"4: experts.power_law_1.2: must be rows \[tokens"),
+        ('\n  "uniform": [[1, 0.05]]', " 3", "7: expert_parallel: must be a mapping of"),
+    ],
+)
+def test_damaged_tables_of_experts(tmp_path: Path, old: str, new: str, told: str) -> None:
+    assert old in PROFILE
+    with pytest.raises(HeadwayError, match=f"p.yaml:{told}"):
+        read_profile(write(tmp_path, PROFILE.replace(old, new, 1)))
+
+
+WITH_EXPERTS = [
+    name for name in shipped_profiles() if "\nexperts:" in (PROFILES / f"{name}.yaml").read_text()
+]
+
+
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_skewed_routing_is_near_the_even_one(name: str) -> None:
+    """A few experts with most of the tokens: less to read in small steps, longer in large ones."""
+    profile = read_profile(PROFILES / f"{name}.yaml")
+    assert set(profile.experts) >= {"uniform"}
+    for tables in (profile.experts, profile.expert_parallel):
+        for routing in tables:
+            even, skewed = PiecewiseCost(tables["uniform"]), PiecewiseCost(tables[routing])
+            for tokens in (1, 16, 256, 4096):
+                ratio = skewed.dense_seconds(tokens) / even.dense_seconds(tokens)
+                assert 0.3 < ratio < 4.0
