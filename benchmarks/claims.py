@@ -246,5 +246,7 @@ PARTS = {
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore", HeadwayWarning)
+    if unknown := set(sys.argv[1:]) - set(PARTS):
+        sys.exit(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     for part in sys.argv[1:] or PARTS:
         PARTS[part]()

@@ -3,6 +3,8 @@
 import re
 
 from simulator.cli.progress import ProgressBar, runs_progress, search_progress
+from simulator.planning.plan import Candidate
+from simulator.planning.search import SearchResult, Trial
 
 
 def test_the_progress_bar_waits_and_then_shows_how_far_the_run_is(monkeypatch, capsys):
@@ -23,18 +25,32 @@ def test_the_progress_bar_waits_and_then_shows_how_far_the_run_is(monkeypatch, c
 
 
 def test_on_a_terminal_runs_are_counted(monkeypatch, capsys):
-    """Of a sweep with their total; of a search, which knows none, alone."""
+    """Of a sweep with their total; of a search by candidate, with what is known of each."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
+    trial = Trial(at=2.0, seconds=600.0, runs=[{}, {}], ok=True)
+    candidate = Candidate({"engine.max_num_seqs": "8"}, result=SearchResult(None, [trial]))
     with runs_progress("points", quiet=False) as progress, search_progress(quiet=False) as search:
         progress(2, 3)
-        search(7)
-    assert capsys.readouterr().err == ""  # no terminal
+        search([candidate], 2, None)
+    assert capsys.readouterr().err == ""  # no terminal, and nothing decided
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     with runs_progress("points", quiet=False) as progress:
         progress(2, 3)
     assert re.search(r"2/3.*points, left", capsys.readouterr().err)
-    with search_progress(quiet=False) as progress:
-        progress(3)
-        progress(4)
-    assert "searching: 7 runs" in capsys.readouterr().err
+    with search_progress(quiet=False) as search:
+        search([candidate], 3, None)
+        search([candidate], 4, None)
+    assert re.search(r"7 runs, 0 of 1 done", capsys.readouterr().err)
+
+
+def test_a_pipe_has_a_line_for_each_decision(capsys):
+    """Whatever is not a terminal."""
+    trial = Trial(at=2.0, seconds=600.0, runs=[{}], ok=True)
+    found = Candidate({"engine.max_num_seqs": "8"}, result=SearchResult(trial, [trial]), done=True)
+    with search_progress(quiet=False) as search:
+        search([found], 1, found)
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "8" in told
+    assert "done" in told

@@ -24,7 +24,7 @@ workload: {num_prompts: 2, input_len: 100, output_len: 2, frontend: %s}
         ("{per_request: 100, per_token: 1}", [1.2, 2.2]),
         ("{latency: 500}", [1.5, 1.5]),
         ("server", [1.0018, 1.0018]),
-        ("client", [1.0082, 2.0082]),  # 6 + 2 + 100 x 0.002 ms
+        ("client", [1.0052, 2.0052]),  # 3 + 2 + 100 x 0.002 ms
     ],
 )
 def test_requests_pass_the_frontend(tmp_path: Path, frontend: str, ttft: list[float]) -> None:

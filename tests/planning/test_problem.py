@@ -93,7 +93,7 @@ plan:
 """
     )
     frame = plan(scenario, jobs=1)
-    assert frame["engine.max_num_seqs"].tolist() == ["2", "1"]
+    assert sorted(frame["engine.max_num_seqs"]) == ["1", "2"]  # at one price
     assert (frame["goodput"] >= 0.9).all()
 
 

@@ -41,12 +41,12 @@ def test_the_cache_of_a_70b_at_4096_tokens() -> None:
 
 
 def test_p50_is_alike_and_p99_better_at_low_load_but_a_token_waits_for_prompts() -> None:
-    """P50 of E2EL within 30 %, P99 of TTFT 50 times better; P99 of ITL is the other way round."""
+    """P50 of E2EL within 30 %, P99 of TTFT 40 times better; P99 of ITL is the other way round."""
     static, continuous = (
         play("load", "workload.request_rate=0.1", p) for p in (STATIC, CONTINUOUS)
     )
     assert static["median_e2el_ms"] < 1.3 * continuous["median_e2el_ms"]
-    assert static["p99_ttft_ms"] > 50 * continuous["p99_ttft_ms"]
+    assert static["p99_ttft_ms"] > 40 * continuous["p99_ttft_ms"]
     static, continuous = (play("load", "workload.request_rate=9", p) for p in (STATIC, CONTINUOUS))
     assert static["median_e2el_ms"] > 50 * continuous["median_e2el_ms"]
     assert static["p99_itl_ms"] < continuous["p99_itl_ms"] / 2
