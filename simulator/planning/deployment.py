@@ -24,7 +24,7 @@ from simulator.planning.vllm_serve import remarks, serve_command, serve_options
 from simulator.scenario.scenario import Scenario
 from simulator.util.files import write_together
 
-IMAGE, TAG = "vllm/vllm-openai", "v0.33.0"
+IMAGE, ROCM_IMAGE, TAG = "vllm/vllm-openai", "vllm/vllm-openai-rocm", "v0.33.0"
 PORT = 8000
 NIXL_PORT = 5600  # VLLM_NIXL_SIDE_CHANNEL_PORT
 PROBE_PERIOD = 10  # s
@@ -40,13 +40,19 @@ PRODUCTS = {
     "H100-NVL": "NVIDIA-H100-NVL",
     "H200": "NVIDIA-H200",
     "H200-NVL": "NVIDIA-H200-NVL",
+    "GH200": "NVIDIA-GH200-480GB",
+    "H20": "NVIDIA-H20",
     "B200": "NVIDIA-B200",
+    "B300": "NVIDIA-B300-SXM6-AC",
+    "GB200": "NVIDIA-GB200",
+    "GB300": "NVIDIA-GB300",
     "A10G": "NVIDIA-A10G",
     "A6000": "NVIDIA-RTX-A6000",
     "L4": "NVIDIA-L4",
     "L40": "NVIDIA-L40",
     "L40S": "NVIDIA-L40S",
     "RTX-4090": "NVIDIA-GeForce-RTX-4090",
+    "RTX-5090": "NVIDIA-GeForce-RTX-5090",
     "RTX-PRO-6000": "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",
 }
 """Values of the node label nvidia.com/gpu.product (NVIDIA's gpu-feature-discovery)."""
@@ -89,8 +95,17 @@ class Group:
     @property
     def gpus(self) -> Manifest:
         """What a container asks for."""
+        resource = "amd.com/gpu" if self.is_amd else "nvidia.com/gpu"
         count = str(self.scenario.gpu.count)
-        return {"limits": {"nvidia.com/gpu": count}, "requests": {"nvidia.com/gpu": count}}
+        return {"limits": {resource: count}, "requests": {resource: count}}
+
+    @property
+    def is_amd(self) -> bool:
+        return find_gpu(self.scenario.gpu.name).name.startswith("MI")
+
+    @property
+    def image(self) -> str:
+        return ROCM_IMAGE if self.is_amd else IMAGE
 
     @property
     def product(self) -> str | None:
@@ -193,7 +208,7 @@ def _pod(group: Group) -> Manifest:
     longest = max(LEAST_STARTUP, 2 * group.scaling.startup_delay if group.scaling else 0)
     container: Manifest = {
         "name": "vllm",
-        "image": f"{IMAGE}:{TAG}",
+        "image": f"{group.image}:{TAG}",
         "args": [group.scenario.model, *group.options],
         "ports": [{"name": "http", "containerPort": PORT}],
         "env": _environment(group),
@@ -318,7 +333,7 @@ def _production_stack(scenario: Scenario, groups: list[Group]) -> str:
         engine = group.scenario.engine
         model: Manifest = {
             "name": group.name,
-            "repository": IMAGE,
+            "repository": group.image,
             "tag": TAG,
             "modelURL": group.scenario.model,
             "replicaCount": group.replicas,
@@ -452,7 +467,7 @@ def _llm_d_part(group: Group) -> Manifest:
         "containers": [
             {
                 "name": "vllm",
-                "image": f"{IMAGE}:{TAG}",
+                "image": f"{group.image}:{TAG}",
                 "modelCommand": "vllmServe",
                 "args": _without(group.options, "--tensor-parallel-size", "--data-parallel-size"),
                 "env": _environment(group),

@@ -127,10 +127,21 @@ def test_what_vllm_does_not_export_is_said(tmp_path: Path) -> None:
     assert files["hpa.yaml"] == b"# slo_attainment: vLLM exports no such metric; scale by another\n"
 
 
-def test_every_gpu_has_the_name_of_its_nodes() -> None:
+def test_every_gpu_of_nvidia_has_the_name_of_its_nodes() -> None:
     from simulator.models.gpus import GPUS
 
-    assert PRODUCTS.keys() == GPUS.keys()
+    assert PRODUCTS.keys() == {name for name in GPUS if not name.startswith("MI3")}
+
+
+def test_gpus_of_amd_are_asked_for_by_their_own_name(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(ONE_A_SECOND)
+    files = deployment(load_scenario(path, ["gpu.name=MI300X"]))
+    pod = next(iter(yaml.safe_load_all(files["kubernetes.yaml"])))["spec"]["template"]["spec"]
+    assert "nodeSelector" not in pod
+    (container,) = pod["containers"]
+    assert container["image"].startswith("vllm/vllm-openai-rocm:")
+    assert container["resources"]["limits"] == {"amd.com/gpu": "1"}
 
 
 def test_run_and_plan_write_the_files(tmp_path: Path, capsys) -> None:

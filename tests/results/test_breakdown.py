@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from simulator.core.log import Log
 from simulator.costs.linear import LinearCost
 from simulator.costs.piecewise import PiecewiseCost
-from simulator.results.breakdown import PARTS, break_down
+from simulator.results.breakdown import PARTS, as_computed, break_down
 from simulator.results.request_table import RequestTable, gather_requests
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -166,6 +166,7 @@ def test_slowed_is_the_sum_over_the_steps(load, engine, cost) -> None:
         tokens = int(row["decodes"]) + int(row["prefill_tokens"]) + int(row["wasted"])
         compute = cost.base + cost.per_token * tokens + cost.per_context * int(row["context"])
         copies[row["start"]] = row["end"] - row["start"] - compute
+    table = as_computed(table, [log])
     for number in np.flatnonzero(table.completed & (table.preemptions == 0)):
         slowed = swapped = 0.0
         for row in log.steps:
