@@ -12,9 +12,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Kind = Literal[
-    "throughput", "occupancy", "kv", "policies", "fairness", "latency", "pareto", "chunk", "steps"
+    "throughput",
+    "occupancy",
+    "kv",
+    "policies",
+    "fairness",
+    "fleet",
+    "latency",
+    "pareto",
+    "chunk",
+    "steps",
 ]
-OF_RUNS = ("throughput", "occupancy", "kv", "policies", "fairness")
+OF_RUNS = ("throughput", "occupancy", "kv", "policies", "fairness", "fleet")
 ENDINGS = (".png", ".svg")
 
 

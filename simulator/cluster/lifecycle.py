@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import ceil, inf
 from random import Random
-from typing import Literal
+from typing import Literal, get_args
 
 import simpy
 
@@ -18,6 +18,9 @@ from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 
 State = Literal["off", "starting", "up", "draining", "down"]
+STATES = get_args(State)
+StateChange = tuple[float, int, State]
+"""When (s) a replica, by its index, came to a state."""
 FUTILE_FAILURES = 10_000  # in a row that lose requests, while not one ends; 100 a replica, if more
 TOLERANCE = 0.1  # of the quotient of metric and target, as Kubernetes' HorizontalPodAutoscaler
 
@@ -41,6 +44,7 @@ class Lifecycle:
         self.done = done
         self.states: list[State] = ["off"] * len(make)
         self.paid: list[list[float]] = [[] for _ in make]  # start, end, start, ...
+        self.changes: list[StateChange] = []
         self._make = make
         self._orders = [0] * len(make)
         fleet.on_idle = self._idle
@@ -52,20 +56,24 @@ class Lifecycle:
         """Order a replica; it starts `delay` seconds later."""
         index = target.index
         self.paid[index].append(self.env.now)
-        self.states[index] = "starting"
         self._orders[index] += 1
         if delay:
+            self._change(target, "starting")
             ready = partial(self._ready, target, self._orders[index])
             Alarm(self.env, ready).set(self.env.now + delay)
         else:
-            self._ready(target, self._orders[index])
+            self._open(target)
 
-    def _ready(self, target: Target, order: int, _: simpy.Event | None = None) -> None:
+    def _change(self, target: Target, state: State) -> None:
+        self.states[target.index] = state
+        self.changes.append((self.env.now, target.index, state))
+
+    def _ready(self, target: Target, order: int, _: simpy.Event) -> None:
         if self.states[target.index] == "starting" and self._orders[target.index] == order:
             self._open(target)
 
     def _open(self, target: Target) -> None:
-        self.states[target.index] = "up"
+        self._change(target, "up")
         self.fleet.open_target(target)
 
     def drain(self, target: Target) -> None:
@@ -73,7 +81,7 @@ class Lifecycle:
         if self.states[target.index] == "starting":
             self._off(target)
         else:
-            self.states[target.index] = "draining"
+            self._change(target, "draining")
             self.fleet.close_target(target)
 
     def undrain(self, target: Target) -> None:
@@ -86,7 +94,7 @@ class Lifecycle:
         if state not in ("up", "draining"):
             return False
         self.fleet.counters["failures"] += 1
-        self.states[target.index] = "down"
+        self._change(target, "down")
         lost = self.fleet.crash(target, *self._make[target.index]())
         self.fleet.counters["tries_lost_in_failures"] += lost
         if lost:
@@ -118,7 +126,7 @@ class Lifecycle:
             self._off(target)
 
     def _off(self, target: Target) -> None:
-        self.states[target.index] = "off"
+        self._change(target, "off")
         self.paid[target.index].append(self.env.now)
 
 

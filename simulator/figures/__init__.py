@@ -5,6 +5,7 @@ It may import `simulation` and what lies below. Start with `data.py`, the run th
 """
 
 from simulator.figures.data import Run
+from simulator.figures.fleet import draw_fleet
 from simulator.figures.occupancy import draw_occupancy
 from simulator.figures.runs import draw_fairness, draw_kv, draw_policies, draw_throughput
 from simulator.figures.tables import draw_chunk, draw_latency, draw_pareto, draw_steps
@@ -13,6 +14,7 @@ __all__ = [
     "Run",
     "draw_chunk",
     "draw_fairness",
+    "draw_fleet",
     "draw_kv",
     "draw_latency",
     "draw_occupancy",

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from simulator.results.breakdown import PARTS
 from simulator.results.read import (
     COMPLETED,
     WRITES,
+    check_changes,
     check_completed,
     check_count,
     check_rows,
@@ -23,6 +25,7 @@ from simulator.results.read import (
     read_table,
     read_yaml,
 )
+from simulator.results.record import COME_AND_GO
 from simulator.results.request_table import RETRY, Floats
 from simulator.results.time_series import mean_in_bins
 from simulator.util.errors import HeadwayError
@@ -42,7 +45,10 @@ STEPS = (
     *("start", "duration", "steps", "running", "waiting", "prefill_tokens", "decode_tokens"),
     *("wasted_tokens", "kv_blocks_used", "kv_blocks_free", "preempted"),
 )
+CHANGES = ("time", "replica")
 """Columns that must be there and hold numbers."""
+SERVING = ("up", "draining")  # states in which a replica has requests
+RESERVING = {"orca", "tgi", "trtllm"}  # schedulers that reserve the whole answer on admission
 
 
 @dataclass(slots=True)
@@ -55,6 +61,7 @@ class Run:
     requests: "pd.DataFrame"
     steps: "pd.DataFrame"
     fairness: "pd.DataFrame | None" = None
+    changes: "pd.DataFrame | None" = None  # of the states of replicas, if any ever changed
 
     @classmethod
     def of(cls, label: str, result: "Result") -> "Run":
@@ -62,13 +69,15 @@ class Run:
         import pandas as pd
 
         from simulator.results.fairness import several_clients
-        from simulator.results.frames import client_tables
+        from simulator.results.frames import as_frame, client_tables, replica_columns
 
-        fairness = None
+        fairness = changes = None
         if several_clients(result.workload):
             fairness = pd.DataFrame(client_tables(result)["fairness"])
-        scenario = result.scenario.resolved()
-        return cls(label, result.summary(), scenario, result.requests, result.steps, fairness)
+        if result.cluster is not None and result.cluster.comes_and_goes:
+            changes = as_frame(replica_columns(result.cluster))
+        tables = (result.requests, result.steps, fairness, changes)
+        return cls(label, result.summary(), result.scenario.resolved(), *tables)
 
     @classmethod
     def read(cls, folder: Path, label: str) -> "Run":
@@ -92,7 +101,12 @@ class Run:
             clients, fairness = read_table(folder, "clients"), read_table(folder, "fairness")
             check_count(find_table(folder, "clients"), len(clients), summary, "clients")
             check_count(find_table(folder, "fairness"), len(fairness), summary, "fairness_windows")
-        return cls(label, summary, scenario, requests, steps, fairness)
+        changes = None
+        cluster = summary["headway"].get("cluster")
+        if isinstance(cluster, Mapping) and any(cluster.get(name) for name in COME_AND_GO):
+            changes = read_table(folder, "replicas", CHANGES)
+            check_changes(changes, find_table(folder, "replicas"))
+        return cls(label, summary, scenario, requests, steps, fairness, changes)
 
     @property
     def end(self) -> float:
@@ -131,28 +145,66 @@ class Run:
         else:
             yield from self.steps.groupby("replica")
 
-    def there(self, edges: Floats) -> list[Floats]:
-        """Give for each replica the share of each bin for which it was paid for."""
-        own = self.summary["headway"]
-        cluster = own.get("cluster")
-        paid = cluster.get("paid_times") if isinstance(cluster, Mapping) else None
-        if paid is None:
-            known = own.get("replicas")
-            many = known if isinstance(known, int) else sum(1 for _ in self.replicas())
-            return [np.ones(len(edges) - 1)] * many
-        found = []
-        try:
-            for spans in paid:
-                begins = np.array([float(begin) for begin, _ in spans])
-                ends = np.array([edges[-1] if end is None else float(end) for _, end in spans])
-                known_ends = np.maximum(begins, ends)
-                found.append(mean_in_bins(begins, known_ends, np.ones(len(spans)), edges))
-        except (TypeError, ValueError):
-            raise HeadwayError(
-                f"{self.label}: summary.json: headway.cluster.paid_times: must be lists of "
-                "[from, to], in s"
-            ) from None
+    @property
+    def cores(self) -> list[tuple[str, float]]:
+        """Give for each engine core its group, and what part of a replica it is."""
+        found: list[tuple[str, float]] = []
+        for name, group in self.groups.items():
+            servers, ranks = group.get("replicas"), group.get("data_parallel_size", 1)
+            if isinstance(servers, int) and isinstance(ranks, int) and ranks > 0:
+                found += [(name, 1 / ranks)] * (servers * ranks)
+        numbers = [
+            int(rows["replica"].max()) + 1
+            for rows in (self.steps, self.changes)
+            if rows is not None and "replica" in rows and len(rows)
+        ]
+        return found + [("", 1.0)] * (max(numbers, default=1) - len(found))
+
+    def spells(self, end: float) -> list[dict[str, list[tuple[float, float]]]]:
+        """Give for each engine core from when to when (s) it was in each state, up to `end`."""
+        if self.changes is None:
+            return [{"up": [(0.0, end)]} for _ in self.cores]
+        found: list[dict[str, list[tuple[float, float]]]] = [{} for _ in self.cores]
+        for number, rows in self.changes.groupby("replica"):
+            changes = [*zip(rows["time"], rows["state"], strict=True), (end, "off")]
+            for (begin, state), (over, _) in pairwise(changes):
+                if begin < min(over, end):
+                    found[int(number)].setdefault(state, []).append((begin, min(over, end)))
         return found
+
+    def serving(self, edges: Floats) -> list[Floats]:
+        """Give for each engine core the share of each bin for which it serves."""
+        return [
+            share_of_bins([spell for state in SERVING for spell in spells.get(state, ())], edges)
+            for spells in self.spells(float(edges[-1]))
+        ]
+
+    def queues(self) -> "Iterator[tuple[int, pd.DataFrame, Floats]]":
+        """Yield each replica's number, its steps and the times at which its queue was joined."""
+        entered = self.sent + (self.requests[RETRY].fillna(0.0) if RETRY in self.requests else 0.0)
+        entered = entered[self.requests["finish_reason"].astype(object) != "rejected"].dropna()
+        # Where prefill and decode are apart, no column tells when a request came to its decoder.
+        column = "prefill_replica" if "prefill_replica" in self.requests else "replica"
+        joined = dict(list(entered.groupby(self.requests[column])))
+        for number, steps in self.replicas():
+            if len(steps):
+                yield number, steps, np.sort(np.asarray(joined.get(number, ()), float))
+
+    def blocks_used(self, steps: "pd.DataFrame") -> Floats:
+        """Give the blocks in use, in the middle of each row: with paging they grow by the token."""
+        used: Floats = steps["kv_blocks_used"].to_numpy(float)
+        engine = self.scenario["engine"]
+        if (
+            engine.get("allocation") == "contiguous"
+            or engine.get("reserve_output_tokens") is not None
+            or self.policy in RESERVING
+        ):
+            return used
+        sequences = (steps["decode_tokens"] + steps["wasted_tokens"]).to_numpy(float)
+        later = steps["steps"].to_numpy(float) - 1
+        grown = used + sequences * later / 2 / float(engine.get("block_size") or 1)
+        most: Floats = np.minimum(grown, used + steps["kv_blocks_free"].to_numpy(float))
+        return most
 
     def over_time(self, levels: "pd.Series[float]", edges: Floats) -> Floats:
         """Average over each bin what each row of steps holds, added up over replicas."""
@@ -162,6 +214,12 @@ class Run:
             end = start + steps.duration.to_numpy(float)
             total += mean_in_bins(start, end, levels[steps.index].to_numpy(), edges)
         return total
+
+
+def share_of_bins(spells: Sequence[tuple[float, float]], edges: Floats) -> Floats:
+    """Give the share of each bin that lies in stretches of time, from and to in s."""
+    begin, end = np.array(sorted(spells), float).reshape(-1, 2).T
+    return mean_in_bins(begin, end, np.ones(len(begin)), edges)
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:

@@ -79,7 +79,7 @@ def draw_kv(runs: Sequence[Run]) -> "Figure":
             steps = run.steps
             blocks = steps.kv_blocks_used + steps.kv_blocks_free
             share = 100.0 * steps.kv_blocks_used / blocks
-            _draw_level(usage, run, share, edges, color(number), replicas=sum(run.there(edges)))
+            _draw_level(usage, run, share, edges, color(number), replicas=sum(run.serving(edges)))
             lost = steps.start[steps.preempted > 0]
             usage.plot(lost, np.full(len(lost), 101.5), "x", color=color(number), markersize=4)
         preempted = any(run.steps.preempted.any() for run in runs)

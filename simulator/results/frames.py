@@ -1,7 +1,8 @@
 """The tables of a run as users get them, as columns and as DataFrames.
 
 One row per request (requests.csv), one per logged row of steps (steps.csv) or one per step with the
-leaps unrolled, one per client (clients.csv), one per window of time (fairness.csv).
+leaps unrolled, one per client (clients.csv), one per window of time (fairness.csv), one per change
+of a replica's state (replicas.csv).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simulator.cluster.lifecycle import STATES
 from simulator.core.log import REASONS, Log
 from simulator.results.fairness import Clients, client_columns, fairness_columns
-from simulator.results.record import Record
+from simulator.results.record import ClusterRecord, Record
 from simulator.results.request_table import Floats, Ints, Rows, client_column, find_rows
 from simulator.results.time_series import arrivals, blocks_in_steps, decisions
 from simulator.util.csv_text import Column, Numbers, Signed, Words
@@ -84,6 +86,26 @@ def client_tables(record: Record) -> dict[str, dict[str, Column]]:
     """Give the columns of clients.csv and fairness.csv, by name."""
     clients = Clients.of(record)
     return {"clients": client_columns(clients), "fairness": {**fairness_columns(clients)}}
+
+
+def replica_columns(cluster: ClusterRecord) -> dict[str, Column]:
+    """Give the columns of replicas.csv: a row for each time (s) at which a replica changed."""
+    names = list(dict.fromkeys(cluster.groups))
+    ranks: dict[int, list[int]] = {}
+    for replica, server in enumerate(cluster.servers):
+        ranks.setdefault(server, []).append(replica)
+    rows = [
+        (time, replica, names.index(cluster.groups[replica]), STATES.index(state))
+        for time, server, state in cluster.changes
+        for replica in ranks[server]
+    ]
+    times, numbers, groups, states = (np.array(column) for column in zip(*rows, strict=True))
+    return {
+        "time": times,
+        "replica": numbers,
+        "group": Words(groups, names),
+        "state": Words(states, list(STATES)),
+    }
 
 
 def step_frame(record: Record, *, expanded: bool = False) -> "pd.DataFrame":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simulator.cluster.lifecycle import STATES
 from simulator.core.log import REASONS
 from simulator.util.errors import HeadwayError
 from simulator.util.files import check_regular
@@ -279,6 +280,17 @@ def check_rows(frame: "pd.DataFrame", where: object) -> None:
         raise HeadwayError(
             f"{where}: row {row}: finish_reason: {ends.iloc[row]!r} is none of {', '.join(REASONS)}"
         )
+
+
+def check_changes(frame: "pd.DataFrame", where: object) -> None:
+    """Raise HeadwayError unless the rows of replicas.csv come by time, each with a state."""
+    need_columns(frame, ["state"], where)
+    wrong = ~(frame["time"] >= np.fmax(frame["time"].shift(fill_value=0.0), 0.0)).to_numpy()
+    wrong |= ~((frame["replica"] >= 0) & (frame["replica"] % 1 == 0)).to_numpy()
+    wrong |= ~frame["state"].isin(STATES).to_numpy()
+    if wrong.any() or not len(frame):
+        row = f"row {int(wrong.argmax())}: is no" if len(frame) else "has no"
+        raise HeadwayError(f"{where}: {row} change of a replica's state, in order of time")
 
 
 def check_columns(frame: "pd.DataFrame", columns: Sequence[str], where: object) -> None:

@@ -31,6 +31,9 @@ from simulator.scenario.assemble import EngineParts
 from simulator.scenario.scenario import Scenario
 from simulator.workload.workload import Workload
 
+COME_AND_GO = ("failures", "scalings")
+"""Counts of a cluster: where all are 0 its replicas are up all the time."""
+
 
 @dataclass(slots=True)
 class ClusterRecord:
@@ -43,11 +46,18 @@ class ClusterRecord:
     """Of each server, s: when it was ordered, when it was gone, when it was ordered again, ..."""
     counters: dict[str, int]  # of what came to nothing, under the names that the summary has
     tries: Attempts  # what clients sent again, and what they gave up
+    changes: Sequence[tuple[float, int, str]] = ()
+    """When (s) a server, by its number, came to a state; none where all are always up."""
     transfers: Transfers | None = None  # where prefill and decode are apart
 
     def engine_logs(self, record: "Record") -> list[Log]:
         """Give what each engine wrote down; as clients see it, the record has it."""
         return record.logs if self.transfers is None else self.transfers.engines
+
+    @property
+    def comes_and_goes(self) -> bool:
+        """Say whether replicas fail or are scaled: else all are up all the time."""
+        return any(self.counters[name] for name in COME_AND_GO)
 
     def paid_seconds(self, server: int, start: float, end: float) -> float:
         """Add up the seconds from `start` to `end` for which a server is paid."""

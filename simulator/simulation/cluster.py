@@ -214,6 +214,7 @@ def add_replicas(
         paid=life.paid,
         counters=fleet.counters,
         tries=Attempts(fleet.sent_again),
+        changes=life.changes,
     )
     return record, life
 

@@ -16,6 +16,7 @@ from simulator.results.frames import (
     as_frame,
     client_tables,
     count_rows,
+    replica_columns,
     request_columns,
     request_frame,
     step_columns,
@@ -67,13 +68,15 @@ def write_run(result: "Result", out: Path, format: str = "csv") -> list[Path]:
         need_pyarrow()
         writers["requests.parquet"] = partial(_write_parquet, request_frame(result))
         writers["steps.parquet"] = partial(_write_parquet, step_frame(result))
-    if several_clients(result.workload):
-        for name, columns in client_tables(result).items():
-            writers[f"{name}.{format}"] = (
-                partial(_write_table, f"{name}.csv", columns)
-                if format == "csv"
-                else partial(_write_parquet, as_frame(columns))
-            )
+    tables = client_tables(result) if several_clients(result.workload) else {}
+    if result.cluster is not None and result.cluster.comes_and_goes:
+        tables["replicas"] = replica_columns(result.cluster)
+    for name, columns in tables.items():
+        writers[f"{name}.{format}"] = (
+            partial(_write_table, f"{name}.csv", columns)
+            if format == "csv"
+            else partial(_write_parquet, as_frame(columns))
+        )
     writers["scenario.yaml"] = partial(write_scenario, result.scenario)
     return write_together(out, writers)
 

@@ -1,17 +1,26 @@
 """The numbers behind the report's charts: over time in bins, as distributions, seat by seat."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simulator.figures.data import Run
+from simulator.figures.fleet import (
+    MOST_LINES,
+    STATES,
+    band,
+    fleet_edges,
+    fleet_levels,
+    has_fleet,
+    replica_states,
+)
 from simulator.figures.occupancy import lowest_slots
 from simulator.results.request_table import Floats
 from simulator.results.time_series import depth_in_bins, mean_in_bins
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 MAX_POINTS = 16_000  # of each chart over time, all runs together: bounds the file
 MAX_BINS = 4_000  # of one run at most
@@ -19,7 +28,9 @@ QUANTILES = 500  # points of a distribution
 MAX_BARS = 2_500  # requests in the picture of the seats, of each run
 ROUNDING = 5e-9  # s, that sums of a table's times, each to a nanosecond, may be wrong
 INITIAL_BARS = 400  # of these in view at first
-RESERVING = {"orca", "tgi", "trtllm"}  # schedulers that reserve the whole answer on admission
+
+FLEET_BINS = 200  # of a fleet's charts
+FLEET_HUES = {"up": "--run-0", "draining": "--run-5", "starting": "--run-4", "down": "--run-1"}
 
 Numbers = list[float | None]
 
@@ -34,6 +45,7 @@ def charts(runs: Sequence[Run]) -> dict[str, Any]:
         "time": _short((edges[1:] + edges[:-1]) / 2, 6),
         "overtime": [over_time(run, edges) for run in runs],
         "bounds": [_bounds(run) for run in runs],
+        "fleets": [_fleet(run, runs) for run in runs],
         "latency": {name: distributions(runs, name) for name in ("ttft", "tpot", "e2el")},
         "seats": [seats(run, begin, end) for run in runs],
         "window": [begin, end],
@@ -46,6 +58,42 @@ def _bounds(run: Run) -> dict[str, float]:
     own = run.summary["headway"]
     found = {name: own.get(f"slo_{name}_ms") for name in ("ttft", "tpot", "e2el")}
     return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def _fleet(run: Run, runs: Sequence[Run]) -> dict[str, Any] | None:
+    """Give a cluster's charts over time, each as lines of name, colour and numbers; else None."""
+    if not has_fleet(run):
+        return None
+    edges = fleet_edges(runs, FLEET_BINS)
+    levels, states = fleet_levels(run, edges), replica_states(run, edges)
+    top_first = [state for state in reversed(states) if states[state].any()]
+    load = [("offered", "--queue", levels.sent), ("served", "--run-0", levels.ended)]
+    if levels.given_up.any():
+        load.append(("given up", "--run-1", levels.given_up))
+    found = {
+        "replicas": [(STATES[state], FLEET_HUES[state], states[state]) for state in top_first],
+        "load": load,
+        "queue": _each(levels.queue),
+        "kv": _each(levels.kv),
+        "imbalance": [("most / mean", "--run-0", levels.imbalance)],
+    }
+    return {
+        "time": _short((edges[1:] + edges[:-1]) / 2, 6),
+        "scalings": levels.scalings,
+        "outages": levels.outages,
+        "charts": {
+            key: [[name, hue, _short(values)] for name, hue, values in lines]
+            for key, lines in found.items()
+        },
+    }
+
+
+def _each(levels: Floats) -> list[tuple[str, str, Floats]]:
+    """Give a line for each replica, or of many the most, the median and the least."""
+    if len(levels) <= MOST_LINES:
+        return [(f"replica {k}", f"--run-{k}", level) for k, level in enumerate(levels)]
+    low, median, high = band(levels)
+    return [("most", "", high), ("median", "--run-0", median), ("least", "", low)]
 
 
 def _short(values: Floats, digits: int = 4) -> Numbers:
@@ -64,13 +112,13 @@ def over_time(run: Run, edges: Floats) -> dict[str, Numbers]:
     size = len(edges) - 1
     running, waiting, used, tokens, seats, preempted = (np.zeros(size) for _ in range(6))
     longest, blocks = np.full(size, np.nan), dict[int, float]()
-    for number, steps, queue in _replicas(run):
+    for number, steps, queue in run.queues():
         starts, time = steps["start"].to_numpy(float), steps["duration"].to_numpy(float)
         ends, count = starts + time, steps["steps"].to_numpy(float)
         decodes = steps["decode_tokens"].to_numpy(float)
         running += mean_in_bins(starts, ends, steps["running"].to_numpy(), edges)
         waiting += depth_in_bins(starts, steps["waiting"].to_numpy(), queue, edges)
-        used += mean_in_bins(starts, ends, _blocks(run, steps), edges)
+        used += mean_in_bins(starts, ends, run.blocks_used(steps), edges)
         blocks[number] = float((steps["kv_blocks_used"] + steps["kv_blocks_free"]).max())
         rate = np.divide(decodes * count, time, out=np.zeros(len(time)), where=time > 0)
         tokens += mean_in_bins(starts, ends, rate, edges)
@@ -85,7 +133,7 @@ def over_time(run: Run, edges: Floats) -> dict[str, Numbers]:
     slowest = np.full(size, np.nan)
     np.fmax.at(slowest, place, run.requests["ttft"].to_numpy(float))
     known = sum(blocks.values()) / max(len(blocks), 1)  # of a replica that made no step
-    there = [blocks.get(k, known) * share for k, share in enumerate(run.there(edges))]
+    there = [blocks.get(k, known) * share for k, share in enumerate(run.serving(edges))]
     room = np.maximum(sum(there), 1.0)
     return {
         "running": _short(running),
@@ -97,35 +145,6 @@ def over_time(run: Run, edges: Floats) -> dict[str, Numbers]:
         "longest": _short(1e3 * np.fmax(longest, itl)),
         "preempted": _short(np.where(preempted > 0, preempted, np.nan)),
     }
-
-
-def _replicas(run: Run) -> Iterator[tuple[int, "pd.DataFrame", Floats]]:
-    """Yield each replica's number, its steps and the times at which requests joined its queue."""
-    requests = run.requests.assign(sent=run.sent)
-    requests = requests[requests["finish_reason"].astype(object) != "rejected"]
-    # Where prefill and decode are apart, no column tells when a request came to where it decodes.
-    column = "prefill_replica" if "prefill_replica" in requests else "replica"
-    for number, steps in run.replicas():
-        sent = requests["sent"][requests[column] == number].dropna()
-        if len(steps):
-            yield number, steps, np.sort(sent.to_numpy(float))
-
-
-def _blocks(run: Run, steps: "pd.DataFrame") -> Floats:
-    """Give the blocks in use, in the middle of each row: with paging they grow by the token."""
-    used: Floats = steps["kv_blocks_used"].to_numpy(float)
-    engine = run.scenario["engine"]
-    if (
-        engine.get("allocation") == "contiguous"
-        or engine.get("reserve_output_tokens") is not None
-        or run.policy in RESERVING
-    ):
-        return used
-    sequences = (steps["decode_tokens"] + steps["wasted_tokens"]).to_numpy(float)
-    later = steps["steps"].to_numpy(float) - 1
-    grown = used + sequences * later / 2 / float(engine.get("block_size") or 1)
-    most: Floats = np.minimum(grown, used + steps["kv_blocks_free"].to_numpy(float))
-    return most
 
 
 def distributions(runs: Sequence[Run], name: str) -> dict[str, Any]:

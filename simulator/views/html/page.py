@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 
 from simulator.figures.data import Run
+from simulator.figures.fleet import has_fleet
 from simulator.util.version import __version__
 from simulator.views.html import tables
 from simulator.views.html.charts import charts
@@ -22,6 +23,13 @@ OVER_TIME = (
     ("itl", "Inter-token latency, ms", "Mean over tokens; dots: preemptions."),
     ("ttft", "Longest TTFT of those sent then, ms", "Of requests that have got a token."),
     ("longest", "Longest step with decodes, ms", "What the unluckiest token waited for."),
+)
+FLEET = (
+    ("replicas", "Replicas", "By state; triangles: scaling decisions; crosses: failures."),
+    ("load", "Load, requests/s", "Offered, and served; shaded: outages."),
+    ("queue", "Waiting at each replica", "Of those that serve then."),
+    ("kv", "KV blocks in use at each replica, %", "Of those that serve then."),
+    ("imbalance", "Imbalance", "Requests at the fullest replica, over the mean of its group."),
 )
 LATENCY = (("ttft", "TTFT, ms"), ("tpot", "TPOT, ms"), ("e2el", "E2EL, ms"))
 
@@ -80,6 +88,7 @@ def _sections(runs: Sequence[Run]) -> str:
         ("What stands out", tables.per_run(runs, tables.diagnosis)),
         ("Who sits in the batch", _seats(runs)),
         ("Over time", _over_time()),
+        ("Fleet", tables.per_run(runs, lambda run: _fleet(run, runs.index(run)))),
         ("Latency", _latency(runs)),
         ("Where the time of a request went", tables.time_parts(runs)),
         ("Groups of the cluster", tables.per_run(runs, tables.groups)),
@@ -139,6 +148,14 @@ def _seats(runs: Sequence[Run]) -> str:
 def _over_time() -> str:
     figures = "".join(_figure("time", *chart) for chart in OVER_TIME)
     return f"<p class=note>{ZOOM} All charts follow.</p><div class=grid>{figures}</div>"
+
+
+def _fleet(run: Run, index: int) -> str:
+    """Leave room for the charts of a cluster, if the run has one."""
+    if not has_fleet(run):
+        return ""
+    figures = "".join(_figure(f"fleet-{index}", *chart) for chart in FLEET)
+    return f"<div class=grid>{figures}</div>"
 
 
 def _latency(runs: Sequence[Run]) -> str:

@@ -106,6 +106,65 @@
     return { scale: "n", paths: () => null, points, stroke: color, label, value };
   }
 
+  // A chart of a cluster; the states of its replicas are stacked, the first line on top.
+  function fleet(node, found) {
+    const lines = found.charts[node.dataset.key];
+    const stacked = node.dataset.key === "replicas";
+    const banded = lines[0]?.[0] === "most" && lines.length === 3;
+    const values = lines.map((given) => given[2]);
+    const shown = stacked ? values.map((_, k) => values[0].map((_, at) => sum(values.slice(k).map((v) => v[at])))) : values;
+    const series = lines.map(([label, hue], k) => {
+      const stroke = hue ? css(hue) : undefined;
+      const look = stacked ? { fill: stroke, width: 0, paths: uPlot.paths.stepped({ align: 0 }) } : { fill: undefined, width: hue ? 1.5 : 0 };
+      return { label, stroke, points: { show: false }, ...look, value: (u, v, s, at) => show(at == null ? null : values[k][at]) };
+    });
+    const low = node.dataset.key === "imbalance" ? 1 : 0;
+    add(node, {
+      scales: { x: { time: false, range: (u, min, max) => [min, max] }, y: { range: (u, min, max) => [low, Math.max(max, low) * (stacked ? 1.15 : 1.05) || 1] } },
+      axes: axes({ values: seconds }),
+      bands: banded ? [{ series: [1, 3], fill: css("--run-0") + "44" }] : [],
+      cursor: { sync: { key: "time" }, drag: { x: true, y: false } },
+      series: [{ label: "Time", value: (u, v) => (v == null ? "–" : `${show(v)} s`) }, ...series],
+      hooks: {
+        drawClear: [(plot) => stacked || shade(plot, found.outages)],
+        draw: [(plot) => stacked && drawEvents(plot, found)],
+      },
+    }, [found.time, ...shown]);
+  }
+
+  function shade(plot, outages) {
+    const { ctx } = plot;
+    const { top, height } = plot.bbox;
+    ctx.save();
+    clip(plot);
+    ctx.fillStyle = css("--run-1") + "22";
+    for (const [begin, end] of outages) {
+      const x = plot.valToPos(begin, "x", true);
+      ctx.fillRect(x, top, plot.valToPos(end, "x", true) - x, height);
+    }
+    ctx.restore();
+  }
+
+  function drawEvents(plot, { scalings, outages }) {
+    const { ctx } = plot;
+    const marks = [...scalings.map(([at, change]) => [at, change > 0 ? "▲" : "▼", "--ink"]), ...outages.map(([at]) => [at, "✕", "--run-1"])];
+    ctx.save();
+    clip(plot);
+    ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+    ctx.textAlign = "center";
+    for (const [at, mark, hue] of marks) {
+      ctx.fillStyle = css(hue);
+      ctx.fillText(mark, plot.valToPos(at, "x", true), plot.bbox.top + 12 * devicePixelRatio);
+    }
+    ctx.restore();
+  }
+
+  function clip({ ctx, bbox }) {
+    ctx.beginPath();
+    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.clip();
+  }
+
   function cdf(node) {
     const found = data.latency[node.dataset.key];
     const log = found.ms.at(-1) > 4 * found.ms[0];
@@ -190,9 +249,7 @@
     const colors = Array.from({ length: 6 }, (_, k) => css(`--run-${k}`));
     const x = (value) => plot.valToPos(value, "x", true);
     ctx.save();
-    ctx.beginPath();
-    ctx.rect(left, top, width, height);
-    ctx.clip();
+    clip(plot);
     ctx.fillStyle = css("--panel");
     ctx.fillRect(left, top, width, height);
     bars.seat.forEach((seat, k) => {
@@ -231,6 +288,7 @@
     drawn.forEach(([plot]) => plot.destroy());
     drawn = [];
     const kinds = { time: overTime, cdf, seats };
+    data.fleets.forEach((found, run) => { kinds[`fleet-${run}`] = (node) => fleet(node, found); });
     document.querySelectorAll(".chart").forEach((node) => kinds[node.dataset.kind](node));
     document.body.dataset.charts = drawn.length;
   }

@@ -1,0 +1,274 @@
+"""A fleet over time: its replicas, the load on them, and how evenly it falls."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simulator.figures.data import SERVING, Run, share_of_bins
+from simulator.figures.style import COLORS, FAINT, GREY, color, grid, sheet, whole_ticks
+from simulator.results.request_table import Floats
+from simulator.results.time_series import depth_in_bins, mean_in_bins
+from simulator.util.errors import HeadwayError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FINE = 10  # times as many bins for the states of replicas, which change at once
+BINS = 150  # of each chart: wide enough for rates of requests
+MOST_CELLS = 6_000_000  # bins x replicas
+MOST_RUNS = 3  # side by side
+MOST_LINES = 5  # replicas with a line each; of more, a band
+MOST_SHADED = 30  # outages that are shaded; more are marked alone
+STATES = {"up": "serving", "draining": "draining", "starting": "starting", "down": "failed"}
+"""The states in which a replica is shown, in words."""
+HUES = {"up": COLORS[1], "draining": COLORS[5], "starting": COLORS[4], "down": COLORS[0]}
+GIVEN_UP = ("shed", "timeout")
+
+
+@dataclass(slots=True)
+class FleetLevels:
+    """What a fleet is in each bin of time, a replica being one engine core.
+
+    `queue` (requests), `kv` (% of a replica's blocks) and `present` (requests, waiting or running)
+    have a row for each replica that ever serves, and NaN where it does not. So what is said of a
+    bin is said of those that serve then.
+    """
+
+    sent: Floats  # requests/s
+    ended: Floats  # requests/s, completed
+    given_up: Floats  # requests/s, refused or timed out for good, at the time they were sent
+    queue: Floats
+    kv: Floats
+    present: Floats
+    imbalance: Floats  # of `present`: the most of a replica over its group's mean; NaN: none
+    scalings: list[tuple[float, int]]  # s, and replicas that were ordered (< 0: taken away)
+    outages: list[tuple[float, float]]  # s, of replicas, from failure to repair
+
+
+def fleet_levels(run: Run, edges: Floats) -> FleetLevels:
+    """Average what a cluster's tables say over bins of time, whose `edges` are in s."""
+    cores, spells = run.cores, run.spells(float(edges[-1]))
+    serving = np.array(run.serving(edges))
+    queue, kv, running = (np.zeros_like(serving) for _ in range(3))
+    for number, steps, joined in run.queues():
+        start, time = (steps[name].to_numpy(float) for name in ("start", "duration"))
+        decided, waiting = start, steps["waiting"].to_numpy(float)
+        ends = [end for state in SERVING for _, end in spells[number].get(state, ())]
+        gone = np.sort([end for end in ends if end < edges[-1]])  # with its queue, if it fails
+        at = np.searchsorted(decided, gone)
+        decided, waiting = np.insert(decided, at, gone), np.insert(waiting, at, 0.0)
+        queue[number] = depth_in_bins(decided, waiting, joined, edges)
+        blocks = (steps["kv_blocks_used"] + steps["kv_blocks_free"]).to_numpy(float)
+        for levels, values in (
+            (kv, 100.0 * run.blocks_used(steps) / np.maximum(blocks, 1.0)),
+            (running, steps["running"].to_numpy(float)),
+        ):
+            levels[number] = mean_in_bins(start, start + time, values, edges)
+    ever = serving.any(axis=1)
+    serving = np.where(serving > 0, serving, np.nan)[ever]
+    queue, kv, running = (np.maximum(one[ever], 0.0) / serving for one in (queue, kv, running))
+    names = np.array([name for name, _ in cores])[ever]
+    return FleetLevels(
+        *_rates(run, edges),
+        *(queue, kv, queue + running),
+        _imbalance(queue + running, serving, names),
+        _scalings(run, [weight for _, weight in cores]),
+        sorted({spell for known in spells for spell in known.get("down", ())}),
+    )
+
+
+def replica_states(run: Run, edges: Floats) -> dict[str, Floats]:
+    """Give the mean number of replicas in each of STATES over bins of time; edges in s."""
+    found = {state: np.zeros(len(edges) - 1) for state in STATES}
+    for (_, weight), known in zip(run.cores, run.spells(float(edges[-1])), strict=True):
+        for state in STATES:
+            found[state] += weight * share_of_bins(known.get(state, ()), edges)
+    return found
+
+
+def _rates(run: Run, edges: Floats) -> tuple[Floats, Floats, Floats]:
+    """Give the requests/s that were sent, completed, and given up."""
+    gone = run.requests["finish_reason"].astype(object).isin(GIVEN_UP)
+    times = (run.sent, run.sent + run.requests["e2el"], run.sent[gone])
+    sent, ended, given_up = (
+        np.histogram(one.dropna().to_numpy(float), edges)[0] / np.diff(edges) for one in times
+    )
+    return sent, ended, given_up
+
+
+def _imbalance(present: Floats, serving: Floats, names: Any) -> Floats:
+    """Divide the most that a replica has by the mean of those of its group that serve.
+
+    Of several groups the least even one counts; one of which only one replica serves does not.
+    """
+    found = np.full(present.shape[1], np.nan)
+    for name in dict.fromkeys(names.tolist()):
+        level, share = present[names == name], serving[names == name]
+        there = np.nansum(share, axis=0)
+        mean = np.nansum(level * share, axis=0) / np.where(there > 0, there, np.nan)
+        several = (np.isfinite(level).sum(axis=0) > 1) & (mean > 0)
+        most = np.nanmax(np.where(np.isnan(level), -inf, level), axis=0)
+        found = np.fmax(found, np.where(several, most / np.where(several, mean, 1.0), np.nan))
+    return found
+
+
+def _scalings(run: Run, weights: Sequence[float]) -> list[tuple[float, int]]:
+    """Give the times (s) at which an autoscaler decided, and how many replicas more it wanted."""
+    found: dict[float, float] = {}
+    if run.changes is not None and run.summary["headway"]["cluster"].get("scalings"):
+        for number, rows in run.changes.groupby("replica"):
+            before = "off"
+            for time, state in zip(rows["time"], rows["state"], strict=True):
+                change = SCALED.get((before, state), 0) if time > 0 else 0
+                found[time] = found.get(time, 0.0) + change * weights[int(number)]
+                before = state
+    return [(time, round(change)) for time, change in sorted(found.items()) if round(change)]
+
+
+SCALED: Mapping[tuple[str, str], int] = {
+    ("off", "starting"): 1,
+    ("off", "up"): 1,
+    ("draining", "up"): 1,
+    ("up", "draining"): -1,
+    ("starting", "off"): -1,
+}
+"""Changes of state that an autoscaler orders, and how many replicas each adds."""
+
+
+def band(levels: Floats) -> tuple[Floats, Floats, Floats]:
+    """Give the least, the median and the most of the replicas in each bin; NaN where none is."""
+    there = np.isfinite(levels).any(axis=0)
+    found = np.full((3, levels.shape[1]), np.nan)
+    found[:, there] = np.nanpercentile(levels[:, there], [0, 50, 100], axis=0)
+    return found[0], found[1], found[2]
+
+
+def fleet_edges(runs: Sequence[Run], bins: int = BINS) -> Floats:
+    """Give the edges (s) of bins that all runs share; fewer where there are very many replicas."""
+    most = max(len(run.cores) for run in runs)
+    end = max(run.end for run in runs) or 1.0
+    return np.linspace(0.0, end, max(min(bins, MOST_CELLS // most), 10) + 1)
+
+
+def has_fleet(run: Run) -> bool:
+    """Say whether a run has several replicas, or one that comes and goes."""
+    return bool(run.groups) and (run.changes is not None or len(run.cores) > 1)
+
+
+def draw_fleet(runs: Sequence[Run]) -> "Figure":
+    """Draw a column for each of up to three clusters: replicas, load, queues, KV, imbalance.
+
+    Raises HeadwayError for more runs, or one without a cluster.
+    """
+    if alone := [run.label for run in runs if not run.groups]:
+        raise HeadwayError(f"{', '.join(alone)}: has no cluster: give runs of several replicas")
+    if len(runs) > MOST_RUNS:
+        raise HeadwayError(f"{len(runs)} runs are too many: up to {MOST_RUNS} stand side by side")
+    edges = fleet_edges(runs)
+    options: dict[str, Any] = {"sharex": True, "sharey": "row", "squeeze": False}
+    with sheet(5, len(runs), 9.5, **options) as figure:
+        columns = len(runs)
+        for k, run in enumerate(runs):
+            panels = figure.axes[k::columns]
+            levels = fleet_levels(run, edges)
+            fine = np.linspace(0.0, edges[-1], FINE * (len(edges) - 1) + 1)
+            _draw_replicas(panels[0], levels, replica_states(run, fine), fine)
+            _draw_load(panels[1], levels, edges)
+            _draw_each(panels[2], levels.queue, edges)
+            _draw_each(panels[3], levels.kv, edges)
+            middle = (edges[1:] + edges[:-1]) / 2
+            panels[4].plot(middle, levels.imbalance, color=COLORS[6])
+            panels[4].set(xlim=(0, edges[-1]), xlabel="time (s)")
+            for axes in panels:
+                grid(axes)
+            for axes in panels[1:]:
+                for begin, end in levels.outages[:MOST_SHADED]:
+                    axes.axvspan(begin, end, color=COLORS[0], alpha=0.12, linewidth=0)
+            if columns > 1:
+                panels[0].annotate(
+                    run.label, (0.5, 1.22), xycoords="axes fraction", ha="center", weight="bold"
+                )
+        first = figure.axes[::columns]
+        for axes, title, unit in zip(first, TITLES, UNITS, strict=True):
+            axes.set_ylim(bottom=1 if axes is first[-1] else 0)
+            axes.set(title=title, ylabel=unit)
+            axes.title.set_horizontalalignment("left")
+            axes.title.set_x(0.0)
+        whole_ticks(first[0])
+        for row in range(3):
+            handles: dict[str, Any] = {}
+            for axes in figure.axes[row * columns : (row + 1) * columns]:
+                handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+            last = figure.axes[row * columns + columns - 1]
+            place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 0.98)}
+            if handles:
+                last.legend(
+                    *(handles.values(), handles.keys()),
+                    **place,
+                    ncols=6,
+                    frameon=False,
+                    fontsize=9,
+                    handlelength=1.2,
+                    columnspacing=1.0,
+                    borderpad=0,
+                )
+    return figure
+
+
+TITLES = (
+    *("Replicas", "Load", "Waiting at each replica", "KV cache of each replica"),
+    "Requests at the fullest replica over the mean of its group",
+)
+UNITS = ("replicas", "requests/s", "requests", "% of KV blocks", "imbalance")
+
+
+def _draw_replicas(
+    axes: "Axes", levels: FleetLevels, states: Mapping[str, Floats], edges: Floats
+) -> None:
+    """Draw how many replicas are in each state, and what was decided and what broke when."""
+    there = {state: number for state, number in states.items() if number.any()}
+    axes.stackplot(
+        edges[:-1],
+        [*there.values()],
+        colors=[HUES[state] for state in there],
+        labels=[STATES[state] for state in there],
+        alpha=0.75,
+        linewidth=0,
+        step="post",
+    )
+    top = 1.04 * max(float(np.sum([*states.values()], axis=0).max()), 1.0)
+    style: dict[str, Any] = {"color": GREY, "linestyle": "none", "clip_on": False, "markersize": 5}
+    for mark, sign, label in (("^", 1, "scaled up"), ("v", -1, "scaled down")):
+        times = [time for time, change in levels.scalings if change * sign > 0]
+        if times:
+            axes.plot(times, [top] * len(times), mark, label=label, **style)
+    if levels.outages:
+        times = [begin for begin, _ in levels.outages]
+        style |= {"color": COLORS[0], "label": "outage"}
+        axes.plot(times, [top] * len(times), "x", **style)
+
+
+def _draw_load(axes: "Axes", levels: FleetLevels, edges: Floats) -> None:
+    """Draw what was sent, what was served, and what was given up."""
+    middle = (edges[1:] + edges[:-1]) / 2
+    axes.plot(middle, levels.sent, color=FAINT, linewidth=1.4, label="offered")
+    axes.plot(middle, levels.ended, color=COLORS[1], linewidth=1.4, label="served")
+    if levels.given_up.any():
+        axes.plot(middle, levels.given_up, color=COLORS[0], linewidth=1.4, label="given up")
+
+
+def _draw_each(axes: "Axes", levels: Floats, edges: Floats) -> None:
+    """Draw a line for each replica, of many a band from the least to the most and the median."""
+    middle = (edges[1:] + edges[:-1]) / 2
+    if len(levels) <= MOST_LINES:
+        for number, level in enumerate(levels):
+            axes.plot(middle, level, color=color(number), linewidth=1.2, label=f"replica {number}")
+        return
+    low, median, high = band(levels)
+    style: dict[str, Any] = {"color": COLORS[1], "alpha": 0.25, "linewidth": 0}
+    axes.fill_between(middle, low, high, label="least to most", **style)
+    axes.plot(middle, median, color=COLORS[1], label="median")

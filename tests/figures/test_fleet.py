@@ -1,0 +1,188 @@
+"""A fleet over time, by hand and from runs: states, load, queues, KV and imbalance."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from simulator import load_scenario, run
+from simulator.cli.main import main
+from simulator.figures import Run, draw_fleet
+from simulator.figures.data import read_runs
+from simulator.figures.fleet import band, fleet_levels, replica_states
+from simulator.results.breakdown import PARTS
+from simulator.util.errors import HeadwayError
+from simulator.views.html.charts import charts
+from simulator.views.html.page import page
+
+ENGINE = """
+engine: {max_num_seqs: 4, num_gpu_blocks_override: 200, max_model_len: 256}
+cost: {kind: linear, base: 0.05, per_token: 0.0001}
+"""
+LOST = f"""{ENGINE}
+workload: {{num_prompts: 120, request_rate: 8, input_len: 20, output_len: 20}}
+cluster: {{replicas: 2, failures: {{outages: [{{replica: 0, start: 4, duration: 4}}]}}}}
+"""
+SCALED = f"""{ENGINE}
+workload: {{num_prompts: 400, request_rate: 10, input_len: 20, output_len: 20,
+           diurnal: {{period: 40, amplitude: 0.9}}}}
+cluster: {{replicas: 1, autoscaling: {{target: 2, max_replicas: 4, interval: 2, startup_delay: 2,
+          cooldown: 4}}}}
+"""
+
+
+def step(replica: int, start: float, running: int, waiting: int, used: int) -> dict[str, float]:
+    """Give a step of a second."""
+    return {
+        **dict.fromkeys(("prefill_tokens", "decode_tokens", "wasted_tokens", "preempted"), 0),
+        **{"replica": replica, "start": start, "duration": 1.0, "steps": 1, "running": running},
+        **{"waiting": waiting, "kv_blocks_used": used, "kv_blocks_free": 10 - used},
+    }
+
+
+def by_hand() -> Run:
+    """Two replicas for four seconds; 1 fails at 2 s with three waiting, and is back at 3 s."""
+    steps = [step(0, k, running=2, waiting=0, used=5) for k in range(4)]
+    steps += [step(1, 0, 4, 1, 10), step(1, 1, 4, 3, 10), step(1, 3, 1, 0, 1)]
+    requests = pd.DataFrame(
+        [
+            dict.fromkeys(("client_queue_time", "queue_time", "preemptions", *PARTS), 0.0)
+            | {"id": k, "arrival": float(k), "ttft": 0.1, "tpot": 0.1, "e2el": 1.0, "replica": 0}
+            | {"finish_reason": "stop" if k else "timeout"}
+            for k in range(4)
+        ]
+    )
+    requests.loc[0, "e2el"] = np.nan
+    changes = [(0, 0, "up"), (0, 1, "up"), (2, 1, "down"), (3, 1, "up")]
+    groups = {"all": {"replicas": 2, "data_parallel_size": 1}}
+    summary = {"headway": {"cluster": {"groups": groups, "failures": 1}}, "completed": 3}
+    frames = requests, pd.DataFrame(steps), None
+    table = pd.DataFrame(changes, columns=["time", "replica", "state"])
+    return Run("hand", summary | {"duration": 4.0}, {"engine": {"block_size": 16}}, *frames, table)
+
+
+def test_bins_are_divided_by_who_serves_and_what_fails_is_not_there() -> None:
+    found, edges = by_hand(), np.arange(5.0)
+    states = replica_states(found, edges)
+    assert states["up"].tolist() == [2, 2, 1, 2] and states["down"].tolist() == [0, 0, 1, 0]
+    levels = fleet_levels(found, edges)
+    assert levels.queue[0].tolist() == [0, 0, 0, 0]
+    np.testing.assert_allclose(levels.queue[1], [1, 3, np.nan, 0])
+    np.testing.assert_allclose(levels.kv, [[50] * 4, [100, 100, np.nan, 10]])
+    # 5 and 7 requests beside 2; alone there is no imbalance; then 1 beside 2.
+    np.testing.assert_allclose(levels.imbalance, [5 / 3.5, 7 / 4.5, np.nan, 2 / 1.5])
+    assert levels.sent.tolist() == [1, 1, 1, 1] and levels.given_up.tolist() == [1, 0, 0, 0]
+    assert levels.ended.tolist() == [0, 0, 1, 2]  # after 2, 3 and 4 s
+    assert levels.outages == [(2.0, 3.0)] and levels.scalings == []
+
+
+def test_half_a_bin_in_service_counts_for_half() -> None:
+    levels = fleet_levels(by_hand(), np.array([0.0, 1.5, 2.5, 4.0]))
+    # From 1.5 to 2.5 s replica 1 served for half a second, with three waiting all the time.
+    np.testing.assert_allclose(levels.queue[1], [(1 * 1 + 3 * 0.5) / 1.5, 3, 0])
+    np.testing.assert_allclose(levels.kv[1], [100, 100, 10])
+
+
+def test_a_band_is_of_those_that_are_there() -> None:
+    low, median, high = band(np.array([[1.0, np.nan, np.nan], [3.0, 4.0, np.nan], [8, 6, np.nan]]))
+    assert low[:2].tolist() == [1, 4] and median[:2].tolist() == [3, 5]
+    assert high[:2].tolist() == [8, 6] and np.isnan([low[2], median[2], high[2]]).all()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("fleet")
+    found = {}
+    for name, text in (("lost", LOST), ("scaled", SCALED)):
+        (folder / f"{name}.yaml").write_text(text)
+        found[name] = folder / name
+        assert main(["run", str(folder / f"{name}.yaml"), "--out", str(found[name]), "--quiet"]) == 0
+    return found
+
+
+def test_the_table_tells_when_each_replica_came_and_went(folders: dict[str, Path]) -> None:
+    lines = (folders["lost"] / "replicas.csv").read_text().splitlines()
+    assert lines[0] == "time,replica,group,state"
+    rows = [(float(t), k, g, s) for t, k, g, s in (line.split(",") for line in lines[1:])]
+    assert rows == [(0, "0", "all", "up"), (0, "1", "all", "up")] + [
+        (4, "0", "all", "down"),
+        (8, "0", "all", "up"),
+    ]
+    (found,) = read_runs([folders["scaled"]])
+    cluster = found.summary["headway"]["cluster"]
+    levels = fleet_levels(found, np.linspace(0, found.end, 50))
+    assert len(levels.scalings) == cluster["scalings"] > 2
+    assert {np.sign(change) for _, change in levels.scalings} == {1, -1}
+    edges = np.linspace(0, found.end, 2)
+    paid = sum(one[0] for one in replica_states(found, edges).values()) * found.end / 3600
+    first = float(found.sent.min())  # the summary counts from the first request on
+    assert paid == pytest.approx(cluster["replica_hours"] + first / 3600, rel=1e-6)
+
+
+def test_from_memory_and_from_files_the_same_and_one_rank_is_a_part(folders, tmp_path) -> None:
+    for name, text in (("lost", LOST), ("scaled", SCALED)):
+        (tmp_path / "s.yaml").write_text(text)
+        result = Run.of("x", run(load_scenario(tmp_path / "s.yaml")))
+        (read,) = read_runs([folders[name]])
+        edges = np.linspace(0, read.end, 20)
+        for one, other in zip(fleet_levels(result, edges).kv, fleet_levels(read, edges).kv):
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+    ranks = "gpu: {count: 2}\n" + LOST.replace("max_num_seqs: 4", "data_parallel_size: 2")
+    (tmp_path / "s.yaml").write_text(ranks)
+    found = Run.of("ranks", run(load_scenario(tmp_path / "s.yaml")))
+    states = replica_states(found, np.array([0.0, 4.0, 8.0, found.end]))
+    assert states["up"].tolist() == [2, 1, 2] and states["down"].tolist() == [0, 1, 0]
+    assert len(fleet_levels(found, np.array([0.0, 4.0])).queue) == 4
+
+
+def test_the_picture_and_the_page(folders: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "f.svg"
+    words = ["plot", "fleet", *map(str, folders.values()), "--out", str(out)]
+    assert main(words) == 0
+    first = out.read_bytes()
+    assert main(words) == 0 and out.read_bytes() == first
+    figure = draw_fleet(read_runs([*folders.values()]))
+    assert [axes.get_ylabel() for axes in figure.axes[::2]][:2] == ["replicas", "requests/s"]
+    runs = read_runs([*folders.values()])
+    assert page(runs).count('data-kind="fleet-') == 10
+    lost, scaled = charts(runs)["fleets"]
+    assert lost["outages"] == [(4.0, 8.0)] and scaled["scalings"]
+    assert [name for name, *_ in lost["charts"]["replicas"]] == ["failed", "serving"]
+    assert len(lost["charts"]["queue"]) == 2  # few replicas: a line each
+    json.dumps(lost, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("time,replica,group,state\n", "has no change of a replica's state"),
+        ("time,replica,group,state\n1,0,all,up\n0,0,all,down\n", "row 1: is no change"),
+        ("time,replica,group,state\n0,0.5,all,up\n", "row 0: is no change"),
+        ("time,replica,group,state\n0,0,all,gone\n", "row 0: is no change"),
+        ("time,replica,group\n0,0,all\n", "has no column state"),
+        ("time,replica,group,state\n0,x,all,up\n", "replica holds what is no number"),
+        (None, "no such file"),
+    ],
+)
+def test_a_damaged_table_is_told_by_its_place(folders, tmp_path, capsys, text, message) -> None:
+    for path in folders["lost"].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    if text is None:
+        (tmp_path / "replicas.csv").unlink()
+    else:
+        (tmp_path / "replicas.csv").write_text(text)
+    assert main(["plot", "fleet", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "replicas.csv" in error and message in error
+    assert not (tmp_path / "fleet.png").exists()
+
+
+def test_what_has_no_fleet_is_refused(folders: dict[str, Path]) -> None:
+    with pytest.raises(HeadwayError, match="4 runs are too many"):
+        draw_fleet(read_runs([folders["lost"]]) * 4)
+    alone = by_hand()
+    alone.summary = {"headway": {}}
+    with pytest.raises(HeadwayError, match="hand: has no cluster"):
+        draw_fleet([alone])
