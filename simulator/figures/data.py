@@ -160,8 +160,9 @@ class Run:
         ]
         return found + [("", 1.0)] * (max(numbers, default=1) - len(found))
 
-    def spells(self, end: float) -> list[dict[str, list[tuple[float, float]]]]:
-        """Give for each engine core from when to when (s) it was in each state, up to `end`."""
+    def spells(self) -> list[dict[str, list[tuple[float, float]]]]:
+        """Give for each engine core from when to when (s) it was in each state."""
+        end = self.end
         if self.changes is None:
             return [{"up": [(0.0, end)]} for _ in self.cores]
         found: list[dict[str, list[tuple[float, float]]]] = [{} for _ in self.cores]
@@ -176,7 +177,7 @@ class Run:
         """Give for each engine core the share of each bin for which it serves."""
         return [
             share_of_bins([spell for state in SERVING for spell in spells.get(state, ())], edges)
-            for spells in self.spells(float(edges[-1]))
+            for spells in self.spells()
         ]
 
     def queues(self) -> "Iterator[tuple[int, pd.DataFrame, Floats]]":

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 FINE = 10  # times as many bins for the states of replicas, which change at once
 BINS = 150  # of each chart: wide enough for rates of requests
 MOST_CELLS = 6_000_000  # bins x replicas
+NOTHING = 1e-6  # requests: less is rounding
 MOST_RUNS = 3  # side by side
 MOST_LINES = 5  # replicas with a line each; of more, a band
 MOST_SHADED = 30  # outages that are shaded; more are marked alone
@@ -51,7 +52,7 @@ class FleetLevels:
 
 def fleet_levels(run: Run, edges: Floats) -> FleetLevels:
     """Average what a cluster's tables say over bins of time, whose `edges` are in s."""
-    cores, spells = run.cores, run.spells(float(edges[-1]))
+    cores, spells = run.cores, run.spells()
     serving = np.array(run.serving(edges))
     queue, kv, running = (np.zeros_like(serving) for _ in range(3))
     for number, steps, joined in run.queues():
@@ -84,7 +85,7 @@ def fleet_levels(run: Run, edges: Floats) -> FleetLevels:
 def replica_states(run: Run, edges: Floats) -> dict[str, Floats]:
     """Give the mean number of replicas in each of STATES over bins of time; edges in s."""
     found = {state: np.zeros(len(edges) - 1) for state in STATES}
-    for (_, weight), known in zip(run.cores, run.spells(float(edges[-1])), strict=True):
+    for (_, weight), known in zip(run.cores, run.spells(), strict=True):
         for state in STATES:
             found[state] += weight * share_of_bins(known.get(state, ()), edges)
     return found
@@ -97,6 +98,8 @@ def _rates(run: Run, edges: Floats) -> tuple[Floats, Floats, Floats]:
     sent, ended, given_up = (
         np.histogram(one.dropna().to_numpy(float), edges)[0] / np.diff(edges) for one in times
     )
+    for rates in (sent, ended, given_up):
+        rates[edges[:-1] >= run.end] = np.nan  # beside another that lasts longer
     return sent, ended, given_up
 
 
@@ -110,7 +113,7 @@ def _imbalance(present: Floats, serving: Floats, names: Any) -> Floats:
         level, share = present[names == name], serving[names == name]
         there = np.nansum(share, axis=0)
         mean = np.nansum(level * share, axis=0) / np.where(there > 0, there, np.nan)
-        several = (np.isfinite(level).sum(axis=0) > 1) & (mean > 0)
+        several = (np.isfinite(level).sum(axis=0) > 1) & (mean > NOTHING)
         most = np.nanmax(np.where(np.isnan(level), -inf, level), axis=0)
         found = np.fmax(found, np.where(several, most / np.where(several, mean, 1.0), np.nan))
     return found
@@ -188,42 +191,38 @@ def draw_fleet(runs: Sequence[Run]) -> "Figure":
             for axes in panels[1:]:
                 for begin, end in levels.outages[:MOST_SHADED]:
                     axes.axvspan(begin, end, color=COLORS[0], alpha=0.12, linewidth=0)
-            if columns > 1:
-                panels[0].annotate(
-                    run.label, (0.5, 1.22), xycoords="axes fraction", ha="center", weight="bold"
-                )
+            titles = TITLES if columns == 1 else (run.label, *([""] * len(TITLES[1:])))
+            for axes, title in zip(panels, titles, strict=True):
+                axes.set_title(title, loc="left")
         first = figure.axes[::columns]
-        for axes, title, unit in zip(first, TITLES, UNITS, strict=True):
+        for axes, unit in zip(first, UNITS, strict=True):
             axes.set_ylim(bottom=1 if axes is first[-1] else 0)
-            axes.set(title=title, ylabel=unit)
-            axes.title.set_horizontalalignment("left")
-            axes.title.set_x(0.0)
+            axes.set_ylabel(unit)
         whole_ticks(first[0])
-        for row in range(3):
-            handles: dict[str, Any] = {}
-            for axes in figure.axes[row * columns : (row + 1) * columns]:
-                handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-            last = figure.axes[row * columns + columns - 1]
-            place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 0.98)}
-            if handles:
-                last.legend(
-                    *(handles.values(), handles.keys()),
-                    **place,
-                    ncols=6,
-                    frameon=False,
-                    fontsize=9,
-                    handlelength=1.2,
-                    columnspacing=1.0,
-                    borderpad=0,
-                )
+        _name_all(figure, columns)
     return figure
+
+
+def _name_all(figure: "Figure", columns: int) -> None:
+    """Name lines and areas beside the titles of one run, below the picture of several."""
+    named: dict[str, Any] = {}
+    for axes in figure.axes[: 4 * columns]:
+        handles, labels = axes.get_legend_handles_labels()
+        named |= dict(zip(labels, handles, strict=True))
+        if columns == 1 and handles and axes is not figure.axes[3]:
+            place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 0.98)}
+            space: dict[str, Any] = {"borderpad": 0, "columnspacing": 1.0, "handlelength": 1.2}
+            axes.legend(handles, labels, **place, **space, ncols=6, frameon=False, fontsize=9)
+    if columns > 1:
+        below: dict[str, Any] = {"loc": "outside lower center", "ncols": 5, "frameon": False}
+        figure.legend(named.values(), named.keys(), **below)
 
 
 TITLES = (
     *("Replicas", "Load", "Waiting at each replica", "KV cache of each replica"),
     "Requests at the fullest replica over the mean of its group",
 )
-UNITS = ("replicas", "requests/s", "requests", "% of KV blocks", "imbalance")
+UNITS = ("replicas", "requests/s", "waiting at each", "% of KV blocks", "imbalance")
 
 
 def _draw_replicas(
@@ -257,7 +256,7 @@ def _draw_load(axes: "Axes", levels: FleetLevels, edges: Floats) -> None:
     middle = (edges[1:] + edges[:-1]) / 2
     axes.plot(middle, levels.sent, color=FAINT, linewidth=1.4, label="offered")
     axes.plot(middle, levels.ended, color=COLORS[1], linewidth=1.4, label="served")
-    if levels.given_up.any():
+    if np.nansum(levels.given_up):
         axes.plot(middle, levels.given_up, color=COLORS[0], linewidth=1.4, label="given up")
 
 

@@ -23,7 +23,6 @@ from simulator.figures.data import read_runs
 from simulator.figures.occupancy import _batches, lowest_slots
 from simulator.figures.style import COLORS, MARKERS
 from simulator.figures.tables import knee
-from simulator.util.errors import HeadwayError
 from simulator.views.html.charts import over_time
 from simulator.views.report import run_table
 from tests.support.scenarios import AZURE, SMALL

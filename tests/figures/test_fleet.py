@@ -37,8 +37,14 @@ def step(replica: int, start: float, running: int, waiting: int, used: int) -> d
     """Give a step of a second."""
     return {
         **dict.fromkeys(("prefill_tokens", "decode_tokens", "wasted_tokens", "preempted"), 0),
-        **{"replica": replica, "start": start, "duration": 1.0, "steps": 1, "running": running},
-        **{"waiting": waiting, "kv_blocks_used": used, "kv_blocks_free": 10 - used},
+        "replica": replica,
+        "start": start,
+        "duration": 1.0,
+        "steps": 1,
+        "running": running,
+        "waiting": waiting,
+        "kv_blocks_used": used,
+        "kv_blocks_free": 10 - used,
     }
 
 
@@ -66,16 +72,19 @@ def by_hand() -> Run:
 def test_bins_are_divided_by_who_serves_and_what_fails_is_not_there() -> None:
     found, edges = by_hand(), np.arange(5.0)
     states = replica_states(found, edges)
-    assert states["up"].tolist() == [2, 2, 1, 2] and states["down"].tolist() == [0, 0, 1, 0]
+    assert states["up"].tolist() == [2, 2, 1, 2]
+    assert states["down"].tolist() == [0, 0, 1, 0]
     levels = fleet_levels(found, edges)
     assert levels.queue[0].tolist() == [0, 0, 0, 0]
     np.testing.assert_allclose(levels.queue[1], [1, 3, np.nan, 0])
     np.testing.assert_allclose(levels.kv, [[50] * 4, [100, 100, np.nan, 10]])
     # 5 and 7 requests beside 2; alone there is no imbalance; then 1 beside 2.
     np.testing.assert_allclose(levels.imbalance, [5 / 3.5, 7 / 4.5, np.nan, 2 / 1.5])
-    assert levels.sent.tolist() == [1, 1, 1, 1] and levels.given_up.tolist() == [1, 0, 0, 0]
+    assert levels.sent.tolist() == [1, 1, 1, 1]
+    assert levels.given_up.tolist() == [1, 0, 0, 0]
     assert levels.ended.tolist() == [0, 0, 1, 2]  # after 2, 3 and 4 s
-    assert levels.outages == [(2.0, 3.0)] and levels.scalings == []
+    assert levels.outages == [(2.0, 3.0)]
+    assert levels.scalings == []
 
 
 def test_half_a_bin_in_service_counts_for_half() -> None:
@@ -87,8 +96,10 @@ def test_half_a_bin_in_service_counts_for_half() -> None:
 
 def test_a_band_is_of_those_that_are_there() -> None:
     low, median, high = band(np.array([[1.0, np.nan, np.nan], [3.0, 4.0, np.nan], [8, 6, np.nan]]))
-    assert low[:2].tolist() == [1, 4] and median[:2].tolist() == [3, 5]
-    assert high[:2].tolist() == [8, 6] and np.isnan([low[2], median[2], high[2]]).all()
+    assert low[:2].tolist() == [1, 4]
+    assert median[:2].tolist() == [3, 5]
+    assert high[:2].tolist() == [8, 6]
+    assert np.isnan([low[2], median[2], high[2]]).all()
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +109,9 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     for name, text in (("lost", LOST), ("scaled", SCALED)):
         (folder / f"{name}.yaml").write_text(text)
         found[name] = folder / name
-        assert main(["run", str(folder / f"{name}.yaml"), "--out", str(found[name]), "--quiet"]) == 0
+        assert (
+            main(["run", str(folder / f"{name}.yaml"), "--out", str(found[name]), "--quiet"]) == 0
+        )
     return found
 
 
@@ -106,10 +119,8 @@ def test_the_table_tells_when_each_replica_came_and_went(folders: dict[str, Path
     lines = (folders["lost"] / "replicas.csv").read_text().splitlines()
     assert lines[0] == "time,replica,group,state"
     rows = [(float(t), k, g, s) for t, k, g, s in (line.split(",") for line in lines[1:])]
-    assert rows == [(0, "0", "all", "up"), (0, "1", "all", "up")] + [
-        (4, "0", "all", "down"),
-        (8, "0", "all", "up"),
-    ]
+    known = [(0, "0", "up"), (0, "1", "up"), (4, "0", "down"), (8, "0", "up")]
+    assert rows == [(time, replica, "all", state) for time, replica, state in known]
     (found,) = read_runs([folders["scaled"]])
     cluster = found.summary["headway"]["cluster"]
     levels = fleet_levels(found, np.linspace(0, found.end, 50))
@@ -127,13 +138,15 @@ def test_from_memory_and_from_files_the_same_and_one_rank_is_a_part(folders, tmp
         result = Run.of("x", run(load_scenario(tmp_path / "s.yaml")))
         (read,) = read_runs([folders[name]])
         edges = np.linspace(0, read.end, 20)
-        for one, other in zip(fleet_levels(result, edges).kv, fleet_levels(read, edges).kv):
-            np.testing.assert_allclose(one, other, rtol=1e-6)
+        one, other = fleet_levels(result, edges), fleet_levels(read, edges)
+        np.testing.assert_allclose(one.kv, other.kv, rtol=1e-6)
+        np.testing.assert_allclose(one.queue, other.queue, rtol=1e-6, atol=1e-6)
     ranks = "gpu: {count: 2}\n" + LOST.replace("max_num_seqs: 4", "data_parallel_size: 2")
     (tmp_path / "s.yaml").write_text(ranks)
     found = Run.of("ranks", run(load_scenario(tmp_path / "s.yaml")))
     states = replica_states(found, np.array([0.0, 4.0, 8.0, found.end]))
-    assert states["up"].tolist() == [2, 1, 2] and states["down"].tolist() == [0, 1, 0]
+    assert states["up"].tolist() == [2, 1, 2]
+    assert states["down"].tolist() == [0, 1, 0]
     assert len(fleet_levels(found, np.array([0.0, 4.0])).queue) == 4
 
 
@@ -142,13 +155,15 @@ def test_the_picture_and_the_page(folders: dict[str, Path], tmp_path: Path) -> N
     words = ["plot", "fleet", *map(str, folders.values()), "--out", str(out)]
     assert main(words) == 0
     first = out.read_bytes()
-    assert main(words) == 0 and out.read_bytes() == first
+    assert main(words) == 0
+    assert out.read_bytes() == first
     figure = draw_fleet(read_runs([*folders.values()]))
     assert [axes.get_ylabel() for axes in figure.axes[::2]][:2] == ["replicas", "requests/s"]
     runs = read_runs([*folders.values()])
     assert page(runs).count('data-kind="fleet-') == 10
     lost, scaled = charts(runs)["fleets"]
-    assert lost["outages"] == [(4.0, 8.0)] and scaled["scalings"]
+    assert lost["outages"] == [(4.0, 8.0)]
+    assert scaled["scalings"]
     assert [name for name, *_ in lost["charts"]["replicas"]] == ["failed", "serving"]
     assert len(lost["charts"]["queue"]) == 2  # few replicas: a line each
     json.dumps(lost, allow_nan=False)
@@ -175,7 +190,8 @@ def test_a_damaged_table_is_told_by_its_place(folders, tmp_path, capsys, text, m
         (tmp_path / "replicas.csv").write_text(text)
     assert main(["plot", "fleet", str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert "replicas.csv" in error and message in error
+    assert "replicas.csv" in error
+    assert message in error
     assert not (tmp_path / "fleet.png").exists()
 
 

@@ -68,7 +68,7 @@ def _fleet(run: Run, runs: Sequence[Run]) -> dict[str, Any] | None:
     levels, states = fleet_levels(run, edges), replica_states(run, edges)
     top_first = [state for state in reversed(states) if states[state].any()]
     load = [("offered", "--queue", levels.sent), ("served", "--run-0", levels.ended)]
-    if levels.given_up.any():
+    if np.nansum(levels.given_up):
         load.append(("given up", "--run-1", levels.given_up))
     found = {
         "replicas": [(STATES[state], FLEET_HUES[state], states[state]) for state in top_first],
