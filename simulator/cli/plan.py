@@ -1,7 +1,7 @@
 """The verb `headway plan`: what is enough to keep service levels."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -29,6 +29,10 @@ def plan(
         str | None, silent("dotted.key=LOW..HIGH: the least that holds the load")
     ] = None,
     cheapest: Annotated[bool, silent("the cheapest that holds the load")] = False,
+    objective: Annotated[
+        Literal["cost", "energy"] | None,
+        Parameter(help="what the best candidate has least of [default: cost]"),
+    ] = None,
     settings: Settings = DEFAULT_SETTINGS,
     replications: Annotated[
         int | None, Parameter(help="runs of a place near the edge [default: 3]")
@@ -69,7 +73,8 @@ def plan(
 
     at_least_one(jobs=jobs, optuna=optuna)
     options = PlanOptions(
-        *(slo, vary, fewest, cheapest, replications, tolerance, min_duration, max_duration)
+        *(slo, vary, fewest, cheapest, replications, tolerance, min_duration, max_duration),
+        objective,
     )
     problem = make_problem(scenario, options, settings.overrides, settings.seed)
     folder = check_folder(out or Path("out") / f"{problem.name}-plan")

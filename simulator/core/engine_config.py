@@ -45,6 +45,17 @@ def _reservation(value: object) -> object:
     return value
 
 
+class PowerConfig(Config):
+    """Readings of your own, as of nvidia-smi."""
+
+    idle: Amount | None = Field(
+        None, description="W of a GPU with a model in memory and nothing to do; null: 17 % of max"
+    )
+    max: PositiveAmount | None = Field(
+        None, description="W of a GPU at its most, or at its power cap; null: of its data sheet"
+    )
+
+
 class GpuConfig(Config):
     """The hardware."""
 
@@ -53,6 +64,10 @@ class GpuConfig(Config):
         1,
         description="GPUs: engine.tensor_parallel_size x data_parallel_size, which is also the "
         "default",
+    )
+    power: PowerConfig = Field(PowerConfig(), description="what a GPU draws: see metrics.md")
+    carbon_intensity: Amount = Field(
+        473.0, description="g CO2e per kWh of its electricity; the world's in 2024 (Ember)"
     )
 
 

@@ -29,6 +29,7 @@ class Gpu:
     link_bandwidth: float  # bytes/s to the other GPUs of the server, one direction
     compute_capability: float
     dollars_per_hour: float | None = None
+    max_power: float | None = None  # W, of the data sheet; None: none that is the GPU's alone
 
     @property
     def host_bandwidth(self) -> float:
@@ -61,33 +62,33 @@ class Gpu:
 
 # Prices are AWS EC2's on-demand list prices, Linux, us-east-1, after the cuts of June 2025, per GPU
 # of the smallest instance that has it.
-_TABLE: tuple[tuple[str, float, float, float, float, float, float, float], ...] = (
-    # GPU, GiB, TB/s, TFLOP/s in bf16, in fp8, GB/s to its peers, compute capability, $/h; 0: none
-    ("A100-40GB", 39.4, 1.555, 312, 0, 300, 8.0, 2.74),
-    ("A100-80GB", 79.25, 2.039, 312, 0, 300, 8.0, 3.43),
-    ("A100-80GB-PCIe", 79.25, 1.935, 312, 0, 32, 8.0, 0),
-    ("H100-80GB", 79.2, 3.35, 989, 1979, 450, 9.0, 6.88),
-    ("H100-PCIe", 79.1, 2.039, 756, 1513, 64, 9.0, 0),
-    ("H100-NVL", 93.1, 3.938, 835, 1671, 64, 9.0, 0),
-    ("H200", 139.8, 4.8, 989, 1979, 450, 9.0, 7.91),
-    ("H200-NVL", 139.8, 4.8, 835, 1671, 64, 9.0, 0),
-    ("GH200", 94.5, 4.0, 989, 1979, 450, 9.0, 0),  # 96 GB of HBM3
-    ("H20", 95.1, 4.0, 148, 296, 450, 9.0, 0),
-    ("B200", 178.35, 7.7, 2250, 4500, 900, 10.0, 14.24),
-    ("B300", 267.0, 8.0, 2250, 4500, 900, 10.3, 0),
-    ("GB200", 184.3, 8.0, 2500, 5000, 900, 10.0, 0),
-    ("GB300", 277.0, 8.0, 2500, 5000, 900, 10.3, 0),
-    ("MI300X", 191.9, 5.3, 1307, 2615, 448, 9.4, 0),
-    ("MI325X", 255.9, 6.0, 1307, 2615, 448, 9.4, 0),
-    ("MI355X", 287.9, 8.0, 2517, 5033, 537, 9.5, 0),
-    ("A10G", 22.1, 0.6, 70, 0, 32, 8.6, 1.01),
-    ("A6000", 47.5, 0.768, 155, 0, 32, 8.6, 0),
-    ("L4", 22.1, 0.3, 121, 242, 32, 8.9, 0.80),
-    ("L40", 44.4, 0.864, 181, 362, 32, 8.9, 0),
-    ("L40S", 44.4, 0.864, 362, 733, 32, 8.9, 1.86),
-    ("RTX-4090", 23.6, 1.008, 165, 330, 32, 8.9, 0),
-    ("RTX-5090", 31.3, 1.792, 209, 419, 64, 12.0, 0),
-    ("RTX-PRO-6000", 94.97, 1.597, 468, 936, 64, 12.0, 0),  # Blackwell, Server Edition
+_TABLE: tuple[tuple[str, float, float, float, float, float, float, float, float], ...] = (
+    # GPU, GiB, TB/s, TFLOP/s in bf16, in fp8, GB/s to its peers, capability, $/h, W; 0: none
+    ("A100-40GB", 39.4, 1.555, 312, 0, 300, 8.0, 2.74, 400),
+    ("A100-80GB", 79.25, 2.039, 312, 0, 300, 8.0, 3.43, 400),
+    ("A100-80GB-PCIe", 79.25, 1.935, 312, 0, 32, 8.0, 0, 300),
+    ("H100-80GB", 79.2, 3.35, 989, 1979, 450, 9.0, 6.88, 700),
+    ("H100-PCIe", 79.1, 2.039, 756, 1513, 64, 9.0, 0, 350),
+    ("H100-NVL", 93.1, 3.938, 835, 1671, 64, 9.0, 0, 400),
+    ("H200", 139.8, 4.8, 989, 1979, 450, 9.0, 7.91, 700),
+    ("H200-NVL", 139.8, 4.8, 835, 1671, 64, 9.0, 0, 600),
+    ("GH200", 94.5, 4.0, 989, 1979, 450, 9.0, 0, 0),  # 96 GB of HBM3
+    ("H20", 95.1, 4.0, 148, 296, 450, 9.0, 0, 400),
+    ("B200", 178.35, 7.7, 2250, 4500, 900, 10.0, 14.24, 1000),
+    ("B300", 267.0, 8.0, 2250, 4500, 900, 10.3, 0, 1100),
+    ("GB200", 184.3, 8.0, 2500, 5000, 900, 10.0, 0, 1200),
+    ("GB300", 277.0, 8.0, 2500, 5000, 900, 10.3, 0, 1400),
+    ("MI300X", 191.9, 5.3, 1307, 2615, 448, 9.4, 0, 750),
+    ("MI325X", 255.9, 6.0, 1307, 2615, 448, 9.4, 0, 1000),
+    ("MI355X", 287.9, 8.0, 2517, 5033, 537, 9.5, 0, 1400),
+    ("A10G", 22.1, 0.6, 70, 0, 32, 8.6, 1.01, 300),
+    ("A6000", 47.5, 0.768, 155, 0, 32, 8.6, 0, 300),
+    ("L4", 22.1, 0.3, 121, 242, 32, 8.9, 0.80, 72),
+    ("L40", 44.4, 0.864, 181, 362, 32, 8.9, 0, 300),
+    ("L40S", 44.4, 0.864, 362, 733, 32, 8.9, 1.86, 350),
+    ("RTX-4090", 23.6, 1.008, 165, 330, 32, 8.9, 0, 450),
+    ("RTX-5090", 31.3, 1.792, 209, 419, 64, 12.0, 0, 575),
+    ("RTX-PRO-6000", 94.97, 1.597, 468, 936, 64, 12.0, 0, 600),  # Blackwell, Server Edition
 )
 
 GPUS = {
@@ -100,14 +101,17 @@ GPUS = {
         link_bandwidth=link * 1e9,
         compute_capability=capability,
         dollars_per_hour=dollars or None,
+        max_power=watts or None,
     )
-    for name, gib, bandwidth, bf16, fp8, link, capability, dollars in _TABLE
+    for name, gib, bandwidth, bf16, fp8, link, capability, dollars, watts in _TABLE
 }
 """Bandwidth and FLOP/s: the data sheets of NVIDIA (SXM versions of A100, H100, H200, B200, B300
 where the name says nothing else; cards on PCIe without NVLink bridges) and of AMD (MI300X, MI325X,
 MI355X; their compute capability is that of gfx942 and gfx950, their link the sum of those to seven
 peers). Memory: totals that vLLM and PyTorch print; of GH200, H20, B300, GB200, GB300, RTX 5090 and
-AMD's an estimate: what is sold, less what the others keep back."""
+AMD's an estimate: what is sold, less what the others keep back. Power: the maximum of the data
+sheets (TDP, TBP), of B200 and B300 on an HGX board; GH200's is that of CPU and GPU together. That
+of A10G, which has none, is the limit that nvidia-smi shows on AWS's g5."""
 
 CPU = Gpu(
     "CPU",

@@ -44,6 +44,12 @@ if TYPE_CHECKING:
 LOWER_LOADS = (0.125, 0.25, 0.5, 0.75)
 """Shares of the largest load that are run, too, for the front of speed against throughput."""
 JOURNAL = "runs.jsonl"
+ENERGY = (
+    "power_w",
+    "joules_per_output_token",
+    "wh_per_million_output_tokens",
+    "kg_co2_per_million_output_tokens",
+)
 HEADROOM_TOLERANCE = 0.1  # relative
 BATCH = 4  # candidates that Optuna names at a time
 
@@ -169,7 +175,8 @@ def find_best(
         design = factors(problem.axes)
         candidates = load_points(problem.path, design, problem.overrides, problem.seed, Candidate)
         need_runnable(candidates)
-        search = search_all if problem.key else search_by_price
+        _need_power(problem, candidates)
+        search = search_all if problem.key or problem.by_energy else search_by_price
         search(problem, candidates, jobs, progress, journal)
     else:
         candidates = search_by_optuna(problem, optuna, jobs, progress, journal)
@@ -178,6 +185,21 @@ def find_best(
         run_lower_loads(problem, candidates, jobs, journal)
     find_headroom(problem, best, jobs, journal)
     return candidates, best
+
+
+def _need_power(problem: PlanProblem, candidates: Sequence[Candidate]) -> None:
+    """Refuse candidates whose power nobody knows, if they are to be ranked by it."""
+    for candidate in candidates if problem.by_energy else ():
+        scenario = candidate.scenario
+        if scenario is None:
+            continue
+        cluster = scenario.cluster
+        for name in cluster.replica_groups if cluster else ("",):
+            gpu = scenario.of_group(name).gpu if name else scenario.gpu
+            if gpu.power.max is None and find_gpu(gpu.name).max_power is None:
+                raise HeadwayError(
+                    f"objective energy: {gpu.name} has no power in the table; give gpu.power.max"
+                )
 
 
 def search_all(
@@ -361,14 +383,16 @@ def _measure(problem: PlanProblem, task: tuple[Sequence[tuple[str, str]], bool])
 def choose_best(problem: PlanProblem, candidates: Sequence[Candidate]) -> Candidate:
     """Choose: at a fixed load the cheapest; else the most requests per dollar.
 
-    Where a price is unknown, GPUs count in place of dollars. Raises HeadwayError, which names the
-    candidate that comes closest, where none holds.
+    Where a price is unknown, GPUs count in place of dollars; by energy it is watts. Raises
+    HeadwayError, which names the candidate that comes closest, where none holds.
     """
     holding = [candidate for candidate in candidates if candidate.result.best is not None]
     if not holding:
         raise HeadwayError(_none_holds(problem, candidates))
     gpus, prices = zip(*(candidate.resources for candidate in holding), strict=True)
     weights: Sequence[float] = gpus if None in prices else prices
+    if problem.by_energy:
+        weights = [candidate.read("power_w").mean for candidate in holding]
 
     def rank(k: int) -> tuple[float, float]:
         rate = holding[k].read("request_throughput").mean
@@ -426,6 +450,7 @@ def search_by_optuna(
                 candidate = load_point(
                     problem.path, varied, problem.overrides, problem.seed, Candidate
                 )
+                _need_power(problem, [candidate])
                 tried[values] = candidate
                 fresh.append(candidate)
         search_all(problem, fresh, jobs, progress, journal)
@@ -440,7 +465,7 @@ def _objective(candidate: Candidate, problem: PlanProblem) -> float:
         violations = [trial.violation(problem.criteria.slos) for trial in candidate.result.trials]
         return -1e6 - min(violations, default=1e6)
     gpus, price = candidate.resources
-    weight = price or gpus
+    weight = candidate.read("power_w").mean if problem.by_energy else price or gpus
     if problem.high or not problem.key:
         return -weight
     return candidate.read("request_throughput").mean / weight
@@ -488,4 +513,7 @@ def result_row(problem: PlanProblem, candidate: Candidate) -> dict[str, Any]:
     row["dollars_per_million_output_tokens"] = (
         price / 3600.0 / tokens * 1e6 if price is not None and tokens else None
     )
+    for metric in ENERGY:
+        known = all(metric in run for run in best.runs)
+        row[metric] = candidate.read(metric).mean if known else None
     return row

@@ -4,6 +4,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 from pathlib import Path
+from typing import Literal
 
 from simulator.planning.design import (
     Axes,
@@ -44,6 +45,7 @@ class PlanOptions:
     tolerance: float | None = None
     min_duration: float | None = None  # s
     max_duration: float | None = None  # s
+    objective: Literal["cost", "energy"] | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,6 +61,7 @@ class PlanProblem:
     high: int = 0  # ... to here; 0: a rate
     axes: Axes = ()  # every combination is a candidate
     name: str = ""  # of the scenario
+    by_energy: bool = False  # the best is the one that draws least, not the cheapest
 
     @property
     def searches_rate(self) -> bool:
@@ -213,7 +216,9 @@ def make_problem(
     elif not (options.cheapest or block.cheapest):
         key = rate_key(base)[0]
     refuse_overridden([k for k, _ in axes], overrides, seed, searched=key)
-    return PlanProblem(path, overrides, base.seed, criteria, key, low, high, axes, base.name)
+    by_energy = (options.objective or block.objective) == "energy"
+    what = path, overrides, base.seed, criteria, key, low, high, axes, base.name, by_energy
+    return PlanProblem(*what)
 
 
 def _range(text: str) -> tuple[str, int, int]:

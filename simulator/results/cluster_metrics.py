@@ -7,6 +7,7 @@ import numpy as np
 
 from simulator.core.log import SHED, TIMEOUT
 from simulator.models.gpus import find_gpu
+from simulator.results.energy import Energy, energy_summary
 from simulator.results.engine_metrics import EngineMetrics, Values, share
 from simulator.results.kv_transfers import link_summary
 from simulator.results.record import ClusterRecord, PartialRecord, replicas_in
@@ -99,7 +100,10 @@ class ClusterMetrics:
         used = {"mfu": 0.0, "bandwidth_utilization": 0.0, "gpu_busy_fraction": 0.0}
         peaks = dict.fromkeys(used, 0.0)
         gpu_hours = 0.0
+        energy: Energy | None = Energy(0.0, 0.0)
         for name, metrics in self._groups.items():
+            taken = metrics.energy(self._paid(name, span) * metrics.served.data_parallel_size)
+            energy = None if energy is None or taken is None else energy + taken
             groups[name] = self._group(name, metrics, span)
             engine = self._scenario.of_group(name).engine
             count = engine.gpus * groups[name]["replica_hours"]
@@ -118,6 +122,7 @@ class ClusterMetrics:
         )
         return {
             **{key: share(used[key], peaks[key]) for key in used},
+            **energy_summary(energy, span[1] - span[0], tokens or 0.0),
             "cluster": {
                 "router": self._router(),
                 "gpus": int(gpus or 0),
@@ -144,7 +149,7 @@ class ClusterMetrics:
         parts, duration = self._record.parts[numbers[0]], span[1] - span[0]
         price = price_of_group(self._scenario, name)
         servers = sorted({self._record.servers[number] for number in numbers})
-        paid = sum(self._record.paid_seconds(server, *span) for server in servers)
+        paid = self._paid(name, span)
         gauges = metrics.gauges(duration) | metrics.utilizations(duration)
         # A replica that is off at times is idle only while it is paid for.
         for key in ("gpu_busy_fraction", "mfu", "bandwidth_utilization"):
@@ -167,6 +172,11 @@ class ClusterMetrics:
             "output_throughput": share(tokens, duration),
             **{key: gauges[key] for key in (*GAUGES, "mfu", "bandwidth_utilization")},
         }
+
+    def _paid(self, name: str, span: tuple[float, float]) -> float:
+        """Add up the s for which the servers of a group are paid."""
+        servers = {self._record.servers[number] for number in self._replicas[name]}
+        return sum(self._record.paid_seconds(server, *span) for server in sorted(servers))
 
     def _router(self) -> str:
         assert self._scenario.cluster is not None

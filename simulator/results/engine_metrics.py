@@ -15,7 +15,9 @@ import numpy.typing as npt
 
 from simulator.core.log import REJECTED, UNFINISHED, Log
 from simulator.models.kv_budget import kv_block_bytes
+from simulator.models.power import Power, gpu_power
 from simulator.models.spec import HALF, bytes_of
+from simulator.results.energy import JOULES_PER_KWH, Energy
 from simulator.results.request_table import Floats, RequestTable, Rows, find_rows
 from simulator.results.time_series import Leaps, queue_depth
 
@@ -37,13 +39,18 @@ class ServedModel:
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
     data_parallel_size: int = 1
+    power: Power | None = None  # of one GPU; None: not known
+    carbon_intensity: float = 0.0  # g CO2e per kWh
 
     @classmethod
     def of(cls, scenario: "Scenario", parts: "EngineParts") -> "ServedModel":
         """Say what the engine of a scenario serves on."""
         engine = scenario.engine
         sizes = engine.tensor_parallel_size, engine.weight_dtype, engine.cache_dtype
-        return cls(parts.model, parts.gpu, *sizes, engine.data_parallel_size)
+        config = scenario.gpu
+        power = gpu_power(config.power.idle, config.power.max, parts.gpu.max_power)
+        own = engine.data_parallel_size, power, config.carbon_intensity
+        return cls(parts.model, parts.gpu, *sizes, *own)
 
     @property
     def peak_flops(self) -> float:
@@ -401,3 +408,21 @@ class EngineMetrics:
             "mfu": share(self._flops, served.peak_flops * gpus * duration),
             "bandwidth_utilization": share(self._read, served.gpu.bandwidth * gpus * duration),
         }
+
+    def energy(self, paid: float) -> Energy | None:
+        """Give what the GPUs took in so many s, added up over the engine cores; None: not known.
+
+        While steps run they draw by the FLOPs and the bandwidth that these need on the mean, else
+        what they draw idle.
+        """
+        served, busy = self.served, self.steps.busy_time
+        if served.power is None:
+            return None
+        gpu_seconds = served.tensor_parallel_size * busy
+        watts = served.power.busy(
+            share(self._flops, served.peak_flops * gpu_seconds),
+            share(self._read, served.gpu.bandwidth * gpu_seconds),
+        )
+        idle = served.tensor_parallel_size * max(paid - busy, 0.0)
+        joules = watts * gpu_seconds + served.power.idle * idle
+        return Energy(joules, joules / JOULES_PER_KWH * served.carbon_intensity / 1000.0)

@@ -19,6 +19,7 @@ import numpy as np
 
 from simulator.core.log import Log
 from simulator.results.cluster_metrics import ClusterMetrics
+from simulator.results.energy import energy_summary
 from simulator.results.engine_metrics import EngineMetrics, share
 from simulator.results.fairness import Clients, several_clients, summarize_clients
 from simulator.results.record import PartialRecord
@@ -228,6 +229,9 @@ class RunMetrics:
         if self.total is not None:  # a streamed run names it after the other copies
             own["swap_time"] = own.pop("swap_time")
         own |= self.engines.utilizations(high - low)
+        if self.cluster is None:
+            energy = self.engines.energy((high - low) * self.engines.replicas)
+            own |= energy_summary(energy, high - low, self.engines.requests.generated)
         own |= {
             f"{name}_itl_ms": 1000 * gap
             for name, gap in zip(("min", "max"), self._latencies["itl"].range, strict=True)

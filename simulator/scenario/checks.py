@@ -7,6 +7,7 @@ from typing import TypeVar
 from simulator.core.engine_config import EngineConfig
 from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
+from simulator.models.power import gpu_power
 from simulator.scenario.assemble import MEMORY_KEYS, EngineParts, make_cost, memory_budget
 from simulator.scenario.assemble_scheduler import (
     can_cancel,
@@ -216,6 +217,10 @@ def _check_parts(scenario: Scenario) -> Generator[Conflict, None, EngineParts | 
         yield "engine.max_num_batched_tokens", others, what
     if gpu is None:
         return None
+    given = scenario.gpu.power
+    yield from _attempt(
+        "gpu.power", "gpu.name", lambda: gpu_power(given.idle, given.max, gpu.max_power)
+    )
     others = " ".join(["gpu model", *(f"engine.{name}" for name in MEMORY_KEYS)])
     budget = yield from _attempt("gpu", others, lambda: memory_budget(engine, model, gpu))
     others = "cost model gpu engine"

@@ -1,7 +1,7 @@
 """The blocks `sweep` and `plan` of a scenario: what `headway sweep` and `headway plan` run."""
 
 from math import exp, inf, log
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -78,6 +78,9 @@ class PlanConfig(Config):
         {}, description="{dotted.key: LOW..HIGH}: find the least whole number that holds the load"
     )
     cheapest: bool = Field(False, description="find the cheapest candidate that holds the load")
+    objective: Literal["cost", "energy"] = Field(
+        "cost", description="which candidate is best: by dollars (GPUs without prices), or by watts"
+    )
     replications: Annotated[int, Field(ge=1, le=1000)] = Field(
         3, description="runs of a place under other seeds, where one cannot tell"
     )

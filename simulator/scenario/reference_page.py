@@ -181,9 +181,8 @@ def page() -> str:
     parts = [
         PAGE_HEAD,
         _table("Top level", _block_rows(())),
-        _block_tables(
-            "gpu", "engine", "engine.speculative_config", "engine.speculative_config.draft"
-        ),
+        _block_tables("gpu", "gpu.power", "engine"),
+        _block_tables("engine.speculative_config", "engine.speculative_config.draft"),
         _list(POLICIES_HEAD, _policies()),
         _list(PREDICTORS_HEAD, _kinds(PREDICTORS)),
         _block_tables("goodput", "workload.trace"),

@@ -68,6 +68,10 @@ GAUGES = (
     Metric("service_difference_max", "Peak service difference of clients (tokens)", -1),
     Metric("mfu", "Model FLOPs utilization (%)", 1, 100.0),
     Metric("bandwidth_utilization", "Memory bandwidth utilization (%)", 0, 100.0),
+    Metric("power_w", "Power of all GPUs (W, within 25%)", -1),
+    Metric("joules_per_output_token", "Energy of an output token (J)", -1),
+    Metric("wh_per_million_output_tokens", "Energy of 1M output tokens (Wh)", -1),
+    Metric("kg_co2_per_million_output_tokens", "CO2e of 1M output tokens (g)", -1, 1000.0),
 )
 COPIES = (
     Metric("swapped_out_blocks", "KV blocks swapped out"),
@@ -313,6 +317,7 @@ COLUMNS = (
     Metric("jain_index", "Jain's/index", 1),
     Metric("slo_attainment", "SLO/kept, %", 1, 100.0),
     Metric("dollars_per_million_output_tokens", "$ per/M tokens", -1),
+    Metric("joules_per_output_token", "J per/token", -1),
 )
 """What many runs are compared by: their labels fill two lines of a head."""
 

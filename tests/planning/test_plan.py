@@ -8,6 +8,8 @@ import pytest
 
 from simulator import load_scenario, plan, run
 from simulator.cli.main import main
+from simulator.planning.plan import find_best, result_row
+from simulator.planning.problem import PlanOptions, make_problem
 from simulator.util.errors import HeadwayError
 from tests.support.scenarios import ONE_A_SECOND
 
@@ -37,6 +39,26 @@ def test_the_cheapest_that_holds_the_load(scenario: Path):
     )
     assert frame["gpu.name"].iloc[0] == "L40S"  # the same speed here, for the least money
     assert frame["dollars_per_hour"].iloc[0] == 1.86
+
+
+def test_by_energy_the_best_draws_the_fewest_watts(scenario: Path):
+    """Of three at the same price, by their power caps; by money it is the first of them."""
+    caps = "gpu.power.max=400,150,300"
+    for objective, best in (("cost", "400"), ("energy", "150")):
+        options = PlanOptions(["p99_ttft_ms<=60000"], [caps], cheapest=True, objective=objective)
+        problem = make_problem(scenario, options)
+        candidates, found = find_best(problem, jobs=1)
+        assert found.varied["gpu.power.max"] == best
+        watts = [result_row(problem, c)["power_w"] for c in candidates if c.result.best]
+        assert len(watts) == 3
+        assert all(0.17 * 150 < watt < 400 for watt in watts)
+
+
+def test_by_energy_every_gpu_must_have_a_power(scenario: Path):
+    """GH200's is unknown, unless it is given."""
+    options = PlanOptions(["p99_ttft_ms<=60000"], ["gpu.name=GH200"], objective="energy")
+    with pytest.raises(HeadwayError, match="GH200 has no power in the table"):
+        find_best(make_problem(scenario, options), jobs=1)
 
 
 def test_optuna_tries_some_of_the_combinations_and_finds_the_best(scenario: Path):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 from hypothesis import strategies as st
 
-from simulator.core.engine_config import EngineConfig
+from simulator.core.engine_config import EngineConfig, GpuConfig
 from simulator.core.log import REASONS, STEP, Log, pack_request, pack_run
 from simulator.costs.linear import LinearCost
 from simulator.models.gpus import find_gpu
@@ -92,11 +92,13 @@ def summarize(
     goodput: dict[str, float] | None = None,
     percentiles: Sequence[float] = PERCENTILES,
     model: ModelSpec = TINY,
+    power: dict[str, float] | None = None,
     **engine,
 ) -> Summary:
     """Give the summary of logs, of engines with these settings on A100s."""
     scenario = SimpleNamespace(
         engine=EngineConfig(**{"max_num_seqs": 20, "block_size": 4, **engine}),
+        gpu=GpuConfig(power=power or {}),
         slo=[],
         goodput=SimpleNamespace(model_dump=lambda exclude_none: goodput or {}),
         cluster=None,

@@ -10,7 +10,12 @@ from math import inf
 import numpy as np
 import pandas as pd
 
-from tests.support.recompute_engines import list_servers, recompute_cluster, recompute_engines
+from tests.support.recompute_engines import (
+    list_servers,
+    recompute_cluster,
+    recompute_energy,
+    recompute_engines,
+)
 from tests.support.recompute_trends import recompute_clients, recompute_trend
 from tests.support.run_files import COMPLETED, Run, Values, flatten, share, token_times
 
@@ -23,6 +28,7 @@ def recompute(run: Run) -> Values:
     servers = list_servers(run.scenario)
     cores = [engine for engine, _ in servers for _ in range(engine["data_parallel_size"])]
     own = {"replicas": len(cores)} | recompute_engines(run, run.requests, run.steps, cores)
+    own |= recompute_energy(run, run.requests, run.steps, cores)
     own |= dict(flatten(_service_levels(run, found)))
     own |= recompute_trend(run)
     own |= {"seed": run.scenario["seed"], "scenario": run.scenario["name"], "interrupted": False}

@@ -1,7 +1,7 @@
 """What engines did over time, and what a cluster cost, from the tables of a run."""
 
 import json
-from math import inf
+from math import exp, inf
 from pathlib import Path
 
 import numpy as np
@@ -217,6 +217,42 @@ def _utilizations(
             work += _work(run, mine, steps[steps.replica.isin(numbers)], engine)[name]
         found[name] = share(work, duration * sum(_peaks(engine)[name] for engine in cores))
     return found
+
+
+def recompute_energy(
+    run: Run, requests: pd.DataFrame, steps: pd.DataFrame, cores: list[Values]
+) -> Values:
+    """Give what engines draw whose replicas are there all the time, by the readings' formula."""
+    duration = run.span[1] - run.span[0]
+    joules: float | None = 0.0
+    kg_co2 = 0.0
+    for group in dict.fromkeys(engine["group"] for engine in cores):
+        numbers = [k for k, engine in _numbered(run, cores) if engine["group"] == group]
+        engine, gpu = next((e, e["gpu"]) for e in cores if e["group"] == group)
+        mine = steps[steps.replica.isin(numbers)]
+        most = gpu["power"]["max"] or find_gpu(gpu["name"]).max_power
+        if most is None:
+            joules = None
+            break
+        idle = 0.17 * most if gpu["power"]["idle"] is None else gpu["power"]["idle"]
+        busy, size = mine.duration.sum(), engine["tensor_parallel_size"]
+        work = _work(run, requests[requests.replica.isin(numbers)], mine, engine)
+        peaks = _peaks(engine)
+        used = {name: share(work[name], peaks[name] * busy) for name in work}
+        load = 1 - exp(-5.6 * used["mfu"] - 1.6 * used["bandwidth_utilization"])
+        taken = size * (len(numbers) * duration * idle + busy * (most - idle) * load)
+        joules += taken
+        kg_co2 += taken / 3.6e6 * gpu["carbon_intensity"] / 1000
+    tokens = requests[requests.finish_reason.isin(COMPLETED)].output_tokens.sum()
+    each = joules / tokens if tokens and joules is not None else None
+    return {
+        "power_w": joules / duration if duration and joules is not None else None,
+        "joules_per_output_token": each,
+        "joules_per_output_token_low": each and 0.8 * each,
+        "joules_per_output_token_high": each and 1.25 * each,
+        "wh_per_million_output_tokens": each and each * 1e6 / 3600,
+        "kg_co2_per_million_output_tokens": None if each is None else kg_co2 * 1e6 / tokens,
+    }
 
 
 def _numbered(run: Run, cores: list[Values]) -> list[tuple[int, Values]]:

@@ -119,7 +119,8 @@ def not_in_files(run: Run) -> dict[str, str]:
     stored = r"headway\.(memory_efficiency|internal_fragmentation)"
     waiting = r"headway\..*(mean|max)_waiting"
     host = r"headway\.(.*prefix_cache_h.*|offload.*|loaded_blocks)"
-    of_cluster = r"headway\.(cluster\..*|replicas|gpu_busy_fraction|mfu|bandwidth_utilization)"
+    of_cluster = r"headway\.(cluster\..*|replicas|gpu_busy_fraction|mfu|bandwidth_utilization"
+    of_cluster += r"|power_w|(joules|wh|kg_co2)_per.*)"
     limits = (
         (True, r"headway\.(schema|version|warnings|diagnosis.*)", "no metrics"),
         (True, r"headway\.(.*\.)?profile", "the name of what the cost model was read from"),

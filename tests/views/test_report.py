@@ -79,6 +79,10 @@ Wasted token slots (%):                  27.78
 Wasted seat-steps (%):                   0.00
 Preemptions:                             0
 Prefix cache hit rate (% of tokens):     0.00
+Power of all GPUs (W, within 25%):       68.00
+Energy of an output token (J):           54.40
+Energy of 1M output tokens (Wh):         15111.11
+CO2e of 1M output tokens (g):            7147.56
 Requests rejected (could never fit):     1
 ==================================================
 """
@@ -217,7 +221,8 @@ def test_of_many_runs_each_is_a_row(summary: Summary) -> None:
     cells = [line.split() for line in lines[3:15]]
     place = lines[1].replace("tok per s", "tok").split().index("P99,") // 2 + 1
     assert [row[place].endswith("*") for row in cells] == [False] * 10 + [True, False]
-    assert [row[-2] for row in cells] == ["."] * 11 + ["0.5*"]
-    assert {row[-1] for row in cells} == {"33.33*"}  # SLO attainment
+    assert [row[-3] for row in cells] == ["."] * 11 + ["0.5*"]
+    assert {row[-2] for row in cells} == {"33.33*"}  # SLO attainment
+    assert {row[-1] for row in cells} == {"54.4*"}  # J per token: 5 tokens in 4 s at 68 W
     assert "batch" not in lines[0]
     assert max(map(len, lines)) <= 130
