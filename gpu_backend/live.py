@@ -116,6 +116,8 @@ def build_engine(scenario: Scenario, parts: EngineParts, device: str) -> Engine:
     wrong = []
     if wanted.tensor_parallel_size > 1:
         wrong.append("engine.tensor_parallel_size: the engine runs on one device")
+    if wanted.pipeline_parallel_size > 1:
+        wrong.append("engine.pipeline_parallel_size: the engine runs on one device")
     if wanted.data_parallel_size > 1:
         wrong.append("engine.data_parallel_size: the engine runs on one device")
     elif scenario.cluster is not None:

@@ -46,7 +46,7 @@ FormerNames(
     __name__,
     {
         "assemble": "scenario",
-        "async_replica": "engine.replica",
+        "async_replica": "engine.pipeline",
         "blocks": "kv_cache.block_manager",
         "model": "models.load",
         "output": "simulation.write",

@@ -12,6 +12,7 @@ class EngineOptions:
     """Keys of a scenario's engine that the KV cache depends on."""
 
     tensor_parallel_size: Annotated[int, Parameter(help="GPUs that share each layer")] = 1
+    pipeline_parallel_size: Annotated[int, Parameter(help="stages of layers")] = 1
     gpu_memory_utilization: Annotated[float, Parameter(help="share, 0 to 1")] = 0.92
     dtype: Annotated[str, Parameter(help="of the weights; auto: the model's")] = "auto"
     quantization: Annotated[str | None, Parameter(help="of the weights: fp8, int8, int4")] = None
@@ -46,7 +47,7 @@ def memory(
         source_map.override(("engine", name), f"--{name.replace('_', '-')} {value}")
     raw = {
         "model": model,
-        "gpu": {"name": gpu, "count": engine.tensor_parallel_size},
+        "gpu": {"name": gpu, "count": engine.tensor_parallel_size * engine.pipeline_parallel_size},
         "engine": asdict(engine),
         "cost": {"kind": "roofline"},
     }

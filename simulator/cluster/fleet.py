@@ -24,6 +24,7 @@ from simulator.core.request import Request
 from simulator.costs.data_parallel import JointStep
 from simulator.engine.core import EngineCore
 from simulator.engine.loop import EngineLoop
+from simulator.engine.pipeline import make_replica
 from simulator.engine.replica import Replica
 from simulator.schedulers.vllm.scheduler import Scheduler
 
@@ -73,7 +74,7 @@ class Fleet:
         self, group: str, scheduler: Scheduler, executor: Executor, *, leap: bool = True
     ) -> Target:
         """Add a replica, which is not open yet."""
-        replica = Replica(self.env, scheduler, executor, leap=leap, timer=self._clock.timer)
+        replica = make_replica(self.env, scheduler, executor, leap=leap, timer=self._clock.timer)
         return self._target(group, replica, [replica])
 
     def add_server(
@@ -93,7 +94,7 @@ class Fleet:
         env, timer = self.env, self._clock.timer
         loops: list[EngineLoop]
         if joint is None:
-            loops = [Replica(env, one, executor, leap=leap, timer=timer) for one in schedulers]
+            loops = [make_replica(env, one, executor, leap=leap, timer=timer) for one in schedulers]
         else:
             cores = [EngineCore(env, one, executor, leap=leap) for one in schedulers]
             loops = [LockStepLoop(env, cores, joint, timer)]

@@ -62,8 +62,8 @@ class GpuConfig(Config):
     name: str = Field("A100-80GB", description="GPU, by its name in the table of hardware")
     count: Count = Field(
         1,
-        description="GPUs: engine.tensor_parallel_size x data_parallel_size, which is also the "
-        "default",
+        description="GPUs: engine.tensor_parallel_size x pipeline_parallel_size x "
+        "data_parallel_size, which is also the default",
     )
     power: PowerConfig = Field(PowerConfig(), description="what a GPU draws: see metrics.md")
     carbon_intensity: Amount = Field(
@@ -170,6 +170,16 @@ class EngineConfig(Config):
         BeforeValidator(_dtype),
     ] = Field("auto", description="numbers in the KV cache; auto: as dtype; short names likewise")
     tensor_parallel_size: Count = Field(1, description="GPUs that share each layer")
+    pipeline_parallel_size: Annotated[int, Field(ge=1, le=1024)] = Field(
+        1,
+        description="stages of so many layers each, on tensor_parallel_size GPUs of their own; "
+        "as many batches are in flight, see engines.md",
+    )
+    pipeline_parallel_bandwidth: PositiveAmount | None = Field(
+        None,
+        description="GB/s (10^9 bytes) from the GPUs of a stage to those of the next; null: the "
+        "link between the GPUs of a server",
+    )
     enable_expert_parallel: bool = Field(
         False, description="each GPU holds whole experts, not a slice of every one"
     )
@@ -260,7 +270,12 @@ class EngineConfig(Config):
     @property
     def gpus(self) -> int:
         """GPUs of one server."""
-        return self.tensor_parallel_size * self.data_parallel_size
+        return self.gpus_per_rank * self.data_parallel_size
+
+    @property
+    def gpus_per_rank(self) -> int:
+        """GPUs of one engine core."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def weight_dtype(self) -> str:

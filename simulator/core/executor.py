@@ -23,3 +23,11 @@ class CanLeap(Executor, Protocol):
         `step` has no prefills; every further one has `step.decodes` more tokens of context.
         Item i equals, to the last bit, what `execute` says of the i-th of them.
         """
+
+
+@runtime_checkable
+class StagedExecutor(Executor, Protocol):
+    """An executor whose GPUs have a part of the layers each: pipeline parallelism."""
+
+    def stage_seconds(self, step: Step) -> tuple[float, list[float], float]:
+        """Say what a step takes, in s: of the host, of each stage, and from stage to stage."""

@@ -32,7 +32,7 @@ class Request:
     generated: int = 0  # tokens that have come out, kept over a preemption
     swapped: int = 0  # tokens whose KV waits on the host, after a preemption
     padding: int = 0  # tokens put before the prompt to even out a static batch
-    remote: int = 0  # its prompt was computed elsewhere: see kv_roles.py
+    remote: int = 0  # waits for more than room: see kv_roles.py and pipeline.py
     blocks: list[int] | None = None  # its block table, where blocks have names
     hashes: list[int] | None = None  # of its full blocks, as far as asked for
     unknown: int = 0  # of `generated`, tokens that are still on their way (async_scheduling)

@@ -17,6 +17,7 @@ from simulator.costs.overhead import (
     samples_truncated,
 )
 from simulator.costs.piecewise import PiecewiseCost
+from simulator.costs.pipeline import AnyCost, PipelineCost, Stage, make_pipeline, stages_of
 from simulator.costs.profile import FORMS, find_profile, make_form, read_profile
 from simulator.costs.roofline import roofline
 from simulator.models.gpus import HOST_SHARE, Gpu
@@ -51,24 +52,53 @@ def load_cost(
     """
     if isinstance(spec, str):
         spec = {"profile": spec}
-    terms = {key: value for key, value in spec.items() if key != "residuals"}
     target = _Target(model, gpu, engine)
     try:
-        if "profile" in terms:
-            cost = _load_profile(terms, base, target)
-        elif terms.get("kind") == "roofline":
-            cost = _make_roofline(terms, target)
-        else:
-            cost = _make_form(terms, target)
-        if "residuals" in spec:
-            cost = _with_residuals(cost, spec["residuals"])
+        cost = _load(spec, base, target)
     except ValueError as error:
         if str(error).startswith("engine."):
             raise
         raise prefix_keys("cost", error) from None
     if engine is None or model is None or gpu is None:
         return cost
+    if engine.pipeline_parallel_size > 1:
+        return _make_pipeline(cost, spec, base, target)
     return _with_copies(cost, model, gpu, engine)
+
+
+def _load(
+    spec: Mapping[str, object], base: Path | None, target: "_Target"
+) -> LinearCost | PiecewiseCost:
+    """Make what a mapping says, for all layers or those of the target's stage."""
+    terms = {key: value for key, value in spec.items() if key != "residuals"}
+    if "profile" in terms:
+        cost = _load_profile(terms, base, target)
+    elif terms.get("kind") == "roofline":
+        cost = _make_roofline(terms, target)
+    else:
+        cost = _make_form(terms, target)
+    return _with_residuals(cost, spec["residuals"]) if "residuals" in spec else cost
+
+
+def _make_pipeline(
+    whole: LinearCost | PiecewiseCost,
+    spec: Mapping[str, object],
+    base: Path | None,
+    target: "_Target",
+) -> PipelineCost:
+    """Split a cost of all layers into stages."""
+    model, gpu, engine = target.model, target.gpu, target.engine
+    assert model is not None
+    assert gpu is not None
+    assert engine is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HeadwayWarning)  # `whole` has told them
+        stages = [
+            _load(spec, base, replace(target, stage=stage))
+            for stage in stages_of(model, engine.pipeline_parallel_size)
+        ]
+    rate = engine.pipeline_parallel_bandwidth
+    return make_pipeline(whole, stages, model, gpu, None if rate is None else rate * 1e9)
 
 
 @dataclass(frozen=True)
@@ -78,6 +108,7 @@ class _Target:
     model: ModelSpec | None
     gpu: Gpu | None
     engine: EngineConfig | None
+    stage: Stage | None = None  # of a pipeline; None: all layers
 
     @property
     def overlapped(self) -> bool:
@@ -92,15 +123,21 @@ class _Target:
 
     def add_overhead(self, overhead: Overhead, kernels: PiecewiseCost) -> PiecewiseCost:
         """Put an overhead on a cost of kernels alone."""
-        engine = self.engine or EngineConfig()
+        engine, stage = self.engine or EngineConfig(), self.stage
+        sampled = samples_truncated(self.model, engine.generation_config)
         return overhead.add_to(
-            kernels,
+            self.part(kernels),
             overlapped=self.overlapped,
             model=self.model,
             gpu=self.gpu,
-            sampled=samples_truncated(self.model, engine.generation_config),
+            sampled=sampled and (stage is None or stage.last),
             tensor_parallel_size=engine.tensor_parallel_size,
+            layers=None if stage is None else stage.layers,
         )
+
+    def part(self, cost: AnyCost) -> AnyCost:
+        """Give the share of a stage of a cost of all layers."""
+        return cost if self.stage is None else self.stage.part(cost)
 
 
 def with_overhead(
@@ -130,7 +167,7 @@ def _load_profile(
         )
     cost = profile.cost if target.engine is None else profile.routed(target.engine)
     if overhead is None or not isinstance(cost, PiecewiseCost):
-        return cost
+        return target.part(cost)
     return target.add_overhead(overhead, cost)
 
 
@@ -170,7 +207,7 @@ def _make_form(spec: Mapping[str, object], target: _Target) -> LinearCost | Piec
         raise ValueError(f"kind: must be {known}{given}; or give `profile`: a name or a path")
     if kind != "linear":
         spec = {"overlapped": target.overlapped, **spec}
-    return make_form(spec, str(kind))
+    return target.part(make_form(spec, str(kind)))
 
 
 def _with_residuals(cost: LinearCost | PiecewiseCost, raw: object) -> LinearCost | PiecewiseCost:

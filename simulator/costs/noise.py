@@ -15,6 +15,7 @@ from numbers import Real
 
 import numpy as np
 
+from simulator.core.executor import StagedExecutor
 from simulator.core.request import Step
 from simulator.costs.cost_model import CostDecorator, CostModel, Counts, Seconds
 from simulator.util.from_mapping import short_repr
@@ -73,6 +74,13 @@ class ScaledCost(CostDecorator):
         if step.host_waits:
             noted.host_waits = [factor * wait for wait in step.host_waits]
         return seconds
+
+    def stage_seconds(self, step: Step) -> tuple[float, list[float], float]:
+        """Say what a step takes, in s, of an executor with pipeline stages."""
+        assert isinstance(self.inner, StagedExecutor)
+        factor = self.prompts if step.prefills else self.decode
+        host, stages, send = self.inner.stage_seconds(step)
+        return factor * host, [factor * seconds for seconds in stages], factor * send
 
     def leap(self, step: Step, repeats: int) -> list[float]:
         """Give the seconds of each of so many successive decode steps."""

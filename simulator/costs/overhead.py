@@ -97,12 +97,15 @@ class Overhead:
         gpu: Gpu | None = None,
         sampled: bool = False,
         tensor_parallel_size: int = 1,
+        layers: int | None = None,
     ) -> PiecewiseCost:
         """Put it on top of a cost of kernels alone; terms per layer where the model is known.
 
-        `sampled` says that requests are sampled with top-p or top-k.
+        `sampled` says that requests are sampled with top-p or top-k; `layers` are those of the cost
+        if not all of the model's.
         """
-        layers = model.num_hidden_layers if model else 0
+        if layers is None:
+            layers = model.num_hidden_layers if model else 0
         sort = self.sort if sampled else 0.0
         logits = model.vocab_size * self.sort_bytes if sampled and model else 0.0
         whole = replace(

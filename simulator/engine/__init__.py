@@ -3,6 +3,7 @@
 It may import `schedulers` and what lies below. Start with `loop.py`: schedule, execute, commit.
 """
 
-from simulator.engine.replica import Replica, make_replica
+from simulator.engine.pipeline import make_replica
+from simulator.engine.replica import Replica
 
 __all__ = ["Replica", "make_replica"]

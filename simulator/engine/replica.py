@@ -46,7 +46,3 @@ class Replica(EngineCore, EngineLoop):
     def computes(self, core: EngineCore) -> bool:
         """Say whether a step is in flight."""
         return bool(self.batch_queue)
-
-
-make_replica = Replica
-"""The former name of the constructor."""

@@ -123,8 +123,11 @@ class BlockCounter:
         else:
             self.free -= decodes.blocks(ticks, skip)
 
-    def register_last(self, request: Request) -> None:
-        """Let others find the request's last full block, now that all its tokens are known."""
+    def register_last(self, request: Request, in_flight: int = 0) -> None:
+        """Let others find the request's last full block, now that all its tokens are known.
+
+        All but the last `in_flight`, whose KV is being computed.
+        """
 
     def owned(self, request: Request, tokens: int) -> int:
         """Count the blocks that nobody else holds of a running request with `tokens` computed."""
@@ -265,9 +268,9 @@ class BlockManager(BlockCounter):
         sharers = self._sharers
         return sum(1 for block in request.blocks or () if block not in sharers)
 
-    def register_last(self, request: Request) -> None:
+    def register_last(self, request: Request, in_flight: int = 0) -> None:
         if self.prefix_caching:
-            self._register(request, request.computed // self.block_size)
+            self._register(request, (request.computed - in_flight) // self.block_size)
 
     def release(self, request: Request) -> None:
         """Unhashed blocks to the head of the free list, hashed ones to its tail, last first."""

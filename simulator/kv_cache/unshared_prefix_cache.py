@@ -78,8 +78,8 @@ class UnsharedPrefixCache(EvictingCounter):
         request.computed = tokens
         self._full[request] = min(tokens, request.known - request.unknown) // size
 
-    def register_last(self, request: Request) -> None:
-        self._full[request] = request.computed // self.block_size
+    def register_last(self, request: Request, in_flight: int = 0) -> None:
+        self._full[request] = (request.computed - in_flight) // self.block_size
 
     def release(self, request: Request) -> None:
         """Unhashed blocks to the head of the free list, hashed ones to its tail, last first."""

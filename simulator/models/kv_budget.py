@@ -18,13 +18,14 @@ of inference-sim, Apache-2.0); the estimates are 0.1 % and 1.5 % above. CUDA gra
 `gpu_memory_utilization` leaves free.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from simulator.core.engine_config import EngineConfig
 from simulator.models.gpus import GIB, NVLINK, Gpu
 from simulator.models.sliding_window import LayerGroups, layer_groups
-from simulator.models.spec import HALF, ModelSpec
+from simulator.models.spec import HALF, ModelSpec, bytes_of
 
 LOGIT_BYTES = 40
 """Peak bytes per logit in vLLM's sampler: float32 copies, 64-bit sort indices, probabilities.
@@ -67,6 +68,13 @@ class MemoryBudget:
     fraction_of: FractionOf = "all"
     hybrid: bool = False  # vLLM's hybrid KV cache manager: a block holds one group of layers
     states: int = 0  # of the requests in layers with linear attention
+    pipeline_parallel_size: int = 1
+    layers: int = 0  # of the stage with the least room, whose lines these are; 0: all
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that share the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def block_bytes(self) -> float:
@@ -143,6 +151,7 @@ def kv_budget(
     gpu: Gpu,
     *,
     tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
     data_parallel_size: int = 1,
     gpu_memory_utilization: float = 0.92,
     dtype: str = "auto",
@@ -156,7 +165,8 @@ def kv_budget(
 ) -> MemoryBudget:
     """Work out the budget of a GPU with its share of the model.
 
-    Of a data-parallel server it is that of one rank, whose experts are spread over all ranks.
+    Of a data-parallel server it is that of one rank, whose experts are spread over all ranks; of
+    pipeline stages that of the one with the least room, which all follow, as in vLLM.
 
     `quantization` (fp8, int8, int4) overrides `dtype` for the weights; the KV cache follows
     `kv_cache_dtype`, with `auto` meaning the `dtype`. The peak of vLLM's sampler counts with
@@ -196,10 +206,35 @@ def kv_budget(
         hybrid=hybrid and model.keeps_window,
         states=int(max_num_seqs * model.state_bytes(dtype) / tensor_parallel_size),
     )
+    if pipeline_parallel_size > 1:
+        inner = activation_bytes(model, tensor_parallel_size, max_num_batched_tokens, 0)
+        layers = model.split_layers(pipeline_parallel_size)
+        peaks = [inner] * (len(layers) - 1) + [budget.activations]  # the last has the sampler
+        stages = [_stage_budget(budget, layers, at, peak) for at, peak in enumerate(peaks)]
+        budget = min(stages, key=lambda stage: stage.kv_cache / stage.block_bytes)
     missing = 2 * budget.block_bytes - budget.kv_cache
     if missing > 0:
         raise ValueError(_too_big(budget, missing))
     return budget
+
+
+def _stage_budget(
+    whole: MemoryBudget, layers: Sequence[int], at: int, activations: int
+) -> MemoryBudget:
+    """Give the budget of a stage, of which the first has the embedding and the last the lm_head."""
+    model, gpus = whole.model, whole.tensor_parallel_size
+    share = layers[at] / model.num_hidden_layers
+    table = int(max(bytes_of(whole.weight_dtype), HALF) * model.head_parameters) // gpus
+    inner = whole.weights - table * (1 if model.tie_word_embeddings else 2)
+    return replace(
+        whole,
+        weights=int(inner * share) + table * ((at == 0) + (at + 1 == len(layers))),
+        activations=activations,
+        kv_bytes_per_token=whole.kv_bytes_per_token * share,
+        states=int(whole.states * share),
+        pipeline_parallel_size=len(layers),
+        layers=layers[at],
+    )
 
 
 def _bytes_on_other_ranks(model: ModelSpec, dtype: str, data_parallel_size: int) -> int:
@@ -209,7 +244,7 @@ def _bytes_on_other_ranks(model: ModelSpec, dtype: str, data_parallel_size: int)
 
 def _too_big(budget: MemoryBudget, missing: float) -> str:
     """Say what is in the way, and what it would take."""
-    gpus, beside = budget.tensor_parallel_size, budget.activations + budget.context + budget.states
+    gpus, beside = budget.gpus, budget.activations + budget.context + budget.states
     each = "" if gpus == 1 else f" on each of {gpus} GPUs"
     return (
         f"gpu: {budget.model.name} in {budget.weight_dtype} does not fit the {budget.gpu.name}: "
@@ -230,10 +265,12 @@ def memory_table(budget: MemoryBudget, *, max_model_len: int | None = None) -> s
     The requests are given by their tokens (prompt and answer so far), with paging and with
     contiguous allocation, which reserves `max_model_len` (by default the model's) for each.
     """
-    model, gpus = budget.model, budget.tensor_parallel_size
+    model, gpus = budget.model, budget.gpus
     longest = max_model_len or model.max_position_embeddings
     each = "" if gpus == 1 else f", each of {gpus}"
+    all_layers = f"{budget.layers} of {model.num_hidden_layers}"
     rows = [
+        *([("layers of the fullest stage", all_layers)] if budget.layers else []),
         (f"memory of the {budget.gpu.name}{each}", _gib(budget.gpu.memory)),
         (f"usable (gpu_memory_utilization {budget.gpu_memory_utilization:g})", _gib(budget.usable)),
         (f"weights ({model.parameters / 1e9:.2f} B, {budget.weight_dtype})", _gib(budget.weights)),

@@ -323,6 +323,21 @@ class ModelSpec:
                 "neither way"
             )
 
+    def split_layers(self, pipeline_parallel_size: int) -> list[int]:
+        """Share the layers out to stages as vLLM does (`get_pp_indices`, 0.33), the first first.
+
+        What is left over goes to the last stages but one, from there towards the first. Raises
+        ValueError where there are more stages than layers.
+        """
+        layers, stages = self.num_hidden_layers, pipeline_parallel_size
+        if stages > layers:
+            raise ValueError(
+                f"engine.pipeline_parallel_size: must be at most the {layers} layers of "
+                f"{self.name}, not {stages}"
+            )
+        each, left = divmod(layers, stages)
+        return [each + (stages - 1 - left <= at < stages - 1) for at in range(stages)]
+
     @cached_property
     def flops_per_token(self) -> int:
         """FLOPs that a token needs in the layers' matrices and lm_head; attention comes on top."""

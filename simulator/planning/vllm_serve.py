@@ -18,6 +18,7 @@ VALUES = (
     "quantization",
     "kv_cache_dtype",
     "tensor_parallel_size",
+    "pipeline_parallel_size",
     "data_parallel_size",
     "api_server_count",
     "long_prefill_token_threshold",
@@ -29,6 +30,7 @@ COVERED = (
     "disable_hybrid_kv_cache_manager",  # vLLM's default is as good
     "enable_expert_parallel",
     "expert_routing",  # the model's
+    "pipeline_parallel_bandwidth",  # the network's
 )
 """Keys that the command has, or a comment of its own; others are told to be missing."""
 

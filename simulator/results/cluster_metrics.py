@@ -111,7 +111,7 @@ class ClusterMetrics:
             weights = {
                 "mfu": metrics.served.peak_flops,
                 "bandwidth_utilization": metrics.served.gpu.bandwidth,
-                "gpu_busy_fraction": 1.0 / engine.tensor_parallel_size,  # by engine core
+                "gpu_busy_fraction": 1.0 / engine.gpus_per_rank,  # by engine core
             }
             for key, peak in weights.items():
                 used[key] += groups[name][key] * peak * count

@@ -41,6 +41,7 @@ class ServedModel:
     data_parallel_size: int = 1
     power: Power | None = None  # of one GPU; None: not known
     carbon_intensity: float = 0.0  # g CO2e per kWh
+    pipeline_parallel_size: int = 1
 
     @classmethod
     def of(cls, scenario: "Scenario", parts: "EngineParts") -> "ServedModel":
@@ -50,7 +51,12 @@ class ServedModel:
         config = scenario.gpu
         power = gpu_power(config.power.idle, config.power.max, parts.gpu.max_power)
         own = engine.data_parallel_size, power, config.carbon_intensity
-        return cls(parts.model, parts.gpu, *sizes, *own)
+        return cls(parts.model, parts.gpu, *sizes, *own, engine.pipeline_parallel_size)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one engine core."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def peak_flops(self) -> float:
@@ -403,7 +409,7 @@ class EngineMetrics:
     def utilizations(self, duration: float) -> Values:
         """Give the FLOPs needed and the bytes read as shares of the peaks."""
         served = self.served
-        gpus = served.tensor_parallel_size * self.replicas
+        gpus = served.gpus * self.replicas
         return {
             "mfu": share(self._flops, served.peak_flops * gpus * duration),
             "bandwidth_utilization": share(self._read, served.gpu.bandwidth * gpus * duration),
@@ -418,11 +424,11 @@ class EngineMetrics:
         served, busy = self.served, self.steps.busy_time
         if served.power is None:
             return None
-        gpu_seconds = served.tensor_parallel_size * busy
+        gpu_seconds = served.gpus * busy
         watts = served.power.busy(
             share(self._flops, served.peak_flops * gpu_seconds),
             share(self._read, served.gpu.bandwidth * gpu_seconds),
         )
-        idle = served.tensor_parallel_size * max(paid - busy, 0.0)
+        idle = served.gpus * max(paid - busy, 0.0)
         joules = watts * gpu_seconds + served.power.idle * idle
         return Energy(joules, joules / JOULES_PER_KWH * served.carbon_intensity / 1000.0)

@@ -24,6 +24,7 @@ from simulator.util.errors import HeadwayWarning
 
 MEMORY_KEYS = {
     "tensor_parallel_size",
+    "pipeline_parallel_size",
     "data_parallel_size",
     "gpu_memory_utilization",
     "dtype",
@@ -93,6 +94,10 @@ def make_cost(scenario: Scenario, model: ModelSpec, gpu: Gpu) -> CostModel:
             if getattr(engine, key) != EngineConfig.model_fields[key].default:
                 raise ValueError(f"engine.{key}: {model.name} has no experts")
     parallel = engine.data_parallel_size > 1 and model.num_experts > 0
+    if parallel and engine.pipeline_parallel_size > 1:
+        raise ValueError(
+            "engine.pipeline_parallel_size: must be 1 where data-parallel ranks share experts"
+        )
     shipped = None if parallel or scenario.cost else shipped_profile(model, gpu, engine)
     spec = scenario.cost or shipped or {"kind": "roofline"}
     cost: CostModel = load_cost(spec, scenario.folder, model=model, gpu=gpu, engine=engine)

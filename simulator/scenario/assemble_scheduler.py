@@ -33,6 +33,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
 from simulator.schedulers.vllm.kv_roles import AsyncConsumer, AsyncProducer, Consumer, Producer
+from simulator.schedulers.vllm.pipeline import PipelineScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.schedulers.vllm.speculative import Speculative
 from simulator.util.errors import HeadwayWarning
@@ -49,6 +50,7 @@ REQUIRED_FOR_WINDOW = REQUIRED_FOR_DRAFTS | {"allocation": "paged", "reserve_out
 REQUIRED_FOR_ROLE = {
     "scheduler": "headway",
     "data_parallel_size": 1,
+    "pipeline_parallel_size": 1,
     "speculative_config": None,
     "disable_hybrid_kv_cache_manager": True,
     "preemption_mode": "recompute",
@@ -57,6 +59,14 @@ REQUIRED_FOR_ROLE = {
     "prefix_cache": "hash",
 }
 """What an engine must have that only prefills or only decodes."""
+REQUIRED_FOR_STAGES = {
+    "scheduler": "headway",
+    "speculative_config": None,
+    "preemption_mode": "recompute",
+    "kv_offloading_size": None,
+    "prefix_cache": "hash",
+}
+"""What an engine must have whose layers are split into pipeline stages."""
 ROLES: dict[tuple[str, bool], type[Scheduler]] = {
     ("kv_producer", False): Producer,
     ("kv_producer", True): AsyncProducer,
@@ -107,6 +117,9 @@ def _make(
     policy_class, arguments = find_policy(scenario)
     if role is not None:
         check_role(role, scenario)
+    if engine.pipeline_parallel_size > 1:
+        for key, word in differing_keys(engine, REQUIRED_FOR_STAGES):
+            raise ValueError(f"engine.pipeline_parallel_size: goes with {key}: {word}")
     if engine.scheduler == "vllm":
         return _make_installed(scenario, parts)
     if named and engine.speculative_config is not None:
@@ -187,6 +200,8 @@ def _options(
         options["swap_blocks"] = swap_blocks(engine, parts.model)
     if engine.preemption_mode == "auto":
         options["swap_prices"] = swap_prices(engine, parts.cost)
+    if scheduler_class is PipelineScheduler:
+        options |= engine.model_dump(include={"pipeline_parallel_size", "async_scheduling"})
     if scheduler_class is Speculative:
         options |= {"speculation": engine.speculative_config, "seed": scenario.seed}
     options = {name: value for name, value in options.items() if accepts(scheduler_class, name)}
@@ -241,6 +256,9 @@ def _find_scheduler(engine: EngineConfig, policy_class: type, *, windowed: bool)
         hasattr(policy_class, hook) for hook in DYNAMIC_HOOKS
     ):
         scheduler_class = DynamicScheduler
+    if engine.pipeline_parallel_size > 1:
+        _check_stages(policy_class, scheduler_class, windowed=windowed)
+        return PipelineScheduler
     if windowed:
         key = "engine.disable_hybrid_kv_cache_manager"
         for name, word in differing_keys(engine, REQUIRED_FOR_WINDOW):
@@ -268,6 +286,18 @@ def _find_scheduler(engine: EngineConfig, policy_class: type, *, windowed: bool)
             "before has ended; set it to false"
         )
     return AsyncScheduler
+
+
+def _check_stages(policy_class: type, scheduler_class: type[Scheduler], *, windowed: bool) -> None:
+    """Refuse a policy and a cache that do not go with pipeline stages."""
+    key = "engine.pipeline_parallel_size"
+    if windowed:
+        raise ValueError(f"{key}: goes with disable_hybrid_kv_cache_manager: true")
+    if scheduler_class is not Scheduler:
+        raise ValueError(
+            f"{key}: {policy_name(policy_class)} has one batch in flight; fcfs has more, and "
+            "policies that only order the queue: priority, sjf, boost"
+        )
 
 
 def swap_blocks(engine: EngineConfig, model: ModelSpec) -> int:

@@ -140,12 +140,22 @@ def _check_engine(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
 
 def _check_parallel(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
     """See whether the GPUs are those that the engine shares out."""
-    size, ranks = engine.tensor_parallel_size, engine.data_parallel_size
+    ranks, stages = engine.data_parallel_size, engine.pipeline_parallel_size
     if gpus != engine.gpus:
-        words = f"({size})" if ranks == 1 else f"x data_parallel_size ({size} x {ranks})"
-        what = f"must equal engine.tensor_parallel_size {words}, not {gpus}: "
+        sizes = {"tensor": engine.tensor_parallel_size, "pipeline": stages, "data": ranks}
+        used = {kind: n for kind, n in sizes.items() if n > 1 or kind == "tensor"}
+        words = " x ".join(f"{kind}_parallel_size" for kind in used)
+        words += f" ({' x '.join(map(str, used.values()))})"
+        what = f"must equal engine.{words}, not {gpus}: "
         what += "one engine is simulated, which uses just these GPUs"
-        yield "gpu.count", "engine.tensor_parallel_size engine.data_parallel_size", what
+        others = " ".join(f"engine.{kind}_parallel_size" for kind in sizes)
+        yield "gpu.count", others, what
+    if stages == 1 and engine.pipeline_parallel_bandwidth is not None:
+        what = "goes with a pipeline_parallel_size of 2 and more"
+        yield "engine.pipeline_parallel_bandwidth", "engine.pipeline_parallel_size", what
+    if stages > 1 and engine.name not in (None, "vllm"):
+        what = f"the batch queue is vLLM's; {engine.name} is simulated with one stage"
+        yield "engine.pipeline_parallel_size", "engine.name", what
     if ranks == 1 and engine.api_server_count is not None:
         what = "goes with a data_parallel_size of 2 and more: others have one engine to send to"
         yield "engine.api_server_count", "engine.data_parallel_size", what

@@ -7,6 +7,7 @@ scheduler of its own (`docs/engines.md`).
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ Defaults = dict[str, Any]
 
 ASYNC_SINCE = (0, 14)
 """vLLM schedules asynchronously by default from 0.14 on (before: --async-scheduling)."""
+ASYNC_PIPELINE_SINCE = (0, 15)
+"""The same under pipeline parallelism."""
 RESERVES_SINCE = (0, 20)
 """Admission waits for room for a whole prompt; before, for that of its first chunk."""
 SYNCHRONOUS_POLICIES = (
@@ -84,10 +87,10 @@ def _with_count(gpu: object, engine: object) -> object:
     block = {} if gpu is None else gpu
     if not isinstance(block, dict) or not isinstance(engine, dict) or "count" in block:
         return gpu
-    sizes = [engine.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "data")]
-    if not all(type(size) is int and size > 0 for size in sizes) or sizes == [1, 1]:
+    sizes = [engine.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "data")]
+    if not all(type(size) is int and size > 0 for size in sizes) or prod(sizes) == 1:
         return gpu
-    return block | {"count": sizes[0] * sizes[1]}
+    return block | {"count": prod(sizes)}
 
 
 def engine_block(engine: object) -> object:
@@ -119,11 +122,19 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
     version = engine.get("version")
     if name == VLLM and isinstance(version, str):
         defaults |= version_defaults(read_version(version) or NEWEST)
+    if engine.get("pipeline_parallel_size", 1) != 1 and not _async_pipeline(version):
+        defaults["async_scheduling"] = False
     if name == VLLM and _drafts_on_the_host(engine.get("speculative_config")):
         defaults["async_scheduling"] = False  # as in vLLM's VllmConfig.__post_init__
     if not _may_overlap(engine.get("scheduling_policy")):
         defaults["async_scheduling"] = False
     return defaults | engine
+
+
+def _async_pipeline(version: object) -> bool:
+    """Say whether a version schedules asynchronously under pipeline parallelism, too."""
+    known = read_version(version) if isinstance(version, str) else None
+    return (known or NEWEST) >= ASYNC_PIPELINE_SINCE
 
 
 def version_defaults(version: Version) -> Defaults:
@@ -190,8 +201,8 @@ ENGINES = {
     "vllm": Engine(
         "vLLM 0.33.0: vllm/v1/core/sched/scheduler.py, EngineArgs.get_batch_defaults",
         "every decision of the scheduler, checked by `headway conform`; asynchronous scheduling; "
-        "hash-chain prefix cache; sizes by GPU",
-        "LoRA, multimodal inputs, pipeline parallelism",
+        "hash-chain prefix cache; sizes by GPU; pipeline parallelism",
+        "LoRA, multimodal inputs",
         {
             "scheduling_policy": "fcfs",
             "max_num_seqs": 256,

@@ -16,7 +16,6 @@ from simulator.util.yaml_lines import FieldError, Key, field_errors
 
 ROUNDS = 5  # of looking for errors that others hide
 PARTIAL = "no longer in vLLM; long_prefill_token_threshold limits the tokens of a long prompt"
-ONE_ENGINE = "not simulated: one engine, with tensor parallelism at most"
 UNSUPPORTED_KEYS = {
     "max_num_partial_prefills": PARTIAL,
     "max_long_partial_prefills": PARTIAL,
@@ -28,7 +27,6 @@ UNSUPPORTED_KEYS = {
     "enable_lora": "not simulated: there are no LoRA adapters",
     "cpu_offload_gb": "not simulated: weights stay on the GPU",
     "kv_transfer_config": "give cluster.kv_transfer, and each group a kv_role",
-    "pipeline_parallel_size": ONE_ENGINE,
     "kv_cache_memory_bytes": "not simulated: give num_gpu_blocks_override",
     "disable_sliding_window": "not simulated: give max_model_len",
 }

@@ -24,7 +24,7 @@ from simulator.costs.cost_model import CostModel
 from simulator.costs.data_parallel import replace_rank_cost
 from simulator.engine.client import RequestReader
 from simulator.engine.drive import no_garbage_collection
-from simulator.engine.replica import Replica
+from simulator.engine.pipeline import make_replica
 from simulator.policies.predictor import FixedPredictions, make_predictor
 from simulator.scenario import assemble, make_scheduler
 from simulator.scenario.assemble import EngineParts
@@ -104,7 +104,7 @@ class IndependentReplica:
         leap: bool = True,
     ) -> None:
         self.env = FastEnvironment()
-        self.replica = Replica(self.env, scheduler, executor, leap=leap)
+        self.replica = make_replica(self.env, scheduler, executor, leap=leap)
         self.log = self.replica.log
         self._read = RequestReader(requests.rows).read
         self._times, self._stamps = requests.times.data, requests.stamps.data

@@ -13,6 +13,7 @@ from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import Noise
 from simulator.engine.client import Client
 from simulator.engine.drive import drive
+from simulator.engine.pipeline import make_replica
 from simulator.engine.replica import Replica
 from simulator.policies.predictor import make_predictor
 from simulator.scenario import assemble, make_scheduler
@@ -70,7 +71,7 @@ def run(
         workload.check()
     scheduler = make_scheduler(scenario, parts, workload.segments is not None)
     env = FastEnvironment()
-    replica = Replica(env, scheduler, parts.cost, leap=not stepwise)
+    replica = make_replica(env, scheduler, parts.cost, leap=not stepwise)
     try:
         return play(scenario, parts, workload, replica, progress, stop=stop)
     except Exception as error:

@@ -14,7 +14,7 @@ from simulator.core.alarm import FastEnvironment
 from simulator.core.request import Segments
 from simulator.engine.client import Chunk, StreamClient
 from simulator.engine.core import EngineCore
-from simulator.engine.replica import Replica
+from simulator.engine.pipeline import make_replica
 from simulator.results.metrics import RunMetrics, run_info
 from simulator.results.record import PartialRecord, next_decision, split_log
 from simulator.results.request_table import Attempts
@@ -176,7 +176,7 @@ def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
     shares = first.segments is not None
     if cluster is None:
         made = assemble(scenario)
-        replica = Replica(env, make_scheduler(scenario, made, shares), made.cost, leap=leap)
+        replica = make_replica(env, make_scheduler(scenario, made, shares), made.cost, leap=leap)
         client = StreamClient(env, total, size, parts, replica.submit)
         replica.on_finish = client.finished
         metrics = RunMetrics(scenario, first, [made], total=total)

@@ -25,6 +25,7 @@ from simulator.results.frames import expand_steps
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
+from simulator.schedulers.vllm.pipeline import PipelineScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.support.engines import Clock
@@ -50,6 +51,10 @@ DYNAMIC: dict[str, Callable[[], object]] = {
     "deadline": lambda: Deadline(ttft=2000, tpot=700, slack=500),
     "deadline, by client": lambda: Deadline(ttft=900, clients={"a": {"ttft": 50, "tpot": 900}}),
 }
+PIPELINES = [
+    partial(PipelineScheduler, pipeline_parallel_size=stages, async_scheduling=ahead)
+    for stages, ahead in ((2, False), (2, True), (3, False), (4, True))
+]
 PLAIN = ["fcfs", "fcfs", "static", "contiguous"]
 
 
@@ -175,12 +180,13 @@ def engines(draw: st.DrawFn) -> Callable[[], Scheduler]:
         ),
     }
     policy = (ORDERS | DYNAMIC | FAIR).get(kind, lambda: None)
-    mechanism = draw(st.sampled_from([Scheduler, AsyncScheduler]))
+    mechanism = draw(st.sampled_from([Scheduler, AsyncScheduler, *PIPELINES]))
     tier = draw(st.sampled_from([None, None, 5, 1000]))
     if kind in DYNAMIC:
         mechanism = DynamicScheduler
-    tree = mechanism is not AsyncScheduler and draw(st.sampled_from([False, False, True]))
-    if mechanism is not AsyncScheduler:
+    one_batch = mechanism in (Scheduler, DynamicScheduler)  # in flight
+    tree = one_batch and draw(st.sampled_from([False, False, True]))
+    if one_batch:
         options["swap_blocks"] = draw(st.sampled_from([0, 0, 5, 1000]))
         options["swap_prices"] = draw(st.sampled_from([None, PRICES]))
 

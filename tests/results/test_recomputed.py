@@ -105,7 +105,7 @@ def check_tables(folder, found):
 
 def test_a_wrong_figure_is_found(tmp_path):
     """One part in a hundred million is enough."""
-    found = simulate(tmp_path / "run", draw_scenario(0), 0)
+    found = simulate(tmp_path / "run", draw_scenario(2), 2)
     assert differences(found)[0] == []
     found.summary["mean_ttft_ms"] *= 1 + 1e-8
     found.summary["headway"]["mfu"] *= 1 + 1e-8

@@ -50,6 +50,8 @@ def test_defaults_are_those_documented(write):
         "kv_cache_dtype": "auto",
         "generation_config": "auto",
         "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "pipeline_parallel_bandwidth": None,
         "enable_expert_parallel": False,
         "expert_routing": "uniform",
         "data_parallel_size": 1,

@@ -1,6 +1,6 @@
 """What the tests of the engine share: a clock of three numbers, and a run without a scenario."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import nan
 
 import numpy as np
@@ -10,9 +10,10 @@ from simulator.core.alarm import FastEnvironment
 from simulator.core.log import Log
 from simulator.core.request import Step
 from simulator.engine.client import Client
-from simulator.engine.replica import Replica
+from simulator.engine.pipeline import make_replica
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.predictor import Noisy
+from simulator.schedulers.vllm.pipeline import PipelineScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 
@@ -32,6 +33,23 @@ class Clock:
         fixed = self.base + self.per_token * step.decodes
         last = step.context + repeats * step.decodes
         return [fixed + self.per_context * s for s in range(step.context, last, step.decodes)]
+
+
+@dataclass
+class Stages:
+    """A pipeline whose host and stages take so many times what a clock says, links `send` s."""
+
+    clock: Clock = field(default_factory=Clock)
+    shares: tuple[float, ...] = (1.0,)
+    host: float = 0.0
+    send: float = 0.0
+
+    def execute(self, step: Step) -> float:
+        return self.clock.execute(step)
+
+    def stage_seconds(self, step: Step) -> tuple[float, list[float], float]:
+        seconds = self.clock.execute(step)
+        return self.host * seconds, [share * seconds for share in self.shares], self.send
 
 
 def workload(*requests: tuple[float, int, int], **more: object) -> Workload:
@@ -54,8 +72,10 @@ def play(
     env: simpy.Environment | None = None,
 ) -> tuple[Log, Client]:
     """Run a workload to its end on one replica, with lengths predicted `sigma` wrong."""
-    env = env or FastEnvironment()
-    replica = Replica(env, scheduler, clock or Clock(), leap=leap)  # type: ignore[arg-type]
+    env, clock = env or FastEnvironment(), clock or Clock()
+    if isinstance(scheduler, PipelineScheduler) and isinstance(clock, Clock):
+        clock = Stages(clock, (1.0,) * scheduler.pipeline_parallel_size)
+    replica = make_replica(env, scheduler, clock, leap=leap)  # type: ignore[arg-type]
     predictor = Noisy(sigma).predictor(load, np.random.default_rng(0))
     client = Client(env, load, replica.submit, predictor)
     replica.on_finish = client.finished

@@ -66,6 +66,11 @@ def _engine(rng: Random) -> Values:
     }
     extras: tuple[Values, ...] = (
         {"async_scheduling": True},
+        {
+            "pipeline_parallel_size": rng.choice([2, 3]),
+            "async_scheduling": rng.random() < 0.5,
+            "scheduling_policy": rng.choice(["fcfs", "priority"]),
+        },
         {"long_prefill_token_threshold": 32},
         {"prefill_schedule_interval": 3},
         {"reserve_output_tokens": rng.choice([20, "max_tokens", "max_model_len"])},

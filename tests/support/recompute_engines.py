@@ -197,7 +197,7 @@ def _peaks(engine: Values) -> Values:
     """What the GPUs of one engine core could do in a second."""
     gpu = find_gpu(engine["gpu"]["name"])
     fp8 = (engine["quantization"] or "").startswith("fp8") and gpu.fp8_flops
-    size = engine["tensor_parallel_size"]
+    size = engine["tensor_parallel_size"] * engine["pipeline_parallel_size"]
     flops = gpu.fp8_flops if fp8 else gpu.bf16_flops
     return {"mfu": size * flops, "bandwidth_utilization": size * gpu.bandwidth}
 
@@ -235,7 +235,8 @@ def recompute_energy(
             joules = None
             break
         idle = 0.17 * most if gpu["power"]["idle"] is None else gpu["power"]["idle"]
-        busy, size = mine.duration.sum(), engine["tensor_parallel_size"]
+        busy = mine.duration.sum()
+        size = engine["tensor_parallel_size"] * engine["pipeline_parallel_size"]
         work = _work(run, requests[requests.replica.isin(numbers)], mine, engine)
         peaks = _peaks(engine)
         used = {name: share(work[name], peaks[name] * busy) for name in work}

@@ -121,6 +121,7 @@ def not_in_files(run: Run) -> dict[str, str]:
     host = r"headway\.(.*prefix_cache_h.*|offload.*|loaded_blocks)"
     of_cluster = r"headway\.(cluster\..*|replicas|gpu_busy_fraction|mfu|bandwidth_utilization"
     of_cluster += r"|power_w|(joules|wh|kg_co2)_per.*)"
+    ahead = engine["async_scheduling"] or engine["pipeline_parallel_size"] > 1
     limits = (
         (True, r"headway\.(schema|version|warnings|diagnosis.*)", "no metrics"),
         (True, r"headway\.(.*\.)?profile", "the name of what the cost model was read from"),
@@ -135,7 +136,7 @@ def not_in_files(run: Run) -> dict[str, str]:
         (cut, share_of_clients, "tokens of requests that did not complete"),
         (run.leapt, r"headway\..*kv_cache_usage.*", "blocks at the first step of a row only"),
         (run.leapt or shared or apart or changes, stored, "tokens stored, of leaps or shared ones"),
-        (engine["async_scheduling"], stored, "a step counts who was there as it was decided"),
+        (ahead, stored, "a step counts who was there as it was decided"),
         (engine["speculative_config"], r"spec_decode_.*", "drafts are in no table"),
         (
             engine["speculative_config"],
@@ -143,7 +144,12 @@ def not_in_files(run: Run) -> dict[str, str]:
             "tokens of a step are one chunk",
         ),
         (run.scenario["workload"]["frontend"], waiting, "when a request passed the front end"),
-        (engine["async_scheduling"] and preempted, waiting, "preempted before its token is out"),
+        (
+            engine["pipeline_parallel_size"] > 1,
+            r"headway\..*max_waiting",
+            "when each batch was decided",
+        ),
+        (ahead and preempted, waiting, "preempted before its token is out"),
         (engine["kv_offloading_size"], host, "what went to the host; cached_tokens are of both"),
         (
             run.scenario["workload"]["sessions"],

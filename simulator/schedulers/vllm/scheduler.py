@@ -399,7 +399,7 @@ class Scheduler:
         return self.admission.lacking(request, hits, tokens, len(self.running)) > 0
 
     def pull(self, step: Step, request: Request, budget: int) -> int:
-        """Take in a head whose prompt was computed elsewhere; only in a fleet (`kv_roles.py`).
+        """Take in, or pass over, a head that waits for more than room (`Request.remote`).
 
         Return the tokens left, 0 if it must wait.
         """

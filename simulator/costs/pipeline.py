@@ -1,0 +1,136 @@
+"""What a step costs on GPUs that have a part of the layers each: pipeline parallelism.
+
+Each stage has its share of the layers, and of all that they take; the last one has the output
+projection and the sampler besides. What an engine adds to the kernels of a step every stage adds to
+its own. From stage to stage go two hidden states of 16 bits for each token, the residual and what
+is to be added to it (vLLM's `IntermediateTensors`); GPUs that share a layer send a part each and
+pass it on among themselves, so the time is that of the whole. The host prepares one batch at a
+time, while the stages compute others. No pipeline was measured: the layers are taken to be alike.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from simulator.core.request import Step
+from simulator.costs.cost_model import CostDecorator, CostModel, Counts, Seconds
+from simulator.costs.linear import LinearCost
+from simulator.costs.overhead import without_host
+from simulator.costs.piecewise import HOST_TERMS, PiecewiseCost
+from simulator.costs.roofline import efficiency_of
+from simulator.models.gpus import Gpu
+from simulator.models.spec import HALF, ModelSpec
+
+AnyCost = TypeVar("AnyCost", bound=LinearCost | PiecewiseCost)
+SENT = 2
+"""Hidden states of a token that a stage sends to the next."""
+ENGINE_TERMS = ("overhead", "overhead_per_sequence", *HOST_TERMS)
+"""Terms that every stage has in full."""
+LAST_TERMS = ("head", "head_per_sequence")
+"""Terms of the last stage alone."""
+OTHERS = ("window", "engine_overhead", "engine_prefill")
+"""Numbers that are no seconds of layers."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a model's layers; `last`: with the output projection."""
+
+    layers: int
+    share: float  # of the model's layers
+    last: bool
+
+    def part(self, cost: AnyCost) -> AnyCost:
+        """Give what a stage takes of what the whole model takes."""
+        values: dict[str, Any] = {}
+        for field in fields(cost):
+            value = getattr(cost, field.name)
+            if not field.init or not _is_number(value) or field.name in OTHERS:
+                continue
+            if field.name in LAST_TERMS:
+                values[field.name] = value * self.last
+            elif field.name not in ENGINE_TERMS:
+                values[field.name] = value * self.share
+        if isinstance(cost, PiecewiseCost):
+            values["dense"] = [[tokens, seconds * self.share] for tokens, seconds in cost.dense]
+        return replace(cost, **values)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def stages_of(model: ModelSpec, pipeline_parallel_size: int) -> list[Stage]:
+    """Give the stages of a model."""
+    layers = model.split_layers(pipeline_parallel_size)
+    total, last = model.num_hidden_layers, pipeline_parallel_size - 1
+    return [Stage(count, count / total, at == last) for at, count in enumerate(layers)]
+
+
+@dataclass(frozen=True)
+class PipelineCost(CostDecorator):
+    """The cost of each stage, and of what goes between them; `inner` is that of all layers at once.
+
+    `execute` is the time of a step on its way through an empty pipeline, `decode_seconds` that of
+    the slowest stage, which is the pace of a full one.
+    """
+
+    inner: PiecewiseCost | LinearCost
+    stages: Sequence[CostModel]
+    send: float = 0.0  # s, between two stages
+    send_per_token: float = 0.0
+
+    @property
+    def reads_longest(self) -> bool:
+        """Whether its steps depend on their longest sequence."""
+        return getattr(self.inner, "reads_longest", False)
+
+    def stage_seconds(self, step: Step) -> tuple[float, list[float], float]:
+        """Say what a step takes, in s: of the host, of each stage, and from stage to stage."""
+        host = 0.0
+        if isinstance(self.inner, PiecewiseCost):
+            inner, prompts = self.inner, step.prefills
+            host = inner.host + inner.host_per_sequence * (step.decodes + len(prompts))
+            host += inner.host_per_prefill * len(prompts)
+            host += inner.host_per_prefill_token * sum(chunk.tokens for chunk in prompts)
+        send = self.send + self.send_per_token * step.tokens
+        return host, [stage.execute(step) for stage in self.stages], send
+
+    def execute(self, step: Step) -> float:
+        """Give the seconds that a step takes from the first stage to the last."""
+        host, stages, send = self.stage_seconds(step)
+        return host + sum(stages) + send * (len(stages) - 1)
+
+    def leap(self, step: Step, repeats: int) -> list[float]:
+        """Give the seconds of each of so many successive decode steps, one after the other."""
+        steps = (Step([], step.decodes, step.context + at * step.decodes) for at in range(repeats))
+        return [self.execute(one) for one in steps]
+
+    def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
+        """Give the seconds of steps of so many decodes in the slowest stage."""
+        paces = [stage.decode_seconds(counts, contexts) for stage in self.stages]
+        return np.asarray(np.max(paces, axis=0))
+
+    def host_seconds(self, prompts: Counts, sequences: Counts, new: Counts) -> Seconds | None:
+        """Give None: where batches overlap nobody can tell who waits for whom."""
+        return None
+
+
+def make_pipeline(
+    whole: LinearCost | PiecewiseCost,
+    stages: Sequence[LinearCost | PiecewiseCost],
+    model: ModelSpec,
+    gpu: Gpu,
+    bandwidth: float | None = None,
+) -> PipelineCost:
+    """Put stages together; `bandwidth` is that between them, bytes/s, None: the GPU's link."""
+    share = efficiency_of(gpu)
+    rate = gpu.link_bandwidth * share.link if bandwidth is None else bandwidth
+    return PipelineCost(
+        whole,
+        tuple(map(without_host, stages)),
+        share.link_latency,
+        SENT * model.hidden_size * HALF / rate,
+    )
