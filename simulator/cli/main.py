@@ -32,6 +32,8 @@ VERBS = {
     "schema": "Print the scenario's JSON Schema, for completion and checks in an editor.",
     "conform": "Compare every decision with a schedule recorded from vLLM; exit code 1 on a "
     "difference.",
+    "serve": "Answer over HTTP as the scenario's vLLM server would, without a GPU.",
+    "tokenizer": "Write a small tokenizer, for `serve` and its clients.",
     "live": "Run a scenario on a real engine.",
     "calibrate": "Measure what steps take on a device, and fit a cost profile to them.",
     "profile": "Build cost profiles from kernel tables; list and show those here.",

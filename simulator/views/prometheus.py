@@ -132,7 +132,7 @@ def _histograms(
     table = engines[0].table
     first, last = table.first_token, table.finish
     start, decode = table.first_scheduled, table.finish - table.first_token
-    tokens = _build_1_2_5_buckets(longest)
+    tokens = request_length_buckets(longest)
     asked = table.workload.prompt_tokens.astype(float)
     tpot = decode / np.maximum(table.generated - 1, 1)
     ttft = [_unweighted(table.ttft[engine.begun]) for engine in engines]
@@ -154,7 +154,7 @@ def _histograms(
         yield name, about, buckets, [_unweighted(values[engine.done]) for engine in engines]
 
 
-def _build_1_2_5_buckets(longest: int) -> list[float]:
+def request_length_buckets(longest: int) -> list[float]:
     """Give 1, 2, 5, 10, ... up to `longest`."""
     steps = (m * 10**k for k in range(len(str(longest))) for m in (1, 2, 5))
     return [float(value) for value in steps if value <= longest]

@@ -1,0 +1,73 @@
+"""The verb `headway serve`: a scenario behind the HTTP interface of a vLLM server."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from simulator.cli.options import ScenarioOrName, silent
+
+if TYPE_CHECKING:
+    from simulator.views.http.server import Server
+
+
+def serve(
+    scenario: ScenarioOrName,
+    /,
+    *,
+    host: Annotated[str, Parameter(help="address to listen at")] = "127.0.0.1",
+    port: Annotated[int, Parameter(help="port to listen at; 0: one that is free")] = 8000,
+    speed: Annotated[float, Parameter(help="simulated seconds in a second")] = 1.0,
+    tokenizer: Annotated[
+        Path | None,
+        silent("folder with tokenizer.json, to count as the client does [default: words]"),
+    ] = None,
+    served_model_name: Annotated[
+        str, silent("the model's name to clients [default: the scenario's]")
+    ] = "",
+    out: Annotated[Path | None, silent("folder for the files of the run, at its end")] = None,
+    set_: Annotated[
+        list[str] | None, silent("set a key: dotted.key=value (repeatable)", "--set")
+    ] = None,
+    seed: Annotated[int | None, silent("seed, in place of the scenario's")] = None,
+    own_code: Annotated[
+        bool, silent("allow a scenario that names code of its own", "--own-code")
+    ] = False,
+) -> int:
+    """Answer as the scenario's vLLM server would, without a GPU, until Ctrl-C."""
+    from simulator.scenario.load import load_scenario
+    from simulator.util.errors import HeadwayError
+    from simulator.views.http.server import ServeOptions, Server, token_counter
+    from simulator.views.http.server import serve as listen
+
+    if not 0 <= port < 65536:
+        raise HeadwayError(f"--port: {port} is not between 0 and 65535")
+    if not 0.001 <= speed <= 1000:
+        raise HeadwayError(f"--speed: {speed} is not between 0.001 and 1000")
+    loaded = load_scenario(scenario, set_ or [], seed, own_code=own_code)
+    options = ServeOptions(host, port, speed, served_model_name)
+    server = Server(loaded, options, token_counter(tokenizer))
+
+    def ready(address: str) -> None:
+        at = "" if speed == 1 else f", {speed:g} times as fast as real time"
+        print(f"{server.model} at {address}/v1{at}; report: {address}/report", flush=True)
+
+    listen(server, ready)
+    return _tell_end(server, out)
+
+
+def _tell_end(server: "Server", out: Path | None) -> int:
+    """Say what was served and whether it came on time; write the files."""
+    result = server.result()
+    served = server.served()
+    count = len(result.workload)
+    print(f"{count:,} requests served; answers late by {served['late_ms']['p99']:.1f} ms (P99)")
+    if count and not served["on_time"]:
+        print("warning: this machine was too slow: what clients measured is off", file=sys.stderr)
+    if out is not None and count:
+        from simulator.simulation.write import write_run
+
+        names = [path.name for path in write_run(result, out)]
+        print(f"written to {out}: {', '.join(names)}")
+    return 0

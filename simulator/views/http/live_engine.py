@@ -1,0 +1,354 @@
+"""A scenario's engines in real time: requests come from outside, tokens go out as they come."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import inf, nextafter
+from typing import TYPE_CHECKING
+
+import numpy as np
+import simpy
+
+from simulator.core.log import UNFINISHED, Log, pack_request
+from simulator.core.request import Request, Segments
+from simulator.engine.core import EngineCore, ScheduledStep
+from simulator.engine.replica import Replica
+from simulator.policies.predictor import FixedPredictions, make_predictor
+from simulator.results.record import ClusterRecord, split_log
+from simulator.scenario import assemble, make_scheduler
+from simulator.scenario.assemble_fleet import make_fleet
+from simulator.scenario.scenario import Scenario
+from simulator.util.errors import HeadwayError
+from simulator.views.http.clock import RealTimeClock
+from simulator.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from simulator.schedulers.vllm.scheduler import Scheduler
+    from simulator.simulation.result import Result
+
+KEPT = 100_000  # requests that have ended and that the report is about, at least
+
+ABORT = "abort"
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """A request that somebody waits for."""
+
+    request: Request
+    sent_at: float  # simulated s
+    on_tokens: Callable[[int, int], None]  # new ones, all so far
+    on_end: Callable[[Request, str], None]  # with stop, length, rejected, shed or timeout
+    core: EngineCore | None = None  # None: no engine has it
+    told: int = 0  # tokens that have gone out
+    last: float = -1.0  # simulated s, when the last one did
+
+
+@dataclass(slots=True)
+class Sent:
+    """What was asked for: the columns of a workload."""
+
+    arrival: list[float]
+    prompt_tokens: list[int]
+    output_tokens: list[int]
+    max_tokens: list[int]
+    client: list[str]
+    priority: list[int]
+    segments: list[Segments | None]
+
+    @classmethod
+    def none(cls) -> "Sent":
+        return cls([], [], [], [], [], [], [])
+
+    def append(self, request: Request, when: float) -> None:
+        self.arrival.append(when)
+        self.prompt_tokens.append(request.prompt_tokens)
+        self.output_tokens.append(request.output_tokens)
+        self.max_tokens.append(request.max_tokens or 0)
+        self.client.append(request.client)
+        self.priority.append(request.priority)
+        self.segments.append(request.segments)
+
+    def drop(self, count: int) -> None:
+        for name in self.__slots__:
+            del getattr(self, name)[:count]
+
+    def workload(self) -> Workload:
+        """Give them as a workload that `simulator.run` plays again, request by request."""
+        return Workload(
+            np.array(self.arrival),
+            np.array(self.prompt_tokens, np.int64),
+            np.array(self.output_tokens, np.int64),
+            client=list(self.client) if any(self.client) else None,
+            priority=np.array(self.priority, np.int64) if any(self.priority) else None,
+            max_tokens=np.array(self.max_tokens, np.int64) if any(self.max_tokens) else None,
+            segments=list(self.segments),
+            source="requests that came over HTTP",
+        )
+
+
+class LiveEngine:
+    """A scenario's engine, or its cluster, on a clock that goes with the wall's.
+
+    `listeners` are called with each stream that has got tokens, and with each request that ends.
+    """
+
+    def __init__(self, scenario: Scenario, speed: float = 1.0) -> None:
+        self.scenario = scenario
+        self.env = env = simpy.Environment()
+        self.parts = assemble(scenario)
+        self.cluster: ClusterRecord | None = None
+        self.sent: list[float] = []  # what a cluster's autoscaler sees of the clients
+        self.done = 0
+        self._sessions: list[int] = []
+        self.is_open: Callable[[], bool] = lambda: True
+        """Whether there is a replica that takes requests."""
+        if scenario.cluster is None:
+            scheduler = make_scheduler(scenario, self.parts, True)
+            replica = Replica(env, scheduler, self.parts.cost, leap=False)
+            replica.on_finish = self.finished
+            self._submit: Callable[[Request], None] = replica.submit
+            self._cancel: Callable[[Request], object] = replica.cancel
+            self.cores: list[EngineCore] = [replica]
+        else:
+            self._build_fleet()
+        self.clock = RealTimeClock(env, speed)
+        self.streams: dict[int, Stream] = {}  # by id
+        self.on_tokens: Callable[[Stream, int, float], None] | None = None
+        self.on_end: Callable[[Stream, str], None] | None = None
+        self._serial = 0
+        self._first = 0  # id of the first request in `asked`
+        self._asked = Sent.none()
+        self._stamp = -1.0
+        empty = Sent.none().workload()
+        self._predictor = make_predictor(scenario.predictor, empty, scenario.seed)
+        for core in self.cores:
+            _Watch(self, core)
+        if scenario.cluster is None:
+            self._submit = self.cores[0].submit  # the one that is watched
+
+    def _build_fleet(self) -> None:
+        from simulator.simulation.cluster import add_replicas, connect_client
+
+        if self.scenario.cluster is not None and self.scenario.cluster.kv_transfer is not None:
+            raise HeadwayError("cluster.kv_transfer: prefill and decode apart cannot be served yet")
+        fleet = make_fleet(self.env, self.scenario, self._sessions)
+        self.cluster, life = add_replicas(fleet, self.scenario, True, leap=False)
+
+        def connect(submit: Callable[[Request], None]) -> "LiveEngine":
+            self._submit = submit
+            return self
+
+        connect_client(fleet, self.scenario, self.cluster, life, connect)  # type: ignore[type-var]
+        life.done = lambda: False
+        self._cancel = lambda request: fleet.cancel(request.id)
+        self.is_open = lambda: bool(fleet.open)
+        self.cores = fleet.cores
+
+    def _predict(self, request: Request) -> int | None:
+        """Say how long an answer will be, as the scenario's predictor does; None: it has none."""
+        predictor = self._predictor
+        if isinstance(predictor, FixedPredictions):  # made of true lengths: of this one's
+            alone = Sent.none()
+            alone.append(request, 0.0)
+            seed = self.scenario.seed + request.id
+            predictor = make_predictor(self.scenario.predictor, alone.workload(), seed)
+            assert isinstance(predictor, FixedPredictions)
+            return int(predictor.hints[0])
+        return None if predictor is None else predictor.predict(request)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a KV block."""
+        return self.cores[0].scheduler.blocks.block_size
+
+    def submit(
+        self,
+        prompt_tokens: int,
+        output_tokens: int,
+        on_tokens: Callable[[int, int], None],
+        on_end: Callable[[Request, str], None],
+        *,
+        max_tokens: int | None = None,
+        segments: Segments | None = None,
+        client: str = "",
+        priority: int = 0,
+        hint: int | None = None,
+    ) -> Stream:
+        """Take in a request, now; lengths are in tokens.
+
+        It ends by itself after `output_tokens`, and at `max_tokens` at the latest.
+        """
+        self.clock.advance()
+        now = self.env.now
+        self._stamp = arrival = now if now > self._stamp else nextafter(self._stamp, inf)
+        request = Request(
+            self._serial,
+            arrival,
+            prompt_tokens,
+            output_tokens,
+            client,
+            priority,
+            segments,
+            max_tokens=max_tokens,
+        )
+        request.hint = self._predict(request) if hint is None else hint
+        if request.hint is not None and max_tokens is not None:
+            request.hint = min(request.hint, max_tokens)
+        self._serial += 1
+        self._asked.append(request, now)
+        self.sent.append(now)
+        self._sessions.append(hash(client) if client else -1)
+        stream = self.streams[request.id] = Stream(request, now, on_tokens, on_end)
+        self._submit(request)
+        self.clock.catch_up()
+        return stream
+
+    def cancel(self, stream: Stream) -> bool:
+        """Let a request go whose client has hung up; say whether the engine could."""
+        request = stream.request
+        if self.streams.get(request.id) is not stream:
+            return True
+        stream.on_tokens, stream.on_end = _ignore, _ignore
+        if stream.core is None or not stream.core.scheduler.cancels:
+            return False
+        self.clock.advance()
+        if self.streams.pop(request.id, None) is not None:
+            self._cancel(request)
+            self.done += 1
+            if self.on_end is not None:
+                self.on_end(stream, ABORT)
+        return True
+
+    def finished(self, request: Request) -> None:
+        """Hear that a request has ended or was rejected."""
+        self.done += 1
+        stream = self.streams.pop(request.id, None)
+        if stream is None:
+            return
+        now = self.env.now
+        if request.finish >= 0:
+            self.tell(stream, request.generated, now)
+            over = request.generated == request.output_tokens
+            reason = "stop" if over else "length"
+        else:
+            reason = "rejected"
+        if self._predictor is not None and request.finish >= 0:
+            self._predictor.observe(request)
+        if self.on_end is not None:
+            self.on_end(stream, reason)
+        stream.on_end(request, reason)
+        self._prune()
+
+    def tell(self, stream: Stream, count: int, now: float) -> None:
+        """Tell a client of its tokens, `count` in all by `now`, s."""
+        new = count - stream.told
+        if new <= 0:
+            return
+        stream.told = count
+        if self.on_tokens is not None:
+            self.on_tokens(stream, new, now)
+        stream.last = now
+        stream.on_tokens(new, count)
+
+    def _prune(self) -> None:
+        """Forget requests and steps, where there are twice as many as are kept."""
+        if self._serial - self._first < 2 * KEPT:
+            return
+        new = min(self.streams, default=self._serial)
+        if new - self._first < KEPT:
+            return
+        before = min((one.sent_at for one in self.streams.values()), default=self.env.now)
+        for core in self.cores:
+            split_log(core.log, range(self._first, new), before, {}, last=False)
+        self._asked.drop(new - self._first)
+        self._first = new
+
+    def result(self) -> "Result":
+        """Give the run so far; requests that have not ended count as unfinished."""
+        from simulator.simulation.result import Result
+
+        self.clock.advance()
+        asked = self._asked.workload()
+        logs = [self._copy(core) for core in self.cores]
+        left = logs[0].request_rows
+        known = {int(number) for log in logs for number in log.requests["id"]}
+        for number in range(len(asked)):
+            if number not in known:
+                left += pack_request(-1.0, -1.0, -1.0, number, 0, 0, 0, UNFINISHED)
+        result = Result(self.scenario, asked, asked.arrival.copy(), logs, self.parts, True)
+        result.cluster = self.cluster
+        return result
+
+    def _copy(self, core: EngineCore) -> Log:
+        """Give a core's log as it stands, with ids from 0 on."""
+        log = core.log
+        copies = {
+            name: value[:]
+            for name in log.__slots__
+            if isinstance(value := getattr(log, name), bytearray) or hasattr(value, "typecode")
+        }
+        copy = replace(log, **copies)
+        if self._first == 0:
+            return copy
+        return split_log(copy, range(self._first, self._serial), 0.0, {}, last=True)
+
+
+class _Watch:
+    """Sees what a core's steps bring, and tells the streams."""
+
+    def __init__(self, engine: LiveEngine, core: EngineCore) -> None:
+        self.engine, self.core = engine, core
+        self.here: dict[int, Stream] = {}
+        self.in_flight: deque[list[tuple[Stream, int]]] = deque()
+        self._core_submit, self._core_commit = core.submit, core.commit
+        self._core_schedule, self._core_restart = core.schedule, core.restart
+        # A core of a fleet is made by the fleet: it gets its ears afterwards.
+        for name in ("submit", "commit", "schedule", "restart"):
+            setattr(core, name, getattr(self, name))
+
+    def submit(self, request: Request) -> None:
+        stream = self.engine.streams.get(request.id)
+        if stream is not None:
+            stream.core = self.core
+            self.here[request.id] = stream
+        self._core_submit(request)
+
+    def schedule(self, now: float) -> ScheduledStep | None:
+        """Asynchronous: tokens are counted as their step is decided, and come with its end."""
+        scheduled = self._core_schedule(now)
+        if scheduled is not None and self.core.scheduler.overlaps:
+            self.in_flight.append(self._counts())
+        return scheduled
+
+    def commit(
+        self, scheduled: ScheduledStep, decided: float, start: float, ends: Sequence[float]
+    ) -> None:
+        late = self.in_flight.popleft() if self.core.scheduler.overlaps else None
+        self._core_commit(scheduled, decided, start, ends)
+        if not self.core.scheduler.delivers_together:
+            for stream, count in self._counts() if late is None else late:
+                if stream.request.id in self.here:
+                    self.engine.tell(stream, count, ends[-1])
+        self.engine.clock.note_delay(ends[-1])
+
+    def restart(self, scheduler: "Scheduler") -> list[Request]:
+        self.in_flight.clear()
+        return self._core_restart(scheduler)
+
+    def _counts(self) -> list[tuple[Stream, int]]:
+        """Count the tokens of all whose streams are still here."""
+        live, core = self.engine.streams, self.core
+        gone = [
+            number
+            for number, stream in self.here.items()
+            if live.get(number) is not stream or stream.core is not core
+        ]
+        for number in gone:
+            del self.here[number]
+        generated = core.scheduler.decodes.generated
+        return [(stream, generated(stream.request)) for stream in self.here.values()]
+
+
+def _ignore(*_: object) -> None:
+    """Nobody listens any more."""

@@ -1,0 +1,154 @@
+"""vLLM's /metrics of engines that run, counted as requests come and go."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from simulator.engine.core import EngineCore
+from simulator.views.http.live_engine import ABORT, LiveEngine, Stream
+from simulator.views.prometheus import (
+    E2E_BUCKETS,
+    ITL_BUCKETS,
+    SCALARS,
+    TTFT_BUCKETS,
+    request_length_buckets,
+)
+
+
+class Histogram:
+    """Counts of values up to each of some bounds."""
+
+    def __init__(self, name: str, about: str, buckets: Sequence[float]) -> None:
+        self.name, self.about, self.buckets = name, about, buckets
+        self.counts = [0] * (len(buckets) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Take in a value that was seen so often."""
+        self.counts[bisect_left(self.buckets, value)] += times
+        self.sum += value * times
+
+    def lines(self, label: str) -> list[str]:
+        """Give the lines of the text format, without the head."""
+        found, total = [], 0
+        for bound, count in zip((*self.buckets, "+Inf"), self.counts, strict=True):
+            total += count
+            found.append(f'vllm:{self.name}_bucket{{{label},le="{bound}"}} {float(total)!r}')
+        found.append(f"vllm:{self.name}_sum{{{label}}} {self.sum!r}")
+        return [*found, f"vllm:{self.name}_count{{{label}}} {float(total)!r}"]
+
+
+class _Counts:
+    """What has come of the requests of one engine core."""
+
+    def __init__(self, longest: int) -> None:
+        self.queries = self.hits = self.preemptions = self.prompt_tokens = self.tokens = 0
+        self.ended = {"stop": 0, "length": 0, "abort": 0}
+        tokens = request_length_buckets(longest)
+        self.histograms = {
+            name: Histogram(name, about, buckets)
+            for name, about, buckets in (
+                ("time_to_first_token_seconds", "Time to first token.", TTFT_BUCKETS),
+                ("inter_token_latency_seconds", "Time between two tokens.", ITL_BUCKETS),
+                ("request_prompt_tokens", "Prompt tokens of a request.", tokens),
+                ("request_generation_tokens", "Tokens generated.", tokens),
+                ("request_time_per_output_token_seconds", "Mean over a request.", ITL_BUCKETS),
+                ("e2e_request_latency_seconds", "Sent to last token.", E2E_BUCKETS),
+                ("request_queue_time_seconds", "Sent to first scheduled.", E2E_BUCKETS),
+                ("request_inference_time_seconds", "Scheduled to last token.", E2E_BUCKETS),
+                ("request_prefill_time_seconds", "Scheduled to first token.", E2E_BUCKETS),
+                ("request_decode_time_seconds", "First to last token.", E2E_BUCKETS),
+            )
+        }
+
+
+class LiveMetrics:
+    """Listens to an engine, and tells /metrics."""
+
+    def __init__(self, engine: LiveEngine, model: str) -> None:
+        self.engine = engine
+        self.model = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        self.counts = {core: _Counts(engine.parts.max_model_len) for core in engine.cores}
+        engine.on_tokens, engine.on_end = self._tokens, self._end
+
+    def _tokens(self, stream: Stream, new: int, now: float) -> None:
+        assert stream.core is not None
+        counts, request = self.counts[stream.core], stream.request
+        counts.tokens += new
+        found = counts.histograms
+        if stream.last < 0:
+            counts.prompt_tokens += request.prompt_tokens
+            counts.queries += request.prompt_tokens
+            counts.hits += request.cached
+            found["time_to_first_token_seconds"].observe(now - stream.sent_at)
+            new -= 1
+        else:
+            found["inter_token_latency_seconds"].observe(now - stream.last)
+            new -= 1
+        if new:  # of one step: at once
+            found["inter_token_latency_seconds"].observe(0.0, new)
+
+    def _end(self, stream: Stream, reason: str) -> None:
+        if stream.core is None:
+            return
+        counts, request = self.counts[stream.core], stream.request
+        counts.preemptions += request.preemptions
+        if reason in counts.ended:
+            counts.ended[reason] += 1
+        if reason == ABORT or request.finish < 0:
+            return
+        first, decode = request.first_token, request.finish - request.first_token
+        for name, value in (
+            ("request_prompt_tokens", request.prompt_tokens),
+            ("request_generation_tokens", request.generated),
+            ("request_time_per_output_token_seconds", decode / max(request.generated - 1, 1)),
+            ("e2e_request_latency_seconds", request.finish - stream.sent_at),
+            ("request_queue_time_seconds", request.first_scheduled - stream.sent_at),
+            ("request_inference_time_seconds", request.finish - request.first_scheduled),
+            ("request_prefill_time_seconds", first - request.first_scheduled),
+            ("request_decode_time_seconds", decode),
+        ):
+            counts.histograms[name].observe(float(value))
+
+    def text(self) -> str:
+        """Give the text exposition format, `engine` per engine core."""
+        labels = {
+            core: f'model_name="{self.model}",engine="{number}"'
+            for number, core in enumerate(self.engine.cores)
+        }
+        lines: list[str] = []
+        for name, kind, about in SCALARS:
+            lines += [f"# HELP vllm:{name} {about}", f"# TYPE vllm:{name} {kind}"]
+            for core, label in labels.items():
+                lines += [
+                    f"vllm:{name}{{{label}{more}}} {float(value)!r}"
+                    for more, value in self._scalars(core)[name].items()
+                ]
+        for name in next(iter(self.counts.values())).histograms:
+            first = next(iter(self.counts.values())).histograms[name]
+            lines += [f"# HELP vllm:{name} {first.about}", f"# TYPE vllm:{name} histogram"]
+            for core, label in labels.items():
+                lines += self.counts[core].histograms[name].lines(label)
+        late = self.engine.clock.lateness()
+        lines += [
+            "# HELP headway:late_seconds Wall time by which what steps bring is told too late.",
+            "# TYPE headway:late_seconds gauge",
+            *(
+                f'headway:late_seconds{{quantile="{name[1:]}"}} {late[name] / 1e3!r}'
+                for name in late
+            ),
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _scalars(self, core: EngineCore) -> dict[str, dict[str, float]]:
+        counts, scheduler = self.counts[core], core.scheduler
+        values = (
+            len(scheduler.running),
+            len(scheduler.waiting),
+            core.used / scheduler.blocks.usable,
+            *(counts.queries, counts.hits, counts.preemptions),
+            *(counts.prompt_tokens, counts.tokens),
+        )
+        found: list[dict[str, float]] = [{"": float(value)} for value in values]
+        ends = {f',finished_reason="{word}"': float(n) for word, n in counts.ended.items()}
+        names = [name for name, *_ in SCALARS]
+        return dict(zip(names, [*found, ends], strict=True))

@@ -1,0 +1,353 @@
+"""The addresses of a vLLM server, answered by a simulation."""
+
+import asyncio
+import gc
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simulator.core.request import Request
+from simulator.scenario.scenario import Scenario
+from simulator.util.errors import HeadwayError
+from simulator.views.http.live_engine import LiveEngine, Stream
+from simulator.views.http.live_metrics import LiveMetrics
+from simulator.views.http.openai import (
+    Answer,
+    BadRequestError,
+    Wanted,
+    error_body,
+    name_blocks,
+    read_body,
+)
+from simulator.views.http.tokenizers import BpeTokens, SplitAtSpaces, TokenCounter
+
+try:
+    from aiohttp import web
+except ImportError as error:
+    raise HeadwayError("serve: needs the package aiohttp: pip install headway[serve]") from error
+
+if TYPE_CHECKING:
+    from simulator.simulation.result import Result
+
+VERSION = "0.33.0"  # of vLLM, whose rules are the newest that are simulated
+MOST_BYTES = 16 * 2**20  # of a body
+MOST_UNSENT = 2**20  # bytes that a client may leave unread: then it is taken for gone
+MOST_REQUESTS = 10_000  # at once
+ANSWERED = ("stop", "length")
+STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+LATE = 0.005  # s, P99 of the delays, beyond which clients' figures are off
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """How a scenario is served."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    speed: float = 1.0
+    model: str = ""  # name that clients use; "": the scenario's
+
+
+class Server:
+    """A live engine behind HTTP."""
+
+    def __init__(self, scenario: Scenario, options: ServeOptions, counter: TokenCounter) -> None:
+        self.scenario, self.options, self.counter = scenario, options, counter
+        self.engine = LiveEngine(scenario, options.speed)
+        self.model = options.model or scenario.model
+        self.metrics = LiveMetrics(self.engine, self.model)
+        self._lengths = scenario.make_workload().output_tokens
+        self._random = np.random.default_rng(scenario.seed)
+        self._serial = 0
+        self._open = 0  # requests that are being answered
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a prompt and its answer."""
+        return self.engine.parts.max_model_len
+
+    def application(self) -> web.Application:
+        """Give the addresses."""
+        app = web.Application(client_max_size=MOST_BYTES)
+        app.add_routes(
+            [
+                web.post("/v1/completions", self._completion),
+                web.post("/v1/chat/completions", self._chat),
+                web.post("/tokenize", self._tokenize),
+                web.get("/v1/models", self._models),
+                web.get("/health", self._health),
+                web.get("/ping", self._health),
+                web.post("/ping", self._health),
+                web.get("/version", _always({"version": VERSION})),
+                web.get("/metrics", self._metrics),
+                web.get("/report", self._report),
+            ]
+        )
+        return app
+
+    async def run(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
+        """Serve until `stop` is set; raise HeadwayError where the port is not to be had."""
+        runner = web.AppRunner(self.application(), access_log=None, handle_signals=False)
+        await runner.setup()
+        clock = asyncio.create_task(self.engine.clock.run())
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            site = web.TCPSite(runner, self.options.host, self.options.port, shutdown_timeout=1.0)
+            try:
+                await site.start()
+            except OSError as error:
+                where = f"{self.options.host}:{self.options.port}"
+                raise HeadwayError(f"--port: {where}: {error.strerror or error}") from None
+            gc.collect()
+            gc.freeze()  # what is here stays: the collector need not look at it again
+            host, port = runner.addresses[0][:2]
+            ready(f"http://{host}:{port}")
+            await asyncio.wait({clock, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if clock.done():
+                clock.result()  # the engine is broken: so is the server
+        finally:
+            clock.cancel()
+            stopped.cancel()
+            await runner.cleanup()
+
+    def result(self) -> "Result":
+        """Give the run so far."""
+        return self.engine.result()
+
+    # Requests.
+
+    async def _completion(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, chat=False)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, chat=True)
+
+    async def _answer(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
+        if self._open >= MOST_REQUESTS:
+            return _error(
+                f"more than {MOST_REQUESTS:,} requests at once", "ServiceUnavailable", 503
+            )
+        try:
+            body = json.loads(await request.read())
+        except web.HTTPRequestEntityTooLarge:
+            return _error(f"the body has more than {MOST_BYTES:,} bytes", "BadRequestError", 413)
+        except (ValueError, RecursionError):
+            return _error("the body is not JSON", "BadRequestError", 400)
+        try:
+            wanted = read_body(body, chat, self.model, self.counter, self.max_model_len)
+        except BadRequestError as error:
+            return _error(str(error), error.kind, error.status)
+        wanted.client = request.headers.get("X-Client", wanted.client)
+        answer = Answer(wanted, chat, self.model, self._serial, self.counter.words)
+        self._serial += 1
+        self._open += 1
+        try:
+            if wanted.stream:
+                return await self._stream(request, wanted, answer)
+            return await self._whole(request, wanted, answer)
+        finally:
+            self._open -= 1
+
+    def _submit(
+        self,
+        wanted: Wanted,
+        on_tokens: Callable[[int, int], None],
+        on_end: Callable[[Request, str], None],
+    ) -> Stream:
+        """Hand a request to the engine; its length is the client's, or drawn by the scenario."""
+        if wanted.ignore_eos:
+            length = wanted.max_tokens + 1
+        else:
+            length = max(int(self._random.choice(self._lengths)), wanted.min_tokens, 1)
+        return self.engine.submit(
+            len(wanted.tokens),
+            length,
+            on_tokens,
+            on_end,
+            max_tokens=wanted.max_tokens,
+            segments=name_blocks(wanted.tokens, self.engine.block_size),
+            client=wanted.client,
+            priority=wanted.priority,
+            hint=wanted.hint,
+        )
+
+    async def _whole(
+        self, request: web.Request, wanted: Wanted, answer: Answer
+    ) -> web.StreamResponse:
+        over: asyncio.Future[tuple[Request, str]] = asyncio.get_running_loop().create_future()
+
+        def end(ended: Request, reason: str) -> None:
+            if not over.done():
+                over.set_result((ended, reason))
+
+        stream = self._submit(wanted, _nothing, end)
+        try:
+            ended, reason = await over
+        except asyncio.CancelledError:  # the client has hung up
+            self.engine.cancel(stream)
+            raise
+        if reason not in ANSWERED:
+            return self._refused()
+        return web.Response(body=answer.whole(ended, reason), content_type="application/json")
+
+    async def _stream(
+        self, request: web.Request, wanted: Wanted, answer: Answer
+    ) -> web.StreamResponse:
+        loop = asyncio.get_running_loop()
+        begun: asyncio.Future[None] = loop.create_future()
+        over: asyncio.Future[tuple[Request, str]] = loop.create_future()
+        early: list[bytes] = []  # what came before the head of the answer was out
+        transport: asyncio.Transport | None = None  # where the rest goes
+
+        def send(data: bytes) -> None:
+            """Write to the socket: a task that wakes up per token costs half as much again."""
+            if transport is not None and not transport.is_closing():
+                transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+                if transport.get_write_buffer_size() > MOST_UNSENT:
+                    transport.abort()
+
+        def tokens(new: int, count: int) -> None:
+            data = answer.chunk(new, count)
+            if transport is not None:
+                send(data)
+                return
+            early.append(data)
+            if not begun.done():
+                begun.set_result(None)
+
+        def end(ended: Request, reason: str) -> None:
+            if not begun.done():
+                begun.set_result(None)
+            if not over.done():
+                over.set_result((ended, reason))
+
+        stream = self._submit(wanted, tokens, end)
+        chunked = request.version >= (1, 1)
+        try:
+            await (begun if chunked else over)
+            if over.done() and over.result()[1] not in ANSWERED:
+                return self._refused()
+            response = web.StreamResponse(headers=STREAM_HEADERS)
+            if chunked:
+                response.enable_chunked_encoding()
+            await response.prepare(request)
+            sent = len(early)
+            await response.write(answer.first_chunk() + b"".join(early))
+            if chunked:
+                transport = request.transport
+                if rest := b"".join(early[sent:]):
+                    send(rest)
+            ended, reason = await over
+            await response.write(answer.last_chunk(ended, reason))
+            await response.write_eof()
+        except (asyncio.CancelledError, ConnectionError):  # the client has hung up
+            self.engine.cancel(stream)
+            raise
+        return response
+
+    def _refused(self) -> web.Response:
+        text = "The request does not fit into the engine's KV cache, or was refused by the cluster."
+        return _error(text, "BadRequestError", 400)
+
+    # The rest.
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        try:
+            body = json.loads(await request.read())
+            chat = isinstance(body, dict) and "messages" in body
+            wanted = read_body(
+                {**body, "max_tokens": None}, chat, self.model, self.counter, 2**31 - 1
+            )
+        except BadRequestError as error:
+            return _error(str(error), error.kind, error.status)
+        except (ValueError, TypeError, RecursionError):
+            return _error("the body is not a JSON object", "BadRequestError", 400)
+        found = {
+            "count": len(wanted.tokens),
+            "max_model_len": self.max_model_len,
+            "tokens": list(wanted.tokens),
+        }
+        return web.json_response(found)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        card = {
+            "id": self.model,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "headway",
+            "root": self.model,
+            "parent": None,
+            "max_model_len": self.max_model_len,
+        }
+        return web.json_response({"object": "list", "data": [card]})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        """Say 503 as long as no replica has started, or none is left."""
+        self.engine.clock.advance()
+        return web.Response(status=200 if self.engine.is_open() else 503)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        self.engine.clock.advance()
+        return web.Response(text=self.metrics.text(), content_type="text/plain")
+
+    async def _report(self, request: web.Request) -> web.Response:
+        """Give the run so far: JSON, or the HTML report to a browser."""
+        result = self.result()
+        if not len(result.workload):
+            return _error("no request has come yet", "NotFoundError", 404)
+        if "text/html" in request.headers.get("Accept", ""):
+            from simulator.figures.data import Run
+            from simulator.views.html.page import page
+
+            run = Run.of(self.scenario.name or "served", result)
+            return web.Response(text=page([run]), content_type="text/html")
+        return web.json_response(result.summary() | {"served": self.served()})
+
+    def served(self) -> dict[str, Any]:
+        """Say how far what clients measure may be trusted."""
+        late = self.engine.clock.lateness()
+        return {
+            "speed": self.options.speed,
+            "late_ms": late,
+            "on_time": late["p99"] <= LATE * 1e3,
+        }
+
+
+def token_counter(folder: Path | None) -> TokenCounter:
+    """Give the tokenizer of a folder, or words between spaces."""
+    return SplitAtSpaces() if folder is None else BpeTokens(folder)
+
+
+def serve(server: Server, ready: Callable[[str], None]) -> None:
+    """Serve until Ctrl-C or SIGTERM."""
+    import signal
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        await server.run(stop, ready)
+
+    asyncio.run(run())
+
+
+def _always(value: object) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response(value)
+
+    return answer
+
+
+def _error(message: str, kind: str, status: int) -> web.Response:
+    body = error_body(message, kind, status)
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+def _nothing(*_: object) -> None:
+    """The client waits for the whole."""

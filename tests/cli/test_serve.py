@@ -1,0 +1,81 @@
+"""The command `headway serve`: a server of its own, until it is told to stop."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import FILES, ROOT, headway, names
+
+pytest.importorskip("aiohttp")
+
+
+def test_it_serves_until_it_is_told_to_stop_and_writes_the_run(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "simulator", "serve", "demo", "--port", "0", "--speed", "20"]
+    with subprocess.Popen(
+        [*command, "--out", str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": ROOT},
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("llama-3-8b at http://127.0.0.1:")
+            address = line.split()[2].removesuffix(",")
+            body = json.dumps({"prompt": "a b c", "max_tokens": 4, "ignore_eos": True}).encode()
+            with urllib.request.urlopen(f"{address}/completions", body, timeout=30) as answer:
+                assert json.load(answer)["usage"]["completion_tokens"] == 4
+            process.send_signal(signal.SIGINT)
+            rest, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert rest.startswith("1 requests served; answers late by ")
+    assert names(out) == FILES
+    assert json.loads((out / "summary.json").read_text())["completed"] == 1
+
+
+def test_a_port_that_is_taken_is_told_in_one_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        found = headway("serve", "demo", "--port", str(port))
+    assert found.returncode == 2
+    assert found.stderr.count("\n") == 1
+    assert f"--port: 127.0.0.1:{port}: " in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--port", "70000"], "--port: 70000 is not between 0 and 65535"),
+        (["--speed", "0"], "--speed: 0.0 is not between 0.001 and 1000"),
+        (["--tokenizer", "/nowhere"], "--tokenizer: /nowhere"),
+        (
+            ["--set", "engine.scheduling_policy={policy: 'mine:Policy'}"],
+            "code of the scenario's own",
+        ),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_served(arguments: list[str], told: str) -> None:
+    found = headway("serve", "demo", *arguments)
+    assert found.returncode == 2
+    assert told in found.stderr
+    assert found.stderr.count("\n") == 1
+
+
+def test_a_tokenizer_is_written(tmp_path: Path) -> None:
+    found = headway("tokenizer", str(tmp_path / "tok"), "--vocab-size", "600")
+    assert found.returncode == 0
+    assert names(tmp_path / "tok") == ["config.json", "tokenizer.json", "tokenizer_config.json"]
+    assert headway("tokenizer", str(tmp_path), "--vocab-size", "3").returncode == 2

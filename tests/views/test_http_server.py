@@ -1,0 +1,249 @@
+"""A scenario behind HTTP: OpenAI's words, vLLM's metrics, and clients that behave badly."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+pytest.importorskip("aiohttp")
+
+from aiohttp.test_utils import TestClient, TestServer
+
+from simulator.scenario.load import load_scenario
+from simulator.util.errors import HeadwayError
+from simulator.views.http.openai import BadRequestError, read_body
+from simulator.views.http.server import ServeOptions, Server, token_counter
+from simulator.views.http.tokenizers import BpeTokens, SplitAtSpaces, train
+
+Play = Callable[[TestClient[Any, Any], Server], Awaitable[None]]
+PROMPT = " ".join(f"word{number}" for number in range(100))
+
+
+def served(play: Play, *overrides: str, tokenizer: Path | None = None, speed: float = 50) -> None:
+    """Serve the demo scenario in this process, and do something with it."""
+
+    async def run() -> None:
+        scenario = load_scenario("demo", list(overrides))
+        server = Server(scenario, ServeOptions(speed=speed), token_counter(tokenizer))
+        clock = asyncio.create_task(server.engine.clock.run())
+        async with TestClient(TestServer(server.application())) as client, asyncio.timeout(60):
+            await play(client, server)
+            if clock.done():
+                clock.result()
+        clock.cancel()
+
+    asyncio.run(run())
+
+
+async def events(response: Any) -> list[Any]:
+    """Read a stream of server-sent events."""
+    text = (await response.read()).decode()
+    parts = [part.removeprefix("data: ") for part in text.split("\n\n") if part]
+    assert parts.pop() == "[DONE]"
+    return [json.loads(part) for part in parts]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    assert train(folder, 1500) == 1500
+    return folder
+
+
+def test_a_completion_has_as_many_tokens_as_were_asked_for(tokenizer: Path) -> None:
+    counter = BpeTokens(tokenizer)
+
+    async def play(client: TestClient[Any, Any], _: Server) -> None:
+        body = {"prompt": PROMPT, "max_tokens": 30, "ignore_eos": True}
+        answer = await (await client.post("/v1/completions", json=body)).json()
+        (choice,) = answer["choices"]
+        assert choice["finish_reason"] == "length"
+        assert len(counter.encode(choice["text"])) == 30
+        asked = len(counter.encode(PROMPT))
+        assert answer["usage"] == {
+            "prompt_tokens": asked,
+            "total_tokens": asked + 30,
+            "completion_tokens": 30,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
+        found = await (await client.post("/tokenize", json={"prompt": PROMPT})).json()
+        assert found["count"] == asked
+        assert found["tokens"] == counter.encode(PROMPT)
+
+    served(play, tokenizer=tokenizer)
+
+
+def test_a_chat_streams_a_chunk_for_each_token_and_usage_at_the_end() -> None:
+    async def play(client: TestClient[Any, Any], _: Server) -> None:
+        body = {
+            "messages": [{"role": "user", "content": [{"type": "text", "text": PROMPT}]}],
+            "max_completion_tokens": 12,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
+        response = await client.post("/v1/chat/completions", json=body)
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+        first, *chunks, last, usage = await events(response)
+        assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        assert sum(len(one["choices"][0]["delta"]["content"].split()) for one in chunks) == 12
+        assert [one["usage"]["completion_tokens"] for one in chunks][-1] == 12
+        assert last["choices"][0]["finish_reason"] == "length"
+        assert usage["choices"] == []
+        assert usage["usage"]["prompt_tokens"] == 100
+
+    served(play)
+
+
+def test_a_prompt_that_came_before_is_found_in_the_cache() -> None:
+    async def play(client: TestClient[Any, Any], _: Server) -> None:
+        found = []
+        for prompt in (PROMPT, PROMPT + " and more", "other " + PROMPT):
+            body = {"prompt": prompt, "max_tokens": 2}
+            answer = await (await client.post("/v1/completions", json=body)).json()
+            found.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert found == [0, 96, 0]  # 6 full blocks of 16
+        text = await (await client.get("/metrics")).text()
+        assert 'vllm:prefix_cache_hits_total{model_name="llama-3-8b",engine="0"} 96.0' in text
+
+    served(play, "engine.enable_prefix_caching=true")
+
+
+def test_metrics_count_what_was_served() -> None:
+    async def play(client: TestClient[Any, Any], server: Server) -> None:
+        bodies = [{"prompt": PROMPT, "max_tokens": 3 + k, "ignore_eos": True} for k in range(5)]
+        await asyncio.gather(*(client.post("/v1/completions", json=body) for body in bodies))
+        text = await (await client.get("/metrics")).text()
+        families = {one.name: one for one in text_string_to_metric_families(text)}
+
+        def value(family: str, name: str, **labels: str) -> float:
+            (found,) = [
+                sample.value
+                for sample in families[family].samples
+                if sample.name == name and labels.items() <= sample.labels.items()
+            ]
+            return found
+
+        assert value("vllm:generation_tokens", "vllm:generation_tokens_total") == 3 + 4 + 5 + 6 + 7
+        assert value("vllm:prompt_tokens", "vllm:prompt_tokens_total") == 500
+        ended = "vllm:request_success", "vllm:request_success_total"
+        assert value(*ended, finished_reason="length") == 5
+        ttft, e2e = "vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds"
+        summary = server.result().summary()
+        assert value(ttft, f"{ttft}_sum") == pytest.approx(5e-3 * summary["mean_ttft_ms"])
+        assert value(e2e, f"{e2e}_sum") == pytest.approx(5e-3 * summary["mean_e2el_ms"])
+        itl = "vllm:inter_token_latency_seconds"
+        assert value(itl, f"{itl}_count") == 20
+        assert value(itl, f"{itl}_sum") == pytest.approx(20e-3 * summary["mean_itl_ms"])
+        assert value("vllm:num_requests_running", "vllm:num_requests_running") == 0
+
+    served(play)
+
+
+def test_the_report_is_of_the_run_so_far() -> None:
+    async def play(client: TestClient[Any, Any], _: Server) -> None:
+        assert (await client.get("/report")).status == 404
+        await client.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 4})
+        report = await (await client.get("/report")).json()
+        assert report["completed"] == 1
+        assert report["served"]["speed"] == 50
+        page = await client.get("/report", headers={"Accept": "text/html"})
+        assert "<!doctype html>" in await page.text()
+        model = (await (await client.get("/v1/models")).json())["data"][0]
+        assert (model["id"], model["max_model_len"]) == ("llama-3-8b", 8192)
+        for path in ("/health", "/ping", "/version"):
+            assert (await client.get(path)).status == 200
+
+    served(play)
+
+
+def test_who_hangs_up_frees_the_engine() -> None:
+    async def play(client: TestClient[Any, Any], server: Server) -> None:
+        body = {"prompt": PROMPT, "max_tokens": 7000, "ignore_eos": True, "stream": True}
+        response = await client.post("/v1/completions", json=body)
+        await response.content.readany()
+        assert server.engine.streams
+        response.close()
+        while server.engine.streams:
+            await asyncio.sleep(0.01)
+        text = await (await client.get("/metrics")).text()
+        assert 'finished_reason="abort"} 1.0' in text
+
+    served(play, speed=1)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "told"),
+    [
+        (b"{", 400, "not JSON"),
+        (b"[1]", 400, "not a JSON object"),
+        (b"[" * 100_000, 400, "not JSON"),
+        ({"prompt": 3}, 400, "prompt: neither text nor a list of tokens"),
+        ({"prompt": ""}, 400, "prompt: no tokens"),
+        ({"prompt": ["a", "b"]}, 400, "only one at a time"),
+        ({"prompt": "a", "n": 2}, 400, "n: only 1"),
+        ({"prompt": "a", "model": "gpt"}, 404, "`gpt` does not exist"),
+        ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens: 0 is not a whole number"),
+        ({"prompt": "a", "max_tokens": 2.5}, 400, "max_tokens: 2.5 is not"),
+        ({"prompt": "a", "max_tokens": 8192}, 400, "is too large: 8192"),
+        ({"prompt": "a", "max_tokens": 4, "min_tokens": 5}, 400, "min_tokens must be"),
+        ({"prompt": [1] * 9000}, 400, "maximum context length is 8192 tokens"),
+        ({"prompt": "a", "stream_options": 3}, 400, "stream_options: not an object"),
+        ({"prompt": "a", "vllm_xargs": []}, 400, "vllm_xargs: not an object"),
+        ({"prompt": "a" * 17_000_000}, 413, "more than"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_vllms_form(body: object, status: int, told: str) -> None:
+    async def play(client: TestClient[Any, Any], _: Server) -> None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        response = await client.post("/v1/completions", data=data)
+        error = (await response.json())["error"]
+        assert (response.status, error["code"]) == (status, status)
+        assert told in error["message"]
+
+    served(play)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+names = ("prompt", "messages", "max_tokens", "min_tokens", "stream", "stream_options", "priority")
+more = ("n", "user", "stop", "ignore_eos", "vllm_xargs", "max_completion_tokens", "model")
+
+
+@given(st.dictionaries(st.sampled_from([*names, *more]), values), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_any_body_is_understood_or_refused(body: dict[str, object], chat: bool) -> None:
+    try:
+        wanted = read_body(body, chat, "m", SplitAtSpaces(), 100)
+    except BadRequestError:
+        return
+    assert 1 <= len(wanted.tokens) < 100
+    assert 1 <= wanted.max_tokens <= 100 - len(wanted.tokens)
+    assert wanted.min_tokens <= wanted.max_tokens
+
+
+def test_a_request_that_never_fits_is_refused() -> None:
+    async def play(client: TestClient[Any, Any], _: Server) -> None:
+        for stream in (True, False):
+            body = {"prompt": PROMPT, "max_tokens": 60, "ignore_eos": True, "stream": stream}
+            response = await client.post("/v1/completions", json=body)
+            assert response.status == 400
+
+    served(play, "engine.num_gpu_blocks_override=7", "engine.max_model_len=200")
+
+
+def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HeadwayError, match="--tokenizer"):
+        BpeTokens(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(HeadwayError, match="--tokenizer"):
+        BpeTokens(tmp_path)
