@@ -1,4 +1,4 @@
-"""The commands that need an engine, or what one has measured: calibrate, live, validate.
+"""The commands that need an engine, or what one has measured: calibrate, live, replay, validate.
 
 The command line loads this module only for them: it is all that reaches from it to torch.
 """
@@ -257,3 +257,44 @@ def _validate_measured(
         files = write_plots(out, outcomes)
         if not quiet:
             print(f"written to {out}: {len(files)} plots")
+
+
+def replay(
+    scenario: Annotated[
+        Path, Parameter(name="SCENARIO", help="scenario file (YAML), or a shipped one's name")
+    ],
+    /,
+    *,
+    url: Annotated[str, Parameter(help="address of an OpenAI-compatible server")],
+    model: Annotated[
+        str | None, Parameter(show_default=False, help="model's name [default: the server's first]")
+    ] = None,
+    timeout: Annotated[float, Parameter(help="longest that a request may take, s")] = 600.0,
+    out: Annotated[
+        Path | None,
+        Parameter(show_default=False, help="folder for the files [default: out/replay-NAME]"),
+    ] = None,
+    settings: Settings = DEFAULT_SETTINGS,
+    quiet: Quiet = False,
+) -> int:
+    """Send a scenario's requests to a real server at their times, and measure the answers."""
+    from calibration.measured.replay import replay as send
+    from calibration.measured.replay import table, write_measured
+    from simulator.scenario.assemble import assemble
+    from simulator.scenario.load import load_scenario
+    from simulator.simulation.write import check_folder
+
+    if not url.startswith(("http://", "https://")):
+        raise HeadwayError(f"--url: {url!r} does not begin with http:// or https://")
+    if not 0 < timeout <= 1e6:
+        raise HeadwayError(f"--timeout: {timeout} is not between 0 and 1,000,000")
+    loaded = load_scenario(scenario, settings.overrides, settings.seed)
+    folder = out or Path("out") / f"replay-{loaded.name or 'scenario'}"
+    check_folder(folder)
+    workload = loaded.make_workload()
+    found = send(workload, url, model, timeout=timeout)
+    paths = write_measured(found, loaded, assemble(loaded), workload, folder)
+    if not quiet:
+        print(table(found))
+        print(f"written to {folder}: {', '.join(path.name for path in paths)}")
+    return 0

@@ -37,6 +37,7 @@ VERBS = {
     "live": "Run a scenario on a real engine.",
     "calibrate": "Measure what steps take on a device, and fit a cost profile to them.",
     "profile": "Build cost profiles from kernel tables; list and show those here.",
+    "replay": "Send a scenario's requests to a real server, and measure the answers.",
     "validate": "Compare a live run, or measured runs of real servers, with their simulation.",
 }
 """Each verb, in a file and function of its name, and its line of `headway --help`."""
@@ -44,6 +45,7 @@ CALIBRATION = {
     "live": "calibration.commands:live",
     "calibrate": "calibration.commands:calibrate",
     "profile": "calibration.profile_commands:app",
+    "replay": "calibration.commands:replay",
     "validate": "calibration.commands:validate",
 }
 """The verbs that need torch, or what it has measured, and where they are."""

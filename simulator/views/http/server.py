@@ -4,7 +4,7 @@ import asyncio
 import gc
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +83,7 @@ class Server:
                 web.get("/health", self._health),
                 web.get("/ping", self._health),
                 web.post("/ping", self._health),
-                web.get("/version", _always({"version": VERSION})),
+                web.get("/version", self._version),
                 web.get("/metrics", self._metrics),
                 web.get("/report", self._report),
             ]
@@ -92,12 +92,12 @@ class Server:
 
     async def run(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
         """Serve until `stop` is set; raise HeadwayError where the port is not to be had."""
-        runner = web.AppRunner(self.application(), access_log=None, handle_signals=False)
+        runner = web.AppRunner(self.application(), access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         clock = asyncio.create_task(self.engine.clock.run())
         stopped = asyncio.create_task(stop.wait())
         try:
-            site = web.TCPSite(runner, self.options.host, self.options.port, shutdown_timeout=1.0)
+            site = web.TCPSite(runner, self.options.host, self.options.port)
             try:
                 await site.start()
             except OSError as error:
@@ -274,6 +274,9 @@ class Server:
         }
         return web.json_response(found)
 
+    async def _version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": self.scenario.engine.version or VERSION})
+
     async def _models(self, request: web.Request) -> web.Response:
         card = {
             "id": self.model,
@@ -335,13 +338,6 @@ def serve(server: Server, ready: Callable[[str], None]) -> None:
         await server.run(stop, ready)
 
     asyncio.run(run())
-
-
-def _always(value: object) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def answer(request: web.Request) -> web.Response:
-        return web.json_response(value)
-
-    return answer
 
 
 def _error(message: str, kind: str, status: int) -> web.Response:

@@ -1,0 +1,315 @@
+"""Send a workload to a real server, with its arrivals and lengths, and measure what comes back.
+
+What is written is a measured run: `headway validate --measured` and `headway calibrate
+--from-requests` read it as it stands.
+"""
+
+import asyncio
+import csv
+import io
+import json
+import re
+import zlib
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simulator.core.request import Segments
+from simulator.scenario.assemble import EngineParts
+from simulator.scenario.scenario import Scenario
+from simulator.util.errors import HeadwayError
+from simulator.util.files import write_together
+from simulator.workload.workload import Workload
+
+FIRST_TOKEN, LAST_TOKEN = 100, 30_000
+"""Prompts are made of tokens from here to there: words, in any vocabulary of today."""
+POLL = 1.0  # s between two looks at /metrics
+GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+CACHED = 4096  # segments whose tokens are kept
+
+
+@dataclass(slots=True)
+class Answered:
+    """What came of one request; times in s from the first one sent. NaN: there is none."""
+
+    sent: float = nan
+    late: float = nan  # s, after its time
+    first: float = nan
+    end: float = nan
+    tokens: int = 0
+    cached: int = 0
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What came of a workload."""
+
+    model: str
+    version: str
+    requests: list[Answered]
+    gauges: list[tuple[float, ...]] = field(default_factory=list)  # time, s, and GAUGES
+    kv_capacity_tokens: int | None = None
+
+
+def replay(
+    workload: Workload, url: str, model: str | None = None, *, timeout: float = 600.0
+) -> Replayed:
+    """Send every request at its time to an OpenAI-compatible server; wait for all.
+
+    `timeout` is the longest that a request may take, s. Raises HeadwayError where the server cannot
+    be reached, or names no model.
+    """
+    try:
+        import aiohttp
+    except ImportError as error:
+        raise HeadwayError(
+            "replay: needs the package aiohttp: pip install headway[serve]"
+        ) from error
+
+    async def run() -> Replayed:
+        limits = aiohttp.ClientTimeout(total=timeout)
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(timeout=limits, connector=connector) as session:
+            try:
+                return await _Replay(session, workload, url.rstrip("/"), model).run()
+            except aiohttp.ClientError as error:
+                raise HeadwayError(f"--url: {url}: {error}") from None
+
+    return asyncio.run(run())
+
+
+class _Replay:
+    """One workload on its way."""
+
+    def __init__(self, session: Any, workload: Workload, url: str, model: str | None) -> None:
+        self.session, self.workload = session, workload
+        self.root = url.removesuffix("/v1")
+        self.model = model
+        self.answers = [Answered() for _ in range(len(workload))]
+        self.ended = [asyncio.Event() for _ in range(len(workload))]
+        self.slots = asyncio.Semaphore(workload.max_concurrency or len(workload) + 1)
+
+    async def run(self) -> Replayed:
+        """Ask who is there, send all, look at the gauges meanwhile."""
+        model = self.model or await self._first_model()
+        self.model = model
+        found = Replayed(model, await self._version(), self.answers)
+        self.loop = asyncio.get_running_loop()
+        self.start = self.loop.time() + 0.1
+        watch = asyncio.create_task(self._watch(found))
+        await asyncio.gather(*(self._play(number) for number in range(len(self.workload))))
+        watch.cancel()
+        return found
+
+    async def _first_model(self) -> str:
+        async with self.session.get(f"{self.root}/v1/models") as response:
+            try:
+                model: str = (await response.json())["data"][0]["id"]
+            except (ValueError, LookupError, TypeError):
+                raise HeadwayError(f"--url: {self.root}/v1/models: names no model") from None
+            return model
+
+    async def _version(self) -> str:
+        async with self.session.get(f"{self.root}/version") as response:
+            if response.status != 200:
+                return ""
+            try:
+                found = await response.json(content_type=None)
+            except ValueError:
+                return ""
+            return str(found.get("version", "")) if isinstance(found, dict) else ""
+
+    async def _watch(self, found: Replayed) -> None:
+        """Read the gauges of /metrics, summed over engines, until all is over."""
+        while True:
+            async with self.session.get(f"{self.root}/metrics") as response:
+                if response.status != 200:
+                    return
+                text = await response.text()
+            now = self.loop.time() - self.start
+            found.gauges.append((now, *(_sum(text, name) for name in GAUGES)))
+            found.kv_capacity_tokens = found.kv_capacity_tokens or _capacity(text)
+            await asyncio.sleep(POLL)
+
+    async def _play(self, number: int) -> None:
+        """Send a request at its time, or after the turn before it."""
+        load = self.workload
+        if load.after is not None and (before := int(load.after[number])) >= 0:
+            await self.ended[before].wait()
+            due = self.loop.time() + (0.0 if load.delay is None else float(load.delay[number]))
+        else:
+            due = self.start + float(load.arrival[number])
+        await asyncio.sleep(max(due - self.loop.time(), 0.0))
+        async with self.slots:
+            answer = self.answers[number]
+            begin = self.loop.time()
+            answer.sent, answer.late = begin - self.start, begin - due
+            try:
+                await self._ask(number, answer)
+            except Exception as error:  # whatever it was: the request failed, the others go on
+                answer.error = f"{type(error).__name__}: {error}"[:200]
+        self.ended[number].set()
+
+    async def _ask(self, number: int, answer: Answered) -> None:
+        load = self.workload
+        length = int(load.output_tokens[number])
+        if load.max_tokens is not None and load.max_tokens[number]:
+            length = min(length, int(load.max_tokens[number]))
+        body: dict[str, Any] = {
+            "model": self.model,
+            "prompt": prompt_of(load, number),
+            "max_tokens": length,
+            "ignore_eos": True,
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if load.client is not None:
+            body["user"] = load.client[number]
+        if load.priority is not None:
+            body["priority"] = int(load.priority[number])
+        async with self.session.post(f"{self.root}/v1/completions", json=body) as response:
+            if response.status != 200:
+                answer.error = f"{response.status}: {(await response.text())[:160]}"
+                return
+            async for line in response.content:
+                if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+                    continue
+                now = self.loop.time() - self.start
+                chunk = json.loads(line[6:])
+                if usage := chunk.get("usage"):
+                    answer.tokens = usage["completion_tokens"]
+                    details = usage.get("prompt_tokens_details") or {}
+                    answer.cached = details.get("cached_tokens") or 0
+                if any(choice.get("text") for choice in chunk.get("choices", ())):
+                    if answer.first != answer.first:
+                        answer.first = now
+                    answer.end = now
+        if answer.first != answer.first:
+            answer.error = "the stream had no token"
+
+
+def prompt_of(workload: Workload, number: int) -> list[int]:
+    """Give a prompt's tokens: equal where the workload says that they are, else drawn."""
+    size = int(workload.prompt_tokens[number])
+    segments: Segments | None = None if workload.segments is None else workload.segments[number]
+    tokens: list[int] = []
+    for name, count in segments or ((("in", number), size),):
+        tokens += _tokens(repr(name), count)
+    return tokens
+
+
+@lru_cache(CACHED)
+def _tokens(name: str, count: int) -> list[int]:
+    """Draw a segment's tokens; the first of a longer one are those of a shorter one."""
+    random = np.random.default_rng(zlib.crc32(name.encode()))
+    found: list[int] = random.integers(FIRST_TOKEN, LAST_TOKEN, count).tolist()
+    return found
+
+
+def _sum(text: str, name: str) -> float:
+    values = re.findall(rf"^vllm:{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
+    return sum(float(value) for value in values) if values else nan
+
+
+def _capacity(text: str) -> int | None:
+    """Read the size of the KV cache, tokens, from vLLM's cache_config_info."""
+    line = re.search(r"^vllm:cache_config_info\{(.*)\}", text, re.MULTILINE)
+    if line is None:
+        return None
+    size, blocks = (
+        re.search(rf'{name}="(\d+)"', line[1]) for name in ("block_size", "num_gpu_blocks")
+    )
+    return None if size is None or blocks is None else int(size[1]) * int(blocks[1])
+
+
+# Files and words.
+
+
+def write_measured(
+    found: Replayed, scenario: Scenario, parts: EngineParts, workload: Workload, out: Path
+) -> list[Path]:
+    """Write the folder of a measured run: runs.csv, requests.csv, errors.csv, metrics.csv."""
+    good = [k for k, one in enumerate(found.requests) if not one.error]
+    if not good:
+        first = next((one.error for one in found.requests), "the workload is empty")
+        raise HeadwayError(f"--url: no request was answered; the first: {first}")
+    rows: list[dict[str, object]] = []
+    for number in good:
+        one = found.requests[number]
+        row: dict[str, object] = {
+            "arrival_s": f"{one.sent:.6f}",
+            "prompt_tokens": int(workload.prompt_tokens[number]),
+            "output_tokens": one.tokens,
+            "ttft_s": f"{one.first - one.sent:.6f}",
+            "e2e_s": f"{one.end - one.sent:.6f}",
+        }
+        if workload.client is not None:
+            row["client_id"] = workload.client[number]
+        rows.append(row)
+    rows.sort(key=lambda row: float(str(row["arrival_s"])))
+    engine = scenario.engine
+    capacity = found.kv_capacity_tokens or parts.num_gpu_blocks * engine.block_size
+    run = {
+        "run_id": scenario.name or "replay",
+        "gpu": parts.gpu.name,
+        "tp": engine.tensor_parallel_size,
+        "model": scenario.model,
+        "engine_version": found.version,
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "max_model_len": parts.max_model_len,
+        "kv_capacity_tokens": capacity,
+        "prefix_caching": engine.enable_prefix_caching,
+        "n_requests": len(good),
+        "per_request_file": "requests.csv",
+    }
+    files = {"runs.csv": _csv([run]), "requests.csv": _csv(rows)}
+    if len(good) < len(found.requests):
+        wrong: list[dict[str, object]] = [
+            {"sent_s": f"{one.sent:.6f}", "error": one.error} for one in found.requests if one.error
+        ]
+        files["errors.csv"] = _csv(wrong)
+    if found.gauges:
+        names = ("time_s", *GAUGES)
+        files["metrics.csv"] = _csv([dict(zip(names, row, strict=True)) for row in found.gauges])
+    return write_together(out, files)
+
+
+def _csv(rows: list[dict[str, object]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*rows[0]], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def table(found: Replayed) -> str:
+    """Tell what was measured, in the words of `vllm bench serve`."""
+    good = [one for one in found.requests if not one.error]
+    span = max(one.end for one in good) - min(one.sent for one in good)
+    tokens = sum(one.tokens for one in good)
+    lines = [
+        f"{found.model}{f', vLLM {found.version}' if found.version else ''}: "
+        f"{len(good):,} of {len(found.requests):,} requests answered in {span:.1f} s, "
+        f"{len(good) / span:.2f} requests/s, {tokens / span:,.0f} output tokens/s"
+    ]
+    columns = {
+        "TTFT": [one.first - one.sent for one in good],
+        "TPOT": [(one.end - one.first) / (one.tokens - 1) for one in good if one.tokens > 1],
+        "E2EL": [one.end - one.sent for one in good],
+    }
+    lines.append(f"{'ms':>8}{'mean':>11}{'median':>11}{'P99':>11}")
+    for name, values in columns.items():
+        if values:
+            ms = np.array(values) * 1e3
+            told = (ms.mean(), np.median(ms), np.percentile(ms, 99))
+            lines.append(f"{name:>8}" + "".join(f"{value:>11,.2f}" for value in told))
+    late = float(np.percentile([one.late for one in good], 99)) * 1e3
+    lines.append(f"sent {late:.1f} ms after their time (P99)")
+    return "\n".join(lines)

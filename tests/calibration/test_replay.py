@@ -1,0 +1,132 @@
+"""Requests sent to a server of our own: what is measured is what it simulated, and never early."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+pytest.importorskip("aiohttp")
+
+from calibration.measured.replay import prompt_of, replay, table, write_measured
+from calibration.measured.requests import read_requests
+from calibration.measured.runs import read_runs
+from simulator.scenario.assemble import assemble
+from simulator.scenario.load import load_scenario
+from simulator.scenario.scenario import Scenario
+from simulator.util.errors import HeadwayError
+from simulator.views.http.server import ServeOptions, Server, token_counter
+from tests.support.commands import headway
+
+SCENARIO = """
+name: here
+model: llama-3.1-8b
+gpu: {name: H100-80GB}
+engine: {name: vllm, max_model_len: 2000}
+workload: {num_prompts: 12, request_rate: 20, input_len: 300, output_len: 15}
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Scenario:
+    path = tmp_path / "here.yaml"
+    path.write_text(SCENARIO)
+    return load_scenario(path)
+
+
+@pytest.fixture
+def served(scenario: Scenario) -> Iterator[tuple[Server, str]]:
+    """Serve a scenario in a thread; give the server and its address."""
+    server = Server(scenario, ServeOptions(port=0), token_counter(None))
+    started, address = threading.Event(), [""]
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    def ready(where: str) -> None:
+        address[0] = where
+        started.set()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(server.run(stop, ready)))
+    thread.start()
+    assert started.wait(30)
+    yield server, address[0]
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(30)
+    loop.close()
+
+
+def test_what_is_measured_is_what_was_simulated(
+    scenario: Scenario, served: tuple[Server, str], tmp_path: Path
+) -> None:
+    server, url = served
+    load = scenario.make_workload()
+    found = replay(load, url)
+    assert [one.error for one in found.requests] == [""] * 12
+    assert [one.tokens for one in found.requests] == load.output_tokens.tolist()
+    assert (found.model, found.version) == ("llama-3.1-8b", "0.33.0")
+    assert found.gauges
+    assert all(one.late >= 0 for one in found.requests)
+    # Requests may reach the server in another order than they were meant to.
+    simulated = server.result().requests
+    assert sorted(simulated.prompt_tokens) == sorted(load.prompt_tokens)
+    measured = np.sort([one.end - one.sent for one in found.requests])
+    assert (measured >= np.sort(simulated.e2el) - 1e-3).all()
+    assert "12 of 12 requests answered" in table(found)
+
+    write_measured(found, scenario, assemble(scenario), load, tmp_path / "run")
+    (run,) = read_runs(tmp_path / "run")
+    assert run.faults == ()
+    assert run.word("model") == "llama-3.1-8b"
+    assert run.count("kv_capacity_tokens") == 16 * assemble(scenario).num_gpu_blocks
+    requests = read_requests(tmp_path / "run" / "requests.csv")
+    assert len(requests.arrival) == 12
+    result = headway("validate", "--measured", str(tmp_path / "run"))
+    assert result.returncode == 0
+    assert "requests/s" in result.stdout
+
+
+def test_a_request_that_fails_is_told_beside_the_others(
+    scenario: Scenario, served: tuple[Server, str], tmp_path: Path
+) -> None:
+    load = scenario.make_workload()
+    load.prompt_tokens[3] = 5000
+    found = replay(load, served[1])
+    assert [number for number, one in enumerate(found.requests) if one.error] == [3]
+    write_measured(found, scenario, assemble(scenario), load, tmp_path)
+    (wrong,) = pd.read_csv(tmp_path / "errors.csv").error
+    assert wrong.startswith("400: ")
+    assert len(pd.read_csv(tmp_path / "requests.csv")) == 11
+
+
+def test_turns_wait_for_the_turn_before(served: tuple[Server, str], tmp_path: Path) -> None:
+    path = tmp_path / "talk.yaml"
+    path.write_text(SCENARIO.replace("num_prompts: 12,", "num_prompts: 6, sessions: {turns: 3},"))
+    load = load_scenario(path).make_workload()
+    assert load.after is not None
+    found = replay(load, served[1]).requests
+    for number, before in enumerate(load.after.tolist()):
+        if before >= 0:
+            assert found[number].sent >= found[before].end
+
+
+def test_prompts_are_equal_where_the_workload_says_so(scenario: Scenario) -> None:
+    load = scenario.make_workload()
+    load.segments = [(("shared", 200), (k, 100)) for k in range(12)]
+    first, second = prompt_of(load, 0), prompt_of(load, 1)
+    assert len(first) == 300
+    assert first[:200] == second[:200]
+    assert first[200:] != second[200:]
+    load.segments[2] = (("shared", 50), ("other", 250))
+    assert prompt_of(load, 2)[:50] == first[:50]
+
+
+def test_nobody_there_is_told_in_a_line(scenario: Scenario, tmp_path: Path) -> None:
+    with pytest.raises(HeadwayError, match=r"--url: http://127\.0\.0\.1:9: "):
+        replay(scenario.make_workload(), "http://127.0.0.1:9")
+    found = headway("replay", "demo", "--url", "ftp://x", "--out", str(tmp_path / "o"))
+    assert found.returncode == 2
+    assert "--url: 'ftp://x' does not begin with http://" in found.stderr
+    assert not (tmp_path / "o").exists()
