@@ -96,10 +96,15 @@ class Advisor:
             if scaling.group in (None, self.group):
                 most = scaling.max_replicas
                 return [turn("cluster.autoscaling.max_replicas", most, self._enough(most))]
+        key, now = self.replicas_key()
+        return [turn(key, now, self._enough(now))] if now < MOST_REPLICAS else []
+
+    def replicas_key(self) -> tuple[str, int]:
+        """Give the key of the group's replicas, and how many they are."""
+        cluster = self.run.record.scenario.cluster
         now = 1 if cluster is None else cluster.replica_groups[self.group].replicas
         groups = cluster is not None and cluster.groups
-        key = f"cluster.groups.{self.group}.replicas" if groups else "cluster.replicas"
-        return [turn(key, now, self._enough(now))] if now < MOST_REPLICAS else []
+        return f"cluster.groups.{self.group}.replicas" if groups else "cluster.replicas", now
 
     def _enough(self, now: int) -> int:
         """Say how many replicas keep up with the arrivals; the clients' load stays as it is."""

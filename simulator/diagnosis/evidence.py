@@ -15,7 +15,7 @@ from simulator.results.time_series import Leaps, arrivals, decisions
 
 if TYPE_CHECKING:
     from simulator.core.engine_config import EngineConfig
-    from simulator.results.record import Record
+    from simulator.results.record import ClusterRecord, Record
 
 CAUSES = ("seats", "token budget", "blocks", "policy")
 MAX_NUM_SEQS, TOKEN_BUDGET, KV_BLOCKS, POLICY = CAUSES
@@ -37,13 +37,13 @@ class Evidence:
         done = self.done = self.table.completed
         self.time = {name: float(part[done].sum()) for name, part in record.time_parts().items()}
         self.time["queue_time"] = float(self.table.queue_time[done].sum())
-        self._e2el = float(self.table.e2el[done].sum()) or 1.0
+        self.total = float(self.table.e2el[done].sum()) or 1.0  # s
         policy = self.engine.scheduling_policy
         self.policy = policy if isinstance(policy, str) else str(policy["policy"])
 
     def share(self, *parts: str) -> float:
         """Give the share of the requests' e2el that these parts of it are together."""
-        return sum(self.time.get(name, 0.0) for name in parts) / self._e2el
+        return sum(self.time.get(name, 0.0) for name in parts) / self.total
 
     @cached_property
     def engines(self) -> "list[EngineConfig]":
@@ -116,8 +116,8 @@ class Evidence:
     def misrouted(self) -> float:
         """Give the share of the waiting at a replica while another of its group has free seats.
 
-        Looked at are `LOOKS` moments of the run. Who is free has nobody waiting, and half of its
-        seats are free.
+        Looked at are `LOOKS` moments of the run. Who is free serves, has nobody waiting, and half
+        of its seats are free.
         """
         cluster, table = self.record.cluster, self.table
         if cluster is None or len(cluster.groups) < 2 or cluster.transfers is not None:
@@ -127,9 +127,12 @@ class Evidence:
         missed = total = 0.0
         for numbers in replicas_in(cluster.groups).values():
             here = [table.replica == number for number in numbers]
-            waiting = np.array([_at(table.entered[one], admitted[one], looks) for one in here])
-            running = np.array([_at(admitted[one], table.left[one], looks) for one in here])
+            waiting = np.array([count_at(table.entered[one], admitted[one], looks) for one in here])
+            running = np.array([count_at(admitted[one], table.left[one], looks) for one in here])
             free = (waiting == 0) & (running <= self.engines[numbers[0]].max_num_seqs / 2)
+            free &= np.array(
+                [_is_up(cluster, cluster.servers[number], looks) for number in numbers]
+            )
             queue = waiting.sum(axis=0)
             missed += float(queue[free.any(axis=0)].sum())
             total += float(queue.sum())
@@ -140,7 +143,17 @@ class Evidence:
         return float(self.summary[f"{key}_ms"])
 
 
-def _at(begin: Floats, end: Floats, looks: Floats) -> Ints:
+def _is_up(cluster: "ClusterRecord", server: int, looks: Floats) -> npt.NDArray[np.bool_]:
+    """Tell at which times (s) a server takes requests."""
+    if not cluster.comes_and_goes:
+        return np.ones(len(looks), bool)
+    changes = [(time, state == "up") for time, one, state in cluster.changes if one == server]
+    at = np.searchsorted([time for time, _ in changes], looks, "right")
+    found: npt.NDArray[np.bool_] = np.array([False, *(up for _, up in changes)])[at]
+    return found
+
+
+def count_at(begin: Floats, end: Floats, looks: Floats) -> Ints:
     """Count what has begun at some times and has not ended, all in s; NaN: it never does."""
     begun, ended = (np.searchsorted(np.sort(times), looks, "right") for times in (begin, end))
     count: Ints = begun - ended

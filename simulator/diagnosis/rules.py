@@ -6,6 +6,7 @@ orders them. What a finding advises never contradicts one before it.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,14 @@ from simulator.diagnosis.evidence import (
     TOKEN_BUDGET,
 )
 from simulator.diagnosis.finding import Advice, Finding, turn, words
+from simulator.diagnosis.fleet_rules import (
+    autoscaling,
+    explained,
+    failures,
+    reroute,
+    routing,
+    scattered_prefixes,
+)
 from simulator.diagnosis.reuse import known_share
 from simulator.diagnosis.unfairness import most_underserved
 from simulator.results.breakdown import prompt_rows, prompt_stalls
@@ -32,8 +41,6 @@ SHOWN = 4  # findings that a report prints
 NOTHING = "Nothing stands out: nothing needs turning."
 
 TTFT, E2EL = "p99_ttft_ms", "p99_e2el_ms"
-BLIND_ROUTERS = ("round_robin", "random", "session_affinity", "prefix_aware")
-"""Routers that look at no replica's queue, or not first."""
 
 WAITING = 0.05  # share of the requests' time that one cause of waiting must take
 PREEMPTED = 0.01  # preemptions per request
@@ -60,6 +67,11 @@ def diagnose(record: "Record", summary: Mapping[str, Any]) -> list[dict[str, Any
     if not run.done.any():
         return []
     found = [(rule.__name__, finding) for rule in RULES if (finding := rule(run)) is not None]
+    taken_off = 1 - explained(run)
+    found = [
+        (name, one if name in FLEET else replace(one, weight=taken_off * one.weight))
+        for name, one in found
+    ]
     found.sort(key=lambda pair: -pair[1].weight)
     taken: dict[str, Advice] = {}
     findings = [(name, finding, _agreeing(finding, taken)) for name, finding in found]
@@ -71,13 +83,14 @@ def _agreeing(finding: Finding, taken: dict[str, Advice]) -> list[Advice]:
     before = {*taken}
     for one in finding.advice:
         taken.setdefault(one.key, one)
-    return [
+    agreed = (
         taken[one.key]
         for one in finding.advice
         if one.key not in before
         or taken[one.key].direction == one.direction != "set"
         or taken[one.key].to == one.to
-    ]
+    )
+    return list(dict.fromkeys(agreed))
 
 
 def _as_dict(name: str, finding: Finding, advice: Sequence[Advice]) -> dict[str, Any]:
@@ -213,7 +226,7 @@ def slo(run: AdvisedEvidence) -> Finding | None:
         f"({bound:g} ms): P99 {p99:,.0f} ms.",
         f"p99_{name}_ms",
         [
-            *(_reroute(run) if run.misrouted > 0.5 else ()),
+            *(reroute(run) if run.misrouted > 0.5 else ()),
             *(run.advisor.replicas() if crowded else ()),
             *run.advisor.cure(cause),
         ],
@@ -308,32 +321,6 @@ def unfair(run: AdvisedEvidence) -> Finding | None:
             "time": found.time,
         },
     )
-
-
-def routing(run: AdvisedEvidence) -> Finding | None:
-    """Requests wait at one replica while another is free."""
-    share, router = run.misrouted * run.share("queue_time"), _reroute(run)
-    if share < WAITING or not router:
-        return None
-    return Finding(
-        share,
-        f"Requests wait at one replica while another is free: that is {run.misrouted:.0%} of all "
-        f"waiting, {share:.0%} of the requests' time (router {router[0].value}).",
-        TTFT,
-        [*router, *run.advisor.replicas()],
-        {"share_of_waiting": run.misrouted, "share_of_e2el": share},
-    )
-
-
-def _reroute(run: AdvisedEvidence) -> list[Advice]:
-    """Advise a router that looks at the replicas, where there is none."""
-    cluster = run.record.scenario.cluster
-    if cluster is None:
-        return []
-    router = cluster.router if isinstance(cluster.router, str) else str(cluster.router["router"])
-    if router not in BLIND_ROUTERS:
-        return []
-    return [turn("cluster.router", router, "least_outstanding")]
 
 
 def prefix_reuse(run: AdvisedEvidence) -> Finding | None:
@@ -433,7 +420,20 @@ def kv_transfer(run: AdvisedEvidence) -> Finding | None:
     )
 
 
+FLEET = ("failures", "autoscaling")
 RULES = (
-    *(tries, routing, memory, waiting, preemption, slo, kv_transfer, prefill_stalls),
+    *(
+        failures,
+        autoscaling,
+        routing,
+        scattered_prefixes,
+        tries,
+        memory,
+        waiting,
+        preemption,
+        slo,
+        kv_transfer,
+        prefill_stalls,
+    ),
     *(unused_seats, prefix_reuse, unfair, low_load),
 )

@@ -1,0 +1,242 @@
+"""What stands out in a fleet: failures, an autoscaler that is late, and what routers do.
+
+What the first two explain of the time that requests lose is taken off the weight of other findings:
+a queue behind a failed replica is no lack of seats.
+"""
+
+from math import ceil
+
+import numpy as np
+
+from simulator.diagnosis.advice import AdvisedEvidence
+from simulator.diagnosis.finding import Advice, Finding, turn
+from simulator.diagnosis.fleet_times import (
+    COOLDOWN,
+    INTERVAL,
+    STARTUP,
+    TARGET,
+    Outage,
+    autoscaler_waits,
+    find_outages,
+)
+from simulator.diagnosis.reuse import known_share
+
+DELAYED = 0.05  # share of the requests' time that failures, or an autoscaler's delays, must take
+WAITING = 0.05  # share of the requests' time that they wait at a replica while another is free
+KNOWN = 0.1  # share of the prompt tokens that prefix caches miss and could know
+REUSE = 0.02  # share of the requests' time that goes to computing these again
+TOLD = 3  # outages that a finding names
+BLIND_ROUTERS = ("round_robin", "random", "session_affinity", "prefix_aware")
+"""Routers that look at no replica's queue, or not first."""
+STICKY_ROUTERS = ("session_affinity", "prefix_aware")
+"""Routers that send prompts that begin alike to one replica."""
+
+
+def failures(run: AdvisedEvidence) -> Finding | None:
+    """Requests take longer because replicas are away."""
+    outages = find_outages(run)
+    if outages is None or outages.excess < DELAYED * run.total:
+        return None
+    share = outages.excess / run.total
+    lost = run.gauges["cluster"]["tries_lost_in_failures"]
+    named = [_outage(one) for one in outages.each[:TOLD]]
+    more = [f"{len(outages.each) - TOLD:,} more"] if len(outages.each) > TOLD else []
+    return Finding(
+        share,
+        f"Replicas fail and the rest do not hold the load: {', '.join([*named, *more])}. Requests "
+        f"sent from a failure until its queue is gone take {outages.mean_affected:.3g} s, others "
+        f"{outages.mean_others:.3g} s; {lost:,} lost their replica and began anew. That is "
+        f"{share:.0%} of the requests' time.",
+        "mean_e2el_ms",
+        _spare(run, outages.most_down),
+        {
+            "failures": len(outages.each),
+            "most_replicas_down": outages.most_down,
+            "share_of_e2el": share,
+            "mean_e2el_affected_s": outages.mean_affected,
+            "mean_e2el_others_s": outages.mean_others,
+            "tries_lost_in_failures": lost,
+        },
+    )
+
+
+def _outage(one: Outage) -> str:
+    over = "to the end" if one.end is None else f"to {one.end:,.0f} s"
+    return f"replica {one.replica} from {one.start:,.0f} s {over}"
+
+
+def _spare(run: AdvisedEvidence, count: int) -> list[Advice]:
+    """Advise as many replicas to spare as are down at once, and quicker repairs."""
+    cluster = run.record.scenario.cluster
+    assert cluster is not None
+    offers = []
+    scaling = cluster.autoscaling
+    if scaling is not None and scaling.group in (None, run.advisor.group):
+        to = min(scaling.min_replicas + count, scaling.max_replicas)
+        if to > scaling.min_replicas:
+            offers.append(turn("cluster.autoscaling.min_replicas", scaling.min_replicas, to))
+    else:
+        key, now = run.advisor.replicas_key()
+        offers.append(turn(key, now, now + count))
+    if cluster.failures is not None and cluster.failures.mtbf is not None:
+        mttr = cluster.failures.mttr
+        offers.append(turn("cluster.failures.mttr", mttr, mttr / 4))
+    return offers
+
+
+def autoscaling(run: AdvisedEvidence) -> Finding | None:
+    """Requests wait because the autoscaler orders too late, or what it ordered starts late."""
+    waits = autoscaler_waits(run)
+    if waits is None:
+        return None
+    cause = max(waits.seconds, key=waits.seconds.__getitem__)
+    share = sum(waits.seconds.values()) / run.total
+    if share < DELAYED:
+        return None
+    cluster = run.record.scenario.cluster
+    assert cluster is not None
+    assert cluster.autoscaling is not None
+    block = cluster.autoscaling
+    whole = sum(waits.seconds.values())
+    target = f"{block.metric} does not call for more by target {block.target:g}"
+    why = {
+        STARTUP: f"replicas start (startup_delay {block.startup_delay:g} s)",
+        COOLDOWN: f"replicas start that were taken away {waits.gap:.3g} s before "
+        f"(cooldown {block.cooldown:g} s, startup_delay {block.startup_delay:g} s)",
+        INTERVAL: f"the next look is awaited (interval {block.interval:g} s)",
+        TARGET: target,
+    }
+    parts = [
+        f"{seconds / whole:.0%} while {why[name]}"
+        for name, seconds in sorted(waits.seconds.items(), key=lambda pair: -pair[1])
+        if seconds >= 0.05 * whole
+    ]
+    return Finding(
+        share,
+        f"The autoscaler is late: requests wait for replicas that it could have had, {share:.0%} "
+        f"of their time; {', '.join(parts)}.",
+        "mean_ttft_ms",
+        _scale_sooner(run, cause, waits.gap, waits.most_up),
+        {
+            "cause": cause,
+            "share_of_e2el": share,
+            **{f"share_{name}": seconds / whole for name, seconds in waits.seconds.items()},
+        },
+    )
+
+
+def _scale_sooner(run: AdvisedEvidence, cause: str, gap: float, most_up: int) -> list[Advice]:
+    """Advise the delay or threshold that is to blame, then more replicas from the start on."""
+    cluster = run.record.scenario.cluster
+    assert cluster is not None
+    assert cluster.autoscaling is not None
+    block = cluster.autoscaling
+    to = {
+        STARTUP: block.startup_delay / 4,
+        COOLDOWN: float(ceil(2 * (block.cooldown + gap))),
+        INTERVAL: max(block.interval / 4, min(block.interval, 1.0)),
+        TARGET: block.target / 2,
+    }
+    if block.metric == "slo_attainment":
+        to[TARGET] = (1 + block.target) / 2
+    offers = [turn(f"cluster.autoscaling.{cause}", getattr(block, cause), to[cause])]
+    offers = [one for one in offers if one.to != one.value]
+    if most_up > block.min_replicas:
+        offers.append(turn("cluster.autoscaling.min_replicas", block.min_replicas, most_up))
+    if cause != TARGET:
+        offers.append(turn(f"cluster.autoscaling.{TARGET}", block.target, to[TARGET]))
+    return offers
+
+
+def routing(run: AdvisedEvidence) -> Finding | None:
+    """Requests wait at one replica while another is free."""
+    share, router = run.misrouted * run.share("queue_time"), reroute(run)
+    if share < WAITING or not router:
+        return None
+    waited = np.array(run.waited)
+    worst, part = int(waited.argmax()), float(waited.max() / (waited.sum() or 1.0))
+    name = router[0].value
+    if name == "session_affinity":
+        text = (
+            f"Session affinity pins a backlog to replica {worst}: {part:.0%} of all waiting is "
+            f"there. {run.misrouted:.0%} of all waiting is at one replica while another is free"
+        )
+    else:
+        text = (
+            f"Requests wait at one replica while another is free (router {name}; replica {worst} "
+            f"has {part:.0%} of all waiting): that is {run.misrouted:.0%} of all waiting"
+        )
+    return Finding(
+        share,
+        f"{text}, {share:.0%} of the requests' time.",
+        "p99_ttft_ms",
+        [*router, *run.advisor.replicas()],
+        {
+            "router": name,
+            "replica": worst,
+            "replica_share_of_waiting": part,
+            "share_of_waiting": run.misrouted,
+            "share_of_e2el": share,
+        },
+    )
+
+
+def router_name(run: AdvisedEvidence) -> str:
+    """Give the name of the cluster's router; empty without a cluster."""
+    cluster = run.record.scenario.cluster
+    if cluster is None:
+        return ""
+    return cluster.router if isinstance(cluster.router, str) else str(cluster.router["router"])
+
+
+def reroute(run: AdvisedEvidence) -> list[Advice]:
+    """Advise a router that looks at the replicas, where there is none."""
+    router = router_name(run)
+    if router not in BLIND_ROUTERS:
+        return []
+    return [turn("cluster.router", router, "least_outstanding")]
+
+
+def scattered_prefixes(run: AdvisedEvidence) -> Finding | None:
+    """Prompts begin alike, but the router sends them to replicas that do not know them."""
+    router = router_name(run)
+    if not run.engine.enable_prefix_caching or router in ("", *STICKY_ROUTERS):
+        return None
+    if len(run.record.logs) < 2 or run.gauges["prefix_cache_hit_rate"] is None:
+        return None
+    hits = float(run.gauges["prefix_cache_hit_rate"])
+    known = known_share(run.record.workload, run.engine.block_size)
+    share = (known - hits) * run.share("queue_time", "prefill_time", "decode_slowed_time")
+    if known - hits < KNOWN or share < REUSE:
+        return None
+    return Finding(
+        share,
+        f"{known:.0%} of the prompt tokens have been in a prompt before, and the replicas' prefix "
+        f"caches know {hits:.0%}: router {router} sends prompts that begin alike to different "
+        "replicas.",
+        "mean_ttft_ms",
+        [turn("cluster.router", router, "prefix_aware")],
+        {
+            "router": router,
+            "share_of_prompt_tokens": known,
+            "prefix_cache_hit_rate": hits,
+            "share_of_e2el": share,
+        },
+    )
+
+
+def explained(run: AdvisedEvidence) -> float:
+    """Give the share of the time that requests lose which failures or the autoscaler explain."""
+    outages, waits = find_outages(run), autoscaler_waits(run)
+    seconds = max(
+        0.0 if outages is None else outages.excess,
+        0.0 if waits is None else sum(waits.seconds.values()),
+    )
+    if seconds < DELAYED * run.total:
+        return 0.0
+    lost = run.total - sum(run.time.get(name, 0.0) for name in ALONE)
+    return min(seconds / lost, 1.0) if lost > 0 else 0.0
+
+
+ALONE = ("prefill_time", "decode_alone_time", "delivery_time")
+"""Parts of e2el that a request alone on its replica would have, too."""

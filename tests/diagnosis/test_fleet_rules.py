@@ -1,0 +1,185 @@
+"""Troubles of fleets: each has the right first finding, and following its advice helps."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulator import load_scenario, run
+from simulator.diagnosis.evidence import Evidence
+from simulator.diagnosis.fleet_times import Outage, autoscaler_waits, find_outages
+from simulator.planning.diagnose import follow, gain, value_of
+
+FLEET = """name: fleet
+engine: {max_num_seqs: 8, max_num_batched_tokens: 512, enable_prefix_caching: false}
+cost: {kind: linear, base: 1e-2, per_token: 1e-5}
+workload: {num_prompts: 1500, request_rate: 20, input_len: 64, output_len: 50}
+cluster: {replicas: 3, router: least_outstanding}
+"""
+OUTAGES = (
+    "{replica: 1, start: 15, duration: 20}, {replica: 2, start: 20, duration: 15}, "
+    "{replica: 0, start: 60}"
+)
+WAVES = ("cluster.replicas=1", "workload.num_prompts=3000")
+
+
+def scaled(*more: str, **keys: float) -> tuple[str, ...]:
+    block = ", ".join(f"{name}: {value}" for name, value in keys.items())
+    return *WAVES, f"cluster.autoscaling={{max_replicas: 6, {block}}}", *more
+
+
+RATE, WAVE = "workload.request_rate=25", "workload.diurnal={period: 160, amplitude: 0.9}"
+SHORT_WAVE = "workload.diurnal={period: 30, amplitude: 1}"
+CASES: dict[str, tuple[tuple[str, ...], str, str, tuple[str, ...]]] = {
+    "failures": (
+        (f"cluster.failures={{outages: [{OUTAGES}]}}",),
+        *("failures", "cluster.replicas"),
+        (
+            "replica 1 from 15 s to 35 s, replica 2 from 20 s to 35 s",
+            "replica 0 from 60 s to the end",
+        ),
+    ),
+    "startup_delay": (
+        scaled(
+            *("workload.request_rate=16", "workload.diurnal={period: 120, amplitude: 0.9}"),
+            startup_delay=30,
+            interval=1,
+        ),
+        *("autoscaling", "cluster.autoscaling.startup_delay"),
+        ("while replicas start (startup_delay 30 s)",),
+    ),
+    "interval": (
+        scaled(RATE, WAVE, startup_delay=1, interval=40),
+        *("autoscaling", "cluster.autoscaling.interval"),
+        ("while the next look is awaited (interval 40 s)",),
+    ),
+    "target": (
+        scaled(RATE, startup_delay=1, interval=1, target=40),
+        *("autoscaling", "cluster.autoscaling.target"),
+        ("while queue_depth does not call for more by target 40",),
+    ),
+    "cooldown": (
+        scaled(
+            *(RATE, SHORT_WAVE, "cluster.replicas=6"),
+            startup_delay=10,
+            interval=1,
+            cooldown=0,
+        ),
+        *("autoscaling", "cluster.autoscaling.cooldown"),
+        ("taken away", "(cooldown 0 s, startup_delay 10 s)"),
+    ),
+    "session affinity": (
+        ("cluster.router=session_affinity", "workload.clients=[8, 1, 1]"),
+        *("routing", "cluster.router"),
+        ("Session affinity pins a backlog to replica 0: 100% of all waiting is there",),
+    ),
+    "random router": (
+        (
+            *("cluster.router=random", "workload.request_rate=5", "engine.max_num_seqs=2"),
+            "workload.output_len={kind: lognormal, median: 40, sigma: 1.2, high: 800}",
+        ),
+        *("routing", "cluster.router"),
+        ("wait at one replica while another is free (router random",),
+    ),
+    "scattered prefixes": (
+        (
+            *("engine.enable_prefix_caching=true", "engine.num_gpu_blocks_override=600"),
+            *("engine.max_model_len=1024", "cluster.router=round_robin", "cost.per_token=1e-4"),
+            *("workload.request_rate=30", "workload.output_len=5"),
+            "workload.prefix_groups={num_prefixes: 40, prefix_len: 512}",
+        ),
+        *("scattered_prefixes", "cluster.router"),
+        ("round_robin sends prompts that begin alike to different replicas",),
+    ),
+}
+
+
+def findings(path: Path, *sets: str) -> tuple[Any, dict[str, Any], list[dict[str, Any]]]:
+    scenario = load_scenario(path, sets)
+    summary = run(scenario).summary()
+    return scenario, summary, summary["headway"]["diagnosis"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_first_finding_names_the_trouble_and_its_advice_helps(write, name: str) -> None:
+    sets, rule, key, words = CASES[name]
+    scenario, summary, (first, *_) = findings(write(FLEET), *sets)
+    assert first["rule"] == rule
+    assert all(word in first["text"] for word in words), first["text"]
+    advice = first["advice"][0]
+    assert advice["key"] == key
+    after = run(follow(scenario, advice)).summary()
+    metric = first["metric"]
+    assert gain(metric, value_of(summary, metric), value_of(after, metric)) > 0.1
+
+
+def test_a_calm_fleet_has_none_of_them(write) -> None:
+    assert findings(write(FLEET))[2] == []
+    rules = {
+        finding["rule"]
+        for sets in (
+            ("cluster.failures={outages: [{replica: 1, start: 15, duration: 1}]}",),
+            ("cluster.router=random", "workload.request_rate=5"),
+            scaled("workload.request_rate=2", startup_delay=1, interval=1),
+        )
+        for finding in findings(write(FLEET), *sets)[2]
+    }
+    assert not rules & {"failures", "autoscaling", "routing", "scattered_prefixes"}
+
+
+# One replica of one seat, a second each; a second replica is away from 2 to 6 s.
+ONE_BY_ONE = """name: one
+engine: {max_num_seqs: 1, max_num_batched_tokens: 64, max_model_len: 64, block_size: 16,
+         enable_prefix_caching: false}
+cost: {kind: linear, base: 1}
+workload: {num_prompts: 12, request_rate: 1, burstiness: inf, input_len: 8, output_len: 2}
+"""
+
+
+def test_what_failures_cost_by_hand(write) -> None:
+    """One request a second, each of 2 s, on two replicas of one seat: nobody waits.
+
+    With one away from 2.5 to 6.5 s the other takes one after the other from 3 s on: those of 2
+    (which was lost), 3, 4, 5 and 6 s end at 5, 7, 9, 11 and 13 s, those of 7, 8 and 9 s, at the one
+    that is back, at 9, 11 and 13 s, and those of 10, 11 and 12 s at 15, 15 and 17 s. Only at 13 s
+    no more than one waits again. So all but the first are affected: 48 s for eleven.
+    """
+    away = "failures: {outages: [{replica: 1, start: 2.5, duration: 4}]}"
+    sets = [f"cluster={{replicas: 2, router: least_outstanding, {away}}}"]
+    result = run(load_scenario(write(ONE_BY_ONE), sets))
+    evidence = Evidence(result, result.summary())
+    found = find_outages(evidence)
+    assert found is not None
+    assert found.each == [Outage(1, 2.5, 6.5)]
+    assert found.most_down == 1
+    assert found.mean_others == pytest.approx(2.0)
+    assert found.mean_affected == pytest.approx(48 / 11)
+    assert found.excess == pytest.approx(48 - 22)
+
+
+def test_an_autoscalers_waits_by_hand(write) -> None:
+    """At 3 s it sees a queue and orders a replica, which starts at 5 s: at most two there may be.
+
+    Until 3 s the next look was awaited, until 5 s the replica; then all are there.
+    """
+    block = "autoscaling: {target: 0.5, max_replicas: 2, interval: 3, startup_delay: 2}"
+    sets = [f"cluster={{replicas: 1, {block}}}"]
+    result = run(load_scenario(write(ONE_BY_ONE), sets))
+    found = autoscaler_waits(Evidence(result, result.summary()))
+    assert found is not None
+    assert found.most_up == 2
+    table = result.request_table()
+
+    def waited(begin: float, end: float) -> float:
+        inside = [
+            max(min(end, b) - max(begin, a), 0.0)
+            for a, b in zip(table.sent, table.first_scheduled, strict=True)
+        ]
+        return sum(inside)
+
+    orders = [time for time, _, state in result.cluster.changes if state == "starting"]
+    (at,) = orders
+    assert at == 3.0
+    assert found.seconds["interval"] == pytest.approx(waited(0, 3), abs=0.02)
+    assert found.seconds["startup_delay"] == pytest.approx(waited(3, 5), abs=0.02)
+    assert found.seconds["target"] == found.seconds["cooldown"] == 0
