@@ -44,6 +44,8 @@ FOLDS = 5
 DIGITS = 4  # significant, in the profile
 KNOTS = 40  # of the dense table, at most
 EXPERT_KNOTS = 16  # of a table of experts
+FARTHER = 4
+"""Times the cached tokens that were timed: as many a step may have, if the memory holds them."""
 KNOT_TOLERANCE = 0.005  # relative error of the dense table that is not worth a knot
 
 
@@ -60,6 +62,7 @@ class FitReport:
     mixed: MixedFactors | None = None
     residuals: Mapping[str, float] = field(default_factory=dict)  # by regime, held out
     mixed_timed: bool = False  # whether mixed batches of the target itself were timed
+    timed_context: int = 0  # cached tokens of a step, at most; `limits` may go on beyond
     own: Table = ()  # the dense table without experts, where they have tables of their own
     experts: Mapping[str, Table] = field(default_factory=dict)  # by routing, as in Kernels
     whole_experts: Mapping[str, Table] = field(default_factory=dict)
@@ -256,6 +259,17 @@ def fit_by_roofline(target: Target, note: str) -> FitReport:
     return FitReport(cost, limits, notes=(note,), residuals=residuals)
 
 
+def longest_context(target: Target, timed: int) -> int:
+    """Give the cached tokens of a step for which a profile stands, so many having been timed.
+
+    Decode attention waits for the memory, so its time goes on in a straight line: as far as the
+    GPU's memory could hold a cache, at most `FARTHER` times.
+    """
+    model = target.model
+    each = model.kv_bytes_per_token(target.kv_cache_dtype) * model.kv_share(target.gpus)
+    return max(timed, min(FARTHER * timed, int(target.tables.gpu.memory / each)))
+
+
 def fit_target(data: Path, target: Target) -> FitReport:
     """Compose and fit one target's cost; where nothing like it was timed, by roofline."""
     try:
@@ -276,10 +290,11 @@ def fit_target(data: Path, target: Target) -> FitReport:
     cost = fit(kernels, steps)
     if sliced:  # as whoever reads the profile puts it together
         cost = replace(cost, dense=add_tables(own, sliced[UNIFORM]))
+    timed_context = int(steps.context.max())
     limits = {
         "tokens": (1, int(min(kernels.timed, kernels.tokens[-1]))),
         "sequences": (1, int(steps.sequences.max())),
-        "context": (1, int(steps.context.max())),
+        "context": (1, longest_context(target, timed_context)),
         "pairs": (1, int(steps.pairs.max())),
     }
     held_out, left = cross_validate(kernels, steps, fit)
@@ -293,6 +308,7 @@ def fit_target(data: Path, target: Target) -> FitReport:
         mixed,
         left,
         mixed_timed,
+        timed_context,
         own,
         sliced,
         whole,

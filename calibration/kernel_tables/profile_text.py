@@ -62,6 +62,10 @@ SEPARATE_MIXED = """\
   - No mixed step was timed on this GPU. Decodes are taken to cost in one what they cost alone:
     {attention} packs the queries of a KV head and splits long sequences there too."""
 
+FARTHER = """\
+  - No step with more than {timed:,} cached tokens was timed. Beyond, decode attention is taken to
+    go on in a straight line, as far as the GPU's memory could hold a cache, at most 4 times."""
+
 AICONFIGURATOR = """\
 - repository: https://github.com/ai-dynamo/aiconfigurator
   commit: 095f58a51c4c
@@ -187,6 +191,8 @@ def _assumptions(target: Target, report: FitReport) -> Iterator[str]:
         yield FA2_MIXED.format(ratio=ratio, **vars(report.mixed))
     elif not report.mixed_timed:
         yield SEPARATE_MIXED.format(attention=target.tables.attention)
+    if report.limits["context"][1] > report.timed_context:
+        yield FARTHER.format(timed=report.timed_context)
 
 
 def _reduced(target: Target) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 from calibration.kernel_tables.aiconfigurator import AllReduce, Products, _read, read_attention
 from calibration.kernel_tables.compose import Target, compose_kernels
+from calibration.kernel_tables.fit_target import longest_context
 from calibration.kernel_tables.llmservingsim import LayerTables
 from calibration.kernel_tables.tables import find_gpu_tables
 from calibration.profile_commands import build, list_, show
@@ -313,3 +314,17 @@ def test_a_model_that_nobody_timed_there_gets_a_roofline(tmp_path: Path) -> None
     said = roofline(load_model("qwen3-8b"), find_gpu_tables("RTX-4090").gpu)
     for step in (Step([], 8, 8000), Step([Chunk(Request(0, 0.0, 512, 1), 0, 512)])):
         assert profile.cost.execute(step) == pytest.approx(said.execute(step), rel=0.02)
+
+
+def test_how_many_cached_tokens_a_profile_stands_for():
+    """Llama-3-8B keeps 128 KiB a token, half of it on each of two GPUs: what 80 GB hold of that.
+
+    At most four times what was timed, and never less than that.
+    """
+    one, two = (Target(load_model("llama-3-8b"), find_gpu_tables("H100-80GB"), n) for n in (1, 2))
+    held = one.tables.gpu.memory // 131_072
+    assert 600_000 < held < 700_000
+    assert longest_context(one, 524_288) == held
+    assert longest_context(two, 524_288) == one.tables.gpu.memory // 65_536
+    assert longest_context(one, 1_000) == 4_000
+    assert longest_context(one, 1 << 21) == 1 << 21

@@ -171,3 +171,11 @@ def test_fewer_bytes_are_faster(name: str) -> None:
             one, two = shipped(name), shipped(wide)
             assert one.decode(count) < 1.1 * one.slack * two.decode(count)
         assert shipped(name).prompt(4096) < 1.1 * shipped(name).slack * shipped(wide).prompt(4096)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_million_cached_tokens_are_in_range_or_all_that_the_memory_holds(name: str) -> None:
+    one = shipped(name)
+    each = one.model.kv_bytes_per_token(one.cache) * one.model.kv_share(one.gpus)
+    assert one.cost.limits is not None
+    assert one.cost.limits["context"][1] >= min(1_000_000, int(one.gpu.memory / each))
