@@ -172,5 +172,7 @@ def read_requests(folder: Path) -> "pd.DataFrame":
         return pd.read_csv(path, usecols=names, converters=exact)[names]
     except OSError as error:
         raise HeadwayError(f"{path}: cannot read: {error.strerror}") from None
+    except pd.errors.EmptyDataError:
+        raise HeadwayError(f"{path}: damaged: it is empty") from None
     except ValueError as error:
         raise HeadwayError(f"{path}: damaged: {error}") from None

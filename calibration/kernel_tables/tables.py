@@ -175,6 +175,8 @@ def read_table(data: Path, path: str, source: str, columns: Collection[str]) -> 
         _need_pyarrow()
     try:
         table = pd.read_parquet(place) if place.suffix == ".parquet" else pd.read_csv(place)
+    except pd.errors.EmptyDataError:
+        raise HeadwayError(f"{place}: damaged: it is empty") from None
     except (OSError, ValueError, EOFError) as error:
         what = " ".join(str(error).split())
         raise HeadwayError(f"{place}: cannot be read as a table: {what}") from None

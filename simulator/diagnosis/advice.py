@@ -32,6 +32,7 @@ FASTER = 1.5  # times as fast must prompts be in larger chunks, as decodes besid
 PROMPTS_FIRST = ("fcfs-v0", "sglang", "tgi")
 """Policies that let prompts go before decodes: none lets them begin sooner."""
 UTILIZATION = 0.95  # of the GPU's memory; CUDA graphs and fragmentation want the rest
+KEPT_FREE = 0.1  # share of the blocks that admission keeps free: less is hardly a cause
 EIGHT_BITS = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4")
 
 
@@ -214,6 +215,22 @@ class Advisor:
         """More KV blocks, or fewer for each request; first what costs no GPU."""
         return [*self._reservations(), *self._override(), *self._more_blocks()]
 
+    @property
+    def kept_free(self) -> dict[str, float]:
+        """Give the rules, by key, for which admission keeps many blocks free."""
+        engine, usable = self.engine, self.parts.num_gpu_blocks - 1
+        each = self._gauges["mean_running"] if engine.min_decode_blocks_scope == "running" else 0
+        free = {
+            "min_decode_blocks": engine.min_decode_blocks * max(each, 1.0),
+            "watermark": engine.watermark * usable,
+        }
+        rules = {name: getattr(engine, name) for name in free if self._takes(name)}
+        return {name: rules[name] for name in rules if free[name] >= KEPT_FREE * usable}
+
+    def _less_kept_free(self) -> list[Advice]:
+        """Let admission use all blocks, as vLLM does."""
+        return [turn(self._key(name), now, 0) for name, now in self.kept_free.items()]
+
     def _reservations(self) -> Iterator[Advice]:
         """Reserve less for each request."""
         engine, table = self.engine, self.run.table
@@ -296,7 +313,7 @@ class Advisor:
 
         What costs no GPU comes before more replicas where it makes the work itself faster.
         """
-        free, first = [*self.memory()], True
+        free, first = [*self._less_kept_free(), *self.memory()], True
         if cause == "seats":
             free, first = self.seats(), self.more_seats_pay()
         elif cause == "token budget":

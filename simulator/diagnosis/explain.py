@@ -246,7 +246,7 @@ def _remarks(row: Row, summary: Mapping[str, Any], activity: EngineActivity | No
     """Say what is worth saying about it."""
     most = max(WORDS, key=lambda name: row.get(name) or 0.0)
     share = row[most] / row["e2el"] if row["e2el"] else 0.0
-    remarks = [f"The largest part, {share:.0%}, is {WORDS[most]}."]
+    remarks = [f"The largest part, {share:.1%}, is {WORDS[most]}."]
     if median := summary.get(MEDIAN):
         remarks.append(
             f"The run's median E2EL is {_seconds(median / 1e3)}; "
@@ -273,11 +273,12 @@ def _remarks(row: Row, summary: Mapping[str, Any], activity: EngineActivity | No
         )
     if row.get("batch_steps") and row.get("seat_idle_time") is not None:
         idle, steps = int(row["seat_idle_steps"]), int(row["batch_steps"])
-        remarks.append(
-            f"Its seat was idle for {idle:,} of the {steps:,} steps of its batch "
-            f"({idle / steps:.0%}, {_seconds(row['seat_idle_time'])}): it was kept until the "
-            "longest answer had ended."
-        )
+        share = f"{100 * idle / steps:.3g}%, {_seconds(row['seat_idle_time'])}"
+        if idle:  # the longest of its batch leaves at once
+            remarks.append(
+                f"Its seat was idle for {idle:,} of the {steps:,} steps of its batch ({share}): it "
+                "was kept until the longest answer had ended."
+            )
     return remarks
 
 

@@ -129,11 +129,13 @@ def memory(run: AdvisedEvidence) -> Finding | None:
     if share < WAITING:
         return None
     engine, running = run.engine, run.gauges["mean_running"]
+    kept = [f"{name} ({now:g})" for name, now in run.advisor.kept_free.items()]
+    held = f" Admission keeps blocks free: {', '.join(kept)}." if kept else ""
     return Finding(
         share * (1 - run.misrouted),
         f"KV memory limits the batch: for {run.memory_time:.0%} of the busy time requests wait "
         f"for blocks, {running:.1f} of {run.limit('max_num_seqs')} seats taken on average; that "
-        f"wait is {share:.0%} of the requests' time.",
+        f"wait is {share:.0%} of the requests' time.{held}",
         TTFT
         if run.share("queue_time") >= run.share("preempted_time", "decode_queue_time")
         else E2EL,
@@ -243,10 +245,12 @@ def prefill_stalls(run: AdvisedEvidence) -> Finding | None:
     step, less = _mixed_steps(run)
     beside = f"where its decodes alone would take {_short(less * 1e3)} ms"
     beside = beside if less else "without decodes"
+    kept = run.gauges.get("slo_attainment_tpot")
+    though = "" if kept is None else f"; {kept:.1%} of the requests keep goodput.tpot"
     return Finding(
         run.share("decode_slowed_time"),
         f"Prompts make up {share:.0%} of the time between tokens: a step with prompts takes "
-        f"{_short(step * 1e3)} ms {beside}; P99 ITL {_short(run.ms('p99_itl'))} ms.",
+        f"{_short(step * 1e3)} ms {beside}; P99 ITL {_short(run.ms('p99_itl'))} ms{though}.",
         "p99_itl_ms",
         run.advisor.smaller_chunks(),
         {
@@ -281,7 +285,7 @@ def unused_seats(run: AdvisedEvidence) -> Finding | None:
         return None
     return Finding(
         wasted,
-        f"{wasted:.0%} of the token slots are padding or finished members of a batch that "
+        f"{100 * wasted:.3g}% of the token slots are padding or finished members of a batch that "
         "still runs: their seats serve nobody.",
         TTFT,
         run.advisor.policy(),

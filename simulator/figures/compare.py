@@ -5,7 +5,7 @@ each question.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +17,9 @@ from simulator.figures.style import (
     draw_bounds,
     grid,
     log_scale,
+    name_below,
     sheet,
+    tell_apart,
     whole_ticks,
     window,
 )
@@ -35,6 +37,7 @@ ROW_HEIGHT = 0.28  # inches of a run among many
 BINS = 400  # points of a line over time: what 600 pixels can show
 WINDOW = 120.0  # s, of many requests over time: short enough to tell static batches apart
 QUANTILES = 400  # points of a distribution
+SHORT = 16  # letters of a label that stands at its bar
 
 
 def draw_compare(labels: Sequence[str], results: Sequence["Result"]) -> "Figure":
@@ -57,11 +60,13 @@ def draw_compare(labels: Sequence[str], results: Sequence["Result"]) -> "Figure"
         _draw_seats(seats, results)
         _draw_queue(queue, results)
         if len(results) > 1:
-            bars = throughput.patches
-            figure.legend(bars, labels, loc="outside lower center", ncols=4, frameon=False)
+            name_below(figure, throughput.patches, labels)
+            if max(map(len, labels)) > SHORT:  # the legend names them
+                throughput.set_yticks([])
         grid(throughput, "x")
         for axes in (latency, seats, queue):
             grid(axes)
+            tell_apart(axes)
     return figure
 
 
@@ -106,7 +111,7 @@ def _draw_latency(axes: "Axes", results: Sequence["Result"]) -> None:
         for values, dashes in ((table.ttft, "-"), (table.e2el, "--")):
             known = values[table.completed]
             if len(known):
-                seconds = np.percentile(known, share)
+                seconds = np.percentile(known, share, method="inverted_cdf")
                 lowest = min(lowest, float(seconds[0]))
                 axes.plot(seconds, share, dashes, color=color)
     if 0.0 < lowest < np.inf:
@@ -143,7 +148,8 @@ def _draw_seats(axes: "Axes", results: Sequence["Result"]) -> None:
     axes.set(title="Requests in the batch", xlabel=f"time (s): {shown}", ylabel="requests running")
     if wasted:
         patch = Patch(color="0.5", alpha=0.4, linewidth=0)
-        axes.legend([patch], [FINISHED_LABEL], loc="upper right", frameon=False)
+        look: dict[str, Any] = {"handlelength": 1.2, "borderpad": 0.0, "frameon": False}
+        axes.legend([patch], [FINISHED_LABEL], loc="upper right", **look)
 
 
 def _draw_queue(axes: "Axes", results: Sequence["Result"]) -> None:

@@ -241,14 +241,13 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 def _compared(folder: Path) -> list[Path]:
     """List the folders of a comparison's runs in its own order, if it says so."""
-    import pandas as pd
-
-    check_regular(folder / "comparison.csv")
-    try:
-        names = pd.read_csv(folder / "comparison.csv", dtype=str, usecols=["run"]).run
-    except (OSError, ValueError):
+    path = folder / "comparison.csv"
+    check_regular(path)
+    if not path.exists():
         return []
-    found = [folder / str(name) for name in names]
+    rows = read_table(folder, "comparison")
+    need_columns(rows, ["run"], path)
+    found = [folder / str(name) for name in rows.run]
     return found if all((path / "summary.json").exists() for path in found) else []
 
 

@@ -138,4 +138,5 @@ def _draw_strip(axes: "Axes", run: Run, span: Span) -> None:
                 axes.text(*place, f"{number:.0f}", color="white", ha="center", va="center")
     speed = rate(run.summary["output_throughput"])
     used = run.summary["headway"]["decode_seat_utilization"]
-    axes.set_title(f"{run.label}: {speed} tokens/s, {used:.0%} of decode seats used", loc="left")
+    told = f"{run.label}: {speed} tokens/s, {100 * used:.3g}% of decode seats used"
+    axes.set_title(told, loc="left")

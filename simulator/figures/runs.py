@@ -17,8 +17,10 @@ from simulator.figures.style import (
     marker,
     rate,
     sheet,
+    tell_apart,
 )
 from simulator.results.request_table import Floats
+from simulator.results.token_times import lacks_gaps
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ def draw_throughput(runs: Sequence[Run]) -> "Figure":
         lines.set_ylim(bottom=0)
         lines.set_xlim(0, edges[-1])
         grid(lines)
+        tell_apart(lines)
     return figure
 
 
@@ -86,6 +89,7 @@ def draw_kv(runs: Sequence[Run]) -> "Figure":
         usage.set_title("KV cache in use (x: preemption)" if preempted else "KV cache")
         usage.set(xlabel="time (s)", ylabel="% of KV blocks", ylim=(0, 104), xlim=(0, edges[-1]))
         grid(usage)
+        tell_apart(usage)
         _draw_stored(stored, runs)
     return figure
 
@@ -155,19 +159,27 @@ def draw_rows(
     for axes, (title, key, scale, unit) in zip(others, LATENCIES, strict=True):
         points = []
         for word, shape, hue, size in statistics.values():
-            found = np.array([float(s[f"{word}_{key}_ms"]) * scale for s in summaries])
+            name = f"{word}_{key}_ms"
+            known = [np.nan if lacks_gaps(s, name) else float(s[name]) for s in summaries]
+            found = np.array(known) * scale
             axes.plot(found, places, shape, color=hue, markersize=size)
             points.append(found[found > 0])
-        known = np.concatenate(points)
-        if len(known) and known.max() > 10 * known.min():
+        shown = np.concatenate(points)
+        if len(shown) and shown.max() > 10 * shown.min():
             log_scale(axes, "x")
         else:
-            axes.set_xlim(0, max([*known, 1e-9]) * 1.1)
+            axes.set_xlim(0, max([*shown, 1e-9]) * 1.1)
         draw_bounds(axes, summaries, {key: "-"}, scale)
         axes.set(title=title, xlabel=unit)
         grid(axes)
-    lines, columns = others[0].lines, len(statistics)
-    figure.legend(lines, [*statistics], loc="outside lower center", ncols=columns, frameon=False)
+    columns = len(statistics)  # bounds are lines, too, and come after
+    figure.legend(
+        others[0].lines[:columns],
+        [*statistics],
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+    )
 
 
 def draw_fairness(runs: Sequence[Run]) -> "Figure":

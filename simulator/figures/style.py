@@ -3,13 +3,17 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+
+import numpy as np
 
 from simulator.util.files import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 COLORS = (
     "#D55E00",
@@ -26,6 +30,8 @@ WIDTH = 9.0  # inches: at a README's 830 pixels, letters of 11 points stay 14 pi
 DPI = 150  # of a PNG: sharp on a screen of twice the pixels
 LETTERS = 100  # that fit into the width
 GREY, FAINT, PALE = "0.35", "0.65", "0.85"
+DASHES: dict[Any, tuple[float, float]] = {"-": (5.0, 0.0), "--": (3.7, 1.6)}
+"""What of a line is drawn and what is left out, by its style, in widths of the line."""
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
 SETTINGS: dict[Any, Any] = {
     "font.size": 11,
@@ -84,7 +90,7 @@ def log_scale(axes: "Axes", which: Literal["x", "y"]) -> None:
     axes.set_xscale("log") if which == "x" else axes.set_yscale("log")
     low, high = axis.get_view_interval()
     across = which == "x"  # numbers are wider than high
-    crowded = across and high > 1000 and axes.get_gridspec().ncols > 2  # type: ignore[union-attr]
+    crowded = across and high > 100 and axes.get_gridspec().ncols > 2  # type: ignore[union-attr]
     subs: tuple[float, ...] = (1.0,)
     if high < 5 * low:
         subs = (1.0, 1.5, 2.0, 3.0, 4.0, 7.0)
@@ -172,9 +178,44 @@ def legend_below(figure: "Figure", axes: "Axes", title: str = "") -> None:
     """Name the series under the picture, if there are several."""
     handles, labels = axes.get_legend_handles_labels()
     if len(handles) > 1:
-        columns = max(1, min(len(labels), LETTERS // (max(map(len, labels)) + 8)))
-        place: Any = "outside lower center"
-        figure.legend(handles, labels, loc=place, ncols=columns, title=title, frameon=False)
+        name_below(figure, handles, labels, title)
+
+
+def name_below(
+    figure: "Figure", handles: Sequence[Any], labels: Sequence[str], title: str = ""
+) -> None:
+    """Write a legend under the picture, in as many columns and lines as its labels need."""
+    labels = [fill(label, LETTERS - 8) for label in labels]
+    widths = [max(map(len, label.split("\n"))) + 8 for label in labels]
+    columns = len(labels)
+    while columns > 1 and sum(map(max, np.array_split(widths, columns))) > LETTERS:
+        columns -= 1
+    place: Any = "outside lower center"
+    figure.legend(handles, labels, loc=place, ncols=columns, title=title, frameon=False)
+
+
+def tell_apart(axes: "Axes") -> None:
+    """Let lines that lie upon one another share their way, a dash of each colour in turn."""
+    alike: list[list[Line2D]] = []
+    for line in axes.lines:
+        if line.get_linestyle() in DASHES:
+            group = next((group for group in alike if _coincide(group[0], line)), None)
+            if group is None:
+                alike.append(group := [])
+            group.append(line)
+    for group in alike:
+        on, off = DASHES[group[0].get_linestyle()]
+        turn = on + off
+        for place, line in enumerate(group if len(group) > 1 else ()):
+            line.set_linestyle((-place * turn, (on, len(group) * turn - on)))
+
+
+def _coincide(one: "Line2D", other: "Line2D") -> bool:
+    """Say whether two lines of one style are nearer, on average, than they are wide."""
+    a, b = (line.get_transform().transform(line.get_xydata()) for line in (one, other))
+    if one.get_linestyle() != other.get_linestyle() or a.shape != b.shape or not len(a):
+        return False
+    return bool(np.nanmean(np.abs(a - b).sum(axis=1)) < one.get_linewidth())
 
 
 def save(figure: "Figure", path: Path) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 from simulator.diagnosis.finding import words
 from simulator.diagnosis.rules import NOTHING
 from simulator.planning.runs import MetricValues, Outcome, metric_values, run_each, warn_once
+from simulator.results.token_times import lacks_gaps
 from simulator.scenario.load import with_keys
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
@@ -21,6 +22,8 @@ LESS = ("preemptions", "service_difference_max", "gpu_hours")
 """Metrics beside those of a comparison of which less is better."""
 NONE_WAITS = {"service_difference_max": 0.0}
 """What a metric is where the summary has null: no two clients wait at the same time."""
+GOODPUT = "request_goodput"
+ALIKE = 0.01  # of the greater value: less is no fall
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class Trial:
     error: str = ""  # why
     before: float | None = None  # the metric as it is
     gpus: int = 0  # that the run has
+    trade: Sequence[str] = ()  # metrics that lose more than is won
 
     @property
     def after(self) -> float | None:
@@ -55,6 +59,7 @@ class Trial:
             "after": self.after,
             "gpus": self.gpus,
             "error": self.error or None,
+            "trade": [*self.trade],
             "metrics": dict(self.values),
         }
 
@@ -66,7 +71,8 @@ class Diagnosis:
     findings: Sequence[Mapping[str, Any]]
     values: MetricValues  # of the run as it is
     gpus: int
-    trials: Sequence[Trial]  # those first that improve the first finding's metric the most
+    trials: Sequence[Trial]  # the best first, bad trades last
+    ranked_by: Sequence[str] = ()  # metrics: goodput where it has bounds, the first finding's
 
     def as_dict(self) -> dict[str, Any]:
         """Give it as JSON has it."""
@@ -74,6 +80,7 @@ class Diagnosis:
             "findings": [*self.findings],
             "gpus": self.gpus,
             "metrics": dict(self.values),
+            "ranked_by": [*self.ranked_by],
             "trials": [trial.as_dict() for trial in self.trials],
         }
 
@@ -109,13 +116,37 @@ def diagnose(
     """Run a scenario, and once more for each advice of its findings, on `jobs` workers.
 
     All runs have the same requests at the same times, lengths and errors of the cost model (common
-    random numbers). An advice that several findings give is tried for the first. Raises
-    HeadwayError where the scenario cannot be run; advice that cannot be followed says why.
+    random numbers). An advice that several findings give is tried for the first. They are ranked
+    by goodput, where the scenario has bounds for it, then by the metric of the first finding; who
+    loses more than it wins comes last. The best two are tried together, too, and listed where that
+    is better than each alone. Raises HeadwayError where the scenario cannot be run; advice that
+    cannot be followed says why.
     """
     summary = run(scenario).summary()
     findings = summary["headway"]["diagnosis"] or []
-    values, gpus = metric_values(summary), count_gpus(scenario)
-    advised = [*_advised(findings)]
+    values, gpus = _known(summary), count_gpus(scenario)
+    trials = _try_all(scenario, values, [*_advised(findings)], jobs, progress)
+    if not trials:
+        return Diagnosis(findings, values, gpus, ())
+    ranked_by = [*([GOODPUT] if GOODPUT in values else []), trials[0].metric]
+    trials.sort(key=lambda trial: _rank(trial, ranked_by))
+    as_it_is = Trial("", "", {}, values)
+    good = [trial for trial in trials if _rank(trial, ranked_by) < _rank(as_it_is, ranked_by)]
+    if together := _together(good):
+        for both in _try_all(scenario, values, [together], 1, None):
+            if _rank(both, ranked_by) < _rank(good[0], ranked_by):
+                trials.insert(0, both)
+    return Diagnosis(findings, values, gpus, trials, ranked_by)
+
+
+def _try_all(
+    scenario: Scenario,
+    values: MetricValues,
+    advised: Sequence[tuple[str, str, Mapping[str, Any]]],
+    jobs: int | None,
+    progress: Callable[[int, int], None] | None,
+) -> list[Trial]:
+    """Follow each advice, given with its rule and metric; `values` are of the run as it is."""
     planned = [(*one, *_follow(scenario, one[2])) for one in advised]
     tasks = [changed for *_, changed, _ in planned if changed is not None]
     outcomes = _outcomes(tasks, jobs, progress)
@@ -126,13 +157,47 @@ def diagnose(
             Trial(
                 *(rule, metric, advice, outcome.values, outcome.error, value_of(values, metric)),
                 gpus=count_gpus(changed) if changed is not None else 0,
+                trade=traded(metric, values, outcome.values),
             )
         )
-    if trials:
-        first = trials[0].metric
-        now = value_of(values, first)
-        trials.sort(key=lambda trial: -gain(first, now, value_of(trial.values, first)))
-    return Diagnosis(findings, values, gpus, trials)
+    return trials
+
+
+def traded(metric: str, before: MetricValues, after: MetricValues) -> list[str]:
+    """Name what gets worse and makes an advice for `metric` a bad trade.
+
+    That is goodput that falls, where it has bounds; else what loses a greater share than is won.
+    """
+    if GOODPUT in before:
+        keys, won = [GOODPUT], 0.0
+    else:
+        keys, won = [*SHOWN], gain(metric, value_of(before, metric), value_of(after, metric))
+    both = before.keys() & after.keys()
+    lost = {key: -gain(key, before[key], after[key]) for key in keys if key in both}
+    return [key for key in lost if lost[key] > max(won, ALIKE)]
+
+
+def _rank(trial: Trial, metrics: Sequence[str]) -> tuple[bool | float, ...]:
+    """Give a key that puts the best first, by the digits that the table shows."""
+    found = [value_of(trial.values, metric) for metric in metrics]
+    digits = [
+        inf if value is None else -better(metric) * float(f"{value:.3g}")
+        for metric, value in zip(metrics, found, strict=True)
+    ]
+    return bool(trial.error), bool(trial.trade), *digits
+
+
+def _together(good: Sequence[Trial]) -> tuple[str, str, Mapping[str, Any]] | None:
+    """Give the best advice and the next that turns other keys, as one."""
+    if not good:
+        return None
+    first = good[0]
+    for other in good[1:]:
+        one, more = first.advice, other.advice
+        also = {**one.get("also", {}), more["key"]: more["to"], **more.get("also", {})}
+        if not {one["key"], *one.get("also", {})} & {more["key"], *more.get("also", {})}:
+            return first.rule, first.metric, {**one, "also": also}
+    return None
 
 
 def _advised(findings: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, Any]]:
@@ -175,7 +240,13 @@ def _outcomes(
 
 def _measure(scenario: Scenario) -> MetricValues:
     """Make one run, in a worker."""
-    return metric_values(run(scenario).summary())
+    return _known(run(scenario).summary())
+
+
+def _known(summary: Mapping[str, Any]) -> MetricValues:
+    """Give the numbers of a summary that mean something."""
+    found = metric_values(summary)
+    return {key: value for key, value in found.items() if not lacks_gaps(found, key)}
 
 
 def count_gpus(scenario: Scenario) -> int:
@@ -192,15 +263,34 @@ def table(found: Diagnosis) -> str:
         return NOTHING
     lines = [f"- {finding['text']}" for finding in found.findings]
     metrics = [finding["metric"] for finding in found.findings]
-    columns = [key for key in dict.fromkeys((*metrics, *SHOWN)) if key in found.values]
-    rows = [(f"What each advice brings, by {_label(metrics[0])}", *map(_label, columns), "GPUs")]
+    rows_of = [found.values, *(trial.values for trial in found.trials)]
+    known = {key for values in rows_of for key in values}
+    columns = [key for key in dict.fromkeys((*metrics, *SHOWN)) if key in known]
+    lead = ", then ".join(_label(key).partition(" (")[0] for key in found.ranked_by)
+    rows = [(f"What each advice brings, by {lead}", *map(_label, columns), "GPUs")]
     rows.append(("as it is", *(_number(found.values, key) for key in columns), str(found.gpus)))
     for trial in found.trials:
         if not trial.error:
             cells = [_number(trial.values, key) for key in columns]
             rows.append((words(trial.advice), *cells, str(trial.gpus)))
-    failed = [f"{words(t.advice)}: cannot be: {t.error}" for t in found.trials if t.error]
-    return "\n".join([*lines, "", align(rows), *failed])
+    notes = [f"{words(t.advice)}: cannot be: {t.error}" for t in found.trials if t.error]
+    for trial in found.trials:
+        if trial.trade:
+            told = ", ".join(_change(key, found.values, trial.values) for key in trial.trade)
+            notes.append(f"{words(trial.advice)}: a bad trade: {told}")
+    if all(trial.trade or trial.error for trial in found.trials):
+        notes.append("No advice makes it better: leave the keys as they are.")
+    return "\n".join([*lines, "", align(rows), *notes])
+
+
+def _change(key: str, before: MetricValues, after: MetricValues) -> str:
+    """Say how a metric changes: `request goodput (req/s) falls 5.04 -> 2.31`."""
+    label = _label(key)
+    label = label if label.startswith("P9") else label[0].lower() + label[1:]
+    name, _, unit = label.partition(" (")
+    verb = "falls" if after[key] < before[key] else "rises"
+    numbers = f"{_number(before, key)} -> {_number(after, key)}"
+    return f"{name} {verb} {numbers} {unit.removesuffix(')')}"
 
 
 def _label(metric: str) -> str:

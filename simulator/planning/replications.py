@@ -15,6 +15,7 @@ import numpy as np
 from simulator.costs.noise import Noise
 from simulator.planning.intervals import Difference, Estimate, columns, estimate, holm, paired
 from simulator.planning.runs import MetricValues, encode_csv, metric_values, run_each, warn_once
+from simulator.results.token_times import lacks_gaps
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -84,7 +85,8 @@ def _measure(warmup: float, cooldown: float, scenario: Scenario) -> MetricValues
     """Make the run of a scenario that has the replication's seed, in a worker."""
     result = run(scenario, noise=Noise.draw(scenario.seed))
     result.warmup, result.cooldown = warmup, cooldown
-    return metric_values(result.summary())
+    found = metric_values(result.summary())
+    return {key: value for key, value in found.items() if not lacks_gaps(found, key)}
 
 
 TESTED = tuple(

@@ -28,7 +28,7 @@ WRITES = "`headway run` and `headway compare` write such folders"
 COUNTS = ("id", "prompt_tokens", "output_tokens", "preemptions", "cached_tokens")
 """Columns of requests.csv without an empty cell: whole numbers."""
 NEVER_EMPTY = ("id", "prompt_tokens", "output_tokens")
-WORDS = ("client", "finish_reason")
+WORDS = ("client", "finish_reason", "run")
 COMPLETED = ("stop", "length")
 """How requests end that are completed."""
 NUMBER = re.compile(

@@ -6,8 +6,9 @@ weighted by how many requests it belongs to, and a few gaps that are one request
 prefill to the first tick after it, and over a preemption.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import ceil, floor, fsum, sqrt
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -235,3 +236,11 @@ class GapDistribution:
 
 def _joined(slices: Sequence[tuple[Floats, Counts]]) -> tuple[Floats, Counts]:
     return np.concatenate([v for v, _ in slices]), np.concatenate([w for _, w in slices])
+
+
+def lacks_gaps(summary: Mapping[str, Any], key: str) -> bool:
+    """Say whether a metric is of the gaps between tokens, and those of each answer come together.
+
+    Such TPOT and ITL are 0 in a summary, as are those of answers of one token, and mean nothing.
+    """
+    return ("_tpot_" in key or "_itl_" in key) and summary.get("mean_itl_ms") == 0

@@ -101,7 +101,20 @@ def _check(scenario: Scenario) -> Iterator[Conflict]:
     yield from _check_trace(scenario)
     parts = yield from _check_parts(scenario)
     if parts and not of_engine:
+        yield from _check_admission(scenario.engine, parts.num_gpu_blocks - 1)
         yield from _attempt(POLICY, "engine predictor", lambda: _schedule(scenario, parts))
+
+
+def _check_admission(engine: EngineConfig, usable: int) -> Iterator[Conflict]:
+    """See whether a second request can ever be admitted: both need a block."""
+    many = 2 if engine.min_decode_blocks_scope == "running" else 1
+    watermark = int(engine.watermark * (usable + 1))
+    most = max(usable - 2 - watermark, 0) // many
+    if engine.min_decode_blocks > most and engine.max_num_seqs > 1:
+        what = f"must be at most {most}, not {engine.min_decode_blocks}: of {usable} KV blocks "
+        what += "that leaves none for a second request, so nobody would run beside another"
+        others = "model gpu engine.watermark engine.num_gpu_blocks_override"
+        yield "engine.min_decode_blocks", others, what
 
 
 def _schedule(scenario: Scenario, parts: EngineParts) -> None:

@@ -91,17 +91,18 @@ def _other_errors(
     values: Mapping[str, object],
     wrong: set[str],
 ) -> list[str]:
-    """Say what else is wrong once a number of the right type stands for each that is wrong."""
+    """Say what else is wrong once a 1 stands for each that is wrong or missing."""
     rest = {key: value for key, value in values.items() if key not in wrong}
     for name in wrong & set(known):
-        if (kind := _plain_type(known[name].type)) in (int, float):
+        kind = _plain_type(known[name].type) or int
+        if kind in (int, float) or known[name].default is dataclasses.MISSING:
             rest[name] = kind(1)
-        if name not in rest and known[name].default is dataclasses.MISSING:
-            return []
     try:
         cls(**rest)
     except ValueError as error:
         return [s for s in str(error).split("\n") if s.partition(":")[0].split(".")[0] not in wrong]
+    except TypeError:  # 1 is no value of the wrong key's type
+        return []
     return []
 
 

@@ -1,4 +1,4 @@
-"""JSON, without the ways in which a text can bring Python's reader to its knees."""
+"""JSON, without what brings Python's reader to its knees, and without keys given twice."""
 
 import json
 import re
@@ -6,10 +6,37 @@ import sys
 from typing import Any
 
 
+class _GivenTwiceError(Exception):
+    """A key of an object that has it before."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of its keys and values, of which Python would take the last of a name."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [key for key, _ in pairs]
+        raise _GivenTwiceError(next(key for key in found if names.count(key) > 1))
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+
+
 def parse_json(text: str | bytes) -> Any:
-    """Read JSON; raise json.JSONDecodeError, also for what is too deep or too long a number."""
+    """Read JSON; raise json.JSONDecodeError, also for what is too deep, too long a number, twice.
+
+    Twice is a key that one object has two times: who wrote it meant one of its values.
+    """
     try:
-        return json.loads(text)
+        if isinstance(text, bytes):
+            text = text.decode(json.detect_encoding(text), "surrogatepass")
+        return _DECODER.decode(text)
+    except _GivenTwiceError as error:
+        words = str(text)
+        key = re.escape(json.dumps(str(error)))
+        places = [found.start() for found in re.finditer(rf"{key}\s*:", words)]
+        what = f"the key {error} is given twice"
+        raise json.JSONDecodeError(what, words, max(places, default=0)) from None
     except RecursionError:
         raise json.JSONDecodeError("nested too deeply", str(text[:80]), 0) from None
     except json.JSONDecodeError:

@@ -1,7 +1,8 @@
 """YAML with the line of every key, so that a mistake can be told by its place.
 
 On top of YAML's own rules: a key given twice is an error, and so are anchors (a line would no
-longer say where a value comes from); `1e-3` and `inf` are numbers, which YAML 1.1 takes for words.
+longer say where a value comes from), and what YAML 1.1 reads in a way that few expect: `yes` as
+true, `010` as 8, `1:30` as 90. `1e-3` and `inf` are numbers, which YAML 1.1 takes for words.
 
 Why not ruamel.yaml, which keeps positions: it reads the shipped scenarios in 2.7 times the time,
 stops at the first key that is given twice, gives wrapped values, and takes anchors and `inf` as
@@ -24,6 +25,12 @@ from simulator.util.files import check_regular
 Key = tuple[str, ...]
 """Where a value stands: the keys that lead to it; an item of a list has its index as a key."""
 
+_MISREAD = {
+    "bool": re.compile(r"^(?!true$|false$)", re.IGNORECASE),
+    "int": re.compile(r"^[-+]?(0[0-7_]+|.*:.*)$"),
+    "float": re.compile(r".*:"),
+}
+"""What of each type PyYAML reads by the rules of YAML 1.1, which YAML 1.2 has dropped."""
 _BARE_NUMBER = re.compile(r"^(?:[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+|[-+]?inf)$")
 
 
@@ -199,6 +206,11 @@ def _parse(kind: type[_Loader], text: str, source: str) -> tuple[object, dict[Ke
 def _collect_lines(node: Node, at: Key, lines: dict[Key, int]) -> list[tuple[int, str]]:
     """Note the lines below a node; return the bad keys and their lines."""
     problems = []
+    if isinstance(node, ScalarNode) and not node.style:
+        kind = node.tag.rpartition(":")[2]
+        if kind in _MISREAD and _MISREAD[kind].match(node.value):
+            where = ".".join(at) + ": " if at else ""
+            problems.append((node.start_mark.line + 1, where + _misread(kind, node)))
     if isinstance(node, SequenceNode):
         for index, item in enumerate(node.value):
             lines[*at, str(index)] = item.start_mark.line + 1
@@ -217,3 +229,13 @@ def _collect_lines(node: Node, at: Key, lines: dict[Key, int]) -> list[tuple[int
             lines[here] = line
             problems += _collect_lines(value, here, lines)
     return problems
+
+
+def _misread(kind: str, node: ScalarNode) -> str:
+    """Say how YAML 1.1 reads a word or number, and what to write for what may be meant."""
+    value = _Constructor().construct_object(node)
+    meant = str(value).lower()
+    other = f'"{node.value}" in quotes for the text'
+    if kind == "int" and ":" not in node.value:
+        other = f"{int(node.value)} for the decimal number"
+    return f"YAML 1.1 reads {node.value} as {meant}; write {meant}, or {other}"

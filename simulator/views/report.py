@@ -4,16 +4,13 @@ Of one run the block that `vllm bench serve` prints, then what the engine did; o
 table side by side.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simulator.diagnosis.rules import diagnosis_lines
 from simulator.results.steady_state import trend_warning
-
-if TYPE_CHECKING:
-    pass
-
+from simulator.results.token_times import lacks_gaps
 
 Summary = Mapping[str, Any]
 
@@ -145,16 +142,14 @@ METRICS = (
 BY_KEY = {metric.key: metric for metric in METRICS}
 
 
-def metric_rows(
-    summaries: Sequence[Summary], value: Callable[[Summary, str], Any] | None = None
-) -> list[tuple[Metric, list[Any]]]:
-    """Give the metrics that any run has with the runs' values, by `value`; None: it has none.
+def metric_rows(summaries: Sequence[Summary]) -> list[tuple[Metric, list[Any]]]:
+    """Give the metrics that any run has with the runs' values; None: it has none.
 
     Copies and incidents are left out where all are 0.
     """
     rows = []
     for metric in (*METRICS, *GAUGES, *COPIES, *CLUSTER, *INCIDENTS):
-        values = [(value or metric_value)(summary, metric.key) for summary in summaries]
+        values = [metric_value(summary, metric.key) for summary in summaries]
         known = [each for each in values if each is not None]
         if any(known) if metric in (*COPIES, *INCIDENTS) else known:
             rows.append((metric, values))
@@ -162,7 +157,13 @@ def metric_rows(
 
 
 def metric_value(summary: Summary, key: str) -> Any:
-    """Give a figure of a run by name: of vLLM's, our own or a cluster's the first that has it."""
+    """Give a figure of a run by name: of vLLM's, our own or a cluster's the first that has it.
+
+    Who has completed nobody has no latencies, and who gives answers as a whole none of single
+    tokens, though vLLM's summary calls them 0.
+    """
+    if (key.endswith("_ms") and not summary["completed"]) or lacks_gaps(summary, key):
+        return None
     own = summary["headway"]
     return {**own.get("cluster", {}), **own, **summary}.get(key)
 
@@ -177,11 +178,11 @@ def run_table(summary: Summary) -> str:
     for key, name, title in SECTIONS:
         if f"mean_{key}_ms" in summary:
             lines.append(f"{title:-^{WIDTH}}")
-            lines += [
-                _line(f"{word.capitalize()} {name} (ms)", summary[f"{word}_{key}_ms"])
-                for word in PRINTED
-            ]
-        if key == "itl":
+            for word in PRINTED:
+                value = summary[f"{word}_{key}_ms"]
+                none = lacks_gaps(summary, f"_{key}_")
+                lines.append(_line(f"{word.capitalize()} {name} (ms)", "n/a" if none else value))
+        if key == "itl" and not lacks_gaps(summary, "_itl_"):
             lines.append(_line("Std ITL (ms)", summary["std_itl_ms"]))
             if "max_itl_ms" in gauges:  # not in the files of earlier versions
                 least, greatest = gauges["min_itl_ms"], gauges["max_itl_ms"]
@@ -325,13 +326,13 @@ COLUMNS = (
 def compare_table(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
     """Put runs side by side, each value with its ratio to the first run's.
 
-    `+` marks a value that is better than the first run's, `-` one that is worse, `.` what a run
+    `+` marks a value that is better than the first run's, `-` one that is worse, `n/a` what a run
     does not have; a metric that none of them has is left out. Several blocks of runs come with the
     first in each; of MANY_RUNS runs or more each is one row.
     """
     if len(labels) >= MANY_RUNS:
         return row_per_run(labels, summaries, "All metrics of all runs are in comparison.csv.")
-    metrics = metric_rows(summaries, _value)
+    metrics = metric_rows(summaries)
     blocks = []
     for at in range(1, max(len(labels), 2), RUNS_PER_BLOCK):
         shown = [0, *range(at, min(at + RUNS_PER_BLOCK, len(labels)))]
@@ -344,16 +345,16 @@ def compare_table(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
 
 
 def row_per_run(labels: Sequence[str], summaries: Sequence[Summary], note: str) -> str:
-    """Give a row for each run; `*` marks the best of a column, `.` what a run does not have."""
+    """Give a row for each run; `*` marks the best of a column, `n/a` what a run does not have."""
     columns = [("", "", *labels)]
     for column in COLUMNS:
-        values = [_value(s, column.key) for s in summaries]
+        values = [metric_value(s, column.key) for s in summaries]
         known = [value for value in values if value is not None]
         if not any(known) or (column.better == 0 and len(set(known)) < 2):
             continue
         best = max(known, key=lambda value: value * column.better) if column.better else None
         cells = [
-            "." if value is None else _short(value * column.scale) + " *"[value == best]
+            "n/a" if value is None else _short(value * column.scale) + " *"[value == best]
             for value in values
         ]
         columns.append((*(word + " " for word in column.label.rsplit("/", 1)), *cells))
@@ -374,7 +375,9 @@ def _cells(metric: Metric, values: Sequence[float | None], shown: Sequence[int])
     for run in shown:
         value = values[run]
         scaled = None if value is None else value * metric.scale
-        text = "." if scaled is None else f"{scaled:.2f}" if type(scaled) is float else str(scaled)
+        text = (
+            "n/a" if scaled is None else f"{scaled:.2f}" if type(scaled) is float else str(scaled)
+        )
         ratio = " " * RATIO
         if value is not None and first is not None:
             ratio = _ratio(value, first, metric.better)
@@ -394,14 +397,6 @@ def align(rows: Sequence[Sequence[str]], heads: int = 1) -> str:
     if heads:
         lines.insert(heads, "-" * (sum(widths) + 2 * len(widths) - 2))
     return "\n".join(lines)
-
-
-def _value(summary: Summary, key: str) -> Any:
-    """Give a run's value of a metric; None where it has none.
-
-    Who has completed nobody has no latencies, though vLLM's summary calls them 0.
-    """
-    return None if key.endswith("_ms") and not summary["completed"] else metric_value(summary, key)
 
 
 def _ratio(value: float, first: float, better: int) -> str:

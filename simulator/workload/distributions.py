@@ -295,6 +295,7 @@ def parse_distribution(spec: Spec) -> Distribution:
     if not isinstance(spec, Mapping):
         value = parse_number(spec)
         raise_if(check_type("", float, value))
+        raise_if((not 0 <= value < inf, f": {value} is not finite and 0 or more"))
         return Fixed(value)
     kind = spec.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
@@ -306,6 +307,12 @@ def parse_distribution(spec: Spec) -> Distribution:
 
 def parse_lengths(spec: Spec) -> Distribution:
     """Make a distribution of lengths; ValueError if one could be less than 1 token."""
+    if not isinstance(spec, Mapping):
+        value = parse_number(spec)
+        raise_if(check_type("", float, value))
+        good = 1 <= value < inf and value == int(value)
+        raise_if((not good, f": {short_repr(spec)} is not a whole number of 1 or more"))
+        return Fixed(value)
     kind = parse_distribution(spec)
     raise_if((_shortest_length(kind) < 1, ": some lengths would be less than 1 token"))
     return kind

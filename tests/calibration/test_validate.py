@@ -102,6 +102,7 @@ def test_a_run_without_reruns_says_so(log: Path) -> None:
         ("live.json", "[]", "is no description of a live run"),
         ("summary.json", "{}", "summary.json: damaged: lacks request_throughput"),
         ("requests.csv", "id\n0\n", "requests.csv: damaged"),
+        ("requests.csv", "", "requests.csv: damaged: it is empty$"),
         (MEASURED, "start\n", r"steps_measured.csv:1: lacks columns seconds"),
     ],
 )

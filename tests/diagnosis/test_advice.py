@@ -106,6 +106,29 @@ def test_memory_for_a_large_model(advice) -> None:
     assert fewer["engine.reserve_output_tokens"]["to"] is None
 
 
+def test_blocks_that_admission_keeps_free(advice, write) -> None:
+    """45 for each of two leave 9 of 99: too few for two prompts of 7; 1 for each is no cause.
+
+    A watermark of 0.9 keeps 90.
+    """
+    text = CALM.replace("max_num_seqs: 2", "max_num_seqs: 32, num_gpu_blocks_override: 100")
+    text = text.replace("input_len: 64", "input_len: 112")
+    kept = "engine.min_decode_blocks=45"
+    told = {"direction": "lower", "key": "engine.min_decode_blocks", "from": 45, "to": 0}
+    found = advice(text, kept, rule="memory")
+    assert next(iter(found.values())) == told
+    low = advice(text, "engine.watermark=0.9", rule="memory")
+    assert next(iter(low)) == "engine.watermark"
+    some = [kept, "engine.min_decode_blocks=1", "workload.request_rate=40"]
+    assert "engine.min_decode_blocks" not in advice(text, *some, rule="memory")
+    (memory,) = (
+        one
+        for one in run(load_scenario(write(text), [kept])).summary()["headway"]["diagnosis"]
+        if one["rule"] == "memory"
+    )
+    assert memory["text"].endswith("Admission keeps blocks free: min_decode_blocks (45).")
+
+
 def test_fewer_seats_where_nobody_waits_for_blocks(write) -> None:
     """Two of 7 + 4 tokens in 5 blocks of 4: each needs 3 at its end, so one at a time."""
     text = """name: pair

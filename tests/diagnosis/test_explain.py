@@ -25,7 +25,7 @@ Where its 6.000 s went:
          2.000 s   33.3%  preempted, waiting to be admitted again
          1.000 s   16.7%  computing again what a preemption lost
 
-The largest part, 33%, is decode, as if alone.
+The largest part, 33.3%, is decode, as if alone.
 The run's median E2EL is 5.000 s; this request took 1.20 times that.
 Each token after the first took 1666.67 ms on average; decoding as if alone, 666.67 ms.
 It was preempted once: 2.000 s until it was admitted again, 1.000 s to compute again what was lost.
@@ -48,6 +48,22 @@ def test_the_story(folder: Path, capsys) -> None:
     assert explain(folder, 1) == STORY
     assert main(["explain", str(folder), "1"]) == 0
     assert capsys.readouterr().out == STORY + "\n"
+
+
+def test_seats_of_a_static_batch(write, tmp_path: Path) -> None:
+    """Answers of 5, 17 and 40 tokens: 35 and 23 of 40 steps idle, 57.5 %; the longest none."""
+    text = """name: batch
+engine: {scheduling_policy: static, max_num_seqs: 4, max_num_batched_tokens: 64,
+         max_model_len: 64, enable_prefix_caching: false}
+cost: {kind: linear, base: 1}
+workload: {num_prompts: 3, request_rate: inf, input_len: 8,
+           output_len: {kind: cycle, values: [5, 17, 40]}}
+"""
+    write_run(run(load_scenario(write(text))), tmp_path / "out")
+    first, second, longest = (explain(tmp_path / "out", number) for number in range(3))
+    assert "idle for 35 of the 40 steps of its batch (87.5%, 35.000 s)" in first
+    assert "idle for 23 of the 40 steps of its batch (57.5%, 23.000 s)" in second
+    assert "seat was idle" not in longest
 
 
 def test_parquet(write, tmp_path: Path) -> None:

@@ -98,6 +98,44 @@ def test_many_requests_are_shown_for_two_minutes_from_the_middle() -> None:
     assert queue.lines[0].get_ydata()[0] == pytest.approx(100 - 30, abs=1)
 
 
+def test_labels_of_any_length_stay_in_the_picture(runs: list[Ran]) -> None:
+    """Long ones stand in the legend alone, in so many columns as fit, and nothing lies outside."""
+    long = "{policy: static, deliver: each, max_batch_size: 8}"
+    for labels, columns in ((["static", long], 2), ([f"{long} {k}" for k in range(4)], 1)):
+        figure = draw_compare(labels, runs[:1] * len(labels))
+        figure.draw_without_rendering()
+        throughput, latency, batch, _ = figure.axes
+        assert not throughput.get_yticks().size
+        (legend,) = figure.legends
+        assert legend._ncols == columns
+        for inside, outside in (
+            (legend.get_window_extent(), figure.bbox),
+            (latency.get_legend().get_window_extent(), latency.bbox),
+            (batch.get_legend().get_window_extent(), batch.bbox),
+        ):
+            assert inside.x0 >= outside.x0
+            assert inside.x1 <= outside.x1
+
+
+def test_curves_upon_one_another_are_all_seen(runs: list[Ran]) -> None:
+    """Three of the same run, and one of another: dashes in turn, 5 and 10 widths of a line."""
+    figure = draw_compare(list("abcd"), [runs[0], runs[1], runs[0], runs[0]])
+    lines = figure.axes[3].lines
+    dashes = [line._unscaled_dash_pattern for line in lines]
+    assert dashes == [(0, (5, 10)), (0, None), (10, (5, 10)), (5, (5, 10))]
+
+
+def test_four_requests_are_four_steps() -> None:
+    """Ends at 1, 2, 4 and 8 s: no share between 25, 50, 75 and 100 % at any time between."""
+    load = workload(*((0.0, 1, tokens) for tokens in (1, 2, 4, 8)))
+    log, client = play(load, fcfs(max_num_seqs=4), Clock(1.0))
+    latency = draw_compare(["fcfs"], [Ran(log, np.array(client.sent), load)]).axes[1]
+    _, e2el = latency.lines
+    assert sorted({*e2el.get_xdata()}) == [1, 2, 4, 8]
+    shares = [max(e2el.get_ydata()[e2el.get_xdata() == end]) for end in (1, 2, 4, 8)]
+    assert shares == pytest.approx([25, 50, 75, 100], abs=0.26)
+
+
 @pytest.mark.parametrize("count", [1, 8])
 def test_one_to_eight_runs(runs: list[Ran], count: int, tmp_path: Path) -> None:
     """Each has a colour of its own."""

@@ -135,6 +135,15 @@ def test_damaged_tables_are_told(folder, tmp_path, capsys) -> None:
         assert line == f"headway: error: {tmp_path / 'bad'}/{told}"
 
 
+def test_a_damaged_comparison_is_told(folder, tmp_path, capsys) -> None:
+    """It says which runs there are, and in which order."""
+    table = tmp_path / "comparison.csv"
+    for text, told in (("", "damaged: it is empty"), ("name\na\n", "has no column run")):
+        table.write_text(text)
+        assert main(["plot", "throughput", str(tmp_path)]) == 2
+        assert capsys.readouterr().err == f"headway: error: {table}: {told}\n"
+
+
 def test_damaged_sweeps_are_told(folder, tmp_path, capsys) -> None:
     """Words where numbers should be."""
     rows = pd.read_csv(folder / "swp" / "results.csv")
@@ -233,7 +242,9 @@ def test_five_requests_are_drawn_as_in_a_textbook() -> None:
     assert works == [batched, batched, [*batched[:3], (200, 500), (400, 900)]]
     assert greys == [[0, 800, 600, 200, 0]] * 2 + [[0] * 5]
     assert figure.axes[-1].get_xlabel() == "time (s): the whole run"
-    assert figure.axes[0].get_title(loc="left") == "static: 1.6 tokens/s, 53% of decode seats used"
+    assert (
+        figure.axes[0].get_title(loc="left") == "static: 1.6 tokens/s, 53.3% of decode seats used"
+    )
     later = draw_occupancy(five[:1], start=1200.0, seconds=100.0).axes[0]
     assert later.get_xlim() == (1200.0, 1300.0)
     assert later.get_xlabel() == "time (s): 1,200 to 1,300 s of 1,500 s"

@@ -9,7 +9,7 @@ import pytest
 from simulator import diagnose, load_scenario, run
 from simulator.cli.main import main
 from simulator.diagnosis.finding import turn, words
-from simulator.planning.diagnose import follow, gain, table, value_of
+from simulator.planning.diagnose import follow, gain, table, traded, value_of
 from simulator.planning.runs import metric_values
 from simulator.scenario.load import check_scenario, with_keys
 from simulator.util.errors import HeadwayError
@@ -52,6 +52,71 @@ def test_what_each_advice_brings(write) -> None:
     assert (replicas.advice["from"], replicas.advice["to"]) == (1, 2)
     assert replicas.after == pytest.approx(1980.0)  # of 1, 1, 2 s
     assert (seats.gpus, replicas.gpus) == (1, 2)
+
+
+SIX = ["workload.num_prompts=6"]
+
+
+def test_the_best_two_together(write) -> None:
+    """Six at once: with 4 seats 1 s and 2 s, with two replicas 1, 2 and 3 s; with both all 1 s."""
+    found = diagnose(load_scenario(write(THREE), SIX), jobs=1)
+    both, seats, replicas = found.trials
+    assert both.after == pytest.approx(1000.0)
+    assert seats.after == pytest.approx(2000.0)
+    assert replicas.after == pytest.approx(3000.0)
+    assert words(both.advice) == ("raise engine.max_num_seqs from 1 to 4 and cluster.replicas to 2")
+    assert both.gpus == 2
+
+
+def test_what_is_no_better_together_is_left_out(write) -> None:
+    """Three fit into four seats: a second replica adds nothing."""
+    found = diagnose(load_scenario(write(THREE)), jobs=1)
+    assert [one.advice.get("also") for one in found.trials] == [None, None]
+
+
+def test_goodput_comes_first(write) -> None:
+    """TTFT of 2.5 s: with 4 seats six of six in 2 s, with two replicas four in 3 s, both 6/s."""
+    found = diagnose(load_scenario(write(THREE), [*SIX, "goodput.ttft=2500"]), jobs=1)
+    assert found.ranked_by == ["request_goodput", "p99_ttft_ms"]
+    goodputs = [trial.values["request_goodput"] for trial in found.trials]
+    assert goodputs == pytest.approx([6.0, 3.0, 4 / 3])
+    assert "What each advice brings, by Request goodput, then P99 TTFT  " in table(found)
+
+
+def test_a_bad_trade_is_told_and_comes_last() -> None:
+    """Smaller chunks shorten the gaps between tokens, and first tokens miss their bound."""
+    sets = ["workload.num_prompts=400"]
+    found = diagnose(load_scenario(Path("scenarios/demo.yaml"), sets), jobs=1)
+    (trial,) = found.trials
+    assert trial.gain > 0.2
+    assert trial.trade == ["request_goodput"]
+    assert trial.values["request_goodput"] < 0.6 * found.values["request_goodput"]
+    *_, told, last = table(found).splitlines()
+    before, after = (f"{run['request_goodput']:.3g}" for run in (found.values, trial.values))
+    assert told == (
+        "lower engine.max_num_batched_tokens from 512 to 256: a bad trade: request goodput falls "
+        f"{before} -> {after} req/s"
+    )
+    assert last == "No advice makes it better: leave the keys as they are."
+    assert "% of the requests keep goodput.tpot." in found.findings[0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("after", "lost"),
+    [
+        ({"p99_itl_ms": 50, "p99_ttft_ms": 150, "output_throughput": 9}, []),
+        ({"p99_itl_ms": 50, "p99_ttft_ms": 210, "output_throughput": 9}, ["p99_ttft_ms"]),
+        ({"p99_itl_ms": 50, "p99_ttft_ms": 100, "output_throughput": 4}, ["output_throughput"]),
+        ({"p99_itl_ms": 110, "p99_ttft_ms": 101}, ["p99_itl_ms"]),
+        ({"p99_itl_ms": 50, "p99_ttft_ms": 900, "request_goodput": 1.99}, []),
+        ({"p99_itl_ms": 50, "p99_ttft_ms": 100, "request_goodput": 1.9}, ["request_goodput"]),
+    ],
+)
+def test_what_a_trade_loses(after, lost) -> None:
+    """ITL of 100 to 50 wins a half: whatever loses more than that; with goodput it alone counts."""
+    before = {"p99_itl_ms": 100, "p99_ttft_ms": 100, "output_throughput": 10}
+    before |= {"request_goodput": 2} if "request_goodput" in after else {}
+    assert traded("p99_itl_ms", before, after) == lost
 
 
 def test_all_is_well(write, capsys) -> None:

@@ -119,6 +119,13 @@ def test_nobody_is_preempted_whose_answer_is_reserved(rows, reserve, blocks) -> 
             "static has no such rule",
         ),
         ("min_decode_blocks: -1", "must be at least 0, not -1"),
+        ("num_gpu_blocks_override: 100, min_decode_blocks: 49", "at most 48, not 49: of 99 KV"),
+        ("num_gpu_blocks_override: 100, min_decode_blocks: 44, watermark: 0.1", "at most 43, not"),
+        (
+            "num_gpu_blocks_override: 100, min_decode_blocks: 98, "
+            "min_decode_blocks_scope: newcomer",
+            "at most 97, not 98: of 99 KV blocks that leaves none for a second request",
+        ),
         ("reserve_output_tokens: all", "max_tokens"),
     ],
 )

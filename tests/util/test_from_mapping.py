@@ -63,6 +63,7 @@ def test_good_values(values: dict, queue: Queue) -> None:
         ({"rate": 1, "name": 3}, ["name: 3 is not a text"]),
         ({"rate": 1, "lanes": 3}, ["lanes: unknown key"]),
         ({"rate": 0, "places": 0}, ["rate: 0 is not above 0", "places: 0 is less than 1"]),
+        ({"places": 0}, ["rate: missing", "places: 0 is less than 1"]),
         ({"rate": "x", "places": 0}, ["rate: 'x' is not a number", "places: 0 is less than 1"]),
     ],
 )

@@ -79,6 +79,21 @@ def test_numbers_are_read_as_written(text, value):
         ),
         ("a: !!python/name:os.system", None),
         ("a: 2024-13-01", "x: not YAML: month must be in 1..12"),
+        (
+            "a: 010\nb: [-0_17, 08, 0, 10, 0x10, '010']",
+            "x:1: a: YAML 1.1 reads 010 as 8; write 8, or 10 for the decimal number\n"
+            "x:2: b.0: YAML 1.1 reads -0_17 as -15; write -15, or -17 for the decimal number",
+        ),
+        (
+            "a: yes\nb: {c: Off, d: True, e: 'yes', f: y}",
+            'x:1: a: YAML 1.1 reads yes as true; write true, or "yes" in quotes for the text\n'
+            'x:2: b.c: YAML 1.1 reads Off as false; write false, or "Off" in quotes for the text',
+        ),
+        (
+            "- 1:30\n- 1:30.5\n- 1.5",
+            'x:1: 0: YAML 1.1 reads 1:30 as 90; write 90, or "1:30" in quotes for the text\n'
+            'x:2: 1: YAML 1.1 reads 1:30.5 as 90.5; write 90.5, or "1:30.5" in quotes for the text',
+        ),
         ("[" * 5000, None),
     ],
 )

@@ -172,17 +172,36 @@ def test_who_completed_nobody_has_no_latencies(summary: Summary, copies: int) ->
     text = compare_table(["empty", "full"] * copies, [empty, summary] * copies)
     if copies == 1:
         cells = {line[:36].strip(): line[36:].split() for line in text.splitlines()}
-        assert cells["Mean TTFT (ms)"] == [".", f"{summary['mean_ttft_ms']:.2f}"]
+        assert cells["Mean TTFT (ms)"] == ["n/a", f"{summary['mean_ttft_ms']:.2f}"]
         assert cells["Output throughput (tok/s)"][0] == "0.00"
     else:
         rows = [line.split() for line in text.splitlines() if line.startswith(("empty", "full"))]
-        assert [row[3].rstrip("*") == "." for row in rows] == [True, False] * 5
+        assert [row[3].rstrip("*") == "n/a" for row in rows] == [True, False] * 5
+
+
+@pytest.mark.parametrize("copies", [1, 5])
+def test_answers_that_come_as_a_whole_have_no_gaps(summary: Summary, copies: int) -> None:
+    """TPOT and ITL of 0 are no better than any others, and no best."""
+    zero = {key: 0.0 for key in summary if "_tpot_" in key or "_itl_" in key}
+    whole = {**summary, **zero}
+    text = compare_table(["each", "whole"] * copies, [summary, whole] * copies)
+    if copies == 1:
+        cells = {line[:36].strip(): line[36:].split() for line in text.splitlines()}
+        for name in ("Mean TPOT (ms)", "P99 TPOT (ms)", "P99 ITL (ms)"):
+            assert cells[name][1:] == ["n/a"]
+    else:
+        rows = [line.split() for line in text.splitlines() if line.startswith(("each", "whole"))]
+        assert [row.count("n/a") for row in rows] == [0, 2] * 5
+    told = run_table(whole)
+    assert "Mean TPOT (ms):                          n/a" in told
+    assert "P99 ITL (ms):                            n/a" in told
+    assert "Std ITL" not in told
 
 
 def test_a_run_without_a_metric_shows_that_of_the_others(summary: Summary) -> None:
     """Jain's index is that of several clients."""
     fair = {**summary, "headway": {**summary["headway"], "jain_index": 0.5}}
-    for runs, told in (([summary, fair], [".", "0.50"]), ([fair, summary], ["0.50", "."])):
+    for runs, told in (([summary, fair], ["n/a", "0.50"]), ([fair, summary], ["0.50", "n/a"])):
         lines = compare_table(["one", "two"], runs).splitlines()
         cells = {line[:38].strip(): line[38:].split() for line in lines}
         assert cells["Fairness: Jain's index of clients"] == told
@@ -208,7 +227,7 @@ def test_one_run_alone(summary: Summary) -> None:
 
 
 def test_of_many_runs_each_is_a_row(summary: Summary) -> None:
-    """The best of a column is marked; what a run does not have is a dot; equal columns go."""
+    """The best of a column is marked; what a run does not have is n/a; equal columns go."""
     quick = {**summary, "p99_ttft_ms": summary["p99_ttft_ms"] / 2}
     fair = {**summary, "headway": {**summary["headway"], "jain_index": 0.5}}
     text = compare_table([f"run{i}" for i in range(12)], [summary] * 10 + [quick, fair])
@@ -221,7 +240,7 @@ def test_of_many_runs_each_is_a_row(summary: Summary) -> None:
     cells = [line.split() for line in lines[3:15]]
     place = lines[1].replace("tok per s", "tok").split().index("P99,") // 2 + 1
     assert [row[place].endswith("*") for row in cells] == [False] * 10 + [True, False]
-    assert [row[-3] for row in cells] == ["."] * 11 + ["0.5*"]
+    assert [row[-3] for row in cells] == ["n/a"] * 11 + ["0.5*"]
     assert {row[-2] for row in cells} == {"33.33*"}  # SLO attainment
     assert {row[-1] for row in cells} == {"54.4*"}  # J per token: 5 tokens in 4 s at 68 W
     assert "batch" not in lines[0]

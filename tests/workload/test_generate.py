@@ -304,12 +304,12 @@ def test_demo_is_like_azure(request):
         ({"prefix_groups": 3}, "prefix_groups: 3 is not a mapping"),
         (
             {"prefix_groups": {"prefix_len": 0}},
-            "prefix_groups.prefix_len: some lengths would be less than 1 token",
+            "prefix_groups.prefix_len: 0 is not a whole number of 1 or more",
         ),
         ({"sessions": {}}, "sessions.turns: missing"),
         (
             {"sessions": {"turns": 2, "think_time": -1}},
-            "sessions.think_time.value: -1 is not finite and 0 or more",
+            "sessions.think_time: -1 is not finite and 0 or more",
         ),
         ({"clients": 0}, "clients: 0 is neither a number of clients nor a list of weights"),
         (
@@ -321,7 +321,10 @@ def test_demo_is_like_azure(request):
             {"ramp_up_strategy": "linear", "ramp_up_start_rps": 3},
             "ramp_up_end_rps: missing, as ramp_up_strategy is given",
         ),
-        ({"max_tokens": 0}, "max_tokens: some lengths would be less than 1 token"),
+        ({"max_tokens": 0}, "max_tokens: 0 is not a whole number of 1 or more"),
+        ({"max_tokens": -1}, "max_tokens: -1 is not a whole number of 1 or more"),
+        ({"max_tokens": 2.5}, "max_tokens: 2.5 is not a whole number of 1 or more"),
+        ({"sessions": {"turns": 2.5}}, "sessions.turns: 2.5 is not a whole number of 1 or more"),
         ({"max_tokens": True}, "max_tokens: true is not a number"),
         ({"lengths": {"format": "azure"}}, "lengths.path: missing"),
         ({"lengths": {"path": "x"}}, "lengths.path: no reader of traces was given"),

@@ -4,7 +4,6 @@ The contents of a prompt come as ids of blocks of tokens: equal ids stand for eq
 block becomes the segment (("h", id), tokens).
 """
 
-import json
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -161,17 +160,6 @@ class Labels:
         }
 
 
-def _keys(line: str) -> list[str]:
-    """Give the keys of the object in a line, each as often as it is there."""
-    found: list[str] = []
-
-    def see(pairs: list[tuple[str, object]]) -> None:  # the outermost object comes last
-        found[:] = [key for key, _ in pairs]
-
-    json.loads(line, object_pairs_hook=see)
-    return found
-
-
 def rows(path: Path, problems: Problems) -> Iterator[Row]:
     """Yield the objects of a file."""
     for number, line in lines(path):
@@ -183,9 +171,6 @@ def rows(path: Path, problems: Problems) -> Iterator[Row]:
         if not isinstance(values, dict):
             problems.add(number, "line", "not a JSON object")
             continue
-        for key in LABELS:
-            if line.count(f'"{key}"') > 1 and (many := _keys(line).count(key)) > 1:
-                problems.add(number, key, f"{many} keys of this name")
         yield Row(number, values, problems)
 
 
