@@ -38,6 +38,9 @@ def calibrate(
     from_requests: Annotated[
         Path | None, Parameter(help="fit overheads to this log of a server's requests")
     ] = None,
+    columns: Annotated[
+        str | None, Parameter(help="which column of that log holds what, as of headway trace")
+    ] = None,
     from_steps: Annotated[
         Path | None, Parameter(help="fit a whole profile to this log of a server's steps")
     ] = None,
@@ -64,7 +67,8 @@ def calibrate(
 
     refuse_own_code(no_own_code)
     if from_requests is not None or from_steps is not None or scenario is not None:
-        _from_log(from_requests, from_steps, scenario, set_ or [], out=out, given=(model, from_))
+        given = (model, from_)
+        _from_log(from_requests, columns, from_steps, scenario, set_ or [], out=out, given=given)
         return 0
     if from_ is not None:
         if model is not None:
@@ -94,6 +98,7 @@ def calibrate(
 
 def _from_log(
     requests: Path | None,
+    columns: str | None,
     steps: Path | None,
     path: Path | None,
     overrides: list[str],
@@ -111,12 +116,14 @@ def _from_log(
         raise HeadwayError(
             "calibrate: --from-requests and --scenario go together, or --from-steps and --scenario"
         )
+    if columns is not None and requests is None:
+        raise HeadwayError("--columns: goes with --from-requests")
     if any(value is not None for value in given):
         raise HeadwayError("--from-requests, --from-steps: goes without --model and --from")
     loaded = load_scenario(path, overrides)
     folder = check_folder(out or Path("out") / f"calibrate-{loaded.name}")
     if requests is not None:
-        print(calibrate_from_requests(requests, loaded, folder))
+        print(calibrate_from_requests(requests, loaded, folder, columns))
     elif steps is not None:
         print(calibrate_from_steps(steps, loaded, folder))
 

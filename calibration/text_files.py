@@ -54,3 +54,26 @@ def read_json(path: Path) -> dict[str, object]:
     except json.JSONDecodeError as error:
         raise HeadwayError(f"{path}: damaged: {error}") from None
     return found if isinstance(found, dict) else {}
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Read CSV, or an object a line of JSON: a mapping of texts for each row."""
+    text = read_text(path)
+    if text.lstrip()[:1] != "{":
+        try:
+            rows = csv.DictReader(io.StringIO(text))
+            return [{key.strip(): cell or "" for key, cell in row.items() if key} for row in rows]
+        except csv.Error as error:
+            raise HeadwayError(f"{path}: no CSV: {error}") from None
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = parse_json(line)
+        except json.JSONDecodeError as error:
+            raise HeadwayError(f"{path}:{number}: not JSON: {error.msg}") from None
+        if not isinstance(row, dict):
+            raise HeadwayError(f"{path}:{number}: not a JSON object")
+        found.append({key: "" if cell is None else str(cell) for key, cell in row.items()})
+    return found

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.errors import Floats
-from calibration.measured.requests import Requests, read_records
+from calibration.measured.requests import Requests
 from calibration.measured.runs import Run
+from calibration.text_files import read_rows
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def measured_gauges(path: Path) -> Gauges | None:
 
     HeadwayError where the file is damaged, ValueError where a cell holds no number.
     """
-    rows = read_records(path)
+    rows = read_rows(path)
     known = list(rows[0]) if rows else []
     time = next((word for word in TIME_COLUMNS if word in known), None)
     found = {

@@ -66,12 +66,14 @@ MEANINGS = {
 }
 
 
-def calibrate_from_requests(source: Path, scenario: "Scenario", out: Path) -> str:
+def calibrate_from_requests(
+    source: Path, scenario: "Scenario", out: Path, columns: str | None = None
+) -> str:
     """Fit a scenario's cost to a log of requests; write the profile and calibration.json.
 
     Gives the report. Raises HeadwayError about the log.
     """
-    fit = fit_log(read_log(source, scenario))
+    fit = fit_log(read_log(source, scenario, columns))
     name = f"{scenario.name}-adjusted.yaml"
     about = {"source": source.name, **asdict(fit)}
     del about["cost"]
@@ -174,15 +176,15 @@ class LogFit:
     held_out: int
 
 
-def read_log(path: Path, scenario: "Scenario") -> RequestLog:
+def read_log(path: Path, scenario: "Scenario", columns: str | None = None) -> RequestLog:
     """Read a log of requests; HeadwayError tells what is wrong with it.
 
-    The layouts are those of `headway validate --measured`, among them the plain one: `arrival_s`,
-    `prompt_tokens`, `output_tokens`, `ttft_s`, and `e2e_s` or `tpot_s`.
+    Its format is any that traces have, among them the plain one: `arrival_s`, `prompt_tokens`,
+    `output_tokens`, `ttft_s`, and `e2e_s` or `tpot_s`; `columns` names other columns.
     """
     from simulator.scenario.assemble import assemble
 
-    requests = read_requests(path)
+    requests = read_requests(path, columns)
     if len(requests) < FEWEST:
         raise HeadwayError(
             f"{path}: {len(requests)} requests are too few to fit; {FEWEST} would do"

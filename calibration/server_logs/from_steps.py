@@ -9,8 +9,8 @@ import numpy as np
 
 from calibration.engine_steps.fit import HELD_OUT_PREFIX, fit_rows, with_name
 from calibration.engine_steps.steps_file import Row, read_chunks
-from calibration.measured.requests import UNITS, read_records
 from calibration.profile_yaml import scenario_profile
+from calibration.text_files import read_rows
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 FEWEST = 100  # steps
 BLOCK = 20  # steps in a row; every fifth block is held out
+UNITS = {"_s": 1.0, "_sec": 1.0, "_ms": 1e-3, "_us": 1e-6, "_ns": 1e-9, "": 1.0}
 DURATIONS = ("duration", "step_time", "wall", "seconds", "latency")
 
 
@@ -50,7 +51,7 @@ def read_steps(path: Path) -> list[Row]:
     in all), `chunks` (pieces of prompts, `cached+new` with blanks between them) or
     `prefill_tokens` (one piece without history), and the step's time, `duration_s` or `_ms`.
     """
-    cells = read_records(path)
+    cells = read_rows(path)
     known = list(cells[0]) if cells else []
     times = [(w + s, unit) for w in DURATIONS for s, unit in UNITS.items() if w + s in known]
     prompts = next((name for name in ("chunks", "prefill_tokens") if name in known), None)

@@ -217,7 +217,7 @@ def _check_trace(scenario: Scenario) -> Iterator[Conflict]:
     elif wrong := why_not_regular(path):
         yield "workload.trace.path", "", wrong
     for option, forms in OPTIONS.items():
-        if getattr(trace, option) is not None and trace.format not in (None, *forms):
+        if getattr(trace, option, None) is not None and trace.format not in (None, *forms):
             what = f"goes with format {' or '.join(forms)}, not with {trace.format}"
             yield f"workload.trace.{option}", "workload.trace.format", what
 

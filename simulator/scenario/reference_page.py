@@ -132,6 +132,10 @@ GENERATOR_HEAD = """Without `trace` the requests are generated, with the words a
 `vllm bench serve`.
 """
 INTRODUCTIONS = {
+    "workload.trace": """\
+A trace whose columns no format knows is read by `workload.columns`, beside `trace`: which column
+holds `arrival`, `prompt`, `output` and the like, as a mapping or `arrival=t:ms,prompt=n,output=m`
+([workloads.md](workloads.md)).""",
     "workload.frontend": """\
 What a request passes before the scheduler, with or without `trace`; by default (null)
 nothing. `frontend: client` is what vLLM's clients see, `frontend: server` what the server's own

@@ -143,7 +143,8 @@ class Scenario(Config):
         from simulator.workload.traces import read_trace
 
         def load(path: str, form: str | None, **options: Any) -> Workload:
-            return read_trace(resolve(path, self.folder), form, **options)
+            place = resolve(path, self.folder)
+            return read_trace(place, form, **options, option="--set workload.columns=")
 
         return load
 
@@ -158,7 +159,7 @@ class Scenario(Config):
                 raise self._errors(field_errors(("workload",), error)) from None
         from simulator.workload.select import select
 
-        reading = trace.model_dump(include={*READ_OPTIONS})
+        reading = trace.model_dump(include={*READ_OPTIONS}) | {"columns": self.workload.columns}
         part = trace.model_dump(exclude={"path", "format", *READ_OPTIONS})
         workload = select(load(trace.path, trace.format, **reading), **part)
         workload.max_concurrency = self.workload.max_concurrency

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from simulator.util.config import Config, Count, WholeNumber
+from simulator.util.errors import HeadwayError
 from simulator.workload.workload import FRONTENDS, Frontend
 
 if TYPE_CHECKING:
@@ -25,10 +26,21 @@ class TraceConfig(Config):
     path: str = Field(description="the file, plain or packed by gzip")
     format: (
         Literal[
-            "azure", "burstgpt", "lengths", "mooncake", "timed_trace", "custom", "llmservingsim"
+            "azure",
+            "burstgpt",
+            "lengths",
+            "mooncake",
+            "timed_trace",
+            "llmservingsim",
+            "vllm_bench",
+            "guidellm",
+            "aiperf",
+            "inference_perf",
+            "requests",
+            "custom",
         ]
         | None
-    ) = Field(None, description="null: as its first line tells")
+    ) = Field(None, description="null: as its beginning tells")
     start_s: NonNegativeFloat | None = Field(None, description="leave out what arrives before, s")
     end_s: PositiveFloat | None = Field(None, description="leave out what arrives from then on, s")
     skip: WholeNumber = Field(0, description="first requests to leave out")
@@ -89,6 +101,11 @@ class WorkloadConfig(Config):
 
     model_config = ConfigDict(extra="allow")
     trace: TraceConfig | None = Field(None, description="a trace to play; null: generate")
+    columns: str | dict[str, str] | None = Field(
+        None,
+        description="which column of the trace holds what, where no format is known: arrival, "
+        "prompt, output, client, priority, max_tokens; arrival=timestamp:ms,prompt=.. or a mapping",
+    )
     max_concurrency: Count | None = Field(
         None, description="requests sent and unfinished, at most; null: no limit"
     )
@@ -106,6 +123,8 @@ class WorkloadConfig(Config):
         if self.frontend is not None and self.client_latency:
             raise ValueError("client_latency: give it as frontend.latency, in ms")
         given = self.model_extra or {}
+        if self.columns is not None:
+            self._check_columns()
         if self.trace is None:
             self.generator  # noqa: B018
         elif others := [key for key in given if key not in BESIDE_TRACE]:
@@ -124,6 +143,17 @@ class WorkloadConfig(Config):
                 *check_max_tokens(given.get("max_tokens")),
             )
         return self
+
+    def _check_columns(self) -> None:
+        from simulator.workload.traces.fields import parse_columns
+
+        if self.trace is None or self.trace.format is not None:
+            raise ValueError("columns: go with a trace that names no format")
+        assert self.columns is not None
+        try:
+            parse_columns(self.columns)
+        except HeadwayError as error:
+            raise ValueError(str(error)) from None
 
     @property
     def generator(self) -> "Generator":

@@ -26,12 +26,15 @@ from tests.support.measured_runs import run_of
     ("text", "message"),
     [
         ("arrival_s,input_tokens\n0,5\n", "lacks a column of each request's output"),
-        ("arrival_s,input_tokens,output_tokens,ttft_s\n0,5,5,-1\n", ":2: ttft_s: -1 is negative"),
+        ("arrival_s,input_tokens,output_tokens,ttft_s\n0,5,5,-1\n", ":2: ttft_s: '-1' is negative"),
         (
             "arrival_s,input_tokens,output_tokens,ttft_s,e2e_s\n0,5,5,2,1\n",
             ":2: the last token comes 1 s after the arrival, the first one 2 s: impossible",
         ),
-        ("arrival_s,input_tokens,output_tokens\n0,x,5\n", ":2: input_tokens: 'x' is no number"),
+        (
+            "arrival_s,input_tokens,output_tokens\n0,x,5\n",
+            ":2: input_tokens: 'x' is not a whole number",
+        ),
     ],
 )
 def test_an_impossible_request_file_is_told(put, text, message):
@@ -76,14 +79,14 @@ def test_json_layouts_agree_with_csv(put):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             found = read_requests(put(json.dumps(raw, indent=1), "r.json"))
-        assert [str(w.message)[:27] for w in told] == ["1 of 2 requests failed when"] * (
+        assert ["1 requests failed when" in str(w.message) for w in told] == [True] * (
             "errors" in raw
         )
         assert (found.prompt.tolist(), found.output.tolist()) == ([7], [3])
         np.testing.assert_allclose([found.ttft[0], found.tpot[0], found.e2el[0]], [0.5, 0.1, 0.7])
     with pytest.raises(HeadwayError, match="ttfts: 1 values for 2 requests"):
         read_requests(put(json.dumps(bench | {"ttfts": [1]}), "r.json"))
-    with pytest.raises(HeadwayError, match=r"r\.json:2: not JSON"):
+    with pytest.raises(HeadwayError, match=r"r\.json:2: line: bad JSON"):
         read_requests(put('{"isl": 1, "osl": 1, "arrival_s": 0}\n{"isl"', "r.json"))
 
 
@@ -91,7 +94,7 @@ def test_arrivals_as_dates(put):
     text = "start_time,isl,osl\n2026-01-01T00:00:01,7,3\n2026-01-01T00:00:00.5,8,3\n"
     found = read_requests(put(text, "r.csv"))
     assert (found.arrival.tolist(), found.prompt.tolist()) == ([0.0, 0.5], [8, 7])
-    with pytest.raises(HeadwayError, match=":2: start_time: 'soon' is no number"):
+    with pytest.raises(HeadwayError, match=":2: start_time: 'soon' is not a date and time"):
         read_requests(put(text.replace("2026-01-01T00:00:01", "soon"), "r.csv"))
 
 

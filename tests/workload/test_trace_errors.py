@@ -233,7 +233,7 @@ def test_bad_llmservingsim_lines_are_named(put):
 def test_unknown_missing_and_empty(put, tmp_path):
     """What cannot be a trace says so in one line, with the formats there are."""
     assert complaints(put("a,b\n1,2\n"))[0].startswith(
-        "1: format: 'a,b' begins no known format. Known are: azure (CSV: TIMESTAMP,"
+        "1: format: 'a,b' begins no known format. Known are: azure, burstgpt, "
     )
     assert complaints(put(""))[0] == "1: line: the file is empty"
     assert complaints(put(AZURE.split("\r\n", maxsplit=1)[0])) == [" no requests in it"]

@@ -11,14 +11,23 @@ patterns. A million lines take 0.8 s. pandas.read_csv takes 0.4 s and pyarrow 0.
 import csv
 import re
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from math import nan
 from pathlib import Path
 
 import numpy as np
 
-from simulator.util.errors import HeadwayWarning
+from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.workload.traces.fields import (
+    CLOCKS,
+    NEEDED,
+    SPANS,
+    Sources,
+    parse_date,
+    units_in,
+)
 from simulator.workload.traces.format import (
     Format,
     Numbers,
@@ -27,7 +36,8 @@ from simulator.workload.traces.format import (
     Table,
     name_problem,
 )
-from simulator.workload.traces.lines import first_line, line_blocks
+from simulator.workload.traces.lines import first_line, line_blocks, lines
+from simulator.workload.traces.records import UNKNOWN, make_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +48,7 @@ class Column:
     pattern: str  # of a value that needs no quotes, without groups
     wrong: str  # what is said of a value that does not fit the pattern
     convert: Callable[[Sequence[str]], Numbers]  # ValueError, what is wrong with one of them
-    least: int = 0
+    least: float = 0
     per_second: float = 1.0  # of a time
     optional: bool = False
     empty: str | None = None  # what an empty cell stands for; None: it is wrong
@@ -71,12 +81,60 @@ def timestamps(name: str) -> Column:
     )
 
 
+def clock(name: str, per_second: float) -> Column:
+    """Make a column of times as numbers, so many units to a second."""
+    pattern = r"[0-9.eE+-]+"
+    return Column(name, pattern, "is not a number", _exact_numbers, per_second=per_second)
+
+
+def dates(name: str) -> Column:
+    """Make a column of days and times, as any date that is read elsewhere; in microseconds."""
+    return Column(name, r'[^,"\r\n\0]+', "is not a date and time", _microseconds, per_second=1e6)
+
+
+def span(name: str, per_second: float) -> Column:
+    """Make a column of lengths of time, in seconds when read; an empty cell is NaN."""
+    pattern = r"(?:-?[0-9]*\.?[0-9]+\.?(?:[eE][+-]?[0-9]+)?|[nN]a[nN]|None)?"
+    convert = partial(_spans, per_second=per_second)
+    return Column(name, pattern, "is not a number", convert, least=NEAREST, empty="nan")
+
+
+def words(name: str) -> Column:
+    """Make a column of any texts."""
+    return Column(name, r'[^,"\r\n\0]*', "", _names, empty="", quoted=True)
+
+
+def _exact_numbers(texts: Sequence[str]) -> Numbers:
+    """Read whole numbers as such: nanoseconds since 1970 are more than a float holds."""
+    try:
+        return np.array(list(map(int, texts)), np.int64)
+    except (ValueError, OverflowError):
+        return _seconds(texts)
+
+
+def _microseconds(texts: Sequence[str]) -> Numbers:
+    try:
+        return np.array([parse_date(text) for text in texts], np.int64)
+    except ValueError:
+        raise ValueError("is not a date and time") from None
+
+
+def _spans(texts: Sequence[str], per_second: float) -> Numbers:
+    return (
+        np.array([float(text) if text and text != "None" else nan for text in texts]) / per_second
+    )
+
+
 def _numbers_or_0(texts: Sequence[str]) -> Numbers:
     return _whole_numbers([text or "0" for text in texts])
 
 
 def _names(texts: Sequence[str]) -> Numbers:
     return np.array(texts, object)
+
+
+def _names_or_unknown(texts: Sequence[str]) -> Numbers:
+    return np.array([text or UNKNOWN for text in texts], object)
 
 
 CLIENT = Column(
@@ -108,7 +166,11 @@ MAX_TOKENS = Column(
     empty="0",
 )
 """An empty cell says nothing."""
-OPTIONAL = (CLIENT, PRIORITY, MAX_TOKENS)
+OPTIONAL = {column.name: column for column in (CLIENT, PRIORITY, MAX_TOKENS)}
+"""What any table in CSV may say besides, under these names."""
+TURN = Column("turn", r"[0-9]{1,9}(?:\.0*)?", "is not a whole number", _numbers_or_0)
+PLAIN = {**OPTIONAL, "turn": TURN}
+NEAREST = -1e-6  # s: rounded to 0
 
 
 def _whole_numbers(texts: Sequence[str]) -> Numbers:
@@ -147,11 +209,12 @@ def csv_format(
 ) -> Format:
     """Make a format of its columns: when, how much comes in, how much goes out."""
     lengths = {column.name for column in columns[1:]}
+    fields = dict(zip(NEEDED, columns, strict=True))
     return Format(
         name,
         begins,
-        detect=lambda first: bool(lengths & first.columns),
-        read=partial(read_csv, columns=columns),
+        detect=lambda head: not lengths.isdisjoint(head.columns),
+        read=partial(read_csv, columns={**fields, **OPTIONAL}),
         published=published,
     )
 
@@ -164,7 +227,7 @@ def header(line: str) -> list[str]:
         return []
 
 
-def read_csv(path: Path, columns: tuple[Column, Column, Column]) -> Table:
+def read_csv(path: Path, columns: Mapping[str, Column]) -> Table:
     """Read a CSV trace, by the names in its header; HeadwayError names every line that is wrong.
 
     A request with no output tokens, where the format means by it that the request failed, is left
@@ -173,7 +236,9 @@ def read_csv(path: Path, columns: tuple[Column, Column, Column]) -> Table:
     number, line = first_line(path)
     names = header(line)
     problems = Problems(path)
-    for column in (*columns, *OPTIONAL):
+    if not any(names):
+        raise HeadwayError(f"{path}:{number}: line: no header of a CSV: {line[:80]!r}")
+    for column in columns.values():
         if column.name not in names and not column.optional:
             problems.add(number, column.name, f"missing column; the header is {line[:80]!r}")
         if names.count(column.name) > 1:
@@ -181,10 +246,11 @@ def read_csv(path: Path, columns: tuple[Column, Column, Column]) -> Table:
     problems.stop()
     for column in (CLIENT, PRIORITY):
         alike = [name for name in names if name.lower() == column.name]
-        if alike and column.name not in alike:
+        if alike and column.name not in alike and column in columns.values():
             text = f"{path}:{number}: {alike[0]}: is not read: the column's name is {column.name}"
             warnings.warn(text, HeadwayWarning, stacklevel=2)
-    wanted = {names.index(c.name): c for c in (*columns, *OPTIONAL) if c.name in names}
+    there = {field: column for field, column in columns.items() if column.name in names}
+    wanted = {names.index(column.name): column for column in there.values()}
     parts = []
     for first, block in line_blocks(path):
         start = max(first, number + 1)  # the header is no request
@@ -194,24 +260,57 @@ def read_csv(path: Path, columns: tuple[Column, Column, Column]) -> Table:
         except ValueError:
             parts.append(read_lines(text, start, len(names), wanted, problems))
     problems.stop()
-    read = (np.concatenate(part) for part in zip(*parts, strict=True))
-    values = dict(zip([column.name for column in wanted.values()], read, strict=True))
-    when, prompt, output = (values.get(column.name) for column in columns)
-    assert prompt is not None
-    assert output is not None
-    fine = output > 0
-    times = np.zeros(len(prompt)) if when is None else when
-    client, priority, most = (values.get(column.name) for column in OPTIONAL)
-    return Table(
-        times[fine],
-        columns[0].per_second,
-        prompt[fine],
-        output[fine],
-        failed=len(fine) - int(fine.sum()),
-        client=None if client is None else client[fine].tolist(),
-        priority=None if priority is None else priority[fine],
-        max_tokens=None if most is None else most[fine],
+    read = dict(
+        zip(
+            wanted,
+            (np.concatenate(part) for part in zip(*parts, strict=True)),
+            strict=True,
+        )
     )
+    values = {field: read[names.index(column.name)] for field, column in there.items()}
+    units = {field: column.per_second for field, column in there.items()}
+    texts = {k: v.tolist() if v.dtype == object else v for k, v in values.items()}
+    return make_table(path, texts, units, lambda k: _line_of(path, k))
+
+
+def _line_of(path: Path, k: int) -> int:
+    """Give the line of the k-th request."""
+    return next(number for i, (number, _) in enumerate(lines(path)) if i == k + 1)
+
+
+def named_columns(path: Path, sources: Sources) -> dict[str, Column]:
+    """Make columns for the fields of a CSV; what its first clocks show tells what they count in."""
+    _, line = first_line(path)
+    names = header(line)
+    example = next((row for i, (_, row) in enumerate(lines(path)) if i), "")
+    cells = dict(zip(names, header(example), strict=False))
+    return {
+        field: _named_column(field, name, found.per_second, cells.get(name, ""))
+        for field, found in sources.items()
+        if (name := next((one for one in found.names if one in names), found.names[0]))
+    }
+
+
+def _named_column(field: str, name: str, per_second: float | None, example: str) -> Column:
+    if field in CLOCKS:
+        return _named_clock(name, per_second, example)
+    if field in SPANS:
+        return span(name, per_second or 1.0)
+    if field in {"prompt", "output"}:
+        return tokens(name, least=0)
+    if field == "client":
+        return replace(words(name), convert=_names_or_unknown)
+    if field in PLAIN:
+        return replace(PLAIN[field], name=name, optional=False)
+    return replace(words(name), optional=True)
+
+
+def _named_clock(name: str, per_second: float | None, example: str) -> Column:
+    if re.fullmatch(r"[0-9.eE+-]*", example):
+        told = units_in(float(example)) if re.fullmatch(r"[0-9]+\.?[0-9]*", example) else 1.0
+        return clock(name, per_second or told)
+    stamps = timestamps(name)
+    return stamps if re.fullmatch(stamps.pattern, example) else dates(name)
 
 
 def read_block(text: str, width: int, wanted: dict[int, Column]) -> list[Numbers]:
@@ -223,7 +322,7 @@ def read_block(text: str, width: int, wanted: dict[int, Column]) -> list[Numbers
     if "".join(texts[::step]).strip():
         raise ValueError
     values = {i: wanted[i].convert(texts[k::step]) for k, i in enumerate(sorted(wanted), 1)}
-    if any((values[i] < c.least).any() for i, c in wanted.items() if c is not CLIENT):
+    if any((values[i] < c.least).any() for i, c in wanted.items() if not c.quoted):
         raise ValueError
     return [values[i] for i in wanted]
 

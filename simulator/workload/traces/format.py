@@ -3,8 +3,8 @@
 How to add one is told in the package's `__init__`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -41,14 +41,33 @@ class Table:
     client: list[str] | None = None
     priority: Ints | None = None
     max_tokens: Ints | None = None  # 0: none
+    measured: "Measured | None" = None
+
+
+@dataclass(slots=True)
+class Measured:
+    """How long the requests of a run took, s (NaN: not told), and what else a harness notes."""
+
+    ttft: Floats
+    tpot: Floats
+    e2el: Floats
+    conversation: list[str] | None = None  # whose next turn it is
+    turn: Ints | None = None
+    prompt_id: list[str] | None = None  # requests of one id have the same prompt
 
 
 @dataclass(frozen=True, slots=True)
-class FirstLine:
-    """The names in a file's first line: of a CSV's columns, or of a JSON object's keys."""
+class Head:
+    """How a file begins: the names of a CSV's columns, or its first JSON object."""
 
-    columns: frozenset[str] = frozenset()
-    keys: frozenset[str] = frozenset()
+    columns: tuple[str, ...] = ()
+    first: Mapping[str, object] = field(default_factory=dict)
+    line: str = ""
+
+    @property
+    def keys(self) -> Set[str]:
+        """Give the keys of the first JSON object."""
+        return self.first.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +87,8 @@ class Format:
     """
 
     name: str
-    begins: str  # what a file's first line must have, for people
-    detect: Callable[[FirstLine], bool]
+    begins: str  # what a file begins with, for people
+    detect: Callable[[Head], bool]
     read: Callable[..., Table]
     options: tuple[str, ...] = ()
     published: tuple[Published, ...] = ()

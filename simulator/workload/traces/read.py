@@ -1,7 +1,9 @@
 """Read a trace of any known format; time starts at the first arrival."""
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -9,14 +11,18 @@ from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.json_text import parse_json
 from simulator.workload.select import session_starts, take
 from simulator.workload.traces.csv_columns import header
-from simulator.workload.traces.format import FirstLine, Table
+from simulator.workload.traces.documents import parse, read_text
+from simulator.workload.traces.fields import LONGEST, NEEDED, check_needed, find_fields, propose
+from simulator.workload.traces.format import Head, Table
 from simulator.workload.traces.formats import FORMATS
+from simulator.workload.traces.formats.named import COLUMNS, first_request
 from simulator.workload.traces.lines import first_line
 from simulator.workload.workload import Workload
 
+READERS = {**FORMATS, COLUMNS.name: COLUMNS}
 OPTIONS = {
-    option: tuple(form.name for form in FORMATS.values() if option in form.options)
-    for option in ("time_unit", "hash_block_size", "session_turns", "chars_per_token")
+    option: tuple(form.name for form in READERS.values() if option in form.options)
+    for option in ("time_unit", "hash_block_size", "session_turns", "chars_per_token", "columns")
 }
 """The formats that take each option."""
 WORDS = {"time_unit": ("s", "ms"), "session_turns": ("delta", "whole")}
@@ -33,29 +39,42 @@ def missing_trace(path: Path) -> HeadwayError:
     return HeadwayError(f"{path}: no such file")
 
 
-def detect_format(path: Path) -> str:
-    """Tell the format of a trace by its first line.
+def detect_format(path: Path, option: str = "--columns ") -> str:
+    """Tell the format of a trace by how it begins.
 
-    A `timed_trace` cannot be told from `mooncake` and is called that. Raises HeadwayError, with
-    the formats there are, if it is none of them.
+    A `timed_trace` cannot be told from `mooncake` and is called that. Raises HeadwayError if it is
+    no known format: with the mapping of columns that may be meant, as `option` takes it.
     """
     if not path.exists():
         raise missing_trace(path)
     number, line = first_line(path)
-    if line.startswith("{"):
-        try:
-            first = FirstLine(keys=frozenset(parse_json(line)))
-        except ValueError as error:
-            raise HeadwayError(f"{path}:{number}: line: bad JSON: {error}") from None
-    else:
-        first = FirstLine(columns=frozenset(header(line)))
+    head = _head(path, line)
     for form in FORMATS.values():
-        if form.detect(first):
+        if form.detect(head):
             return form.name
-    known = "; ".join(f"{form.name} ({form.begins})" for form in FORMATS.values())
-    raise HeadwayError(
-        f"{path}:{number}: format: {line[:60]!r} begins no known format. Known are: {known}"
-    )
+    place = f"{path}:{number}: format"
+    names = head.columns or [name for name in first_request(head) if "." not in name]
+    for file in (path, path.name):  # the whole path where there is room for it
+        start = f"{file}:{number}: format: not known; try "
+        if meant := propose(names, option, LONGEST - len("headway: error: ") - len(start)):
+            raise HeadwayError(f"{start}{meant}")
+    if not find_fields(names).keys().isdisjoint(NEEDED):
+        check_needed(find_fields(names), f"{path}:{number}")
+    known = ", ".join(FORMATS)
+    raise HeadwayError(f"{place}: {line[:60]!r} begins no known format. Known are: {known}")
+
+
+def _head(path: Path, line: str) -> Head:
+    """Read how a file begins: its header or its first object, be it one of many lines or not."""
+    if line[0] not in "{[":
+        return Head(columns=tuple(header(line)), line=line)
+    try:
+        first = parse_json(line)
+    except ValueError:
+        first = parse(path, read_text(path))
+    if isinstance(first, list):
+        first = first[0] if first else {}
+    return Head(first=first if isinstance(first, dict) else {}, line=line)
 
 
 def read_trace(
@@ -66,8 +85,10 @@ def read_trace(
     hash_block_size: int | None = None,
     session_turns: str | None = None,
     chars_per_token: float | None = None,
+    columns: str | Mapping[str, str] | None = None,
+    option: str = "--columns ",
 ) -> Workload:
-    """Read a trace, plain or packed by gzip; without `format` its first line tells which it is.
+    """Read a trace, plain or packed by gzip; without `format` its beginning tells which it is.
 
     The first request arrives at 0; requests out of order are sorted by arrival, with a warning.
     HeadwayError tells every line that is wrong as `FILE:LINE: column: what is wrong`.
@@ -81,19 +102,32 @@ def read_trace(
         session_turns: whether a later turn of a session says what it adds to the conversation
             (`delta`, the default, as in AIPerf) or its `whole` prompt.
         chars_per_token: estimate the prompts of `custom` from their texts.
+        columns: which column holds what, as `arrival=timestamp,prompt=prompt_tokens` or a mapping.
+        option: how whoever calls is given `columns`, for the mapping that a refusal proposes.
     """
+    values = (time_unit, hash_block_size, session_turns, chars_per_token, columns)
+    given = {k: v for k, v in zip(OPTIONS, values, strict=True) if v is not None}
+    table, name = read_table(path, format, given, option)
+    return _workload(table, path, name)
+
+
+def read_table(
+    path: Path,
+    format: str | None,
+    given: Mapping[str, Any],
+    option: str = "--columns ",
+) -> tuple[Table, str]:
+    """Read a file of requests as it stands; give its format, too. `given`: options by name."""
     if format is not None and format not in FORMATS:
         raise HeadwayError(f"format: {format!r} is not known; known are {', '.join(FORMATS)}")
-    name = format or detect_format(path)
-    values = (time_unit, hash_block_size, session_turns, chars_per_token)
-    given = {k: v for k, v in zip(OPTIONS, values, strict=True) if v is not None}
+    name = format or (COLUMNS.name if "columns" in given else detect_format(path, option))
     _check_options(name, given)
     if not path.exists():
         raise missing_trace(path)
-    return _workload(FORMATS[name].read(path, **given), path, name)
+    return READERS[name].read(path, **given), name
 
 
-def _check_options(name: str, given: dict[str, str | int | float]) -> None:
+def _check_options(name: str, given: Mapping[str, Any]) -> None:
     """Raise HeadwayError for every option that the format does not take or whose value is wrong."""
     wrong = []
     for option, value in given.items():
@@ -109,11 +143,16 @@ def _check_options(name: str, given: dict[str, str | int | float]) -> None:
         raise HeadwayError(wrong)
 
 
-def _workload(table: Table, path: Path, form: str) -> Workload:
-    """Turn a table into a workload: seconds, from 0 on, ascending."""
+def warn_of_failed(table: Table, path: Path) -> None:
+    """Say how many requests are left out."""
     if table.failed:
         text = f"{path}: {table.failed} requests failed when they were recorded and are left out"
-        warnings.warn(text, HeadwayWarning, stacklevel=3)
+        warnings.warn(text, HeadwayWarning, stacklevel=4)
+
+
+def _workload(table: Table, path: Path, form: str) -> Workload:
+    """Turn a table into a workload: seconds, from 0 on, ascending."""
+    warn_of_failed(table, path)
     if not len(table.time):
         raise HeadwayError(f"{path}: no requests in it")
     timed = ~np.isnan(table.time)

@@ -4,10 +4,15 @@ They import `traces/format.py` and what lies below. Start with `csv_tables.py`, 
 """
 
 from simulator.workload.traces.formats import (
+    aiperf,
     csv_tables,
     custom,
+    guidellm,
+    inference_perf,
     llmservingsim,
     mooncake,
+    named,
+    vllm_bench,
 )
 
 FORMATS = {
@@ -18,8 +23,13 @@ FORMATS = {
         csv_tables.LENGTHS,
         mooncake.FORMAT,
         mooncake.TIMED_TRACE,
-        custom.FORMAT,
         llmservingsim.FORMAT,
+        vllm_bench.FORMAT,
+        guidellm.FORMAT,
+        aiperf.FORMAT,
+        inference_perf.FORMAT,
+        named.FORMAT,
+        custom.FORMAT,
     )
 }
 """By name. The first that `detect`s a file's first line is taken."""

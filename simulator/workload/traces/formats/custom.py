@@ -62,7 +62,7 @@ def _prompt_tokens(row: Row, chars_per_token: float | None) -> int:
 FORMAT = Format(
     "custom",
     'JSONL: {"prompt": .., "prompt_len": .., "output_tokens": ..}',
-    detect=lambda first: bool(KEYS & first.keys) and not LLMSERVINGSIM_KEYS & first.keys,
+    detect=lambda head: bool(KEYS & head.keys) and not LLMSERVINGSIM_KEYS & head.keys,
     read=read,
     options=("chars_per_token",),
 )

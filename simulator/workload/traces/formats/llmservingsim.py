@@ -54,7 +54,7 @@ def read(path: Path, hash_block_size: int = 16) -> Table:
 FORMAT = Format(
     "llmservingsim",
     'JSONL: {"arrival_time_ns": .., "input_toks": .., "output_toks": ..}',
-    detect=lambda first: bool(KEYS & first.keys),
+    detect=lambda head: bool(KEYS & head.keys),
     read=read,
     options=("hash_block_size",),
 )

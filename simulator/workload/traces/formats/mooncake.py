@@ -153,7 +153,7 @@ def _prepend_history(turns: list[_Turn], last: int, i: int) -> None:
 FORMAT = Format(
     "mooncake",
     'JSONL: {"timestamp": ms, "input_length": .., "output_length": .., "hash_ids": []}',
-    detect=lambda first: bool({"input_length", "text_input", "messages"} & first.keys),
+    detect=lambda head: bool({"input_length", "text_input", "messages"} & head.keys),
     read=read_mooncake,
     options=("time_unit", "hash_block_size", "session_turns"),
     published=(
@@ -168,7 +168,7 @@ TIMED_TRACE = replace(
     FORMAT,
     name="timed_trace",
     begins="JSONL: as mooncake, but in seconds and with 16 tokens per id, as vLLM reads it",
-    detect=lambda first: False,  # cannot be told from mooncake
+    detect=lambda head: False,  # cannot be told from mooncake
     read=partial(read_mooncake, time_unit="s", hash_block_size=16),
     published=(),
 )

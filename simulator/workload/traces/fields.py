@@ -1,0 +1,219 @@
+"""What a trace may say of each request: its fields, the names that columns have for them, units.
+
+A file whose columns are called by these names is read as it is. Of any other, `--columns` or
+`workload.columns` says which column holds what: `arrival=timestamp,prompt=prompt_tokens`.
+"""
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import product
+
+from simulator.util.errors import HeadwayError, did_you_mean
+
+UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
+"""Of times, by the end of a column's name: how many there are in a second."""
+
+CLOCKS = {
+    "arrival": (
+        "arrival",
+        "arrival_time",
+        "arrived_at",
+        "start",
+        "start_time",
+        "timestamp",
+        "send_time",
+        "sent",
+        "request_start_time",
+        "created_at",
+        "created",
+    ),
+    "first": ("first_token_time", "first_token_at", "first_token"),
+    "end": ("end", "end_time", "finished_at", "finish_time"),
+}
+"""Fields that are read off a clock: seconds from anywhere, since 1970, or dates."""
+SPANS = {
+    "ttft": ("ttft", "time_to_first_token"),
+    "tpot": ("tpot", "time_per_output_token", "mean_itl", "itl"),
+    "e2el": ("e2e", "e2el", "latency", "e2e_latency", "request_latency", "end_to_end_latency"),
+    "decode": ("generation_time", "decode", "decode_time"),
+}
+"""Fields that are lengths of time."""
+COUNTS = {
+    "prompt": (
+        "input_tokens",
+        "prompt_tokens",
+        "input_num_tokens",
+        "prompt_len",
+        "input_len",
+        "isl",
+    ),
+    "output": (
+        "output_tokens",
+        "generation_tokens",
+        "output_num_tokens",
+        "completion_tokens",
+        "output_len",
+        "osl",
+    ),
+    "max_tokens": ("max_tokens", "max_completion_tokens"),
+    "turn": ("input_num_turns", "turn", "turn_index"),
+}
+WORDS = {
+    "client": ("client_id", "client", "user", "user_id", "session_id"),
+    "conversation": ("conversation", "conversation_id", "session"),
+    "prompt_id": ("prompt_id", "prompt_hash"),
+    "error": ("error", "error_message"),
+    "success": ("success", "ok"),
+    "finish": ("finish_reason",),
+}
+PRIORITY = {"priority": ("priority",)}
+FIELDS = {**CLOCKS, **COUNTS, **WORDS, **PRIORITY, **SPANS}
+"""The names of columns that are known to hold each field, the first that is there taken."""
+NEEDED = ("arrival", "prompt", "output")
+NEAR = {
+    "arrival": r"time|date|when|arriv|start|(^|_)(ts|at|t)$",
+    "prompt": r"prompt|input|context|ctx|prefill|(^|_)(in|isl)($|_)",
+    "output": r"output|completion|generat|response|decode|(^|_)(out|osl)($|_)",
+    "client": r"user|client|tenant|customer|account",
+    "priority": r"prio|urgen",
+}
+"""What a name like that of each field holds, in lower case with `_` between its words."""
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+LONGEST = 160
+"""Characters of a line that proposes a mapping."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a field is found: the first of these columns that has a value; units in a second."""
+
+    names: tuple[str, ...]
+    per_second: float | None = None  # None: told by the values, else seconds
+
+
+def source(*names: str, unit: str | None = None) -> Source:
+    """Name the columns of a field and the unit of its times."""
+    return Source(names, None if unit is None else UNITS[unit])
+
+
+Sources = Mapping[str, Source]
+
+
+def find_fields(names: Iterable[str]) -> dict[str, Source]:
+    """Find the fields whose columns have a known name; times may have a unit behind it."""
+    known = set(names)
+    found = {}
+    for field, words in FIELDS.items():
+        ends = ["", *(f"_{unit}" for unit in UNITS)] if field in {*CLOCKS, *SPANS} else [""]
+        for word, end in product(words, ends):
+            if word + end in known:
+                found[field] = source(word + end, unit=end[1:] or None)
+                break
+    return found
+
+
+def has_requests(names: Iterable[str]) -> bool:
+    """Tell whether columns of known names say when each request came and how long it was."""
+    return all(field in find_fields(names) for field in NEEDED)
+
+
+def check_needed(sources: Sources, place: str) -> None:
+    """Raise HeadwayError unless it is told when each request came and how long it was."""
+    if lacking := [field for field in NEEDED if field not in sources]:
+        names = ", ".join(FIELDS[field][0] for field in lacking)
+        fields = ", ".join(lacking)
+        raise HeadwayError(f"{place}: lacks a column of each request's {fields} ({names})")
+
+
+def parse_columns(given: str | Mapping[str, str], option: str = "columns") -> dict[str, Source]:
+    """Read `arrival=timestamp,prompt=prompt_tokens`, or a mapping that says the same.
+
+    A time's unit is told by `:ms` behind its column, or by the column's name (`start_ms`).
+    HeadwayError for fields that there are not, and without lengths.
+    """
+    if isinstance(given, str):
+        pairs = [part.partition("=") for part in given.split(",") if part.strip()]
+        if wrong := [one for one, equals, name in pairs if not equals or not name.strip()]:
+            raise HeadwayError(f"{option}: {wrong[0]!r} is not FIELD=COLUMN")
+        given = {field.strip(): name.strip() for field, _, name in pairs}
+    for field in given:
+        if field not in FIELDS:
+            near = did_you_mean(field, FIELDS)
+            raise HeadwayError(f"{option}: {field}: not a field{near}; there are {_listed()}")
+    for field in ("prompt", "output"):
+        if field not in given:
+            raise HeadwayError(f"{option}: {field}: missing: which column has its tokens?")
+    return {field: _source(field, name) for field, name in given.items()}
+
+
+def _listed() -> str:
+    return ", ".join((*NEEDED, "client", "priority", "max_tokens", "ttft", "tpot", "e2el"))
+
+
+def _source(field: str, name: str) -> Source:
+    column, colon, unit = name.rpartition(":")
+    if colon and unit in UNITS:
+        return source(column, unit=unit)
+    if field not in {*CLOCKS, *SPANS}:
+        return source(name)
+    ending = re.search(r"[ _(\[](sec|seconds|s|ms|us|ns)[)\]]?$", name, re.IGNORECASE)
+    return source(name, unit=ending[1].lower() if ending else None)
+
+
+def propose(names: Iterable[str], option: str, length: int) -> str:
+    """Give the `columns` that may be meant, as a shell takes it behind `option`; "" for none.
+
+    The fields that can be done without go first where it would take more than `length` characters.
+    """
+    left = list(dict.fromkeys(name for name in names if "," not in name and "=" not in name))
+    exact = find_fields(left)
+    found: dict[str, str] = {}
+    for field, pattern in NEAR.items():
+        near = [exact[field].names[0]] if field in exact else []
+        near += sorted(
+            (name for name in left if re.search(pattern, _words(name))),
+            key=lambda name: ("token" not in _words(name), "total" in _words(name)),
+        )
+        if near := [name for name in near if name in left]:
+            found[field] = near[0]
+            left.remove(near[0])
+    if "prompt" not in found or "output" not in found:
+        return ""
+    while True:
+        text = option + shlex.quote(",".join(f"{k}={v}" for k, v in found.items()))
+        if len(text) <= length:
+            return text
+        more = [field for field in found if field not in NEEDED]
+        if not more:
+            return ""
+        del found[more[-1]]
+
+
+def _words(name: str) -> str:
+    """Write a name in lower case, with `_` between its words."""
+    return re.sub(r"[^a-z0-9]+", "_", re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower())
+
+
+def units_in(number: float) -> float:
+    """Tell how many units a second has of a clock that shows this: since 1970, if it can be."""
+    for per_second in (1e9, 1e6, 1e3):
+        if number >= 1e8 * per_second:  # 1973
+            return per_second
+    return 1.0
+
+
+def parse_date(text: str) -> int:
+    """Read a date and time, in UTC where it names no zone: us since 1970; ValueError if it is none.
+
+    ISO 8601, or as web servers log it: 16/Nov/2023:18:15:46 +0000.
+    """
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        when = datetime.strptime(text, "%d/%b/%Y:%H:%M:%S %z")
+    return ((when if when.tzinfo else when.replace(tzinfo=UTC)) - EPOCH) // timedelta(
+        microseconds=1
+    )

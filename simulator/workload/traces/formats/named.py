@@ -1,0 +1,122 @@
+"""Requests in columns of well-known names, or of names that are told; Headway's own requests.csv.
+
+CSV, a JSON object a line, or one JSON text with a list of objects. Times are seconds unless the
+name ends in `_ms`, `_us` or `_ns`; moments may be dates, or seconds or less since 1970.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from simulator.util.errors import HeadwayError
+from simulator.workload.traces.csv_columns import header, named_columns, read_csv
+from simulator.workload.traces.documents import (
+    Item,
+    flat,
+    is_json_lines,
+    items,
+    parse,
+    read_text,
+)
+from simulator.workload.traces.fields import (
+    check_needed,
+    find_fields,
+    has_requests,
+    parse_columns,
+)
+from simulator.workload.traces.format import Format, Head, Problems, Table
+from simulator.workload.traces.json_lines import rows
+from simulator.workload.traces.lines import first_line
+from simulator.workload.traces.records import Records
+
+
+def read(path: Path, columns: str | Mapping[str, str] | None = None) -> Table:
+    """Read a file by the names of its columns, or by `columns`: see `parse_columns`."""
+    sources = None if columns is None else parse_columns(columns)
+    number, line = first_line(path)
+    if line[0] not in "{[":
+        if sources is None:
+            sources = find_fields(header(line))
+            check_needed(sources, f"{path}:{number}")
+        return read_csv(path, named_columns(path, sources))
+    problems = Problems(path)
+    needed = {"prompt": sources["prompt"].names} if sources else None
+    found = list(json_requests(path, problems, needed))
+    problems.stop()
+    names = list(dict.fromkeys(name for _, row in found for name in row))
+    for source in (sources or {}).values():
+        if found and not any(name in names for name in source.names):
+            raise HeadwayError(f"{path}:1: {source.names[0]}: no request has it")
+    if sources is None:
+        sources = find_fields(names)
+        check_needed(sources, f"{path}:1")
+    records = Records(problems, sources)
+    for place, row in found:
+        records.add(place, row)
+    return records.table()
+
+
+def json_requests(
+    path: Path, problems: Problems, needed: Mapping[str, Sequence[str]] | None = None
+) -> Iterator[Item]:
+    """Yield the objects of a file, flat, each with its line; one with `needed` is a request."""
+    if is_json_lines(path):
+        for row in rows(path, problems):
+            yield row.line, flat(row.values)
+        return
+    text = read_text(path)
+    whole = parse(path, text)
+    if isinstance(whole, dict) and _is_request(whole, needed):
+        yield 1, flat(whole)
+        return
+    steps = () if isinstance(whole, list) else list_of_objects(whole)
+    for line, value in items(text, steps):
+        if isinstance(value, dict):
+            yield line, flat(value)
+        else:
+            problems.add(line, "line", "not a JSON object")
+
+
+def _is_request(values: dict[str, object], needed: Mapping[str, Sequence[str]] | None) -> bool:
+    found = flat(values)
+    if needed is None:
+        return has_requests(found) or not list_of_objects(values)
+    return all(any(name in found for name in names) for names in needed.values())
+
+
+def list_of_objects(whole: Mapping[str, object]) -> tuple[str, ...]:
+    """Give the key of the first list of objects in a JSON text; nothing if there is none."""
+    for key, value in whole.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            return (key,)
+    return ()
+
+
+def first_request(head: Head) -> dict[str, object]:
+    """Give the first request of a JSON file, flat."""
+    found = flat(head.first)
+    steps = list_of_objects(head.first)
+    if not steps or has_requests(found):
+        return found
+    nested = head.first[steps[0]]
+    assert isinstance(nested, list)
+    return flat(nested[0])
+
+
+def detect(head: Head) -> bool:
+    """Tell whether times and lengths are there under names that are known."""
+    return has_requests(head.columns) or has_requests(first_request(head))
+
+
+FORMAT = Format(
+    "requests",
+    "CSV or JSON: arrival,prompt_tokens,output_tokens, or names like these",
+    detect=detect,
+    read=read,
+)
+COLUMNS = Format(
+    "columns",
+    "CSV or JSON, its columns named by --columns or workload.columns",
+    detect=lambda head: False,
+    read=read,
+    options=("columns",),
+)

@@ -1,0 +1,308 @@
+"""Requests whose fields are told by name: checked, failed ones left out, latencies worked out.
+
+`Records` gathers them from JSON and other files, a mapping for each request; what came as whole
+columns, from a CSV, goes to `make_table` at once.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isfinite, nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.from_mapping import short_repr
+from simulator.workload.traces.fields import (
+    CLOCKS,
+    COUNTS,
+    PRIORITY,
+    SPANS,
+    Sources,
+    parse_date,
+    units_in,
+)
+from simulator.workload.traces.format import (
+    Measured,
+    Numbers,
+    Problems,
+    Table,
+    name_problem,
+)
+from simulator.workload.workload import Floats, Ints
+
+UNKNOWN = "unknown"
+"""The client of a request that names none, where others do."""
+NAMES = ("client", "conversation", "prompt_id")
+NOTHING = {"", "none", "null", "nan"}
+NO_ERROR = {*NOTHING, "false", "0"}
+NO_SUCCESS = {"false", "0", "no"}
+UNFINISHED = {"rejected", "unfinished", "shed", "timeout", "abort", "error", "cancelled"}
+LARGEST = 1e15  # tokens
+NEAREST = 1e-6  # s: a time that is so little below 0 is rounded
+Columns = Mapping[str, Numbers | list[str]]
+
+
+class Records:
+    """Requests as mappings, which become a table; what is wrong is told by line and column."""
+
+    def __init__(self, problems: Problems, sources: Sources) -> None:
+        self.problems = problems
+        self.sources = sources
+        self.lines: list[int] = []
+        self.labels: list[str] = []  # before the column's name, where lines do not tell enough
+        self.values: dict[str, list[object]] = {field: [] for field in sources}
+
+    def add(self, line: int, row: Mapping[str, object], label: str = "") -> None:
+        """Take in one request."""
+        self.lines.append(line)
+        self.labels.append(label)
+        for field, found in self.sources.items():
+            values = (row.get(name) for name in found.names)
+            self.values[field].append(next((v for v in values if v is not None and v != ""), None))
+
+    def table(self) -> Table:
+        """Make the table; HeadwayError with all that is wrong."""
+        failed = self._failed()
+        kept = np.flatnonzero(~failed).tolist()
+        self.lines = [self.lines[k] for k in kept]
+        self.labels = [self.labels[k] for k in kept]
+        self.values = {name: [values[k] for k in kept] for name, values in self.values.items()}
+        columns: dict[str, Numbers | list[str]] = {}
+        units: dict[str, float] = {}
+        for field, source in self.sources.items():
+            values = self.values[field]
+            if field in CLOCKS:
+                columns[field], units[field] = self._clock(field, values, source.per_second)
+            elif field in SPANS:
+                columns[field] = self._span(field, values) / (source.per_second or 1.0)
+            elif field in COUNTS or field in PRIORITY:
+                columns[field] = self._whole(field, values)
+            elif field in NAMES and any(value is not None for value in values):
+                columns[field] = [self._word(field, k, value) for k, value in enumerate(values)]
+        self.problems.stop()
+        place = self.lines.__getitem__
+        return make_table(self.problems.path, columns, units, place, failed=int(failed.sum()))
+
+    def _failed(self) -> npt.NDArray[np.bool_]:
+        words: dict[str, Sequence[str]] = {
+            name: ["" if value is None else str(value) for value in self.values[name]]
+            for name in ("error", "success", "finish")
+            if name in self.values
+        }
+        failed = failures(words)
+        return np.zeros(len(self.lines), bool) if failed is None else failed
+
+    def _wrong(self, field: str, k: int, why: str) -> None:
+        name = self.sources[field].names[0]
+        self.problems.add(self.lines[k], f"{self.labels[k]}{name}", why)
+
+    def _word(self, field: str, k: int, value: object) -> str:
+        if value is None:
+            return UNKNOWN
+        text = value if isinstance(value, str) else str(value)
+        if wrong := name_problem(text):
+            self._wrong(field, k, f"{short_repr(text)} {wrong}")
+        return text
+
+    def _numbers(self, field: str, values: Sequence[object]) -> Floats:
+        """Give numbers, NaN for none."""
+        if {type(value) for value in values} <= {int, float}:
+            try:
+                return np.array(values, np.float64)
+            except OverflowError:
+                pass
+        return np.array([self._number(field, k, value) for k, value in enumerate(values)])
+
+    def _span(self, field: str, values: Sequence[object]) -> Floats:
+        """Give lengths of time, in the column's unit."""
+        numbers = self._numbers(field, values)
+        for k in np.flatnonzero(np.isinf(numbers) | (numbers < -NEAREST)).tolist():
+            less = "negative" if numbers[k] < 0 else "not finite"
+            self._wrong(field, k, f"{short_repr(values[k])} is {less}")
+        return numbers
+
+    def _number(self, field: str, k: int, value: object) -> float:
+        if value is None or (isinstance(value, str) and value.strip().lower() in NOTHING):
+            return nan
+        if not isinstance(value, bool) and isinstance(value, int | float | str):
+            try:
+                return float(value)
+            except (ValueError, OverflowError):
+                pass
+        self._wrong(field, k, f"{short_repr(value)} is not a number")
+        return nan
+
+    def _whole(self, field: str, values: Sequence[object]) -> Ints:
+        """Give whole numbers; 0 where `max_tokens` or the like says nothing."""
+        numbers = self._numbers(field, values)
+        needed = field in {"prompt", "output"}
+        least = -LARGEST if field in PRIORITY else 0
+        whole = np.isfinite(numbers) & (numbers == np.floor(numbers)) & (numbers >= least)
+        whole &= np.abs(numbers) < LARGEST
+        if not needed:
+            whole |= np.isnan(numbers)
+        for k in np.flatnonzero(~whole).tolist():
+            if values[k] is None:
+                self._wrong(field, k, "missing")
+            elif isfinite(numbers[k]) or not isinstance(values[k], str):
+                less = "is negative" if numbers[k] < least else "is not a whole number"
+                self._wrong(field, k, f"{short_repr(values[k])} {less}")
+        return np.where(whole & ~np.isnan(numbers), numbers, 0).astype(np.int64)
+
+    def _clock(
+        self, field: str, values: Sequence[object], per_second: float | None
+    ) -> tuple[Numbers, float]:
+        """Give times and their unit; dates count in microseconds."""
+        dates = [parse_if_date(value) for value in values]
+        if any(date is not None for date in dates):
+            for k, date in enumerate(dates):
+                if date is None and values[k] is not None:
+                    self._wrong(field, k, f"{short_repr(values[k])} is not a date and time")
+            return np.array([nan if date is None else date for date in dates]), 1e6
+        numbers: Numbers
+        if values and {type(value) for value in values} == {int}:
+            try:
+                numbers = np.array(values, np.int64)
+            except OverflowError:
+                numbers = self._numbers(field, values)
+        else:
+            numbers = self._numbers(field, values)
+        bad = np.isinf(numbers) | (numbers < 0)
+        for k in np.flatnonzero(bad).tolist():
+            less = "is negative" if numbers[k] < 0 else "is not finite"
+            self._wrong(field, k, f"{short_repr(values[k])} {less}")
+        if field == "arrival":
+            for k in np.flatnonzero(np.isnan(numbers)).tolist():
+                if values[k] is None:
+                    self._wrong(field, k, "missing")
+        if per_second is None:
+            known = numbers[~np.isnan(numbers)]
+            per_second = units_in(float(known[0])) if len(known) else 1.0
+        return numbers, per_second
+
+
+def parse_if_date(value: object) -> float | None:
+    """Read a date and time, as a text or an object: us since 1970; None if it is a number."""
+    if value is None or isinstance(value, int | float):
+        return None
+    text = str(value).strip()
+    if not text[:1].isdigit() or text.replace(".", "", 1).isdigit():
+        return None
+    try:
+        return parse_date(text)
+    except ValueError:
+        return None
+
+
+def failures(words: Mapping[str, Sequence[str]]) -> npt.NDArray[np.bool_] | None:
+    """Tell which requests failed, by what is said of errors, success and finish; None: untold."""
+    told: dict[str, Callable[[str], bool]] = {
+        "error": lambda word: word not in NO_ERROR,
+        "success": lambda word: word in NO_SUCCESS,
+        "finish": lambda word: word in UNFINISHED,
+    }
+    flags = [
+        np.array([check(word.strip().lower()) for word in words[name]], np.bool_)
+        for name, check in told.items()
+        if name in words
+    ]
+    return np.logical_or.reduce(np.array(flags)) if flags else None
+
+
+def make_table(
+    path: Path,
+    columns: Columns,
+    units: Mapping[str, float],
+    place: Callable[[int], int],
+    failed: int = 0,
+) -> Table:
+    """Make a table of whole columns, by field; clocks in their units, the rest in s and tokens.
+
+    A request without output tokens, or that is said to have failed, is left out and counted.
+    HeadwayError where times contradict each other; `place` gives a request's line.
+    """
+    output: Any = columns["output"]
+    words: Any = {name: columns[name] for name in ("error", "success", "finish") if name in columns}
+    lost = failures(words)
+    fine = output > 0 if lost is None else (output > 0) & ~lost
+    kept = np.flatnonzero(fine)
+
+    def take(name: str) -> Any:
+        column = columns.get(name)
+        if isinstance(column, list):
+            return [column[k] for k in kept.tolist()]
+        return None if column is None else column[kept]
+
+    prompt, output = take("prompt"), take("output")
+    if empty := int((prompt < 1).sum()):
+        text = f"{path}: {empty} prompts of no tokens are taken as of one"
+        warnings.warn(text, HeadwayWarning, stacklevel=4)
+        prompt = np.maximum(prompt, 1)
+    most, turn, client = take("max_tokens"), take("turn"), take("client")
+    arrival = take("arrival")
+    table = Table(
+        np.zeros(len(prompt)) if arrival is None else arrival,
+        units.get("arrival", 1.0),
+        prompt,
+        output,
+        failed=failed + len(fine) - len(kept),
+        client=client,
+        priority=take("priority"),
+        max_tokens=most if most is not None and most.any() else None,
+    )
+    if np.isnan(table.time).any():
+        k = int(np.isnan(table.time).argmax())
+        raise HeadwayError(f"{path}:{place(int(kept[k]))}: arrival: is empty")
+    if {*SPANS, "first", "end"} & columns.keys():
+        times = {name: take(name) for name in (*SPANS, "first", "end")}
+        for name, problem in _measure(table, times, units):
+            raise HeadwayError(f"{path}:{place(int(kept[name]))}: {problem}")
+        assert table.measured is not None
+        table.measured.conversation = take("conversation")
+        table.measured.turn = turn
+        table.measured.prompt_id = take("prompt_id")
+    return table
+
+
+def _measure(
+    table: Table, times: dict[str, Floats | None], units: Mapping[str, float]
+) -> Iterator[tuple[int, str]]:
+    """Work out what a layout leaves to be worked out; yield what is impossible, and of which."""
+    nothing = np.full(len(table.prompt), nan)
+    start = table.time / table.per_second
+
+    def since(name: str) -> Floats:
+        values = times[name]
+        if values is None:
+            return nothing
+        return np.asarray(values / units[name] - start, np.float64)
+
+    def told(name: str) -> Floats:
+        values = times[name]
+        return nothing if values is None else values
+
+    gaps = table.output - 1
+    several = gaps > 0
+    ttft, tpot, e2el = (told(name) for name in ("ttft", "tpot", "e2el"))
+    ttft = np.where(np.isnan(ttft), since("first"), ttft)
+    e2el = np.where(np.isnan(e2el), since("end"), e2el)
+    e2el = np.where(np.isnan(e2el), ttft + told("decode"), e2el)
+    worked_out = np.where(several, (e2el - ttft) / np.where(several, gaps, 1), nan)
+    tpot = np.where(several & np.isnan(tpot), worked_out, np.where(several, tpot, nan))
+    e2el = np.where(np.isnan(e2el), ttft + np.where(several, tpot * gaps, 0.0), e2el)
+    for name, values in (("first token", ttft), ("last token", e2el)):
+        if (bad := np.flatnonzero(values < -NEAREST)).size:
+            yield (
+                int(bad[0]),
+                f"the {name} comes {-values[bad[0]]:g} s before the arrival: impossible",
+            )
+    if (bad := np.flatnonzero(e2el < ttft - 1e-3)).size:
+        yield (
+            int(bad[0]),
+            f"the last token comes {e2el[bad[0]]:g} s after the arrival, the first one "
+            f"{ttft[bad[0]]:g} s: impossible",
+        )
+    table.measured = Measured(ttft, tpot, e2el)

@@ -1,0 +1,119 @@
+"""What load generators write, as traces and as measured runs."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibration.measured.requests import read_requests
+from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.workload.traces import detect_format, read_trace
+
+SAMPLES = Path(__file__).parent / "samples"
+BENCH = {
+    "date": "20261101-120000",
+    "completed": 2,
+    "input_lens": [7, 9, 4],
+    "output_lens": [3, 0, 1],
+    "ttfts": [0.5, 0.0, 0.25],
+    "itls": [[0.1, 0.15], [], []],
+    "start_times": [100.0, 101.0, 102.5],
+    "errors": ["", "timeout", ""],
+}
+
+
+def test_guidellm():
+    """Its own moments and lengths; times of the first request as guidellm says them."""
+    path = SAMPLES / "guidellm.json"
+    raw = json.loads(path.read_text())["benchmarks"][0]["requests"]["successful"]
+    assert detect_format(path) == "guidellm"
+    found, trace = read_requests(path), read_trace(path)
+    starts = np.array([one["request_start_time"] for one in raw])
+    assert trace.arrival == pytest.approx(starts - starts[0], abs=1e-6)
+    assert found.prompt.tolist() == [one["prompt_tokens"] for one in raw] == [16, 15, 14]
+    assert found.output.tolist() == [one["output_tokens"] for one in raw]
+    assert found.ttft * 1e3 == pytest.approx([one["time_to_first_token_ms"] for one in raw])
+    assert found.e2el == pytest.approx([one["request_latency"] for one in raw])
+
+
+def test_guidellm_requests_that_were_cancelled(put):
+    """They are counted; all benchmarks of a sweep follow each other."""
+    one = {"request_start_time": 5.0, "prompt_tokens": 3, "output_tokens": 2}
+    groups = {"successful": [one], "errored": [], "incomplete": [one | {"output_tokens": 1}]}
+    later = {"successful": [one | {"request_start_time": 9.0}]}
+    path = put(json.dumps({"benchmarks": [{"requests": groups}, {"requests": later}]}))
+    with pytest.warns(HeadwayWarning, match="1 requests failed"):
+        assert read_trace(path).arrival.tolist() == [0.0, 4.0]
+    bad = {"benchmarks": [{"requests": {"successful": [one, one | {"prompt_tokens": "x"}]}}]}
+    with pytest.raises(HeadwayError, match=":11: prompt_tokens: 'x' is not a number"):
+        read_trace(put(json.dumps(bad, indent=1)))
+
+
+def test_aiperf():
+    """Moments in ns since 1970, metrics in ms."""
+    path = SAMPLES / "aiperf.jsonl"
+    raw = [json.loads(line) for line in path.read_text().splitlines()]
+    assert detect_format(path) == "aiperf"
+    found = read_requests(path)
+    starts = [one["metadata"]["request_start_ns"] for one in raw]
+    assert found.arrival == pytest.approx([(s - starts[0]) / 1e9 for s in starts], abs=1e-6)
+    assert (found.prompt.tolist(), found.output.tolist()) == ([30] * 3, [18] * 3)
+    metrics = [one["metrics"] for one in raw]
+    assert found.ttft * 1e3 == pytest.approx([m["time_to_first_token"]["value"] for m in metrics])
+    assert found.e2el * 1e3 == pytest.approx([m["request_latency"]["value"] for m in metrics])
+
+
+def test_aiperf_without_its_warm_up(put):
+    line = json.loads((SAMPLES / "aiperf.jsonl").read_text().splitlines()[0])
+    warm = line | {"metadata": line["metadata"] | {"benchmark_phase": "warmup"}}
+    lost = {"metadata": line["metadata"], "metrics": {}, "error": {"code": 500}}
+    with pytest.warns(HeadwayWarning, match="1 requests failed"):
+        found = read_trace(put("\n".join(map(json.dumps, (warm, line, lost)))))
+    assert len(found) == 1
+
+
+def test_inference_perf():
+    """The moments of a clock of its own; the first and last token's, not the connection's end."""
+    path = SAMPLES / "inference_perf.json"
+    raw = json.loads(path.read_text())
+    assert detect_format(path) == "inference_perf"
+    found = read_requests(path)
+    info = [one["info"] for one in raw]
+    assert found.prompt.tolist() == [one["input_tokens"] for one in info]
+    replies = [one["response_metrics"] for one in info]
+    assert found.output.tolist() == [one["output_tokens"] for one in replies]
+    starts = np.array([one["start_time"] for one in raw])
+    assert found.arrival == pytest.approx(starts - starts[0])
+    firsts, lasts = (np.array([one["output_token_times"][k] for one in replies]) for k in (0, -1))
+    assert found.ttft == pytest.approx(firsts - starts)
+    assert found.e2el == pytest.approx(lasts - starts)
+
+
+def test_vllm_bench(put):
+    """Lists for columns; the gaps between tokens add up to the last one's time."""
+    path = put(json.dumps(BENCH), "bench.json")
+    assert detect_format(path) == "vllm_bench"
+    with pytest.warns(HeadwayWarning, match="1 requests failed"):
+        trace = read_trace(path)
+    assert trace.arrival.tolist() == [0.0, 2.5]
+    with pytest.warns(HeadwayWarning, match="1 requests failed"):
+        found = read_requests(path)
+    assert found.e2el == pytest.approx([0.75, 0.25])
+    assert found.tpot == pytest.approx([0.125, np.nan], nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"start_times": None}, ":1: start_times: missing: lists come with --save-detailed"),
+        ({"ttfts": [1]}, ":1: ttfts: 1 values for 3 requests"),
+        ({"input_lens": [7, 9, -4]}, ":1: request 2: input_lens: -4 is negative"),
+        ({"itls": [["x"], [], []]}, ":1: request 0: itls: not a list of numbers"),
+        ({"start_times": [1, 2, "soon"]}, ":1: request 2: start_times: 'soon' is not a number"),
+    ],
+)
+def test_bad_results_of_vllm_bench(put, change, wrong):
+    with pytest.raises(HeadwayError) as caught:
+        read_trace(put(json.dumps(BENCH | change)))
+    assert wrong in str(caught.value)

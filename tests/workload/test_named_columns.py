@@ -1,0 +1,199 @@
+"""Requests in columns of known names, or of names that are told."""
+
+import gzip
+import json
+import warnings
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.cli.main import main
+from simulator.scenario.load import load_scenario
+from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.workload.traces import detect_format, read_trace
+from simulator.workload.traces.fields import LONGEST, parse_columns, propose, source, units_in
+
+OWN = "when,user name,n_prompt_tok,n_completion_tok,urgency\n"
+ROWS = "1700000000.5,ann,100,20,1\n1700000001.25,bob,50,5,0\n"
+
+
+def facts(workload):
+    """Give times and lengths."""
+    return (
+        workload.arrival.tolist(),
+        workload.prompt_tokens.tolist(),
+        workload.output_tokens.tolist(),
+    )
+
+
+def test_the_proposal_works_when_it_is_pasted(put, capsys):
+    """The refusal's one line is at most 160 characters, and what it says to try is taken."""
+    path = put(OWN + ROWS, "own.csv")
+    assert main(["trace", "describe", str(path)]) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert len(line.rstrip()) <= LONGEST
+    option, value = line.rstrip().partition("; try ")[2].split(" ", 1)
+    assert option == "--columns"
+    assert main(["trace", "describe", str(path), option, value.strip("'")]) == 0
+    assert "requests        2" in capsys.readouterr().out
+
+
+@given(st.lists(st.text("abpromtencuil_ T", min_size=1, max_size=60), min_size=1, max_size=8))
+def test_a_proposal_is_short_and_can_be_read(names):
+    """Whatever the columns are called."""
+    text = propose(names, "--columns ", LONGEST - 40)
+    assert len(text) <= LONGEST - 40
+    if text:
+        columns = parse_columns(text.removeprefix("--columns ").strip("'"))
+        assert {"prompt", "output"} <= columns.keys()
+
+
+@pytest.mark.parametrize(
+    ("columns", "arrivals"),
+    [
+        ("arrival=when,prompt=n_prompt_tok,output=n_completion_tok", [0, 0.75]),
+        ("arrival=when:ms,prompt=n_prompt_tok,output=n_completion_tok", [0, 0.75e-3]),
+        ({"prompt": "n_prompt_tok", "output": "n_completion_tok"}, [0, 0]),
+    ],
+)
+def test_columns_as_told(put, columns, arrivals):
+    """In a CSV and in JSON; without a time all arrive at once."""
+    keys = OWN.strip().split(",")
+    rows = [dict(zip(keys, line.split(","), strict=True)) for line in ROWS.splitlines()]
+    lines = "\n".join(json.dumps(row) for row in rows)
+    for text in (OWN + ROWS, lines, json.dumps(rows, indent=1), json.dumps({"all": rows})):
+        found = facts(read_trace(put(text), columns=columns))
+        assert found == (arrivals, [100, 50], [20, 5])
+
+
+def test_labels_in_columns_as_told(put):
+    """Whose a request is, how urgent, and how long its answer may be."""
+    told = "prompt=n_prompt_tok,output=n_completion_tok,client=user name,priority=urgency"
+    found = read_trace(put(OWN + ROWS), columns=told)
+    assert found.client == ["ann", "bob"]
+    assert found.priority.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        ("2026-01-01 00:00:01", "2026-01-01 00:00:02.5"),
+        ("2026-01-01T00:00:01Z", "2026-01-01T01:00:02.5+01:00"),
+        ("01/Jan/2026:00:00:01 +0000", "01/Jan/2026:00:00:02.5 +0000"),
+        ("1767225601", "1767225602.5"),
+        ("1767225601000", "1767225602500"),
+        ("1767225601000000000", "1767225602500000000"),
+        ("7", "8.5"),
+    ],
+)
+def test_units_and_dates(put, start, end):
+    """Dates, with a zone or in UTC; numbers since 1970 in s, ms, us, ns; others are seconds."""
+    if start.startswith("01/"):  # web servers log whole seconds
+        end = end.replace(".5", "")
+    gap = 1.0 if start.startswith("01/") else 1.5
+    rows = [{"timestamp": start, "prompt_tokens": 7, "completion_tokens": 3}]
+    rows += [{"timestamp": end, "prompt_tokens": 8, "completion_tokens": 4}]
+    csv = "timestamp,prompt_tokens,completion_tokens\n" + f"{start},7,3\n{end},8,4\n"
+    for text in (csv, json.dumps(rows), "\n".join(map(json.dumps, rows))):
+        path = put(text)
+        assert detect_format(path) == "requests"
+        assert facts(read_trace(path)) == ([0, gap], [7, 8], [3, 4])
+
+
+def test_nanoseconds_are_exact():
+    """A float would be off by hundreds of them."""
+    assert units_in(1_700_000_000_000_000_001) == 1e9
+    assert source("a", unit="ms").per_second == 1e3
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("x", "'x' is not FIELD=COLUMN"),
+        ("promt=a,output=b", "promt: not a field; did you mean prompt?; there are arrival, "),
+        ("prompt=a", "output: missing: which column has its tokens?"),
+    ],
+)
+def test_a_wrong_mapping_is_told(put, text, wrong):
+    with pytest.raises(HeadwayError, match="columns: ") as caught:
+        read_trace(put(OWN + ROWS), columns=text)
+    assert wrong in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("timestamp,isl,osl\n0,5,5\nsoon,5,5\n", ":3: timestamp: 'soon' is not a number"),
+        ("timestamp,isl,osl\n0,five,5\n", ":2: isl: 'five' is not a whole number"),
+        ('{"timestamp":0,"isl":5,"osl":5}\n{"timestamp":1,"isl":5}\n', ":2: osl: missing"),
+        ('[{"timestamp":0,"isl":5,"osl":5},\n{"timestamp":1,"isl":-5,"osl":5}]', ":2: isl: -5 is"),
+        ('[{"timestamp":0,"isl":5,"osl":5},\n{"timestamp":"a","isl":5,"osl":5}]', ":2: timestamp"),
+        ('[{"timestamp":0,"isl":5,"osl":5},\n7]', ":2: line: not a JSON object"),
+        ('{"timestamp":0,"isl":5,"osl":5}\n{"timestamp":1\n', ":2: line: bad JSON"),
+    ],
+)
+def test_bad_values_are_named(put, text, wrong):
+    """By line and column, in each layout."""
+    with pytest.raises(HeadwayError) as caught:
+        read_trace(put(text))
+    assert wrong in str(caught.value)
+
+
+def test_a_column_that_is_not_there_is_told(put):
+    for text in (OWN + ROWS, json.dumps([{"prompt": 1, "output": 2}])):
+        with pytest.raises(HeadwayError, match=":1: when2: "):
+            read_trace(put(text), columns="arrival=when2,prompt=n_prompt_tok,output=output")
+
+
+def test_a_scenario_names_columns(write, put):
+    """`workload.columns`, as a text or a mapping; it goes with a trace that names no format."""
+    put(gzip.compress((OWN + ROWS).encode()), "own.csv.gz")
+    told = "{arrival: when, prompt: n_prompt_tok, output: n_completion_tok}"
+    text = "workload:\n  trace: {path: own.csv.gz}\n  columns: "
+    for columns in (told, "arrival=when,prompt=n_prompt_tok,output=n_completion_tok"):
+        found = load_scenario(write(text + columns + "\n")).make_workload()
+        assert facts(found) == ([0, 0.75], [100, 50], [20, 5])
+    with pytest.raises(HeadwayError, match="output: missing"):
+        load_scenario(write(text + "{prompt: a}\n"))
+    with pytest.raises(HeadwayError, match="go with a trace that names no format"):
+        load_scenario(write("workload: {columns: 'prompt=a,output=b'}\n"))
+    with pytest.raises(HeadwayError, match=r"try --set workload\.columns='arrival=when,"):
+        load_scenario(write("workload: {trace: {path: own.csv.gz}}\n")).make_workload()
+
+
+def test_headways_own_requests_are_a_trace(write, tmp_path, monkeypatch):
+    """What a run wrote is read again: the same requests, those that did not end left out."""
+    monkeypatch.chdir(tmp_path)
+    scenario = (
+        "model: llama-3-8b\nworkload: {num_prompts: 20, request_rate: 5, clients: [1, 2]}\n"
+        "cost: {kind: linear, base: 0.01}\n"
+    )
+    path = write(scenario)
+    assert main(["run", str(path), "--out", "o", "--quiet"]) == 0
+    again = read_trace(tmp_path / "o" / "requests.csv")
+    before = load_scenario(path).make_workload()
+    assert again.client == before.client
+    assert again.prompt_tokens.tolist() == before.prompt_tokens.tolist()
+    assert again.output_tokens.tolist() == before.output_tokens.tolist()
+    lines = (tmp_path / "o" / "requests.csv").read_text().splitlines()
+    (tmp_path / "some.csv").write_text(
+        "\n".join([*lines[:-1], lines[-1].replace("stop", "timeout")])
+    )
+    with pytest.warns(HeadwayWarning, match="1 requests failed"):
+        assert len(read_trace(tmp_path / "some.csv")) == 19
+
+
+def test_prompts_of_nothing_are_told(put):
+    """Some harnesses count a prompt without what the chat template adds."""
+    with pytest.warns(HeadwayWarning, match="1 prompts of no tokens are taken as of one"):
+        found = read_trace(put("timestamp,isl,osl\n0,0,5\n1,3,5\n"))
+    assert found.prompt_tokens.tolist() == [1, 3]
+
+
+def test_clients_that_some_requests_do_not_name(put):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = read_trace(put("timestamp,isl,osl,user\n0,1,5,ann\n1,3,5,\n"))
+    assert found.client == ["ann", "unknown"]
