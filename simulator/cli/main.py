@@ -30,7 +30,7 @@ VERBS = {
     "memory": "Tell how many tokens and requests fit on a GPU.",
     "engines": "List the named engines.",
     "schema": "Print the scenario's JSON Schema, for completion and checks in an editor.",
-    "conform": "Compare every decision with a schedule recorded from vLLM; exit code 1 on a "
+    "conform": "Compare every decision with a recorded schedule, of vLLM or SGLang; 1 on a "
     "difference.",
     "serve": "Answer over HTTP as the scenario's vLLM server would, without a GPU.",
     "tokenizer": "Write a small tokenizer, for `serve` and its clients.",

@@ -1,7 +1,8 @@
 """Case files: what `headway conform` lets a scheduler decide.
 
 A case is a JSON object: scheduler settings, a step-time model and requests, all times in integer
-nanoseconds (`docs/conformance.md` has the fields). A file holds one case (.json) or one in each
+nanoseconds (`docs/conformance.md` has the fields). Its settings tell whether it is for vLLM's
+scheduler or SGLang's (`sglang_cases.py`). A file holds one case (.json) or one in each
 line (.jsonl); either may be packed by gzip.
 """
 
@@ -10,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 
@@ -153,6 +154,9 @@ def _segment_name(name: object) -> tuple[str, int] | str:
 class Case(_Model):
     """One case, with all defaults filled in."""
 
+    length_key: ClassVar[str] = "max_model_len"
+    """The setting that bounds prompts."""
+
     version: Annotated[int, _checked(lambda v: v == 1, "1")] = Field(alias="schema")
     name: str
     about: Any = None
@@ -174,13 +178,13 @@ class Case(_Model):
     @model_validator(mode="after")
     def _check_requests(self) -> "Case":
         wrong = []
-        longest = self.config.max_model_len
+        longest = getattr(self.config, self.length_key)
         for index, request in enumerate(self.requests):
             at = f"requests.{index}"
             if request.id != index:
                 wrong.append(f"{at}.id: must be {index}, its position, not {request.id!r}")
             if request.prompt_len >= longest:
-                wrong.append(f"{at}.prompt_len: must be less than max_model_len ({longest})")
+                wrong.append(f"{at}.prompt_len: must be less than {self.length_key} ({longest})")
             try:
                 request.named_prompt(self.config.hash_id_tokens)
             except ValueError as error:
@@ -224,8 +228,13 @@ def _source_map(path: Path, text: str) -> SourceMap:
 
 def _check(raw: object, source_map: Callable[[], SourceMap]) -> Case:
     """Make a case of plain values, or raise HeadwayError with everything that is wrong."""
+    from simulator.conformance.sglang_cases import SglangCase, SglangConfig  # they need `Case`
+
+    config = raw.get("config") if isinstance(raw, dict) else None
+    own = SglangConfig.model_fields.keys() - VllmConfig.model_fields.keys()
+    kind = SglangCase if isinstance(config, dict) and own & config.keys() else Case
     try:
-        return Case.model_validate(raw)
+        return kind.model_validate(raw)
     except ValidationError as error:
         wrong = [fault for one in error.errors(include_url=False) for fault in _faults(one)]
         raise HeadwayError(map(source_map().message, wrong)) from None

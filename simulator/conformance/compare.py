@@ -1,4 +1,4 @@
-"""Step for step against a recorded schedule: does Headway decide what vLLM decided?
+"""Step for step against a recorded schedule: does Headway decide what vLLM or SGLang decided?
 
 Every row that `simulator.conformance.replay` yields must be the recorded one. Rows of equal text
 are equal; only where the text differs are the fields looked at.
@@ -14,10 +14,13 @@ from typing import Any
 
 from simulator.conformance.cases import Case, parse_line, read_cases, read_lines, write_lines
 from simulator.conformance.replay import Replay
+from simulator.conformance.sglang_cases import SglangCase
+from simulator.conformance.sglang_replay import SglangReplay
 from simulator.util.errors import HeadwayError
 
 Row = dict[str, Any]
 _TYPE = re.compile(r'\s*\{\s*"type"\s*:\s*"(\w+)"')
+_NOT_WHOLE = ("type", "mode", "ratio", "reason")  # what need not be whole numbers, or lists of them
 _SHOWN = 3  # differences that a report shows in full
 _WIDTH = 60  # of a value side by side
 
@@ -86,12 +89,17 @@ def conform(
             goldens = read_goldens(golden or default, cases)
     finally:
         if write is not None:
-            write_lines(write, (row for case in cases for row in Replay(case, leap=leap).log()))
+            write_lines(write, (row for case in cases for row in _replay(case, leap).log()))
     if goldens is None:
         return []
-    return [
-        _compare(Replay(case, leap=leap), one) for case, one in zip(cases, goldens, strict=True)
-    ]
+    return [_compare(_replay(case, leap), one) for case, one in zip(cases, goldens, strict=True)]
+
+
+def _replay(case: Case, leap: bool) -> Replay:
+    """Make the replay of a case, by its engine."""
+    return (
+        SglangReplay(case, leap=leap) if isinstance(case, SglangCase) else Replay(case, leap=leap)
+    )
 
 
 def default_golden(path: Path) -> Path:
@@ -190,7 +198,7 @@ def _differ(
         for name in headway:
             if name not in recorded:
                 raise HeadwayError(f"{place}: {name}: missing")
-            if isinstance(recorded[name], str | float | dict) and name != "type":
+            if isinstance(recorded[name], str | float | dict) and name not in _NOT_WHOLE:
                 raise HeadwayError(f"{place}: {name}: cannot be {recorded[name]!r}")
         fields = [name for name in headway if headway[name] != recorded[name]]
     if not fields:

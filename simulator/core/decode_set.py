@@ -10,6 +10,7 @@ once in `block_size` ticks, always at the same remainder: its phase. Counting me
 tells how many blocks any stretch of ticks takes.
 """
 
+from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from simulator.core.request import Request
@@ -57,6 +58,14 @@ class DecodeSet:
         """Have `advance` return a member when `ticks` more ticks are over."""
         request.last_tick = self.tick + ticks
         heappush(self._ends, (request.last_tick, request.admission, request))
+
+    def reorder(self, members: Iterable[Request], first: int) -> None:
+        """Number members anew, from `first` on: their place in the running list has changed."""
+        for number, request in enumerate(members, first):
+            request.admission = number
+            heappush(self._ends, (request.last_tick, number, request))
+            if self._begins is not None:
+                heappush(self._begins, (request.joined - request.computed, number, request))
 
     def leave(self, request: Request) -> int:
         """Let a member go, bring its own counters up to date, return its ticks in the set."""

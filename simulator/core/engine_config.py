@@ -131,7 +131,7 @@ class EngineConfig(Config):
     prefix_cache: Literal["hash", "radix"] = Field(
         "hash",
         description="how such prompts are found: hash: by chained hashes of blocks, as vLLM; "
-        "radix: in a tree whose leaves are evicted, as SGLang",
+        "radix: in a tree whose leaves are evicted, as SGLang; policy sglang always has the tree",
     )
     kv_offloading_size: PositiveAmount | None = Field(
         None,

@@ -25,6 +25,7 @@ class Request:
     segments: Segments | None = None  # None: a prompt shared with nobody
     hint: int | None = None  # output tokens that a predictor expects; None: there is none
     max_tokens: int | None = None  # output tokens that the client allows; None: it does not say
+    ignore_eos: bool = False  # it ends with the last token that the client allows (SGLang)
 
     # The engine's side.
     output_limit: int = 0  # tokens after which the engine ends it, whatever it still wanted to say

@@ -223,7 +223,7 @@ class EngineLoop(ABC):
         schedulers = [core.scheduler for core in self.cores]
         due = [when for one in schedulers if (when := one.next_wakeup()) is not None]
         if self.batch_queue:
-            self._starved = True
+            self._starved = schedulers[0].pauses
             self._sleep(self._next())
         elif due:
             self._sleep(max(min(due), now))

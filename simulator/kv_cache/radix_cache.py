@@ -1,15 +1,15 @@
-"""SGLang's prefix cache: a radix tree over tokens, whose leaves are evicted least recently used.
+"""SGLang's prefix cache: a radix tree over tokens, whose leaves are evicted.
 
-The rules are those of SGLang's `RadixCache` (v0.5, `srt/mem_cache/radix_cache.py`): a prompt enters
-the tree when its chunk has been computed, an answer when its request has finished; who runs locks
-the path to the root; what is not locked may be evicted, leaf by leaf, each as a whole. Headway
-differs in one thing: a path counts as used when somebody boards or adds to it, not also each time
-that a request in the queue is compared with it.
+The rules are those of SGLang 0.5.23 (`srt/mem_cache/unified_radix_cache.py` and
+`unified_cache/unified_tree_core.py`): a prompt enters the tree when its chunk has been computed, an
+answer when its request has finished, cut off from its prompt, so that answers can go first; who
+runs locks the path to the root; what is not locked may be evicted, leaf by leaf, each as a whole.
+Whoever is compared with a path uses it, and splits the edge that it leaves.
 
 Nothing here costs a step per token: an edge holds runs of tokens, and blocks are counted.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -31,14 +31,42 @@ class Node:
     blocks: int
     locks: int = 0  # running requests whose path passes here
     stamp: int = 0  # when it was last used
+    created: int = 0  # when it, or what it was split off from, was added
+    inserts: int = 0  # requests that have put their tokens here
+    priority: int = 0  # the highest of these
+    offered: bool = False  # it is in the heap of those that may be evicted
     children: dict[tuple[Piece, ...], "Node"] = field(default_factory=dict)
+
+
+EvictionKey = Callable[[Node], tuple[int, int]]
+EVICTION_POLICIES: dict[str, EvictionKey] = {
+    "lru": lambda node: (0, node.stamp),
+    "lfu": lambda node: (node.inserts, node.stamp),
+    "slru": lambda node: (node.inserts >= 2, node.stamp),
+    "priority": lambda node: (node.priority, node.stamp),
+    "fifo": lambda node: (node.created, node.stamp),
+    "filo": lambda node: (-node.created, node.stamp),
+    "mru": lambda node: (-node.stamp, 0),
+    "tlru": lambda node: (0, node.stamp),  # its threshold is 0 by default: then it is lru
+}
+"""SGLang's `radix_eviction_policy`: the leaf with the least key is evicted first."""
+
+
+@dataclass(slots=True)
+class _Path:
+    """What a running request has in the tree."""
+
+    end: Node
+    blocks: int
+    inserted: int = 0  # blocks that it has put there itself, or found when it did
 
 
 class RadixCache(EvictingCounter):
     """Blocks of `block_size` tokens (SGLang's page_size) under a radix tree.
 
     `free` counts what may be had: blocks of nobody and those that may be evicted. `missing` and
-    `admit` want the hits that `match` has just returned for the same request.
+    `admit` want the hits that `match` has just returned for the same request. `eviction_policy`,
+    a key of EVICTION_POLICIES, may be set while the tree is empty.
     """
 
     prefix_caching = True
@@ -47,12 +75,14 @@ class RadixCache(EvictingCounter):
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
+        self.eviction_policy = "lru"
         self._pool = self.usable  # blocks of nobody
         self._root = Node(None, [], 0, locks=1)
-        self._held: dict[Request, tuple[Node, int]] = {}  # the end of its path, blocks up to there
+        self._held: dict[Request, _Path] = {}
+        self._found = self._root  # the end of the path of the last hits
         self._idle = 0  # of the last hits, those that nobody has locked
         self._clock = 0
-        self._leaves: list[tuple[int, int, Node]] = []  # (stamp, number, leaf), a heap
+        self._leaves: list[tuple[tuple[int, int], int, Node]] = []  # (key, number, leaf), a heap
         self._pushed = 0
         self._blocks_in_tree = 0
 
@@ -61,16 +91,27 @@ class RadixCache(EvictingCounter):
         """Blocks in the tree."""
         return self._blocks_in_tree
 
+    @property
+    def evictable(self) -> int:
+        """Blocks in the tree that nobody has locked."""
+        return self.free - self._pool
+
     def match(self, request: Request) -> Sequence[int]:
         """Return as many numbers as blocks are cached of the prompt, never with its last token."""
-        limit = (request.known - 1) // self.block_size
-        content = pieces_of(request, limit * self.block_size)
-        hits = self._idle = 0
-        for node, blocks, _ in self._walk(content):
+        return range(self.find(request, request.known - 1)[0])
+
+    def find(self, request: Request, tokens: int) -> tuple[int, Node]:
+        """Use the path of a request's first tokens; return its blocks and its end."""
+        content = pieces_of(request, tokens // self.block_size * self.block_size)
+        node, hits, self._idle = self._root, 0, 0
+        for found, blocks, _ in self._walk(content, node):
+            node = found if blocks == found.blocks else self._split(found, blocks)
+            self._use(node)
             hits += blocks
             if not node.locks:
                 self._idle += blocks
-        return range(hits)
+        self._found = node
+        return hits, node
 
     def missing(self, tokens: int, hits: Sequence[int]) -> int:
         """Count the blocks beyond the hits, and the hits that may now be evicted."""
@@ -78,15 +119,15 @@ class RadixCache(EvictingCounter):
 
     def admit(self, request: Request, hits: Sequence[int], tokens: int) -> None:
         """Lock the path of the hits and take blocks for the rest of `tokens` tokens."""
-        node = self._descend(pieces_of(request, len(hits) * self.block_size))
-        self._lock(node, self._root)
-        self._held[request] = node, len(hits)
+        node = self._found if hits else self._root
+        self._lock(node)
+        self._held[request] = _Path(node, len(hits))
         request.computed = tokens
         self.take(-(-tokens // self.block_size) - len(hits))
 
     def owned(self, request: Request, tokens: int) -> int:
-        node, held = self._held[request]
-        count = -(-tokens // self.block_size) - held
+        path = self._held[request]
+        node, count = path.end, -(-tokens // self.block_size) - path.blocks
         while node.parent is not None:
             if node.locks == 1:
                 count += node.blocks
@@ -95,57 +136,112 @@ class RadixCache(EvictingCounter):
 
     def cache(self, request: Request) -> None:
         """Put the full blocks of all that is computed into the tree."""
-        node, held = self._held[request]
-        blocks = request.computed // self.block_size
-        end, found = self._insert(pieces_of(request, blocks * self.block_size))
-        double = max(found - held, 0)  # somebody else has computed the same meanwhile
+        self.insert(request, request.computed)
+
+    def insert(self, request: Request, tokens: int) -> None:
+        """Put the full blocks of a running request's first tokens into the tree."""
+        path, size = self._held[request], self.block_size
+        blocks = tokens // size
+        if not blocks:
+            return
+        end, found = self._insert(request, blocks, path, path.inserted)
+        path.inserted = max(path.inserted, blocks)
+        prompt = request.prompt_tokens // size
+        if 0 < prompt < blocks:  # so that the answer can be evicted without the prompt
+            from_ = path if path.blocks <= prompt else _Path(self._root, 0)
+            self._insert(request, prompt, from_, prompt, above=1)
+        double = max(found - path.blocks, 0)  # somebody else has computed the same meanwhile
         self._pool += double
         self.free += double
-        self._lock(end, node)
-        self._held[request] = end, blocks
+        self._lock(end)
+        self._unlock(path.end)
+        path.end, path.blocks = end, blocks
 
     def release(self, request: Request) -> None:
         """Unlock the path; what a finished request leaves in the tree may be found by others."""
         self.unreserve(request)
         if request.finish >= 0:
             self.cache(request)
-        node, held = self._held.pop(request)
-        own = -(-request.computed // self.block_size) - held
+        path = self._held.pop(request)
+        own = -(-request.computed // self.block_size) - path.blocks
         self._pool += own
         self.free += own
-        self._unlock(node)
+        self._unlock(path.end)
         request.computed = 0
 
     def take(self, count: int) -> None:
         """Take blocks of nobody; where there are too few, evict."""
+        self.make_room(count)
         self.free -= count
         self._pool -= count
-        while self._pool < 0:
-            stamp, _, leaf = heappop(self._leaves)
+
+    def make_room(self, count: int) -> None:
+        """Evict until so many blocks are nobody's, or nothing can be evicted."""
+        if self._pool >= count:
+            return
+        key, leaves = EVICTION_POLICIES[self.eviction_policy], self._leaves
+        while self._pool < count and leaves:
+            old, _, leaf = heappop(leaves)
+            leaf.offered = False
             parent = leaf.parent
-            if leaf.stamp != stamp or leaf.locks or leaf.children or parent is None:
-                continue  # used since, or evicted
+            if leaf.locks or leaf.children or parent is None:
+                continue  # in use, or evicted
+            if old != key(leaf):
+                self._offer(leaf)
+                continue
             del parent.children[self._key(leaf.pieces, (0, 0))]
             leaf.parent = None
             self._pool += leaf.blocks
             self._blocks_in_tree -= leaf.blocks
             self._offer(parent)
 
+    def depth_first(self, ends: Iterable[Node]) -> list[int]:
+        """Order paths by their ends, depth first: where more of them pass, first.
+
+        At each node those that end there come after those that go on. Returns their numbers.
+        """
+        ending: dict[Node, list[int]] = {}
+        weight: dict[Node, int] = {}
+        for number, end in enumerate(ends):
+            ending.setdefault(end, []).append(number)
+            above: Node | None = end
+            while above is not None:
+                weight[above] = weight.get(above, 0) + 1
+                above = above.parent
+        order: list[int] = []
+        todo: list[tuple[Node, bool]] = [(self._root, False)]
+        while todo:
+            node, seen = todo.pop()
+            if seen:
+                order += ending.get(node, ())
+                continue
+            below = [child for child in node.children.values() if child in weight]
+            todo.append((node, True))
+            todo += [(c, False) for c in sorted(below, key=lambda c: -weight[c])[::-1]]
+        return order
+
+    def _use(self, node: Node) -> None:
+        self._clock += 1
+        node.stamp = self._clock
+        if self.eviction_policy == "mru" and not node.children:  # it may go earlier than it was due
+            node.offered = False
+            self._offer(node)
+
     def _offer(self, node: Node) -> None:
         """Let a node be evicted, if it is a leaf that nobody has locked."""
-        if not node.locks and not node.children:
+        if not node.locks and not node.children and not node.offered:
+            node.offered = True
             self._pushed += 1
-            heappush(self._leaves, (node.stamp, self._pushed, node))
+            key = EVICTION_POLICIES[self.eviction_policy](node)
+            heappush(self._leaves, (key, self._pushed, node))
 
-    def _lock(self, node: Node, above: Node) -> None:
-        """Lock the path from `node` up to `above`, which is locked already."""
-        while node is not above:
+    def _lock(self, node: Node) -> None:
+        while node.parent is not None:
             if node.locks:
                 self.shared += node.blocks
             else:
                 self.free -= node.blocks
             node.locks += 1
-            assert node.parent is not None
             node = node.parent
 
     def _unlock(self, node: Node) -> None:
@@ -158,13 +254,29 @@ class RadixCache(EvictingCounter):
                 self._offer(node)
             node = node.parent
 
-    def _walk(self, content: list[Piece]) -> Iterator[tuple[Node, int, Cursor]]:
-        """Follow `content` down: nodes, how many of their blocks it covers, and where it then is.
+    def _use_path(self, end: Node, priority: int, inserted: int) -> None:
+        """Use a path, of which a request has put `inserted` blocks there before."""
+        path = []
+        node = end
+        while node.parent is not None:
+            path.append(node)
+            node = node.parent
+        there = 0
+        for node in reversed(path):
+            self._use(node)
+            node.priority = max(node.priority, priority)
+            there += node.blocks
+            node.inserts += there > inserted
 
-        Only the last node may be covered in part.
+    def _walk(
+        self, content: list[Piece], node: Node, cursor: Cursor = (0, 0)
+    ) -> Iterator[tuple[Node, int, Cursor]]:
+        """Follow `content` down from a node and a place in it.
+
+        Yields nodes, how many of their blocks it covers, and where it then is. Only the last node
+        may be covered in part.
         """
-        node, cursor = self._root, (0, 0)
-        while cursor[0] < len(content):
+        while cursor[0] < len(content) and node.children:
             child = node.children.get(self._key(content, cursor))
             if child is None:
                 return
@@ -176,33 +288,37 @@ class RadixCache(EvictingCounter):
                 return
             node = child
 
-    def _descend(self, content: list[Piece]) -> Node:
-        """Use a path that is in the tree; return the node at its end, split off if need be."""
-        node = self._root
-        for found, blocks, _ in self._walk(content):
-            node = found if blocks == found.blocks else self._split(found, blocks)
-            self._clock += 1
-            node.stamp = self._clock
-        return node
+    def _insert(
+        self, request: Request, blocks: int, path: _Path, inserted: int, above: int = 0
+    ) -> tuple[Node, int]:
+        """Use the path of a request's first blocks and add what is not there.
 
-    def _insert(self, content: list[Piece]) -> tuple[Node, int]:
-        """Use a path and add what is not there; return its end and the blocks that were there."""
-        node = self._root
-        cursor, there = (0, 0), 0
-        for found, blocks, after in self._walk(content):
-            node = found if blocks == found.blocks else self._split(found, blocks)
-            self._clock += 1
-            node.stamp = self._clock
-            cursor, there = after, there + blocks
-        if cursor[0] == len(content):
+        It begins with `path`, and has `inserted` blocks there itself; its priority counts for
+        `above` more. Returns the end of the path and the blocks that were there.
+        """
+        priority = request.priority + above
+        node, there = path.end, path.blocks
+        self._use_path(node, priority, inserted)
+        if there == blocks:
+            return node, there
+        content, cursor = pieces_of(request, blocks * self.block_size), (0, 0)
+        if there:
+            cursor = _advance(content, cursor, there * self.block_size)
+        for found, length, after in self._walk(content, node, cursor):
+            node = found if length == found.blocks else self._split(found, length)
+            self._use(node)
+            node.priority = max(node.priority, priority)
+            cursor, there = after, there + length
+            node.inserts += there > inserted
+        if there == blocks:
             return node, there
         rest = _rest(content, cursor)
         self._clock += 1
-        blocks = sum(count for _, _, count in rest) // self.block_size
-        new = Node(node, rest, blocks, locks=0, stamp=self._clock)
+        new = Node(node, rest, blocks - there, stamp=self._clock, created=self._clock)
+        new.priority, new.inserts = priority, int(blocks > inserted)
         # It consists of blocks that the request has taken: as long as nobody locks it, it is free.
-        self.free += blocks
-        self._blocks_in_tree += blocks
+        self.free += new.blocks
+        self._blocks_in_tree += new.blocks
         node.children[self._key(rest, (0, 0))] = new
         return new, there
 
@@ -216,15 +332,20 @@ class RadixCache(EvictingCounter):
         cursor = _advance(node.pieces, (0, 0), blocks * self.block_size)
         lower = _rest(node.pieces, cursor)
         upper = Node(parent, _first(node.pieces, cursor), blocks, node.locks, node.stamp)
+        upper.created, upper.inserts, upper.priority = node.created, node.inserts, node.priority
         parent.children[self._key(upper.pieces, (0, 0))] = upper
         node.parent, node.pieces, node.blocks = upper, lower, node.blocks - blocks
         upper.children[self._key(lower, (0, 0))] = node
+        self._use(node)  # as SGLang does
         return upper
 
     def _key(self, content: list[Piece], cursor: Cursor) -> tuple[Piece, ...]:
         """Give the pieces of the block that begins at a place."""
         index, offset = cursor
         room = self.block_size
+        name, first, count = content[index]
+        if count - offset >= room:
+            return ((name, first + offset, room),)
         key = []
         while room and index < len(content):
             name, first, count = content[index]
@@ -237,6 +358,8 @@ class RadixCache(EvictingCounter):
 
 def pieces_of(request: Request, tokens: int) -> list[Piece]:
     """Give the first `tokens` tokens of a request, prompt and answer."""
+    if tokens <= request.prompt_tokens and request.segments is None:
+        return [(("in", request.id), 0, tokens)] if tokens else []
     found = []
     for name, count in (*request.contents, (("out", request.id), request.generated)):
         if not tokens:

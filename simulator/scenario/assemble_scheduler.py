@@ -30,6 +30,8 @@ from simulator.scenario.policy_table import (
     policy_name,
 )
 from simulator.scenario.scenario import Scenario
+from simulator.schedulers.sglang.overlap import OverlappedSgLang
+from simulator.schedulers.sglang.scheduler import SgLang
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
 from simulator.schedulers.vllm.kv_roles import AsyncConsumer, AsyncProducer, Consumer, Producer
@@ -140,7 +142,8 @@ def _make(
             f"engine.kv_offloading_size: {policy_name(scheduler_class)} has no host tier"
         )
     check_arguments(policy_class, arguments, taken=options)
-    blocks = _make_blocks(engine, parts, caching, shares_prefixes, named)
+    tree = engine.prefix_cache == "radix" or (scheduler_class.prefix_tree and not named)
+    blocks = _make_blocks(engine, parts, caching, shares_prefixes, named=named, tree=tree)
     if is_own(policy_class) and check_only:
         return None
     if issubclass(policy_class, Scheduler):  # fcfs needs no policy
@@ -280,6 +283,8 @@ def _find_scheduler(engine: EngineConfig, policy_class: type, *, windowed: bool)
         return Speculative
     if not engine.async_scheduling:
         return scheduler_class
+    if scheduler_class is SgLang:
+        return OverlappedSgLang
     if scheduler_class is not Scheduler:
         raise ValueError(
             f"engine.async_scheduling: {policy_name(policy_class)} schedules a step when the one "
@@ -333,11 +338,18 @@ def _keeps_window(engine: EngineConfig, model: ModelSpec) -> bool:
 
 
 def _make_blocks(
-    engine: EngineConfig, parts: EngineParts, caching: bool, shares: bool, named: bool
+    engine: EngineConfig,
+    parts: EngineParts,
+    caching: bool,
+    shares: bool,
+    *,
+    named: bool,
+    tree: bool,
 ) -> BlockCounter:
     """Make the block manager that the scenario's memory rule needs.
 
-    `shares` says whether prompts have contents that others may begin with, too.
+    `shares` says whether prompts have contents that others may begin with, too; with `tree` a
+    prefix cache is a radix tree.
 
     Contiguous allocation is paging with one page a request, of the greatest length.
     """
@@ -350,7 +362,7 @@ def _make_blocks(
                 f"max_model_len {parts.max_model_len}"
             )
         return _make_counter(engine, parts, pages + 1, parts.max_model_len)
-    if engine.prefix_cache == "radix" and caching:
+    if tree and caching:
         if named:
             raise ValueError("engine.prefix_cache: radix counts blocks, a live engine names them")
         return RadixCache(parts.num_gpu_blocks, engine.block_size)

@@ -18,6 +18,7 @@ from simulator.scenario.assemble_scheduler import (
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario, blamed_key
+from simulator.util.config import split_spec
 from simulator.util.errors import HeadwayError
 from simulator.util.files import resolve, why_not_regular
 from simulator.util.yaml_lines import FieldError, Key
@@ -193,9 +194,11 @@ def _check_prefix_cache(engine: EngineConfig) -> Iterator[Conflict]:
             yield "engine.kv_offloading_size", f"engine.{key}", f"goes with {key}: {word}"
     if engine.prefix_cache == "hash":
         return
+    sglang = split_spec(engine.scheduling_policy, "policy")[0] == "sglang"
+    overlaps = engine.async_scheduling and sglang
     for key, good, why in (
         ("enable_prefix_caching", True, "goes with enable_prefix_caching: true"),
-        ("async_scheduling", False, "radix does not go with async_scheduling"),
+        ("async_scheduling", overlaps, "radix does not go with async_scheduling, but in sglang"),
         ("allocation", "paged", "goes with allocation: paged"),
         ("scheduler", "headway", "vLLM's scheduler has the hash chain alone"),
     ):

@@ -26,7 +26,7 @@ RESERVES_SINCE = (0, 20)
 """Admission waits for room for a whole prompt; before, for that of its first chunk."""
 SYNCHRONOUS_POLICIES = (
     *("preemptive", "deadline", "srpt", "hrrn", "mlfq", "virtual-finish-time"),
-    *("static", "hf-static", "orca", "fcfs-v0", "sarathi", "sglang", "trtllm", "tgi", "fastgen"),
+    *("static", "hf-static", "orca", "fcfs-v0", "sarathi", "trtllm", "tgi", "fastgen"),
 )
 """Policies that schedule a step when the one before has ended, under `vllm`, too."""
 UTILIZATION_SINCE = (0, 20)  # gpu_memory_utilization 0.92; before 0.9
@@ -126,7 +126,8 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
         defaults["async_scheduling"] = False
     if name == VLLM and _drafts_on_the_host(engine.get("speculative_config")):
         defaults["async_scheduling"] = False  # as in vLLM's VllmConfig.__post_init__
-    if not _may_overlap(engine.get("scheduling_policy")):
+    policy = _policy_name(engine.get("scheduling_policy"))
+    if policy in SYNCHRONOUS_POLICIES or (name == "sglang" and policy not in (None, "sglang")):
         defaults["async_scheduling"] = False
     return defaults | engine
 
@@ -146,10 +147,9 @@ def version_defaults(version: Version) -> Defaults:
     }
 
 
-def _may_overlap(policy: object) -> bool:
-    """Say whether a shipped policy goes with asynchronous scheduling; yes of any other."""
-    name = policy.get("policy") if isinstance(policy, dict) else policy
-    return name not in SYNCHRONOUS_POLICIES
+def _policy_name(policy: object) -> object:
+    """Give the name of a policy, with arguments or without."""
+    return policy.get("policy") if isinstance(policy, dict) else policy
 
 
 def _drafts_on_the_host(speculation: object) -> bool:
@@ -191,8 +191,9 @@ def _vllm_by_memory(gpu: Gpu) -> Defaults:
 
 
 def _sglang_by_memory(gpu: Gpu) -> Defaults:
-    if gpu.memory < 25 * GIB:
-        return {"max_num_batched_tokens": 2048}
+    """Give the chunks of prompts, as SGLang's `arg_groups/memory_hook.py` does."""
+    if gpu.memory < 60 * GIB:
+        return {"max_num_batched_tokens": 2048 if gpu.memory < 20 * GIB else 4096}
     return {"max_num_batched_tokens": 16384} if gpu.memory >= 160 * GIB else {}
 
 
@@ -237,10 +238,11 @@ ENGINES = {
         whole_prompts=True,
     ),
     "sglang": Engine(
-        "SGLang 0.4.6: managers/scheduler.py, schedule_policy.py, schedule_batch.py",
-        "prompts first in chunks; lpm order with in-batch sharing; new-token ratio and its decay; "
-        "retraction; radix tree of pages of one token; weights and cache in mem_fraction_static",
-        f"overlap of scheduling, mixed chunks, dfs-weight; {SAME_COST}",
+        "SGLang 0.5.23: managers/scheduler.py, schedule_policy.py, schedule_batch.py, "
+        "mem_cache/unified_radix_cache.py",
+        "every decision of the scheduler, checked by `headway conform`; overlap of scheduling; "
+        "radix tree of pages; weights and cache in mem_fraction_static; chunks by GPU",
+        f"LoRA, host tier of the tree, speculation, order by routing key; {SAME_COST}",
         {
             "scheduling_policy": "sglang",
             "max_num_seqs": 2048,
@@ -249,6 +251,7 @@ ENGINES = {
             "gpu_memory_utilization": 0.88,
             "enable_prefix_caching": True,
             "prefix_cache": "radix",
+            "async_scheduling": True,
         },
         "static",
         by_memory=_sglang_by_memory,

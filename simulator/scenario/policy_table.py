@@ -12,7 +12,7 @@ from simulator.policies.virtual_finish_time import VirtualFinishTime
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.continuous_batching import Orca, Sarathi
 from simulator.schedulers.fastgen import FastGen
-from simulator.schedulers.sglang import SgLang
+from simulator.schedulers.sglang.scheduler import SgLang
 from simulator.schedulers.static import HfStatic, Static
 from simulator.schedulers.tgi import Tgi
 from simulator.schedulers.trtllm import TrtLlm

@@ -1,4 +1,4 @@
-"""What each step computes: vLLM's scheduler in `vllm/`, and a file for each other engine.
+"""What each step computes: schedulers of vLLM and SGLang in folders, of other engines in files.
 
 It may import `kv_cache`, `policies` and what lies below; no clock, no files. Start with
 `vllm/scheduler.py`.

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
-from simulator.schedulers.sglang import RemainingTokens
+from simulator.schedulers.sglang.running_batch import RunningBatch
 
 MOST = 9  # tokens that a member may still say, as far as they are counted
 
@@ -48,7 +48,7 @@ class Decoding(RuleBasedStateMachine):
     @initialize(size=st.sampled_from([1, 2, 3, 16]), by_phase=st.booleans())
     def start(self, size: int, by_phase: bool) -> None:
         self.size = size
-        self.set = RemainingTokens(size, by_phase, allowed, MOST)
+        self.set = RunningBatch(size, by_phase, allowed, MOST)
         self.truth: dict[Request, Member] = {}
         self.away: dict[Request, int] = {}  # requests that left, with the ticks they had left
         self.admissions = 0
@@ -155,7 +155,7 @@ class Decoding(RuleBasedStateMachine):
     @rule()
     def what_may_still_come_out_is_the_sum_over_the_members(self) -> None:
         left = [allowed(made) - (self.ticks - made.joined) for made in self.truth]
-        assert self.set.remaining() == sum(min(tokens, MOST) for tokens in left)
+        assert self.set.remaining(1.0) == sum(min(tokens, MOST) for tokens in left)
 
     @rule(free=st.integers(0, 20), ticks=st.integers(0, 40))
     def affords_is_the_last_tick_before_the_blocks_are_short(self, free: int, ticks: int) -> None:

@@ -20,7 +20,6 @@ from simulator.kv_cache.block_manager import BlockManager
 from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
 from simulator.policies.orders import SJF, Priority
 from simulator.policies.preemptive import Deadline, Preemptive
-from simulator.schedulers.sglang import SgLang
 from simulator.schedulers.trtllm import POLICIES, TrtLlm
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
@@ -262,12 +261,12 @@ def caches(draw: st.DrawFn) -> Callable[[bool], Scheduler]:
         "max_num_batched_tokens": draw(st.integers(max(seats, 3), 48)),
         "max_model_len": 64,
     }
-    kind = draw(st.sampled_from([Scheduler, AsyncScheduler, AsyncScheduler, None, TrtLlm, SgLang]))
+    kind = draw(st.sampled_from([Scheduler, AsyncScheduler, AsyncScheduler, None, TrtLlm]))
     if kind is TrtLlm:
         limits["capacity_scheduler_policy"] = draw(st.sampled_from(POLICIES))
         limits["max_new_tokens"] = "exact"
         limits["enable_chunked_prefill"] = True
-    elif kind is not SgLang:
+    else:
         limits["long_prefill_token_threshold"] = draw(st.sampled_from([0, 0, 3, 7]))
         limits["prefill_schedule_interval"] = draw(st.sampled_from([1, 1, 3]))
         limits["scheduler_reserve_full_isl"] = draw(st.booleans())
@@ -283,7 +282,7 @@ def caches(draw: st.DrawFn) -> Callable[[bool], Scheduler]:
 
     def make(named: bool) -> Scheduler:
         memory = BlockManager(blocks, size, True) if named else UnsharedPrefixCache(blocks, size)
-        if kind in (TrtLlm, SgLang):
+        if kind is TrtLlm:
             return kind(memory, **limits)
         return (kind or DynamicScheduler)(memory, policy=policy and policy(), **limits)
 

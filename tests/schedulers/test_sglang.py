@@ -1,54 +1,63 @@
 """Schedules of SGLang, worked out by hand: every step takes 1 s."""
 
+import numpy as np
 import pytest
 
-from simulator.kv_cache.block_manager import BlockManager
 from simulator.kv_cache.radix_cache import RadixCache
-from simulator.schedulers.sglang import SgLang
+from simulator.schedulers.sglang.overlap import OverlappedSgLang
+from simulator.schedulers.sglang.scheduler import SgLang
+from simulator.schedulers.vllm.scheduler import Scheduler
 from tests.support.schedules import counter, prompts, run
 
 
 def test_sglang_expects_seven_tenths_of_what_may_still_come() -> None:
-    """100 blocks of a token, prompts of 10, answers of at most 20: 30 < 100, 70 and 40, not 10.
+    """100 tokens, prompts of 10, answers of at most 20, a page each: 31 < 100, 69 and 38, not 7.
 
     When request 0 ends, requests 1 and 2 hold 12 tokens each and may say 17 more: of 76 free
-    tokens 34 times 0.698 are set aside, and 30 < 52.3.
+    tokens 34 times 0.698 are set aside, and 31 < 52.3.
     """
     scheduler = SgLang(counter(100, 1), max_new_tokens=20, max_model_len=100)
+    assert scheduler.ratio == 0.7
     seen, _ = run(scheduler, (0, 10, 3), *[(0, 10, 20)] * 3)
     assert seen[:4] == [
         prompts(0, 1, 2, tokens=10),
         *[({}, 3)] * 2,
         prompts(3, tokens=10),
     ]
-    scheduler = SgLang(counter(100, 1), max_new_tokens=20, max_model_len=100)
-    assert scheduler.ratio == 0.7
-    scheduler._decayed = 300
-    assert scheduler.ratio == pytest.approx(0.7 - 0.5 * (0.7 - 0.098))
-    scheduler._decayed = 601
-    assert scheduler.ratio == pytest.approx(0.098)
+    assert scheduler.ratio == 0.7  # idle
+
+
+def test_sglangs_ratio_falls_with_each_step_of_decodes() -> None:
+    """From 0.7 by (0.7 - 0.098) / 4 a step; the answer of 7 has 6 such steps."""
+    scheduler = SgLang(counter(100, 1), new_token_ratio_decay_steps=4, max_model_len=100)
+    ratios = []
+    scheduler.decode_all = lambda step: (  # type: ignore[method-assign]
+        ratios.append(scheduler.ratio),
+        Scheduler.decode_all(scheduler, step),
+    )[1]
+    run(scheduler, (0, 10, 7))
+    assert ratios == pytest.approx([0.5495, 0.399, 0.2485, 0.098, 0.098, 0.098])
 
 
 def test_sglang_retracts_those_with_the_fewest_tokens_out() -> None:
-    """40 tokens of memory, none set aside. At 7 s three have 5 tokens out, and one block is free.
+    """41 tokens of memory, none set aside. At 7 s three have 5 tokens out, and two are free.
 
-    The longest prompt goes first, 18 tokens; 19 are too few for 2 x 20, so the next goes, too.
-    Both come back behind each other when there is room for their answers.
+    The longest prompt goes, with 18 tokens, and is enough. Of what the others may say all is set
+    aside then, 50 / 25, and 27 must be free for it: it comes back when they have ended.
     """
     options = {"schedule_conservativeness": 0.0, "max_new_tokens": 12, "max_model_len": 40}
-    scheduler = SgLang(counter(40, 1), **options)
+    scheduler = SgLang(counter(41, 1), **options)
     seen, preempted = run(scheduler, (0, 10, 12), (0.5, 14, 12), (1.5, 3, 12))
-    assert seen[:16] == [
+    assert seen == [
         prompts(0, tokens=10),
         prompts(1, tokens=14),
         prompts(2, tokens=3),
         *[({}, 3)] * 4,
-        *[({}, 1)] * 7,
+        *[({}, 2)] * 7,
         ({1: (0, 19)}, 0),
-        ({}, 1),
+        *[({}, 1)] * 6,
     ]
-    assert preempted == [1, 1, 0]
-    assert [step for step in seen if step[0] and step[1] == 0][-1] == ({0: (0, 15)}, 0)
+    assert preempted == [0, 1, 0]
 
 
 def test_sglang_chunks_the_last_prompt_while_decodes_wait() -> None:
@@ -66,46 +75,75 @@ def test_sglang_chunks_the_last_prompt_while_decodes_wait() -> None:
 
 
 def test_sglang_takes_no_prompt_beyond_max_prefill_tokens_but_the_first() -> None:
-    """4 + 4 of 10; the next 4 would be beyond. A prompt of 12 goes alone."""
-    options = {"max_prefill_tokens": 10, "max_model_len": 20}
+    """4 + 4 of 8. Where prompts are whole, a third 4 would be beyond 10, and 12 go alone."""
+    options = {"max_prefill_tokens": 8, "max_model_len": 20}
+    seen, _ = run(SgLang(counter(90), **options), *[(0, 4, 1)] * 3)
+    assert seen == [prompts(0, 1, tokens=4), prompts(2, tokens=4)]
+    options = {"max_prefill_tokens": 10, "max_model_len": 20, "enable_chunked_prefill": False}
     seen, _ = run(SgLang(counter(90), **options), *[(0, 4, 1)] * 3)
     assert seen == [prompts(0, 1, tokens=4), prompts(2, tokens=4)]
     seen, _ = run(SgLang(counter(90), **options), (0, 12, 1), (0, 4, 1))
     assert seen == [prompts(0, tokens=12), prompts(1, tokens=4)]
 
 
-def cache(make: type[BlockManager | RadixCache], size: int) -> BlockManager | RadixCache:
-    """360 tokens with a prefix cache of either kind."""
-    if make is RadixCache:
-        return RadixCache(360 // size, size)
-    return BlockManager(360 // size, size, prefix_caching=True)
-
-
-@pytest.mark.parametrize("make", [BlockManager, RadixCache])
 @pytest.mark.parametrize(("order", "second"), [("lpm", 2), ("fcfs", 1)])
-def test_sglang_serves_the_longest_known_prefix_first(
-    order: str, second: int, make: type[BlockManager | RadixCache]
-) -> None:
+def test_sglang_serves_the_longest_known_prefix_first(order: str, second: int) -> None:
     """Request 2 begins as request 0 did; one seat."""
-    blocks = cache(make, 4)
-    scheduler = SgLang(blocks, order=order, max_num_seqs=1, max_model_len=40)
+    scheduler = SgLang(RadixCache(90, 4), order=order, max_num_seqs=1, max_model_len=40)
     segments = [(("a", 8), ("x", 4)), (("b", 12),), (("a", 8), ("y", 4))]
     seen, _ = run(scheduler, (0, 12, 1), (0.5, 12, 1), (0.5, 12, 1), segments=segments)
     steps = [({0: (0, 12)}, 0), ({1: (0, 12)}, 0), ({2: (8, 4)}, 0)]
     assert seen == [steps[0], steps[second], steps[3 - second]]
 
 
-@pytest.mark.parametrize("make", [BlockManager, RadixCache])
 @pytest.mark.parametrize("size", [1, 4])
-def test_sglang_computes_a_common_beginning_once(
-    size: int, make: type[BlockManager | RadixCache]
-) -> None:
+def test_sglang_computes_a_common_beginning_once(size: int) -> None:
     """Requests 0 and 1 begin alike and nothing is known: request 1 waits, request 2 overtakes."""
-    blocks = cache(make, size)
-    scheduler = SgLang(blocks, order="lpm", max_num_seqs=2, max_model_len=60)
+    scheduler = SgLang(RadixCache(360 // size, size), order="lpm", max_num_seqs=2, max_model_len=60)
     segments = [(("a", 32), ("x", 4)), (("a", 32), ("y", 4)), (("b", 36),)]
     seen, _ = run(scheduler, *[(0, 36, 1)] * 3, segments=segments)
     assert seen == [({0: (0, 36), 2: (0, 36)}, 0), ({1: (32, 4)}, 0)]
+
+
+def test_sglang_mixes_decodes_into_steps_of_prompts() -> None:
+    """Of chunks of 8 a decode takes one; the first chunk is cut to whole pages of 4."""
+    options = {"enable_mixed_chunk": True, "max_num_batched_tokens": 8, "max_model_len": 60}
+    seen, _ = run(SgLang(counter(90), **options), (0, 4, 9), (0.5, 20, 2))
+    assert seen[:4] == [
+        prompts(0, tokens=4),
+        ({1: (0, 4)}, 1),
+        ({1: (4, 7)}, 1),
+        ({1: (11, 7)}, 1),
+    ]
+    assert seen[4] == ({1: (18, 2)}, 1)
+
+
+def test_sglang_knows_what_ignores_the_end() -> None:
+    """Answers of 9 at least, as their client allows, though they would have ended after 3."""
+    seen, _ = run(SgLang(counter(90), ignore_eos=True, max_new_tokens=9), (0, 4, 3))
+    assert seen == [prompts(0, tokens=4), *[({}, 1)] * 8]
+
+
+def test_sglang_lets_the_urgent_take_a_place() -> None:
+    """One seat. Priority 20 differs from 0 by more than 10, 5 does not."""
+    options = {"enable_priority_scheduling": True, "max_num_seqs": 1, "max_model_len": 60}
+    load = (0, 4, 6), (1.5, 4, 1)
+    for urgent, gone in ((5, 0), (20, 1)):
+        scheduler = SgLang(counter(90, 1), **options)
+        seen, preempted = run(scheduler, *load, priority=np.array([0, urgent]))
+        assert preempted == [gone, 0]
+        assert seen[2][0] == ({1: (0, 4)} if gone else {})
+
+
+def test_overlap_decodes_once_in_vain_for_who_ends_by_itself() -> None:
+    """Answers of 3 of at most 9: a third decode is on its way when the third token comes out.
+
+    At most 3, the end can be foreseen.
+    """
+    for most, decodes in ((9, 3), (3, 2)):
+        scheduler = OverlappedSgLang(counter(90), max_new_tokens=most, max_model_len=60)
+        seen, _ = run(scheduler, (0, 4, 3))
+        assert seen == [prompts(0, tokens=4), *[({}, 1)] * decodes]
 
 
 def test_sglang_shuffles_by_seed() -> None:

@@ -6,12 +6,15 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
+from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
-from simulator.kv_cache.radix_cache import RadixCache
+from simulator.kv_cache.radix_cache import EVICTION_POLICIES, RadixCache
 from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
 from simulator.schedulers.continuous_batching import Orca, Sarathi
 from simulator.schedulers.fastgen import FastGen
-from simulator.schedulers.sglang import ORDERS, SgLang
+from simulator.schedulers.sglang.overlap import OverlappedSgLang
+from simulator.schedulers.sglang.queue_order import ORDERS, WITH_PRIORITIES
+from simulator.schedulers.sglang.scheduler import SgLang
 from simulator.schedulers.static import HfStatic
 from simulator.schedulers.tgi import Tgi
 from simulator.schedulers.trtllm import POLICIES, TrtLlm
@@ -26,10 +29,25 @@ KINDS = {
     "fcfs-v0": VllmV0,
     "tgi": Tgi,
     "sglang": SgLang,
+    "sglang-overlap": OverlappedSgLang,
     "trtllm": TrtLlm,
     "hf-static": HfStatic,
 }
 LONGEST = 64  # max_model_len
+SGLANG = {
+    "order": ORDERS,
+    "schedule_conservativeness": [0.0, 0.3, 1.0],
+    "max_prefill_tokens": [5, 1000],
+    "enable_mixed_chunk": [False, True],
+    "prefill_max_requests": [None, None, 1],
+    "prefill_decode_interval": [0, 0, 2],
+    "min_free_slots_delay": [None, None, 2],
+    "retraction_policy": ["length", "priority"],
+    "radix_eviction_policy": [*EVICTION_POLICIES],
+    "ignore_eos": [False, True],
+    "retract_decode_steps": [20, 2],
+    "new_token_ratio_decay_steps": [600, 5],
+}
 
 
 @st.composite
@@ -55,11 +73,8 @@ def other_engines(
             "max_waiting_tokens": [0, 3, 20],
             "max_batch_total_tokens": [None, 100],
         },
-        SgLang: {
-            "order": ORDERS,
-            "schedule_conservativeness": [0.0, 0.3, 1.0],
-            "max_prefill_tokens": [5, 1000],
-        },
+        SgLang: SGLANG,
+        OverlappedSgLang: SGLANG,
         TrtLlm: {"capacity_scheduler_policy": POLICIES, "enable_chunked_prefill": [True]},
         HfStatic: {"batch_size": [1, seats]},
     }.get(kind, {})
@@ -67,6 +82,8 @@ def other_engines(
         options[name] = draw(st.sampled_from(values))
     if kind is TrtLlm and draw(st.booleans()):
         options |= {"enable_chunked_prefill": False, "max_num_batched_tokens": LONGEST + budget}
+    if issubclass(kind, SgLang):
+        return draw(_sglang(kind, options, size, num_blocks))
     named = draw(st.booleans())
     caching = draw(st.booleans()) and kind.caches_prefixes
 
@@ -85,8 +102,45 @@ def other_engines(
     return make
 
 
+@st.composite
+def _sglang(
+    draw: st.DrawFn, kind: type[SgLang], options: dict[str, object], size: int, num_blocks: int
+) -> Callable[[], Scheduler]:
+    """SGLang's scheduler with what goes together."""
+    if draw(st.booleans()):
+        options["enable_priority_scheduling"] = True
+        options["order"] = draw(st.sampled_from(WITH_PRIORITIES))
+        options["disable_priority_preemption"] = draw(st.booleans())
+        options["priority_scheduling_preemption_threshold"] = draw(st.sampled_from([0, 1]))
+    if draw(st.sampled_from([False, False, True])):  # the first prompt of a step may be the longest
+        options["enable_chunked_prefill"] = False
+        options["max_num_batched_tokens"] = max(LONGEST, int(options["max_prefill_tokens"]))
+    cache = RadixCache if draw(st.booleans()) else BlockCounter
+    if cache is BlockCounter and options["order"] == "shortest-prefill-first":
+        options["order"] = "lpm"
+    if cache is BlockCounter and size > 1:
+        options["ignore_eos"] = False  # who is retracted may wait for ever in SGLang
+    options["max_num_batched_tokens"] = max(int(options["max_num_batched_tokens"]), size)
+    return lambda: kind(cache(num_blocks, size), **options)
+
+
+def _requests(load: Workload, scheduler: SgLang) -> list[Request]:
+    """Give requests as SGLang sees them."""
+    most = allowed(load, 0)
+    found = []
+    for i in range(len(load)):
+        request = Request(i, 0.0, int(load.prompt_tokens[i]), int(load.output_tokens[i]))
+        request.max_tokens = int(most[i]) or None
+        request.ignore_eos = scheduler.ignore_eos
+        found.append(request)
+    return found
+
+
 def answers(load: Workload, scheduler: Scheduler) -> npt.NDArray[np.int64]:
     """Give the tokens that each request should get, if it is not rejected."""
+    if isinstance(scheduler, SgLang):
+        limits = [scheduler.output_limit(request) for request in _requests(load, scheduler)]
+        return np.array(limits, np.int64)
     asked = np.minimum(load.output_tokens, LONGEST - load.prompt_tokens)
     most = getattr(scheduler, "max_new_tokens", None)
     return np.minimum(asked, allowed(load, most if isinstance(most, int) else LONGEST))
@@ -101,6 +155,8 @@ def allowed(load: Workload, otherwise: int) -> npt.NDArray[np.int64]:
 
 def rejections(load: Workload, scheduler: Scheduler) -> npt.NDArray[np.bool_]:
     """Say which requests could never fit into the blocks."""
+    if isinstance(scheduler, SgLang):
+        return np.array([not scheduler.fits(request) for request in _requests(load, scheduler)])
     usable = scheduler.blocks.usable
     longest = answers(load, scheduler)
     if scheduler.reserves:

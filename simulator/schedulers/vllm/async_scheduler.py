@@ -21,7 +21,7 @@ from simulator.schedulers.vllm.scheduler import Scheduler
 
 
 @dataclass(slots=True)
-class _Run:
+class Run:
     """A row of log.RUN in the making: it may end before its first token has come out."""
 
     start: float = -1.0
@@ -33,7 +33,7 @@ class _Run:
 class BatchInFlight:
     """What a batch in flight will bring."""
 
-    first_tokens: list[tuple[Request, _Run]] = field(default_factory=list)  # of runs of decodes
+    first_tokens: list[tuple[Request, Run]] = field(default_factory=list)  # of runs of decodes
     ending: list[Request] = field(default_factory=list)  # who gets its last token
     leap_blocks: list[int] | None = None  # that its repeats take; None: none was scheduled
 
@@ -55,7 +55,7 @@ class AsyncRunning(RunningRequests):
     def __init__(self, blocks: BlockCounter, loop: PreemptionLoop) -> None:
         super().__init__(blocks, loop)
         self.leaving: dict[Request, None] = {}
-        self.open: dict[Request, _Run] = {}  # runs of the members of the decode set
+        self.open: dict[Request, Run] = {}  # runs of the members of the decode set
 
     def stop_decoding(self, request: Request) -> None:
         """Take a request out of the decode set and write down its run, if that has begun."""
@@ -143,7 +143,7 @@ class AsyncScheduler(Scheduler):
         request.generated += 1
         decodes.emitted(request)
         request.unknown = 0
-        run = _Run()
+        run = Run()
         batch.first_tokens.append((request, run))
         if request.generated < request.output_limit:
             running.open[request] = run

@@ -60,8 +60,12 @@ class Scheduler:
 
     overlaps = False
     """A step is scheduled while the one before it runs."""
+    pauses = True
+    """Where nothing can be scheduled the engine sleeps a moment, once no batch is in flight."""
     caches_prefixes = True
     """It can work with a prefix cache."""
+    prefix_tree = False
+    """That is a radix tree, whatever the scenario says, but on a live engine."""
     has_host_tier = True
     """It can work with a host tier of the prefix cache."""
     reserves = False

@@ -1,0 +1,3 @@
+"""SGLang's scheduler. Start with `scheduler.py`, which says what a pass of its loop does; the other
+files are its parts.
+"""

@@ -1,0 +1,213 @@
+"""SGLang's overlap schedule: a pass chooses its batch while the one before is computed, and does
+not know its tokens."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from simulator.core.log import pack_run
+from simulator.core.request import Request, Step
+from simulator.kv_cache.block_manager import BlockCounter
+from simulator.kv_cache.radix_cache import RadixCache
+from simulator.schedulers.sglang.scheduler import SgLang
+from simulator.schedulers.vllm.async_scheduler import AsyncRunning, Run
+from simulator.schedulers.vllm.running_requests import PreemptionLoop
+
+
+class OverlappedRunning(AsyncRunning):
+    """The running list where tokens are counted before they have come out."""
+
+    __slots__ = ("ended", "lost")
+
+    def __init__(self, blocks: BlockCounter, loop: PreemptionLoop) -> None:
+        super().__init__(blocks, loop)
+        self.lost = 0  # tokens in flight of the request that is sent away
+        self.ended: dict[Request, None] = {}  # members whose last token is in flight
+
+    def stop_decoding(self, request: Request) -> None:
+        """Take a request out of the decode set and write down its run, if that has begun."""
+        run = self.open.pop(request)
+        run.first_tick = request.joined
+        generated = self.decodes.generated(request)
+        lost = self.lost or max(generated - request.output_limit, 0)  # else a decode in vain
+        request.generated = generated - lost
+        run.ticks = self.decodes.leave(request) - lost
+        if run.start >= 0:
+            self.runs += pack_run(run.start, request.id, run.first_tick, run.ticks)
+
+
+@dataclass(slots=True)
+class BatchInFlight:
+    """What a batch in flight will bring."""
+
+    decodes: bool
+    prompts: list[tuple[Request, Run, int]] = field(default_factory=list)
+    """Whose prompts it completes, and how many tokens go into the tree then."""
+    ending: list[Request] = field(default_factory=list)  # who gets its last token
+    leap_blocks: list[int] | None = None  # that its repeats take; None: none was scheduled
+
+    def drop(self, request: Request) -> None:
+        """Bring nothing to a request: SGLang throws away what a retracted one gets."""
+        self.prompts = [row for row in self.prompts if row[0] is not request]
+        if request in self.ending:
+            self.ending.remove(request)
+
+
+class OverlappedSgLang(SgLang):
+    """The scheduler with two batches in flight (`event_loop_overlap` in SGLang's `scheduler.py`).
+
+    The result of a batch is processed after the next one is chosen. Who ends at its limit is known
+    to do so, and leaves before that; who ends by itself decodes once in vain. If decodes do not
+    fit but somebody is about to end, none runs in that pass, rather than be retracted. Who is
+    retracted loses the token in flight.
+
+    `commit` wants the steps in the order in which they were scheduled.
+    """
+
+    overlaps = True
+    running_type = OverlappedRunning
+    running: OverlappedRunning
+    in_flight: deque[BatchInFlight]
+
+    def schedule(self, now: float) -> Step:
+        """Choose the next batch and count what it will bring."""
+        step = super().schedule(now)
+        if not step.decodes and not step.prefills:
+            return step
+        running, decodes = self.running, self.decodes
+        batch = BatchInFlight(step.decodes > 0)
+        if step.decodes:
+            step.ghosts = len(self.running.ended)  # nobody knows that they have ended
+            self._tick(batch, 1)
+        for chunk in step.prefills:
+            request = chunk.request
+            if request is self.chunked:
+                continue
+            run = Run()
+            batch.prompts.append((request, run, request.computed))
+            request.generated += 1
+            decodes.emitted(request)
+            running.open[request] = run
+            running.start_decoding(request)
+            if request.generated == request.output_limit:
+                self.running.ended[request] = None
+                batch.ending.append(request)
+        self.in_flight.append(batch)
+        return step
+
+    def _tick(self, batch: BatchInFlight, ticks: int) -> None:
+        over = [r for r in self.decodes.advance(ticks) if r not in self.running.ended]
+        self.running.ended |= dict.fromkeys(over)
+        batch.ending += over
+
+    def repeat(self, ticks: int) -> None:
+        """Schedule the step just scheduled so many times more."""
+        batch = self.in_flight[-1]
+        batch.leap_blocks = self._count_growth(ticks, 0)
+        self.take_ticks(ticks, 0)
+        self._tick(batch, ticks)
+
+    def leap_blocks(self, ticks: int) -> list[int]:
+        # A failure cuts a leap short, also one whose repeats have not been told of yet.
+        scheduled = self.in_flight[0].leap_blocks
+        return self._count_growth(ticks, skip=0) if scheduled is None else scheduled[:ticks]
+
+    def horizon(self, step: Step) -> int:
+        flight = self.in_flight
+        # What the batch before brings must be taken in at its end, if it is more than tokens.
+        if self.running.ended or (len(flight) > 1 and (flight[-2].prompts or flight[-2].ending)):
+            return 1
+        return super().horizon(step)
+
+    # What is known.
+
+    def _lag(self, request: Request) -> int:
+        """Count the tokens of a request that are in flight."""
+        if not self.in_flight or request.joined < 0:
+            return 0
+        last = self.in_flight[-1]
+        return int(last.decodes or any(request is one for one, _, _ in last.prompts))
+
+    def received(self, request: Request) -> int:
+        return super().received(request) - self._lag(request)
+
+    def remaining(self) -> float:
+        if not self.in_flight or self.in_flight[-1].decodes:
+            return self.decodes.remaining(self.ratio, len(self.in_flight))
+        fresh = [one for one, _, _ in self.in_flight[-1].prompts if one.joined >= 0]
+        counted = sum(self.expected(one) - self.decodes.expected(one, self.ratio) for one in fresh)
+        return self.decodes.remaining(self.ratio) + counted
+
+    # Who leaves.
+
+    def _let_go(self) -> bool:
+        """Take those out of the running batch who end at their limit; say whether any does."""
+        decodes = self.decodes
+        going = [
+            r for r in self.running.ended if r.joined >= 0 and decodes.generated(r) >= self.limit(r)
+        ]
+        for request in going:
+            self.running.stop_decoding(request)
+            self.running.leaving[request] = None
+            del self.running.ended[request]
+        if going:
+            self.full = False
+        return bool(going)
+
+    def _decode(self, step: Step) -> bool:
+        if self._let_go() and (not self.decodes.count or not self._has_room()):
+            return False
+        return super()._decode(step)
+
+    def _join_prefill(self, step: Step) -> None:
+        self._let_go()
+        super()._join_prefill(step)
+
+    def send_away(self, request: Request, left: int) -> None:
+        self.running.lost = self._lag(request)
+        super().send_away(request, left)
+        self.running.lost = 0
+        self.running.ended.pop(request, None)
+        for batch in self.in_flight:
+            batch.drop(request)
+
+    def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
+        """Deliver the tokens of the oldest batch in flight; return who finished."""
+        batch = self.in_flight.popleft()
+        if batch.leap_blocks is not None and len(ends) <= len(batch.leap_blocks):
+            batch.ending.clear()  # a failure broke the leap off: last tokens come with its end
+        now = ends[-1]
+        ending = dict.fromkeys(batch.ending)
+        over: list[Request] = []
+        for request, run, tokens in batch.prompts:
+            run.start = now
+            if request.first_token < 0:
+                request.first_token = now
+            if run.ticks >= 0:  # it has left already
+                self.running.runs += pack_run(now, request.id, run.first_tick, run.ticks)
+            if request in ending:
+                del ending[request]
+                self.finish(request, now)
+                over.append(request)
+            elif isinstance(self.blocks, RadixCache):
+                self.blocks.insert(request, tokens)
+        for request in sorted(ending, key=lambda one: one.admission):
+            self.finish(request, now)
+            over.append(request)
+        over += self.aborted
+        self.aborted.clear()
+        return over
+
+    def finish(self, request: Request, now: float) -> None:
+        full, left = self.full, request in self.running.leaving
+        self.running.ended.pop(request, None)
+        super().finish(request, now)
+        if left:
+            self.full = full  # the running batch gets no smaller by it
+
+    def stored(self, step: Step) -> int:
+        """Tokens that somebody needs in the blocks in use while `step`, just scheduled, runs."""
+        running = self.running
+        tokens = running.decodes.context
+        tokens += sum(request.computed for request in (*running.partial, *running.leaving))
+        return tokens - self.blocks.shared * self.blocks.block_size

@@ -1,0 +1,190 @@
+"""Which prompts a pass of SGLang's loop computes (`PrefillAdder` in `schedule_policy.py`)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from simulator.core.request import Request
+from simulator.schedulers.sglang.running_batch import CLIP_MAX_NEW_TOKENS
+
+if TYPE_CHECKING:
+    from simulator.schedulers.sglang.scheduler import SgLang
+
+
+class Verdict(Enum):
+    """What came of trying to admit a request: whether the next one may be tried."""
+
+    CONTINUE = auto()
+    NO_TOKEN = auto()  # the memory is used up
+    OTHER = auto()  # a budget of the pass is used up
+
+
+@dataclass(slots=True)
+class PrefillBudget:
+    """What one pass may still compute and promise, in tokens.
+
+    Memory is promised, and allocated when the batch is complete. Each request is charged a page
+    more than its tokens.
+    """
+
+    scheduler: "SgLang"
+    rem_input: int  # of max_prefill_tokens
+    rem_chunk: int | None  # of chunked_prefill_size; None: prompts are not split
+    total_offset: float  # promised, what those who run are expected to bring out included
+    current_offset: int  # of that, what this pass allocates
+    batch: list[tuple[Request, int]] = field(default_factory=list)  # and its tokens
+    chunked: Request | None = None  # who was admitted for a part of its prompt
+    preempted: list[Request] = field(default_factory=list)
+    ends: list[tuple[float, int]] | None = None
+    """(Tokens left, tokens held) of those who run, the next to end first."""
+
+    @property
+    def rem_total(self) -> float:
+        """Tokens of memory that are not promised to anybody."""
+        blocks = self.scheduler.blocks
+        return blocks.free * blocks.block_size - self.total_offset
+
+    @property
+    def rem_current(self) -> int:
+        """Tokens of memory that this pass may still allocate."""
+        blocks = self.scheduler.blocks
+        return blocks.free * blocks.block_size - self.current_offset
+
+    def state(self) -> Verdict:
+        """Say whether anything is left."""
+        if self.rem_total <= 0 or self.rem_current <= 0:
+            return Verdict.NO_TOKEN
+        if self.rem_input <= 0 or (self.rem_chunk is not None and self.rem_chunk <= 0):
+            return Verdict.OTHER
+        return Verdict.CONTINUE
+
+    def _pages(self, tokens: int) -> int:
+        """Round up to whole pages."""
+        size = self.scheduler.blocks.block_size
+        return -(-tokens // size) * size
+
+    def _add(self, request: Request, tokens: int, answer: int) -> None:
+        """Compute tokens of a request, and charge them with its answer."""
+        self.batch.append((request, tokens))
+        paged = self._pages(tokens)
+        page = self.scheduler.blocks.block_size
+        self.total_offset += paged + page + answer
+        self.current_offset += paged + page
+        self.rem_input -= paged
+        if self.rem_chunk is not None:
+            self.rem_chunk -= paged
+
+    def continue_chunked(self, request: Request, most: int | None) -> bool:
+        """Let the request go on that is in the middle of its prompt; say whether it stays there.
+
+        `most` is what it leaves to shorter prompts; None: nothing.
+        """
+        assert self.rem_chunk is not None
+        room = min(self.rem_chunk, int(self.rem_total))
+        if room <= 0:
+            room = self.rem_chunk  # it must go on, to give back its memory one day
+        if most is not None:
+            room = min(room, most)
+        tokens = min(request.pending, room)
+        whole = tokens == request.pending
+        self._add(request, tokens, self.scheduler.clipped_limit(request) if whole else 0)
+        return not whole
+
+    def add(self, request: Request, hits: Sequence[int]) -> Verdict:
+        """Admit the head of the queue if it fits; `hits` are the blocks of it that are cached.
+
+        They are not evictable any more, once it is admitted.
+        """
+        scheduler = self.scheduler
+        if request.ignore_eos and scheduler.tree is None:
+            return self._add_ignoring_eos(request)
+        page = scheduler.blocks.block_size
+        extend = request.known - len(hits) * page
+        left = min(max(scheduler.limit(request) - request.generated, 0), CLIP_MAX_NEW_TOKENS)
+        idle = scheduler.idle_hits(request, hits) * page if hits else 0
+        if extend + left + page + idle >= self.rem_total:
+            return Verdict.NO_TOKEN
+        tokens = extend
+        if self.rem_chunk is None:
+            if self.batch and self._pages(extend) >= self.rem_input:
+                return Verdict.OTHER
+        elif self._pages(extend) > self.rem_chunk:
+            if scheduler.chunked is not None and scheduler.order == "shortest-prefill-first":
+                return Verdict.OTHER
+            tokens = self.rem_chunk // page * page  # what is cached are whole pages
+            if tokens <= 0:
+                return Verdict.OTHER
+        scheduler.lock_hits(request, hits)
+        if tokens < extend:
+            self.chunked = request
+        self._add(request, tokens, 0 if tokens < extend else scheduler.clipped_limit(request))
+        return self.state()
+
+    def _add_ignoring_eos(self, request: Request) -> Verdict:
+        """Admit a request whose length is known, where nothing is cached: by simulation.
+
+        Whenever somebody ends, those who are left must have had room up to there.
+        """
+        extend, size = request.known, self.scheduler.blocks.block_size
+        need = self._pages(extend) + size
+        if need > min(self.rem_current, self.rem_total):
+            return Verdict.NO_TOKEN
+        if self.ends is None:
+            present = [request, *self.scheduler.running_batch(), *(r for r, _ in self.batch)]
+            ends = [one for r in present if (one := self._end(r))[0] > 0]
+            self.ends = sorted(ends, key=lambda end: end[0])
+        elif (end := self._end(request))[0] > 0:
+            # Before the last one at most, also if it ends later: as SGLang does.
+            later = (i for i, other in enumerate(self.ends) if end[0] <= other[0])
+            self.ends.insert(next(later, max(len(self.ends) - 1, 0)), end)
+        room, freed = self.rem_current - need, 0
+        for number, (left, held) in enumerate(self.ends):
+            count = len(self.ends) - number
+            if room + freed - left * count <= count:
+                return Verdict.NO_TOKEN
+            freed += held
+        if self.rem_chunk is None or extend <= self.rem_chunk:
+            self.scheduler.lock_hits(request, ())
+            self._add(request, extend, self.scheduler.clipped_limit(request))
+        elif self.rem_chunk <= 0 or self.chunked is not None or self.scheduler.chunked is not None:
+            return Verdict.OTHER  # SGLang would forget the one whose prompt is split already
+        else:
+            self.scheduler.lock_hits(request, ())
+            self.chunked = request
+            self._add(request, self.rem_chunk, 0)
+        return self.state()
+
+    def _end(self, request: Request) -> tuple[float, int]:
+        """Give the tokens that a request has left, and those that it holds."""
+        scheduler = self.scheduler
+        out = scheduler.received(request)
+        ratio = 1.0 if request.ignore_eos else scheduler.ratio
+        return scheduler.limit(request) * ratio - out, request.prompt_tokens + out
+
+    def preempt_for(self, request: Request) -> bool:
+        """Preempt less urgent requests whose answers free enough for this one; say whether."""
+        scheduler = self.scheduler
+        urgency, entered = scheduler.urgency, scheduler.queue.entered
+        # The prompt is only known from an earlier attempt: as SGLang does.
+        known, hits = scheduler.tried.get(request, (0, 0))
+        need = known - hits + scheduler.clipped_limit(request) - self.rem_total
+        running = scheduler.running_batch()
+        victims: list[Request] = []
+        for victim in sorted(running, key=lambda r: (-urgency(r), -entered[r][0])):
+            if urgency(victim) - urgency(request) <= scheduler.preemption_threshold:
+                break
+            victims.append(victim)
+            need -= scheduler.expected(victim)
+            if need <= 0:
+                break
+        if not victims or need > 0:
+            return False
+        left = len(running)
+        for victim in running:
+            if victim in victims:
+                left -= 1
+                self.total_offset -= scheduler.expected(victim)
+                scheduler.send_away(victim, left)
+        self.preempted += victims
+        return True

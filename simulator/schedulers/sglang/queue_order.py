@@ -1,0 +1,146 @@
+"""The order in which SGLang tries to admit those who wait (its `SchedulePolicy`)."""
+
+from collections.abc import Callable, Hashable
+from random import Random
+
+from simulator.core.request import Request
+from simulator.kv_cache.block_manager import BlockCounter
+from simulator.kv_cache.radix_cache import Node, RadixCache, pieces_of
+from simulator.policies.waiting_queues import Fifo
+
+CACHE_AWARE = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
+"""Orders by what the prefix cache knows; without one they are fcfs."""
+ORDERS = ("fcfs", "lof", "random", *CACHE_AWARE)
+WITH_PRIORITIES = ("fcfs", "lof")
+MATCHED_AT_MOST = 128  # requests; with more, lpm and hrrn do not look at the cache
+REFRESH_INTERVAL = 32  # sorts, from one that uses the paths of those who wait to the next
+IN_BATCH_PREFIX_TOKENS = 32  # tokens; IN_BATCH_PREFIX_CACHING_*_THRESHOLD
+
+
+class Queue(Fifo):
+    """The waiting queue. It notes when each request queued up last.
+
+    `clock()` is the tokens of prompts computed so far.
+    """
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        super().__init__()
+        self._clock = clock
+        self._entries = 0
+        self.entered: dict[Request, tuple[int, int]] = {}  # (number, tokens computed by then)
+
+    def add(self, request: Request) -> bool:
+        self._entries += 1
+        self.entered[request] = self._entries, self._clock()
+        return super().add(request)
+
+    def put_back(self, request: Request) -> None:
+        """Take back a retracted or preempted request: it queues up again."""
+        self.add(request)
+
+
+class QueueOrder:
+    """Sorts the queue; the order lasts, later sorts are stable on top of it.
+
+    `priority` gives the urgency of a request, least first; None: there are no priorities. Whoever
+    has tokens in common with another in the queue, and few in the cache, waits until that one is
+    computed.
+    """
+
+    def __init__(
+        self,
+        order: str,
+        blocks: BlockCounter,
+        limit: Callable[[Request], int],
+        priority: Callable[[Request], int] | None,
+        seed: int,
+    ) -> None:
+        self.tree = blocks if isinstance(blocks, RadixCache) else None
+        self.order = order if self.tree or order not in CACHE_AWARE else "fcfs"
+        self._limit = limit
+        self._priority = priority
+        self._random = Random(seed)
+        self._refreshes = 0
+        self.cached: dict[Request, int] = {}  # tokens, by the last sort that asked
+
+    def sort(self, queue: Queue, computed: int) -> None:
+        """Put the queue in order; `computed` tokens of prompts have been, so far."""
+        if not queue:
+            return
+        order, priority, entered = self.order, self._priority, queue.entered
+        if order in ("lpm", "hrrn") and len(queue) > MATCHED_AT_MOST:
+            order = "unsorted"
+        if order in CACHE_AWARE and self.tree is not None:
+            self._sort_by_cache(order, self.tree, queue, computed)
+        elif order == "random":
+            self._random.shuffle(queue)
+        elif order == "fcfs" and priority is not None:
+            _reorder(queue, lambda request: (priority(request), entered[request]))
+        elif order == "lof" and priority is not None:
+            _reorder(queue, lambda request: (priority(request), -self._limit(request)))
+        elif order == "lof":
+            _reorder(queue, lambda request: -self._limit(request))
+        if order not in CACHE_AWARE and self.tree is not None:
+            self._refresh(self.tree, queue)
+
+    def uncached(self, request: Request) -> int:
+        """Count the tokens that a waiting request has to compute, one at least."""
+        return max(1, request.known - self.cached[request])
+
+    def _sort_by_cache(self, order: str, tree: RadixCache, queue: Queue, computed: int) -> None:
+        ends = self._match(tree, queue)
+        cached, late, infinity = self.cached, self._deprioritized, float("inf")
+        if order == "dfs-weight":
+            waiting = list(queue)
+            queue.clear()
+            queue.extend(waiting[number] for number in tree.depth_first(ends))
+        elif order == "lpm":
+            _reorder(queue, lambda request: infinity if request in late else -cached[request])
+        elif order == "shortest-prefill-first":
+            entered = queue.entered
+            _reorder(queue, lambda r: (r in late, self.uncached(r), entered[r]))
+        else:
+
+            def response_ratio(request: Request) -> tuple[float, int]:
+                left = request.prompt_tokens - cached[request]
+                if request in late:
+                    return infinity, request.id
+                if left <= 0:
+                    return -infinity, request.id
+                return (queue.entered[request][1] - computed) / left, request.id
+
+            _reorder(queue, response_ratio)
+
+    def _match(self, tree: RadixCache, queue: Queue) -> list[Node]:
+        """Look all up in the cache, and find those that are computed for others already."""
+        seen: set[Hashable] = set()
+        ends: list[Node] = []
+        self.cached.clear()
+        self._deprioritized: set[Request] = set()
+        for request in queue:
+            blocks, end = tree.find(request, request.known)
+            ends.append(end)
+            tokens = blocks * tree.block_size
+            self.cached[request] = min(tokens, request.known - 1)
+            if tokens <= IN_BATCH_PREFIX_TOKENS <= request.known:
+                start = tuple(pieces_of(request, IN_BATCH_PREFIX_TOKENS))
+                if start in seen:
+                    self._deprioritized.add(request)
+                seen.add(start)
+        return ends
+
+    def _refresh(self, tree: RadixCache, queue: Queue) -> None:
+        """Now and then, use what those who wait would find, the head's last."""
+        if tree.eviction_policy != "lru":
+            return
+        due = self._refreshes % REFRESH_INTERVAL == 0
+        self._refreshes += 1
+        if due:
+            for request in reversed(list(queue)[:MATCHED_AT_MOST]):
+                tree.find(request, request.known)
+
+
+def _reorder(queue: Queue, key: Callable[[Request], object]) -> None:
+    ordered = sorted(queue, key=key)  # type: ignore[arg-type]
+    queue.clear()
+    queue.extend(ordered)

@@ -1,0 +1,515 @@
+"""SGLang: prompts first, and a guess at what decodes will still need, which is put right by
+retracting some."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from simulator.core.request import Chunk, Request, Step
+from simulator.kv_cache.block_manager import BlockCounter
+from simulator.kv_cache.radix_cache import EVICTION_POLICIES, RadixCache
+from simulator.schedulers.continuous_batching import ContinuousBatching, MaxNewTokens
+from simulator.schedulers.sglang.prefill import PrefillBudget, Verdict
+from simulator.schedulers.sglang.queue_order import ORDERS, WITH_PRIORITIES, Queue, QueueOrder
+from simulator.schedulers.sglang.running_batch import CLIP_MAX_NEW_TOKENS, RunningBatch
+from simulator.schedulers.vllm.scheduler import LONGEST_LEAP
+from simulator.util.from_mapping import check_least, check_range, raise_if
+
+RETRACTION_POLICIES = ("length", "priority")
+MOST_IDLE_PASSES = 1000
+
+
+class SgLang(ContinuousBatching):
+    """The scheduler of SGLang 0.5.23 (`scheduler.py`, `schedule_policy.py`, `schedule_batch.py`).
+
+    One pass of its loop:
+
+    - A request in the middle of its prompt goes on, and others are admitted in `order`, whose
+      prompts and expected answers fit beside what those who decode are expected to bring out:
+      `ratio` of what they may. A step holds at most `max_num_batched_tokens`
+      (`chunked_prefill_size`) tokens of prompts, of which the last is split.
+    - If there is such a prefill it alone runs; decodes wait, unless `enable_mixed_chunk`.
+    - Else all decode. Where they lack a page, those with the fewest tokens out are retracted.
+      They queue up again behind all others, and the ratio becomes what it takes in the mean.
+      Otherwise it falls with every such step.
+    - Once nobody else fits (`full`), none is tried until somebody ends.
+
+    Arguments have SGLang's names; those of its environment variables are the ratio's start, floor
+    and fall. Requests have `limit` tokens at most: SGLang never lets a request outgrow the memory.
+    `ignore_eos`: all answers are as long as their clients allow. Of its options for one engine
+    the order by routing key is left out, and `random` draws other numbers.
+
+    Differs from SGLang where that forgets a request: see `PrefillBudget`.
+    """
+
+    caches_prefixes = True
+    prefix_tree = True
+    pauses = False
+    decodes: RunningBatch
+
+    def __init__(
+        self,
+        blocks: BlockCounter,
+        *,
+        order: str = "fcfs",
+        schedule_conservativeness: float = 1.0,
+        max_prefill_tokens: int = 16384,
+        prefill_max_requests: int | None = None,
+        prefill_decode_interval: int = 0,
+        min_free_slots_delay: int | None = None,
+        enable_mixed_chunk: bool = False,
+        enable_priority_scheduling: bool = False,
+        disable_priority_preemption: bool = False,
+        schedule_low_priority_values_first: bool = False,
+        priority_scheduling_preemption_threshold: int = 10,
+        retraction_policy: Literal["length", "priority"] = "length",
+        radix_eviction_policy: str = "lru",
+        init_new_token_ratio: float = 0.7,
+        min_new_token_ratio_factor: float = 0.14,
+        new_token_ratio_decay_steps: int = 600,
+        retract_decode_steps: int = 20,
+        max_new_tokens: MaxNewTokens = None,
+        ignore_eos: bool = False,
+        seed: int = 0,
+        max_num_seqs: int = 2048,
+        max_num_batched_tokens: int = 8192,
+        max_model_len: int = 8192,
+        enable_chunked_prefill: bool = True,
+    ) -> None:
+        raise_if(
+            (order not in ORDERS, f"order: must be {', '.join(ORDERS)}, not {order!r}"),
+            check_range("schedule_conservativeness", schedule_conservativeness, 0, 1000),
+            check_least("max_prefill_tokens", max_prefill_tokens, 1),
+            check_least("prefill_max_requests", prefill_max_requests or 1, 1),
+            check_least("prefill_decode_interval", prefill_decode_interval, 0),
+            check_least("min_free_slots_delay", min_free_slots_delay or 1, 1),
+            check_least("new_token_ratio_decay_steps", new_token_ratio_decay_steps, 1),
+            check_least("retract_decode_steps", retract_decode_steps, 0),
+            check_range("init_new_token_ratio", init_new_token_ratio, 0, 1),
+            check_range("min_new_token_ratio_factor", min_new_token_ratio_factor, 0, 1),
+            (
+                retraction_policy not in RETRACTION_POLICIES,
+                f"retraction_policy: must be length or priority, not {retraction_policy!r}",
+            ),
+            (
+                radix_eviction_policy not in EVICTION_POLICIES,
+                f"radix_eviction_policy: must be {', '.join(EVICTION_POLICIES)}, "
+                f"not {radix_eviction_policy!r}",
+            ),
+            (
+                enable_priority_scheduling and order not in WITH_PRIORITIES,
+                f"enable_priority_scheduling: goes with order fcfs and lof, not {order}",
+            ),
+            (
+                order == "shortest-prefill-first" and not blocks.prefix_caching,
+                "order: shortest-prefill-first wants a prefix cache",
+            ),
+        )
+        super().__init__(
+            blocks,
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_model_len,
+            max_new_tokens,
+            enable_chunked_prefill=enable_chunked_prefill,
+        )
+        self._longest = min(max_model_len, blocks.usable * blocks.block_size) - 2
+        self.tree = blocks if isinstance(blocks, RadixCache) else None
+        if self.tree is not None:
+            self.tree.eviction_policy = radix_eviction_policy
+        self.decodes = RunningBatch(blocks.block_size, blocks.names_blocks, self.limit)
+        self.computed_tokens = 0  # of prompts, so far
+        self.queue = self.waiting = Queue(lambda: self.computed_tokens)
+        self.order = order
+        self.ignore_eos = ignore_eos
+        self._sign = 1 if schedule_low_priority_values_first else -1
+        urgency = self.urgency if enable_priority_scheduling else None
+        self.queue_order = QueueOrder(order, blocks, self.limit, urgency, seed)
+        self._preempts = enable_priority_scheduling and not disable_priority_preemption
+        self.preemption_threshold = priority_scheduling_preemption_threshold
+        self._retracts_by_priority = retraction_policy == "priority"
+        self.tried: dict[Request, tuple[int, int]] = {}  # tokens known and cached, at the last try
+        self.max_prefill_tokens = max_prefill_tokens
+        self.prefill_max_requests = prefill_max_requests
+        self._interval = prefill_decode_interval
+        self._passes_left = 0  # of that interval, before a prefill may be tried
+        self._min_free_slots = min(min_free_slots_delay or 0, max_num_seqs)
+        self.mixes = enable_mixed_chunk and enable_chunked_prefill
+        self.retract_steps = retract_decode_steps
+        self._init_ratio = min(init_new_token_ratio * schedule_conservativeness, 1.0)
+        self._min_ratio = min(self._init_ratio * min_new_token_ratio_factor, 1.0)
+        self._decay = (self._init_ratio - self._min_ratio) / new_token_ratio_decay_steps
+        self.ratio = self._init_ratio
+        """The share of what they may that those who decode are expected to bring out."""
+        self.full = False  # nobody else fits, and nobody has ended since
+        self._resets_full = False  # from the next pass on
+        self.chunked: Request | None = None  # who is in the middle of its prompt
+        self._stashes = False  # whose last chunk is not in the tree yet
+        self._front = 0  # the number of the first of the running batch
+        self._stale_tokens = 0  # of the prefill that the running batch began as
+        self.aborted: list[Request] = []  # since the last commit
+        self.in_flight: deque[Any] = deque()  # batches, where they overlap: see overlap.py
+
+    def _check(self) -> None:
+        """Take any budget that holds a page: decodes do not count."""
+        least = self.blocks.block_size if self.enable_chunked_prefill else 1
+        raise_if(
+            check_least("max_num_seqs", self.max_num_seqs, 1),
+            check_least("max_num_batched_tokens", self.max_num_batched_tokens, least),
+        )
+
+    # Requests come.
+
+    def limit(self, request: Request) -> int:
+        """Give the tokens that the client lets an answer have, and the memory."""
+        size, pool = self.blocks.block_size, self.blocks.usable * self.blocks.block_size
+        prompt = request.prompt_tokens
+        room = min(self._longest - prompt, pool - -(-prompt // size) * size - size - 1)
+        most = request.max_tokens or self.max_new_tokens or room
+        if most == "exact":
+            most = request.output_tokens
+        return max(min(room, most), 0)
+
+    def clipped_limit(self, request: Request) -> int:
+        """Give that, as the estimates count it."""
+        return min(self.limit(request), CLIP_MAX_NEW_TOKENS)
+
+    def output_limit(self, request: Request) -> int:
+        most = self.limit(request)
+        return most if request.ignore_eos else min(request.output_tokens, most)
+
+    def fits(self, request: Request) -> bool:
+        """Say whether the request could ever run; SGLang wants some tokens of slack.
+
+        One that ignores the end of sequence, where nothing is cached, and may have all the memory
+        would wait there for ever.
+        """
+        size = self.blocks.block_size
+        pool = self.blocks.usable * size
+        prompt, most = request.prompt_tokens, self.limit(request)
+        if (self.ignore_eos or request.ignore_eos) and self.tree is None:
+            paged = -(-prompt // size) * size
+            if paged + size + most >= pool - 1:
+                return False
+        return prompt < min(self.max_model_len, pool) - 6 and most > 0
+
+    def add(self, request: Request) -> bool:
+        request.ignore_eos |= self.ignore_eos
+        super().add(request)
+        return not self.full or self._preempts
+
+    def urgency(self, request: Request) -> int:
+        """Say how urgent a request is, the most urgent least."""
+        return request.priority * self._sign
+
+    # A pass.
+
+    def schedule(self, now: float) -> Step:
+        """Go through passes until something runs, or nothing changes."""
+        self.now = now
+        self.preempted = 0
+        step = Step([])
+        for _ in range(MOST_IDLE_PASSES):
+            preempted, left = self.preempted, self._passes_left
+            if self._pass(step) or not self._passes_again():
+                break
+            if (self.preempted, self._passes_left) == (preempted, left) and not self.aborted:
+                break
+        return step
+
+    def _is_idle(self) -> bool:
+        """Say whether no batch is in flight: then a pass that runs nothing takes no time."""
+        return not self.in_flight
+
+    def _passes_again(self) -> bool:
+        """Say whether a pass that has run nothing is followed by another at once."""
+        return self._is_idle()
+
+    def _pass(self, step: Step) -> bool:
+        """Choose what runs; False: nothing does."""
+        if self._resets_full:
+            self._resets_full = self.full = False
+        if self.chunked is not None and self._stashes:
+            self._stashes = False
+            self.blocks.cache(self.chunked)
+        if self._passes_left:
+            self._passes_left -= 1
+        elif self._prefill(step):
+            self._passes_left = self._interval
+            return True
+        if self.decodes.count:
+            return self._decode(step)
+        if not self.waiting and not self.running and self._is_idle():
+            self.ratio = self._init_ratio
+        return False
+
+    def received(self, request: Request) -> int:
+        """Count the tokens of a request that the scheduler knows of."""
+        return self.decodes.generated(request)
+
+    def running_batch(self) -> list[Request]:
+        """List those who decode, in order."""
+        return self.decodes.members_in_order()
+
+    def remaining(self) -> float:
+        """Estimate the tokens that those who decode will still bring out."""
+        return self.decodes.remaining(self.ratio)
+
+    def expected(self, request: Request) -> float:
+        """Estimate those of one."""
+        left = min(self.limit(request) - self.received(request), CLIP_MAX_NEW_TOKENS)
+        return left * (1.0 if request.ignore_eos else self.ratio)
+
+    # Prompts.
+
+    def _prefill(self, step: Step) -> bool:
+        """Let the split prompt go on, and admit others in order; say whether anything runs."""
+        running, chunked = self.decodes.count, self.chunked
+        if self._preempts or not running:
+            self.full = False
+        if chunked is None:
+            if self.full or not self.waiting:
+                return False
+            if running and self.max_num_seqs - running < self._min_free_slots > 1:
+                return False
+            if running >= self.max_num_seqs and not self._preempts:
+                self.full = True
+                return False
+        self.queue_order.sort(self.queue, self.computed_tokens)
+        mixed = running if self.mixes else 0
+        size = self.max_num_batched_tokens - mixed if self.enable_chunked_prefill else None
+        budget = PrefillBudget(
+            self, self.max_prefill_tokens - mixed, size, mixed + self.remaining(), mixed
+        )
+        if chunked is not None:
+            assert size is not None
+            if size <= 0:
+                return False  # SGLang cannot go on here
+            if not budget.continue_chunked(chunked, self._left_by(chunked, size)):
+                self.chunked = None
+        self._admit_all(budget)
+        for request in budget.preempted:
+            self.waiting.put_back(request)
+        if not budget.batch:
+            return False
+        self._start_batch(step, budget)
+        return True
+
+    def _left_by(self, chunked: Request, size: int) -> int | None:
+        """Give the tokens that are left to the split prompt by shorter ones; None: all."""
+        page = self.blocks.block_size
+        if self.order != "shortest-prefill-first" or size < 2 * page:
+            return None
+        taken = 0
+        for request in self.queue:
+            work = self.queue_order.uncached(request)
+            paged = -(-work // page) * page
+            if work >= chunked.pending or taken + paged > size - page:
+                break
+            taken += paged
+        return (size - taken) // page * page if taken else None
+
+    def _admit_all(self, budget: PrefillBudget) -> None:
+        """Try the queue in order; nobody overtakes one who does not fit."""
+        blocks, waiting = self.blocks, self.waiting
+        while waiting:
+            if budget.state() is Verdict.OTHER:
+                break
+            request = waiting.head()
+            if len(budget.batch) >= self.max_num_seqs - self.decodes.count:
+                self.full = True
+            if self.full and not (self._preempts and budget.preempt_for(request)):
+                break
+            hits = blocks.match(request)
+            if self._preempts:
+                self.tried[request] = request.known, len(hits) * blocks.block_size
+            admitted = len(budget.batch)
+            if admitted >= (self.prefill_max_requests or admitted + 1):
+                break
+            verdict = budget.add(request, hits)
+            if len(budget.batch) > admitted:
+                waiting.take()
+            if verdict is not Verdict.CONTINUE:
+                if verdict is Verdict.NO_TOKEN:
+                    self.full = bool(budget.batch) or self.decodes.count > 0
+                break
+
+    def idle_hits(self, request: Request, hits: Sequence[int]) -> int:
+        """Count the cached blocks of the head that are evictable until it is admitted."""
+        size, known = self.blocks.block_size, request.known
+        return self.blocks.missing(known, hits) - -(-known // size) + len(hits)
+
+    def lock_hits(self, request: Request, hits: Sequence[int]) -> None:
+        """Let a request keep what is cached of it, and join the running list."""
+        self.running.admit(request, self.now)
+        start = len(hits) * self.blocks.block_size
+        self.blocks.admit(request, hits, start)
+        if request.preemptions == 0:
+            request.cached = start
+        else:
+            self.running.resume(request, self.now, start)
+
+    def _start_batch(self, step: Step, budget: PrefillBudget) -> None:
+        """Allocate what the batch needs, and let those who decode join if steps are mixed."""
+        if budget.chunked is not None:
+            self.chunked = budget.chunked
+        self._stashes = self.chunked is not None
+        blocks, batch = self.blocks, budget.batch
+        size, tokens = blocks.block_size, sum(tokens for _, tokens in batch)
+        self.evict(tokens if size == 1 else -(-tokens // size) + len(batch))
+        for request, count in batch:
+            step.prefills.append(Chunk(request, request.computed, count))
+            blocks.extend(request, request.computed + count)
+        if self.mixes and self.decodes.count:
+            self._join_prefill(step)
+        # In the running batch a mixed step's prompts come before those who decode, others behind.
+        if step.decodes:
+            self._front -= len(batch)
+        for place, (request, _) in enumerate(batch):
+            request.admission = self._front + place if step.decodes else self.running.admissions
+            self.running.admissions += not step.decodes
+        self.computed_tokens += tokens + step.decodes
+        if step.decodes or not self.decodes.count:  # the batch becomes the running batch
+            self._stale_tokens = tokens + step.decodes
+            self._resets_full = True
+        elif self.chunked is not None:
+            self._resets_full = True
+
+    def _join_prefill(self, step: Step) -> None:
+        """Let those who decode do so in a step of prompts, if it leaves memory."""
+        if self.decodes.count and self._has_room():
+            self._decode_all(step)
+            for request in self.tried:
+                if request.joined >= 0:
+                    known = request.prompt_tokens + self.received(request)
+                    self.tried[request] = known, self.tried[request][1]
+
+    # Decodes.
+
+    def evict(self, count: int) -> None:
+        """Evict cached blocks until so many are free, or none is left to evict."""
+        if self.tree is not None:
+            self.tree.make_room(count)
+
+    def _has_room(self) -> bool:
+        """Evict what the next token of all needs; say whether that is enough."""
+        need = self.decodes.blocks(1)
+        self.evict(need)
+        return need <= self.blocks.free
+
+    def _decode_all(self, step: Step) -> None:
+        if self.blocks.block_size > 1:
+            self.evict(self.decodes.count)
+        self.decode_all(step)
+
+    def _decode(self, step: Step) -> bool:
+        """Let all decode who have room; False: nobody does."""
+        if self._has_room():
+            self.ratio = max(self.ratio - self._decay, self._min_ratio)
+        else:
+            self._retract()
+        if not self.decodes.count:
+            return False
+        self._decode_all(step)
+        self.computed_tokens += self._stale_tokens  # SGLang counts that prefill again and again
+        return True
+
+    def _retract(self) -> None:
+        """Send away those with the least to lose, until the next step fits."""
+
+        def least_first(request: Request) -> tuple[int, int, int]:
+            urgency = -self.urgency(request) if self._retracts_by_priority else 0
+            return urgency, self.received(request), -request.prompt_tokens
+
+        kept = sorted(self.running_batch(), key=least_first, reverse=True)
+        retracted = []
+        fits = False
+        while len(kept) > 1 and not fits:
+            victim = kept.pop()
+            self.send_away(victim, len(kept))
+            retracted.append(victim)
+            fits = self._has_room()
+        if not fits and not self._has_room():
+            self._abort(kept.pop())
+        out = sum(map(self.received, kept)) + self.retract_steps * len(kept)
+        self.ratio = min(1.0, out / (sum(map(self.limit, kept)) + 1))
+        self.decodes.reorder(kept, self.running.admissions)  # SGLang keeps the order of the choice
+        self.running.admissions += len(kept)
+        for victim in retracted:
+            self.waiting.put_back(victim)
+        self.full = False
+
+    def send_away(self, request: Request, left: int) -> None:
+        """Take its memory from a request, and evict cached blocks for the `left` others."""
+        self.running.evict(request, self.now)
+        self.preempted += 1
+        if request in self.tried:
+            self.tried[request] = self.tried[request][0], 0
+        size = self.blocks.block_size
+        self.evict(-(-left * self.retract_steps // size))
+
+    def _abort(self, request: Request) -> None:
+        """End a request that has no room though it is alone: only split prompts hold memory."""
+        self.running.remove(request)
+        self.blocks.release(request)
+        self._forget(request)
+        request.finish = self.now
+        self.aborted.append(request)
+
+    # A step is over.
+
+    def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
+        now, ticks = ends[-1], len(ends)
+        over: list[Request] = []
+        decodes = self.decodes
+        if ticks > 1:
+            self.take_ticks(ticks - 1, 1)
+        ended = decodes.advance(ticks) if step.decodes else []
+        for chunk in step.prefills:
+            request = chunk.request
+            if request is self.chunked:
+                continue
+            self._emit(request, now, over)
+            if over and over[-1] is request:
+                self.finish(request, now)
+            else:
+                self.blocks.cache(request)
+        ended.sort(key=lambda request: request.admission)
+        for request in ended:
+            self.finish(request, now)
+        over += ended + self.aborted
+        self.aborted.clear()
+        return over
+
+    def take_ticks(self, ticks: int, skip: int) -> None:
+        """Let `ticks` more steps of decodes be taken, beginning `skip` ticks from now."""
+        decodes, blocks = self.decodes, self.blocks
+        if blocks.block_size > 1:
+            self.evict(decodes.blocks(ticks - 1, skip) + decodes.count)
+        blocks.take_ticks(decodes, ticks, skip)
+        for _ in range(ticks):
+            self.ratio = max(self.ratio - self._decay, self._min_ratio)
+        self._passes_left = max(self._passes_left - ticks, 0)
+        self.computed_tokens += ticks * self._stale_tokens
+
+    def finish(self, request: Request, now: float) -> None:
+        super().finish(request, now)
+        self._forget(request)
+        self.full = False
+
+    def _forget(self, request: Request) -> None:
+        self.queue.entered.pop(request, None)
+        self.tried.pop(request, None)
+
+    def horizon(self, step: Step) -> int:
+        """Count how often `step`, just scheduled, is sure to repeat if nobody arrives."""
+        decodes = self.decodes
+        if step.prefills or self.preempted or not decodes.count or self.chunked is not None:
+            return 1
+        if self.waiting and (not self.full or self._preempts):
+            return 1
+        if self.order == "hrrn" and self._stale_tokens:
+            return 1  # time goes by for whoever comes
+        ahead = self._ahead
+        more = min(decodes.ticks_to_end(), LONGEST_LEAP) - ahead
+        return 1 + max(decodes.affords(self.blocks.free, more, ahead), 0) if more > 0 else 1

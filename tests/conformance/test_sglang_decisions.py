@@ -1,0 +1,132 @@
+"""Decisions of SGLang, recorded and by hand, step for step."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simulator.cli.main import main
+from simulator.conformance.cases import read_cases
+from simulator.conformance.compare import conform, report
+from simulator.conformance.sglang_replay import SglangReplay
+from simulator.util.errors import HeadwayError
+from tests.support.conformance import STEP, steps_of
+
+FORGETFUL = {"fuzz40"}
+"""Recorded cases in which SGLang forgets that a prompt is split, see docs/conformance.md."""
+
+
+@pytest.fixture(scope="session")
+def recorded(data: Path) -> Path:
+    """The folder of recorded schedules, beside that of the published data."""
+    folder = data.parent / "oracle_sglang"
+    if not (folder / "cases").is_dir():
+        pytest.skip("no recorded schedules of SGLang beside HEADWAY_DATA")
+    return folder
+
+
+@pytest.mark.parametrize("leap", [False, True], ids=["stepwise", "leaping"])
+def test_all_recorded_cases_agree_in_every_step(recorded: Path, leap: bool) -> None:
+    """SGLang 0.5.23's decisions, all fields, but where it forgets a request."""
+    steps = 0
+    for path in sorted((recorded / "cases").iterdir()):
+        outcomes = conform(path, leap=leap)
+        wrong = [one for one in outcomes if one.difference and one.case not in FORGETFUL]
+        assert not wrong, report(wrong)
+        steps += sum(outcome.steps for outcome in outcomes)
+    assert steps > 30_000
+
+
+SMALL = {
+    "max_running_requests": 4,
+    "chunked_prefill_size": 8,
+    "context_length": 64,
+    "max_total_tokens": 100,
+}
+
+
+def make(folder: Path, requests: list[dict[str, object]], **more: object) -> Path:
+    """Write a case; `more` goes into its config."""
+    numbered = [{"id": k, **request} for k, request in enumerate(requests)]
+    case = {"schema": 1, "name": "small", "config": SMALL | more, "step_time": STEP}
+    path = folder / "cases" / "small.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(case | {"requests": numbered}, indent=1))
+    return path
+
+
+def ask(at: int, prompt: int, output: int, **more: object) -> dict[str, object]:
+    return {"arrival_ns": at, "prompt_len": prompt, "output_len": output, **more}
+
+
+def play(path: Path, leap: bool) -> list[dict]:
+    (case,) = read_cases(path)
+    return [json.loads(row) for row in SglangReplay(case, leap=leap).rows()]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("leap", [False, True])
+def test_a_prompt_is_split_and_then_all_decode(tmp_path: Path, leap: bool) -> None:
+    """Prompts of 6 and 5 in chunks of 8: 6 + 2, then 3, then both decode.
+
+    dur = 100 + 10 * tokens + context. Of 100 tokens 89 are free, then one less for each decode;
+    what ends leaves its prompt and all but its last token in the tree.
+    """
+    rows = play(make(tmp_path, [ask(0, 6, 3), ask(0, 5, 2)]), leap)
+    names = ("t", "dur", "mode", "sched", "chunked", "free", "full", "running", "evictable_end")
+    assert steps_of(rows, *names) == [
+        (0, 188, "prefill", [[0, 6, 0], [1, 2, 0]], 1, 92, False, 0, 0),
+        (188, 135, "prefill", [[1, 3, 2]], None, 89, False, 1, 0),
+        (323, 133, "decode", [[0, 1, 6], [1, 1, 5]], None, 87, False, 2, 6),
+        (456, 118, "decode", [[0, 1, 7]], None, 86, False, 1, 14),
+    ]
+    assert rows[-1] == {"type": "end", "steps": 4, "complete": True}
+    assert [row["reason"] for row in rows[-3:-1]] == ["FINISH_LENGTH"] * 2
+
+
+@pytest.mark.parametrize("leap", [False, True])
+def test_overlap_chooses_before_it_knows(tmp_path: Path, leap: bool) -> None:
+    """A stop at the second token of at most 9: a further decode is on its way when it comes out.
+
+    Each step is chosen when the one before it begins.
+    """
+    path = make(tmp_path, [ask(0, 6, 2, max_new_tokens=9)], disable_overlap_schedule=False)
+    rows = play(path, leap)
+    assert steps_of(rows, "t", "start", "dur", "sched", "finished", "free", "free_end") == [
+        (0, 0, 166, [[0, 6, 0]], [], 94, 93),
+        (0, 166, 117, [[0, 1, 6]], [0], 93, 92),
+        (166, 283, 118, [[0, 1, 7]], [], 92, 92),
+    ]
+    assert rows[-2]["finish"] == 283
+    assert rows[-2]["reason"] == "FINISH_MATCHED_TOKEN"
+
+
+def test_a_written_log_is_a_golden_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also in one command with others; a wrong ratio is found."""
+    path = make(tmp_path, [ask(0, 6, 3), ask(0, 5, 2)])
+    log = tmp_path / "golden" / "small.jsonl"
+    assert main(["conform", str(path), "--write", str(log)]) == 0
+    assert main(["conform", str(path), str(path), "--leap"]) == 0
+    assert "2 of 2 cases agree, 8 steps" in capsys.readouterr().out
+    log.write_text(log.read_text().replace('"ratio":0.698996667', '"ratio":0.6', 1))
+    assert main(["conform", str(path)]) == 1
+    assert "step 2 differs in ratio" in capsys.readouterr().out
+    assert main(["conform", str(path), str(path), "--write", str(log)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"page_size": 0}, ": config.page_size: must be a whole number >= 1, not 0"),
+        ({"schedule_policy": "sjf"}, ": config.schedule_policy: must be an order of SGLang's"),
+        ({"max_num_seqs": 4}, ": config.max_num_seqs: an option that Headway does not know"),
+        (
+            {"schedule_policy": "lpm", "enable_priority_scheduling": True},
+            ": config.schedule_policy: with priorities must be fcfs or lof",
+        ),
+        ({"context_length": 6}, ": requests.0.prompt_len: must be less than context_length (6)"),
+    ],
+)
+def test_bad_cases_are_told_by_field(tmp_path: Path, config: dict, told: str) -> None:
+    with pytest.raises(HeadwayError) as error:
+        conform(make(tmp_path, [ask(0, 6, 3)], **config))
+    assert told in error.value.messages[0]
