@@ -108,8 +108,8 @@ POLICY_TEXTS = {
     "sarathi": "Sarathi-Serve: decodes first, then chunks of prompts, within the budget.",
     "sglang": "SGLang 0.5.23: steps of prompts first, in `order`: fcfs, lof, random, lpm, "
     "dfs-weight, hrrn, shortest-prefill-first; retraction of decodes. With priorities the higher "
-    "is the more urgent, unless `schedule_low_priority_values_first`. `max_num_batched_tokens` is its "
-    "chunked_prefill_size, `block_size` its page_size, `async_scheduling` its overlap.",
+    "is the more urgent, unless `schedule_low_priority_values_first`. `max_num_batched_tokens` "
+    "is its chunked_prefill_size, `block_size` its page_size, `async_scheduling` its overlap.",
     "trtllm": "TensorRT-LLM: GUARANTEED_NO_EVICT, MAX_UTILIZATION or STATIC_BATCH.",
     "tgi": "Text Generation Inference 2: prompts interrupt decodes by the waiting-served ratio.",
     "fastgen": "DeepSpeed-FastGen: Dynamic SplitFuse.",
