@@ -11,187 +11,16 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
+from pydantic import ValidationError
 
-from simulator.core.request import Segments
+from simulator.conformance.case_model import Case, VllmConfig
+from simulator.conformance.sglang_cases import SglangCase, SglangConfig
 from simulator.util.errors import HeadwayError
 from simulator.util.files import check_regular, write_atomic
 from simulator.util.json_text import parse_json
 from simulator.util.yaml_lines import FieldError, SourceMap, field_errors, parse
-
-_LIMIT = 2**53  # integers up to here are exact in a float
-
-
-def _checked(good: Callable[[Any], bool], words: str) -> PlainValidator:
-    """Take a value as it is if it is good; else say what it must be."""
-
-    def check(value: Any) -> Any:
-        if not good(value):
-            raise ValueError(f": must be {words}, not {value!r}")
-        return value
-
-    return PlainValidator(check)
-
-
-def _is_whole(value: object, least: int) -> bool:
-    return type(value) is int and least <= value < _LIMIT
-
-
-def _whole(least: int) -> PlainValidator:
-    return _checked(lambda v: _is_whole(v, least), f"a whole number >= {least}")
-
-
-def _is_share(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
-
-
-Natural = Annotated[int, _whole(0)]
-Positive = Annotated[int, _whole(1)]
-Flag = Annotated[bool, _checked(lambda v: isinstance(v, bool), "true or false")]
-Share = Annotated[float, _checked(_is_share, "a number from 0 to below 1")]
-Policy = Annotated[
-    Literal["fcfs", "priority"], _checked(lambda v: v in ("fcfs", "priority"), "fcfs or priority")
-]
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class VllmConfig(_Model):
-    """Settings of vLLM's scheduler: its names, but for `scheduler_reserve_full_isl`."""
-
-    policy: Policy = "fcfs"
-    max_num_seqs: Positive = 128
-    max_num_batched_tokens: Positive = 2048
-    max_model_len: Positive = 8192
-    enable_chunked_prefill: Flag = True
-    long_prefill_token_threshold: Natural = 0
-    long_prefill_token_threshold_adaptive: Flag = False
-    reserve_full_isl: Flag = True
-    watermark: Share = 0.0
-    prefill_schedule_interval: Positive = 1
-    async_scheduling: Flag = False
-    block_size: Positive = 16
-    num_gpu_blocks: Annotated[int, _whole(2)] = 10000
-    enable_prefix_caching: Flag = True
-    hash_id_tokens: Positive = 512
-
-    @model_validator(mode="after")
-    def _refuse_what_vllm_refuses(self) -> "VllmConfig":
-        tokens = self.max_num_batched_tokens
-        wrong = []
-        if tokens < self.max_num_seqs:
-            wrong.append(f"must be >= max_num_seqs ({self.max_num_seqs}), not {tokens}")
-        if not self.enable_chunked_prefill and tokens < self.max_model_len:
-            wrong.append(f"without chunked prefill must be >= max_model_len, not {tokens}")
-        if wrong:
-            raise ValueError("\n".join(f"max_num_batched_tokens: {what}" for what in wrong))
-        return self
-
-
-class StepTime(_Model):
-    """A step takes base + per_token * tokens + per_context_token * context, an empty one empty."""
-
-    base_ns: Natural = 6_000_000
-    per_token_ns: Natural = 40_000
-    per_context_token_ns: Natural = 40
-    empty_ns: Natural = 1_000_000
-
-
-class CaseRequest(_Model):
-    """One request of a case; its prompt may be named by `segments` or `hash_ids`."""
-
-    id: Any = None  # its position: checked by the case
-    arrival_ns: Natural
-    prompt_len: Positive
-    output_len: Positive
-    priority: Annotated[
-        int | None, _checked(lambda v: not v or type(v) is int, "a whole number")
-    ] = 0
-    segments: Any = None
-    hash_ids: Any = None
-
-    def named_prompt(self, hash_id_tokens: int) -> Segments | None:
-        """Name the prompt's tokens; ValueError is `key: what is wrong`."""
-        if self.segments is not None:
-            if self.hash_ids is not None:
-                raise ValueError("segments: give segments or hash_ids, not both")
-            try:
-                named = [(_segment_name(name), count) for name, count in self.segments]
-            except (TypeError, ValueError):
-                raise ValueError("segments: must be a list of [name, tokens]") from None
-            if not all(_is_whole(count, 1) for _, count in named):
-                raise ValueError("segments: tokens must be whole numbers >= 1")
-            if sum(count for _, count in named) != self.prompt_len:
-                raise ValueError(f"segments: must add up to prompt_len ({self.prompt_len})")
-            return tuple(named)
-        if (ids := self.hash_ids) is None:
-            return None
-        if not isinstance(ids, list) or not all(type(key) is int for key in ids):
-            raise ValueError("hash_ids: must be a list of whole numbers")
-        if len(ids) * hash_id_tokens < self.prompt_len:
-            raise ValueError(
-                f"hash_ids: stand for fewer tokens than prompt_len ({self.prompt_len})"
-            )
-        full, rest = divmod(self.prompt_len, hash_id_tokens)
-        whole = [(("h", key), hash_id_tokens) for key in ids[:full]]
-        return tuple(whole + ([(("h", ids[full]), rest)] if rest else []))
-
-
-def _segment_name(name: object) -> tuple[str, int] | str:
-    """Translate a segment's name: `in:3` and `out:3` are request 3's prompt and answer."""
-    if not isinstance(name, str):
-        raise TypeError(name)
-    kind, _, number = name.partition(":")
-    if kind in {"in", "out"} and number.isdecimal() and str(int(number)) == number:
-        return kind, int(number)
-    return name
-
-
-class Case(_Model):
-    """One case, with all defaults filled in."""
-
-    length_key: ClassVar[str] = "max_model_len"
-    """The setting that bounds prompts."""
-
-    version: Annotated[int, _checked(lambda v: v == 1, "1")] = Field(alias="schema")
-    name: str
-    about: Any = None
-    config: VllmConfig = VllmConfig()
-    step_time: StepTime = StepTime()
-    max_steps: Annotated[
-        int | None, _checked(lambda v: v is None or _is_whole(v, 1), "a whole number >= 1")
-    ] = None
-    requests: list[CaseRequest]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in(cls, raw: object) -> object:
-        if not isinstance(raw, dict):
-            return raw
-        needed = dict.fromkeys(("schema", "name", "requests"))  # what is not there is null
-        return needed | raw | {"step_time": raw.get("step_time") or {}}
-
-    @model_validator(mode="after")
-    def _check_requests(self) -> "Case":
-        wrong = []
-        longest = getattr(self.config, self.length_key)
-        for index, request in enumerate(self.requests):
-            at = f"requests.{index}"
-            if request.id != index:
-                wrong.append(f"{at}.id: must be {index}, its position, not {request.id!r}")
-            if request.prompt_len >= longest:
-                wrong.append(f"{at}.prompt_len: must be less than {self.length_key} ({longest})")
-            try:
-                request.named_prompt(self.config.hash_id_tokens)
-            except ValueError as error:
-                wrong.append(f"{at}.{error}")
-        if wrong:
-            raise ValueError("\n".join(wrong))
-        return self
 
 
 def read_cases(path: Path) -> list[Case]:
@@ -228,8 +57,6 @@ def _source_map(path: Path, text: str) -> SourceMap:
 
 def _check(raw: object, source_map: Callable[[], SourceMap]) -> Case:
     """Make a case of plain values, or raise HeadwayError with everything that is wrong."""
-    from simulator.conformance.sglang_cases import SglangCase, SglangConfig  # they need `Case`
-
     config = raw.get("config") if isinstance(raw, dict) else None
     own = SglangConfig.model_fields.keys() - VllmConfig.model_fields.keys()
     kind = SglangCase if isinstance(config, dict) and own & config.keys() else Case

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import simpy
 from simpy.core import EmptySchedule
 
-from simulator.conformance.cases import Case, StepTime
+from simulator.conformance.case_model import Case, StepTime
 from simulator.conformance.recorder import Recorder, StepLimit, dump
 from simulator.core.alarm import Alarm
 from simulator.core.decode_set import DecodeSet

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import model_validator
 
-from simulator.conformance.cases import (
+from simulator.conformance.case_model import (
     Case,
     CaseRequest,
     Flag,

@@ -3,13 +3,36 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from simulator.core.request import Request
+from simulator.kv_cache.block_manager import BlockCounter
+from simulator.kv_cache.radix_cache import RadixCache
+from simulator.schedulers.sglang.queue_order import Queue
 from simulator.schedulers.sglang.running_batch import CLIP_MAX_NEW_TOKENS
 
-if TYPE_CHECKING:
-    from simulator.schedulers.sglang.scheduler import SgLang
+
+class Admitting(Protocol):
+    """What a pass asks of the scheduler: see `SgLang`."""
+
+    blocks: BlockCounter
+    tree: RadixCache | None
+    queue: Queue
+    order: str
+    ratio: float
+    chunked: Request | None
+    preemption_threshold: int
+    tried: dict[Request, tuple[int, int]]
+
+    def limit(self, request: Request) -> int: ...
+    def clipped_limit(self, request: Request) -> int: ...
+    def received(self, request: Request) -> int: ...
+    def expected(self, request: Request) -> float: ...
+    def urgency(self, request: Request) -> int: ...
+    def running_batch(self) -> list[Request]: ...
+    def idle_hits(self, request: Request, hits: Sequence[int]) -> int: ...
+    def lock_hits(self, request: Request, hits: Sequence[int]) -> None: ...
+    def send_away(self, request: Request, left: int) -> None: ...
 
 
 class Verdict(Enum):
@@ -28,7 +51,7 @@ class PrefillBudget:
     more than its tokens.
     """
 
-    scheduler: "SgLang"
+    scheduler: Admitting
     rem_input: int  # of max_prefill_tokens
     rem_chunk: int | None  # of chunked_prefill_size; None: prompts are not split
     total_offset: float  # promised, what those who run are expected to bring out included
