@@ -20,6 +20,7 @@ import yaml
 from simulator.cluster.config import AutoscalingConfig
 from simulator.models.gpus import GIB, find_gpu
 from simulator.models.load import load_model
+from simulator.planning.endpoint_picker import endpoint_picker
 from simulator.planning.vllm_serve import remarks, serve_command, serve_options
 from simulator.scenario.scenario import Scenario
 from simulator.util.files import write_together
@@ -149,6 +150,7 @@ def deployment(scenario: Scenario) -> Mapping[str, bytes]:
         "production-stack-values.yaml": _production_stack(scenario, groups),
         "router.sh": _router_command(scenario, groups),
         **_llm_d(groups),
+        **_endpoint_picker(scenario),
         **_scaling(groups),
     }
     return {name: text.encode() for name, text in texts.items()}
@@ -431,6 +433,15 @@ def _llm_d(groups: list[Group]) -> dict[str, str]:
     if len(groups) == 1:
         return {"llm-d-values.yaml": _llm_d_values(groups[0], None, [])}
     return {f"llm-d-values-{group.name}.yaml": _llm_d_values(group, None, []) for group in groups}
+
+
+def _endpoint_picker(scenario: Scenario) -> dict[str, str]:
+    """Write the configuration of llm-d's endpoint picker, where there is anything to choose."""
+    if scenario.cluster is None:
+        return {}
+    config, notes = endpoint_picker(scenario)
+    head = "for the endpoint picker: --configFile THIS, or pluginsCustomConfig of the chart"
+    return {"llm-d-epp.yaml": _document(config, f"{head} inferencepool", *notes)}
 
 
 def _llm_d_values(decode: Group, prefill: Group | None, notes: list[str]) -> str:

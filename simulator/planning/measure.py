@@ -11,6 +11,7 @@ import numpy as np
 
 from simulator.core.log import REQUEST, UNFINISHED, Log
 from simulator.planning.runs import MetricValues, read_metric_values
+from simulator.planning.search import CERTAIN
 from simulator.results.request_table import (
     Flags,
     Floats,
@@ -26,7 +27,6 @@ from simulator.simulation.run import run
 from simulator.workload.workload import Workload
 
 BATCHES = 10  # of a run
-CERTAIN = 5.0  # times what a bound allows the whole run: then the rest of it is spared
 WARMING_UP = "still warming up"
 
 

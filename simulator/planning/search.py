@@ -28,6 +28,8 @@ class PlannedRun(NamedTuple):
 
 Search = Generator[list[PlannedRun], list[MetricValues], "SearchResult"]
 
+CERTAIN = 5.0  # times what a bound allows the whole run: then the rest of it is spared
+LOST = 100  # requests beyond such a bound: no chance, and no longer look would say otherwise
 BEYOND = 20  # requests beyond a percentile, for it to be known
 STEPS = 8  # away from the first place, before a search gives up
 FIRST_STEP = 1.25  # from the first rate to the second
@@ -68,6 +70,14 @@ class Trial:
             return False
         half = judge([_first_half(run) for run in self.runs], criteria)
         return half.mean_kept == self.ok or not self.sure
+
+    def is_lost(self, criteria: "Criteria") -> bool:
+        """Say whether so many requests broke a bound for certain that it was no chance."""
+        limits = {slo.metric: slo.limit for slo in criteria.slos if slo.is_share}
+        return all(
+            CERTAIN * limits.get(run.get("broken", ""), 0.0) * run.get("num_prompts", 0) >= LOST
+            for run in self.runs
+        )
 
     @property
     def looked_at(self) -> float:
@@ -338,8 +348,9 @@ def _search(
             strict = rising and not (quick and seconds is not None)
             places[at] = trial = Trial(at, seconds)
             trials.append((yield from look(trial, criteria, counts, strict=strict)))
+            trial.settled = trial.is_lost(criteria)
             if not quick:
-                trial.settled = trial.agrees(criteria, strict=rising)
+                trial.settled |= trial.agrees(criteria, strict=rising)
         holds, fails = _ends(places.values(), rising)
         at = next_level(
             None if holds is None else holds.at, None if fails is None else fails.at, len(places)

@@ -8,7 +8,9 @@ import yaml
 
 from simulator import load_scenario
 from simulator.cli.main import main
+from simulator.cluster.routers import ROUTERS
 from simulator.planning.deployment import PRODUCTS, deployment
+from simulator.planning.endpoint_picker import endpoint_picker
 from tests.support.scenarios import ONE_A_SECOND
 
 GOLDEN = Path(__file__).parent / "deployments"
@@ -116,6 +118,30 @@ def test_the_autoscaler_scales_as_simulated(tmp_path: Path) -> None:
     }
     assert [policy["value"] for policy in spec["behavior"]["scaleUp"]["policies"]] == [100, 4]
     assert spec["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 3600  # at most
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("base", ["cluster: {replicas: 2}", APART])
+def test_every_router_has_an_endpoint_picker(tmp_path: Path, base: str, router: str) -> None:
+    """Each plugin is there that a profile names, with one picker; the nearest scorer counts."""
+    path = tmp_path / "s.yaml"
+    path.write_text("model: llama-3-8b\nworkload: {num_prompts: 4, sessions: {turns: 2}}\n" + base)
+    scenario = load_scenario(path, [f"cluster.router={router}"])
+    config, notes = endpoint_picker(scenario)
+    known = {plugin["type"] for plugin in config["plugins"]}
+    for profile in config["schedulingProfiles"]:
+        names = [plugin["pluginRef"] for plugin in profile["plugins"]]
+        assert set(names) <= known
+        assert sum(name.endswith("-picker") for name in names) == 1
+        assert all(
+            ("weight" in p) == p["pluginRef"].endswith("-scorer") for p in profile["plugins"]
+        )
+        if router == "least_kv":
+            assert "kv-cache-utilization-scorer" in names
+    apart = scenario.cluster is not None and scenario.cluster.kv_transfer is not None
+    assert len(config["schedulingProfiles"]) == (2 if apart else 1)
+    unlike = router in {"round_robin", "least_tokens", "power_of_two"}
+    assert any(note.startswith("llm-d has no") for note in notes) == unlike
 
 
 def test_what_vllm_does_not_export_is_said(tmp_path: Path) -> None:

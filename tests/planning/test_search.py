@@ -202,3 +202,16 @@ def test_more_that_is_worse_is_told():
     assert not_monotone([one, two], rising=False) == []
     two.sure = False
     assert not_monotone([one, two], rising=True) == []
+
+
+@pytest.mark.parametrize(("requests", "looks"), [(12_000, 1), (1_999, 2)])
+def test_what_is_lost_by_far_is_looked_at_once(requests: int, looks: int):
+    """Five times the hundredth that P99 allows, of 12,000, are 600 requests: that is no chance."""
+
+    def lose(wanted: PlannedRun):
+        run = {"p99_ttft_ms": 900.0, "completion": 1.0, "p99_e2el_ms": 900.0}
+        return {**run, "broken": "p99_ttft_ms", "growing": "", "num_prompts": requests}
+
+    found = play(as_configured(Criteria([SLO], min_seconds=600, max_seconds=600)), lose)
+    assert found.best is None
+    assert len(found.trials) == looks

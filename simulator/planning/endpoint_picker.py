@@ -1,0 +1,61 @@
+"""A scenario's router as the configuration of llm-d's endpoint picker (EPP).
+
+Kind EndpointPickerConfig, inference.networking.x-k8s.io/v1alpha1, of the Gateway API Inference
+Extension; plugins as in docs/architecture.md of llm-d-inference-scheduler, read in 2026.
+"""
+
+from typing import Any
+
+from simulator.scenario.scenario import Scenario
+
+SCORERS = {
+    "round_robin": None,
+    "random": None,
+    "least_outstanding": "active-request-scorer",
+    "least_kv": "kv-cache-utilization-scorer",
+    "prefix_aware": "prefix-cache-scorer",
+    "session_affinity": "session-affinity-scorer",
+}
+"""What gives pods their marks; None: nothing does, and one is picked at random."""
+LIKE_ANY_OTHER = "queue-scorer"
+PREFIX = "prefix-cache-scorer"
+
+Manifest = dict[str, Any]
+
+
+def endpoint_picker(scenario: Scenario) -> tuple[Manifest, list[str]]:
+    """Give the configuration, and what differs from what was simulated; of clusters only."""
+    cluster = scenario.cluster
+    assert cluster is not None
+    router = cluster.router if isinstance(cluster.router, str) else str(cluster.router["router"])
+    scorer = SCORERS.get(router, LIKE_ANY_OTHER)
+    notes = []
+    if router == "round_robin":
+        notes.append("llm-d has no round_robin: pods are picked at random")
+    elif router not in SCORERS:
+        notes.append(f"llm-d has no {router}: this is {LIKE_ANY_OTHER}, the shortest queue")
+    picker = "random-picker" if scorer is None else "max-score-picker"
+    chosen = [{"pluginRef": picker}, *([] if scorer is None else [_weighted(scorer)])]
+    if cluster.kv_transfer is None:
+        handlers, profiles = ["single-profile-handler"], {"default": chosen}
+    else:
+        # Without marks for prefixes the handler cannot tell which prompts are worth a prefill.
+        if scorer != PREFIX:
+            chosen = [{"pluginRef": "max-score-picker"}, *chosen[1:], _weighted(PREFIX)]
+            notes.append(f"pd-profile-handler needs {PREFIX}, which was not simulated")
+        roles = "prefill", "decode"
+        profiles = {role: [{"pluginRef": f"{role}-filter"}, *chosen] for role in roles}
+        handlers = ["prefill-header-handler", "pd-profile-handler"]
+    used = [ref["pluginRef"] for plugins in profiles.values() for ref in plugins]
+    return {
+        "apiVersion": "inference.networking.x-k8s.io/v1alpha1",
+        "kind": "EndpointPickerConfig",
+        "plugins": [{"type": name} for name in dict.fromkeys([*handlers, *used])],
+        "schedulingProfiles": [
+            {"name": name, "plugins": plugins} for name, plugins in profiles.items()
+        ],
+    }, notes
+
+
+def _weighted(scorer: str) -> Manifest:
+    return {"pluginRef": scorer, "weight": 1}
