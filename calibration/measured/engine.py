@@ -8,10 +8,11 @@ from typing import Any
 
 from calibration.measured import aliases
 from calibration.measured.runs import BLANK, Run
-from simulator.costs.overhead import NEWEST, Version, read_version
+from simulator.costs.overhead import NEWEST
 from simulator.models.gpus import GIB
 from simulator.models.load import load_model
 from simulator.scenario.engines import ASYNC_SINCE, version_defaults, with_defaults
+from simulator.schedulers.vllm import rules
 
 OFFLOAD = r"(?<!no )offload(?!\w*[ :=]*(off|disabled|none))"
 OFFLOAD_SIZE = OFFLOAD + r"[^.;]*?(\d+(?:\.\d+)?) ?(gi?b)"
@@ -68,7 +69,7 @@ def assumptions(run: Run) -> list[str]:
     empty = [name for name in DEFAULTED_COLUMNS if run.word(name).lower() in BLANK]
     found = [f"not recorded, so vLLM's defaults: {', '.join(empty)}"] if empty else []
     told = run.word("engine_version")
-    if told and read_version(told) is None:
+    if told and rules.read_release(told) is None:
         found.append(f"engine_version: {told!r} names no version: the latest is taken")
     if _is_v0(run):
         found.append("vLLM's V0 engine: its overheads were not measured, V1's are taken")
@@ -97,9 +98,9 @@ def _is_v0(run: Run) -> bool:
     return version(run.word("engine_version")) < V1_SINCE
 
 
-def version(text: str) -> Version:
-    """Read major and minor out of a version as people write it; `NEWEST` where there is none."""
-    return read_version(text) or NEWEST
+def version(text: str) -> rules.Release:
+    """Read the release out of a version as people write it; `NEWEST` where there is none."""
+    return rules.read_release(text) or (*NEWEST, 0)
 
 
 def schedules_asynchronously(run: Run) -> bool:
@@ -125,11 +126,13 @@ def engine_block(run: Run, gpu: str) -> dict[str, Any]:
     """Give the keys of a scenario's `engine` that say how a run was configured."""
     released = version(run.word("engine_version"))
     v0 = _is_v0(run) and not run.flag("chunked_prefill")
-    block: dict[str, Any] = {"name": "vllm", **_sizes(run, gpu), **version_defaults(released)}
-    if v0:
-        block = {"name": "vllm-v0", **_sizes(run, gpu, "vllm-v0")}
-    if released != NEWEST:
-        block["version"] = ".".join(map(str, released))
+    block: dict[str, Any] = {"name": "vllm-v0" if v0 else "vllm"}
+    if released[:2] <= rules.NEWEST:  # a newer one is taken for the newest known
+        oldest = released if v0 else (*rules.OLDEST_ALIKE, 0)
+        block["version"] = rules.write_release(max(released, oldest))
+    block |= _sizes(run, gpu, block)
+    if not v0:
+        block |= version_defaults(released)
     block["async_scheduling"] = schedules_asynchronously(run) and not v0
     if re.search(GREEDY, run.word("notes").lower()):
         block["generation_config"] = "vllm"
@@ -165,13 +168,13 @@ def cluster_block(run: Run) -> dict[str, Any]:
     return block
 
 
-def _sizes(run: Run, gpu: str, engine: str = "vllm") -> dict[str, Any]:
+def _sizes(run: Run, gpu: str, engine: dict[str, Any]) -> dict[str, Any]:
     """Give the sizes of a batch: as recorded, else vLLM's defaults for the GPU.
 
     Without chunked prefill a batch holds at least one prompt of any length.
     """
     longest = run.count("max_model_len")
-    whole = run.flag("chunked_prefill") is False or engine != "vllm"
+    whole = run.flag("chunked_prefill") is False or engine["name"] != "vllm"
     model = aliases.model_name(run.word("model")) if whole else None
     if model and longest is None:
         longest = load_model(model).max_position_embeddings

@@ -17,6 +17,13 @@ from simulator.conformance.cases import parse_line, read_cases, read_lines, writ
 from simulator.conformance.replay import Replay
 from simulator.conformance.sglang_cases import SglangCase
 from simulator.conformance.sglang_replay import SglangReplay
+from simulator.schedulers.vllm.rules import (
+    CannotFollowError,
+    Release,
+    families,
+    family_of,
+    read_release,
+)
 from simulator.util.errors import HeadwayError
 
 Row = dict[str, Any]
@@ -34,6 +41,11 @@ class Golden:
     header: Row
     first: int  # line of the header
     lines: list[tuple[int, str]]
+
+    @property
+    def release(self) -> Release | None:
+        """The vLLM that it was recorded from; None: it does not say."""
+        return read_release(self.header.get("vllm") or "")
 
 
 @dataclass(slots=True)
@@ -69,6 +81,13 @@ class Outcome:
     case: str
     steps: int  # that agree
     difference: Difference | None
+    family: str = ""  # of versions whose rules were followed; "": the recording names none
+    refused: str = ""  # why these rules could not be followed any further
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every row is as recorded."""
+        return self.difference is None and not self.refused
 
 
 def conform(
@@ -76,8 +95,9 @@ def conform(
 ) -> list[Outcome]:
     """Play each case of a file and compare it with its recording.
 
-    `golden` is by default `../golden/NAME.jsonl.gz`. `leap` takes equal steps at once, as a
-    simulation does. `write` is a file for Headway's own log, of all cases, in the same format;
+    `golden` is by default `../golden/NAME.jsonl.gz`. The rules are those of the vLLM that its
+    header names, else of the newest known. `leap` takes equal steps at once, as a simulation does.
+    `write` is a file for Headway's own log, of all cases, in the same format;
     where no recording is named and none is there, nothing is compared. Raises HeadwayError where a
     file is missing or damaged; the log is written all the same if it is the recording that is at
     fault.
@@ -90,17 +110,41 @@ def conform(
             goldens = read_goldens(golden or default, cases)
     finally:
         if write is not None:
-            write_lines(write, (row for case in cases for row in _replay(case, leap).log()))
+            releases = [one.release for one in goldens] if goldens else [None] * len(cases)
+            replays = (
+                _replay(case, leap, release) for case, release in zip(cases, releases, strict=True)
+            )
+            write_lines(write, (row for replay in replays for row in replay.log()))
     if goldens is None:
         return []
-    return [_compare(_replay(case, leap), one) for case, one in zip(cases, goldens, strict=True)]
+    return [
+        _compare(_replay(case, leap, one.release), one)
+        for case, one in zip(cases, goldens, strict=True)
+    ]
 
 
-def _replay(case: Case, leap: bool) -> Replay:
-    """Make the replay of a case, by its engine."""
-    return (
-        SglangReplay(case, leap=leap) if isinstance(case, SglangCase) else Replay(case, leap=leap)
-    )
+def _replay(case: Case, leap: bool, release: Release | None) -> Replay:
+    """Make the replay of a case, by its engine; `release` is that of vLLM."""
+    if isinstance(case, SglangCase):
+        return SglangReplay(case, leap=leap)
+    return Replay(case, leap=leap, release=release)
+
+
+def conform_families(
+    path: Path, golden: Path | None = None, *, leap: bool = False
+) -> dict[str, list[Outcome]]:
+    """Compare the cases of a file with their recordings by the rules of every family of versions.
+
+    Raises HeadwayError where a file is missing or damaged.
+    """
+    cases = read_cases(path)
+    if any(isinstance(case, SglangCase) for case in cases):
+        raise HeadwayError(f"--families: {path}: versions of SGLang are not told apart")
+    pairs = list(zip(cases, read_goldens(golden or default_golden(path), cases), strict=True))
+    return {
+        name: [_compare(Replay(case, leap=leap, release=release), one) for case, one in pairs]
+        for name, release in families().items()
+    }
 
 
 def default_golden(path: Path) -> Path:
@@ -117,13 +161,30 @@ def report(outcomes: list[Outcome]) -> str:
     parts = [str(difference) for difference in wrong[:_SHOWN]]
     if len(wrong) > _SHOWN:
         parts.append(f"and {', '.join(one.case for one in wrong[_SHOWN:])}")
+    parts += dict.fromkeys(
+        f"{outcome.case}: {outcome.refused}" for outcome in outcomes if outcome.refused
+    )
     steps = sum(outcome.steps for outcome in outcomes)
+    rules = "; ".join(sorted({f"vLLM {outcome.family}" for outcome in outcomes if outcome.family}))
+    by = f" (rules of {rules})" if rules else ""
     if len(outcomes) == 1:
-        parts.append(f"{outcomes[0].case}: {steps:,} steps agree{', then not' if wrong else ''}")
+        cut = ", then not" if wrong else ", then stop" if outcomes[0].refused else ""
+        parts.append(f"{outcomes[0].case}: {steps:,} steps agree{cut}{by}")
     else:
-        agree = len(outcomes) - len(wrong)
-        parts.append(f"{agree} of {len(outcomes)} cases agree, {steps:,} steps")
+        agree = sum(outcome.agrees for outcome in outcomes)
+        parts.append(f"{agree} of {len(outcomes)} cases agree, {steps:,} steps{by}")
     return "\n\n".join(parts)
+
+
+def report_families(found: dict[str, list[Outcome]]) -> str:
+    """Tell which families of versions agree, as a table."""
+    lines = []
+    for name, outcomes in found.items():
+        agree, refused = sum(o.agrees for o in outcomes), sum(bool(o.refused) for o in outcomes)
+        words = f"{agree} of {len(outcomes)} cases agree"
+        words += f", {refused} cannot be simulated" if refused else ""
+        lines.append(f"{'*' if agree == len(outcomes) else ' '} {f'vLLM {name}':<21}{words}")
+    return "\n".join(lines)
 
 
 def read_goldens(path: Path, cases: list[Case]) -> list[Golden]:
@@ -165,6 +226,10 @@ def _check(case: Case, golden: Golden) -> Iterator[str]:
                 yield f"{place}: {block}.{key}: an option that Headway does not know"
             elif theirs[key] != mine[key]:
                 yield f"{place}: {block}.{key}: recorded with {theirs[key]!r}, not {mine[key]!r}"
+    if (told := header.get("vllm")) is not None and not (
+        isinstance(told, str) and read_release(told)
+    ):
+        yield f"{place}: vllm: must be a version such as 0.25.1, not {told!r}"
     number, last = golden.lines[-1] if golden.lines else (golden.first, "")
     match = _TYPE.match(last)
     if not match or match[1] != "end":
@@ -173,15 +238,20 @@ def _check(case: Case, golden: Golden) -> Iterator[str]:
 
 def _compare(replay: Replay, golden: Golden) -> Outcome:
     """Play one case next to its recording, to the first difference."""
-    steps = 0
-    for mine, numbered in zip_longest(replay.rows(), golden.lines, fillvalue=None):
-        number, theirs = numbered or (golden.lines[-1][0], "")
-        if mine != theirs:
-            difference = _differ(replay, golden, mine or "", number, theirs)
-            if difference is not None:
-                return Outcome(replay.case.name, steps, difference)
-        steps += theirs.startswith('{"type":"step"')
-    return Outcome(replay.case.name, steps, None)
+    outcome = Outcome(replay.case.name, 0, None)
+    if golden.release is not None:
+        outcome.family = family_of(replay.release)
+    try:
+        for mine, numbered in zip_longest(replay.rows(), golden.lines, fillvalue=None):
+            number, theirs = numbered or (golden.lines[-1][0], "")
+            if mine != theirs:
+                outcome.difference = _differ(replay, golden, mine or "", number, theirs)
+                if outcome.difference is not None:
+                    return outcome
+            outcome.steps += theirs.startswith('{"type":"step"')
+    except CannotFollowError as error:
+        outcome.refused = str(error)
+    return outcome
 
 
 def _differ(

@@ -36,7 +36,7 @@ class StepRow:
     preempted: list[int]
     blocks: list[tuple[int, int]]  # (free, hashed) after scheduling it, and each further one
     running: int
-    partial: list[int]  # of the scheduled, those whose prompt is not computed to its end
+    tokenless: list[int]  # of the scheduled, those who get no token
     start: int
     queue: list[tuple[int, int, int | None]] = field(default_factory=list)
     """From when on how many waited, and which request first."""
@@ -97,7 +97,7 @@ class Recorder:
             preempted=self.preempted,
             blocks=[(scheduler.blocks.free, scheduler.blocks.hashed)],
             running=len(scheduler.running),
-            partial=[c.request.id for c in step.prefills if c.request in scheduler.running.partial],
+            tokenless=self._tokenless(step),
             start=now,
         )
         self.pending.append(row)
@@ -125,6 +125,16 @@ class Recorder:
             for r in running
             if r in chunks or r.joined >= 0
         ]
+
+    def _tokenless(self, step: Step) -> list[int]:
+        """List who computes without getting a token: amid a prompt, or after its last."""
+        scheduler = self.scheduler
+        getting: set[Request] = set()
+        if isinstance(scheduler, AsyncScheduler) and scheduler.in_flight:
+            getting = {request for request, _ in scheduler.in_flight[-1].first_tokens}
+        requests = [chunk.request for chunk in (*step.prefills, *(step.singles or ()))]
+        partial = scheduler.running.partial
+        return [r.id for r in requests if r in partial and r not in getting]
 
     def queue_changed(self) -> None:
         """Take in how many wait from now on."""
@@ -198,7 +208,7 @@ class Recorder:
         if self.asynchronous:  # what is in flight has been counted
             for row in self.pending:
                 ids = {id for id, _, _ in row.scheduled}
-                tokens -= request.id in ids.difference(row.partial)
+                tokens -= request.id in ids.difference(row.tokenless)
         return tokens
 
     def request_row(self, request: Request) -> str:

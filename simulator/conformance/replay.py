@@ -21,6 +21,7 @@ from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.policies.orders import Priority
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
+from simulator.schedulers.vllm.rules import Release, options_without_effect, rules_of, write_release
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.version import __version__
 
@@ -187,11 +188,20 @@ class Replay:
     """One run of a case.
 
     `leap` goes through all equal steps at once, as `headway run` does. `installed` lets the
-    scheduler of the vLLM that is installed decide.
+    scheduler of the vLLM that is installed decide. `release` is the vLLM whose rules hold, None the
+    newest known; options that it lacks have no effect.
     """
 
-    def __init__(self, case: Case, *, leap: bool = False, installed: bool = False) -> None:
+    def __init__(
+        self,
+        case: Case,
+        *,
+        leap: bool = False,
+        installed: bool = False,
+        release: Release | None = None,
+    ) -> None:
         self.case = case
+        self.release = release
         config = case.config
         named = [r.named_prompt(config.hash_id_tokens) for r in case.requests]
         self.requests = [
@@ -232,7 +242,12 @@ class Replay:
         blocks = RecordedManager(*size, prefix_caching=True) if caching else RecordedCounter(*size)
         blocks.recorder = self._recorder
         kind = RecordedAsyncScheduler if config.async_scheduling else RecordedScheduler
-        return kind(blocks, policy=Priority() if config.policy == "priority" else None, **options)
+        return kind(
+            blocks,
+            policy=Priority() if config.policy == "priority" else None,
+            rules=rules_of(self.release),
+            **options | options_without_effect(self.release),
+        )
 
     def _arrive(self, alarm: simpy.Event) -> None:
         arrivals = self._arrivals
@@ -243,13 +258,15 @@ class Replay:
 
     def header(self) -> str:
         """Give the line that begins the log of a case."""
-        case = self.case
+        case, release = self.case, self.release
+        rules = {} if release is None else {"vllm": write_release(release)}
         return dump(
             {
                 "type": "case",
                 "schema": 1,
                 "name": case.name,
                 "headway": __version__,
+                **rules,
                 "config": case.config.model_dump(),
                 "step_time": case.step_time.model_dump(),
                 "requests": len(case.requests),

@@ -34,6 +34,16 @@ def _dtype(value: object) -> object:
     return DTYPES.get(value, value) if isinstance(value, str) else value
 
 
+def version_text(value: object) -> object:
+    """Write a version as text that YAML takes for a number: 0.19, and 0.10 for 0.1.
+
+    No versions 0.1 to 0.3 are known, so these must be 0.10, 0.20 and 0.30.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return f"{value:.2f}" if value in (0.1, 0.2, 0.3) else str(value)
+
+
 def _reservation(value: object) -> object:
     """Let through a number of tokens, a word for it, or null."""
     whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= INT32
@@ -84,10 +94,11 @@ class EngineConfig(Config):
         description="keys left out are as that engine has them, see engines.md; `engine: vllm` is "
         "short for that alone; null: as in this table",
     )
-    version: Annotated[str, Field(pattern=r"^v?\d+\.\d+(\.\d+)?$")] | None = Field(
+    version: Annotated[str | None, BeforeValidator(version_text)] = Field(
         None,
-        description="of vLLM, in quotes, such as '0.11': says what the engine adds to its kernels "
-        "(see cost-models.md) and, with name vllm, its defaults; null: the latest",
+        description="of vLLM, such as 0.11.2: whose rules the scheduler follows (see "
+        "conformance.md), what the engine adds to its kernels (see cost-models.md) and, with name "
+        "vllm, its defaults; null: the newest known, 0.33",
     )
     generation_config: Literal["auto", "vllm"] = Field(
         "auto",

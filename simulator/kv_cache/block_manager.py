@@ -34,6 +34,8 @@ class BlockCounter:
     """A waiting request may lose more cached blocks at once than somebody takes."""
     tier: HostTier | None = None
     """Where evicted blocks of the prefix cache go."""
+    splits_free_list = True
+    """Of freed blocks those that nobody will find are taken first; before vLLM 0.24, in turn."""
     delay = 0
     """Steps after which a generated token is known to the prefix cache; 1: async_scheduling."""
 
@@ -180,7 +182,7 @@ class BlockManager(BlockCounter):
         self.tier = tier
         # The free list in two parts: its head is the end of `_blank`, its tail that of `_idle`.
         self._blank = list(range(num_blocks - 1, 0, -1))
-        self._idle: OrderedDict[int, int] = OrderedDict()  # with their hashes
+        self._idle: OrderedDict[int, int | None] = OrderedDict()  # with their hashes
         self._hashed: dict[Request, int] = {}  # of those who run, the first blocks have hashes
         self._sharers: dict[int, int] = {}  # by block the tables that it is in beyond the first
         # By hash the block registered first, and those registered later, where there are any.
@@ -273,7 +275,10 @@ class BlockManager(BlockCounter):
             self._register(request, (request.computed - in_flight) // self.block_size)
 
     def release(self, request: Request) -> None:
-        """Unhashed blocks to the head of the free list, hashed ones to its tail, last first."""
+        """Unhashed blocks to the head of the free list, hashed ones to its tail, last first.
+
+        Where the list is not split, all go to its tail.
+        """
         self.unreserve(request)
         blocks, hashed = request.blocks or [], self._hashed.pop(request, 0)
         cached = list(zip(blocks[:hashed], request.hashes or (), strict=False))
@@ -281,8 +286,11 @@ class BlockManager(BlockCounter):
         if shared:
             self._unshare(shared)
             cached = [pair for pair in cached if pair[0] not in shared]
+        if self.splits_free_list:
+            self._blank += blocks[hashed:]
+        else:
+            self._idle.update(dict.fromkeys(reversed(blocks[hashed:])))
         self._idle.update(reversed(cached))
-        self._blank += blocks[hashed:]
         self.free += len(cached) + len(blocks) - hashed
         request.blocks = None
         request.computed = 0
@@ -310,12 +318,14 @@ class BlockManager(BlockCounter):
         self.free -= count
 
     def _evict(self, count: int) -> list[int]:
-        """Take cached blocks from the free list; they lose their hashes."""
+        """Take blocks from the rest of the free list; they lose their hashes."""
         evicted = []
         pop, known = self._idle.popitem, self._block_of
         for _ in range(count):
             block, key = pop(last=False)
             evicted.append(block)
+            if key is None:
+                continue
             if key in self._others_of:
                 self._forget(key, block)
             else:

@@ -82,13 +82,19 @@ class UnsharedPrefixCache(EvictingCounter):
         self._full[request] = (request.computed - in_flight) // self.block_size
 
     def release(self, request: Request) -> None:
-        """Unhashed blocks to the head of the free list, hashed ones to its tail, last first."""
+        """Unhashed blocks to the head of the free list, hashed ones to its tail, last first.
+
+        Where the list is not split, all go to its tail.
+        """
         self.unreserve(request)
         size = self.block_size
         count = -(-request.computed // size)
         full = max(self._full.pop(request), (request.computed - self.delay) // size)
         self.free += count
-        self._blank += count - full
+        if self.splits_free_list:
+            self._blank += count - full
+        elif full < count:
+            self._abandon(count - full)
         table = self._regained.pop(request, [])
         if request not in self._freed_by:
             table = []  # there are no blocks of its own left that could be taken for these

@@ -22,10 +22,12 @@ from simulator.models.gpus import GIB, find_gpu
 from simulator.models.load import load_model
 from simulator.planning.endpoint_picker import endpoint_picker
 from simulator.planning.vllm_serve import remarks, serve_command, serve_options
+from simulator.scenario.engines import release_of
 from simulator.scenario.scenario import Scenario
+from simulator.schedulers.vllm.rules import NEWEST, write_release
 from simulator.util.files import write_together
 
-IMAGE, ROCM_IMAGE, TAG = "vllm/vllm-openai", "vllm/vllm-openai-rocm", "v0.33.0"
+IMAGE, ROCM_IMAGE = "vllm/vllm-openai", "vllm/vllm-openai-rocm"
 PORT = 8000
 NIXL_PORT = 5600  # VLLM_NIXL_SIDE_CHANNEL_PORT
 PROBE_PERIOD = 10  # s
@@ -107,6 +109,11 @@ class Group:
     @property
     def image(self) -> str:
         return ROCM_IMAGE if self.is_amd else IMAGE
+
+    @property
+    def tag(self) -> str:
+        """Of the image: the release whose rules were simulated."""
+        return f"v{write_release(release_of(self.scenario.engine) or (*NEWEST, 0))}"
 
     @property
     def product(self) -> str | None:
@@ -210,7 +217,7 @@ def _pod(group: Group) -> Manifest:
     longest = max(LEAST_STARTUP, 2 * group.scaling.startup_delay if group.scaling else 0)
     container: Manifest = {
         "name": "vllm",
-        "image": f"{group.image}:{TAG}",
+        "image": f"{group.image}:{group.tag}",
         "args": [group.scenario.model, *group.options],
         "ports": [{"name": "http", "containerPort": PORT}],
         "env": _environment(group),
@@ -336,7 +343,7 @@ def _production_stack(scenario: Scenario, groups: list[Group]) -> str:
         model: Manifest = {
             "name": group.name,
             "repository": group.image,
-            "tag": TAG,
+            "tag": group.tag,
             "modelURL": group.scenario.model,
             "replicaCount": group.replicas,
             "resources": group.gpus,
@@ -478,7 +485,7 @@ def _llm_d_part(group: Group) -> Manifest:
         "containers": [
             {
                 "name": "vllm",
-                "image": f"{group.image}:{TAG}",
+                "image": f"{group.image}:{group.tag}",
                 "modelCommand": "vllmServe",
                 "args": _without(group.options, "--tensor-parallel-size", "--data-parallel-size"),
                 "env": _environment(group),

@@ -4,7 +4,9 @@ import json
 import shlex
 
 from simulator.core.engine_config import EngineConfig
+from simulator.scenario.engines import release_of
 from simulator.scenario.scenario import Scenario
+from simulator.schedulers.vllm.rules import options_without_effect
 from simulator.util.config import Config
 
 VALUES = (
@@ -82,8 +84,9 @@ def remarks(engine: EngineConfig) -> list[str]:
         lines.append(f"vLLM pages its KV cache: there is no {engine.allocation} allocation")
     if engine.preemption_mode != "recompute":
         lines.append(f"vLLM V1 preempts by recomputation, not by {engine.preemption_mode}")
+    known = {*COVERED, *options_without_effect(release_of(engine))}
     for key, field in type(engine).model_fields.items():
-        if key not in COVERED and (value := getattr(engine, key)) != field.default:
+        if key not in known and (value := getattr(engine, key)) != field.default:
             plain = value.model_dump(exclude_defaults=True) if isinstance(value, Config) else value
             lines.append(f"not in this command: {key} {plain}")
     return lines

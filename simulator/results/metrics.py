@@ -41,6 +41,7 @@ from simulator.results.token_times import (
     TokenTimes,
     token_times,
 )
+from simulator.scenario.policy_table import vllm_version
 from simulator.util.quantile_sketch import ConcurrencyCounter, QuantileSketch
 from simulator.util.version import __version__
 from simulator.workload.workload import Workload
@@ -369,6 +370,7 @@ def run_info(scenario: "Scenario", parts: "EngineParts", warnings: Sequence[str]
         "seed": scenario.seed,
         "scenario": scenario.name,
         "profile": parts.cost.name,
+        "vllm_version": vllm_version(scenario),
         "interrupted": False,
         "warnings": [*warnings],
         "warmup_s": 0.0,

@@ -19,6 +19,7 @@ from simulator.models.load import load_model
 from simulator.models.sliding_window import LayerGroups, layer_groups
 from simulator.models.spec import ModelSpec
 from simulator.scenario.assemble import EngineParts
+from simulator.scenario.engines import release_of
 from simulator.scenario.policy_table import (
     DYNAMIC_HOOKS,
     VLLM_OPTIONS,
@@ -36,6 +37,7 @@ from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
 from simulator.schedulers.vllm.kv_roles import AsyncConsumer, AsyncProducer, Consumer, Producer
 from simulator.schedulers.vllm.pipeline import PipelineScheduler
+from simulator.schedulers.vllm.rules import rules_of
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.schedulers.vllm.speculative import Speculative
 from simulator.util.errors import HeadwayWarning
@@ -199,6 +201,7 @@ def _options(
     """Give the arguments that a scheduler takes; ValueError for a rule that it does not know."""
     engine = scenario.engine
     options = _vllm_options(engine, parts) | engine.model_dump(include={*ADMISSION_RULES})
+    options["rules"] = rules_of(release_of(engine))
     if engine.preemption_mode != "recompute":
         options["swap_blocks"] = swap_blocks(engine, parts.model)
     if engine.preemption_mode == "auto":

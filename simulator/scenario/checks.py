@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from simulator.core.engine_config import EngineConfig
+from simulator.costs.overhead import VLLM
 from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
 from simulator.models.power import gpu_power
@@ -16,8 +17,15 @@ from simulator.scenario.assemble_scheduler import (
     differing_keys,
 )
 from simulator.scenario.cluster_config import ClusterConfig
+from simulator.scenario.engines import release_of
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario, blamed_key
+from simulator.schedulers.vllm.rules import (
+    OPTIONS_SINCE,
+    check_known,
+    options_without_effect,
+    write_release,
+)
 from simulator.util.config import split_spec
 from simulator.util.errors import HeadwayError
 from simulator.util.files import resolve, why_not_regular
@@ -133,6 +141,7 @@ def _check_engine(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
         what = f"must be at least max_num_seqs ({seqs}), not {tokens}"
         what += ": every running request wants a token of each step"
         yield "engine.max_num_batched_tokens", "engine.max_num_seqs", what
+    yield from _check_version(engine)
     mode = engine.preemption_mode
     if mode != "recompute" and engine.allocation != "paged":
         what = f"{mode} goes with paged allocation, not with {engine.allocation}"
@@ -150,6 +159,22 @@ def _check_engine(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
         what = f"{engine.allocation} allocation reserves max_model_len for everybody anyway"
         yield "engine.reserve_output_tokens", "engine.allocation", what
     yield from _check_parallel(engine, gpus)
+
+
+def _check_version(engine: EngineConfig) -> Iterator[Conflict]:
+    """See whether the version is known, and has the options that are given."""
+    if engine.version is None or engine.name not in (None, VLLM):
+        return  # other engines' only says what they add to their kernels
+    try:
+        check_known(engine.version)
+    except ValueError as error:
+        yield "engine.version", "", str(error)
+        return
+    for key, off in options_without_effect(release_of(engine)).items():
+        if getattr(engine, key) != off:
+            since = write_release(OPTIONS_SINCE[key][0])
+            what = f"vLLM {engine.version} has no such rule, which came with {since}: leave it out"
+            yield f"engine.{key}", "engine.version", what
 
 
 def _check_parallel(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:

@@ -1,7 +1,8 @@
 """Engines by name: what a scenario's `engine: NAME` fills in, what is modelled of it and what not.
 
 `vllm` is vLLM 0.33.0 as `vllm serve` starts it (EngineArgs.get_batch_defaults, SchedulerConfig and
-CacheConfig), with the default sizes of a batch that it chooses by GPU. Each of the others selects a
+CacheConfig), with the default sizes of a batch that it chooses by GPU, or the release that
+`engine.version` names. Each of the others selects a
 scheduler of its own (`docs/engines.md`).
 """
 
@@ -11,25 +12,27 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from simulator.costs.overhead import NEWEST, VLLM, Version, read_version
+from simulator.core.engine_config import EngineConfig, version_text
+from simulator.costs.overhead import VLLM
 from simulator.models.gpus import GIB, Gpu, find_gpu
 from simulator.models.kv_budget import FractionOf
 from simulator.models.load import load_model
+from simulator.schedulers.vllm.rules import Release, options_without_effect, read_release
 
 Defaults = dict[str, Any]
 
-ASYNC_SINCE = (0, 14)
+ASYNC_SINCE = (0, 14, 0)
 """vLLM schedules asynchronously by default from 0.14 on (before: --async-scheduling)."""
-ASYNC_PIPELINE_SINCE = (0, 15)
+ASYNC_PIPELINE_SINCE = (0, 15, 0)
 """The same under pipeline parallelism."""
-RESERVES_SINCE = (0, 20)
-"""Admission waits for room for a whole prompt; before, for that of its first chunk."""
 SYNCHRONOUS_POLICIES = (
     *("preemptive", "deadline", "srpt", "hrrn", "mlfq", "virtual-finish-time"),
     *("static", "hf-static", "orca", "fcfs-v0", "sarathi", "trtllm", "tgi", "fastgen"),
 )
 """Policies that schedule a step when the one before has ended, under `vllm`, too."""
-UTILIZATION_SINCE = (0, 20)  # gpu_memory_utilization 0.92; before 0.9
+UTILIZATION_SINCE = (0, 20, 0)  # gpu_memory_utilization 0.92; before 0.9
+LARGE_BATCHES_SINCE = (0, 28, 0)  # on GPUs of 160 GiB and more; before, as on those of 70
+CLAMPS_SINCE = (0, 11, 1)  # max_num_batched_tokens by max_model_len
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,10 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
     engine = engine_block(engine)
     if not isinstance(engine, dict):
         return engine
-    name = engine.get("name")
+    name, version = engine.get("name"), version_text(engine.get("version"))
+    release = read_release(version) if isinstance(version, str) else None
+    if name is None:
+        return options_without_effect(release) | engine
     if not isinstance(name, str) or name not in ENGINES:
         return engine
     known = ENGINES[name]
@@ -119,32 +125,51 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
     found = _find_gpu(gpu.get("name") if isinstance(gpu, dict) else None)
     if known.by_memory is not None and found is not None:
         defaults |= known.by_memory(found)
-    version = engine.get("version")
-    if name == VLLM and isinstance(version, str):
-        defaults |= version_defaults(read_version(version) or NEWEST)
-    if engine.get("pipeline_parallel_size", 1) != 1 and not _async_pipeline(version):
-        defaults["async_scheduling"] = False
+    if name == VLLM and release is not None:
+        defaults |= version_defaults(release, found)
+        if engine.get("pipeline_parallel_size", 1) != 1 and release < ASYNC_PIPELINE_SINCE:
+            defaults["async_scheduling"] = False
     if name == VLLM and _drafts_on_the_host(engine.get("speculative_config")):
         defaults["async_scheduling"] = False  # as in vLLM's VllmConfig.__post_init__
     policy = _policy_name(engine.get("scheduling_policy"))
     if policy in SYNCHRONOUS_POLICIES or (name == "sglang" and policy not in (None, "sglang")):
         defaults["async_scheduling"] = False
-    return defaults | engine
+    block = defaults | engine
+    if name == VLLM:
+        _clamp_sizes(block, engine, model, release)
+    return block
 
 
-def _async_pipeline(version: object) -> bool:
-    """Say whether a version schedules asynchronously under pipeline parallelism, too."""
-    known = read_version(version) if isinstance(version, str) else None
-    return (known or NEWEST) >= ASYNC_PIPELINE_SINCE
-
-
-def version_defaults(version: Version) -> Defaults:
-    """Give the defaults of a vLLM V1 version that have changed since (EngineArgs, by release)."""
-    return {
-        "async_scheduling": version >= ASYNC_SINCE,
-        "scheduler_reserve_full_isl": version >= RESERVES_SINCE,
-        "gpu_memory_utilization": 0.92 if version >= UTILIZATION_SINCE else 0.9,
+def version_defaults(release: Release, gpu: Gpu | None = None) -> Defaults:
+    """Give the defaults of a vLLM V1 release that have changed since (EngineArgs, by release)."""
+    defaults: Defaults = {
+        "async_scheduling": release >= ASYNC_SINCE,
+        "gpu_memory_utilization": 0.92 if release >= UTILIZATION_SINCE else 0.9,
     }
+    if gpu is not None and gpu.memory >= 160 * GIB and release < LARGE_BATCHES_SINCE:
+        defaults["max_num_batched_tokens"] = 8192
+    return defaults | options_without_effect(release)
+
+
+def _clamp_sizes(block: Defaults, given: Defaults, model: object, release: Release | None) -> None:
+    """Fit the sizes of a batch that nobody gave to the others, as vLLM's EngineArgs does."""
+    tokens, seqs = block["max_num_batched_tokens"], block["max_num_seqs"]
+    longest = block.get("max_model_len") or _max_positions(model)
+    if not all(type(size) is int and size > 0 for size in (tokens, seqs, longest)):
+        return  # told elsewhere
+    if "max_num_batched_tokens" not in given and (release is None or release >= CLAMPS_SINCE):
+        tokens = min(tokens, seqs * longest)
+        if block["enable_chunked_prefill"] is False:
+            tokens = max(tokens, longest)
+        block["max_num_batched_tokens"] = tokens
+    if "max_num_seqs" not in given:
+        block["max_num_seqs"] = min(seqs, tokens)
+
+
+def release_of(engine: EngineConfig) -> Release | None:
+    """Give the vLLM release whose rules an engine follows; None: those of the newest known."""
+    follows = engine.version is not None and engine.name in (None, VLLM)
+    return read_release(engine.version or "") if follows else None
 
 
 def _policy_name(policy: object) -> object:

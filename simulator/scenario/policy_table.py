@@ -5,10 +5,12 @@ from functools import lru_cache
 from typing import Any
 
 from simulator.core.engine_config import EngineConfig
+from simulator.costs.overhead import VLLM
 from simulator.policies.fair import DRR, WFQ, Fair
 from simulator.policies.orders import HRRN, SJF, Boost, Priority
 from simulator.policies.preemptive import MLFQ, SRPT, Deadline, Preemptive
 from simulator.policies.virtual_finish_time import VirtualFinishTime
+from simulator.scenario.engines import release_of
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.continuous_batching import Orca, Sarathi
 from simulator.schedulers.fastgen import FastGen
@@ -16,6 +18,7 @@ from simulator.schedulers.sglang.scheduler import SgLang
 from simulator.schedulers.static import HfStatic, Static
 from simulator.schedulers.tgi import Tgi
 from simulator.schedulers.trtllm import TrtLlm
+from simulator.schedulers.vllm.rules import NEWEST, options_without_effect, write_release
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.schedulers.vllm_v0 import VllmV0
 from simulator.util.config import split_spec
@@ -127,9 +130,11 @@ def ignored_keys(engine: EngineConfig, cls: type, max_model_len: int) -> list[st
             f"{policy_name(cls)} computes a preempted request again: engine.preemption_mode has no "
             "effect"
         )
+    absent = options_without_effect(release_of(engine))
     for name in ("max_num_batched_tokens", *VLLM_OPTIONS):
         given = getattr(engine, name)
-        if given != EngineConfig.model_fields[name].default and not accepts(cls, name):
+        default = EngineConfig.model_fields[name].default
+        if name not in absent and given != default and not accepts(cls, name):
             messages.append(f"{policy_name(cls)} knows no {name}: engine.{name} has no effect")
     tokens = engine.max_num_batched_tokens
     if issubclass(cls, VllmV0 | Tgi) and tokens < max_model_len:
@@ -138,6 +143,25 @@ def ignored_keys(engine: EngineConfig, cls: type, max_model_len: int) -> list[st
             f"is taken as max_model_len, {max_model_len:,}"
         )
     return messages
+
+
+def vllm_version(scenario: Scenario) -> str | None:
+    """Say whose rules the scheduler follows; None: another engine's, or those of what is installed.
+
+    Where the groups of a cluster have several versions, all of them are told.
+    """
+    groups = scenario.cluster.replica_groups if scenario.cluster else ()
+    found = [_vllm_version(scenario.of_group(name)) for name in groups] or [_vllm_version(scenario)]
+    return ", ".join(dict.fromkeys(filter(None, found))) or None
+
+
+def _vllm_version(scenario: Scenario) -> str | None:
+    engine, policy_class = scenario.engine, find_policy(scenario)[0]
+    others = engine.name not in (None, VLLM) or engine.scheduler == "vllm"
+    another = issubclass(policy_class, Scheduler) and policy_class is not Scheduler
+    if others or (another and not is_own(policy_class)):
+        return None
+    return engine.version or f"{write_release(NEWEST)} (newest known)"
 
 
 def is_own(cls: type) -> bool:

@@ -245,7 +245,8 @@ def _head(summary: Summary) -> list[str]:
 
 def _engine(gauges: Summary) -> list[str]:
     """Give our own block; what is unknown (null) is left out."""
-    lines = [f"Cost: {profiles_of(gauges)}"] if gauges.get("profile") else []
+    lines = [f"Scheduler: vLLM {told}"] if (told := gauges.get("vllm_version")) else []
+    lines += [f"Cost: {profiles_of(gauges)}"] if gauges.get("profile") else []
     known: Sequence[Metric] = GAUGES
     if "paid_times" in gauges.get("cluster", {}):
         known = [replace(each, label=PAID_LABELS.get(each.key, each.label)) for each in GAUGES]

@@ -17,7 +17,6 @@ from calibration.measured.engine import (
 from calibration.measured.predict import validate_measured
 from calibration.measured.requests import read_requests
 from calibration.measured.workload import draw_from_pool, generate
-from simulator.costs.overhead import NEWEST
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from tests.support.measured_runs import run_of
 
@@ -285,9 +284,9 @@ def test_model_names(given, known):
 
 
 def test_versions_decide_what_is_not_recorded():
-    assert version("latest@2025-05-01 (~0.8.5)") == (0, 8)
-    assert version("v0.19.0") == (0, 19)
-    assert version("nightly") == NEWEST
+    assert version("latest@2025-05-01 (~0.8.5)") == (0, 8, 5)
+    assert version("v0.19.0") == (0, 19, 0)
+    assert version("nightly") > (1000, 0, 0)
     old = engine_block(run_of(engine_version="0.11.0"), "H100-80GB")
     new = engine_block(run_of(engine_version="0.19.0", gpu_mem_util="0.95"), "A100-80GB")
     assert (old["async_scheduling"], new["async_scheduling"]) == (False, True)
@@ -295,6 +294,15 @@ def test_versions_decide_what_is_not_recorded():
     assert (old["max_num_batched_tokens"], new["max_num_batched_tokens"]) == (8192, 2048)
     told = engine_block(run_of(engine_version="0.10.2", notes="async scheduling"), "B200")
     assert told["async_scheduling"] is True
+    assert told["max_num_batched_tokens"] == 8192
+    assert [old["version"], new["version"]] == ["0.11.0", "0.19.0"]
+    assert not old["scheduler_reserve_full_isl"]
+    assert "scheduler_reserve_full_isl" not in new
+    newer = engine_block(run_of(engine_version="0.40"), "B200")  # is taken for the newest known
+    assert "version" not in newer
+    assert newer["max_num_batched_tokens"] == 16384
+    chunked = engine_block(run_of(engine_version="0.6.3", chunked_prefill="True"), "A100-80GB")
+    assert (chunked["name"], chunked["version"]) == ("vllm", "0.8.0")
 
 
 @pytest.mark.parametrize(

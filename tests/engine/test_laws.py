@@ -26,6 +26,7 @@ from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
 from simulator.schedulers.vllm.pipeline import PipelineScheduler
+from simulator.schedulers.vllm.rules import families, rules_of
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.support.engines import Clock
@@ -181,6 +182,16 @@ def engines(draw: st.DrawFn) -> Callable[[], Scheduler]:
     }
     policy = (ORDERS | DYNAMIC | FAIR).get(kind, lambda: None)
     mechanism = draw(st.sampled_from([Scheduler, AsyncScheduler, *PIPELINES]))
+    releases = [*families().values()]
+    if hasattr(policy(), "victim"):  # what the oldest do to those they pick cannot be simulated
+        releases = releases[1:]
+    rules = rules_of(draw(st.sampled_from([None, None, *releases])))
+    options |= {
+        "rules": rules,
+        "enable_chunked_prefill": draw(st.sampled_from([True, True, False])),
+    }
+    if not options["enable_chunked_prefill"]:
+        limits["max_num_batched_tokens"] = limits["max_model_len"]
     tier = draw(st.sampled_from([None, None, 5, 1000]))
     if kind in DYNAMIC:
         mechanism = DynamicScheduler

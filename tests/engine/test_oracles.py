@@ -16,6 +16,7 @@ from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.policies.orders import SJF, Priority
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+from simulator.schedulers.vllm.rules import families, rules_of
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.engine.test_laws import clocks, engines, workloads
@@ -88,6 +89,7 @@ options = st.fixed_dictionaries(
         "prefill_schedule_interval": st.sampled_from([1, 1, 2, 4]),
         "scheduler_reserve_full_isl": st.booleans(),
         "watermark": st.sampled_from([0.0, 0.0, 0.2]),
+        "rules": st.sampled_from([None, None, *families().values()]).map(rules_of),
     }
 )
 
@@ -151,6 +153,7 @@ def test_the_scheduler_decides_as_vllms_own_loop_does(todo, chosen, size, data) 
     # the same step. Which of the two equal blocks is registered first differs; it cannot happen.
     quotes = not chosen["long_prefill_token_threshold"]
     requests = [job.request(i, quotes) for i, job in enumerate(todo)]
+    assume(not isinstance(policy, Priority) or chosen["rules"].withdraws_tokens)
     number = 0
     while todo or scheduler.running or scheduler.waiting:
         while todo and todo[0].at <= number:

@@ -23,6 +23,7 @@ from simulator.policies.preemptive import Deadline, Preemptive
 from simulator.schedulers.trtllm import POLICIES, TrtLlm
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
+from simulator.schedulers.vllm.rules import families, rules_of
 from simulator.schedulers.vllm.scheduler import Scheduler
 from tests.engine.test_laws import PRICES, assert_same_steps, clocks, workloads
 from tests.support.engines import play
@@ -114,13 +115,19 @@ def test_of_two_equal_blocks_the_elder_is_found() -> None:
 class Twins(RuleBasedStateMachine):
     """The same calls to named and to unnamed blocks."""
 
-    @initialize(usable=st.integers(6, 60), size=st.sampled_from([1, 2, 4]), delay=st.booleans())
-    def start(self, usable: int, size: int, delay: bool) -> None:
+    @initialize(
+        usable=st.integers(6, 60),
+        size=st.sampled_from([1, 2, 4]),
+        delay=st.booleans(),
+        splits=st.booleans(),
+    )
+    def start(self, usable: int, size: int, delay: bool, splits: bool) -> None:
         self.size = size
         self.blocks = BlockManager(usable + 1, size, True), UnsharedPrefixCache(usable + 1, size)
         self.decodes = DecodeSet(size, by_phase=True), DecodeSet(size)
         for blocks in self.blocks:
             blocks.delay = int(delay)
+            blocks.splits_free_list = splits
         self.running: list[tuple[Request, Request]] = []
         self.waiting: list[tuple[Request, Request]] = []
         self.count = 0
@@ -272,6 +279,9 @@ def caches(draw: st.DrawFn) -> Callable[[bool], Scheduler]:
         limits["scheduler_reserve_full_isl"] = draw(st.booleans())
         limits["watermark"] = draw(st.sampled_from([0.0, 0.0, 0.2]))
         limits["reserve_output_tokens"] = draw(st.sampled_from([None, None, 5, "max_tokens"]))
+        limits["rules"] = draw(
+            st.sampled_from([rules_of(release) for release in [*families().values()][1:]])
+        )
         policies = [None, Priority, SJF] if kind else [Preemptive, lambda: Deadline(slack=500)]
         policy = draw(st.sampled_from(policies))
         if kind is not AsyncScheduler:

@@ -170,6 +170,16 @@ def test_gpus_of_amd_are_asked_for_by_their_own_name(tmp_path: Path) -> None:
     assert container["resources"]["limits"] == {"amd.com/gpu": "1"}
 
 
+def test_the_image_is_of_the_version_that_was_simulated(tmp_path: Path) -> None:
+    """A version without a patch release has that of its rules."""
+    path = tmp_path / "s.yaml"
+    path.write_text(ONE_A_SECOND)
+    for settings, tag in (([], "v0.33.0"), (["engine.version=0.11"], "v0.11.2")):
+        files = deployment(load_scenario(path, settings))
+        pod = next(iter(yaml.safe_load_all(files["kubernetes.yaml"])))["spec"]["template"]["spec"]
+        assert pod["containers"][0]["image"] == f"vllm/vllm-openai:{tag}"
+
+
 def test_run_and_plan_write_the_files(tmp_path: Path, capsys) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(ONE_A_SECOND)

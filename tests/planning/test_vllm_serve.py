@@ -28,3 +28,13 @@ def test_each_group_gets_the_command_of_its_own_engine(tmp_path: Path):
     small, big = (line for line in lines if line.startswith("vllm serve tiny-test "))
     assert "--tensor-parallel-size" not in small
     assert "--tensor-parallel-size 2 " in big
+
+
+def test_what_a_version_does_anyway_is_not_missing(tmp_path: Path):
+    """0.15 has no scheduler_reserve_full_isl that could be set to false."""
+    path = tmp_path / "s.yaml"
+    path.write_text(ONE_A_SECOND)
+    command = serve_command(load_scenario(path, ["engine.version=0.15"]))
+    assert "scheduler_reserve_full_isl" not in command
+    command = serve_command(load_scenario(path, ["engine.scheduler_reserve_full_isl=false"]))
+    assert "# not in this command: scheduler_reserve_full_isl False" in command

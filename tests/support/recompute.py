@@ -22,6 +22,12 @@ from tests.support.run_files import COMPLETED, Run, Values, flatten, share, toke
 PERCENTILES = {"median": 50, "p90": 90, "p95": 95, "p99": 99, "p99.9": 99.9}
 
 
+OTHER_SCHEDULERS = (
+    *("static", "hf-static", "orca", "fcfs-v0", "sarathi", "sglang", "trtllm", "tgi", "fastgen"),
+)
+"""Policies that are no order of vLLM's queue."""
+
+
 def recompute(run: Run) -> Values:
     """Give every figure by its dotted key; of those in `not_in_files` anything."""
     found = _head(run) | _throughput(run) | _latencies(run)
@@ -33,11 +39,23 @@ def recompute(run: Run) -> Values:
     own |= recompute_trend(run)
     own |= {"seed": run.scenario["seed"], "scenario": run.scenario["name"], "interrupted": False}
     own |= {"warmup_s": run.warmup, "cooldown_s": run.cooldown}
+    own["vllm_version"] = _vllm_version([engine for engine, _ in servers])
     if run.scenario["cluster"] or run.scenario["engine"]["data_parallel_size"] > 1:
         own |= dict(flatten(recompute_cluster(run, servers), "cluster."))
     if run.requests.client.nunique() > 1:
         own |= recompute_clients(run, token_times(run))
     return found | {f"headway.{key}": value for key, value in own.items()}
+
+
+def _vllm_version(engines: list[Values]) -> str | None:
+    """Name the versions of vLLM at work, in order of the groups."""
+    found = []
+    for engine in engines:
+        policy = engine["scheduling_policy"]
+        name = policy["policy"] if isinstance(policy, dict) else policy
+        if engine["name"] in (None, "vllm") and name not in OTHER_SCHEDULERS:
+            found.append(engine["version"] or "0.33 (newest known)")
+    return ", ".join(dict.fromkeys(found)) or None
 
 
 def _head(run: Run) -> Values:

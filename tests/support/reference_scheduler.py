@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from simulator.core.request import Request
+from simulator.schedulers.vllm.rules import NEWEST_RULES, Rules
 
 Token = tuple[Hashable, int]
 
@@ -51,7 +52,9 @@ class ReferenceScheduler:
         prefill_schedule_interval: int,
         scheduler_reserve_full_isl: bool,
         watermark: float,
+        rules: Rules = NEWEST_RULES,
     ) -> None:
+        self.rules = rules
         self.size, self.caching, self.key = block_size, caching, key
         self.by_priority = by_priority
         self.adaptive, self.interval = (
@@ -133,7 +136,7 @@ class ReferenceScheduler:
 
     def _cap(self) -> int:
         present = len(self.running) + len(self.waiting)
-        if not self.threshold or present < 2:
+        if not self.threshold or present < (2 if self.rules.lifts_cap_for_one else 1):
             return self.tokens
         return max(self.threshold, self.tokens // present if self.adaptive else 0)
 
@@ -161,10 +164,13 @@ class ReferenceScheduler:
                 self._give(job, tokens)
                 budget -= tokens
                 at += 1
+            elif not self.rules.walks_on_after_self:
+                break
         return preempted, budget
 
     def _admit(self, budget: int, cap: int) -> list[tuple[int, int]]:
         admitted = []
+        skipped: list[Job] = []
         while budget and self.waiting and len(self.running) < self.seats:
             job = self.waiting[0]
             hits = self._hits(job)
@@ -173,7 +179,10 @@ class ReferenceScheduler:
                 break
             tokens = min(len(job.known) - start, cap)
             if not self.chunked and tokens > budget:
-                break
+                if self.rules.stops_at_long_head:
+                    break
+                skipped.insert(0, self.waiting.pop(0))
+                continue
             tokens = min(tokens, budget)
             held = len(job.known) if self.reserve else start + tokens
             need = -(-held // self.size) - len(hits) + sum(1 for b in hits if b in self.free)
@@ -189,6 +198,12 @@ class ReferenceScheduler:
             self.running.append(job)
             admitted.append((job.id, start))
             budget -= tokens
+        self.waiting = skipped + self.waiting
+        if self.key is not None:
+            for job in reversed(skipped):  # among equals they join anew
+                self.joined += 1
+                job.order = self.joined
+            self.waiting.sort(key=lambda j: (self.key(j.request), j.order))
         return admitted
 
     def _hits(self, job: Job) -> list[int]:
@@ -223,12 +238,13 @@ class ReferenceScheduler:
         self._queue(job)
 
     def _release(self, job: Job) -> None:
-        blank, hashed = [], []
+        blank, last = [], []
         for block in reversed(job.table):
             self.refs[block] -= 1
             if not self.refs[block]:
-                (hashed if block in self.content else blank).append(block)
-        self.free = blank + self.free + hashed
+                first = self.rules.splits_free_list and block not in self.content
+                (blank if first else last).append(block)
+        self.free = blank + self.free + last
         job.table, job.computed = [], 0
 
     def _stored(self) -> int:

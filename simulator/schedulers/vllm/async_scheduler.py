@@ -6,6 +6,8 @@ was the last one, comes out with the batch. So all counting happens right after 
 and the outcome of the batch brings times and ends: a request that ends holds its place and its
 blocks for one step longer, without computing. One that is preempted meanwhile gets its late token
 all the same, and resumes one token longer.
+
+Before vLLM 0.11.1 a request that ends computes in that step, too: a ghost, whose token is dropped.
 """
 
 from collections import deque
@@ -118,8 +120,14 @@ class AsyncScheduler(Scheduler):
         for chunk in (*singles, *step.prefills) if singles else step.prefills:
             request = chunk.request
             if request.computed == request.padding + request.prompt_tokens + request.generated:
-                self._send(batch, request)
+                if request.generated < request.output_limit:
+                    self._send(batch, request)
+                else:
+                    step.ghosts += 1
         return step
+
+    def tokens_wanted(self, request: Request) -> int:
+        return 0 if request in self.running.leaving else request.pending
 
     def repeat(self, ticks: int) -> None:
         """Schedule the step just scheduled so many times more."""
@@ -133,8 +141,18 @@ class AsyncScheduler(Scheduler):
         running = self.running
         for request in running.decodes.advance(ticks):
             running.stop_decoding(request)
+            self._leave(batch, request)
+
+    def _leave(self, batch: BatchInFlight, request: Request) -> None:
+        """Note that a batch brings the last token of a request, which is in no set."""
+        running = self.running
+        batch.ending.append(request)
+        if self.rules.stops_at_last_token or request.known == self.max_model_len:
             running.leaving[request] = None
-            batch.ending.append(request)
+        else:
+            request.unknown = 1
+            running.partial.append(request)
+            running.partial.sort(key=by_admission)
 
     def _send(self, batch: BatchInFlight, request: Request) -> None:
         """Count the token of a request outside the decode set."""
@@ -151,8 +169,7 @@ class AsyncScheduler(Scheduler):
         else:
             run.first_tick, run.ticks = decodes.tick, 0
             running.partial.remove(request)
-            running.leaving[request] = None
-            batch.ending.append(request)
+            self._leave(batch, request)
 
     def horizon(self, step: Step) -> int:
         return 1 if self.running.leaving else super().horizon(step)
@@ -175,7 +192,7 @@ class AsyncScheduler(Scheduler):
             if run.ticks >= 0:
                 self.running.runs += pack_run(now, request.id, run.first_tick, run.ticks)
         for request in self.running.partial:  # the budget of the next step was too small for them
-            if request.unknown:
+            if request.unknown and request.generated < request.output_limit:
                 request.unknown = 0
                 self.blocks.register_last(request)
         batch.ending.sort(key=by_admission)
@@ -196,7 +213,8 @@ class AsyncScheduler(Scheduler):
     def finish(self, request: Request, now: float) -> None:
         """End a request and free what it holds, or take it from the queue if it was preempted."""
         if request in self.running:
-            self.blocks.register_last(request)
+            # Before 0.11.1 it may compute a token after its last one.
+            self.blocks.register_last(request, 0 if request.pending else 1)
             super().finish(request, now)
         else:
             request.finish = now

@@ -112,10 +112,13 @@ class PipelineScheduler(Scheduler):
             tokens = min(request.pending, cap, budget)
             need = self.blocks.growth(request, request.computed + tokens)
             while need > self.blocks.free and request in self.running:
-                budget += self._make_room(step)
+                budget += self._make_room(step)[1]
             if request in self.running:
                 self.schedule_tokens(step, request, tokens)
                 budget -= tokens
+            elif not self.rules.walks_on_after_self:
+                self._ready += ready[at + 1 :]
+                break
         return budget
 
     def _send(self, step: Step) -> None:

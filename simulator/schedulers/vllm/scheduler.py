@@ -2,8 +2,8 @@
 
 There is no prefill or decode phase: a request wants its computed tokens to catch up with the
 known ones, and a decode is the case where one is missing. The rules are those of vLLM 0.33
-(`vllm/v1/core/sched/scheduler.py`), for one engine; `speculative.py` adds drafts. The scheduler
-owns no clock, no GPU and no I/O.
+(`vllm/v1/core/sched/scheduler.py`), for one engine, or those of an older release (`rules.py`);
+`speculative.py` adds drafts. The scheduler owns no clock, no GPU and no I/O.
 
 For speed the requests that decode are not walked one by one but kept as sums (`decode_set.py`); the
 result is the same as that of vLLM's loop:
@@ -27,13 +27,20 @@ from simulator.core.request import Chunk, Load, Request, Step, by_admission
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.host_memory import Prices, SwapSpace
 from simulator.policies.policy import Policy, victim_of
-from simulator.policies.waiting_queues import Fifo, SwappedFirst, WaitingQueue, queue_of
+from simulator.policies.waiting_queues import (
+    Fifo,
+    KeyQueue,
+    SwappedFirst,
+    WaitingQueue,
+    queue_of,
+)
 from simulator.schedulers.vllm.admission import (
     Admission,
     DecodeScope,
     PrefillInterval,
     Reservation,
 )
+from simulator.schedulers.vllm.rules import NEWEST_RULES, CannotFollowError, Rules
 from simulator.schedulers.vllm.running_requests import PreemptionLoop, RunningRequests
 
 LONGEST_LEAP = 256  # steps; bounds what is computed in vain when an arrival cuts a leap short
@@ -45,7 +52,7 @@ class Scheduler:
     `policy` orders the waiting queue, None is first come, first served; if it has a method
     `victim(running)`, that picks who is preempted, else the last admitted is. The last arguments
     but `swap_blocks` are those of `Admission`, the others are vLLM's, by name. `max_model_len`, in
-    tokens, ends a request whatever it still wanted to say.
+    tokens, ends a request whatever it still wanted to say. `rules` are those of a vLLM version.
     `swap_blocks` is host memory, in KV blocks: as long as a preempted request fits into it, its
     blocks are copied there and, before it runs again, back; otherwise they are computed again.
     With `swap_prices` so are those for which that is cheaper.
@@ -104,8 +111,11 @@ class Scheduler:
         reserve_output_tokens: Reservation | None = None,
         swap_blocks: int = 0,
         swap_prices: Prices | None = None,
+        rules: Rules = NEWEST_RULES,
     ) -> None:
         self.blocks = blocks
+        blocks.splits_free_list = rules.splits_free_list
+        self.rules = rules
         self.running = self.running_type(
             blocks, PreemptionLoop(type(self if policy is None else policy).__name__)
         )
@@ -143,6 +153,8 @@ class Scheduler:
             self.settle_queue = getattr(queue, "settle", None)
             self.refresh_queue = getattr(queue, "refresh", None)
             self.waiting = SwappedFirst(queue) if swap_blocks else queue
+        self._tries_others = not (rules.stops_at_long_head or enable_chunked_prefill)
+        self._reordered = False  # by the last call of `admit`, the waiting queue
         self._check()
 
     def _check(self) -> None:
@@ -262,7 +274,7 @@ class Scheduler:
         """Give the tokens that one request may compute in this step."""
         threshold = self.long_prefill_token_threshold
         present = len(self.running) + len(self.waiting)
-        if not threshold or present < 2:  # vLLM lifts the cap for a request that is alone
+        if not threshold or present < (2 if self.rules.lifts_cap_for_one else 1):
             return self.max_num_batched_tokens
         if self.long_prefill_token_threshold_adaptive:
             return max(threshold, self.max_num_batched_tokens // present)
@@ -324,20 +336,31 @@ class Scheduler:
         running, interval = self.running, self.prefill_interval
         running.dissolve()
         budget = self.max_num_batched_tokens
+        passed_over = 0  # requests that have no turn in this step
         for request in list(running):
             if not budget:
                 break
-            if request not in running or request.generated == request.output_limit:
-                continue  # preempted meanwhile, or its last token is on its way
+            if request not in running:
+                continue  # preempted meanwhile
+            if passed_over:
+                passed_over -= 1
+                continue
             if interval is not None and interval.holds(request):
                 continue
             tokens = min(self.tokens_wanted(request), cap, budget)
+            if not tokens:
+                continue
             need = self.blocks.growth(request, request.computed + tokens)
             while need > self.blocks.free and request in running:
-                budget += self._make_room(step)
+                victim, given = self._make_room(step)
+                budget += given
+                if not self.rules.goes_back_after_victim and not given:
+                    passed_over += victim.admission < request.admission
             if request in running:
                 self.schedule_tokens(step, request, tokens)
                 budget -= tokens
+            elif not self.rules.walks_on_after_self:
+                break
         return budget
 
     def tokens_wanted(self, request: Request) -> int:
@@ -368,6 +391,9 @@ class Scheduler:
         `budget` tokens are left in the step; `cap` is for one request.
         """
         blocks, waiting, interval = self.blocks, self.waiting, self.prefill_interval
+        # Other queues than vLLM's two may count who is taken out of them.
+        tries_others = self._tries_others and type(waiting) in (Fifo, KeyQueue)
+        set_aside: list[Request] = []
         while budget and waiting and len(self.running) < self.max_num_seqs:
             request = waiting.head()
             if request.remote:
@@ -381,6 +407,9 @@ class Scheduler:
             if interval is not None and interval.refuses(request, start):
                 break
             tokens = self.chunk(min(request.known - start, cap), budget)
+            if not tokens and tries_others:
+                set_aside.append(waiting.take())
+                continue
             if not tokens or self.lacks_blocks(request, hits, start + tokens):
                 break
             if loads:
@@ -388,6 +417,10 @@ class Scheduler:
                 blocks.load(request, hits, loads)
             self.admit_head(step, hits, start, tokens)
             budget -= tokens
+        if tries_others:
+            self._reordered = bool(set_aside)
+            for request in set_aside:  # so several come back in reversed order
+                waiting.put_back(request)
 
     def chunk(self, pending: int, budget: int) -> int:
         """Give the tokens of a prompt that the budget lets a step compute; 0: it must wait."""
@@ -436,15 +469,21 @@ class Scheduler:
 
     # Running requests make way.
 
-    def _make_room(self, step: Step) -> int:
-        """Preempt one request; return the tokens that it had been given in this step."""
+    def _make_room(self, step: Step) -> tuple[Request, int]:
+        """Preempt one request; return it, and the tokens that it had been given in this step."""
         victim = self.running.last() if self.victim is None else self.victim(self.running)
         given = step.remove(victim)
+        if given and not self.rules.withdraws_tokens:
+            raise CannotFollowError(
+                "engine.version: what vLLM before 0.11.1 does under a policy that picks victims, "
+                "when KV blocks run out, cannot be simulated: it computes a preempted request's "
+                "tokens on blocks that have been freed"
+            )
         self.swap_out(victim, given)
         self.preempt(victim)
         if given:
             self.running.correct_pause(victim, given)
-        return given
+        return victim, given
 
     def swap_out(self, request: Request, given: int = 0) -> None:
         """Have a victim's blocks copied to the host, if there is room.
@@ -553,7 +592,7 @@ class Scheduler:
         """
         moves = self.waiting.moves and len(self.running) < self.max_num_seqs
         shrinks = self.blocks.evicts_runs and not self.admission.whole_prompt
-        return self.blocks.names_blocks or moves or shrinks
+        return self.blocks.names_blocks or moves or shrinks or self._reordered
 
     def repeat(self, ticks: int) -> None:
         """Schedule the step just scheduled so many times more; only where steps overlap."""

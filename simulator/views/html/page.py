@@ -106,10 +106,17 @@ def _subtitle(runs: Sequence[Run]) -> str:
         [str(run.scenario.get("model")) for run in runs],
         [_gpu(run) for run in runs],
         [run.policy for run in runs],
+        [_scheduler(run) for run in runs],
         [f"profile {profiles_of(run.summary['headway'])}" for run in runs],
         [f"seed {run.summary['headway'].get('seed')}" for run in runs],
     )
-    return escape(" · ".join(values[0] for values in facts if len(set(values)) == 1))
+    told = (values[0] for values in facts if len(set(values)) == 1)
+    return escape(" · ".join(filter(None, told)))
+
+
+def _scheduler(run: Run) -> str:
+    version = run.summary["headway"].get("vllm_version")
+    return f"vLLM {version}" if version else ""
 
 
 def _gpu(run: Run) -> str:

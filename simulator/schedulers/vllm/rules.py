@@ -1,0 +1,139 @@
+"""What changed in vLLM V1's scheduler from release to release: rules, options, families.
+
+Read in the sources of the releases named here, and replayed from schedules recorded from them
+(`docs/conformance.md`). One scheduler follows them all: each rule is a switch of `Rules`, whose
+defaults are those of the newest known.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from simulator.util.errors import HeadwayError
+
+Release = tuple[int, int, int]
+
+OLDEST, NEWEST = (0, 10), (0, 33)
+"""Major and minor numbers of the versions known."""
+OLDEST_ALIKE = (0, 8)
+"""The versions of V1 before decide as the oldest; that was read in their sources, not replayed."""
+LAST_PATCHES = {(0, 11): 2}
+"""The last patch release of a version whose patches differ; a version without one means it."""
+
+
+class CannotFollowError(HeadwayError):
+    """A version does what nobody can say the outcome of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a version does; False: as it did before."""
+
+    stops_at_last_token: bool = True
+    """Asynchronous: a request whose last token is on its way is not scheduled. Before, it was once
+    more, and what came of it was dropped."""
+    withdraws_tokens: bool = True
+    """What a victim was given in this step is taken back. Before, it stayed in the batch, computed
+    on blocks that were free, and counted as computed: nobody can say what came of that."""
+    stops_at_long_head: bool = True
+    """Without chunked prefill, a head whose prompt is longer than what is left of the budget ends
+    admission. Before, it was set aside and those behind it were tried."""
+    splits_free_list: bool = True
+    """Freed blocks without a hash go to the head of the free list. Before, all went to its tail."""
+    goes_back_after_victim: bool = True
+    """The walk over the running list allows for a victim before it that had no tokens in this step.
+    Before, it then passed one request over."""
+    lifts_cap_for_one: bool = True
+    """`long_prefill_token_threshold` does not hold for a request that is alone."""
+    walks_on_after_self: bool = True
+    """Priorities: when a request preempts itself, those behind it have their turn in this step."""
+
+
+NEWEST_RULES = Rules()
+RULES_SINCE: dict[str, Release] = {
+    "stops_at_last_token": (0, 11, 1),
+    "withdraws_tokens": (0, 11, 1),
+    "stops_at_long_head": (0, 12, 0),
+    "splits_free_list": (0, 24, 0),
+    "goes_back_after_victim": (0, 28, 0),
+    "lifts_cap_for_one": (0, 31, 0),
+    "walks_on_after_self": (0, 33, 0),
+}
+"""The first release with each rule."""
+OPTIONS_SINCE: dict[str, tuple[Release, Any]] = {
+    "scheduler_reserve_full_isl": ((0, 19, 0), False),
+    "watermark": ((0, 24, 0), 0.0),
+    "long_prefill_token_threshold_adaptive": ((0, 31, 0), False),
+    "prefill_schedule_interval": ((0, 33, 0), 1),
+}
+"""The first release in which an option has an effect on one engine, and its value before."""
+BOUNDARIES = sorted({*RULES_SINCE.values(), *(since for since, _ in OPTIONS_SINCE.values())})
+"""The releases at which the scheduler changed."""
+_STARTS = [(*OLDEST, 0), *BOUNDARIES]
+
+
+def read_release(text: str) -> Release | None:
+    """Read a release out of a version as people write it; None where there is none.
+
+    A version without a patch release, 0.11, means the last one of it that is known to differ.
+    """
+    found = re.findall(r"(?<![\d-])(\d+)\.(\d+)(?:\.(\d+))?", text)
+    if not found:
+        return None
+    major, minor = int(found[-1][0]), int(found[-1][1])
+    patch = found[-1][2]
+    return major, minor, int(patch) if patch else LAST_PATCHES.get((major, minor), 0)
+
+
+def check_known(text: str) -> None:
+    """Raise ValueError where a text is no version whose rules are known."""
+    release = read_release(text) if re.fullmatch(r"v?[\d.]+", text) else None
+    if release is None or not OLDEST_ALIKE <= release[:2] <= NEWEST:
+        raise ValueError(
+            f"must be a version of vLLM whose rules are known, {write_release(OLDEST)} to "
+            f"{write_release(NEWEST)} (0.8 and 0.9 decide as {write_release(OLDEST)}), not {text!r}"
+        )
+
+
+def rules_of(release: Release | None) -> Rules:
+    """Give the rules of a release; None: of the newest known."""
+    if release is None:
+        return NEWEST_RULES
+    return Rules(**{name: release >= since for name, since in RULES_SINCE.items()})
+
+
+def options_without_effect(release: Release | None) -> dict[str, Any]:
+    """Give the options that a release lacks or ignores, and the values that stand for that."""
+    if release is None:
+        return {}
+    return {name: off for name, (since, off) in OPTIONS_SINCE.items() if release < since}
+
+
+def families() -> dict[str, Release]:
+    """Give the releases from which on the scheduler decided otherwise, by the names of families."""
+    return {_family_name(start): start for start in _STARTS}
+
+
+def family_of(release: Release | None) -> str:
+    """Name the versions whose schedulers decide as that of a release; None: the newest known."""
+    started = [start for start in _STARTS if release is None or start <= release]
+    return _family_name(started[-1] if started else _STARTS[0])
+
+
+def _family_name(start: Release) -> str:
+    after = next((other for other in BOUNDARIES if other > start), None)
+    first = write_release(start if start[2] else start[:2])
+    if after is None:
+        last = write_release(NEWEST)
+    elif after[2]:
+        last = write_release((after[0], after[1], after[2] - 1))
+    elif start[2]:
+        last = write_release((*start[:2], LAST_PATCHES[start[:2]]))
+    else:
+        last = write_release((after[0], after[1] - 1))
+    return first if first == last else f"{first} to {last}"
+
+
+def write_release(numbers: tuple[int, ...]) -> str:
+    """Write a release, or its first numbers, as people do."""
+    return ".".join(map(str, numbers))
