@@ -7,6 +7,7 @@ import numpy as np
 
 from simulator.figures.data import BINS, Run
 from simulator.figures.style import (
+    GREY,
     PALE,
     bars_with_ratios,
     color,
@@ -41,6 +42,7 @@ def draw_throughput(runs: Sequence[Run]) -> "Figure":
         bars, lines = figure.axes
         values = [float(run.summary["output_throughput"]) for run in runs]
         bars_with_ratios(bars, [run.label for run in runs], values)
+        _draw_least(bars, runs)
         grid(bars, "x")
         edges = _edges(runs, BINS // 3)
         for number, run in enumerate(runs):
@@ -52,6 +54,19 @@ def draw_throughput(runs: Sequence[Run]) -> "Figure":
         grid(lines)
         tell_apart(lines)
     return figure
+
+
+def _draw_least(axes: "Axes", runs: Sequence[Run]) -> None:
+    """Draw what service levels ask of the output throughput as upright lines."""
+    for text in {
+        str(one["bound"]) for run in runs for one in run.summary["headway"].get("slo", ())
+    }:
+        name, _, bound = text.partition(">=")
+        if name == "output_throughput":
+            axes.axvline(float(bound), color=GREY, linewidth=1.2)
+            at: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "rotation": 90}
+            axes.text(float(bound), 0.02, "SLO", color=GREY, fontsize=9, ha="right", **at)
+            axes.set_xlim(right=max(axes.get_xlim()[1], 1.1 * float(bound)))
 
 
 def _edges(runs: Sequence[Run], bins: int) -> Floats:

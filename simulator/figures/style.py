@@ -1,6 +1,6 @@
 """How all pictures look: colours, sizes, frames, and how they are saved."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import fill
@@ -172,6 +172,16 @@ def draw_bounds(
                 at = axes.get_xaxis_transform()
                 text: dict[str, Any] = {"rotation": 90, "fontsize": 9, "ha": "right"}
                 axes.text(bound, 0.02, "SLO", color=GREY, transform=at, **text)
+
+
+def draw_levels(axes: "Axes", bounds: Iterable[float]) -> None:
+    """Draw bounds of service levels as grey lines across; those beyond the axis are left out."""
+    low, high = axes.get_ylim()
+    for bound in sorted({*bounds}):
+        if low <= bound <= high:
+            axes.axhline(bound, color=GREY, linewidth=1.2, zorder=1)
+            at = axes.get_yaxis_transform()
+            axes.text(0.01, bound, "SLO", color=GREY, transform=at, fontsize=9, va="bottom")
 
 
 def legend_below(figure: "Figure", axes: "Axes", title: str = "") -> None:

@@ -11,6 +11,7 @@ from simulator.figures.style import (
     FAINT,
     GREY,
     color,
+    draw_levels,
     from_zero,
     grid,
     legend_below,
@@ -58,6 +59,8 @@ def draw_latency(rows: "pd.DataFrame") -> "Figure":
             grid(axes)
         log_scale(figure.axes[0], "y")
         figure.axes[1].set_ylim(bottom=0)
+        for axes, name in zip(figure.axes, ("ttft", "tpot"), strict=True):
+            draw_levels(axes, _bounds(rows, name))
         figure.axes[0].plot([], [], "o", mfc="none", mec=GREY, ms=12, label="knee")
         legend_below(figure, figure.axes[0], legend_title(rows, rate))
     return figure
@@ -210,11 +213,21 @@ def draw_chunk(rows: "pd.DataFrame") -> "Figure":
             axes.set_xlabel("max_num_batched_tokens (tokens per step)")
             axes.set_ylabel(f"{name.upper()} (ms)")
             log_scale(axes, "y")
+            draw_levels(axes, _bounds(rows, "tpot" if name == "itl" else name))
             grid(axes)
         for dashes, name in (("-", "P99"), ("--", "mean")):
             figure.axes[0].plot([], [], dashes, color=GREY, label=name)
         legend_below(figure, figure.axes[0], legend_title(rows, CHUNK))
     return figure
+
+
+def _bounds(rows: "pd.DataFrame", name: str) -> list[float]:
+    """Give what service levels allow each request of a latency, in ms; of few points several."""
+    column = f"slo_{name}_ms"
+    if column not in rows:
+        return []
+    check_columns(rows, [column], "the sweep's table")
+    return [float(bound) for bound in rows[column].dropna().unique()]
 
 
 def completed_points(rows: "pd.DataFrame") -> "pd.DataFrame":
