@@ -1,9 +1,12 @@
 """Fit an engine's overheads to the latencies of its own requests: a server's log, simulated.
 
 Three terms are fitted, each bounded: what every step waits for, what it waits for by sequence, and
-what lies between the log's clock and the scheduler. The rest of a profile, its kernels, stays. The
-residuals are log(simulated / measured) of each request's TTFT and TPOT, under a loss that lets
-single requests be far off.
+what lies between the log's clock and the scheduler. Where the engine schedules asynchronously there
+is a fourth, the host's hidden work: a step takes the longer of kernels and host, and the wait of
+every step, its launch gap, besides. Where the host is always the longer, the log tells only the sum
+of the two; then what the version says of the gap, known within GAP_SD, decides. The rest of a
+profile, its kernels, stays. The residuals are log(simulated / measured) of each request's TTFT and
+TPOT, under a loss that lets single requests be far off.
 
 The sum of losses is rough: a little more of a term, and a request waits for one step more. So the
 terms are sought without derivatives (Nelder and Mead), and a quadratic through the losses of a
@@ -14,7 +17,7 @@ estimator, clustered), and every other block is held out from the fit that error
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,9 +32,9 @@ from calibration.measured.requests import Requests, read_requests
 from calibration.measured.runs import Run
 from calibration.measured.workload import read_config, replay
 from calibration.profile_yaml import rounded, scenario_profile
-from calibration.server_logs.response_surface import GRID, Flags, Intervals, Surface
+from calibration.server_logs.response_surface import Flags, Intervals, Prior, Surface, grid
 from simulator.costs.linear import LinearCost
-from simulator.costs.piecewise import PiecewiseCost, SplitCost
+from simulator.costs.piecewise import PiecewiseCost
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_together
 from simulator.util.workers import WorkerDied, parallel_map
@@ -46,21 +49,40 @@ BLOCKS = 20  # of time
 FEWEST = 3 * BLOCKS  # requests
 PARALLEL_FROM = 1000  # requests: below, starting workers takes longer than they save
 LOSS_SCALE = 0.1  # of the robust loss: a relative error beyond which a request counts less
-TERMS = ("step", "per_sequence", "client")
-UNITS = np.array([1e-3, 1e-5, 1e-3])  # s: a change of one matters
-UPPER_BOUNDS = np.array([0.1, 2e-3, 10.0])  # s
 NEGLIGIBLE = 1e-3  # units: less is nothing
-FIRST_SIMPLEX = ((0.0, 0.0), (1.0, 0.0), (0.0, 2.0))  # units, of the first simplex of the search
-MAX_SIMULATIONS = 40  # simulations of a search, at most
-HALF_WIDTH = np.array([0.5, 4.0, 2.0]) * UNITS  # half that of the grid: it evens out what is rough
-FIELDS: Mapping[type, tuple[str, str]] = {
-    LinearCost: ("base", "per_sequence"),
-    PiecewiseCost: ("overhead", "host_per_sequence"),
-    SplitCost: ("overhead", "host_per_sequence"),
+MAX_SIMULATIONS = {2: 40, 3: 90}  # of a search, at most, by the terms that it is in
+GAP_SD = 0.3e-3  # s, of launch gaps: versions and servers differ by so much
+
+
+@dataclass(frozen=True)
+class TermScale:
+    """How a term is sought: all in s."""
+
+    unit: float  # a change of one matters
+    most: float
+    first: float  # of the search's first steps, units
+    half_width: float  # of the grid, units: it evens out what is rough
+
+
+SCALES = {
+    "step": TermScale(1e-3, 0.1, 1.0, 0.5),
+    "host": TermScale(1e-3, 0.1, 1.0, 0.5),
+    "per_sequence": TermScale(1e-5, 2e-3, 2.0, 4.0),
+    "client": TermScale(1e-3, 10.0, 0.0, 2.0),
 }
-"""Where a cost model has the first two terms."""
+
+
+def fields_of(cost: Cost) -> dict[str, str]:
+    """Say where a cost model has the terms that are sought by simulation."""
+    if isinstance(cost, LinearCost):
+        return {"step": "base", "per_sequence": "per_sequence"}
+    hidden = {"host": "host"} if cost.overlapped else {}
+    return {"step": "overhead", **hidden, "per_sequence": "host_per_sequence"}
+
+
 MEANINGS = {
     "step": ("per step", 1e3, "ms"),
+    "host": ("hidden host, per step", 1e3, "ms"),
     "per_sequence": ("per sequence and step", 1e6, "us"),
     "client": ("clock to scheduler", 1e3, "ms"),
 }
@@ -109,7 +131,7 @@ class RequestLog:
         if key not in self.simulated:
             self.simulated[key] = self._simulate(terms)
         simulated = self.simulated[key]
-        return simulated | {name: simulated[name] + terms[2] for name in ("ttft", "e2el")}
+        return simulated | {name: simulated[name] + terms[-1] for name in ("ttft", "e2el")}
 
     def simulate_all(self, every: Iterable[Floats]) -> None:
         """Simulate many terms at once, a large log on all cores."""
@@ -145,12 +167,25 @@ class RequestLog:
         """Give the loss of each block (soft l1, in units of squared relative errors)."""
         z = (self.residuals(terms) / LOSS_SCALE) ** 2
         each = np.nan_to_num(np.sqrt(1 + z) - 1, nan=0.0).sum(axis=0)
-        return np.asarray(np.bincount(self.block, each, BLOCKS), np.float64)
+        found = np.asarray(np.bincount(self.block, each, BLOCKS), np.float64)
+        return found if self.prior is None else found + self.prior.losses(terms, BLOCKS)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Name the terms that are fitted."""
+        return (*fields_of(self.cost), "client")
+
+    @property
+    def prior(self) -> Prior | None:
+        """Give what is known of the launch gap beside a hidden host."""
+        if "host" not in self.names:
+            return None
+        return Prior(self.names.index("step"), float(terms_of(self.cost)[0]), GAP_SD)
 
 
 def _cache_key(terms: Floats) -> bytes:
     """Give what tells simulations apart."""
-    return np.ascontiguousarray(terms[:2]).tobytes()
+    return np.ascontiguousarray(terms[:-1]).tobytes()
 
 
 @dataclass(frozen=True)
@@ -202,27 +237,36 @@ def read_log(path: Path, scenario: "Scenario", columns: str | None = None) -> Re
 
 def terms_of(cost: Cost, client: float = 0.0) -> Floats:
     """Give a cost model's terms."""
-    step, per_sequence = FIELDS[type(cost)]
-    return np.array([getattr(cost, step), getattr(cost, per_sequence), client])
+    return np.array([*(getattr(cost, field) for field in fields_of(cost).values()), client])
 
 
 def with_terms(cost: Cost, terms: Floats) -> Cost:
     """Put terms into a cost model."""
-    step, per_sequence = FIELDS[type(cost)]
-    changed: dict[str, Any] = {step: float(terms[0]), per_sequence: float(terms[1])}
+    fields = fields_of(cost).values()
+    changed: dict[str, Any] = dict(zip(fields, map(float, terms[:-1]), strict=True))
     return replace(cost, **changed)
+
+
+def _scaled(names: Iterable[str], key: str) -> Floats:
+    """Give a scale of each term, s."""
+    scales = (SCALES[name] for name in names)
+    return np.array(
+        [getattr(one, key) * (1 if key in ("unit", "most") else one.unit) for one in scales]
+    )
 
 
 def fit_log(log: RequestLog) -> LogFit:
     """Fit to every other block of time, judge by the others; then fit to all."""
     before = terms_of(log.cost, log.scenario.workload.client_latency)
     every, even = np.ones(BLOCKS, bool), np.arange(BLOCKS) % 2 == 0
-    center = np.maximum(_search(log, before), HALF_WIDTH)  # no term of the grid goes below 0
-    log.simulate_all(center + GRID * HALF_WIDTH)
-    surface = Surface.around(center, HALF_WIDTH, log.losses)
-    half, _ = _fit(surface, before, even)
-    found, intervals = _fit(surface, before, every)
-    terms = [Term(*row) for row in zip(TERMS, before, found, intervals, strict=True)]
+    width = _scaled(log.names, "half_width")
+    center = np.maximum(_search(log, before), width)  # no term of the grid goes below 0
+    log.simulate_all(center + grid(len(center)) * width)
+    surface = Surface.around(center, width, log.losses, log.prior)
+    negligible = NEGLIGIBLE * _scaled(log.names, "unit")
+    half, _ = _fit(surface, before, even, negligible)
+    found, intervals = _fit(surface, before, every, negligible)
+    terms = [Term(*row) for row in zip(log.names, before, found, intervals, strict=True)]
     unseen = log.block % 2 == 1
     old, new = log.simulate(before), log.simulate(half)
     errors, means = {}, {}
@@ -236,56 +280,59 @@ def fit_log(log: RequestLog) -> LogFit:
             means[name] = first, second
     left = _residuals(log, half, unseen)
     cost = with_terms(log.cost, found)
+    hosts = [term.interval or () for term in terms if term.name == "host"]
+    if isinstance(cost, PiecewiseCost) and hosts:
+        cost = replace(cost, host_interval=hosts[0])
     return LogFit(cost, terms, errors, means, left, len(unseen), int(unseen.sum()))
 
 
-def _fit(surface: Surface, start: Floats, blocks: Flags) -> tuple[Floats, Intervals]:
+def _fit(
+    surface: Surface, start: Floats, blocks: Flags, negligible: Floats
+) -> tuple[Floats, Intervals]:
     """Fit to some blocks of time; what the log does not tell of stays as it was."""
-    found = _drop_negligible(surface.minimum(blocks))
+    found = surface.minimum(blocks)
+    found = np.where(found > negligible, found, 0.0)
     intervals = surface.intervals(found, blocks)
     told = np.array([interval is not None for interval in intervals])
     return np.where(told, found, start), intervals
 
 
-def _drop_negligible(terms: Floats) -> Floats:
-    """Put 0 for what is next to nothing."""
-    return np.where(terms > NEGLIGIBLE * UNITS, terms, 0.0)
-
-
 def _search(log: RequestLog, start: Floats) -> Floats:
-    """Search the first two terms; the third is found for each by itself."""
+    """Search the terms but the last; that is found for each by itself."""
     from scipy.optimize import minimize, minimize_scalar
 
     ttft = log.measured()["ttft"]
-    most = float(np.nanmedian(ttft)) if np.isfinite(ttft).any() else float(UPPER_BOUNDS[2])
+    units, bounds = _scaled(log.names, "unit")[:-1], _scaled(log.names, "most")
+    most = float(np.nanmedian(ttft)) if np.isfinite(ttft).any() else float(bounds[-1])
     best: dict[str, Any] = {"loss": np.inf, "terms": start}
 
     def loss(x: Floats) -> float:
-        two = x * UNITS[:2]
+        these = x * units
         last = minimize_scalar(
-            lambda late: log.losses(np.array([*two, late])).sum(),
-            bounds=(0.0, min(most, UPPER_BOUNDS[2])),
+            lambda late: log.losses(np.array([*these, late])).sum(),
+            bounds=(0.0, min(most, bounds[-1])),
             method="bounded",
             options={"xatol": 1e-5},
         )
         if last.fun < best["loss"]:
-            best.update(loss=last.fun, terms=np.array([*two, last.x]))
+            best.update(loss=last.fun, terms=np.array([*these, last.x]))
         return float(last.fun)
 
-    first = np.minimum(start, UPPER_BOUNDS)[:2] / UNITS[:2]
+    first = np.minimum(start, bounds)[:-1] / units
+    steps = np.diag(_scaled(log.names, "first")[:-1] / units)
     minimize(
         loss,
         first,
         method="Nelder-Mead",
-        bounds=[(0.0, most / unit) for most, unit in zip(UPPER_BOUNDS[:2], UNITS[:2], strict=True)],
+        bounds=[(0.0, most) for most in bounds[:-1] / units],
         options={
-            "initial_simplex": [first + np.array(corner) for corner in FIRST_SIMPLEX],
-            "maxfev": MAX_SIMULATIONS,
+            "initial_simplex": [first, *(first + step for step in steps)],
+            "maxfev": MAX_SIMULATIONS[len(first)],
             "xatol": 0.01,
             "fatol": 1e-3,
         },
     )
-    return _drop_negligible(best["terms"])
+    return np.asarray(best["terms"])
 
 
 def _residuals(log: RequestLog, terms: Floats, judged: Flags) -> dict[str, float]:
@@ -323,6 +370,20 @@ def _profile(fit: LogFit, scenario: "Scenario", source: Path) -> str:
     return head + scenario_profile(scenario, fit.cost, fit.residuals, about, sources)
 
 
+def _host(fit: LogFit) -> str:
+    """Give a scenario's `host` that says the same; "" where the host's part is not known apart."""
+    cost, terms = fit.cost, {term.name: term for term in fit.terms}
+    if not isinstance(cost, PiecewiseCost) or "host" not in terms or cost.engine_overhead is None:
+        return ""
+    step = terms["step"]
+    gap = max(0.0, cost.engine_overhead + step.value - step.before)
+    text = f"{{per_step: {cost.host:.4g}, per_sequence: {cost.host_per_sequence:.4g}, "
+    text += f"launch_gap: {gap:.4g}"
+    if interval := terms["host"].interval:
+        text += ", per_step_interval: [{:.4g}, {:.4g}]".format(*interval)
+    return text + "}"
+
+
 def _report(fit: LogFit, path: Path) -> Iterator[str]:
     yield f"{'term':<28}{'before':>10}{'fitted':>10}   95 % interval"
     for term in fit.terms:
@@ -340,5 +401,8 @@ def _report(fit: LogFit, path: Path) -> Iterator[str]:
     yield ""
     yield f"written: {path}, calibration.json. To use it, in a scenario:"
     yield f"  cost: {{profile: {path}}}"
-    if client := fit.terms[TERMS.index("client")].value:
+    if host := _host(fit):
+        yield "or, beside the profile that it has, also for other models on this machine:"
+        yield f"  host: {host}"
+    if client := fit.terms[-1].value:
         yield f"  workload: {{client_latency: {client:.4g}}}"

@@ -1,4 +1,4 @@
-"""The blocks `engine` and `gpu` of a scenario, with vLLM's names and meanings."""
+"""The blocks `engine`, `gpu` and `host` of a scenario, with vLLM's names and meanings."""
 
 from typing import Annotated, Any, Literal
 
@@ -78,6 +78,39 @@ class GpuConfig(Config):
     power: PowerConfig = Field(PowerConfig(), description="what a GPU draws: see metrics.md")
     carbon_intensity: Amount = Field(
         473.0, description="g CO2e per kWh of its electricity; the world's in 2024 (Ember)"
+    )
+
+
+def _interval(value: object) -> object:
+    """Take two ascending numbers of seconds, which YAML has in a list."""
+    if value is None:
+        return None
+    ends = value if isinstance(value, list | tuple) else ()
+    numbers = [float(end) for end in ends if type(end) in (int, float)]
+    if len(ends) != 2 or len(numbers) != 2 or not 0 <= numbers[0] <= numbers[1] <= 1:
+        raise ValueError(f": must be [low, high], s, from 0 to 1, not {short_repr(value)}")
+    return numbers[0], numbers[1]
+
+
+class HostConfig(Config):
+    """The server's CPU: its work in each step, in place of what the engine's version says."""
+
+    per_step: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None,
+        description="s of the host's work in each step; hidden behind the kernels, as far as they "
+        "last, where the engine schedules asynchronously, else added; null: by `engine.version`",
+    )
+    per_sequence: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="s more for each sequence in the step; null: by `engine.version`"
+    )
+    launch_gap: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None,
+        description="s of each step that nothing hides: launches; null: by `engine.version`",
+    )
+    per_step_interval: Annotated[tuple[float, float] | None, BeforeValidator(_interval)] = Field(
+        None,
+        description="[low, high]: where per_step lies with 95 %; "
+        "null: by `engine.version`, none where per_step is given",
     )
 
 

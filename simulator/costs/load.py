@@ -5,15 +5,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from simulator.core.engine_config import UNIFORM, EngineConfig
+from simulator.core.engine_config import UNIFORM, EngineConfig, HostConfig
 from simulator.costs.cost_model import CostModel
 from simulator.costs.linear import LinearCost
 from simulator.costs.noise import check_residuals
 from simulator.costs.overhead import (
+    HOST_KEYS,
     VLLM,
     Overhead,
     choose_overhead,
     find_overhead,
+    host_terms,
     samples_truncated,
 )
 from simulator.costs.piecewise import PiecewiseCost
@@ -34,6 +36,7 @@ def load_cost(
     model: ModelSpec | None = None,
     gpu: Gpu | None = None,
     engine: EngineConfig | None = None,
+    host: HostConfig | None = None,
 ) -> CostModel:
     """Make the cost model of a scenario's `cost`.
 
@@ -44,6 +47,7 @@ def load_cost(
     the engine adds to its kernels, by its `version`, comes on top of a roofline and of profiles
     that name an `overhead`; `overhead: vllm` beside one that names none adds it, too, and a mapping
     changes terms of it.
+    `host` puts a server's own host in place of the version's, or of a profile's.
     `residuals`, beside either, are how far off its steps may be (`noise`), in place of the
     profile's own.
     Copies of KV blocks to the host cost what the form's swap terms say; where it has none, what
@@ -52,11 +56,12 @@ def load_cost(
     """
     if isinstance(spec, str):
         spec = {"profile": spec}
-    target = _Target(model, gpu, engine)
+    target = _Target(model, gpu, engine, host=host)
     try:
+        _refuse_two_hosts(spec, host)
         cost = _load(spec, base, target)
     except ValueError as error:
-        if str(error).startswith("engine."):
+        if str(error).startswith(("engine.", "host")):
             raise
         raise prefix_keys("cost", error) from None
     if engine is None or model is None or gpu is None:
@@ -109,6 +114,7 @@ class _Target:
     gpu: Gpu | None
     engine: EngineConfig | None
     stage: Stage | None = None  # of a pipeline; None: all layers
+    host: HostConfig | None = None
 
     @property
     def overlapped(self) -> bool:
@@ -125,6 +131,8 @@ class _Target:
         """Put an overhead on a cost of kernels alone."""
         engine, stage = self.engine or EngineConfig(), self.stage
         sampled = samples_truncated(self.model, engine.generation_config)
+        if self.host is not None:
+            overhead = overhead.with_host(self.host, overlapped=self.overlapped)
         return overhead.add_to(
             self.part(kernels),
             overlapped=self.overlapped,
@@ -167,8 +175,21 @@ def _load_profile(
         )
     cost = profile.cost if target.engine is None else profile.routed(target.engine)
     if overhead is None or not isinstance(cost, PiecewiseCost):
-        return target.part(cost)
+        return _with_host(target.part(cost), target.host)
     return target.add_overhead(overhead, cost)
+
+
+def _with_host(
+    cost: LinearCost | PiecewiseCost, host: HostConfig | None
+) -> LinearCost | PiecewiseCost:
+    """Put a server's own host into a cost that has its engine's overhead within."""
+    if host is None:
+        return cost
+    if not isinstance(cost, PiecewiseCost):
+        raise ValueError("host: a linear cost knows no host")
+    if host.launch_gap is not None:
+        raise ValueError(f"host.launch_gap: {cost.name} has it within its terms")
+    return replace(cost, **host_terms(host))
 
 
 def _make_roofline(spec: Mapping[str, object], target: _Target) -> PiecewiseCost:
@@ -207,7 +228,17 @@ def _make_form(spec: Mapping[str, object], target: _Target) -> LinearCost | Piec
         raise ValueError(f"kind: must be {known}{given}; or give `profile`: a name or a path")
     if kind != "linear":
         spec = {"overlapped": target.overlapped, **spec}
-    return target.part(make_form(spec, str(kind)))
+    return _with_host(target.part(make_form(spec, str(kind))), target.host)
+
+
+def _refuse_two_hosts(spec: Mapping[str, object], host: HostConfig | None) -> None:
+    """Refuse a host that is told twice; ValueError by key."""
+    told = spec.get("overhead")
+    if host is None or not isinstance(told, Mapping):
+        return
+    for key in host.model_dump(exclude_none=True):
+        if HOST_KEYS[key] in told:
+            raise ValueError(f"host.{key}: cost.overhead.{HOST_KEYS[key]} says it, too")
 
 
 def _with_residuals(cost: LinearCost | PiecewiseCost, raw: object) -> LinearCost | PiecewiseCost:

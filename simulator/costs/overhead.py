@@ -4,8 +4,9 @@ A step keeps the GPU waiting for `step` seconds and `per_sequence` for each sequ
 happens: the launch of its graph, sampled tokens on their way back. The host's own work, `host` and
 its terms per sequence, per prompt in the step and per token of prompts, is waited for too, unless
 the engine schedules asynchronously: then it is hidden behind the kernels, and only what is longer
-than these shows. A step with prompts runs without the CUDA graph of a whole decode step, and its
-layers are launched one after the other: `prompt_per_layer`.
+than these shows. A scenario's block `host` puts a server's own in their place. A step with prompts
+runs without the CUDA graph of a whole decode step, and its layers are launched one after the
+other: `prompt_per_layer`.
 
 Where requests are sampled with top-p or top-k, vLLM before 0.17 sorts all logits of a step on the
 GPU: `sort` seconds, and as long as the memory takes for `sort_bytes` of each logit.
@@ -17,7 +18,7 @@ Where `key_per_layer` is given, decodes wait for the longest sequence (`piecewis
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -25,9 +26,16 @@ from typing import Any
 
 import yaml
 
+from simulator.core.engine_config import HostConfig
 from simulator.costs.cost_model import CostModel
 from simulator.costs.linear import check_terms
-from simulator.costs.piecewise import HOST_TERMS, MAX_TABLE_TOKENS, PiecewiseCost, SplitCost
+from simulator.costs.piecewise import (
+    HOST_TERMS,
+    MAX_TABLE_TOKENS,
+    PiecewiseCost,
+    SplitCost,
+    check_interval,
+)
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.util.from_mapping import from_mapping, prefix_keys, raise_if
@@ -61,6 +69,14 @@ TRUNCATED = (
 """How the names of models begin whose generation_config.json gives top_p or top_k; Yi's by what its
 server's steps took."""
 
+HOST_KEYS = {
+    "per_step": "host",
+    "per_sequence": "host_per_sequence",
+    "launch_gap": "step",
+    "per_step_interval": "host_interval",
+}
+"""What the keys of a scenario's `host` are called among the terms."""
+
 Version = tuple[int, int]
 NEWEST: Version = (1 << 31, 0)
 
@@ -79,6 +95,7 @@ class Overhead:
     captured: int = 0  # the largest batch that has a CUDA graph; 0: none has
     sort: float = 0.0  # of the logits of a step
     sort_bytes: float = 0.0  # bytes moved for each logit
+    host_interval: Sequence[float] = ()  # 95 % interval of `host`; (): none is known
     key_per_layer: float = 0.0  # per key of the longest sequence; 0: nobody waits for it
     multiprocessors: int = 1  # of the GPU
 
@@ -87,6 +104,19 @@ class Overhead:
         """The batches of pure decodes that have a CUDA graph."""
         sizes = [1, 2, 4, *range(8, 256, 8), *range(256, self.captured + 1, 16)]
         return tuple(size for size in sizes if size <= self.captured)
+
+    def with_host(self, host: HostConfig, *, overlapped: bool) -> "Overhead":
+        """Put a server's own host in place of the version's.
+
+        A synchronous engine's `step` and `per_sequence` are its host's work: nothing hides that.
+        """
+        known = self
+        if not overlapped:
+            work = self.step + self.host, self.per_sequence + self.host_per_sequence
+            known = replace(
+                self, step=0.0, per_sequence=0.0, host=work[0], host_per_sequence=work[1]
+            )
+        return replace(known, **host_terms(host))
 
     def add_to(
         self,
@@ -119,6 +149,7 @@ class Overhead:
             host_per_sequence=self.host_per_sequence,
             host_per_prefill=self.host_per_prefill,
             host_per_prefill_token=self.host_per_prefill_token,
+            host_interval=self.host_interval,
             overlapped=overlapped,
             cudagraph_capture_sizes=self.capture_sizes,
         )
@@ -131,6 +162,12 @@ class Overhead:
             kv_heads=max(1, model.num_key_value_heads // tensor_parallel_size),
             multiprocessors=self.multiprocessors,
         )
+
+
+def host_terms(host: HostConfig) -> dict[str, Any]:
+    """Give the terms of an overhead that a scenario's `host` sets."""
+    terms = {HOST_KEYS[key]: value for key, value in host.model_dump(exclude_none=True).items()}
+    return {"host_interval": ()} | terms if "host" in terms else terms
 
 
 def without_host(cost: CostModel) -> CostModel:
@@ -191,6 +228,7 @@ def choose_overhead(given: object, own: str | None, standard: Overhead) -> Overh
         terms = from_mapping(Overhead, given)
         raise_if(
             *check_terms(terms, TERMS),
+            *check_interval(terms.host_interval),
             (terms.captured < 0, f"captured: must be at least 0, not {terms.captured}"),
             (terms.captured > MAX_TABLE_TOKENS, f"captured: must be at most {MAX_TABLE_TOKENS:,}"),
             (terms.multiprocessors < 1, "multiprocessors: must be at least 1"),

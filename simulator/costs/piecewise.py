@@ -48,6 +48,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
@@ -128,10 +129,11 @@ class PiecewiseCost(Fitted):
     host_per_sequence: float = 0.0  # h_n
     host_per_prefill: float = 0.0  # h_p, per chunk
     host_per_prefill_token: float = 0.0  # h_t
+    host_interval: Sequence[float] = ()  # 95 % interval of `host`; (): none is known
     overlapped: bool = False  # the host's work is hidden behind the kernels
     engine_overhead: float | None = None  # of `overhead`, what the engine adds; None: not known
     engine_prefill: float = 0.0  # of `prefill`
-    _has_host_work: bool = field(init=False, repr=False, compare=False)
+    has_host_work: bool = field(init=False, repr=False, compare=False)
     _per_sequence: float = field(init=False, repr=False, compare=False)  # in pure decodes
     _slope_beyond: float = field(init=False, repr=False, compare=False)  # s per token
     _dense: list[float] = field(init=False, repr=False, compare=False)  # by tokens
@@ -146,6 +148,7 @@ class PiecewiseCost(Fitted):
             *check_table(self.dense),
             *check_terms(self, terms),
             *_check_sizes(self.cudagraph_capture_sizes),
+            *check_interval(self.host_interval),
         )
         tokens, seconds = np.array(self.dense, float).T
         middle = max(tokens[-1] / 2, tokens[0])
@@ -156,7 +159,8 @@ class PiecewiseCost(Fitted):
         heads = np.maximum(self.head, self.head_per_sequence * counts)
         vars(self).update(
             cudagraph_capture_sizes=(*self.cudagraph_capture_sizes,),
-            _has_host_work=any(getattr(self, name) for name in HOST_TERMS),
+            host_interval=(*self.host_interval,),
+            has_host_work=any(getattr(self, name) for name in HOST_TERMS),
             _per_sequence=self.overhead_per_sequence + self.state_per_sequence,
             _mixed_terms=tuple(getattr(self, name) for name in MIXED_TERMS),
             _work_terms=tuple(getattr(self, name) for name in WORK_TERMS),
@@ -248,7 +252,7 @@ class PiecewiseCost(Fitted):
             + prefill
             + (work if work > serial else serial)
         )
-        if not self._has_host_work:
+        if not self.has_host_work:
             return seconds
         return self._with_host(step, [seconds], count + prompts, prompts, new)[0]
 
@@ -261,7 +265,7 @@ class PiecewiseCost(Fitted):
         work = max(work, self.serial_per_token * context / count)
         seconds = self._decode_seconds(count + step.drafts) + work
         seconds += self.overhead_per_sequence * count
-        return self._with_host(step, [seconds], count)[0] if self._has_host_work else seconds
+        return self._with_host(step, [seconds], count)[0] if self.has_host_work else seconds
 
     def _with_host(
         self, step: Step, kernels: list[float], sequences: int, prompts: int = 0, new: int = 0
@@ -290,7 +294,7 @@ class PiecewiseCost(Fitted):
         That is what the engine adds to its kernels: launches, the way of the sampled tokens and,
         unless it is overlapped, the host's work.
         """
-        if self.engine_overhead is None and not self._has_host_work:
+        if self.engine_overhead is None and not self.has_host_work:
             return None
         waits = (self.engine_overhead or 0.0) + self.overhead_per_sequence * sequences
         waits = waits + self.engine_prefill * (prompts > 0)
@@ -307,7 +311,7 @@ class PiecewiseCost(Fitted):
         slope = self.decode_per_context
         if repeats == 1 and not self.window:
             found = [fixed + max(slope * first, floor)]
-            return self._with_host(step, found, count) if self._has_host_work else found
+            return self._with_host(step, found, count) if self.has_host_work else found
         contexts = range(first, first + repeats * count, count)
         if self.window:
             most, wide = self.window * count, self.decode_per_window
@@ -316,7 +320,7 @@ class PiecewiseCost(Fitted):
             found = [fixed + slope * read for read in contexts]
         else:
             found = [fixed + max(slope * read, floor) for read in contexts]
-        return self._with_host(step, found, count) if self._has_host_work else found
+        return self._with_host(step, found, count) if self.has_host_work else found
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         """Give the seconds of pure decode steps of so many sequences that read so many tokens."""
@@ -408,6 +412,14 @@ def check_table(table: object) -> list[tuple[bool, str]]:
         f"and at most {LONGEST_TERM:,.0f}"
     )
     return [(not good, f"dense: {what}")]
+
+
+def check_interval(ends: object) -> list[tuple[bool, str]]:
+    """Check that `host_interval` is one, or empty; for `refuse`."""
+    numbers: list[Any] = list(ends) if isinstance(ends, list | tuple) else [None]
+    good = all(isinstance(x, Real) and 0 <= float(x) <= LONGEST_TERM for x in numbers)
+    good = good and (not numbers or (len(numbers) == 2 and numbers[0] <= numbers[1]))
+    return [(not good, "host_interval: must be [lowest, highest], seconds")]
 
 
 def _check_sizes(sizes: object) -> list[tuple[bool, str]]:

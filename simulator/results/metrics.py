@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.core.log import Log
+from simulator.costs.cost_model import CostDecorator, CostModel
+from simulator.costs.piecewise import PiecewiseCost
 from simulator.results.cluster_metrics import ClusterMetrics
 from simulator.results.energy import energy_summary
 from simulator.results.engine_metrics import EngineMetrics, share
@@ -371,11 +373,27 @@ def run_info(scenario: "Scenario", parts: "EngineParts", warnings: Sequence[str]
         "scenario": scenario.name,
         "profile": parts.cost.name,
         "vllm_version": vllm_version(scenario),
+        **_host(parts.cost),
         "interrupted": False,
         "warnings": [*warnings],
         "warmup_s": 0.0,
         "cooldown_s": 0.0,
     }
+
+
+def _host(cost: CostModel) -> Summary:
+    """Give the host's part of a cost model, s; nothing where it has none of its own."""
+    while isinstance(cost, CostDecorator):
+        cost = cost.inner
+    if not isinstance(cost, PiecewiseCost) or not cost.has_host_work:
+        return {}
+    host = {
+        "per_step_s": cost.host,
+        "per_sequence_s": cost.host_per_sequence,
+        "per_step_interval_s": [*cost.host_interval] or None,
+        "hidden": cost.overlapped,
+    }
+    return {"host": host}
 
 
 def _or_inf(value: float) -> float | str:

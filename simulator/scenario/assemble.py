@@ -5,6 +5,7 @@ Every function names the scenario's field in its errors: `ValueError("field: wha
 
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 from simulator.cluster.load_balancer import SINCE
 from simulator.core.engine_config import EngineConfig
@@ -100,7 +101,8 @@ def make_cost(scenario: Scenario, model: ModelSpec, gpu: Gpu) -> CostModel:
         )
     shipped = None if parallel or scenario.cost else shipped_profile(model, gpu, engine)
     spec = scenario.cost or shipped or {"kind": "roofline"}
-    cost: CostModel = load_cost(spec, scenario.folder, model=model, gpu=gpu, engine=engine)
+    target: Any = {"model": model, "gpu": gpu, "engine": engine, "host": scenario.host}
+    cost: CostModel = load_cost(spec, scenario.folder, **target)
     speculation = engine.speculative_config
     if speculation is not None and speculation.draft is not None:
         cost = DraftedCost(cost, speculation.num_speculative_tokens, speculation.draft)

@@ -274,7 +274,7 @@ def _check_parts(scenario: Scenario) -> Generator[Conflict, None, EngineParts | 
     )
     others = " ".join(["gpu model", *(f"engine.{name}" for name in MEMORY_KEYS)])
     budget = yield from _attempt("gpu", others, lambda: memory_budget(engine, model, gpu))
-    others = "cost model gpu engine"
+    others = "cost host model gpu engine"
     cost = yield from _attempt("cost", others, lambda: make_cost(scenario, model, gpu))
     if too_small or not (found and cost and budget):
         return None
@@ -302,7 +302,7 @@ def _check_cluster(scenario: Scenario) -> Iterator[Conflict]:
     yield from _check_resilience(scenario, cluster)
     for name in cluster.groups:  # what the scenario itself gets wrong is told already
         for blamed, others, what in _check(scenario.of_group(name)):
-            in_group = blamed.partition(".")[0] in {"gpu", "engine", "cost"}
+            in_group = blamed.partition(".")[0] in {"gpu", "engine", "cost", "host"}
             yield f"cluster.groups.{name}.{blamed}" if in_group else blamed, others, what
 
 

@@ -13,7 +13,7 @@ from simulator.cluster.config import (
     KvTransferConfig,
     RouterSpec,
 )
-from simulator.core.engine_config import EngineConfig, GpuConfig
+from simulator.core.engine_config import EngineConfig, GpuConfig, HostConfig
 from simulator.util.config import Config
 
 
@@ -29,6 +29,9 @@ class GroupConfig(Config):
     )
     cost: dict[str, Any] | None = Field(
         None, description="as `cost`; null: the scenario's, or by the group's own GPU"
+    )
+    host: HostConfig | None = Field(
+        None, description="as `host`; null: the scenario's, or by the engine where gpu differs"
     )
     kv_role: Literal["kv_producer", "kv_consumer"] | None = Field(
         None,

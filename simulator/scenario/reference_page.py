@@ -188,7 +188,7 @@ def page() -> str:
         PAGE_HEAD,
         _table("Top level", _block_rows(())),
         _block_tables("gpu", "gpu.power", "engine"),
-        _block_tables("engine.speculative_config", "engine.speculative_config.draft"),
+        _block_tables("engine.speculative_config", "engine.speculative_config.draft", "host"),
         _list(POLICIES_HEAD, _policies()),
         _list(PREDICTORS_HEAD, _kinds(PREDICTORS)),
         _block_tables("goodput", "workload.trace"),
@@ -249,7 +249,7 @@ def _values(kind: Any) -> str:
     if get_origin(kind) in {Union, UnionType}:
         inner = (part for part in get_args(kind) if part is not type(None))
         return " or ".join(_values(part) for part in inner)
-    if get_origin(kind) in {Sequence, list}:
+    if get_origin(kind) in {Sequence, list, tuple}:
         return "list"
     if hasattr(kind, "__metadata__"):
         items = (part for item in kind.__metadata__ for part in getattr(item, "metadata", [item]))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PrivateAttr, model_validator
 
-from simulator.core.engine_config import EngineConfig, GpuConfig
+from simulator.core.engine_config import EngineConfig, GpuConfig, HostConfig
 from simulator.policies.predictor import parse_predictor
 from simulator.scenario.cluster_config import ClusterConfig, GroupConfig
 from simulator.scenario.engines import fill_in_defaults
@@ -56,6 +56,11 @@ class Scenario(Config):
     )
     gpu: GpuConfig = GpuConfig()
     engine: EngineConfig = EngineConfig()
+    host: HostConfig | None = Field(
+        None,
+        description="the server's CPU, where it differs from what the engine's version says or was "
+        "measured (`headway calibrate --from-requests`); null: by `engine.version`",
+    )
     cost: dict[str, Any] | None = Field(
         None,
         description="{profile: name or path}, or {kind: linear, roofline or piecewise, ...}; "
@@ -105,6 +110,7 @@ class Scenario(Config):
             "gpu": group.gpu or self.gpu,
             "engine": group.engine or self.engine,
             "cost": group.cost or (None if group.gpu else self.cost),
+            "host": group.host or (None if group.gpu else self.host),
             "cluster": None,
         }
         return self.model_copy(update=changed)

@@ -1,5 +1,6 @@
 """What an engine adds to its kernels: by version, and the wait for the longest sequence."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from simulator.scenario.assemble import assemble
 from simulator.scenario.load import check_scenario
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.simulation.run import run
+from simulator.util.errors import HeadwayError
 from simulator.util.yaml_lines import SourceMap
 from simulator.workload.workload import Workload
 from tests.support.engines import play, workload
@@ -187,3 +190,78 @@ def test_the_longest_is_told() -> None:
     scheduler = Scheduler(BlockManager(99, 4, prefix_caching=False))
     play(workload((0, 9, 3), (0, 4, 4)), scheduler, Told())
     assert seen == [(0, 0, 0), (2, 15, 10), (2, 17, 11), (1, 7, 7)]
+
+
+def host_of(words: dict[str, Any], **engine: Any) -> Any:
+    raw = {"engine": {"name": "vllm", "version": "0.15", **engine}, "host": words}
+    return assemble(check_scenario(raw, SourceMap("test", {}))).cost
+
+
+def test_a_scenario_names_its_host() -> None:
+    """Hidden: no step is faster than the host and the gap. Else it takes the version's place."""
+    step = Step([], 3, 9)
+    hidden = host_of({"per_step": 0.5, "per_sequence": 0.0625, "launch_gap": 0.25})
+    sorts = hidden.overhead_per_sequence  # of logits, in either engine
+    assert hidden.execute(step) == pytest.approx(0.25 + 0.4e-3 + 0.5 + 3 * (0.0625 + sorts))
+    assert hidden.host_interval == ()  # what is told is not what the version's interval is of
+    version = host_of({}, async_scheduling=False)
+    waits = host_of({"per_step": 0.5}, async_scheduling=False)
+    assert waits.execute(step) - version.execute(step) == pytest.approx(0.5 - 0.75e-3)
+    assert waits.host_per_sequence == 20e-6  # the version's
+    assert host_of({}).host_interval == (3e-3, 6e-3)
+    told = host_of({"per_step": 0.5, "per_step_interval": [0.25, 1]})
+    assert told.host_interval == (0.25, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ({"per_step": -1}, "host.per_step: must be at least 0, not -1"),
+        ({"per_step": 2}, "host.per_step: must be at most 1, not 2"),
+        ({"per_step_interval": [3, 1]}, "host.per_step_interval: must be [low, high], s, from 0"),
+        ({"per_step_interval": 0.1}, "host.per_step_interval: must be [low, high], s, from 0"),
+        ({"step": 1}, "host.step: unknown key"),
+    ],
+)
+def test_a_wrong_host_is_told(words: dict[str, Any], what: str) -> None:
+    with pytest.raises(HeadwayError, match=re.escape(what)):
+        host_of(words)
+
+
+@pytest.mark.parametrize(
+    ("cost", "host", "what"),
+    [
+        (
+            {"kind": "roofline", "overhead": {"host": 1e-3}},
+            "per_step",
+            "cost.overhead.host says it",
+        ),
+        ({"kind": "linear", "base": 1e-3}, "per_step", "host: a linear cost knows no host"),
+        ({"kind": "piecewise", "dense": [[1, 1e-3]]}, "launch_gap", "has it within its terms"),
+        ({"kind": "piecewise", "dense": [[1, 1]], "host_interval": [2, 1]}, "per_step", "lowest"),
+    ],
+)
+def test_a_host_that_its_cost_contradicts(cost: Any, host: str, what: str) -> None:
+    with pytest.raises(HeadwayError, match=what):
+        check_scenario({"cost": cost, "host": {host: 1e-3}}, SourceMap("test", {}))
+
+
+def test_a_group_on_another_gpu_has_another_host() -> None:
+    groups = {"same": {}, "other": {"gpu": {"name": "H200"}}, "own": {"host": {"per_step": 0.25}}}
+    raw = {"host": {"per_step": 0.5}, "cluster": {"groups": groups}}
+    scenario = check_scenario(raw, SourceMap("test", {}))
+    hosts = [scenario.of_group(name).host for name in groups]
+    assert [host and host.per_step for host in hosts] == [0.5, None, 0.25]
+
+
+def test_the_summary_tells_the_host() -> None:
+    words = {"num_prompts": 3, "input_len": 10, "output_len": 3}
+    raw = {"engine": {"name": "vllm", "version": "0.15"}, "workload": words}
+    scenario = check_scenario(raw | {"host": {"per_step": 0.25}}, SourceMap("test", {}))
+    host = {
+        "per_step_s": 0.25,
+        "per_sequence_s": 20e-6,
+        "per_step_interval_s": None,
+        "hidden": True,
+    }
+    assert run(scenario).summary()["headway"]["host"] == host
