@@ -208,6 +208,10 @@ def validate(
     json: Annotated[
         Path | None, Parameter(help="with --measured: write every metric of every run here")
     ] = None,
+    sensitivity: Annotated[
+        bool,
+        Parameter(negative="", help="with --measured: how far each moves with its cost model"),
+    ] = False,
     profile: Annotated[
         str | None, Parameter(help="cost profile, in place of the run's: name or path")
     ] = None,
@@ -224,10 +228,11 @@ def validate(
     if measured is not None:
         if profile is not None:
             raise HeadwayError("--profile: with --measured each run has the profile of its own")
-        _validate_measured(measured, run or [], json, out, quiet)
+        _validate_measured(*(measured, run or [], json, out), sensitivity=sensitivity, quiet=quiet)
         return 0
-    if run or json is not None:
-        raise HeadwayError(f"{'--run' if run else '--json'}: goes with --measured")
+    given = {"--run": run, "--json": json is not None, "--sensitivity": sensitivity}
+    if alone := [name for name, value in given.items() if value]:
+        raise HeadwayError(f"{alone[0]}: goes with --measured")
     from calibration.engine_steps.validate import table
     from calibration.engine_steps.validate import validate as compare
 
@@ -240,10 +245,17 @@ def validate(
 
 
 def _validate_measured(
-    folder: Path, wanted: list[str], json: Path | None, out: Path | None, quiet: bool
+    folder: Path,
+    wanted: list[str],
+    json: Path | None,
+    out: Path | None,
+    *,
+    sensitivity: bool,
+    quiet: bool,
 ) -> None:
     from calibration.measured.predict import validate_measured
-    from calibration.measured.report import report, write_json, write_plots
+    from calibration.measured.report import outcome_line, report, write_json, write_plots
+    from simulator.cli.progress import results_progress
     from simulator.simulation.write import check_folder
     from simulator.util.files import check_file
 
@@ -255,7 +267,13 @@ def _validate_measured(
         check_file("--json", json)
     if out is not None:
         check_folder(out)
-    outcomes = validate_measured(folder, wanted)
+    with results_progress("runs", quiet) as told:
+        outcomes = validate_measured(
+            folder,
+            wanted,
+            sensitivity=sensitivity,
+            done=lambda done, total, outcome: told(done, total, outcome_line(outcome)),
+        )
     if not quiet:
         print(report(outcomes))
     if json is not None:

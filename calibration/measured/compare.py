@@ -13,6 +13,7 @@ from calibration.errors import Floats
 from calibration.measured.requests import Requests
 from calibration.measured.runs import Run
 from calibration.text_files import read_rows
+from simulator.planning.sensitivity import Sensitivity
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ class Outcome:
     run: Run
     rows: list[MetricComparison] = field(default_factory=list)
     reason: str = ""  # why it cannot be predicted
+    impossible: str = ""  # by how much it beats the data sheet; then it is no part of any mean
+    sensitivity: list[Sensitivity] = field(default_factory=list)
     profile: str = ""
     engine: str = ""  # the rules that the simulation followed, in a line
     notes: list[str] = field(default_factory=list)  # what the prediction had to assume
@@ -150,6 +153,22 @@ def compare(outcome: Outcome, result: "Result", requests: Requests | None, befor
     if not outcome.rows:
         outcome.notes.append("nothing measured is recorded: the prediction alone")
         outcome.rows = [MetricComparison(name, value, nan) for name, value in predicted.items()]
+
+
+def completed_means(result: "Result", before: int) -> dict[str, float]:
+    """Give the mean TTFT and E2EL, ms, and what a request computes, tokens, without the first."""
+    from simulator.results.request_table import gather_requests
+
+    table = gather_requests(result.workload, result.sent, result.logs)
+    keep = table.completed.copy()
+    keep[:before] = False
+    columns = {
+        "mean_ttft_ms": table.ttft * 1e3,
+        "mean_e2el_ms": table.e2el * 1e3,
+        "computed": result.workload.prompt_tokens - table.cached,
+        "output": result.workload.output_tokens,
+    }
+    return {name: float(column[keep].mean()) for name, column in columns.items() if keep.any()}
 
 
 def _statistics(

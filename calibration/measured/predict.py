@@ -2,9 +2,10 @@
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,15 +13,18 @@ from calibration.kernel_tables.compose import Target
 from calibration.kernel_tables.fit_target import fit_target
 from calibration.kernel_tables.tables import find_gpu_tables
 from calibration.measured import aliases
-from calibration.measured.compare import Outcome, compare, compare_gauges
+from calibration.measured.compare import Outcome, compare, compare_gauges, completed_means
 from calibration.measured.engine import assumptions, check_supported, cluster_block, engine_block
+from calibration.measured.limits import why_impossible
 from calibration.measured.requests import read_requests
 from calibration.measured.runs import Run, read_runs, select_runs
 from calibration.measured.workload import draw_from_pool, frontend, generate, read_config, replay
 from simulator.core.alarm import FastEnvironment
 from simulator.core.engine_config import EngineConfig
 from simulator.costs.load import with_overhead
+from simulator.costs.overhead import find_overhead
 from simulator.costs.piecewise import PiecewiseCost
+from simulator.planning.sensitivity import changed_costs, sensitivities
 from simulator.scenario.assemble import EngineParts, assemble
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.workers import WorkerDied, parallel_map
@@ -31,26 +35,41 @@ if TYPE_CHECKING:
     from simulator.workload.workload import Workload
 
 
-def validate_measured(folder: Path, wanted: Sequence[str] = ()) -> list[Outcome]:
+def validate_measured(
+    folder: Path,
+    wanted: Sequence[str] = (),
+    *,
+    sensitivity: bool = False,
+    done: Callable[[int, int, Outcome], None] | None = None,
+) -> list[Outcome]:
     """Predict the runs of DIR/runs.csv, or those that are named; in the order of the file.
 
-    HeadwayError where runs.csv is at fault or does not have a run; what is wrong with one run
-    alone is told in its `reason`.
+    `sensitivity` asks how far each moves with its cost model, up to seven more simulations.
+    `done(runs done, runs in all, outcome)` is called as they get done. HeadwayError
+    where runs.csv is at fault or does not have a run; what is wrong with one run alone is told in
+    its `reason`.
     """
     runs = select_runs(read_runs(folder), list(wanted), folder)
-    one = partial(predict, folder=folder)
-    if len(runs) == 1:
-        return [one(runs[0])]
+    one = partial(predict, folder=folder, sensitivity=sensitivity)
     found = [Outcome(run) for run in runs]
-    for index, outcome in parallel_map(one, runs):
+    each = parallel_map(one, runs) if len(runs) > 1 else ((0, one(run)) for run in runs)
+    for number, (index, outcome) in enumerate(each, 1):
         if isinstance(outcome, WorkerDied):
             found[index].reason = outcome.reason
         else:
             found[index] = outcome
+        if done is not None:
+            done(number, len(runs), found[index])
     return found
 
 
-def predict(run: Run, folder: Path, terms: tuple[float, float] | None = None) -> Outcome:
+def predict(
+    run: Run,
+    folder: Path,
+    terms: tuple[float, float] | None = None,
+    *,
+    sensitivity: bool = False,
+) -> Outcome:
     """Simulate a run and compare; a run that cannot be simulated comes back with the reason.
 
     `terms` are the seconds that a step waits for, and each sequence in it, in place of the
@@ -63,7 +82,7 @@ def predict(run: Run, folder: Path, terms: tuple[float, float] | None = None) ->
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            _predict(outcome, folder, terms)
+            _predict(outcome, folder, terms, sensitivity)
         outcome.notes += list(dict.fromkeys(str(warning.message) for warning in caught))
     except (HeadwayError, ValueError) as error:
         outcome.reason = "; ".join(str(error).split("\n"))
@@ -72,7 +91,9 @@ def predict(run: Run, folder: Path, terms: tuple[float, float] | None = None) ->
     return outcome
 
 
-def _predict(outcome: Outcome, folder: Path, terms: tuple[float, float] | None) -> None:
+def _predict(
+    outcome: Outcome, folder: Path, terms: tuple[float, float] | None, sensitivity: bool
+) -> None:
     run = outcome.run
     check_supported(run)
     outcome.notes += assumptions(run)
@@ -88,12 +109,26 @@ def _predict(outcome: Outcome, folder: Path, terms: tuple[float, float] | None) 
     if not _in_lock_step(scenario, parts):
         parts = with_tables(parts, scenario.engine)
     if terms is not None:
-        parts = with_terms(parts, *terms)
+        parts = with_terms(parts, scenario.engine, *terms)
     workload.frontend = frontend(run)
     outcome.profile = parts.cost.name or "?"
     outcome.engine = _describe_rules(scenario, parts)
     result = _simulate(scenario, parts, workload)
     compare(outcome, result, requests, before)
+    means = completed_means(result, before)
+    outcome.impossible = why_impossible(
+        {row.metric: row.measured for row in outcome.rows if isfinite(row.measured)},
+        *(parts.model, parts.gpu, scenario.engine),
+        servers=(run.count("replicas") or 1) * scenario.engine.data_parallel_size,
+        computed=means["computed"],
+        output=means["output"],
+    )
+    if sensitivity and not _in_lock_step(scenario, parts):
+        changed = {
+            name: completed_means(_simulate(scenario, replace(parts, cost=cost), workload), before)
+            for name, cost in changed_costs(parts.cost).items()
+        }
+        outcome.sensitivity = sensitivities(means, changed)
     if len(result.logs) > 1:
         return  # polls of several engines are not told apart
     polls = sibling_file(path, "server.csv.gz") or sibling_file(path, "timeseries.csv.gz")
@@ -124,12 +159,22 @@ def with_tables(parts: EngineParts, engine: EngineConfig) -> EngineParts:
     return replace(parts, cost=cost)
 
 
-def with_terms(parts: EngineParts, step: float, per_sequence: float) -> EngineParts:
+def with_terms(
+    parts: EngineParts, engine: EngineConfig, step: float, per_sequence: float
+) -> EngineParts:
     """Put other seconds to wait in each step, and for each sequence in it, on the kernels."""
-    if not isinstance(parts.cost, PiecewiseCost):
+    cost = parts.cost
+    if not isinstance(cost, PiecewiseCost):
         return parts
-    cost = replace(parts.cost, overhead=step, overhead_per_sequence=per_sequence)
-    return replace(parts, cost=cost)
+    usual = find_overhead(engine.version, asynchronous=engine.async_scheduling, gpu=parts.gpu)
+    changed = replace(
+        cost,
+        overhead=max(0.0, cost.overhead + step - usual.step),
+        overhead_per_sequence=max(
+            0.0, cost.overhead_per_sequence + per_sequence - usual.per_sequence
+        ),
+    )
+    return replace(parts, cost=changed)
 
 
 def _target(parts: EngineParts, engine: EngineConfig) -> Target:

@@ -41,11 +41,45 @@ def _run_lines(outcome: Outcome) -> Iterator[str]:
     yield f"  profile {outcome.profile}; {outcome.engine}"
     for note in outcome.notes:
         yield f"  note: {note}"
+    if outcome.impossible:
+        yield f"  impossible, no part of the means: {outcome.impossible}"
+    yield from _sensitivity_lines(outcome)
     yield f"  {'':<20}{'predicted':>12}{'measured':>12}{'error':>9}"
     for row in outcome.rows:
         name = _label(row.metric)
         beside = f"{row.measured:>12.2f}{row.error:>+9.1%}" if isfinite(row.error) else ""
         yield f"  {name:<20}{row.predicted:>12.2f}{beside}"
+
+
+def _sensitivity_lines(outcome: Outcome) -> Iterator[str]:
+    """Say how far the prediction moves with its cost model, and where it is on a cliff."""
+    for one in outcome.sensitivity:
+        ends = ""
+        if one.interval is not None:
+            ends = "; by the profile's uncertainty {:.2f} to {:.2f} (95 %)".format(*one.interval)
+        yield (
+            f"  {_label(one.metric)} {one.value:.2f}: 1 % of step time moves it by "
+            f"{one.elasticity:+.2f} %{ends}"
+        )
+    for one in outcome.sensitivity:
+        if one.cliff:
+            yield f"  on a cliff: a small error of the profile is a large one of this {one.metric}"
+
+
+def outcome_line(outcome: Outcome) -> str:
+    """Give a run in a line: the errors of its means, or why there are none."""
+    name = outcome.run.run_id
+    if outcome.reason:
+        return f"{name}: cannot be predicted: {outcome.reason}"
+    if outcome.impossible:
+        return f"{name}: impossible: {outcome.impossible}"
+    errors = {row.metric: row.error for row in outcome.rows if isfinite(row.error)}
+    told = [
+        f"{word.upper()} {errors[metric]:+.1%}"
+        for word in ("ttft", "tpot", "e2el")
+        if (metric := f"mean_{word}_ms") in errors
+    ]
+    return f"{name}: {', '.join(told) or 'nothing to compare with'}"
 
 
 def _label(metric: str) -> str:
@@ -68,6 +102,7 @@ def _summary(outcomes: Sequence[Outcome]) -> Iterator[str]:
             errors = [
                 abs(row.error)
                 for one in members
+                if not one.impossible
                 for row in one.rows
                 if row.metric == metric and isfinite(row.error)
             ]
@@ -77,13 +112,16 @@ def _summary(outcomes: Sequence[Outcome]) -> Iterator[str]:
                     f"{np.median(errors):>12.1%}{np.mean(errors):>10.1%}"
                 )
                 title = ""
+        if wrong := sum(bool(one.impossible) for one in members):
+            yield f"{title:<44.43}{'impossible':<18}{wrong:>5}"
+            title = ""
         if lost := sum(bool(one.reason) for one in members):
             yield f"{title:<44.43}{'not predicted':<18}{lost:>5}"
 
 
 def write_json(path: Path, outcomes: Sequence[Outcome]) -> None:
     """Write `[{run_id, metric, predicted, measured, error}]`; a run without prediction has its
-    reason in place of metrics."""
+    reason in place of metrics, one that cannot be says why as `impossible`."""
     rows = [row for outcome in outcomes for row in _json_rows(outcome)]
     text = json.dumps(rows, indent=1, allow_nan=False)
     write_atomic(path, text.encode() + b"\n")
@@ -107,6 +145,7 @@ def _json_rows(outcome: Outcome) -> Iterator[dict[str, object]]:
             "predicted": row.predicted,
             "measured": row.measured if isfinite(row.measured) else None,
             "error": row.error if isfinite(row.error) else None,
+            **({"impossible": outcome.impossible} if outcome.impossible else {}),
         }
 
 
@@ -142,7 +181,7 @@ def _means(outcomes: Sequence[Outcome], metric: str) -> dict[str, Pair]:
         pairs += [
             (row.predicted, row.measured)
             for row in outcome.rows
-            if row.metric == metric and row.measured > 0
+            if row.metric == metric and row.measured > 0 and not outcome.impossible
         ]
     arrays = {source: np.array(pairs).reshape(-1, 2).T for source, pairs in found.items()}
     return {source: (predicted, measured) for source, (predicted, measured) in arrays.items()}

@@ -80,6 +80,23 @@ def runs_progress(unit: str, quiet: bool) -> Iterator[Callable[[int, int], None]
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
+@contextmanager
+def results_progress(unit: str, quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
+    """Show what came of each run as it gets done, a line on stderr; on a terminal a bar below.
+
+    Of a single run there is nothing to show.
+    """
+    with runs_progress(unit, quiet) as progress:
+
+        def show(done: int, total: int, line: str) -> None:
+            if quiet or total < 2:
+                return
+            print_line(f"{done}/{total} {line}")
+            progress(done, total)
+
+        yield show
+
+
 class SearchProgress:
     """Shows what a plan knows: a table on a terminal, else a line on stderr for each decision."""
 

@@ -23,6 +23,9 @@ from simulator.util.errors import HeadwayError
 from simulator.util.files import check_file
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from simulator.costs.cost_model import CostModel
     from simulator.scenario.scenario import Scenario
     from simulator.simulation.result import Result
 
@@ -43,6 +46,9 @@ def run(
         Path | None,
         silent("folder for files that deploy the like: Kubernetes, Helm values, vllm serve"),
     ] = None,
+    sensitivity: Annotated[
+        bool, silent("how far results move for 1 % of step time and by the profile's uncertainty")
+    ] = False,
     options: RunOptions = DEFAULT_RUN,
     jobs: Annotated[
         int | None,
@@ -81,6 +87,7 @@ def run(
             "jobs": spread,
             "timeline": timeline,
             "deploy": deploy,
+            "sensitivity": sensitivity,
         }
         given |= {"prometheus": prometheus, "format": options.format != "csv"}
         given |= {"warmup": options.warmup, "cooldown": options.cooldown}
@@ -88,11 +95,17 @@ def run(
             raise HeadwayError(f"--no-tables: goes without --{refused[0]}")
         return _run_without_tables(loaded, folder, options)
     if options.replications is not None:
-        if timeline or prometheus or deploy or spread:
+        if timeline or prometheus or deploy or spread or sensitivity:
             raise HeadwayError(
-                "--replications: goes without --timeline, --prometheus, --deploy and --jobs"
+                "--replications: goes without --timeline, --prometheus, --deploy, --sensitivity "
+                "and --jobs"
             )
         return _run_replications(loaded, folder, options.replications, options)
+    changed = None
+    if sensitivity:
+        from simulator.planning.sensitivity import scenario_costs
+
+        changed = scenario_costs(loaded)  # what it is not for is told before the run
     with run_progress(loaded.name, options.quiet) as progress:
         if spread:
             from simulator.simulation.cluster import spread_cluster
@@ -109,6 +122,8 @@ def run(
     result.warmup, result.cooldown = trim
     if result.interrupted:
         return print_interrupted_run(result)
+    if changed is not None:
+        _add_sensitivity(loaded, result, changed, options.quiet)
     files = write_run(result, folder, options.format)
     notes = _write_exports(result, timeline, prometheus)
     if deploy is not None:
@@ -120,6 +135,26 @@ def run(
         print(run_table(result.summary()), *notes, sep="\n")
         _print_written(folder, [file.name for file in files])
     return 0
+
+
+def _add_sensitivity(
+    scenario: "Scenario", result: "Result", costs: "Mapping[str, CostModel]", quiet: bool
+) -> None:
+    """Put into a run's summary how far it moves with its cost model."""
+    from simulator.planning.runs import metric_values
+    from simulator.planning.sensitivity import as_summary, measure_sensitivity
+
+    summary = result.summary()
+    with runs_progress("runs", quiet) as progress:
+        found = measure_sensitivity(
+            scenario,
+            metric_values(summary),
+            costs,
+            warmup=result.warmup,
+            cooldown=result.cooldown,
+            progress=progress,
+        )
+    summary["headway"]["sensitivity"] = as_summary(found)
 
 
 def _run_without_tables(scenario: "Scenario", folder: Path, options: RunOptions) -> int:

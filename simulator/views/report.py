@@ -190,13 +190,39 @@ def run_table(summary: Summary) -> str:
     if service := slo_lines(gauges):
         lines += [f"{'Service Levels':-^{WIDTH}}", *(_line(*pair) for pair in service)]
     lines += [f"{'Engine':-^{WIDTH}}", *_engine(gauges)]
+    if sensitivity := gauges.get("sensitivity"):
+        lines += [f"{'Sensitivity':-^{WIDTH}}", *_sensitivity(sensitivity)]
     if gauges.get("diagnosis") is not None:
         lines += [f"{'Diagnosis':-^{WIDTH}}", *diagnosis_lines(gauges["diagnosis"])]
     lines.append("=" * WIDTH)
     if gauges.get("interrupted"):
         lines.append("Interrupted: the figures are those up to then.")
     lines += [f"Warning: {text}" for text in gauges.get("warnings", ())]
+    lines += [f"Warning: {text}" for text in cliffs(gauges.get("sensitivity") or {})]
     return "\n".join([*lines, *filter(None, [trend_warning(gauges)])])
+
+
+def _sensitivity(found: Summary) -> list[str]:
+    """Say how far metrics move for 1 % of step time, and by what is unsure of the cost model."""
+    lines = []
+    for key, one in found.items():
+        name = key.removeprefix("mean_").removesuffix("_ms").upper()
+        lines.append(_line(f"Mean {name}, 1 % longer steps (%)", f"{one['elasticity']:+.2f}"))
+        shown = "not known"
+        if one["interval_95"] is not None:
+            shown = " to ".join(f"{end:.2f}" for end in one["interval_95"])
+        lines.append(_line(f"Mean {name}, 95 % by the profile (ms)", shown))
+    return lines
+
+
+def cliffs(found: Summary) -> list[str]:
+    """Say, a line for each, which metrics a small error of the cost model changes greatly."""
+    return [
+        f"on a cliff: 1 % of step time moves mean {key.split('_')[1].upper()} by "
+        f"{one['elasticity']:.1f} %; near saturation a small error of the profile is a large one"
+        for key, one in found.items()
+        if one["cliff"]
+    ]
 
 
 def _line(label: str, value: object) -> str:

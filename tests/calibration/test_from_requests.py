@@ -91,6 +91,42 @@ def test_command(write, tmp_path, capsys):
     assert (out / "server-adjusted.yaml").read_bytes() == first
 
 
+HOST = """name: host
+model: qwen2.5-7b
+gpu: {name: H100-80GB, count: 2}
+engine: {name: vllm, version: "0.15", tensor_parallel_size: 2, max_num_seqs: 128}
+workload: {num_prompts: 250, request_rate: 40, burstiness: 0.2,
+           input_len: {kind: uniform, low: 50, high: 1000},
+           output_len: {kind: uniform, low: 10, high: 200}}
+seed: 1
+"""
+
+
+def test_a_hidden_host_is_found(write, tmp_path, capsys):
+    """Of an asynchronous engine whose host takes 6 ms and 60 us a sequence, beside 0.1 ms."""
+    path, log, out = write(HOST), tmp_path / "log.csv", tmp_path / "out"
+    true = ["host={per_step: 6.0e-3, per_sequence: 6.0e-5, launch_gap: 1.0e-4}"]
+    table = run(load_scenario(path, [*true, "workload.client_latency=2e-3"])).requests
+    names = {"arrival": "arrival_s", "ttft": "ttft_s", "tpot": "tpot_s"}
+    table.rename(columns=names).to_csv(log, index=False)
+    command = ["calibrate", "--from-requests", str(log), "--scenario", str(path), "--out", str(out)]
+    assert main(command) == 0
+    told = capsys.readouterr().out
+    about = json.loads((out / "calibration.json").read_text())
+    found = {term["name"]: term for term in about["terms"]}
+    assert found["host"]["value"] == pytest.approx(6.0e-3, rel=0.05)
+    assert found["per_sequence"]["value"] == pytest.approx(6.0e-5, rel=0.1)
+    before, after = about["errors"]["tpot"]
+    assert after < 0.01
+    assert before > 0.2
+    profile = read_profile(out / "host-adjusted.yaml")
+    assert profile.cost.host_interval == pytest.approx(found["host"]["interval"], rel=1e-4)
+    (line,) = [line for line in told.splitlines() if line.startswith("  host: {")]
+    again = run(load_scenario(path, [line.strip().replace("host: ", "host=", 1)])).summary()
+    assert again["mean_tpot_ms"] == pytest.approx(1e3 * table["tpot"].mean(), rel=0.01)
+    assert again["headway"]["host"]["per_step_interval_s"] is not None
+
+
 def test_large_logs_are_fitted_on_all_cores_alike(write, tmp_path, monkeypatch):
     path = make_log(tmp_path / "log.csv", write, 1)
     here = fit_log(read_log(path, load_scenario(scenario(write))))

@@ -322,20 +322,22 @@ def test_scenarios_take_hugging_face_names(tmp_path):
 
 
 def test_a_source_left_out_is_predicted_with_the_terms_of_the_others(folder):
-    """Two sources whose measurements are those of 1.0 ms + 10 us, and of 0.5 ms + 0 us."""
-    from calibration.measured.leave_one_source_out import METRIC, leave_one_source_out
+    """Two sources whose measurements are those of 1.0 ms + 20 us, and of 0.5 ms + 0 us."""
+    from calibration.measured.leave_one_source_out import METRICS, leave_one_source_out
 
     row = CLOSED.replace("0.12.0", "0.19.0").replace(",4,,,1024", ",4,,8,1024")
     (folder / "runs.csv").write_text(HEAD + row)
     (run,) = read_runs(folder)
     rows = []
-    for name, terms in (("a", (1.0e-3, 10e-6)), ("b", (0.5e-3, 0.0))):
+    for name, terms in (("a", (1.0e-3, 20e-6)), ("b", (0.5e-3, 0.0))):
         found = {r.metric: r.predicted for r in predict(run, folder, terms).rows}
-        rows.append(row.replace("two,them", f"{name},{name}").replace(",12,", f",{found[METRIC]},"))
+        rows.append(
+            row.replace("two,them", f"{name},{name}").replace(",12,", f",{found[METRICS[0]]},")
+        )
     (folder / "runs.csv").write_text(HEAD + "".join(rows))
-    (a, b) = leave_one_source_out(folder)
+    (a, b) = leave_one_source_out([folder])
     assert (a[0], a[1], a[3]) == ("asynchronous, from 0.14", "a", (0.5e-3, 0.0))
-    assert (b[1], b[3]) == ("b", (1.0e-3, 10e-6))
+    assert (b[1], b[3]) == ("b", (1.0e-3, 20e-6))
     assert 0.0 < b[4] < 0.2
 
 

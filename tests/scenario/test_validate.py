@@ -35,8 +35,8 @@ BAD = [
     ("modle: x\n", "s.yaml:1: modle: unknown key; did you mean model?"),
     (
         "zzz: x\n",
-        "s.yaml:1: zzz: unknown key; there is name, description, model, gpu, engine, cost, "
-        "cluster, predictor, workload, goodput, slo, sweep, plan, seed",
+        "s.yaml:1: zzz: unknown key; there is name, description, model, gpu, engine, "
+        "host, cost, cluster, predictor, workload, goodput, slo, sweep, plan, seed",
     ),
     (
         "seed: 0\nmax_num_seqs: 4\n",

@@ -1,0 +1,106 @@
+"""Measured runs one by one as they get done; those that cannot be; how far they may be off."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from calibration.measured.limits import peak_flops, why_impossible
+from calibration.measured.predict import validate_measured
+from calibration.measured.report import outcome_line, report, write_json
+from simulator.cli.main import main
+from simulator.core.engine_config import EngineConfig
+from simulator.models.gpus import find_gpu
+from simulator.models.load import load_model
+from tests.support.measured_runs import CLOSED, FILED, HEAD, REQUESTS, STRANGE
+
+MODEL, GPU = load_model("llama-3-8b"), find_gpu("H100-80GB")
+ENGINE = EngineConfig(tensor_parallel_size=2)
+SHAPE = {"servers": 1, "computed": 1000.0, "output": 1.0}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "runs.csv").write_text(HEAD + FILED + CLOSED + STRANGE)
+    (tmp_path / "one__requests.csv").write_text(REQUESTS)
+    return tmp_path
+
+
+def why(measured: dict[str, float], **shape: float) -> str:
+    return why_impossible(measured, MODEL, GPU, ENGINE, **{**SHAPE, **shape})
+
+
+def test_prompts_need_flops() -> None:
+    """1,000 tokens of 7.0 billion layer weights and a token of the head, on two GPUs."""
+    head = 2 * MODEL.head_parameters
+    each = 1000 * (MODEL.flops_per_token - head) + head
+    most = 2 * GPU.bf16_flops / each
+    assert why({"request_throughput": 0.999 * most}) == ""
+    told = why({"request_throughput": 1.001 * most})
+    assert "requests/s of 1,000 prompt tokens need" in told
+    assert "2 x H100-80GB have 1.98e+15 at most" in told
+    assert why({"request_throughput": 1.001 * most}, servers=2) == ""
+    assert why({"request_throughput": 1.001 * most}, computed=900.0) == ""
+
+
+def test_a_decode_reads_the_weights() -> None:
+    """16-bit matrices, half on each GPU."""
+    least = 1e3 * MODEL.matrix_bytes(0) / 2 / GPU.bandwidth
+    assert why({"mean_tpot_ms": 1.001 * least}) == ""
+    assert "a token takes" in why({"mean_tpot_ms": 0.999 * least})
+    assert why({}) == ""
+
+
+def test_fewer_bits_are_faster() -> None:
+    a100 = find_gpu("A100-80GB")
+    assert peak_flops(GPU, "fp8") == GPU.fp8_flops
+    assert peak_flops(a100, "int8") == 2 * a100.bf16_flops
+    assert peak_flops(GPU, "nvfp4") == 3 * (GPU.fp8_flops or 0)
+
+
+def test_what_cannot_be_is_no_part_of_the_means(folder, tmp_path):
+    """Qwen3-32B in fp8 on two H200: a token in 1.2 ms, where reading the weights takes 3."""
+    row = CLOSED.replace("two,", "quick,").replace(",12,", ",1.2,")
+    (folder / "runs.csv").write_text(HEAD + CLOSED + row)
+    two, quick = validate_measured(folder)
+    assert two.impossible == ""
+    assert "a token takes 1.2 ms; to read" in quick.impossible
+    text = report([two, quick])
+    assert "  impossible, no part of the means: a token takes 1.2 ms" in text
+    (line,) = [line for line in text.splitlines() if "tpot mean (ms)  " in line and "%" in line][
+        -1:
+    ]
+    assert f"{abs({r.metric: r.error for r in two.rows}['mean_tpot_ms']):.1%}" in line
+    assert "quick: impossible: a token takes" in outcome_line(quick)
+    write_json(tmp_path / "all.json", [two, quick])
+    assert (tmp_path / "all.json").read_text().count('"impossible": "a token takes') == 2
+
+
+def test_runs_are_told_as_they_get_done(folder, capsys):
+    assert main(["validate", "--measured", str(folder)]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert sorted(line.split("/")[0] for line in lines) == ["1", "2", "3"]
+    assert all("/3 " in line for line in lines)
+    (bad,) = [line for line in lines if " bad: " in line]
+    assert "cannot be predicted: model: no shipped model" in bad
+    (one,) = [line for line in lines if " one: TTFT " in line]
+    assert "E2EL " in one
+    assert main(["validate", "--measured", str(folder), "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_how_far_a_run_moves_with_its_profile(folder, capsys):
+    (outcome,) = validate_measured(folder, ["two"], sensitivity=True)
+    e2el, _ = outcome.sensitivity
+    assert e2el.metric == "mean_e2el_ms"
+    assert 0.5 < e2el.elasticity < 2.0
+    assert e2el.interval is not None
+    assert e2el.interval[0] < e2el.value < e2el.interval[1]
+    text = report([outcome])
+    assert "1 % of step time moves it by +" in text
+    assert "on a cliff" not in text
+    steep = replace(e2el, elasticity=5.1)
+    outcome.sensitivity = [steep]
+    assert "on a cliff: a small error of the profile is a large one of" in report([outcome])
+    assert main(["validate", str(folder), "--sensitivity"]) == 2
+    assert "--sensitivity: goes with --measured" in capsys.readouterr().err

@@ -1,0 +1,109 @@
+"""How far results move with their cost model: elasticities, intervals, cliffs."""
+
+import json
+from math import hypot, log
+
+import pytest
+
+from simulator.cli.main import main
+from simulator.costs.piecewise import PiecewiseCost
+from simulator.planning.sensitivity import (
+    STEPS,
+    changed_costs,
+    measure_sensitivity,
+    scenario_costs,
+    sensitivities,
+)
+from simulator.scenario.load import load_scenario
+from simulator.simulation.run import run
+from simulator.util.errors import HeadwayError
+
+ALONE = """
+name: alone
+engine: {max_num_seqs: 4}
+cost: {kind: linear, base: 0.01, residuals: {decode: 0.05, prompts: 0.1}}
+workload: {num_prompts: 3, request_rate: 0.1, input_len: 10, output_len: 11}
+"""
+
+
+def test_one_request_after_the_other_moves_as_its_steps(write):
+    """A step of a prompt and ten of decodes, 10 ms each: all of it is step time."""
+    scenario = load_scenario(write(ALONE))
+    base = run(scenario).summary()
+    found = measure_sensitivity(scenario, base, scenario_costs(scenario))
+    e2el, ttft = found
+    assert (e2el.metric, ttft.metric) == ("mean_e2el_ms", "mean_ttft_ms")
+    assert e2el.elasticity == pytest.approx(1.0)
+    assert ttft.elasticity == pytest.approx(1.0)
+    assert not e2el.cliff
+    decode, prompt = (2.718281828459045 ** (1.96 * sd) for sd in (0.05, 0.1))
+    assert e2el.interval[1] == pytest.approx(110 + hypot(100 * (decode - 1), 10 * (prompt - 1)))
+    assert e2el.interval[0] == pytest.approx(
+        110 - hypot(100 * (1 - 1 / decode), 10 * (1 - 1 / prompt))
+    )
+    assert ttft.interval == pytest.approx((10 / prompt, 10 * prompt))
+
+
+def test_causes_are_added_in_squares_on_either_side():
+    base = {"mean_e2el_ms": 100.0, "mean_ttft_ms": 0.0}
+    changed = {
+        STEPS: {"mean_e2el_ms": 108.0},
+        "decode low": {"mean_e2el_ms": 97.0},
+        "decode high": {"mean_e2el_ms": 103.0},
+        "host low": {"mean_e2el_ms": 96.0},
+        "host high": {"mean_e2el_ms": 104.0},
+    }
+    (one,) = sensitivities(base, changed)  # what is 0 has no elasticity
+    assert one.interval == (95.0, 105.0)
+    assert one.elasticity == pytest.approx(log(1.08) / log(1.01))
+    assert one.cliff
+    (bare,) = sensitivities(base, {STEPS: {"mean_e2el_ms": 101.0}})
+    assert bare.interval is None
+
+
+def test_a_host_is_taken_to_both_ends_of_its_interval():
+    cost = PiecewiseCost([[1, 1.0]], host=0.5, host_interval=[0.25, 1.0], overlapped=True)
+    costs = changed_costs(cost)
+    assert [*costs] == [STEPS, "host low", "host high"]
+    hosts = costs["host low"], costs["host high"]
+    assert [one.host for one in hosts if isinstance(one, PiecewiseCost)] == [0.25, 1.0]
+
+
+KNEE = """
+name: knee
+engine: {max_num_seqs: 8, max_num_batched_tokens: 512}
+cost: {kind: linear, base: 0.01}
+workload: {num_prompts: 2000, request_rate: RATE, input_len: 10, output_len: 10}
+"""
+
+
+def test_near_saturation_a_line_says_so(write, tmp_path, capsys):
+    """Eight seats of 0.1 s serve 80 requests a second."""
+    out = tmp_path / "out"
+    path = write(KNEE.replace("RATE", "79"))
+    assert main(["run", str(path), "--sensitivity", "--out", str(out)]) == 0
+    told = capsys.readouterr().out
+    assert "Mean E2EL, 95 % by the profile (ms):" in told
+    assert "not known" in told
+    assert "Warning: on a cliff: 1 % of step time moves mean E2EL by" in told
+    summary = json.loads((out / "summary.json").read_text())
+    e2el = summary["headway"]["sensitivity"]["mean_e2el_ms"]
+    assert e2el["elasticity"] > 5
+    assert e2el["cliff"] is True
+    assert e2el["interval_95"] is None
+    calm = write(KNEE.replace("RATE", "20"), "calm.yaml")
+    assert main(["run", str(calm), "--sensitivity", "--out", str(out)]) == 0
+    assert "on a cliff" not in capsys.readouterr().out
+
+
+def test_what_it_does_not_go_with(write, tmp_path, capsys):
+    path = str(write(ALONE))
+    for option in (["--replications", "3"], ["--no-tables"]):
+        assert main(["run", path, "--sensitivity", *option, "--out", str(tmp_path / "x")]) == 2
+        assert "--sensitivity" in capsys.readouterr().err
+    groups = "cluster={groups: {a: {replicas: 1}, b: {replicas: 1}}}"
+    with pytest.raises(HeadwayError, match="not for clusters of several groups"):
+        scenario_costs(load_scenario(write(ALONE), [groups]))
+    cluster = load_scenario(write(ALONE), ["cluster={replicas: 2}"])
+    found = measure_sensitivity(cluster, run(cluster).summary(), scenario_costs(cluster))
+    assert found[0].elasticity == pytest.approx(1.0)
