@@ -19,6 +19,7 @@ from simulator.costs.cost_model import CostDecorator, CostModel
 from simulator.costs.data_parallel import DataParallelCost
 from simulator.costs.noise import Noise, ScaledCost
 from simulator.costs.piecewise import PiecewiseCost
+from simulator.costs.pipeline import PipelineCost
 from simulator.planning.runs import MetricValues, metric_values, run_each
 from simulator.scenario.assemble import assemble
 from simulator.scenario.scenario import Scenario
@@ -53,10 +54,10 @@ class Sensitivity:
 def changed_costs(cost: CostModel) -> dict[str, CostModel]:
     """Give a cost model changed in each way: steps 1 % longer, and each cause at both ends.
 
-    Raises HeadwayError for ranks in lock-step, whose experts are priced apart.
+    Raises HeadwayError for ranks in lock-step and pipelines, whose parts are priced apart.
     """
-    if isinstance(cost, DataParallelCost):
-        raise HeadwayError("--sensitivity: not for data-parallel ranks that share experts")
+    if isinstance(cost, DataParallelCost | PipelineCost):
+        raise HeadwayError("--sensitivity: not for pipelines and data-parallel ranks of experts")
     found: dict[str, CostModel] = {STEPS: ScaledCost(cost, LONGER, LONGER)}
     sd = cost.residuals or {}
     for end, sign in (("low", -QUANTILE), ("high", QUANTILE)):
