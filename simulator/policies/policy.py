@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, one_line
 
 SHORT = 60  # characters of a key that a message quotes
 
@@ -131,10 +131,6 @@ def failed(policy: object, call: str, error: Exception) -> HeadwayError:
         f"engine.scheduling_policy: {type(policy).__name__}.{call} raised {type(error).__name__}: "
         f"{one_line(error)}{where}"
     )
-
-
-def one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def short(value: object) -> str:

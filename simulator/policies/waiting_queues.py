@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.request import Request
-from simulator.policies.policy import Batch, Policy, failed, one_line, short
-from simulator.util.errors import HeadwayError
+from simulator.policies.policy import Batch, Policy, failed, short
+from simulator.util.errors import HeadwayError, one_line
 
 FIELDS = (
     *("id", "arrival", "prompt_tokens", "priority", "hint", "max_tokens", "generated"),
