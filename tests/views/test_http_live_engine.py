@@ -21,6 +21,7 @@ ENGINES = {
         *("engine.num_gpu_blocks_override=80", "engine.max_model_len=1200"),
         "engine.async_scheduling=true",
     ],
+    "stages": ["engine={name: vllm, pipeline_parallel_size: 2, max_num_seqs: 16}"],
     "srpt": ["engine.scheduling_policy=srpt", "predictor={kind: noisy, sigma: 0.5}"],
     "static": ["engine={name: hf, max_num_seqs: 8}"],
     "sglang": ["engine={name: sglang}"],

@@ -12,7 +12,7 @@ import simpy
 from simulator.core.log import UNFINISHED, Log, pack_request
 from simulator.core.request import Request, Segments
 from simulator.engine.core import EngineCore, ScheduledStep
-from simulator.engine.replica import Replica
+from simulator.engine.pipeline import make_replica
 from simulator.policies.predictor import FixedPredictions, make_predictor
 from simulator.results.record import ClusterRecord, split_log
 from simulator.scenario import assemble, make_scheduler
@@ -105,7 +105,7 @@ class LiveEngine:
         """Whether there is a replica that takes requests."""
         if scenario.cluster is None:
             scheduler = make_scheduler(scenario, self.parts, True)
-            replica = Replica(env, scheduler, self.parts.cost, leap=False)
+            replica = make_replica(env, scheduler, self.parts.cost, leap=False)
             replica.on_finish = self.finished
             self._submit: Callable[[Request], None] = replica.submit
             self._cancel: Callable[[Request], object] = replica.cancel
