@@ -191,7 +191,7 @@ def _assumptions(target: Target, report: FitReport) -> Iterator[str]:
         yield FA2_MIXED.format(ratio=ratio, **vars(report.mixed))
     elif not report.mixed_timed:
         yield SEPARATE_MIXED.format(attention=target.tables.attention)
-    if report.limits["context"][1] > report.timed_context:
+    if report.timed_context and report.limits["context"][1] > report.timed_context:
         yield FARTHER.format(timed=report.timed_context)
 
 

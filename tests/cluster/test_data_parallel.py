@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from simulator import plan
@@ -20,6 +20,7 @@ from simulator.engine.client import Client
 from simulator.planning.vllm_serve import serve_command
 from simulator.policies.predictor import Noisy
 from simulator.scenario.load import load_scenario
+from simulator.schedulers.vllm.pipeline import PipelineScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.cluster import sessions_of
 from simulator.simulation.result import Result
@@ -161,6 +162,7 @@ def test_counts_are_published_every_tenth_of_a_second() -> None:
 @given(workloads(), engines(), clocks, st.integers(2, 4), st.integers(1, 3), shares)
 @settings(max_examples=120, deadline=None)
 def test_leaping_and_stepwise_agree_and_nothing_is_lost(load, engine, clock, ranks, fronts, share):
+    assume(not isinstance(engine(), PipelineScheduler))  # refused: stages beside ranks in lock-step
     leapt, stepped = (
         play(load, [engine() for _ in range(ranks)], clock, fronts, leap, share)
         for leap in (True, False)
