@@ -355,6 +355,7 @@ class SglangReplay(Replay):
 
     def __init__(self, case: SglangCase, *, leap: bool = False) -> None:
         self.case = case
+        self.release = None  # of vLLM
         config = case.config
         self.requests = []
         for one in case.requests:

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from simulator.core.log import REASONS
+from simulator.core.log import REASONS, REJECTED
+from simulator.core.request import Request
 from simulator.results.request_table import COMPLETED
 from simulator.testing.cases import Case, draw_case
 from simulator.testing.policy_under_test import PolicyUnderTest, Run
@@ -54,6 +55,8 @@ def _cases(subject: PolicyUnderTest) -> Iterator[Case]:
     rng = np.random.default_rng(0)
     for number in range(CASES):
         case = draw_case(rng, 1 + number // 8, number % 3 == 2)
+        budget = max(case.max_num_batched_tokens, case.block_size)  # SGLang takes no less
+        case = replace(case, max_num_batched_tokens=budget)
         if case.async_scheduling and not subject.overlaps(case):
             case = replace(case, async_scheduling=False)
         yield case
@@ -135,7 +138,11 @@ def _leaves_requests(case: Case, run: Run) -> str:
     if len(rows) > len(case.requests):
         return "a request ends twice"
     for row in rows:
-        asked = case.requests[row["id"]][2]
+        arrival, prompt, output = case.requests[row["id"]][:3]
+        # SGLang ends an answer where memory does, and refuses what leaves no room for one.
+        asked = run.scheduler.output_limit(Request(row["id"], arrival, prompt, output))
+        if asked < 1 and row["reason"] == REJECTED:
+            continue
         if row["reason"] not in COMPLETED or row["generated"] != asked:
             return (
                 f"request {row['id']} is {REASONS[row['reason']]} after {row['generated']} of "

@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 import simpy
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator import plan
@@ -20,7 +20,6 @@ from simulator.engine.client import Client
 from simulator.planning.vllm_serve import serve_command
 from simulator.policies.predictor import Noisy
 from simulator.scenario.load import load_scenario
-from simulator.schedulers.vllm.pipeline import PipelineScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.cluster import sessions_of
 from simulator.simulation.result import Result
@@ -159,10 +158,9 @@ def test_counts_are_published_every_tenth_of_a_second() -> None:
 # ---------------------------------------------------------------- laws and oracles
 
 
-@given(workloads(), engines(), clocks, st.integers(2, 4), st.integers(1, 3), shares)
+@given(workloads(), engines(pipelines=False), clocks, st.integers(2, 4), st.integers(1, 3), shares)
 @settings(max_examples=120, deadline=None)
 def test_leaping_and_stepwise_agree_and_nothing_is_lost(load, engine, clock, ranks, fronts, share):
-    assume(not isinstance(engine(), PipelineScheduler))  # refused: stages beside ranks in lock-step
     leapt, stepped = (
         play(load, [engine() for _ in range(ranks)], clock, fronts, leap, share)
         for leap in (True, False)
@@ -266,7 +264,7 @@ def test_what_ranks_compute_together_comes_on_top_by_the_tokens_of_all() -> None
     assert fleet.logs[0].tick_ends.tolist() == pytest.approx([3.02, 4.13])
 
 
-@given(workloads(), engines(), clocks, st.booleans())
+@given(workloads(), engines(pipelines=False), clocks, st.booleans())
 @settings(max_examples=120, deadline=None)
 def test_one_rank_in_lock_step_is_an_engine_alone(load, engine, clock, leap) -> None:
     """Whatever it schedules by, also with two batches in flight."""

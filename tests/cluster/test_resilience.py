@@ -106,7 +106,17 @@ shares = st.sampled_from(JOINTS)
 """What the ranks of a server compute together; None: each goes its own way."""
 
 
-@given(workloads(), engines(), clocks, st.integers(1, 3), troubles, impatient, ranks, ranks, shares)
+@given(
+    workloads(),
+    engines(pipelines=False),
+    clocks,
+    st.integers(1, 3),
+    troubles,
+    impatient,
+    ranks,
+    ranks,
+    shares,
+)
 @settings(max_examples=60, deadline=None)
 def test_laws_hold_in_trouble(
     load, engine, clock, count, blocks, client, size, front_ends, shared

@@ -133,6 +133,7 @@ def test_a_bad_profile_is_told_whole(tmp_path: Path) -> None:
         [f"{path}:1", "hardware"],
         [f"{path}:2", "colour"],
         [f"{path}:3", "cost.dense"],
+        [f"{path}:5", "cost.head"],
         [f"{path}:7", "range.tokens"],
         [f"{path}:8", "range.times"],
     ]

@@ -142,8 +142,8 @@ PRICES = Prices(lambda tokens: 0.1 * tokens, lambda blocks: 1.0, lambda blocks: 
 
 
 @st.composite
-def engines(draw: st.DrawFn) -> Callable[[], Scheduler]:
-    """Any scheduler with any options, from little memory to plenty."""
+def engines(draw: st.DrawFn, pipelines: bool = True) -> Callable[[], Scheduler]:
+    """Any scheduler with any options, from little memory to plenty; with stages or without."""
     seats = draw(st.integers(1, 8))
     budget = draw(st.integers(max(seats, 3), 48))
     size = draw(st.sampled_from([1, 2, 4, 16]))
@@ -181,7 +181,7 @@ def engines(draw: st.DrawFn) -> Callable[[], Scheduler]:
         ),
     }
     policy = (ORDERS | DYNAMIC | FAIR).get(kind, lambda: None)
-    mechanism = draw(st.sampled_from([Scheduler, AsyncScheduler, *PIPELINES]))
+    mechanism = draw(st.sampled_from([Scheduler, AsyncScheduler, *PIPELINES * pipelines]))
     releases = [*families().values()]
     if hasattr(policy(), "victim"):  # what the oldest do to those they pick cannot be simulated
         releases = releases[1:]

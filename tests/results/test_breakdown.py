@@ -139,7 +139,7 @@ costs = st.builds(
 )
 
 
-@given(workloads(), engines(), costs)
+@given(workloads(), engines(pipelines=False), costs)
 @settings(max_examples=200, deadline=None)
 def test_parts_add_up_in_leaps_as_step_by_step(load, engine, cost) -> None:
     """With the queue the parts give e2el; nothing was cut off at 0; both runs give the same."""
@@ -155,7 +155,7 @@ def test_parts_add_up_in_leaps_as_step_by_step(load, engine, cost) -> None:
         assert parts[name].tobytes() == stepped[name].tobytes(), name
 
 
-@given(workloads(), engines(), costs)
+@given(workloads(), engines(pipelines=False), costs)
 @settings(max_examples=60, deadline=None)
 def test_slowed_is_the_sum_over_the_steps(load, engine, cost) -> None:
     """Walked step by step for each request that was never preempted."""

@@ -208,7 +208,7 @@ def test_the_scenario_knows_the_formats_and_options_of_the_readers():
     """The two lists are kept apart so that loading a scenario needs no reader."""
     (formats, _) = get_args(TraceConfig.model_fields["format"].annotation)
     assert set(get_args(formats)) == set(traces.FORMATS)
-    assert set(traces.OPTIONS) == READ_OPTIONS
+    assert set(traces.OPTIONS) == READ_OPTIONS | {"columns"}  # which stands beside the trace
     part = set(TraceConfig.model_fields) - READ_OPTIONS - {"path", "format"}
     assert part == set(inspect.signature(select).parameters) - {"workload"}
     for name in part:

@@ -152,12 +152,13 @@ BAD = [
     (
         "workload:\n  request_rate: 3\n  trace: {path: t.csv}\n",
         "s.yaml:2: workload.request_rate: goes with a generator; beside trace there is "
-        "max_concurrency, client_latency, frontend, clients, priorities, max_tokens",
+        "columns, max_concurrency, client_latency, frontend, clients, priorities, max_tokens",
     ),
     (
         "workload:\n  trace:\n    path: t.csv\n    format: azur\n",
         "s.yaml:4: workload.trace.format: must be 'azure', 'burstgpt', 'lengths', 'mooncake', "
-        "'timed_trace', 'custom' or 'llmservingsim', not 'azur'; did you mean azure?",
+        "'timed_trace', 'llmservingsim', 'vllm_bench', 'guidellm', 'aiperf', 'inference_perf', "
+        "'requests' or 'custom', not 'azur'; did you mean azure?",
     ),
     (
         "workload:\n  trace:\n    path: t.csv\n    start_s: 5\n    end_s: 5\n",

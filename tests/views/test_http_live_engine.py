@@ -21,7 +21,6 @@ ENGINES = {
         *("engine.num_gpu_blocks_override=80", "engine.max_model_len=1200"),
         "engine.async_scheduling=true",
     ],
-    "stages": ["engine={name: vllm, pipeline_parallel_size: 2, max_num_seqs: 16}"],
     "srpt": ["engine.scheduling_policy=srpt", "predictor={kind: noisy, sigma: 0.5}"],
     "static": ["engine={name: hf, max_num_seqs: 8}"],
     "sglang": ["engine={name: sglang}"],
@@ -128,6 +127,11 @@ def test_memory_does_not_grow_with_the_requests_served(monkeypatch: pytest.Monke
     assert 10 <= len(result.workload) < 20
     assert result.summary()["completed"] == len(result.workload)
     assert (result.requests.e2el > 0).all()
+
+
+def test_stages_are_refused() -> None:
+    with pytest.raises(HeadwayError, match="pipeline_parallel_size"):
+        LiveEngine(load_scenario("demo", ["engine.pipeline_parallel_size=2"]))
 
 
 def test_prefill_and_decode_apart_are_refused() -> None:

@@ -167,7 +167,7 @@ class SgLang(ContinuousBatching):
         room = min(self._longest - prompt, pool - -(-prompt // size) * size - size - 1)
         most = request.max_tokens or self.max_new_tokens or room
         if most == "exact":
-            most = request.output_tokens
+            most = super().output_limit(request)
         return max(min(room, most), 0)
 
     def clipped_limit(self, request: Request) -> int:
@@ -176,7 +176,7 @@ class SgLang(ContinuousBatching):
 
     def output_limit(self, request: Request) -> int:
         most = self.limit(request)
-        return most if request.ignore_eos else min(request.output_tokens, most)
+        return most if request.ignore_eos else min(super().output_limit(request), most)
 
     def fits(self, request: Request) -> bool:
         """Say whether the request could ever run; SGLang wants some tokens of slack.

@@ -12,7 +12,7 @@ import simpy
 from simulator.core.log import UNFINISHED, Log, pack_request
 from simulator.core.request import Request, Segments
 from simulator.engine.core import EngineCore, ScheduledStep
-from simulator.engine.pipeline import make_replica
+from simulator.engine.replica import Replica
 from simulator.policies.predictor import FixedPredictions, make_predictor
 from simulator.results.record import ClusterRecord, split_log
 from simulator.scenario import assemble, make_scheduler
@@ -94,6 +94,8 @@ class LiveEngine:
     """
 
     def __init__(self, scenario: Scenario, speed: float = 1.0) -> None:
+        if scenario.engine.pipeline_parallel_size > 1:
+            raise HeadwayError("engine.pipeline_parallel_size: stages cannot be served yet")
         self.scenario = scenario
         self.env = env = simpy.Environment()
         self.parts = assemble(scenario)
@@ -105,7 +107,7 @@ class LiveEngine:
         """Whether there is a replica that takes requests."""
         if scenario.cluster is None:
             scheduler = make_scheduler(scenario, self.parts, True)
-            replica = make_replica(env, scheduler, self.parts.cost, leap=False)
+            replica = Replica(env, scheduler, self.parts.cost, leap=False)
             replica.on_finish = self.finished
             self._submit: Callable[[Request], None] = replica.submit
             self._cancel: Callable[[Request], object] = replica.cancel
