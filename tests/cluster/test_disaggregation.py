@@ -137,7 +137,7 @@ troubles = st.fixed_dictionaries(
 
 
 @given(
-    *(workloads(), engines(pipelines=False), clocks, st.integers(1, 2), st.integers(1, 3)),
+    *(workloads(), engines(), clocks, st.integers(1, 2), st.integers(1, 3)),
     *(links, routers, troubles, impatient),
 )
 @settings(max_examples=60, deadline=None)

@@ -76,7 +76,8 @@ def test_beside_a_trace_a_number_or_a_distribution_says_it(tmp_path: Path) -> No
     text = "model: tiny-test\ncost: {kind: linear, base: 0.01}\n"
     text += "workload: {trace: {path: t.csv}, max_tokens: 5}\n"
     assert play(tmp_path, text).requests["output_tokens"].tolist() == [5, 2]
-    with pytest.raises(HeadwayError, match=r"s.yaml:3: workload.max_tokens: some lengths"):
+    bad = r"s.yaml:3: workload.max_tokens: 0 is not a whole number of 1 or more"
+    with pytest.raises(HeadwayError, match=bad):
         play(tmp_path, text.replace("5}", "0}"))
 
 
