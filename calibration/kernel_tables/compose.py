@@ -29,8 +29,14 @@ from calibration.kernel_tables.product_slowdown import slowdown
 from calibration.kernel_tables.tables import GpuTables, NotTimedError
 from calibration.kernel_tables.timed_steps import TimedSteps
 from simulator.core.engine_config import UNIFORM
-from simulator.costs.roofline import LAUNCH, all_reduce, products_seconds, small_kernels
-from simulator.models.spec import EXPERTS_ALONE, HALF, ModelSpec
+from simulator.costs.roofline import (
+    LAUNCH,
+    STREAM_SHARE,
+    all_reduce,
+    products_seconds,
+    small_kernels,
+)
+from simulator.models.spec import EXPERTS_ALONE, HALF, ModelSpec, bytes_of
 from simulator.util.errors import HeadwayError
 
 MAX_SEQUENCES = 1024
@@ -39,9 +45,10 @@ SAMPLER_BYTES = 8  # per logit: LLMServingSim's sampler on RTX 4090 and RTX PRO 
 GEMM_DTYPES = {"fp8_e4m3": "fp8"}
 QUANTIZED_INPUTS = {"nvfp4": 4}
 """Products of a layer whose input vLLM quantizes in a kernel of its own."""
-BLACKWELL = ("b200", "b300", "gb200", "gb300")
-"""On these a block-scaled product of few tokens was timed (0.24) at 0.19 ms or more, whatever its
-size, as if it had been compiled on the way: products with one scale a tensor stand for them."""
+SHARED_BESIDE = 256
+"""Tokens up to which vLLM runs shared experts on a stream of their own, beside those that tokens
+choose (since 0.11.1; pull requests 26440, which measured 1.3 of DeepSeek-R1's 23.35 ms per token
+saved on eight B200s at 32 sequences, and 28406, which set the bound)."""
 EXTRAPOLATED = np.array([1.5, 2.0, 3.0, 4.0, 6.0, 8.0])  # times the tokens of a table
 ROOFLINE_TOKENS = np.unique(np.floor(np.geomspace(1, 16384, 60)))
 
@@ -156,6 +163,7 @@ def _compose_grid(data: Path, target: Target) -> Kernels:
     small = small + QUANTIZED_INPUTS.get(target.dtype, 0) * LAUNCH
     dense = products + layers * small
     experts, whole = _experts(data, target, tokens, notes)
+    dense = dense - _hidden_products(data, target, tokens, experts)
     linear = NO_LINEAR
     if model.linear is not None:
         linear = read_linear(data, target.tables, model, target.gpus)
@@ -200,10 +208,7 @@ def compose_products(data: Path, target: Target, notes: list[str]) -> tuple[Floa
     Without the experts that tokens choose.
     """
     model, gpus, tables = target.model, target.gpus, target.tables
-    dtype = "bfloat16" if target.dtype in EXPERTS_ALONE else target.dtype
-    if dtype == "fp8" and model.quantization == "fp8":  # published so: scaled block by block
-        dtype = "fp8" if tables.key in BLACKWELL else "fp8_block"
-    table = Products(data, tables, GEMM_DTYPES.get(dtype, dtype))
+    dtype, table = _dtype(target), _products(data, target)
     if not table.measured:
         notes.append(f"matrix products: none were timed with {dtype} weights; by roofline")
         reckoned = products_seconds(model, tables.gpu, target.dtype, ROOFLINE_TOKENS, routed=False)
@@ -219,8 +224,8 @@ def compose_products(data: Path, target: Target, notes: list[str]) -> tuple[Floa
         router = Products(data, tables, "bfloat16")
         choosing = np.interp(table.tokens, router.tokens, router.seconds(model.num_experts, hidden))
         seconds = seconds + routed * choosing
-        if shared := model.num_shared_experts * model.intermediate_size:
-            seconds = seconds + routed * table.of_mlp(hidden, shared // gpus)
+        if model.num_shared_experts:
+            seconds = seconds + routed * _shared_experts(table, target)
         if dense:
             seconds = seconds + dense * table.of_mlp(hidden, model.dense_intermediate_size // gpus)
     else:
@@ -231,6 +236,50 @@ def compose_products(data: Path, target: Target, notes: list[str]) -> tuple[Floa
     if dtype != "bfloat16":
         there &= ~_unaligned(table.tokens)
     return table.tokens[there], seconds[there]
+
+
+def _dtype(target: Target) -> str:
+    """Give the dtype of all products but those of the experts that tokens choose."""
+    return "bfloat16" if target.dtype in EXPERTS_ALONE else target.dtype
+
+
+def _products(data: Path, target: Target) -> Products:
+    """Give the table of these products.
+
+    Those with one scale a tensor stand for block-scaled ones, too: the tables' block-scaled ones
+    were timed with their launches, at 56 us or more on Hopper and 170 on Blackwell, however small,
+    of which a CUDA graph shows none. Where they take longer than that, both take as long.
+    """
+    dtype = _dtype(target)
+    return Products(data, target.tables, GEMM_DTYPES.get(dtype, dtype))
+
+
+def _shared_experts(table: Products, target: Target) -> Floats:
+    """Give the seconds of one layer's shared experts at each token count of the table."""
+    inner = target.model.num_shared_experts * target.model.intermediate_size
+    return table.of_mlp(target.model.hidden_size, inner // target.gpus)
+
+
+def _hidden_products(data: Path, target: Target, tokens: Floats, experts: Routings) -> Floats:
+    """Give the seconds that all layers' shared experts run beside the chosen ones.
+
+    At most the shorter of the two, and no more than the memory can serve: together they take at
+    least as long as reading the weights of both.
+    """
+    model, gpus, tables = target.model, target.gpus, target.tables
+    table = _products(data, target)
+    if not model.num_shared_experts or not experts or not table.measured:
+        return np.zeros(len(tokens))
+    layers = model.num_hidden_layers - model.dense_layers
+    alone = layers * _shared_experts(table, target) * slowdown(tables, table.tokens)
+    shared = np.interp(tokens, table.tokens, alone)
+    chosen = np.interp(tokens, *experts[UNIFORM])
+    met = np.array([model.expected_experts(int(count)) for count in tokens])
+    widths = model.num_shared_experts * bytes_of(_dtype(target)) + met * bytes_of(target.dtype)
+    size = layers * 3 * model.hidden_size * model.intermediate_size * widths / gpus
+    both = np.maximum(np.maximum(shared, chosen), size / (STREAM_SHARE * tables.gpu.bandwidth))
+    hidden = np.maximum(0.0, shared + chosen - both)
+    return np.where(tokens <= SHARED_BESIDE, hidden, 0.0)
 
 
 def _experts(

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from calibration.kernel_tables.compose import Target
+from calibration.kernel_tables.compose import SHARED_BESIDE, Target
 from calibration.kernel_tables.fit_target import FitReport
 from calibration.kernel_tables.product_slowdown import slowdown
 from calibration.profile_yaml import (
@@ -43,7 +43,10 @@ FlashInfer's one-shot and two-shot kernels (timed in TensorRT-LLM {version}) wit
 
 EXPERTS = """\
   - Experts: tokens that choose evenly take the time of the table's balanced routing, less the share
-    of experts that nobody has chosen; shared experts are added, though vLLM may overlap the two."""
+    of experts that nobody has chosen."""
+BESIDE = """\
+  - Shared experts run beside the chosen ones in steps of up to {most} tokens, as in vLLM since
+    0.11.1, as far as the memory can serve both; beyond, after them."""
 WINDOWED = """\
   - Layers with a window of {window} tokens have the times of kernels without one, of so many
     tokens."""
@@ -184,6 +187,8 @@ def _assumptions(target: Target, report: FitReport) -> Iterator[str]:
         yield REDUCED.format(reduced=_reduced(target))
     if target.model.num_experts and report.experts:
         yield EXPERTS
+        if target.model.num_shared_experts:
+            yield BESIDE.format(most=SHARED_BESIDE)
     if target.model.windowed:
         yield WINDOWED.format(window=target.model.sliding_window)
     if report.mixed is not None:

@@ -1,5 +1,6 @@
 """Composed steps of small hand-made tables: shapes, shares, all-reduce, fallbacks, bad input."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -328,3 +329,25 @@ def test_how_many_cached_tokens_a_profile_stands_for():
     assert longest_context(two, 524_288) == one.tables.gpu.memory // 65_536
     assert longest_context(one, 1_000) == 4_000
     assert longest_context(one, 1 << 21) == 1 << 21
+
+
+def test_shared_experts_run_beside_the_chosen_ones() -> None:
+    """Up to 256 tokens the shorter of both is hidden, unless the memory serves both no faster."""
+    data = os.environ.get("HEADWAY_DATA")
+    if data is None:
+        pytest.skip("HEADWAY_DATA is not set")
+    tables = find_gpu_tables("H100-80GB")
+    scout = load_model("llama-4-scout")
+    target = Target(scout, tables, 8, "fp8")
+    alone = replace(target, model=replace(scout, num_shared_experts=0))
+    beside, without = (compose_kernels(Path(data), each) for each in (target, alone))
+    shared = beside.dense - without.dense
+    chosen = np.interp(beside.tokens, *beside.experts["uniform"])
+    width = (1 + np.array([scout.expected_experts(int(count)) for count in beside.tokens])) / 8
+    size = scout.num_hidden_layers * 3 * scout.hidden_size * scout.intermediate_size * width
+    reading = size / tables.gpu.bandwidth
+    few = beside.tokens <= 256
+    assert (chosen + shared >= 0.999 * np.maximum(chosen, reading))[few].all()
+    assert (shared[few] < 0.25 * chosen[few]).all()
+    after = beside.tokens > 256
+    assert (shared[after] > 3 * shared[few].max()).all()  # none of it hidden
