@@ -4,6 +4,7 @@ The defaults are those of vLLM V1's EngineArgs for `vllm serve`, release by rele
 """
 
 import re
+from math import prod
 from typing import Any
 
 from calibration.measured import aliases
@@ -39,10 +40,10 @@ UNSUPPORTED = (
         r"(?<!no )speculative(?! decod\w+ (off|disabled))|\beagle|\bmedusa|\bmtp\b|draft model",
         "speculative decoding",
     ),
-    (r"pipeline[- _]parallel|\bpp ?= ?[2-9]", "pipeline parallelism"),
     (r"disaggregat|\bp/d\b|\bpd[- ]disagg", "prompts and decodes on different servers"),
 )
 """What a run's notes may tell that no simulation here does: patterns and words."""
+STAGES = r"pipeline[- _]parallel|\bpp ?= ?[2-9]"
 NOT_SIMULATED = (
     (r"\blora\b", "LoRA adapters"),
     (r"enforce[-_ ]eager|eager mode", "eager mode (no CUDA graphs)"),
@@ -58,10 +59,12 @@ def check_supported(run: Run) -> None:
     for pattern, words in UNSUPPORTED:
         if re.search(pattern, notes):
             raise ValueError(f"notes: {words} cannot be replayed")
-    gpus, each = run.count("n_gpus"), gpus_per_replica(run) * (run.count("dp") or 1)
-    each *= run.count("replicas") or 1
+    if re.search(STAGES, notes) and run.count("pp") is None:
+        raise ValueError("pp: empty, though the notes tell of pipeline parallelism")
+    gpus = run.count("n_gpus")
+    each = gpus_per_replica(run) * prod(run.count(name) or 1 for name in ("pp", "dp", "replicas"))
     if gpus is not None and gpus < each:
-        raise ValueError(f"n_gpus: {gpus} are fewer than tp x dp x replicas, {each}")
+        raise ValueError(f"n_gpus: {gpus} are fewer than tp x pp x dp x replicas, {each}")
 
 
 def assumptions(run: Run) -> list[str]:
@@ -117,9 +120,9 @@ def schedules_asynchronously(run: Run) -> bool:
 
 
 def gpus_per_replica(run: Run) -> int:
-    """Give the tensor parallelism: as recorded, else the GPUs of each replica."""
-    servers = (run.count("dp") or 1) * (run.count("replicas") or 1)
-    return run.count("tp") or max(1, (run.count("n_gpus") or 1) // servers)
+    """Give the tensor parallelism: as recorded, else the GPUs of each stage of a replica."""
+    stages = prod(run.count(name) or 1 for name in ("pp", "dp", "replicas"))
+    return run.count("tp") or max(1, (run.count("n_gpus") or 1) // stages)
 
 
 def engine_block(run: Run, gpu: str) -> dict[str, Any]:
@@ -145,6 +148,7 @@ def engine_block(run: Run, gpu: str) -> dict[str, Any]:
         if (flag := run.flag(column)) is not None:
             block[key] = flag
     block["tensor_parallel_size"] = gpus_per_replica(run)
+    block["pipeline_parallel_size"] = run.count("pp") or 1
     block["data_parallel_size"] = run.count("dp") or 1
     if quantized := aliases.quantization(run.word("weight_dtype"), run.word("model")):
         block["quantization"] = quantized

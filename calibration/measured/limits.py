@@ -28,11 +28,12 @@ def why_impossible(
     and the KV cache cost nothing, kernels reach the peak of the data sheet, and a step of decodes
     reads the experts of a single token.
     """
-    dtype, gpus = engine.weight_dtype, engine.tensor_parallel_size
+    dtype, tensor = engine.weight_dtype, engine.tensor_parallel_size
     rate = measured.get("request_throughput", 0.0)
     head = 2 * model.head_parameters
     layers = model.flops_per_token - head
     needed = rate * (layers * (computed + max(0.0, output - 1.0)) + head * output)
+    gpus = tensor * engine.pipeline_parallel_size
     peak = peak_flops(gpu, model.weight_dtype(dtype)) * gpus * servers
     if needed > peak:
         return (
@@ -41,7 +42,7 @@ def why_impossible(
         )
     tpot = measured.get("mean_tpot_ms", 0.0) / 1e3
     experts = 0.0 if engine.data_parallel_size > 1 else model.expected_experts(1)
-    read = model.matrix_bytes(experts, dtype) / gpus
+    read = model.matrix_bytes(experts, dtype) / tensor  # one stage after the other
     least = read / gpu.bandwidth
     if 0 < tpot < least:
         return (

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import isfinite
+from math import isfinite, prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,7 +123,7 @@ def _predict(
         computed=means["computed"],
         output=means["output"],
     )
-    if sensitivity and not _in_lock_step(scenario, parts):
+    if sensitivity and isinstance(parts.cost, PiecewiseCost) and not _in_lock_step(scenario, parts):
         changed = {
             name: completed_means(_simulate(scenario, replace(parts, cost=cost), workload), before)
             for name, cost in changed_costs(parts.cost).items()
@@ -139,9 +139,9 @@ def _predict(
 def with_tables(parts: EngineParts, engine: EngineConfig) -> EngineParts:
     """Compose a profile where none is shipped and HEADWAY_DATA names the tables' folder.
 
-    Warn where there are no tables either: the roofline stays.
+    Warn where there are no tables either: the roofline stays; that of pipeline stages, too.
     """
-    if not parts.cost.name.startswith("roofline"):
+    if not parts.cost.name.startswith("roofline") or engine.pipeline_parallel_size > 1:
         return parts
     name = f"{parts.model.name} on {parts.gpu.name}, TP {engine.tensor_parallel_size}"
     data = os.environ.get("HEADWAY_DATA")
@@ -191,7 +191,7 @@ def _target(parts: EngineParts, engine: EngineConfig) -> Target:
 
 def _simulate(scenario: "Scenario", parts: EngineParts, workload: "Workload") -> "Result":
     """Send the workload to the engine, or to the replicas of a data-parallel one."""
-    from simulator.engine.replica import Replica
+    from simulator.engine.pipeline import make_replica
     from simulator.scenario import make_scheduler
     from simulator.simulation.cluster import run_cluster
     from simulator.simulation.run import play
@@ -200,7 +200,7 @@ def _simulate(scenario: "Scenario", parts: EngineParts, workload: "Workload") ->
         cost = None if _in_lock_step(scenario, parts) else parts.cost
         return run_cluster(scenario, workload=workload, cost=cost)
     scheduler = make_scheduler(scenario, parts, workload.segments is not None)
-    return play(scenario, parts, workload, Replica(FastEnvironment(), scheduler, parts.cost))
+    return play(scenario, parts, workload, make_replica(FastEnvironment(), scheduler, parts.cost))
 
 
 def _in_lock_step(scenario: "Scenario", parts: EngineParts) -> bool:
@@ -215,7 +215,8 @@ def assemble_run(run: Run, folder: Path = Path()) -> tuple["Scenario", EnginePar
 
     gpu = aliases.gpu_name(run.word("gpu"))
     engine = engine_block(run, gpu)
-    gpus = engine["tensor_parallel_size"] * engine["data_parallel_size"]
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    gpus = prod(engine[key] for key in sizes)
     raw = {
         "name": "measured",
         "model": aliases.model_name(run.word("model"), folder),

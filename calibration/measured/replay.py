@@ -259,6 +259,7 @@ def write_measured(
         "run_id": scenario.name or "replay",
         "gpu": parts.gpu.name,
         "tp": engine.tensor_parallel_size,
+        "pp": engine.pipeline_parallel_size,
         "model": scenario.model,
         "engine_version": found.version,
         "max_num_seqs": engine.max_num_seqs,

@@ -14,6 +14,7 @@ RUNS = "runs.csv"
 REQUIRED = ("run_id", "gpu", "model")
 COUNTS = (
     "tp",
+    "pp",
     "dp",
     "n_gpus",
     "max_num_seqs",

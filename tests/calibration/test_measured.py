@@ -213,6 +213,18 @@ def test_replicas_share_the_load(folder):
     assert tpot[1] == pytest.approx(tpot[0], rel=0.03)
 
 
+def test_a_pipeline_is_what_a_scenario_of_it_is(folder):
+    """Two stages on two GPUs hold twice the cache, and take longer than two GPUs that share."""
+    row = CLOSED.replace("h200_sxm,2,", "h200_sxm,1,2,")
+    (folder / "runs.csv").write_text(HEAD.replace("gpu,tp,", "gpu,tp,pp,") + row)
+    (stages,) = validate_measured(folder)
+    (folder / "runs.csv").write_text(HEAD + CLOSED)
+    (shared,) = validate_measured(folder)
+    assert stages.reason == ""
+    tpot = [{row.metric: row.predicted for row in o.rows}["mean_tpot_ms"] for o in (stages, shared)]
+    assert 1.3 < tpot[0] / tpot[1] < 2.5
+
+
 def test_a_run_without_measurements_is_predicted(folder, tmp_path):
     (folder / "runs.csv").write_text(HEAD + CLOSED.replace(",100,12,", ",,-,"))
     (outcome,) = validate_measured(folder)

@@ -102,8 +102,9 @@ def test_arrivals_as_dates(put):
     [
         ({"engine": "sglang"}, "engine: 'sglang': overheads are known of vLLM alone"),
         ({"notes": "EAGLE speculative decoding, 3 tokens"}, "notes: speculative decoding cannot"),
-        ({"notes": "pipeline parallel 2"}, "notes: pipeline parallelism cannot"),
-        ({"tp": "4", "n_gpus": "2"}, "n_gpus: 2 are fewer than tp x dp x replicas, 4"),
+        ({"notes": "pipeline parallel 2"}, "pp: empty, though the notes tell of pipeline"),
+        ({"tp": "4", "n_gpus": "2"}, "n_gpus: 2 are fewer than tp x pp x dp x replicas, 4"),
+        ({"pp": "2", "n_gpus": "1"}, "n_gpus: 1 are fewer than tp x pp x dp x replicas, 2"),
     ],
 )
 def test_what_is_not_replayed_is_refused(words, message):
