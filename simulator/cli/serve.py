@@ -66,8 +66,6 @@ def _tell_end(server: "Server", out: Path | None) -> int:
     if count and not served["on_time"]:
         print("warning: this machine was too slow: what clients measured is off", file=sys.stderr)
     if out is not None and count:
-        from simulator.simulation.write import write_run
-
-        names = [path.name for path in write_run(result, out)]
+        names = [path.name for path in server.write(out)]
         print(f"written to {out}: {', '.join(names)}")
     return 0

@@ -195,6 +195,10 @@ class Fleet:
             self._notify_if_idle(target)
         return request
 
+    def hang_up(self, request: Request) -> None:
+        """Let a request go whose client has hung up."""
+        self.cancel(request.id)
+
     def has_first_token(self, id: int) -> bool:
         """Say whether the first token of a request that has not ended is out."""
         request, target = self._at[id]

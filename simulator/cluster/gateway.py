@@ -87,6 +87,7 @@ class Gateway:
         self._random = Random(seed)
         self._serial = 0
         self._in_flight: dict[int, tuple[int, int]] = {}  # by id: the try's serial and its number
+        self._hung_up: set[int] = set()  # while they waited for another try
         self._buckets: dict[str, TokenBucket] = {}
         self._deadlines: list[Deadlines] = []
         for seconds, expired in (
@@ -101,7 +102,17 @@ class Gateway:
         """Let a request try for the first time."""
         self._try(request, 0)
 
+    def hang_up(self, request: Request) -> None:
+        """Let a request go whose client has hung up, wherever it is."""
+        if self._in_flight.pop(request.id, None) is None:
+            self._hung_up.add(request.id)  # between two tries
+        else:
+            self.fleet.cancel(request.id)
+
     def _try(self, request: Request, number: int, _: simpy.Event | None = None) -> None:
+        if request.id in self._hung_up:
+            self._hung_up.remove(request.id)
+            return
         if not self._admits(request):
             self.fleet.counters["refused_tries"] += 1
             self._retry(request, number, SHED)

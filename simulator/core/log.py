@@ -6,6 +6,7 @@ successive ticks from `first_tick` on. So the times of all tokens are slices of 
 """
 
 from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
 
@@ -105,7 +106,7 @@ TRANSFER = np.dtype(
 )
 REASONS = ("stop", "length", "rejected", "unfinished", "shed", "timeout")
 """Ended by itself; cut at max_tokens or max_model_len; could never fit; still there when the run
-was stopped; of a cluster's clients: refused by its admission control, given up after a timeout."""
+was stopped, or when its client hung up; of a cluster's clients: refused by its admission control, given up after a timeout."""
 STOP, LENGTH, REJECTED, UNFINISHED, SHED, TIMEOUT = range(len(REASONS))
 
 pack_step = Struct("<ddqqqqiiiiiiii").pack
@@ -189,6 +190,24 @@ class Log:
     def seats(self) -> npt.NDArray[np.void]:
         """Rows of dtype SEAT, one for each seat that is free again, where seats are kept."""
         return np.frombuffer(self.seat_rows or b"", SEAT)
+
+    def record_hung_up(self, ids: Iterable[int]) -> None:
+        """Write down requests whose clients hung up: that they have not ended, and no more."""
+        for id in ids:
+            self.request_rows += pack_request(-1.0, -1.0, -1.0, id, 0, 0, 0, UNFINISHED)
+
+    @property
+    def written(self) -> tuple[int, int]:
+        """Give how many bytes of runs and seats have been written."""
+        return len(self.run_rows), len(self.seat_rows or b"")
+
+    def drop_rows_of(self, ids: Sequence[int], since: tuple[int, int]) -> None:
+        """Take out the runs and seats of some requests that were written `since`."""
+        tables = ((self.run_rows, RUN), (self.seat_rows, SEAT))
+        for (rows, kind), start in zip(tables, since, strict=True):
+            if rows is not None and start < len(rows):
+                found = np.frombuffer(bytes(rows[start:]), kind)
+                rows[start:] = found[~np.isin(found["id"], ids)].tobytes()
 
     def drop_runs_ahead(self) -> None:
         """Take out runs with tokens of steps that were scheduled and will never end."""

@@ -28,6 +28,7 @@ class RequestReader:
         self._client, self._priority = workload.client, workload.priority
         self._max_tokens = None if workload.max_tokens is None else workload.max_tokens.data
         self._segments = workload.segments
+        self._hints = None if workload.hint is None else workload.hint.data
 
     def read(self, index: int, arrival: float) -> Request:
         """Give a row as a request that reaches the engine at `arrival`, s."""
@@ -39,6 +40,7 @@ class RequestReader:
             "" if self._client is None else self._client[index],
             0 if self._priority is None else int(self._priority[index]),
             None if self._segments is None else self._segments[index],
+            None if self._hints is None else self._hints[index] or None,
             max_tokens=None if self._max_tokens is None else self._max_tokens[index] or None,
         )
 
@@ -80,7 +82,8 @@ class Client:
     Under `max_concurrency` a request whose time has come waits here for its turn, as behind the
     semaphore of `vllm bench serve`. A session's next turn comes `delay` seconds after the end of
     the one before, also when that one was rejected. A `predictor` gives each request its hint as
-    it is sent.
+    it is sent, unless the workload has one. `cancel` lets go of a request whose client hangs up
+    (`Workload.cancel_after`); who did is in `hung_up`.
     """
 
     def __init__(
@@ -89,10 +92,18 @@ class Client:
         workload: Workload,
         submit: Callable[[Request], None],
         predictor: Predictor | None = None,
+        cancel: Callable[[Request], object] | None = None,
     ) -> None:
         self.env = env
         self.workload = workload
-        self.submit = submit
+        self.submit = submit if predictor is None else partial(self._submit_with_hint, submit)
+        self.cancel = cancel
+        self.hung_up: list[int] = []  # ids of requests whose clients hung up, in order
+        self._impatient: dict[int, Request] = {}  # not ended, and whose clients will hang up
+        if workload.cancel_after is not None:
+            if cancel is None:
+                raise ValueError("cancel_after: nothing here lets a request go before its end")
+            self.submit = partial(self._submit_for_a_while, self.submit)
         self.sent = array("d", [nan]) * len(workload)  # s, when each request went to the engine
         self.predictor = predictor
         # Predicted output tokens of each request; 0: it was never sent.
@@ -103,7 +114,7 @@ class Client:
         self._held: deque[int] = deque()
         self._sending = False
         self._reader = RequestReader(workload)
-        self._server = ApiServer(env, submit if predictor is None else self._submit_with_hint)
+        self._server = ApiServer(env, self.submit)
         self._next: dict[int, list[int]] = {}
         if workload.after is not None:
             for turn in np.flatnonzero(workload.after >= 0).tolist():
@@ -144,22 +155,44 @@ class Client:
             self._server.send(self._reader, index)
         self._sending = False
 
-    def _submit_with_hint(self, request: Request) -> None:
+    def _submit_with_hint(self, submit: Callable[[Request], None], request: Request) -> None:
         """Hand a request to the engine with the length that is predicted for it."""
         assert self.hints is not None
         assert self.predictor is not None
-        hint = self.predictor.predict(request)
+        hint = self.predictor.predict(request) if request.hint is None else request.hint
         if request.max_tokens is not None:
             hint = min(hint, request.max_tokens)
         request.hint = self.hints[request.id] = hint
-        self.submit(request)
+        submit(request)
+
+    def _submit_for_a_while(self, submit: Callable[[Request], None], request: Request) -> None:
+        """Hand a request to the engine until its client hangs up, if it does."""
+        assert self.workload.cancel_after is not None
+        when = self.sent[request.id] + float(self.workload.cancel_after[request.id])
+        if when == when:
+            self._impatient[request.id] = request
+            Alarm(self.env, partial(self._hang_up, request)).set(max(when, self.env.now))
+        submit(request)
+
+    def _hang_up(self, request: Request, _: simpy.Event) -> None:
+        if self._impatient.pop(request.id, None) is None:
+            return
+        assert self.cancel is not None
+        self.cancel(request)
+        self.hung_up.append(request.id)
+        self._let_next_go(request)
 
     def finished(self, request: Request) -> None:
         """Take note that a request has ended: one more may be sent."""
-        self.done += 1
-        self._in_flight -= 1
+        self._impatient.pop(request.id, None)
         if self.predictor is not None:
             self.predictor.observe(request)
+        self._let_next_go(request)
+
+    def _let_next_go(self, request: Request) -> None:
+        """Send what waited for a request, or for its place."""
+        self.done += 1
+        self._in_flight -= 1
         for turn in self._next.pop(request.id, ()):
             delay = 0.0 if self.workload.delay is None else float(self.workload.delay[turn])
             if delay > 0:

@@ -70,7 +70,7 @@ class EngineCore:
             seat_rows=scheduler.seat_rows,
             delivers_together=scheduler.delivers_together,
         )
-        self.cancelled: dict[Request, None] = {}  # to leave when the step in flight ends
+        self.cancelled: dict[Request, None] = {}  # to leave when a step ends
         self._unlogged = 0  # preemptions by empty steps
         self._overlaps = scheduler.overlaps
 
@@ -122,7 +122,11 @@ class EngineCore:
             else:
                 log.tick_ends.extend(ends)
                 log.leap_blocks.extend(scheduler.leap_blocks(len(ends) - 1))
-        for request in scheduler.commit(step, ends):
+        before = log.written if self.cancelled else None
+        ended = scheduler.commit(step, ends)
+        if before is not None:  # what they said as they were about to leave nobody has received
+            log.drop_rows_of([request.id for request in self.cancelled], before)
+        for request in ended:
             self._end(request)
 
     def _end(self, request: Request) -> None:
@@ -164,7 +168,7 @@ class EngineCore:
 
     def cancel(self, request: Request) -> None:
         """Let a request go at the end of the step in flight."""
-        if self.loop.batch_queue:
+        if self.loop.batch_queue or self.scheduler.abandoned(request):
             self.cancelled[request] = None
             self.loop.cancels = True
             self.wake()
@@ -173,10 +177,14 @@ class EngineCore:
 
     def drop_cancelled(self) -> None:
         """Let the cancelled requests go: the step in flight has ended."""
+        scheduler, stay = self.scheduler, {}
         for request in self.cancelled:
-            if request.finish < 0:
-                self.scheduler.cancel(request)
-        self.cancelled.clear()
+            if request.finish < 0 and scheduler.abandoned(request):
+                stay[request] = None
+            elif request.finish < 0:
+                scheduler.cancel(request)
+        self.cancelled = stay
+        self.loop.cancels |= bool(stay)
 
     def wake(self) -> None:
         """Decide anew at the end of the step in flight, or now."""

@@ -37,7 +37,6 @@ class ContinuousBatching(Scheduler):
 
     caches_prefixes = False
     has_host_tier = False
-    cancels = False
     whole_prompts = False
     """Prompts are not split: the budget is raised until a step can hold the longest."""
 

@@ -35,7 +35,6 @@ class Static(Scheduler):
     """
 
     caches_prefixes = False
-    cancels = False
 
     def __init__(
         self,
@@ -203,6 +202,10 @@ class Static(Scheduler):
         else:
             self._leave(request)
             super().preempt(request)
+
+    def abandoned(self, request: Request) -> bool:
+        """A batch computes its members to their end, whoever has hung up."""
+        return request in self.running
 
     def close(self, request: Request) -> None:
         if request not in self._ended:

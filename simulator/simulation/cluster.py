@@ -80,7 +80,7 @@ def run_cluster(
     )
     predictor = make_predictor(scenario.predictor, workload, scenario.seed)
     client = connect_client(
-        *(fleet, scenario, record, life), lambda submit: Client(env, workload, submit, predictor)
+        *(fleet, scenario, record, life), lambda submit, cancel: Client(env, workload, submit, predictor, cancel)
     )
     ends = None
     if stop is not None and not isinstance(fleet, DisaggregatedFleet):
@@ -94,6 +94,7 @@ def run_cluster(
     if interrupted:
         fleet.abandon()
     drop_lost_rows(fleet)
+    fleet.logs[0].record_hung_up(client.hung_up)
     sent = np.frombuffer(client.sent)
     logs = [core.final_log() for core in fleet.cores]
     if isinstance(fleet, DisaggregatedFleet):
@@ -239,11 +240,11 @@ def connect_client(
     scenario: Scenario,
     record: ClusterRecord,
     life: Lifecycle,
-    make: Callable[[Callable[[Request], None]], AnyClient],
+    make: Callable[[Callable[[Request], None], Callable[[Request], None]], AnyClient],
 ) -> AnyClient:
     """Put a client before the fleet, and what happens to replicas beside it.
 
-    `make(submit)` gives the client that sends through `submit`.
+    `make(submit, cancel)` gives the client that sends through `submit` and hangs up by `cancel`.
     """
     cluster, env = scenario.cluster, fleet.env
     assert cluster is not None
@@ -251,7 +252,7 @@ def connect_client(
     if cluster.admission is not None or cluster.client is not None:
         entry = Gateway(env, fleet, cluster.admission, cluster.client, scenario.seed)
         record.tries = Attempts(fleet.sent_again, entry.log)
-    client = make(entry.submit)
+    client = make(entry.submit, entry.hang_up)
     life.done = lambda: client.done == len(client.sent)
     life.ended = lambda: client.done
     entry.on_finish = client.finished

@@ -71,6 +71,9 @@ def find_coupling(scenario: Scenario, workload: Workload) -> str | None:
         "workload: a session's turn waits for the one before, maybe at another replica": (
             workload.after is not None
         ),
+        "workload: clients that hang up are followed one by one": (
+            workload.cancel_after is not None
+        ),
         "workload.max_concurrency: a request waits for the end of others at any replica": (
             workload.max_concurrency is not None
         ),

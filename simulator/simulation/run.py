@@ -9,6 +9,7 @@ import numpy as np
 
 from simulator.core.alarm import FastEnvironment
 from simulator.core.log import REJECTED, Log
+from simulator.core.request import Request
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import Noise
 from simulator.engine.client import Client
@@ -93,12 +94,13 @@ def play(
     """Send a workload to a replica, whatever its clock and its executor, until all is done."""
     env = replica.env
     predictor = make_predictor(scenario.predictor, workload, scenario.seed)
-    client = Client(env, workload, replica.submit, predictor)
+    client = Client(env, workload, replica.submit, predictor, _cancel_of(replica))
     replica.on_finish = client.finished
     ends = None if stop is None else partial(stop, np.frombuffer(client.sent), [replica.log])
     interrupted = drive(env, client, progress, ends)
     if interrupted:
         replica.abandon()
+    replica.log.record_hung_up(client.hung_up)
     result = Result(
         scenario, workload, np.frombuffer(client.sent), [replica.final_log()], parts, interrupted
     )
@@ -112,6 +114,11 @@ def play(
         result.warnings.append(message)
         warnings.warn(message, HeadwayWarning, stacklevel=2)
     return result
+
+
+def _cancel_of(replica: Replica) -> Callable[[Request], None] | None:
+    """Give what lets a request of a replica go, if anything can."""
+    return replica.cancel if replica.scheduler.cancels else None
 
 
 def _all_rejected(result: Result, replica: Replica) -> list[str]:

@@ -188,7 +188,7 @@ def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
     record, life = add_replicas(fleet, scenario, shares, leap=leap)
     client = connect_client(
         *(fleet, scenario, record, life),
-        lambda submit: StreamClient(env, total, size, parts, submit),
+        lambda submit, _: StreamClient(env, total, size, parts, submit),
     )
     metrics = RunMetrics(scenario, first, record.parts, cluster=record, total=total)
     return StreamedRun(env, client, fleet.cores, record.parts, metrics, missing, fleet, record)

@@ -49,10 +49,12 @@ def check_folder(folder: Path, format: str = "csv", option: str = "--out") -> Pa
     return folder
 
 
-def write_run(result: "Result", out: Path, format: str = "csv") -> list[Path]:
+def write_run(
+    result: "Result", out: Path, format: str = "csv", more: Mapping[str, Writer] | None = None
+) -> list[Path]:
     """Write a run's files to the folder `out`, all of them or none; return their paths.
 
-    `format` is that of the two tables, csv or parquet. Raises HeadwayError where the folder
+    `format` is that of the two tables, csv or parquet; `more` are further files by name. Raises HeadwayError where the folder
     cannot be written, for parquet without pyarrow, or where the run's numbers are too large.
     """
     if format not in FORMATS:
@@ -78,7 +80,7 @@ def write_run(result: "Result", out: Path, format: str = "csv") -> list[Path]:
             else partial(_write_parquet, as_frame(columns))
         )
     writers["scenario.yaml"] = partial(write_scenario, result.scenario)
-    return write_together(out, writers)
+    return write_together(out, writers | (more or {}))
 
 
 def _write_summary(result: "Result", file: BinaryIO) -> None:

@@ -58,6 +58,8 @@ COLUMNS = (
     "segments",
     "after",
     "delay",
+    "cancel_after",
+    "hint",
 )
 
 
@@ -80,6 +82,8 @@ class Workload:
     segments: list[Segments | None] | None = None  # contents of the prompts, as in request.py
     after: Ints | None = None  # the request that must end first; -1: none
     delay: Floats | None = None  # s, think time
+    cancel_after: Floats | None = None  # s after it is sent that its client hangs up; NaN: never
+    hint: Ints | None = None  # output tokens that the client predicts; 0: it does not say
     max_concurrency: int | None = None
     frontend: Frontend | None = None  # None: requests reach the scheduler as they are sent
     request_rate: float = inf  # requests/s that were asked for; only reports read it
@@ -140,6 +144,10 @@ class Workload:
             lengths = getattr(self, name)
             if (bad := np.flatnonzero(lengths < 1)).size:
                 raise ValueError(f"{name}: request {bad[0]} has {lengths[bad[0]]}, not 1 or more")
+        if self.cancel_after is not None and (self.cancel_after < 0).any():
+            raise ValueError("cancel_after: not every time is 0 or more")
+        if self.hint is not None and (self.hint < 0).any():
+            raise ValueError("hint: not every one is 0 or more")
         if self.max_tokens is not None and (self.max_tokens < 0).any():
             raise ValueError("max_tokens: not every one is 0 or more")
         if self.max_concurrency is not None and self.max_concurrency < 1:

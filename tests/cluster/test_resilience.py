@@ -123,8 +123,6 @@ def test_laws_hold_in_trouble(
 ) -> None:
     """Stepwise is leaping to the last bit; each request ends once; nothing is left behind."""
     blocks |= {"ranks": size, "front_ends": front_ends, "shared": shared}
-    if client is not None and not engine().cancels:
-        client = client.model_copy(update={"timeout": None, "ttft_timeout": None})
     blocks |= {"client": client, "first": 1 if blocks["scaling"] else count}
     count = max(count, 3) if blocks["scaling"] else count
     leapt, stepped = (

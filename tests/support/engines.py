@@ -77,7 +77,7 @@ def play(
         clock = Stages(clock, (1.0,) * scheduler.pipeline_parallel_size)
     replica = make_replica(env, scheduler, clock, leap=leap)  # type: ignore[arg-type]
     predictor = Noisy(sigma).predictor(load, np.random.default_rng(0))
-    client = Client(env, load, replica.submit, predictor)
+    client = Client(env, load, replica.submit, predictor, replica.cancel)
     replica.on_finish = client.finished
     env.run()
     return replica.log, client

@@ -29,11 +29,21 @@ ENGINES = {
 }
 
 
-async def send(engine: LiveEngine, count: int, gap: float = 0.2) -> list[tuple[str, bool]]:
-    """Send requests, `gap` s apart; give how each ended, and whether every token was told."""
+async def send(
+    engine: LiveEngine, count: int, gap: float = 0.2, hang_ups: int = 0
+) -> list[tuple[str, bool]]:
+    """Send requests, `gap` s apart; give how each ended, and whether every token was told.
+
+    The clients of the first `hang_ups` hang up after a while.
+    """
     random = np.random.default_rng(7)
     ended: list[tuple[str, bool]] = []
     told = [0] * count
+
+    def hang_up(stream: Stream) -> None:
+        if stream.request.id in engine.streams:
+            assert engine.cancel(stream)
+            ended.append(("abort", True))
 
     def ask(number: int) -> None:
         def tokens(new: int, total: int) -> None:
@@ -43,7 +53,7 @@ async def send(engine: LiveEngine, count: int, gap: float = 0.2) -> list[tuple[s
         length = int(random.integers(1, 60))
         prompt = int(random.integers(10, 900))
         segments = ((number % 3, min(prompt, 200)), *(((number, prompt - 200),) * (prompt > 200)))
-        engine.submit(
+        stream = engine.submit(
             prompt,
             length,
             tokens,
@@ -51,6 +61,8 @@ async def send(engine: LiveEngine, count: int, gap: float = 0.2) -> list[tuple[s
             max_tokens=40,
             segments=segments,
         )
+        if number < hang_ups:
+            asyncio.get_running_loop().call_later(random.random() / SPEED, hang_up, stream)
 
     clock = asyncio.create_task(engine.clock.run())
     for number in range(count):
@@ -84,6 +96,26 @@ def test_a_served_run_is_the_simulation_of_its_arrivals(name: str) -> None:
         assert served.requests[column].equals(again.requests[column]), column
     if "few blocks" in name:
         assert served.requests.preemptions.sum() > 0
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_clients_that_hang_up_do_so_again_in_the_simulation(name: str) -> None:
+    scenario = load_scenario("demo", ENGINES[name])
+
+    async def play() -> tuple[LiveEngine, list[tuple[str, bool]]]:
+        engine = LiveEngine(scenario, SPEED)
+        return engine, await send(engine, 30, 0.02, hang_ups=15)
+
+    engine, ended = asyncio.run(play())
+    assert any(why == "abort" for why, _ in ended)
+    served = engine.result()
+    assert (served.requests.finish_reason == "unfinished").any()
+    again = run(scenario, workload=served.workload)
+    for column in ("arrival", "queue_time", "ttft", "e2el", "output_tokens", "finish_reason"):
+        assert served.requests[column].equals(again.requests[column]), column
+    assert [log.step_rows for log in served.logs] == [
+        log.step_rows for log in run(scenario, workload=served.workload, stepwise=True).logs
+    ]
 
 
 def test_who_hangs_up_leaves_and_is_told_as_unfinished() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ pytest.importorskip("aiohttp")
 
 from aiohttp.test_utils import TestClient, TestServer
 
+from simulator import run
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 from simulator.views.http.openai import BadRequestError, read_body
@@ -25,7 +27,7 @@ Play = Callable[[TestClient[Any, Any], Server], Awaitable[None]]
 PROMPT = " ".join(f"word{number}" for number in range(100))
 
 
-def served(play: Play, *overrides: str, tokenizer: Path | None = None, speed: float = 50) -> None:
+def served_by(play: Play, *overrides: str, tokenizer: Path | None = None, speed: float = 50) -> None:
     """Serve the demo scenario in this process, and do something with it."""
 
     async def run() -> None:
@@ -76,7 +78,7 @@ def test_a_completion_has_as_many_tokens_as_were_asked_for(tokenizer: Path) -> N
         assert found["count"] == asked
         assert found["tokens"] == counter.encode(PROMPT)
 
-    served(play, tokenizer=tokenizer)
+    served_by(play, tokenizer=tokenizer)
 
 
 def test_a_chat_streams_a_chunk_for_each_token_and_usage_at_the_end() -> None:
@@ -98,7 +100,7 @@ def test_a_chat_streams_a_chunk_for_each_token_and_usage_at_the_end() -> None:
         assert usage["choices"] == []
         assert usage["usage"]["prompt_tokens"] == 100
 
-    served(play)
+    served_by(play)
 
 
 def test_a_prompt_that_came_before_is_found_in_the_cache() -> None:
@@ -112,7 +114,7 @@ def test_a_prompt_that_came_before_is_found_in_the_cache() -> None:
         text = await (await client.get("/metrics")).text()
         assert 'vllm:prefix_cache_hits_total{model_name="llama-3-8b",engine="0"} 96.0' in text
 
-    served(play, "engine.enable_prefix_caching=true")
+    served_by(play, "engine.enable_prefix_caching=true")
 
 
 def test_metrics_count_what_was_served() -> None:
@@ -143,7 +145,7 @@ def test_metrics_count_what_was_served() -> None:
         assert value(itl, f"{itl}_sum") == pytest.approx(20e-3 * summary["mean_itl_ms"])
         assert value("vllm:num_requests_running", "vllm:num_requests_running") == 0
 
-    served(play)
+    served_by(play)
 
 
 def test_the_report_is_of_the_run_so_far() -> None:
@@ -160,7 +162,7 @@ def test_the_report_is_of_the_run_so_far() -> None:
         for path in ("/health", "/ping", "/version"):
             assert (await client.get(path)).status == 200
 
-    served(play)
+    served_by(play)
 
 
 def test_who_hangs_up_frees_the_engine() -> None:
@@ -175,7 +177,43 @@ def test_who_hangs_up_frees_the_engine() -> None:
         text = await (await client.get("/metrics")).text()
         assert 'finished_reason="abort"} 1.0' in text
 
-    served(play, speed=1)
+    served_by(play, speed=1)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "sjf", "fair"])
+def test_the_files_play_the_run_again(policy: str, tmp_path: Path) -> None:
+    """With clients that hang up, prompts that share, priorities and predicted lengths."""
+    overrides = [f"engine.scheduling_policy={policy}", "engine.enable_prefix_caching=true"]
+    if policy == "sjf":
+        overrides.append("predictor={kind: noisy, sigma: 0.5}")
+
+    async def play(client: TestClient[Any, Any], server: Server) -> None:
+        async def ask(number: int) -> None:
+            body = {"prompt": PROMPT * (1 + number % 3), "max_tokens": 20 + number, "stream": True}
+            body |= {"priority": number % 2, "user": "ab"[number % 2], "ignore_eos": number % 2 > 0}
+            body |= {"vllm_xargs": {"predicted_output_tokens": 5 + number}} if number % 5 else {}
+            await asyncio.sleep(number * 0.003)
+            response = await client.post("/v1/completions", json=body)
+            if number % 4:
+                await response.read()
+            else:
+                await response.content.readany()
+                response.close()
+
+        await asyncio.gather(*(ask(number) for number in range(24)))
+        text = await (await client.get("/report/requests")).text()
+        assert text.count("\n") == 24
+        assert "served.jsonl" in {path.name for path in server.write(tmp_path)}
+        served.append(server.result())
+
+    served: list[Any] = []
+    served_by(play, *overrides)
+    again = run(load_scenario(tmp_path / "replay.yaml"))
+    before, after = served[0].requests, again.requests
+    assert (before.finish_reason == "unfinished").any()
+    assert [*before.finish_reason] == [*after.finish_reason]
+    for column in ("queue_time", "ttft", "e2el", "output_tokens"):
+        assert np.allclose(before[column], after[column], atol=1e-9, equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +245,7 @@ def test_what_cannot_be_is_refused_in_vllms_form(body: object, status: int, told
         assert (response.status, error["code"]) == (status, status)
         assert told in error["message"]
 
-    served(play)
+    served_by(play)
 
 
 values = st.recursive(
@@ -238,7 +276,7 @@ def test_a_request_that_never_fits_is_refused() -> None:
             response = await client.post("/v1/completions", json=body)
             assert response.status == 400
 
-    served(play, "engine.num_gpu_blocks_override=7", "engine.max_model_len=200")
+    served_by(play, "engine.num_gpu_blocks_override=7", "engine.max_model_len=200")
 
 
 def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path) -> None:

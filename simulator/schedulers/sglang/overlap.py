@@ -171,6 +171,13 @@ class OverlappedSgLang(SgLang):
         for batch in self.in_flight:
             batch.drop(request)
 
+    def cancel(self, request: Request) -> None:
+        """Let a request go; what the batch in flight computes of it is thrown away."""
+        self.running.ended.pop(request, None)
+        for batch in self.in_flight:
+            batch.drop(request)
+        super().cancel(request)
+
     def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
         """Deliver the tokens of the oldest batch in flight; return who finished."""
         batch = self.in_flight.popleft()

@@ -497,6 +497,14 @@ class SgLang(ContinuousBatching):
         self._forget(request)
         self.full = False
 
+    def cancel(self, request: Request) -> None:
+        if request is self.chunked:
+            self.chunked, self._stashes = None, False
+        if request in self.running:
+            self.full = False
+        super().cancel(request)
+        self._forget(request)
+
     def _forget(self, request: Request) -> None:
         self.queue.entered.pop(request, None)
         self.tried.pop(request, None)

@@ -25,8 +25,6 @@ from simulator.schedulers.vllm.scheduler import Scheduler
 class DynamicScheduler(Scheduler):
     """The scheduler with a policy that has `rank`, `displaces` or `promote` (see Policy)."""
 
-    cancels = False
-
     def __init__(self, blocks: BlockCounter, *, policy: Any, **options: Any) -> None:
         super().__init__(blocks, policy=policy, **options)
         self._policy = policy
@@ -34,7 +32,7 @@ class DynamicScheduler(Scheduler):
         steady = getattr(policy, "steady", False) or not self.displacing
         self._steady = steady and not hasattr(policy, "promote")
         self._view = RunningView(self, self.running)
-        self._arrivals = 0  # requests so far
+        self._arrivals = 0  # requests that came, or left before their end
         self._seen = (-1, -1, -1)  # what had happened when the policy was asked last
         self._prefilled = False  # the step before computed prompts: it was not leapt over
         self._may_change = False  # the policy may answer otherwise though nothing has happened
@@ -42,6 +40,10 @@ class DynamicScheduler(Scheduler):
     def add(self, request: Request) -> bool:
         self._arrivals += 1
         return super().add(request)
+
+    def cancel(self, request: Request) -> None:
+        self._arrivals += 1  # who leaves may let another be the head: the policy is asked anew
+        super().cancel(request)
 
     def schedule(self, now: float) -> Step:
         """Decide the next forward pass. An empty step means that there is nothing to do."""

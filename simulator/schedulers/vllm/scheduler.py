@@ -510,6 +510,10 @@ class Scheduler:
         if request.swapped:
             self.swap_space.discard(request)
 
+    def abandoned(self, request: Request) -> bool:
+        """Hear that nobody wants a request any more; say whether it has to stay for all that."""
+        return False
+
     def forget(self, request: Request) -> None:
         """Hear that nobody wants what a request that has just ended leaves behind."""
 

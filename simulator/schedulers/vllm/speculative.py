@@ -40,7 +40,6 @@ class Speculative(Scheduler):
     """
 
     caches_prefixes = False
-    cancels = False
     blocks: SlotCounter
     decodes: "DraftedSet"
 
@@ -107,6 +106,10 @@ class Speculative(Scheduler):
     def finish(self, request: Request, now: float) -> None:
         self._streams.pop(request, None)
         super().finish(request, now)
+
+    def cancel(self, request: Request) -> None:
+        super().cancel(request)
+        self._streams.pop(request, None)
 
     def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
         """Apply the outcome of `step`; what its drafts bring out, the last token included."""

@@ -3,13 +3,14 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf, nextafter
+from math import inf, nan, nextafter
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import numpy as np
 import simpy
 
-from simulator.core.log import UNFINISHED, Log, pack_request
+from simulator.core.log import Log
 from simulator.core.request import Request, Segments
 from simulator.engine.core import EngineCore, ScheduledStep
 from simulator.engine.replica import Replica
@@ -55,10 +56,12 @@ class Sent:
     client: list[str]
     priority: list[int]
     segments: list[Segments | None]
+    cancel_after: list[float]
+    hint: list[int]
 
     @classmethod
     def none(cls) -> "Sent":
-        return cls([], [], [], [], [], [], [])
+        return cls(*([] for _ in cls.__slots__))  # type: ignore[call-arg]
 
     def append(self, request: Request, when: float) -> None:
         self.arrival.append(when)
@@ -68,6 +71,8 @@ class Sent:
         self.client.append(request.client)
         self.priority.append(request.priority)
         self.segments.append(request.segments)
+        self.cancel_after.append(nan)
+        self.hint.append(request.hint or 0)
 
     def drop(self, count: int) -> None:
         for name in self.__slots__:
@@ -75,6 +80,7 @@ class Sent:
 
     def workload(self) -> Workload:
         """Give them as a workload that `simulator.run` plays again, request by request."""
+        cancels = np.array(self.cancel_after)
         return Workload(
             np.array(self.arrival),
             np.array(self.prompt_tokens, np.int64),
@@ -83,6 +89,8 @@ class Sent:
             priority=np.array(self.priority, np.int64) if any(self.priority) else None,
             max_tokens=np.array(self.max_tokens, np.int64) if any(self.max_tokens) else None,
             segments=list(self.segments),
+            cancel_after=cancels if not np.isnan(cancels).all() else None,
+            hint=np.array(self.hint, np.int64) if any(self.hint) else None,
             source="requests that came over HTTP",
         )
 
@@ -100,9 +108,9 @@ class LiveEngine:
         self.env = env = simpy.Environment()
         self.parts = assemble(scenario)
         self.cluster: ClusterRecord | None = None
-        self.sent: list[float] = []  # what a cluster's autoscaler sees of the clients
+        self.sent: dict[int, float] = {}  # s, by id: what a cluster's autoscaler sees of clients
         self.done = 0
-        self._sessions: list[int] = []
+        self._sessions: dict[int, int] = {}  # by id, of those that have not ended
         self.is_open: Callable[[], bool] = lambda: True
         """Whether there is a replica that takes requests."""
         if scenario.cluster is None:
@@ -110,7 +118,7 @@ class LiveEngine:
             replica = Replica(env, scheduler, self.parts.cost, leap=False)
             replica.on_finish = self.finished
             self._submit: Callable[[Request], None] = replica.submit
-            self._cancel: Callable[[Request], object] = replica.cancel
+            self._cancel: Callable[[Request], None] = replica.cancel
             self.cores: list[EngineCore] = [replica]
         else:
             self._build_fleet()
@@ -137,13 +145,14 @@ class LiveEngine:
         fleet = make_fleet(self.env, self.scenario, self._sessions)
         self.cluster, life = add_replicas(fleet, self.scenario, True, leap=False)
 
-        def connect(submit: Callable[[Request], None]) -> "LiveEngine":
-            self._submit = submit
+        def connect(
+            submit: Callable[[Request], None], cancel: Callable[[Request], None]
+        ) -> "LiveEngine":
+            self._submit, self._cancel = submit, cancel
             return self
 
         connect_client(fleet, self.scenario, self.cluster, life, connect)  # type: ignore[type-var]
         life.done = lambda: False
-        self._cancel = lambda request: fleet.cancel(request.id)
         self.is_open = lambda: bool(fleet.open)
         self.cores = fleet.cores
 
@@ -199,8 +208,8 @@ class LiveEngine:
             request.hint = min(request.hint, max_tokens)
         self._serial += 1
         self._asked.append(request, now)
-        self.sent.append(now)
-        self._sessions.append(hash(client) if client else -1)
+        self.sent[request.id] = now
+        self._sessions[request.id] = crc32(client.encode()) if client else -1
         stream = self.streams[request.id] = Stream(request, now, on_tokens, on_end)
         self._submit(request)
         self.clock.catch_up()
@@ -212,19 +221,20 @@ class LiveEngine:
         if self.streams.get(request.id) is not stream:
             return True
         stream.on_tokens, stream.on_end = _ignore, _ignore
-        if stream.core is None or not stream.core.scheduler.cancels:
+        if not self.cores[0].scheduler.cancels:
             return False
         self.clock.advance()
         if self.streams.pop(request.id, None) is not None:
+            self._asked.cancel_after[request.id - self._first] = self.env.now - stream.sent_at
             self._cancel(request)
-            self.done += 1
+            self._forget(request)
             if self.on_end is not None:
                 self.on_end(stream, ABORT)
         return True
 
     def finished(self, request: Request) -> None:
         """Hear that a request has ended or was rejected."""
-        self.done += 1
+        self._forget(request)
         stream = self.streams.pop(request.id, None)
         if stream is None:
             return
@@ -241,6 +251,11 @@ class LiveEngine:
             self.on_end(stream, reason)
         stream.on_end(request, reason)
         self._prune()
+
+    def _forget(self, request: Request) -> None:
+        self.done += 1
+        self.sent.pop(request.id, None)
+        self._sessions.pop(request.id, None)
 
     def tell(self, stream: Stream, count: int, now: float) -> None:
         """Tell a client of its tokens, `count` in all by `now`, s."""
@@ -273,11 +288,8 @@ class LiveEngine:
         self.clock.advance()
         asked = self._asked.workload()
         logs = [self._copy(core) for core in self.cores]
-        left = logs[0].request_rows
         known = {int(number) for log in logs for number in log.requests["id"]}
-        for number in range(len(asked)):
-            if number not in known:
-                left += pack_request(-1.0, -1.0, -1.0, number, 0, 0, 0, UNFINISHED)
+        logs[0].record_hung_up(number for number in range(len(asked)) if number not in known)
         result = Result(self.scenario, asked, asked.arrival.copy(), logs, self.parts, True)
         result.cluster = self.cluster
         return result

@@ -11,6 +11,7 @@ from simulator.views.http.tokenizers import TokenCounter
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, in OpenAI's API; a chat may fill the context
 MOST_TOKENS = 2**31 - 1
+MOST_PRIORITY = 10**9 - 1  # what a trace can tell
 
 
 class BadRequestError(Exception):
@@ -88,7 +89,7 @@ def read_body(
         options.get("include_usage") is True,
         options.get("continuous_usage_stats") is True,
         str(body.get("user") or more.get("client") or ""),
-        _whole(body, "priority", -MOST_TOKENS) or 0,
+        _whole(body, "priority", -MOST_PRIORITY, MOST_PRIORITY) or 0,
         _whole(more, "predicted_output_tokens"),
         ["stop"] if body.get("stop") else [],
     )
@@ -101,13 +102,15 @@ def _mapping(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value
 
 
-def _whole(body: Mapping[str, Any], name: str, least: int = 1) -> int | None:
+def _whole(
+    body: Mapping[str, Any], name: str, least: int = 1, most: int = MOST_TOKENS
+) -> int | None:
     value = body.get(name)
     if value is None:
         return None
     if isinstance(value, str) and value.lstrip("-").isdigit() and len(value) < 12:
         value = int(value)  # vllm_xargs may come as text
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST_TOKENS:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise BadRequestError(
             f"{name}: {json.dumps(value)[:40]} is not a whole number, {least} or more"
         )

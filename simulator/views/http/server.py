@@ -2,10 +2,12 @@
 
 import asyncio
 import gc
+import io
 import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ import numpy as np
 from simulator.core.request import Request
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
+from simulator.util.files import Writer
 from simulator.views.http.live_engine import LiveEngine, Stream
 from simulator.views.http.live_metrics import LiveMetrics
 from simulator.views.http.openai import (
@@ -25,6 +28,7 @@ from simulator.views.http.openai import (
     read_body,
 )
 from simulator.views.http.tokenizers import BpeTokens, SplitAtSpaces, TokenCounter
+from simulator.workload.traces.write import write_timed_trace
 
 try:
     from aiohttp import web
@@ -86,6 +90,7 @@ class Server:
                 web.get("/version", self._version),
                 web.get("/metrics", self._metrics),
                 web.get("/report", self._report),
+                web.get("/report/requests", self._requests),
             ]
         )
         return app
@@ -310,6 +315,29 @@ class Server:
             run = Run.of(self.scenario.name or "served", result)
             return web.Response(text=page([run]), content_type="text/html")
         return web.json_response(result.summary() | {"served": self.served()})
+
+    async def _requests(self, request: web.Request) -> web.Response:
+        """Give the requests of the report as a trace that plays them again."""
+        text = io.BytesIO()
+        write_timed_trace(self.result().workload, text)
+        return web.Response(body=text.getvalue(), content_type="application/jsonl")
+
+    def write(self, out: Path) -> list[Path]:
+        """Write the files of the run, and what plays it again: replay.yaml and its trace."""
+        import yaml
+
+        from simulator.simulation.write import write_run
+
+        result = self.result()
+        load = {"path": "served.jsonl", "format": "timed_trace"}
+        load |= {"hash_block_size": self.engine.block_size}
+        again = result.scenario.resolved() | {"workload": {"trace": load}}
+        text = yaml.safe_dump(again, sort_keys=False, allow_unicode=True).encode()
+        more: dict[str, Writer] = {
+            "served.jsonl": partial(write_timed_trace, result.workload),
+            "replay.yaml": lambda file: file.write(text),
+        }
+        return write_run(result, out, more=more)
 
     def served(self) -> dict[str, Any]:
         """Say how far what clients measure may be trusted."""

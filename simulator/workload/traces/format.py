@@ -41,6 +41,8 @@ class Table:
     client: list[str] | None = None
     priority: Ints | None = None
     max_tokens: Ints | None = None  # 0: none
+    cancel_after: Floats | None = None  # s; NaN: never
+    hint: Ints | None = None  # 0: none
     measured: "Measured | None" = None
 
 

@@ -19,11 +19,11 @@ from simulator.util.from_mapping import short_repr
 from simulator.util.json_text import parse_json
 from simulator.workload.traces.format import Problems, name_problem
 from simulator.workload.traces.lines import lines
-from simulator.workload.workload import Ints
+from simulator.workload.workload import Floats, Ints
 
 LARGEST_PRIORITY = 10**9
 LARGEST = 9e18  # what still fits 64 bits
-LABELS = ("client", "priority", "max_tokens")
+LABELS = ("client", "priority", "max_tokens", "cancel_after", "predicted_output_tokens")
 COMMON_SIZES = (16, 512, *(2**k for k in range(13)))  # sizes of blocks, the best known first
 
 
@@ -90,6 +90,15 @@ class Row:
         """Give the output tokens that its client allows; 0 where the line does not say."""
         return 0 if self.values.get("max_tokens") is None else self.tokens("max_tokens")
 
+    def cancel_after(self) -> float:
+        """Give when its client hangs up, s after it is sent; NaN: never."""
+        return nan if self.values.get("cancel_after") is None else self.number("cancel_after")
+
+    def predicted(self) -> int:
+        """Give the output tokens that its client predicts; 0 where the line does not say."""
+        key = "predicted_output_tokens"
+        return 0 if self.values.get(key) is None else self.tokens(key)
+
     def hash_ids(self) -> list[int | str]:
         """Give the `hash_ids`; [] for none, or where they are wrong."""
         ids = self.values.get("hash_ids")
@@ -107,6 +116,8 @@ class LabelColumns(TypedDict):
     client: list[str] | None
     priority: Ints | None
     max_tokens: Ints | None
+    cancel_after: Floats | None
+    hint: Ints | None
 
 
 @dataclass(slots=True)
@@ -117,6 +128,8 @@ class Labels:
     clients: list[str | None] = field(default_factory=list)
     priorities: list[int | None] = field(default_factory=list)
     max_tokens: list[int] = field(default_factory=list)
+    cancels: list[float] = field(default_factory=list)
+    hints: list[int] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)  # of all lines
 
     def add(self, row: Row) -> None:
@@ -128,6 +141,8 @@ class Labels:
         self.clients.append(row.client())
         self.priorities.append(row.priority())
         self.max_tokens.append(row.max_tokens())
+        self.cancels.append(row.cancel_after())
+        self.hints.append(row.predicted())
 
     def _warn_alike(self, row: Row) -> None:
         """Warn of keys that a line is the first to have and that are a label but for their case."""
@@ -152,11 +167,14 @@ class Labels:
                     problems.add(line, "client", "missing, though other lines have one")
         given = any(priority is not None for priority in self.priorities)
         priorities = np.array([priority or 0 for priority in self.priorities], np.int64)
-        limits = np.array(self.max_tokens, np.int64)
+        limits, hints = np.array(self.max_tokens, np.int64), np.array(self.hints, np.int64)
+        cancels = np.array(self.cancels)
         return {
             "client": clients or None,
             "priority": priorities if given else None,
             "max_tokens": limits if limits.any() else None,
+            "cancel_after": None if np.isnan(cancels).all() else cancels,
+            "hint": hints if hints.any() else None,
         }
 
 

@@ -167,6 +167,8 @@ def _workload(table: Table, path: Path, form: str) -> Workload:
         client=table.client,
         priority=table.priority,
         max_tokens=table.max_tokens,
+        cancel_after=table.cancel_after,
+        hint=table.hint,
         source=f"{path.name} ({form})",
     )
     early = int((arrival[timed] < np.maximum.accumulate(arrival[timed])).sum())

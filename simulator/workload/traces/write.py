@@ -28,8 +28,8 @@ def write_mooncake(workload: Workload, path: Path) -> None:
 
     Times are rounded to milliseconds. Ids count up from 0, one per 512 tokens, each chained to
     the ids before it: equal ids if and only if everything up to the end of their blocks is equal.
-    Turns of a session are written as AIPerf reads them. A request's `client`, `priority` and
-    `max_tokens`, which Mooncake's traces have not, become keys that `read_trace` reads.
+    Turns of a session are written as AIPerf reads them. A request's `client`, `priority`,
+    `max_tokens`, `cancel_after` and `predicted_output_tokens`, which Mooncake's traces have not, become keys that `read_trace` reads.
     HeadwayWarning if much less of the prompts is shared in the file than before. HeadwayError if
     the path cannot be written or a turn does not continue its session; nothing is left
     half-written.
@@ -37,6 +37,25 @@ def write_mooncake(workload: Workload, path: Path) -> None:
     write_atomic(path, lambda file: _write(workload, path, file))
     if before := (shared_prefix_tokens(workload) or 0) / max(workload.total_input, 1):
         _warn_lost_sharing(path, before)
+
+
+def write_timed_trace(workload: Workload, file: BinaryIO) -> None:
+    """Write a workload whose prompts are named block by block as a `timed_trace`.
+
+    Times are seconds to the last bit; a prompt's segments become its `hash_ids`, so each but the
+    last must hold `hash_block_size` tokens when it is read. Clients without a name are called "-".
+    """
+    ids: dict[Hashable, int] = {}
+    for i, segments in enumerate(workload.segments or ()):
+        row: dict[str, object] = {
+            "timestamp": float(workload.arrival[i]),
+            "input_length": int(workload.prompt_tokens[i]),
+            "output_length": int(workload.output_tokens[i]),
+            "hash_ids": [ids.setdefault(name, len(ids)) for name, _ in segments or ()],
+        }
+        if workload.client is not None:
+            row["client"] = workload.client[i] or "-"
+        file.write(json.dumps(row | _labels(workload, i)).encode() + b"\n")
 
 
 def _warn_lost_sharing(path: Path, before: float) -> None:
@@ -91,11 +110,21 @@ def _rows_of(workload: Workload, path: Path) -> Iterator[dict[str, object]]:
         row["hash_ids"] = ids.chained(parts, before) if parts else ids.fresh(added)
         if workload.client is not None:
             row["client"] = workload.client[i]
-        if workload.priority is not None:
-            row["priority"] = int(workload.priority[i])
-        if workload.max_tokens is not None and workload.max_tokens[i]:
-            row["max_tokens"] = int(workload.max_tokens[i])
-        yield row
+        yield row | _labels(workload, i)
+
+
+def _labels(workload: Workload, i: int) -> dict[str, object]:
+    """Give what else is told of a request, as keys that `read_trace` reads."""
+    found: dict[str, object] = {}
+    if workload.priority is not None:
+        found["priority"] = int(workload.priority[i])
+    if workload.max_tokens is not None and workload.max_tokens[i]:
+        found["max_tokens"] = int(workload.max_tokens[i])
+    if workload.cancel_after is not None and not np.isnan(workload.cancel_after[i]):
+        found["cancel_after"] = float(workload.cancel_after[i])
+    if workload.hint is not None and workload.hint[i]:
+        found["predicted_output_tokens"] = int(workload.hint[i])
+    return found
 
 
 def _sessions(workload: Workload, path: Path) -> dict[int, str]:
