@@ -106,7 +106,8 @@ TRANSFER = np.dtype(
 )
 REASONS = ("stop", "length", "rejected", "unfinished", "shed", "timeout")
 """Ended by itself; cut at max_tokens or max_model_len; could never fit; still there when the run
-was stopped, or when its client hung up; of a cluster's clients: refused by its admission control, given up after a timeout."""
+was stopped, or when its client hung up; of a cluster's clients: refused by its admission control,
+given up after a timeout."""
 STOP, LENGTH, REJECTED, UNFINISHED, SHED, TIMEOUT = range(len(REASONS))
 
 pack_step = Struct("<ddqqqqiiiiiiii").pack

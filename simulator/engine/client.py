@@ -169,7 +169,7 @@ class Client:
         """Hand a request to the engine until its client hangs up, if it does."""
         assert self.workload.cancel_after is not None
         when = self.sent[request.id] + float(self.workload.cancel_after[request.id])
-        if when == when:
+        if not isnan(when):
             self._impatient[request.id] = request
             Alarm(self.env, partial(self._hang_up, request)).set(max(when, self.env.now))
         submit(request)

@@ -80,7 +80,8 @@ def run_cluster(
     )
     predictor = make_predictor(scenario.predictor, workload, scenario.seed)
     client = connect_client(
-        *(fleet, scenario, record, life), lambda submit, cancel: Client(env, workload, submit, predictor, cancel)
+        *(fleet, scenario, record, life),
+        lambda submit, cancel: Client(env, workload, submit, predictor, cancel),
     )
     ends = None
     if stop is not None and not isinstance(fleet, DisaggregatedFleet):

@@ -54,8 +54,9 @@ def write_run(
 ) -> list[Path]:
     """Write a run's files to the folder `out`, all of them or none; return their paths.
 
-    `format` is that of the two tables, csv or parquet; `more` are further files by name. Raises HeadwayError where the folder
-    cannot be written, for parquet without pyarrow, or where the run's numbers are too large.
+    `format` is that of the two tables, csv or parquet; `more` are further files by name.
+    Raises HeadwayError where the folder cannot be written, for parquet without pyarrow, or
+    where the run's numbers are too large.
     """
     if format not in FORMATS:
         raise HeadwayError(f"--format: {format!r} is none of {', '.join(FORMATS)}")

@@ -11,8 +11,8 @@ from simulator import run
 from simulator.scenario.load import load_scenario
 from simulator.workload.workload import Workload
 from tests.engine.test_laws import _unroll, clocks, engines, workloads
-from tests.support.engines import fcfs, play, workload
 from tests.support.commands import headway
+from tests.support.engines import fcfs, play, workload
 
 patience = st.sampled_from([np.nan, np.nan, 0.0, 0.3, 1.0, 2.5, 7.0])
 

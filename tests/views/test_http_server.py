@@ -27,7 +27,9 @@ Play = Callable[[TestClient[Any, Any], Server], Awaitable[None]]
 PROMPT = " ".join(f"word{number}" for number in range(100))
 
 
-def served_by(play: Play, *overrides: str, tokenizer: Path | None = None, speed: float = 50) -> None:
+def served_by(
+    play: Play, *overrides: str, tokenizer: Path | None = None, speed: float = 50
+) -> None:
     """Serve the demo scenario in this process, and do something with it."""
 
     async def run() -> None:

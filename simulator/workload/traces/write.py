@@ -29,7 +29,8 @@ def write_mooncake(workload: Workload, path: Path) -> None:
     Times are rounded to milliseconds. Ids count up from 0, one per 512 tokens, each chained to
     the ids before it: equal ids if and only if everything up to the end of their blocks is equal.
     Turns of a session are written as AIPerf reads them. A request's `client`, `priority`,
-    `max_tokens`, `cancel_after` and `predicted_output_tokens`, which Mooncake's traces have not, become keys that `read_trace` reads.
+    `max_tokens`, `cancel_after` and `predicted_output_tokens`, which Mooncake's traces have not,
+    become keys that `read_trace` reads.
     HeadwayWarning if much less of the prompts is shared in the file than before. HeadwayError if
     the path cannot be written or a turn does not continue its session; nothing is left
     half-written.
