@@ -72,7 +72,7 @@ class DisaggregatedFleet(Fleet):
         self,
         env: simpy.Environment,
         router: Router,
-        sessions: Sequence[int] | None,
+        sessions: Sequence[int] | Mapping[int, int] | None,
         *,
         to_consumers: Router,
         block_seconds: Mapping[str, float],

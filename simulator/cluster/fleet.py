@@ -7,7 +7,7 @@ leaping runs agree to the last bit here, too.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf, nextafter
 
@@ -44,7 +44,10 @@ class Fleet:
     """
 
     def __init__(
-        self, env: simpy.Environment, router: Router, sessions: Sequence[int] | None = None
+        self,
+        env: simpy.Environment,
+        router: Router,
+        sessions: Sequence[int] | Mapping[int, int] | None = None,
     ) -> None:
         self.env = env
         self.router = router

@@ -177,7 +177,7 @@ class EngineCore:
 
     def drop_cancelled(self) -> None:
         """Let the cancelled requests go: the step in flight has ended."""
-        scheduler, stay = self.scheduler, {}
+        scheduler, stay = self.scheduler, dict[Request, None]()
         for request in self.cancelled:
             if request.finish < 0 and scheduler.abandoned(request):
                 stay[request] = None

@@ -1,6 +1,7 @@
 """From the block `cluster` of a scenario to its routers, and to a fleet without replicas as yet."""
 
 import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import simpy
@@ -117,7 +118,9 @@ def make_decode_router(scenario: Scenario) -> Router:
     return make_router(scenario, spec, "cluster.kv_transfer.router", stream=1)
 
 
-def make_fleet(env: simpy.Environment, scenario: Scenario, sessions: list[int] | None) -> Fleet:
+def make_fleet(
+    env: simpy.Environment, scenario: Scenario, sessions: Sequence[int] | Mapping[int, int] | None
+) -> Fleet:
     """Make the fleet, one that prefills and decodes apart if its groups have roles."""
     assert scenario.cluster is not None
     kv = scenario.cluster.kv_transfer

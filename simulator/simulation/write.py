@@ -81,7 +81,7 @@ def write_run(
             else partial(_write_parquet, as_frame(columns))
         )
     writers["scenario.yaml"] = partial(write_scenario, result.scenario)
-    return write_together(out, writers | (more or {}))
+    return write_together(out, writers | dict(more or {}))
 
 
 def _write_summary(result: "Result", file: BinaryIO) -> None:

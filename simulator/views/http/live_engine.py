@@ -61,7 +61,7 @@ class Sent:
 
     @classmethod
     def none(cls) -> "Sent":
-        return cls(*([] for _ in cls.__slots__))  # type: ignore[call-arg]
+        return cls(*([] for _ in cls.__slots__))
 
     def append(self, request: Request, when: float) -> None:
         self.arrival.append(when)

@@ -329,8 +329,8 @@ class Server:
         from simulator.simulation.write import write_run
 
         result = self.result()
-        load = {"path": "served.jsonl", "format": "timed_trace"}
-        load |= {"hash_block_size": self.engine.block_size}
+        load: dict[str, object] = {"path": "served.jsonl", "format": "timed_trace"}
+        load["hash_block_size"] = self.engine.block_size
         again = result.scenario.resolved() | {"workload": {"trace": load}}
         text = yaml.safe_dump(again, sort_keys=False, allow_unicode=True).encode()
         more: dict[str, Writer] = {
