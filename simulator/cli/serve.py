@@ -26,6 +26,15 @@ def serve(
     served_model_name: Annotated[
         str, silent("the model's name to clients [default: the scenario's]")
     ] = "",
+    replica_ports: Annotated[
+        bool, silent("a port for each replica of the cluster, for a gateway of your own")
+    ] = False,
+    startup_delay: Annotated[
+        float, Parameter(help="simulated s until replicas are up; /health says 503")
+    ] = 0.0,
+    admin: Annotated[
+        bool, silent("POST /admin/...: replicas that are slow, hang, are killed; failures")
+    ] = False,
     out: Annotated[Path | None, silent("folder for the files of the run, at its end")] = None,
     set_: Annotated[
         list[str] | None, silent("set a key: dotted.key=value (repeatable)", "--set")
@@ -38,6 +47,7 @@ def serve(
     """Answer as the scenario's vLLM server would, without a GPU, until Ctrl-C."""
     from simulator.scenario.load import load_scenario
     from simulator.util.errors import HeadwayError
+    from simulator.views.http.live_engine import replica_scenarios
     from simulator.views.http.server import ServeOptions, Server, token_counter
     from simulator.views.http.server import serve as listen
 
@@ -45,19 +55,36 @@ def serve(
         raise HeadwayError(f"--port: {port} is not between 0 and 65535")
     if not 0.001 <= speed <= 1000:
         raise HeadwayError(f"--speed: {speed} is not between 0.001 and 1000")
+    if not 0 <= startup_delay <= 1e6:
+        raise HeadwayError(f"--startup-delay: {startup_delay} is not between 0 and 1,000,000")
     loaded = load_scenario(scenario, set_ or [], seed, own_code=own_code)
-    options = ServeOptions(host, port, speed, served_model_name)
-    server = Server(loaded, options, token_counter(tokenizer))
+    counter = token_counter(tokenizer)
+    served = replica_scenarios(loaded) if replica_ports else [loaded]
+    if port and port + len(served) > 65536:
+        raise HeadwayError(f"--port: {port} and {len(served) - 1} more go beyond 65535")
+    servers = [
+        Server(
+            one,
+            ServeOptions(
+                host, port and port + number, speed, served_model_name, admin, startup_delay
+            ),
+            counter,
+        )
+        for number, one in enumerate(served)
+    ]
 
-    def ready(address: str) -> None:
+    def ready(server: "Server", address: str) -> None:
         at = "" if speed == 1 else f", {speed:g} times as fast as real time"
         print(f"{server.model} at {address}/v1{at}; report: {address}/report", flush=True)
 
-    listen(server, ready)
-    return _tell_end(server, out)
+    listen(servers, ready)
+    for number, server in enumerate(servers):
+        folder = out / f"replica-{number}" if out is not None and replica_ports else out
+        _tell_end(server, folder)
+    return 0
 
 
-def _tell_end(server: "Server", out: Path | None) -> int:
+def _tell_end(server: "Server", out: Path | None) -> None:
     """Say what was served and whether it came on time; write the files."""
     result = server.result()
     served = server.served()
@@ -68,4 +95,3 @@ def _tell_end(server: "Server", out: Path | None) -> int:
     if out is not None and count:
         names = [path.name for path in server.write(out)]
         print(f"written to {out}: {', '.join(names)}")
-    return 0

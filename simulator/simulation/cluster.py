@@ -182,10 +182,12 @@ def add_replicas(
     cost: CostModel | None = None,
     *,
     leap: bool,
+    startup_delay: float = 0.0,
 ) -> tuple[ClusterRecord, Lifecycle]:
     """Add all replicas that there may ever be, and start those that there are at first.
 
-    `shares` says that prompts have contents, `cost` takes the place of the scenario's.
+    `shares` says that prompts have contents, `cost` takes the place of the scenario's. The first
+    replicas are up after `startup_delay`, s.
     """
     assert scenario.cluster is not None
     makers: list[Callable[[], list[Scheduler]]] = []
@@ -209,7 +211,7 @@ def add_replicas(
                 first.append(target)
     life = Lifecycle(fleet, makers, lambda: False)
     for target in first:
-        life.order(target)
+        life.order(target, startup_delay)
     owners = fleet.owners
     record = ClusterRecord(
         *([one.group for one in owners], every, [one.index for one in owners]),

@@ -1,47 +1,55 @@
 """The command `headway serve`: a server of its own, until it is told to stop."""
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
+import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 
-from tests.support.commands import FILES, ROOT, headway, names
+from tests.support.commands import FILES, headway, names
 
 pytest.importorskip("aiohttp")
+
+from tests.support.twins import twin
 
 
 def test_it_serves_until_it_is_told_to_stop_and_writes_the_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "simulator", "serve", "demo", "--port", "0", "--speed", "20"]
-    with subprocess.Popen(
-        [*command, "--out", str(out)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": ROOT},
-    ) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line.startswith("llama-3-8b at http://127.0.0.1:")
-            address = line.split()[2].removesuffix(",")
-            body = json.dumps({"prompt": "a b c", "max_tokens": 4, "ignore_eos": True}).encode()
-            with urllib.request.urlopen(f"{address}/completions", body, timeout=30) as answer:
-                assert json.load(answer)["usage"]["completion_tokens"] == 4
-            process.send_signal(signal.SIGINT)
-            rest, _ = process.communicate(timeout=60)
-        finally:
-            process.kill()
+    with twin("demo", "--port", "0", "--speed", "20", "--out", str(out)) as ((address,), process):
+        body = json.dumps({"prompt": "a b c", "max_tokens": 4, "ignore_eos": True}).encode()
+        with urllib.request.urlopen(f"{address}/v1/completions", body, timeout=30) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] == 4
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert rest.startswith("1 requests served; answers late by ")
     assert names(out) == sorted([*FILES, "replay.yaml", "served.jsonl"])
     assert json.loads((out / "summary.json").read_text())["completed"] == 1
+
+
+def test_each_replica_has_a_port_of_its_own(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = ("--port", str(port), "--replica-ports", "--out", str(tmp_path))
+    cluster = ("--set", "cluster={replicas: 2}", "--speed", "20", "--startup-delay", "1")
+    with twin("demo", *options, *cluster, ports=2) as (addresses, process):
+        assert addresses == [f"http://127.0.0.1:{port + k}" for k in (0, 1)]
+        time.sleep(0.2)
+        for number, address in enumerate(addresses):
+            for _ in range(number + 1):
+                body = json.dumps({"prompt": "a b c", "max_tokens": 4}).encode()
+                urllib.request.urlopen(f"{address}/v1/completions", body, timeout=30).close()
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert rest.count("requests served") == 2
+    for number in (0, 1):
+        summary = json.loads((tmp_path / f"replica-{number}" / "summary.json").read_text())
+        assert summary["completed"] == number + 1
 
 
 def test_a_port_that_is_taken_is_told_in_one_line() -> None:
@@ -60,6 +68,12 @@ def test_a_port_that_is_taken_is_told_in_one_line() -> None:
     [
         (["--port", "70000"], "--port: 70000 is not between 0 and 65535"),
         (["--speed", "0"], "--speed: 0.0 is not between 0.001 and 1000"),
+        (["--startup-delay", "-1"], "--startup-delay: -1.0 is not between 0 and 1,000,000"),
+        (["--replica-ports"], "--replica-ports: the scenario has no cluster"),
+        (
+            ["--replica-ports", "--port", "65535", "--set", "cluster={replicas: 3}"],
+            "--port: 65535 and 2 more go beyond 65535",
+        ),
         (["--tokenizer", "/nowhere"], "--tokenizer: /nowhere"),
         (
             ["--set", "engine.scheduling_policy={policy: 'mine:Policy'}"],

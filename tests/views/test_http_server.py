@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,43 +13,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 pytest.importorskip("aiohttp")
 
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp import ClientSession
 
 from simulator import run
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 from simulator.views.http.openai import BadRequestError, read_body
-from simulator.views.http.server import ServeOptions, Server, token_counter
+from simulator.views.http.server import Server
 from simulator.views.http.tokenizers import BpeTokens, SplitAtSpaces, train
+from tests.support.twins import events, served_by
 
-Play = Callable[[TestClient[Any, Any], Server], Awaitable[None]]
 PROMPT = " ".join(f"word{number}" for number in range(100))
-
-
-def served_by(
-    play: Play, *overrides: str, tokenizer: Path | None = None, speed: float = 50
-) -> None:
-    """Serve the demo scenario in this process, and do something with it."""
-
-    async def run() -> None:
-        scenario = load_scenario("demo", list(overrides))
-        server = Server(scenario, ServeOptions(speed=speed), token_counter(tokenizer))
-        clock = asyncio.create_task(server.engine.clock.run())
-        async with TestClient(TestServer(server.application())) as client, asyncio.timeout(60):
-            await play(client, server)
-            if clock.done():
-                clock.result()
-        clock.cancel()
-
-    asyncio.run(run())
-
-
-async def events(response: Any) -> list[Any]:
-    """Read a stream of server-sent events."""
-    text = (await response.read()).decode()
-    parts = [part.removeprefix("data: ") for part in text.split("\n\n") if part]
-    assert parts.pop() == "[DONE]"
-    return [json.loads(part) for part in parts]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +36,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_completion_has_as_many_tokens_as_were_asked_for(tokenizer: Path) -> None:
     counter = BpeTokens(tokenizer)
 
-    async def play(client: TestClient[Any, Any], _: Server) -> None:
+    async def play(client: ClientSession, _: Server) -> None:
         body = {"prompt": PROMPT, "max_tokens": 30, "ignore_eos": True}
         answer = await (await client.post("/v1/completions", json=body)).json()
         (choice,) = answer["choices"]
@@ -84,7 +57,7 @@ def test_a_completion_has_as_many_tokens_as_were_asked_for(tokenizer: Path) -> N
 
 
 def test_a_chat_streams_a_chunk_for_each_token_and_usage_at_the_end() -> None:
-    async def play(client: TestClient[Any, Any], _: Server) -> None:
+    async def play(client: ClientSession, _: Server) -> None:
         body = {
             "messages": [{"role": "user", "content": [{"type": "text", "text": PROMPT}]}],
             "max_completion_tokens": 12,
@@ -106,7 +79,7 @@ def test_a_chat_streams_a_chunk_for_each_token_and_usage_at_the_end() -> None:
 
 
 def test_a_prompt_that_came_before_is_found_in_the_cache() -> None:
-    async def play(client: TestClient[Any, Any], _: Server) -> None:
+    async def play(client: ClientSession, _: Server) -> None:
         found = []
         for prompt in (PROMPT, PROMPT + " and more", "other " + PROMPT):
             body = {"prompt": prompt, "max_tokens": 2}
@@ -120,7 +93,7 @@ def test_a_prompt_that_came_before_is_found_in_the_cache() -> None:
 
 
 def test_metrics_count_what_was_served() -> None:
-    async def play(client: TestClient[Any, Any], server: Server) -> None:
+    async def play(client: ClientSession, server: Server) -> None:
         bodies = [{"prompt": PROMPT, "max_tokens": 3 + k, "ignore_eos": True} for k in range(5)]
         await asyncio.gather(*(client.post("/v1/completions", json=body) for body in bodies))
         text = await (await client.get("/metrics")).text()
@@ -151,7 +124,7 @@ def test_metrics_count_what_was_served() -> None:
 
 
 def test_the_report_is_of_the_run_so_far() -> None:
-    async def play(client: TestClient[Any, Any], _: Server) -> None:
+    async def play(client: ClientSession, _: Server) -> None:
         assert (await client.get("/report")).status == 404
         await client.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 4})
         report = await (await client.get("/report")).json()
@@ -167,8 +140,18 @@ def test_the_report_is_of_the_run_so_far() -> None:
     served_by(play)
 
 
+def test_what_is_not_simulated_is_told() -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        for stream in (True, False):
+            body = {"prompt": PROMPT, "max_tokens": 2, "stop": ["."], "stream": stream}
+            response = await client.post("/v1/completions", json=body)
+            assert response.headers["X-Headway-Ignored"] == "stop"
+
+    served_by(play)
+
+
 def test_who_hangs_up_frees_the_engine() -> None:
-    async def play(client: TestClient[Any, Any], server: Server) -> None:
+    async def play(client: ClientSession, server: Server) -> None:
         body = {"prompt": PROMPT, "max_tokens": 7000, "ignore_eos": True, "stream": True}
         response = await client.post("/v1/completions", json=body)
         await response.content.readany()
@@ -189,7 +172,7 @@ def test_the_files_play_the_run_again(policy: str, tmp_path: Path) -> None:
     if policy == "sjf":
         overrides.append("predictor={kind: noisy, sigma: 0.5}")
 
-    async def play(client: TestClient[Any, Any], server: Server) -> None:
+    async def play(client: ClientSession, server: Server) -> None:
         async def ask(number: int) -> None:
             body = {"prompt": PROMPT * (1 + number % 3), "max_tokens": 20 + number, "stream": True}
             body |= {"priority": number % 2, "user": "ab"[number % 2], "ignore_eos": number % 2 > 0}
@@ -240,7 +223,7 @@ def test_the_files_play_the_run_again(policy: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_in_vllms_form(body: object, status: int, told: str) -> None:
-    async def play(client: TestClient[Any, Any], _: Server) -> None:
+    async def play(client: ClientSession, _: Server) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         response = await client.post("/v1/completions", data=data)
         error = (await response.json())["error"]
@@ -272,7 +255,7 @@ def test_any_body_is_understood_or_refused(body: dict[str, object], chat: bool) 
 
 
 def test_a_request_that_never_fits_is_refused() -> None:
-    async def play(client: TestClient[Any, Any], _: Server) -> None:
+    async def play(client: ClientSession, _: Server) -> None:
         for stream in (True, False):
             body = {"prompt": PROMPT, "max_tokens": 60, "ignore_eos": True, "stream": stream}
             response = await client.post("/v1/completions", json=body)

@@ -18,9 +18,11 @@ from simulator.policies.predictor import FixedPredictions, make_predictor
 from simulator.results.record import ClusterRecord, split_log
 from simulator.scenario import assemble, make_scheduler
 from simulator.scenario.assemble_fleet import make_fleet
+from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from simulator.views.http.clock import RealTimeClock
+from simulator.views.http.drills import Drills
 from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 KEPT = 100_000  # requests that have ended and that the report is about, at least
 
 ABORT = "abort"
+LOST = "lost"
+"""Ends of requests beside those of the log: the client has hung up; the replica was killed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +43,7 @@ class Stream:
     request: Request
     sent_at: float  # simulated s
     on_tokens: Callable[[int, int], None]  # new ones, all so far
-    on_end: Callable[[Request, str], None]  # with stop, length, rejected, shed or timeout
+    on_end: Callable[[Request, str], None]  # with stop, length, rejected or lost
     core: EngineCore | None = None  # None: no engine has it
     told: int = 0  # tokens that have gone out
     last: float = -1.0  # simulated s, when the last one did
@@ -98,16 +102,27 @@ class Sent:
 class LiveEngine:
     """A scenario's engine, or its cluster, on a clock that goes with the wall's.
 
-    `listeners` are called with each stream that has got tokens, and with each request that ends.
+    `on_tokens` is called with each stream that has got tokens, `on_end` with each that ends. With
+    `drills` replicas can be made slow, hang and be killed; all start `startup_delay` s from now.
     """
 
-    def __init__(self, scenario: Scenario, speed: float = 1.0) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        speed: float = 1.0,
+        *,
+        drills: bool = False,
+        startup_delay: float = 0.0,
+    ) -> None:
+        if scenario.cluster is None and (drills or startup_delay):
+            scenario = scenario.model_copy(update={"cluster": ClusterConfig(replicas=1)})
         if scenario.engine.pipeline_parallel_size > 1:
             raise HeadwayError("engine.pipeline_parallel_size: stages cannot be served yet")
         self.scenario = scenario
         self.env = env = simpy.Environment()
         self.parts = assemble(scenario)
         self.cluster: ClusterRecord | None = None
+        self.drills: Drills | None = None
         self.sent: dict[int, float] = {}  # s, by id: what a cluster's autoscaler sees of clients
         self.done = 0
         self._sessions: dict[int, int] = {}  # by id, of those that have not ended
@@ -121,7 +136,7 @@ class LiveEngine:
             self._cancel: Callable[[Request], None] = replica.cancel
             self.cores: list[EngineCore] = [replica]
         else:
-            self._build_fleet()
+            self._build_fleet(drills, startup_delay)
         self.clock = RealTimeClock(env, speed)
         self.streams: dict[int, Stream] = {}  # by id
         self.on_tokens: Callable[[Stream, int, float], None] | None = None
@@ -137,13 +152,15 @@ class LiveEngine:
         if scenario.cluster is None:
             self._submit = self.cores[0].submit  # the one that is watched
 
-    def _build_fleet(self) -> None:
+    def _build_fleet(self, drills: bool, startup_delay: float) -> None:
         from simulator.simulation.cluster import add_replicas, connect_client
 
         if self.scenario.cluster is not None and self.scenario.cluster.kv_transfer is not None:
             raise HeadwayError("cluster.kv_transfer: prefill and decode apart cannot be served yet")
         fleet = make_fleet(self.env, self.scenario, self._sessions)
-        self.cluster, life = add_replicas(fleet, self.scenario, True, leap=False)
+        self.cluster, life = add_replicas(
+            fleet, self.scenario, True, leap=False, startup_delay=startup_delay
+        )
 
         def connect(
             submit: Callable[[Request], None], cancel: Callable[[Request], None]
@@ -155,6 +172,8 @@ class LiveEngine:
         life.done = lambda: False
         self.is_open = lambda: bool(fleet.open)
         self.cores = fleet.cores
+        if drills:
+            self.drills = Drills(fleet, life)
 
     def _predict(self, request: Request) -> int | None:
         """Say how long an answer will be, as the scenario's predictor does; None: it has none."""
@@ -232,6 +251,30 @@ class LiveEngine:
                 self.on_end(stream, ABORT)
         return True
 
+    def kill(self, number: int) -> None:
+        """Let a replica fail, with all requests that are there: they end as lost."""
+        drills = self.drills
+        assert drills is not None
+        self.clock.advance()
+        owners = dict(zip(self.cores, drills.fleet.owners, strict=True))
+        for stream in [*self.streams.values()]:
+            if stream.core is None or owners[stream.core].index != number:
+                continue
+            end = stream.on_end
+            self.cancel(stream)
+            end(stream.request, LOST)
+        drills.fail(number)
+
+    def restart(self, number: int, delay: float) -> None:
+        """Let a replica come back `delay` s from now, empty; one that is up is killed first."""
+        drills = self.drills
+        assert drills is not None
+        if drills.life.states[number] == "up":
+            self.kill(number)
+        self.clock.advance()
+        drills.repair(number, delay)
+        self.clock.catch_up()
+
     def finished(self, request: Request) -> None:
         """Hear that a request has ended or was rejected."""
         self._forget(request)
@@ -306,6 +349,24 @@ class LiveEngine:
         if self._first == 0:
             return copy
         return split_log(copy, range(self._first, self._serial), 0.0, {}, last=True)
+
+
+def replica_scenarios(scenario: Scenario) -> list[Scenario]:
+    """Give each replica of a cluster as a scenario of its own, for a gateway that is not ours."""
+    cluster = scenario.cluster
+    if cluster is None:
+        raise HeadwayError("--replica-ports: the scenario has no cluster")
+    together = cluster.model_fields_set - {"router", "replicas", "groups"}
+    if given := sorted(key for key in together if getattr(cluster, key) is not None):
+        raise HeadwayError(
+            f"--replica-ports: cluster.{given[0]} acts on several replicas together: serve them "
+            "behind one port, or leave it out"
+        )
+    return [
+        scenario.of_group(name).model_copy(update={"cluster": ClusterConfig(replicas=1)})
+        for name, group in cluster.replica_groups.items()
+        for _ in range(group.replicas)
+    ]
 
 
 class _Watch:

@@ -15,10 +15,11 @@ MOST_PRIORITY = 10**9 - 1  # what a trace can tell
 
 
 class BadRequestError(Exception):
-    """What the client has asked for cannot be; `args[0]` says why."""
+    """What the client has asked for cannot be."""
 
-    status = 400
-    kind = "BadRequestError"
+    def __init__(self, why: str, status: int = 400, kind: str = "BadRequestError") -> None:
+        super().__init__(why)
+        self.status, self.kind = status, kind
 
 
 def error_body(message: str, kind: str, status: int) -> bytes:
@@ -51,9 +52,7 @@ def read_body(
     if not isinstance(body, Mapping):
         raise BadRequestError("the body is not a JSON object")
     if (asked := body.get("model")) not in (None, model):
-        error = BadRequestError(f"The model `{asked}` does not exist.")
-        error.status, error.kind = 404, "NotFoundError"
-        raise error
+        raise BadRequestError(f"The model `{asked}` does not exist.", 404, "NotFoundError")
     if body.get("n") not in (None, 1):
         raise BadRequestError("n: only 1 answer is simulated")
     tokens = _chat_tokens(body, counter) if chat else _prompt_tokens(body.get("prompt"), counter)

@@ -4,8 +4,10 @@ import asyncio
 import gc
 import io
 import json
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,23 +19,20 @@ from simulator.core.request import Request
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from simulator.util.files import Writer
-from simulator.views.http.live_engine import LiveEngine, Stream
+from simulator.views.http.admin import admin_routes
+from simulator.views.http.drills import FailureRates
+from simulator.views.http.live_engine import LOST, LiveEngine, Stream
 from simulator.views.http.live_metrics import LiveMetrics
 from simulator.views.http.openai import (
     Answer,
     BadRequestError,
     Wanted,
-    error_body,
     name_blocks,
     read_body,
 )
+from simulator.views.http.responses import error_response, web
 from simulator.views.http.tokenizers import BpeTokens, SplitAtSpaces, TokenCounter
 from simulator.workload.traces.write import write_timed_trace
-
-try:
-    from aiohttp import web
-except ImportError as error:
-    raise HeadwayError("serve: needs the package aiohttp: pip install headway[serve]") from error
 
 if TYPE_CHECKING:
     from simulator.simulation.result import Result
@@ -42,7 +41,9 @@ VERSION = "0.33.0"  # of vLLM, whose rules are the newest that are simulated
 MOST_BYTES = 16 * 2**20  # of a body
 MOST_UNSENT = 2**20  # bytes that a client may leave unread: then it is taken for gone
 MOST_REQUESTS = 10_000  # at once
+READ_SECONDS = 60.0  # that a body may take
 ANSWERED = ("stop", "length")
+UNAVAILABLE = "ServiceUnavailableError"
 STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 LATE = 0.005  # s, P99 of the delays, beyond which clients' figures are off
 
@@ -55,6 +56,8 @@ class ServeOptions:
     port: int = 8000
     speed: float = 1.0
     model: str = ""  # name that clients use; "": the scenario's
+    admin: bool = False  # whether /admin is there
+    startup_delay: float = 0.0  # simulated s until replicas are up
 
 
 class Server:
@@ -62,7 +65,10 @@ class Server:
 
     def __init__(self, scenario: Scenario, options: ServeOptions, counter: TokenCounter) -> None:
         self.scenario, self.options, self.counter = scenario, options, counter
-        self.engine = LiveEngine(scenario, options.speed)
+        self.engine = LiveEngine(
+            scenario, options.speed, drills=options.admin, startup_delay=options.startup_delay
+        )
+        self.failures = FailureRates(scenario.seed)
         self.model = options.model or scenario.model
         self.metrics = LiveMetrics(self.engine, self.model)
         self._lengths = scenario.make_workload().output_tokens
@@ -78,6 +84,8 @@ class Server:
     def application(self) -> web.Application:
         """Give the addresses."""
         app = web.Application(client_max_size=MOST_BYTES)
+        if self.options.admin:
+            app.add_routes(admin_routes(self.engine, self.failures))
         app.add_routes(
             [
                 web.post("/v1/completions", self._completion),
@@ -97,7 +105,9 @@ class Server:
 
     async def run(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
         """Serve until `stop` is set; raise HeadwayError where the port is not to be had."""
-        runner = web.AppRunner(self.application(), access_log=None, shutdown_timeout=1.0)
+        runner = web.AppRunner(
+            self.application(), access_log=None, shutdown_timeout=1.0, handler_cancellation=True
+        )
         await runner.setup()
         clock = asyncio.create_task(self.engine.clock.run())
         stopped = asyncio.create_task(stop.wait())
@@ -132,21 +142,37 @@ class Server:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, chat=True)
 
-    async def _answer(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
+    def _turned_away(self) -> web.Response | None:
+        """Refuse a request whatever it asks for; None: there is no reason to."""
         if self._open >= MOST_REQUESTS:
-            return _error(
-                f"more than {MOST_REQUESTS:,} requests at once", "ServiceUnavailable", 503
-            )
+            return error_response(f"more than {MOST_REQUESTS:,} requests at once", UNAVAILABLE, 503)
+        self.engine.clock.advance()
+        if not self.engine.is_open():
+            return error_response("no replica is up", UNAVAILABLE, 503)
+        failure = self.failures.draw()
+        return None if failure is None else error_response(*failure)
+
+    async def _read(self, request: web.Request, *, chat: bool) -> Wanted:
+        """Understand a request; raise BadRequestError where it cannot be."""
         try:
-            body = json.loads(await request.read())
+            async with asyncio.timeout(READ_SECONDS):
+                body = json.loads(await request.read())
+        except TimeoutError:
+            raise BadRequestError("the body did not come in time", 408) from None
         except web.HTTPRequestEntityTooLarge:
-            return _error(f"the body has more than {MOST_BYTES:,} bytes", "BadRequestError", 413)
+            text = f"the body has more than {MOST_BYTES:,} bytes"
+            raise BadRequestError(text, 413) from None
         except (ValueError, RecursionError):
-            return _error("the body is not JSON", "BadRequestError", 400)
+            raise BadRequestError("the body is not JSON") from None
+        return read_body(body, chat, self.model, self.counter, self.max_model_len)
+
+    async def _answer(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
+        if (refusal := self._turned_away()) is not None:
+            return refusal
         try:
-            wanted = read_body(body, chat, self.model, self.counter, self.max_model_len)
+            wanted = await self._read(request, chat=chat)
         except BadRequestError as error:
-            return _error(str(error), error.kind, error.status)
+            return error_response(str(error), error.kind, error.status)
         wanted.client = request.headers.get("X-Client", wanted.client)
         answer = Answer(wanted, chat, self.model, self._serial, self.counter.words)
         self._serial += 1
@@ -197,8 +223,12 @@ class Server:
             self.engine.cancel(stream)
             raise
         if reason not in ANSWERED:
-            return self._refused()
-        return web.Response(body=answer.whole(ended, reason), content_type="application/json")
+            return self._refused(request, reason)
+        return web.Response(
+            body=answer.whole(ended, reason),
+            content_type="application/json",
+            headers=_notes(wanted),
+        )
 
     async def _stream(
         self, request: web.Request, wanted: Wanted, answer: Answer
@@ -236,8 +266,8 @@ class Server:
         try:
             await (begun if chunked else over)
             if over.done() and over.result()[1] not in ANSWERED:
-                return self._refused()
-            response = web.StreamResponse(headers=STREAM_HEADERS)
+                return self._refused(request, over.result()[1])
+            response = web.StreamResponse(headers=STREAM_HEADERS | _notes(wanted))
             if chunked:
                 response.enable_chunked_encoding()
             await response.prepare(request)
@@ -248,6 +278,8 @@ class Server:
                 if rest := b"".join(early[sent:]):
                     send(rest)
             ended, reason = await over
+            if reason not in ANSWERED:
+                return self._refused(request, reason)
             await response.write(answer.last_chunk(ended, reason))
             await response.write_eof()
         except (asyncio.CancelledError, ConnectionError):  # the client has hung up
@@ -255,9 +287,11 @@ class Server:
             raise
         return response
 
-    def _refused(self) -> web.Response:
+    def _refused(self, request: web.Request, reason: str) -> web.Response:
+        if reason == LOST and request.transport is not None:
+            request.transport.abort()  # as the connections of a server that is killed
         text = "The request does not fit into the engine's KV cache, or was refused by the cluster."
-        return _error(text, "BadRequestError", 400)
+        return error_response(text, "BadRequestError", 400)
 
     # The rest.
 
@@ -269,9 +303,9 @@ class Server:
                 {**body, "max_tokens": None}, chat, self.model, self.counter, 2**31 - 1
             )
         except BadRequestError as error:
-            return _error(str(error), error.kind, error.status)
+            return error_response(str(error), error.kind, error.status)
         except (ValueError, TypeError, RecursionError):
-            return _error("the body is not a JSON object", "BadRequestError", 400)
+            return error_response("the body is not a JSON object", "BadRequestError", 400)
         found = {
             "count": len(wanted.tokens),
             "max_model_len": self.max_model_len,
@@ -307,7 +341,7 @@ class Server:
         """Give the run so far: JSON, or the HTML report to a browser."""
         result = self.result()
         if not len(result.workload):
-            return _error("no request has come yet", "NotFoundError", 404)
+            return error_response("no request has come yet", "NotFoundError", 404)
         if "text/html" in request.headers.get("Accept", ""):
             from simulator.figures.data import Run
             from simulator.views.html.page import page
@@ -354,23 +388,35 @@ def token_counter(folder: Path | None) -> TokenCounter:
     return SplitAtSpaces() if folder is None else BpeTokens(folder)
 
 
-def serve(server: Server, ready: Callable[[str], None]) -> None:
-    """Serve until Ctrl-C or SIGTERM."""
-    import signal
+def serve(servers: Sequence[Server], ready: Callable[[Server, str], None]) -> None:
+    """Serve until Ctrl-C or SIGTERM; `ready` is told each server's address."""
 
     async def run() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
-        await server.run(stop, ready)
+        tasks = [asyncio.create_task(one.run(stop, partial(ready, one))) for one in servers]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        stop.set()  # one that is broken ends all
+        await asyncio.gather(*tasks)
 
+    _allow_open_files()
     asyncio.run(run())
 
 
-def _error(message: str, kind: str, status: int) -> web.Response:
-    body = error_body(message, kind, status)
-    return web.Response(body=body, status=status, content_type="application/json")
+def _allow_open_files() -> None:
+    """Raise the limit of open files, one of which each connection takes, to the highest allowed."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _notes(wanted: Wanted) -> dict[str, str]:
+    """Give a header that tells what of a request is not simulated."""
+    return {"X-Headway-Ignored": ", ".join(wanted.notes)} if wanted.notes else {}
 
 
 def _nothing(*_: object) -> None:

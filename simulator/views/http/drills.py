@@ -1,0 +1,156 @@
+"""Drills: replicas that are slow, hang, are killed and restarted; answers that fail by chance."""
+
+from collections.abc import Mapping
+from functools import partial
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from simulator.cluster.fleet import Fleet
+from simulator.cluster.lifecycle import Lifecycle
+from simulator.core.alarm import Alarm
+from simulator.core.executor import Executor
+from simulator.core.request import Step
+
+FAILURES = {
+    "rate_limit": ("Rate limit exceeded: try again later.", "RateLimitError", 429),
+    "server_error": ("The server had an error.", "InternalServerError", 500),
+    "context_length": ("The model's maximum context length is exceeded.", "BadRequestError", 400),
+    "invalid_request": ("The request is invalid.", "BadRequestError", 400),
+    "invalid_api_key": ("Incorrect API key provided.", "AuthenticationError", 401),
+    "model_not_found": ("The model does not exist.", "NotFoundError", 404),
+}
+"""Ways to fail, by llm-d-inference-sim's names: a message, vLLM's type of error, HTTP status."""
+FOREVER = 1e9  # s
+SLOWEST = 1e6
+
+
+class DrillError(ValueError):
+    """What a drill was asked for cannot be; `args[0]` says why."""
+
+
+class DrilledExecutor:
+    """An executor that can be made slow, and hang in its next step."""
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner = inner
+        self.factor = 1.0
+        self.stall = 0.0  # s, of the next step
+
+    def execute(self, step: Step) -> float:
+        """Give the seconds of a step."""
+        seconds = self.inner.execute(step) * self.factor + self.stall
+        self.stall = 0.0
+        return seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class Drills:
+    """What is done to the replicas of a fleet, by their numbers from 0 on."""
+
+    def __init__(self, fleet: Fleet, life: Lifecycle) -> None:
+        self.fleet, self.life = fleet, life
+        self.executors: list[list[DrilledExecutor]] = [[] for _ in fleet.targets]
+        self.hangs: set[int] = set()
+        for core, target in zip(fleet.cores, fleet.owners, strict=True):
+            core.executor = executor = DrilledExecutor(core.executor)
+            self.executors[target.index].append(executor)
+
+    def check(self, number: int) -> None:
+        """Raise DrillError unless there is such a replica."""
+        if not 0 <= number < len(self.executors):
+            last = len(self.executors) - 1
+            raise DrillError(f"replica: there is no {number}; the last is {last}")
+
+    def slow(self, number: int, factor: float) -> None:
+        """Let steps take `factor` times as long, from the next one on."""
+        for executor in self.executors[number]:
+            executor.factor = factor
+
+    def hang(self, number: int, seconds: float | None) -> None:
+        """Let the next step take so much longer; None: it never ends."""
+        if seconds is None:
+            self.hangs.add(number)
+        for executor in self.executors[number]:
+            executor.stall = FOREVER if seconds is None else seconds
+
+    def fail(self, number: int) -> None:
+        """Let a replica fail, which must have no requests; it does not come back by itself."""
+        target = self.fleet.targets[number]
+        if not self.life.fail(target):
+            state = self.life.states[number]
+            raise DrillError(f"replica: {number} is not up: it is {state}")
+        self.hangs.discard(number)
+        for executor in self.executors[number]:
+            executor.factor, executor.stall = 1.0, 0.0
+
+    def repair(self, number: int, delay: float) -> None:
+        """Let a replica that failed come back in a while, s."""
+        env, target = self.fleet.env, self.fleet.targets[number]
+        Alarm(env, partial(self._repair, target)).set(env.now + delay)
+
+    def _repair(self, target: Any, _: object) -> None:
+        self.life.repair(target)
+
+    def states(self) -> list[dict[str, Any]]:
+        """Tell how each replica is."""
+        found = []
+        for target, executors in zip(self.fleet.targets, self.executors, strict=True):
+            number = target.index
+            hangs = number in self.hangs or executors[0].stall > 0
+            found.append(
+                {
+                    "replica": number,
+                    "group": target.group,
+                    "state": self.life.states[number],
+                    "slow": executors[0].factor,
+                    "hangs": hangs,
+                    "outstanding": target.outstanding,
+                }
+            )
+        return found
+
+
+class FailureRates:
+    """Answers that fail by chance, whatever was asked."""
+
+    def __init__(self, seed: int) -> None:
+        self.rates: dict[str, float] = {}
+        self._random = np.random.default_rng([seed, 20])
+
+    def set(self, rates: Mapping[str, float]) -> None:
+        """Set the share of requests that fail in each way; ways that are left out are off."""
+        if unknown := [name for name in rates if name not in FAILURES]:
+            raise DrillError(f"{unknown[0]}: there is {', '.join(FAILURES)}")
+        for name, rate in rates.items():
+            number(rates, name, most=1.0)
+            if not 0 <= rate <= 1:
+                raise DrillError(f"{name}: {rate} is not between 0 and 1")
+        if sum(rates.values()) > 1:
+            raise DrillError("the rates add up to more than 1")
+        self.rates = {name: float(rate) for name, rate in rates.items() if rate}
+
+    def draw(self) -> tuple[str, str, int] | None:
+        """Say how the next request fails; None: not at all."""
+        if not self.rates:
+            return None
+        drawn = self._random.random()
+        for name, rate in self.rates.items():
+            drawn -= rate
+            if drawn < 0:
+                return FAILURES[name]
+        return None
+
+
+def number(
+    body: Mapping[str, Any], name: str, default: float | None = None, most: float = inf
+) -> float:
+    """Give a number, 0 or more, of a drill's body; raise DrillError where it is none."""
+    value = body.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        bound = "" if most == inf else f" to {most:,g}"
+        raise DrillError(f"{name}: {str(value)[:40]} is not a number, 0 or more{bound}")
+    return float(value)

@@ -1,0 +1,86 @@
+"""Servers of simulated engines, in this process and in one of their own."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from simulator.scenario.load import load_scenario
+from simulator.views.http.server import ServeOptions, Server, token_counter
+from tests.support.commands import ROOT
+
+Play = Callable[[aiohttp.ClientSession, Server], Awaitable[None]]
+
+
+def served_by(
+    play: Play,
+    *overrides: str,
+    tokenizer: Path | None = None,
+    scenario: str | Path = "demo",
+    **options: Any,
+) -> None:
+    """Serve a scenario in this process, as the command does, and do something with it."""
+
+    async def run() -> None:
+        loaded = load_scenario(scenario, list(overrides))
+        chosen = ServeOptions(**{"port": 0, "speed": 50, **options})
+        server = Server(loaded, chosen, token_counter(tokenizer))
+        stop = asyncio.Event()
+        address = asyncio.get_running_loop().create_future()
+        serving = asyncio.create_task(server.run(stop, address.set_result))
+        try:
+            async with (
+                asyncio.timeout(90),
+                aiohttp.ClientSession(
+                    await address, connector=aiohttp.TCPConnector(limit=0)
+                ) as client,
+            ):
+                await play(client, server)
+            if serving.done():
+                serving.result()
+        finally:
+            stop.set()
+            await serving
+
+    asyncio.run(run())
+
+
+async def events(response: aiohttp.ClientResponse) -> list[Any]:
+    """Read a stream of server-sent events."""
+    text = (await response.read()).decode()
+    parts = [part.removeprefix("data: ") for part in text.split("\n\n") if part]
+    assert parts.pop() == "[DONE]"
+    return [json.loads(part) for part in parts]
+
+
+@contextmanager
+def twin(*arguments: str, ports: int = 1) -> Iterator[tuple[Sequence[str], subprocess.Popen[str]]]:
+    """Run `headway serve` with these arguments; give its addresses. It ends with the block."""
+    command = [sys.executable, "-m", "simulator", "serve", *arguments]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": ROOT},
+    ) as process:
+        try:
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(ports)]
+            found = [line.split()[2].removesuffix(",").removesuffix(";") for line in lines]
+            yield [address.removesuffix("/v1") for address in found], process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                try:
+                    process.wait(30)
+                finally:
+                    process.kill()
