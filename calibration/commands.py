@@ -286,7 +286,10 @@ def _validate_measured(
 
 def replay(
     scenario: Annotated[
-        Path, Parameter(name="SCENARIO", help="scenario file (YAML), or a shipped one's name")
+        Path,
+        Parameter(
+            name="SCENARIO|TRACE", help="scenario file (YAML), a shipped one's name, or a trace"
+        ),
     ],
     /,
     *,
@@ -302,7 +305,7 @@ def replay(
     settings: Settings = DEFAULT_SETTINGS,
     quiet: Quiet = False,
 ) -> int:
-    """Send a scenario's requests to a real server at their times, and measure the answers."""
+    """Send a scenario's or trace's requests to a real server at their times; measure the answers."""
     from calibration.measured.replay import replay as send
     from calibration.measured.replay import table, write_measured
     from simulator.scenario.assemble import assemble
@@ -313,13 +316,21 @@ def replay(
         raise HeadwayError(f"--url: {url!r} does not begin with http:// or https://")
     if not 0 < timeout <= 1e6:
         raise HeadwayError(f"--timeout: {timeout} is not between 0 and 1,000,000")
-    loaded = load_scenario(scenario, settings.overrides, settings.seed)
-    folder = out or Path("out") / f"replay-{loaded.name or 'scenario'}"
-    check_folder(folder)
-    workload = loaded.make_workload()
+    engine = None
+    if scenario.is_file() and scenario.suffix not in {".yaml", ".yml"}:
+        from simulator.workload.traces import read_trace
+
+        if settings.overrides or settings.seed is not None:
+            raise HeadwayError("--set, --seed: go with a scenario, not with a trace")
+        workload, name = read_trace(scenario), scenario.name.partition(".")[0]
+    else:
+        loaded = load_scenario(scenario, settings.overrides, settings.seed)
+        workload, name = loaded.make_workload(), loaded.name or "scenario"
+        engine = loaded, assemble(loaded)
+    folder = check_folder(out or Path("out") / f"replay-{name}")
     found = send(workload, url, model, timeout=timeout)
-    paths = write_measured(found, loaded, assemble(loaded), workload, folder)
+    paths = write_measured(found, workload, folder, engine)
     if not quiet:
-        print(table(found))
+        print(table(found, workload))
         print(f"written to {folder}: {', '.join(path.name for path in paths)}")
     return 0

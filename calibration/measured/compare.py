@@ -13,7 +13,9 @@ from calibration.errors import Floats
 from calibration.measured.requests import Requests
 from calibration.measured.runs import Run
 from calibration.text_files import read_rows
+from simulator.core.log import Log
 from simulator.planning.sensitivity import Sensitivity
+from simulator.results.time_series import decisions
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -22,10 +24,11 @@ if TYPE_CHECKING:
 LATENCIES = ("ttft", "tpot", "e2el")
 MIN_GAUGE_MEAN = 0.1  # a mean below it is nothing to compare
 TIME_COLUMNS = ("relative_time_sec", "t", "time_s", "time")
+KV_SHARE = "kv_cache_usage_perc"  # vLLM's gauge: a share, for all that its name says
 GAUGE_COLUMNS = {
     "running": ("num_requests_running", "running"),
     "waiting": ("num_requests_waiting", "waiting"),
-    "kv_usage": ("kv_cache_usage_pct", "kv_cache_pct"),
+    "kv_usage": ("kv_cache_usage_pct", "kv_cache_pct", KV_SHARE),
 }
 
 
@@ -49,6 +52,17 @@ class Gauges:
 
     time: Floats
     columns: Mapping[str, Floats]
+
+    def at(self, times: Floats) -> "Gauges":
+        """Give what polls at these times would have seen."""
+        rows = np.searchsorted(self.time, times, side="right") - 1  # the last of equal times
+        return Gauges(
+            times,
+            {
+                name: np.where(rows >= 0, column[np.maximum(rows, 0)], 0.0)
+                for name, column in self.columns.items()
+            },
+        )
 
     def mean(self, name: str) -> float:
         """Give the mean of a gauge over time."""
@@ -75,6 +89,8 @@ def measured_gauges(path: Path) -> Gauges | None:
         for ours, theirs in found.items()
         if theirs is not None
     }
+    if found["kv_usage"] == KV_SHARE:
+        columns["kv_usage"] *= 100
     columns = {name: column for name, column in columns.items() if np.nansum(column) > 0}
     if time is None or not columns:
         return None
@@ -93,6 +109,42 @@ def predicted_gauges(result: "Result") -> Gauges:
             "kv_usage": np.append(steps["blocks_used"] / log.num_blocks * 100.0, 0.0),
         },
     )
+
+
+def polled_gauges(log: Log, times: Floats) -> Gauges:
+    """Give what polls of vLLM's /metrics at these times, s, would have seen of an engine.
+
+    vLLM makes its statistics as a step ends: who is admitted shows with the first end after the
+    decision, and who came meanwhile does not wait as yet.
+    """
+    steps = log.steps
+    ends, blocks = steps["end"], steps["blocks_used"].astype(float)
+    finish = log.requests["finish"]
+    ended = np.searchsorted(ends, finish[~np.isnan(finish)], side="left")
+    left = np.bincount(ended, minlength=len(steps) + 1)[: len(steps)]
+    freed = np.where(left > 0, np.minimum(blocks, np.append(blocks[1:], 0.0)), blocks)
+    # A row of several steps is seen after the first of them, and once more as the last one ends.
+    first = steps["start"] + (ends - steps["start"]) / steps["steps"]
+    decided = np.searchsorted(ends, decisions(log), side="right")
+    alone = ends[np.minimum(decided, len(ends) - 1)]
+    seen = np.concatenate((np.where(steps["steps"] > 1, first, alone), ends))
+    # Of one instant the end counts; with asynchronous scheduling what has been decided since.
+    last = np.repeat((1, 0) if log.decided else (0, 1), len(ends))
+    order = np.lexsort((last, seen))
+
+    def twice(early: Floats, late: Floats) -> Floats:
+        joined: Floats = np.concatenate((early, late)).astype(float)[order]
+        return joined
+
+    levels = Gauges(
+        seen[order],
+        {
+            "running": twice(steps["running"], steps["running"] - left),
+            "waiting": twice(steps["waiting"], steps["waiting"]),
+            "kv_usage": twice(blocks, freed) / log.num_blocks * 100.0,
+        },
+    )
+    return levels.at(times)
 
 
 @dataclass
@@ -204,8 +256,13 @@ def _throughput(
     }
 
 
-def compare_gauges(outcome: Outcome, result: "Result", polls: Path) -> None:
-    """Put a server's polls beside the simulation's; what is wrong with them is a note."""
+def compare_gauges(
+    outcome: Outcome, result: "Result", polls: Path, *, same_clock: bool = False
+) -> None:
+    """Put a server's polls beside the simulation's; what is wrong with them is a note.
+
+    With `same_clock` their times are those of the requests: the simulation is looked at then, too.
+    """
     try:
         measured = measured_gauges(polls)
     except (HeadwayError, ValueError) as error:
@@ -213,7 +270,10 @@ def compare_gauges(outcome: Outcome, result: "Result", polls: Path) -> None:
         return
     if measured is None:
         return
-    predicted = predicted_gauges(result)
+    if same_clock:
+        predicted = polled_gauges(result.logs[0], measured.time)
+    else:
+        predicted = predicted_gauges(result)
     outcome.gauges = predicted, measured
     outcome.rows += [
         MetricComparison(f"mean_{name}", predicted.mean(name), mean)

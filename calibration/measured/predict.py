@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from simulator.simulation.result import Result
     from simulator.workload.workload import Workload
 
+POLLS = ("server.csv.gz", "timeseries.csv.gz", "metrics.csv")
+"""Files of gauges beside a run's requests, the first that is there taken; the last is that of
+`headway replay`, on the clock of its requests."""
+
 
 def validate_measured(
     folder: Path,
@@ -131,9 +135,9 @@ def _predict(
         outcome.sensitivity = sensitivities(means, changed)
     if len(result.logs) > 1:
         return  # polls of several engines are not told apart
-    polls = sibling_file(path, "server.csv.gz") or sibling_file(path, "timeseries.csv.gz")
+    polls = next((found for name in POLLS if (found := sibling_file(path, name))), None)
     if polls is not None:
-        compare_gauges(outcome, result, polls)
+        compare_gauges(outcome, result, polls, same_clock=polls.name.endswith(POLLS[-1]))
 
 
 def with_tables(parts: EngineParts, engine: EngineConfig) -> EngineParts:

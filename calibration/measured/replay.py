@@ -10,6 +10,7 @@ import io
 import json
 import re
 import zlib
+from array import array
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import nan
@@ -19,14 +20,17 @@ from typing import Any
 import numpy as np
 
 from simulator.core.request import Segments
+from simulator.results.metrics import PERCENTILES, Sample, describe
 from simulator.scenario.assemble import EngineParts
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_together
-from simulator.workload.workload import Workload
+from simulator.workload.workload import Floats, Workload
 
 FIRST_TOKEN, LAST_TOKEN = 100, 30_000
 """Prompts are made of tokens from here to there: words, in any vocabulary of today."""
+JSON = {"Content-Type": "application/json"}
+READY = 0.02  # s before its time at which a request is written
 POLL = 1.0  # s between two looks at /metrics
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 CACHED = 4096  # segments whose tokens are kept
@@ -42,6 +46,7 @@ class Answered:
     end: float = nan
     tokens: int = 0
     cached: int = 0
+    gaps: "array[float]" = field(default_factory=lambda: array("d"))  # s, between its chunks
     error: str = ""
 
 
@@ -144,18 +149,21 @@ class _Replay:
             due = self.loop.time() + (0.0 if load.delay is None else float(load.delay[number]))
         else:
             due = self.start + float(load.arrival[number])
+        await asyncio.sleep(max(due - self.loop.time() - READY, 0.0))
+        body = self._body(number)
         await asyncio.sleep(max(due - self.loop.time(), 0.0))
         async with self.slots:
             answer = self.answers[number]
             begin = self.loop.time()
             answer.sent, answer.late = begin - self.start, begin - due
             try:
-                await self._ask(number, answer)
+                await self._ask(body, answer)
             except Exception as error:  # whatever it was: the request failed, the others go on
                 answer.error = f"{type(error).__name__}: {error}"[:200]
         self.ended[number].set()
 
-    async def _ask(self, number: int, answer: Answered) -> None:
+    def _body(self, number: int) -> bytes:
+        """Write what asks for a request."""
         load = self.workload
         length = int(load.output_tokens[number])
         if load.max_tokens is not None and load.max_tokens[number]:
@@ -173,7 +181,12 @@ class _Replay:
             body["user"] = load.client[number]
         if load.priority is not None:
             body["priority"] = int(load.priority[number])
-        async with self.session.post(f"{self.root}/v1/completions", json=body) as response:
+        return json.dumps(body).encode()
+
+    async def _ask(self, body: bytes, answer: Answered) -> None:
+        """Send a request, and note when its tokens come."""
+        url = f"{self.root}/v1/completions"
+        async with self.session.post(url, data=body, headers=JSON) as response:
             if response.status != 200:
                 answer.error = f"{response.status}: {(await response.text())[:160]}"
                 return
@@ -189,6 +202,8 @@ class _Replay:
                 if any(choice.get("text") for choice in chunk.get("choices", ())):
                     if answer.first != answer.first:
                         answer.first = now
+                    else:
+                        answer.gaps.append(now - answer.end)
                     answer.end = now
         if answer.first != answer.first:
             answer.error = "the stream had no token"
@@ -232,18 +247,25 @@ def _capacity(text: str) -> int | None:
 
 
 def write_measured(
-    found: Replayed, scenario: Scenario, parts: EngineParts, workload: Workload, out: Path
+    found: Replayed,
+    workload: Workload,
+    out: Path,
+    engine: tuple[Scenario, EngineParts] | None = None,
 ) -> list[Path]:
-    """Write the folder of a measured run: runs.csv, requests.csv, errors.csv, metrics.csv."""
+    """Write what was measured: requests.csv, summary.json, errors.csv, metrics.csv.
+
+    With `engine`, of which the server is, runs.csv makes a measured run of it.
+    """
     good = [k for k, one in enumerate(found.requests) if not one.error]
     if not good:
         first = next((one.error for one in found.requests), "the workload is empty")
         raise HeadwayError(f"--url: no request was answered; the first: {first}")
+    start = min(found.requests[number].sent for number in good)
     rows: list[dict[str, object]] = []
     for number in good:
         one = found.requests[number]
         row: dict[str, object] = {
-            "arrival_s": f"{one.sent:.6f}",
+            "arrival_s": f"{one.sent - start:.6f}",
             "prompt_tokens": int(workload.prompt_tokens[number]),
             "output_tokens": one.tokens,
             "ttft_s": f"{one.first - one.sent:.6f}",
@@ -253,9 +275,32 @@ def write_measured(
             row["client_id"] = workload.client[number]
         rows.append(row)
     rows.sort(key=lambda row: float(str(row["arrival_s"])))
+    files = {"requests.csv": _csv(rows)}
+    files["summary.json"] = json.dumps(summary(found, workload), indent=1).encode()
+    if engine is not None:
+        files["runs.csv"] = _csv([_run(found, workload, good, *engine)])
+    if len(good) < len(found.requests):
+        wrong: list[dict[str, object]] = [
+            {"sent_s": f"{one.sent - start:.6f}", "error": one.error}
+            for one in found.requests
+            if one.error
+        ]
+        files["errors.csv"] = _csv(wrong)
+    if found.gauges:
+        names = ("time_s", *GAUGES)
+        polls = [(f"{time - start:.6f}", *values) for time, *values in found.gauges]
+        files["metrics.csv"] = _csv([dict(zip(names, row, strict=True)) for row in polls])
+    return write_together(out, files)
+
+
+def _run(
+    found: Replayed, workload: Workload, good: list[int], scenario: Scenario, parts: EngineParts
+) -> dict[str, object]:
+    """Give the row of runs.csv: the engine as the scenario says, what the server tells before it."""
     engine = scenario.engine
-    capacity = found.kv_capacity_tokens or parts.num_gpu_blocks * engine.block_size
-    run = {
+    prompts = sum(int(workload.prompt_tokens[number]) for number in good)
+    hits = sum(found.requests[number].cached for number in good) / prompts
+    return {
         "run_id": scenario.name or "replay",
         "gpu": parts.gpu.name,
         "tp": engine.tensor_parallel_size,
@@ -265,21 +310,57 @@ def write_measured(
         "max_num_seqs": engine.max_num_seqs,
         "max_num_batched_tokens": engine.max_num_batched_tokens,
         "max_model_len": parts.max_model_len,
-        "kv_capacity_tokens": capacity,
+        "kv_capacity_tokens": found.kv_capacity_tokens or parts.num_gpu_blocks * engine.block_size,
         "prefix_caching": engine.enable_prefix_caching,
+        "prefix_hit_frac": f"{hits:.6f}" if hits else "",
+        "clock": "client",
         "n_requests": len(good),
         "per_request_file": "requests.csv",
     }
-    files = {"runs.csv": _csv([run]), "requests.csv": _csv(rows)}
-    if len(good) < len(found.requests):
-        wrong: list[dict[str, object]] = [
-            {"sent_s": f"{one.sent:.6f}", "error": one.error} for one in found.requests if one.error
-        ]
-        files["errors.csv"] = _csv(wrong)
-    if found.gauges:
-        names = ("time_s", *GAUGES)
-        files["metrics.csv"] = _csv([dict(zip(names, row, strict=True)) for row in found.gauges])
-    return write_together(out, files)
+
+
+def summary(found: Replayed, workload: Workload) -> dict[str, Any]:
+    """Tell what was measured by the keys of `vllm bench serve`'s result; times in ms."""
+    done = [
+        (one, int(size))
+        for one, size in zip(found.requests, workload.prompt_tokens, strict=True)
+        if not one.error
+    ]
+    good = [one for one, _ in done]
+    span = max(one.end for one in good) - min(one.sent for one in good)
+    asked, tokens = sum(size for _, size in done), sum(one.tokens for one in good)
+    told: dict[str, Any] = {
+        "backend": "openai",
+        "model_id": found.model,
+        "engine_version": found.version,
+        "num_prompts": len(found.requests),
+        "max_concurrency": workload.max_concurrency,
+        "duration": span,
+        "completed": len(good),
+        "failed": len(found.requests) - len(good),
+        "total_input_tokens": asked,
+        "total_output_tokens": tokens,
+        "total_cached_tokens": sum(one.cached for one in good),
+        "request_throughput": len(good) / span,
+        "output_throughput": tokens / span,
+        "total_token_throughput": (asked + tokens) / span,
+    }
+    for name, values in _latencies(good).items():
+        told |= describe(name, Sample(values), PERCENTILES)
+    late = np.percentile([one.late for one in good], 99)
+    return told | {"p99_sent_late_ms": float(late) * 1e3}
+
+
+def _latencies(good: list[Answered]) -> dict[str, Floats]:
+    """Give latencies, s; those that no request has are left out."""
+    several = [one for one in good if one.tokens > 1]
+    columns = {
+        "ttft": np.array([one.first - one.sent for one in good]),
+        "tpot": np.array([(one.end - one.first) / (one.tokens - 1) for one in several]),
+        "itl": np.concatenate([np.asarray(one.gaps) for one in good]),
+        "e2el": np.array([one.end - one.sent for one in good]),
+    }
+    return {name: values for name, values in columns.items() if len(values)}
 
 
 def _csv(rows: list[dict[str, object]]) -> bytes:
@@ -290,27 +371,19 @@ def _csv(rows: list[dict[str, object]]) -> bytes:
     return text.getvalue().encode()
 
 
-def table(found: Replayed) -> str:
+def table(found: Replayed, workload: Workload) -> str:
     """Tell what was measured, in the words of `vllm bench serve`."""
-    good = [one for one in found.requests if not one.error]
-    span = max(one.end for one in good) - min(one.sent for one in good)
-    tokens = sum(one.tokens for one in good)
+    told = summary(found, workload)
     lines = [
         f"{found.model}{f', vLLM {found.version}' if found.version else ''}: "
-        f"{len(good):,} of {len(found.requests):,} requests answered in {span:.1f} s, "
-        f"{len(good) / span:.2f} requests/s, {tokens / span:,.0f} output tokens/s"
+        f"{told['completed']:,} of {told['num_prompts']:,} requests answered in "
+        f"{told['duration']:.1f} s, {told['request_throughput']:.2f} requests/s, "
+        f"{told['output_throughput']:,.0f} output tokens/s",
+        f"{'ms':>8}{'mean':>11}{'median':>11}{'P99':>11}",
     ]
-    columns = {
-        "TTFT": [one.first - one.sent for one in good],
-        "TPOT": [(one.end - one.first) / (one.tokens - 1) for one in good if one.tokens > 1],
-        "E2EL": [one.end - one.sent for one in good],
-    }
-    lines.append(f"{'ms':>8}{'mean':>11}{'median':>11}{'P99':>11}")
-    for name, values in columns.items():
-        if values:
-            ms = np.array(values) * 1e3
-            told = (ms.mean(), np.median(ms), np.percentile(ms, 99))
-            lines.append(f"{name:>8}" + "".join(f"{value:>11,.2f}" for value in told))
-    late = float(np.percentile([one.late for one in good], 99)) * 1e3
-    lines.append(f"sent {late:.1f} ms after their time (P99)")
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        keys = [f"{word}_{name}_ms" for word in ("mean", "median", "p99")]
+        if keys[0] in told:
+            lines.append(f"{name.upper():>8}" + "".join(f"{told[key]:>11,.2f}" for key in keys))
+    lines.append(f"sent {told['p99_sent_late_ms']:.1f} ms after their time (P99)")
     return "\n".join(lines)

@@ -49,6 +49,18 @@ class Stream:
     last: float = -1.0  # simulated s, when the last one did
 
 
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What vLLM's gauges say: as of the end of a step, when it makes its statistics.
+
+    Who has come during the step waits in front of the scheduler, and does not count as yet.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0  # share of the blocks
+
+
 @dataclass(slots=True)
 class Sent:
     """What was asked for: the columns of a workload."""
@@ -141,12 +153,14 @@ class LiveEngine:
         self.streams: dict[int, Stream] = {}  # by id
         self.on_tokens: Callable[[Stream, int, float], None] | None = None
         self.on_end: Callable[[Stream, str], None] | None = None
+        self.on_step: Callable[[EngineCore, int], None] | None = None  # with the step's tokens
         self._serial = 0
         self._first = 0  # id of the first request in `asked`
         self._asked = Sent.none()
         self._stamp = -1.0
         empty = Sent.none().workload()
         self._predictor = make_predictor(scenario.predictor, empty, scenario.seed)
+        self.gauges = dict.fromkeys(self.cores, Gauges())
         for core in self.cores:
             _Watch(self, core)
         if scenario.cluster is None:
@@ -376,6 +390,7 @@ class _Watch:
         self.engine, self.core = engine, core
         self.here: dict[int, Stream] = {}
         self.in_flight: deque[list[tuple[Stream, int]]] = deque()
+        self.waiting = 0  # requests, after the last schedule
         self._core_submit, self._core_commit = core.submit, core.commit
         self._core_schedule, self._core_restart = core.schedule, core.restart
         # A core of a fleet is made by the fleet: it gets its ears afterwards.
@@ -392,6 +407,7 @@ class _Watch:
     def schedule(self, now: float) -> ScheduledStep | None:
         """Asynchronous: tokens are counted as their step is decided, and come with its end."""
         scheduled = self._core_schedule(now)
+        self.waiting = len(self.core.scheduler.waiting)
         if scheduled is not None and self.core.scheduler.overlaps:
             self.in_flight.append(self._counts())
         return scheduled
@@ -405,6 +421,13 @@ class _Watch:
             for stream, count in self._counts() if late is None else late:
                 if stream.request.id in self.here:
                     self.engine.tell(stream, count, ends[-1])
+        scheduler = self.core.scheduler
+        used = self.core.used / scheduler.blocks.usable
+        self.engine.gauges[self.core] = Gauges(len(scheduler.running), self.waiting, used)
+        if self.engine.on_step is not None:
+            step = scheduled[0]
+            tokens = step.decodes + sum(chunk.tokens for chunk in step.prefills)
+            self.engine.on_step(self.core, tokens)
         self.engine.clock.note_delay(ends[-1])
 
     def restart(self, scheduler: "Scheduler") -> list[Request]:

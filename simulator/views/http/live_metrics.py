@@ -7,6 +7,7 @@ from simulator.engine.core import EngineCore
 from simulator.views.http.live_engine import ABORT, LiveEngine, Stream
 from simulator.views.prometheus import (
     E2E_BUCKETS,
+    ITERATION_TOKENS_BUCKETS,
     ITL_BUCKETS,
     SCALARS,
     TTFT_BUCKETS,
@@ -49,6 +50,7 @@ class _Counts:
             for name, about, buckets in (
                 ("time_to_first_token_seconds", "Time to first token.", TTFT_BUCKETS),
                 ("inter_token_latency_seconds", "Time between two tokens.", ITL_BUCKETS),
+                ("iteration_tokens_total", "Tokens of each engine step.", ITERATION_TOKENS_BUCKETS),
                 ("request_prompt_tokens", "Prompt tokens of a request.", tokens),
                 ("request_generation_tokens", "Tokens generated.", tokens),
                 ("request_time_per_output_token_seconds", "Mean over a request.", ITL_BUCKETS),
@@ -69,6 +71,10 @@ class LiveMetrics:
         self.model = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         self.counts = {core: _Counts(engine.parts.max_model_len) for core in engine.cores}
         engine.on_tokens, engine.on_end = self._tokens, self._end
+        engine.on_step = self._step
+
+    def _step(self, core: EngineCore, tokens: int) -> None:
+        self.counts[core].histograms["iteration_tokens_total"].observe(float(tokens))
 
     def _tokens(self, stream: Stream, new: int, now: float) -> None:
         assert stream.core is not None
@@ -128,6 +134,11 @@ class LiveMetrics:
             lines += [f"# HELP vllm:{name} {first.about}", f"# TYPE vllm:{name} histogram"]
             for core, label in labels.items():
                 lines += self.counts[core].histograms[name].lines(label)
+        lines += [
+            "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig",
+            "# TYPE vllm:cache_config_info gauge",
+            *(self._cache_config(core, number) for number, core in enumerate(self.engine.cores)),
+        ]
         late = self.engine.clock.lateness()
         lines += [
             "# HELP headway:late_seconds Wall time by which what steps bring is told too late.",
@@ -139,13 +150,26 @@ class LiveMetrics:
         ]
         return "\n".join(lines) + "\n"
 
+    def _cache_config(self, core: EngineCore, number: int) -> str:
+        engine, blocks = self.engine.scenario.engine, core.scheduler.blocks
+        labels = {
+            "block_size": blocks.block_size,
+            "cache_dtype": engine.kv_cache_dtype,
+            "enable_prefix_caching": engine.enable_prefix_caching,
+            "engine": number,
+            "gpu_memory_utilization": engine.gpu_memory_utilization,
+            "num_gpu_blocks": blocks.usable + 1,  # with the null block, which nobody gets
+        }
+        text = ",".join(f'{name}="{value}"' for name, value in labels.items())
+        return f"vllm:cache_config_info{{{text}}} 1.0"
+
     def _scalars(self, core: EngineCore) -> dict[str, dict[str, float]]:
-        counts, scheduler = self.counts[core], core.scheduler
+        counts, gauges = self.counts[core], self.engine.gauges[core]
+        live = self.engine.streams.values()
+        preempted = sum(one.request.preemptions for one in live if one.core is core)
         values = (
-            len(scheduler.running),
-            len(scheduler.waiting),
-            core.used / scheduler.blocks.usable,
-            *(counts.queries, counts.hits, counts.preemptions),
+            *(gauges.running, gauges.waiting, gauges.kv_usage),
+            *(counts.queries, counts.hits, counts.preemptions + preempted),
             *(counts.prompt_tokens, counts.tokens),
         )
         found: list[dict[str, float]] = [{"": float(value)} for value in values]
