@@ -305,7 +305,7 @@ def replay(
     settings: Settings = DEFAULT_SETTINGS,
     quiet: Quiet = False,
 ) -> int:
-    """Send a scenario's or trace's requests to a real server at their times; measure the answers."""
+    """Send the requests of a scenario or trace to a real server, and measure the answers."""
     from calibration.measured.replay import replay as send
     from calibration.measured.replay import table, write_measured
     from simulator.scenario.assemble import assemble

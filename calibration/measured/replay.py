@@ -296,7 +296,7 @@ def write_measured(
 def _run(
     found: Replayed, workload: Workload, good: list[int], scenario: Scenario, parts: EngineParts
 ) -> dict[str, object]:
-    """Give the row of runs.csv: the engine as the scenario says, what the server tells before it."""
+    """Give the row of runs.csv: the engine as the scenario says, or rather as the server does."""
     engine = scenario.engine
     prompts = sum(int(workload.prompt_tokens[number]) for number in good)
     hits = sum(found.requests[number].cached for number in good) / prompts
