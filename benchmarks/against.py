@@ -118,7 +118,7 @@ def install(package: str, folder: Path) -> Path | None:
         print(f"installing {package} in {place}", flush=True)
         venv.create(place, with_pip=True, clear=True)
         pip = [f"{place}/bin/python", "-m", "pip", "install", "--quiet", package]
-        found = subprocess.run(pip, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        found = subprocess.run(pip, check=False, capture_output=True, text=True)
         if found.returncode:
             print(f"{package} is left out: {found.stderr.strip().splitlines()[-1]}")
             return None
