@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROOT = Path(__file__).parent.parent
-RED, BLUE, GREEN = COLORS[:3]
+BLUE, RED, GREEN = COLORS[:3]
 
 EXPONENTIAL = "{kind: exponential, mean: 50}"
 LENGTHS = {

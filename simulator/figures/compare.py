@@ -19,6 +19,7 @@ from simulator.figures.style import (
     log_scale,
     name_below,
     sheet,
+    symlog_scale,
     tell_apart,
     whole_ticks,
     window,
@@ -37,6 +38,7 @@ ROW_HEIGHT = 0.28  # inches of a run among many
 BINS = 400  # points of a line over time: what 600 pixels can show
 WINDOW = 120.0  # s, of many requests over time: short enough to tell static batches apart
 QUANTILES = 400  # points of a distribution
+SQUEEZED = 20  # times as high: a line that is so squeezes another on a linear axis
 SHORT = 16  # letters of a label that stands at its bar
 
 
@@ -82,8 +84,9 @@ def draw_many(labels: Sequence[str], results: Sequence["Result"]) -> "Figure":
             figure,
             labels,
             [result.summary() for result in results],
-            {"mean": ("mean", "o", COLORS[2], 5), "P99": ("p99", "D", COLORS[0], 5)},
-            bars={"color": COLORS[1], "height": 0.65},
+            {"mean": ("mean", "o", 5), "P99": ("p99", "D", 5)},
+            hues=[COLORS[0]] * len(labels),  # more than there are colours: rows tell them apart
+            height=0.65,
             text={},
             room=1.6,
         )
@@ -159,8 +162,13 @@ def _draw_queue(axes: "Axes", results: Sequence["Result"]) -> None:
         logs = result.logs
         depth = sum(depth_in_bins(*queue_levels(log), arrivals(log), edges) for log in logs)
         axes.plot((edges[1:] + edges[:-1]) / 2, depth, color=color, linewidth=1.5)
+    title = "Queue"
+    peaks = [float(np.max(line.get_ydata())) for line in axes.lines]
     _set_limits(axes, edges, headroom=1.05)
-    axes.set(title="Queue", xlabel=f"time (s): {shown}", ylabel="requests waiting")
+    if max(peaks) > SQUEEZED * max(min(peaks), 1.0):
+        symlog_scale(axes)
+        title = "Queue (logarithmic above 1)"
+    axes.set(title=title, xlabel=f"time (s): {shown}", ylabel="requests waiting")
 
 
 def _set_limits(axes: "Axes", edges: Floats, headroom: float) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from simulator.simulation.result import Result
 
+SLOW = 3.0  # times the shortest run: a run that takes longer is cut off in charts over time
 BINS = 300  # points of a line over time
 REQUESTS = (
     *("id", "arrival", "client_queue_time", "prompt_tokens", "output_tokens"),
@@ -215,6 +216,21 @@ class Run:
             end = start + steps.duration.to_numpy(float)
             total += mean_in_bins(start, end, levels[steps.index].to_numpy(), edges)
         return total
+
+
+def shown_until(runs: Sequence[Run]) -> tuple[float, str]:
+    """Give the time (s) at which charts over time end, and what is to be told of runs that go on.
+
+    A run that takes more than SLOW times as long as the shortest would squeeze the others: the
+    charts end a little after the last of those that do not.
+    """
+    ends = [run.end for run in runs]
+    others = [end for end in ends if end <= SLOW * min(ends)]
+    if min(ends) <= 0 or len(others) == len(ends):
+        return max(ends) or 1.0, ""
+    until = 1.25 * max(others)
+    slow = (f"{run.label} until {run.end:,.0f} s" for run in runs if run.end > until)
+    return until, f"goes on: {', '.join(slow)}"
 
 
 def share_of_bins(spells: Sequence[tuple[float, float]], edges: Floats) -> Floats:

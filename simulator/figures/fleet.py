@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simulator.figures.data import SERVING, Run, share_of_bins
-from simulator.figures.style import COLORS, FAINT, GREY, color, grid, sheet, whole_ticks
+from simulator.figures.style import (
+    BAD,
+    FAINT,
+    GREY,
+    STATE_COLORS,
+    color,
+    grid,
+    sheet,
+    whole_ticks,
+)
 from simulator.results.request_table import Floats
 from simulator.results.time_series import depth_in_bins, mean_in_bins
 from simulator.util.errors import HeadwayError
@@ -26,7 +35,6 @@ MOST_LINES = 5  # replicas with a line each; of more, a band
 MOST_SHADED = 30  # outages that are shaded; more are marked alone
 STATES = {"up": "serving", "draining": "draining", "starting": "starting", "down": "failed"}
 """The states in which a replica is shown, in words."""
-HUES = {"up": COLORS[1], "draining": COLORS[5], "starting": COLORS[4], "down": COLORS[0]}
 GIVEN_UP = ("shed", "timeout")
 
 
@@ -180,17 +188,17 @@ def draw_fleet(runs: Sequence[Run]) -> "Figure":
             levels = fleet_levels(run, edges)
             fine = np.linspace(0.0, edges[-1], FINE * (len(edges) - 1) + 1)
             _draw_replicas(panels[0], levels, replica_states(run, fine), fine)
-            _draw_load(panels[1], levels, edges)
-            _draw_each(panels[2], levels.queue, edges)
-            _draw_each(panels[3], levels.kv, edges)
+            _draw_load(panels[1], levels, edges, color(k))
+            _draw_each(panels[2], levels.queue, edges, color(k))
+            _draw_each(panels[3], levels.kv, edges, color(k))
             middle = (edges[1:] + edges[:-1]) / 2
-            panels[4].plot(middle, levels.imbalance, color=COLORS[6])
+            panels[4].plot(middle, levels.imbalance, color=color(k))
             panels[4].set(xlim=(0, edges[-1]), xlabel="time (s)")
             for axes in panels:
                 grid(axes)
             for axes in panels[1:]:
                 for begin, end in levels.outages[:MOST_SHADED]:
-                    axes.axvspan(begin, end, color=COLORS[0], alpha=0.12, linewidth=0)
+                    axes.axvspan(begin, end, color=BAD, alpha=0.12, linewidth=0)
             titles = TITLES if columns == 1 else (run.label, *([""] * len(TITLES[1:])))
             for axes, title in zip(panels, titles, strict=True):
                 axes.set_title(title, loc="left")
@@ -233,7 +241,7 @@ def _draw_replicas(
     axes.stackplot(
         edges[:-1],
         [*there.values()],
-        colors=[HUES[state] for state in there],
+        colors=[STATE_COLORS[state] for state in there],
         labels=[STATES[state] for state in there],
         alpha=0.75,
         linewidth=0,
@@ -247,20 +255,20 @@ def _draw_replicas(
             axes.plot(times, [top] * len(times), mark, label=label, **style)
     if levels.outages:
         times = [begin for begin, _ in levels.outages]
-        style |= {"color": COLORS[0], "label": "outage"}
+        style |= {"color": BAD, "label": "outage"}
         axes.plot(times, [top] * len(times), "x", **style)
 
 
-def _draw_load(axes: "Axes", levels: FleetLevels, edges: Floats) -> None:
+def _draw_load(axes: "Axes", levels: FleetLevels, edges: Floats, hue: str) -> None:
     """Draw what was sent, what was served, and what was given up."""
     middle = (edges[1:] + edges[:-1]) / 2
     axes.plot(middle, levels.sent, color=FAINT, linewidth=1.4, label="offered")
-    axes.plot(middle, levels.ended, color=COLORS[1], linewidth=1.4, label="served")
+    axes.plot(middle, levels.ended, color=hue, linewidth=1.4, label="served")
     if np.nansum(levels.given_up):
-        axes.plot(middle, levels.given_up, color=COLORS[0], linewidth=1.4, label="given up")
+        axes.plot(middle, levels.given_up, color=BAD, linewidth=1.4, label="given up")
 
 
-def _draw_each(axes: "Axes", levels: Floats, edges: Floats) -> None:
+def _draw_each(axes: "Axes", levels: Floats, edges: Floats, hue: str) -> None:
     """Draw a line for each replica, of many a band from the least to the most and the median."""
     middle = (edges[1:] + edges[:-1]) / 2
     if len(levels) <= MOST_LINES:
@@ -268,6 +276,6 @@ def _draw_each(axes: "Axes", levels: Floats, edges: Floats) -> None:
             axes.plot(middle, level, color=color(number), linewidth=1.2, label=f"replica {number}")
         return
     low, median, high = band(levels)
-    style: dict[str, Any] = {"color": COLORS[1], "alpha": 0.25, "linewidth": 0}
+    style: dict[str, Any] = {"color": hue, "alpha": 0.25, "linewidth": 0}
     axes.fill_between(middle, low, high, label="least to most", **style)
-    axes.plot(middle, median, color=COLORS[1], label="median")
+    axes.plot(middle, median, color=hue, label="median")

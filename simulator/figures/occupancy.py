@@ -8,8 +8,19 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.figures.data import Run
-from simulator.figures.style import PALE, color, rate, sheet, whole_ticks, window
+from simulator.figures.style import (
+    PALE,
+    PHASES,
+    color,
+    luminance,
+    rate,
+    sheet,
+    tones,
+    whole_ticks,
+    window,
+)
 from simulator.results.request_table import DELIVERY, Floats
+from simulator.results.time_series import count_in_bins
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -22,13 +33,16 @@ NUMBERED = 30  # requests, whose bars have their numbers on them
 LABEL_WIDTH = 0.03  # of the picture, that a number takes at most
 ROUNDING = 1e-6  # s: files round times to nanoseconds
 FINISHED_LABEL = "already done, keeps its seat"
-SHADES = (0, 1, 2, 3, 4, 5)  # colours of neighbours in the queue
+MANY = 50  # seats, above which rows are too thin to be told apart: then they are counted
+BINS = 400  # of time, in which they are
 
 
 def draw_occupancy(
     runs: Sequence[Run], *, start: float | None = None, seconds: float | None = None
 ) -> "Figure":
     """Draw for each run which request holds which seat, and seats whose request is done.
+
+    Of more than MANY seats it draws how many are in prefill, in decode and done.
 
     Shows `seconds` from `start`: by default, of at most FEW requests the whole runs, of more
     SECONDS from the middle of the shortest. A request takes the lowest free seat. Where seats are
@@ -47,16 +61,34 @@ def draw_occupancy(
     if not any(len(slots) for slots, *_ in spans):
         raise HeadwayError(f"no request runs between {begin:g} and {end:g} s")
     rows = max(int(slots.max(initial=0)) for slots, *_ in spans) + 1
+    keeps = any(_keeps_seats(run) for run in runs)
+    edges = np.linspace(begin, end, BINS + 1)
     with sheet(len(runs), 1, 0.7 + 1.75 * len(runs), sharex=True, squeeze=False) as figure:
-        for axes, run, span in zip(figure.axes, runs, spans, strict=True):
+        for number, (axes, run, span) in enumerate(zip(figure.axes, runs, spans, strict=True)):
             axes.set(ylim=(-0.5, rows - 0.5), xlim=(begin, end), ylabel="seat")
-            _draw_strip(axes, run, span)
+            if rows > MANY:
+                axes.set(ylim=(0, rows), ylabel="seats")
+                _draw_density(axes, run, edges)
+            else:
+                _draw_strip(axes, run, span, number)
+            axes.set_title(_told(run), loc="left")
             whole_ticks(axes)
         figure.axes[-1].set_xlabel(f"time (s): {window(begin, end, longest)}")
-        if any(_keeps_seats(run) for run in runs):
-            patches = [Patch(color=color(1)), Patch(color=PALE)]
-            names = ["a request (colours only tell neighbours apart)", FINISHED_LABEL]
-            figure.legend(patches, names, loc="outside lower center", ncols=2, frameon=False)
+        patches, names = (
+            [Patch(color=tones("#888888")[1])],
+            ["a request (tones tell neighbours apart)"],
+        )
+        if rows > MANY:
+            patches = [Patch(color=PHASES[name]) for name in ("prefill", "decode")]
+            names = ["prefill", "decode"]
+        if keeps:
+            patches.append(Patch(color=PALE))
+            names.append(FINISHED_LABEL)
+        if rows > MANY:
+            patches.append(Patch(facecolor="none", edgecolor="0.6", linewidth=0.8))
+            names.append("idle")
+        if len(patches) > 1:
+            figure.legend(patches, names, loc="outside lower center", ncols=4, frameon=False)
     return figure
 
 
@@ -66,14 +98,7 @@ Span = tuple[Floats, Floats, Floats, Floats, Floats]
 
 def _slots(run: Run, begin: float, end: float) -> Span:
     """Give slots to the requests that are in the batch between two moments."""
-    admitted = run.admitted.to_numpy()
-    done = (run.sent + run.requests.e2el - run.requests.get(DELIVERY, 0.0)).to_numpy()
-    freed = done.copy()
-    if _keeps_seats(run):
-        preempted = run.requests.preemptions.to_numpy() > 0
-        for batch, end_of_batch in _batches(admitted, done, preempted):
-            freed[batch] = end_of_batch
-        done = np.fmin(done, freed)
+    admitted, done, freed = _seat_times(run)
     order = np.flatnonzero(~np.isnan(admitted) & ~np.isnan(freed))
     order = order[np.lexsort((order, admitted[order]))]
     slots = np.array([*lowest_slots(admitted[order], freed[order], ROUNDING)], float)
@@ -81,6 +106,41 @@ def _slots(run: Run, begin: float, end: float) -> Span:
     order, slots = order[shown], slots[shown]
     ids = run.requests.id.to_numpy()[order]
     return slots, admitted[order], done[order], freed[order], ids.astype(float)
+
+
+def _seat_times(run: Run) -> tuple[Floats, Floats, Floats]:
+    """Give when each request is admitted, when it is done, and when its seat is free, in s."""
+    admitted = run.admitted.to_numpy(float)
+    done = (run.sent + run.requests.e2el - run.requests.get(DELIVERY, 0.0)).to_numpy(float)
+    freed = done.copy()
+    if _keeps_seats(run):
+        preempted = run.requests.preemptions.to_numpy() > 0
+        for batch, end_of_batch in _batches(admitted, done, preempted):
+            freed[batch] = end_of_batch
+        done = np.fmin(done, freed)
+    return admitted, done, freed
+
+
+def seats_by_phase(run: Run, edges: Floats) -> dict[str, Floats]:
+    """Count the seats in each bin (mean) that are in `prefill`, in `decode`, and `done`.
+
+    `done` are those that a static batch keeps for requests that have ended.
+    """
+    admitted, done, freed = _seat_times(run)
+    known = ~np.isnan(admitted) & ~np.isnan(freed)
+    admitted, done, freed = admitted[known], done[known], freed[known]
+    prefill = run.requests["prefill_time"].to_numpy(float)[known]
+    first = np.minimum(admitted + np.nan_to_num(prefill), done)
+    spans = {"prefill": (admitted, first), "decode": (first, done), "done": (done, freed)}
+    return {name: count_in_bins(begin, end, edges) for name, (begin, end) in spans.items()}
+
+
+def _draw_density(axes: "Axes", run: Run, edges: Floats) -> None:
+    """Draw how many seats are in which phase, stacked."""
+    counts = seats_by_phase(run, edges)
+    hues = [PHASES["prefill"], PHASES["decode"], PALE]
+    middle = (edges[1:] + edges[:-1]) / 2
+    axes.stackplot(middle, [*counts.values()], colors=hues, linewidth=0)
 
 
 def _keeps_seats(run: Run) -> bool:
@@ -124,19 +184,24 @@ def lowest_slots(starts: Iterable[float], ends: Iterable[float], rounded: float)
         yield slot
 
 
-def _draw_strip(axes: "Axes", run: Run, span: Span) -> None:
+def _draw_strip(axes: "Axes", run: Run, span: Span, number: int) -> None:
     slots, admitted, done, freed, ids = span
-    shades = [color(SHADES[int(i) % len(SHADES)]) for i in ids]
+    palette = tones(color(number))
+    shades = [palette[int(i) % len(palette)] for i in ids]
     axes.barh(slots, freed - done, left=done, height=1.0, color=PALE, linewidth=0)
     axes.barh(slots, done - admitted, left=admitted, height=0.86, color=shades, linewidth=0)
     if len(run.requests) <= NUMBERED:
         low, high = axes.get_xlim()
         begins, ends = np.maximum(admitted, low), np.minimum(done, high)
-        for slot, left, right, number in zip(slots, begins, ends, ids, strict=True):
+        for slot, left, right, name, hue in zip(slots, begins, ends, ids, shades, strict=True):
             if right - left > LABEL_WIDTH * (high - low):
+                ink = "white" if luminance(hue) < 0.18 else "black"
                 place = (left + right) / 2, slot
-                axes.text(*place, f"{number:.0f}", color="white", ha="center", va="center")
+                axes.text(*place, f"{name:.0f}", color=ink, ha="center", va="center")
+
+
+def _told(run: Run) -> str:
+    """Say in a title how fast a run was, and how well its seats were used."""
     speed = rate(run.summary["output_throughput"])
     used = run.summary["headway"]["decode_seat_utilization"]
-    told = f"{run.label}: {speed} tokens/s, {100 * used:.3g}% of decode seats used"
-    axes.set_title(told, loc="left")
+    return f"{run.label}: {speed} tokens/s, {100 * used:.3g}% of decode seats used"

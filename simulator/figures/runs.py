@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.figures.data import BINS, Run
+from simulator.figures.data import BINS, Run, shown_until
 from simulator.figures.style import (
     GREY,
     PALE,
@@ -29,11 +29,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+NOBODY_COMPETES = """Nothing to draw: in no window do two
+clients have requests waiting throughout,
+so nobody is served in place of another.
+A higher load makes them compete."""
 LATENCIES = (("TTFT", "ttft", 1e-3, "s"), ("TPOT", "tpot", 1.0, "ms"), ("E2EL", "e2el", 1e-3, "s"))
 """Title, name in the summary, what its ms are multiplied by, and the unit then."""
 
-Statistic = tuple[str, str, str, int]
-"""Word in the summary, marker, its colour and size."""
+Statistic = tuple[str, str, int]
+"""Word in the summary, marker and its size."""
 
 
 def draw_throughput(runs: Sequence[Run]) -> "Figure":
@@ -44,11 +48,12 @@ def draw_throughput(runs: Sequence[Run]) -> "Figure":
         bars_with_ratios(bars, [run.label for run in runs], values)
         _draw_least(bars, runs)
         grid(bars, "x")
-        edges = _edges(runs, BINS // 3)
+        edges, cut = _edges(runs, BINS // 3)
         for number, run in enumerate(runs):
             tokens = run.steps.decode_tokens * run.steps.steps / run.steps.duration
             _draw_level(lines, run, tokens, edges, color(number))
-        lines.set(title="Decoded tokens over time", xlabel="time (s)", ylabel="tokens/s")
+        title = "Decoded tokens over time"
+        lines.set(title=title, xlabel=_time_label(cut), ylabel="tokens/s")
         lines.set_ylim(bottom=0)
         lines.set_xlim(0, edges[-1])
         grid(lines)
@@ -69,8 +74,14 @@ def _draw_least(axes: "Axes", runs: Sequence[Run]) -> None:
             axes.set_xlim(right=max(axes.get_xlim()[1], 1.1 * float(bound)))
 
 
-def _edges(runs: Sequence[Run], bins: int) -> Floats:
-    return np.linspace(0.0, max(run.end for run in runs) or 1.0, bins + 1)
+def _edges(runs: Sequence[Run], bins: int) -> tuple[Floats, str]:
+    """Cut the time that is shown into bins, and say of which runs it is not all."""
+    until, cut = shown_until(runs)
+    return np.linspace(0.0, until, bins + 1), cut
+
+
+def _time_label(cut: str) -> str:
+    return f"time (s); {cut}" if cut else "time (s)"
 
 
 def _draw_level(
@@ -92,17 +103,19 @@ def draw_kv(runs: Sequence[Run]) -> "Figure":
     """Draw the share of KV blocks in use over time with preemptions marked, and what they hold."""
     with sheet(1, 2, 2.9 + 0.22 * len(runs), width_ratios=(1.3, 1)) as figure:
         usage, stored = figure.axes
-        edges = _edges(runs, BINS)
+        edges, cut = _edges(runs, BINS)
         for number, run in enumerate(runs):
             steps = run.steps
             blocks = steps.kv_blocks_used + steps.kv_blocks_free
             share = 100.0 * steps.kv_blocks_used / blocks
             _draw_level(usage, run, share, edges, color(number), replicas=sum(run.serving(edges)))
-            lost = steps.start[steps.preempted > 0]
+            lost = steps.start[(steps.preempted > 0) & (steps.start < edges[-1])]
             usage.plot(lost, np.full(len(lost), 101.5), "x", color=color(number), markersize=4)
         preempted = any(run.steps.preempted.any() for run in runs)
         usage.set_title("KV cache in use (x: preemption)" if preempted else "KV cache")
-        usage.set(xlabel="time (s)", ylabel="% of KV blocks", ylim=(0, 104), xlim=(0, edges[-1]))
+        usage.set(
+            xlabel=_time_label(cut), ylabel="% of KV blocks", ylim=(0, 104), xlim=(0, edges[-1])
+        )
         grid(usage)
         tell_apart(usage)
         _draw_stored(stored, runs)
@@ -137,11 +150,12 @@ def draw_policies(runs: Sequence[Run]) -> "Figure":
             [run.label for run in runs],
             [run.summary for run in runs],
             {
-                "mean": ("mean", "o", color(1), 6),
-                "median": ("median", "|", color(6), 9),
-                "P99": ("p99", "D", color(0), 6),
+                "mean": ("mean", "o", 6),
+                "median": ("median", "|", 9),
+                "P99": ("p99", "D", 6),
             },
-            bars={"color": color(5), "height": 0.6},
+            hues=[color(k) for k in range(len(runs))],
+            height=0.6,
             text={"fontsize": 10},
             room=1.45,
         )
@@ -154,18 +168,21 @@ def draw_rows(
     summaries: Sequence[Mapping[str, Any]],
     statistics: Mapping[str, Statistic],
     *,
-    bars: Mapping[str, Any],
+    hues: Sequence[str],
+    height: float,
     text: Mapping[str, Any],
     room: float,
 ) -> None:
-    """Draw a row for each run over four panels: throughput as a bar, latencies as points.
+    """Draw a row for each run, in its colour, over four panels: a bar, and latencies as points.
 
     Latencies that span more than a factor of ten stand on a logarithmic axis.
     """
+    from matplotlib.lines import Line2D
+
     places = np.arange(len(labels))
     first, *others = figure.axes
     values = [float(summary["output_throughput"]) for summary in summaries]
-    drawn = first.barh(places, values, **bars)
+    drawn = first.barh(places, values, color=hues, height=height)
     first.bar_label(drawn, [rate(value) for value in values], padding=3, **text)
     first.set_xlim(0, max([*values, 1e-9]) * room)
     first.set_yticks(places, labels)
@@ -173,11 +190,15 @@ def draw_rows(
     first.set(title="Output", xlabel="tokens/s")
     for axes, (title, key, scale, unit) in zip(others, LATENCIES, strict=True):
         points = []
-        for word, shape, hue, size in statistics.values():
+        for word, shape, size in statistics.values():
             name = f"{word}_{key}_ms"
             known = [np.nan if lacks_gaps(s, name) else float(s[name]) for s in summaries]
             found = np.array(known) * scale
-            axes.plot(found, places, shape, color=hue, markersize=size)
+            for hue in dict.fromkeys(hues):
+                own = np.array(hues) == hue
+                look: dict[str, Any] = {"marker": shape, "markersize": size, "color": hue}
+                look["mfc"] = "white" if shape == "o" else hue
+                axes.plot(found[own], places[own], linestyle="none", **look)
             points.append(found[found > 0])
         shown = np.concatenate(points)
         if len(shown) and shown.max() > 10 * shown.min():
@@ -187,28 +208,30 @@ def draw_rows(
         draw_bounds(axes, summaries, {key: "-"}, scale)
         axes.set(title=title, xlabel=unit)
         grid(axes)
-    columns = len(statistics)  # bounds are lines, too, and come after
-    figure.legend(
-        others[0].lines[:columns],
-        [*statistics],
-        loc="outside lower center",
-        ncols=columns,
-        frameon=False,
-    )
+    marks = [
+        Line2D(
+            [], [], marker=shape, ms=size, color=GREY, mfc="white" if shape == "o" else GREY, ls=""
+        )
+        for _, shape, size in statistics.values()
+    ]
+    below: Any = "outside lower center"
+    figure.legend(marks, [*statistics], loc=below, ncols=len(marks), frameon=False)
 
 
 def draw_fairness(runs: Sequence[Run]) -> "Figure":
     """Draw Jain's index and the service difference of clients that compete, window by window.
 
-    Raises HeadwayError where a run has one client only.
+    Where nobody competes it says so. Raises HeadwayError where a run has one client only.
     """
     if alone := [run.label for run in runs if run.fairness is None]:
         raise HeadwayError(f"{', '.join(alone)}: has no fairness.csv: its workload has one client")
     with sheet(1, 2, 3.6) as figure:
         jain, difference = figure.axes
+        compete = False
         for number, run in enumerate(runs):
             assert run.fairness is not None
             rows = run.fairness.dropna()
+            compete = compete or len(rows) > 0
             style: dict[str, Any] = {
                 "color": color(number),
                 "marker": marker(number),
@@ -218,12 +241,15 @@ def draw_fairness(runs: Sequence[Run]) -> "Figure":
             jain.plot(middle, rows.jain_index, **style)
             difference.plot(rows.end, rows.service_difference, **style)
         jain.set(title="Jain's index per window", ylabel="index (1: all alike)")
-        jain.set_ylim(min(0.9, jain.dataLim.y0 - 0.02), 1.01)
+        jain.set_ylim(min(0.9, jain.dataLim.y0 - 0.02) if compete else 0.9, 1.01)
         difference.set(title="Most less least served", ylabel="service (tokens in + 2 x out)")
-        difference.set_ylim(0, max(difference.dataLim.y1 * 1.08, 1.0))
+        difference.set_ylim(0, max(difference.dataLim.y1 * 1.08, 1.0) if compete else 1.0)
         for axes in (jain, difference):
             axes.set(xlabel="time (s)", xlim=(0, max(run.end for run in runs) or 1.0))
             axes.yaxis.set_major_formatter("{x:,g}")
             grid(axes)
+            if not compete:
+                place: dict[str, Any] = {"transform": axes.transAxes, "ha": "center"}
+                axes.text(0.5, 0.5, NOBODY_COMPETES, va="center", color=GREY, **place)
         legend_below(figure, jain)
     return figure

@@ -16,20 +16,59 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 COLORS = (
-    "#D55E00",
-    "#0072B2",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#000000",
-    "#A6A01A",
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#b8558f",
+    "#b97d00",
+    "#3a9bd9",
+    "#333333",
+    "#8a8500",
 )
-"""Okabe and Ito's, which colour-blind people can tell apart; the yellow darkened for lines."""
+"""Of runs and of whatever else is a series, in pictures and pages: Okabe and Ito's, which
+colour-blind people can tell apart, the light ones darkened to 3:1 on white (WCAG 2.1, 1.4.11)."""
+DARK_COLORS = (
+    "#4da9e0",
+    "#ef8a47",
+    "#2fc19a",
+    "#e294c4",
+    "#e9b13c",
+    "#8fd0f5",
+    "#d8d8d8",
+    "#cfc94a",
+)
+"""The same on a dark page."""
+PHASES = {
+    "queue": "#b9c0c8",
+    "prefill": "#54278f",
+    "decode": "#b6a6d8",
+    "slowed": "#8c6bb8",
+    "preempted": "#8c510a",
+    "recompute": "#d8b365",
+    "swap": "#80b8b0",
+    "retry": "#6b5344",
+    "delivery": "#d9dce0",
+    "decode_queue": "#8c96a0",
+    "transfer": "#35606b",
+}
+"""Of what happens to a request: none is the colour of a run."""
+DARK_PHASES = PHASES | {
+    "prefill": "#7f4fc4",
+    "decode": "#d3c8ee",
+    "slowed": "#a184d4",
+    "preempted": "#c98a3d",
+    "retry": "#a58a78",
+    "transfer": "#6fa3ad",
+}
+"""The same on a dark page."""
+STATE_COLORS = {"up": "#7a6bb5", "draining": "#c3b9e0", "starting": "#d8b365", "down": "#8c2d04"}
+"""Of what a replica does: likewise."""
 WIDTH = 9.0  # inches: at a README's 830 pixels, letters of 11 points stay 14 pixels high
 DPI = 150  # of a PNG: sharp on a screen of twice the pixels
+LETTER_HEIGHT = 15  # of small letters, at 100 dots per inch
 LETTERS = 100  # that fit into the width
 GREY, FAINT, PALE = "0.35", "0.65", "0.85"
+BAD = "#b34700"  # of what failed
 DASHES: dict[Any, tuple[float, float]] = {"-": (5.0, 0.0), "--": (3.7, 1.6)}
 """What of a line is drawn and what is left out, by its style, in widths of the line."""
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
@@ -77,6 +116,26 @@ def color(number: int) -> str:
     return COLORS[number % len(COLORS)]
 
 
+def tones(hue: str, count: int = 4) -> list[str]:
+    """Give so many lighter and darker tones of a colour, the darkest first."""
+    from matplotlib.colors import to_hex, to_rgb
+
+    base = np.array(to_rgb(hue))
+    darkest, lightest = 0.72 * base, base + 0.45 * (1 - base)
+    return [to_hex(darkest + share * (lightest - darkest)) for share in np.linspace(0, 1, count)]
+
+
+def luminance(hue: str) -> float:
+    """Give a colour's relative luminance (WCAG 2.1): black 0, white 1; below 0.18 letters on it
+    are white."""
+    from matplotlib.colors import to_rgb
+
+    light = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(hue)
+    ]
+    return float(0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2])
+
+
 def marker(number: int) -> str:
     """Give the n-th series' marker, which tells series apart where colours do not."""
     return MARKERS[number % len(MARKERS)]
@@ -101,6 +160,15 @@ def log_scale(axes: "Axes", which: Literal["x", "y"]) -> None:
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+def symlog_scale(axes: "Axes") -> None:
+    """Make the y axis logarithmic above 1, and linear from 0 to 1, in plain numbers."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axes.set_yscale("symlog", linthresh=1.0, linscale=0.3)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def rate(value: float) -> str:
@@ -182,6 +250,42 @@ def draw_levels(axes: "Axes", bounds: Iterable[float]) -> None:
             axes.axhline(bound, color=GREY, linewidth=1.2, zorder=1)
             at = axes.get_yaxis_transform()
             axes.text(0.01, bound, "SLO", color=GREY, transform=at, fontsize=9, va="bottom")
+
+
+def draw_upright(axes: "Axes", bounds: Iterable[float]) -> None:
+    """Draw bounds of service levels as grey upright lines; those beyond the axis are left out."""
+    low, high = axes.get_xlim()
+    for bound in sorted({*bounds}):
+        if low <= bound <= high:
+            axes.axvline(bound, color=GREY, linewidth=1.2, zorder=1)
+            at: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "rotation": 90}
+            axes.text(bound, 0.02, "SLO", color=GREY, fontsize=9, ha="right", **at)
+
+
+def label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write labels beside the ends of lines: x, y, text, colour; none upon another.
+
+    The axes' scales must be set.
+    """
+    height = LETTER_HEIGHT / (axes.bbox.height or 1.0)
+    places = axes.transData.transform([(x, y) for x, y, *_ in ends])[:, 1]
+    up = axes.transAxes.inverted()
+    heights = up.transform([(0.0, place) for place in places])[:, 1]
+    below = -np.inf
+    for k in np.argsort(heights, kind="stable"):
+        below = max(heights[k], below + height)
+        x, _, text, hue = ends[k]
+        right = (axes.transData + up).transform((x, 1.0))[0]
+        look: dict[str, Any] = {"va": "center", "fontsize": 9, "annotation_clip": False}
+        axes.annotate(
+            text,
+            (right, below),
+            (6, 0),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            color=hue,
+            **look,
+        )
 
 
 def legend_below(figure: "Figure", axes: "Axes", title: str = "") -> None:

@@ -12,8 +12,10 @@ from simulator.figures.style import (
     GREY,
     color,
     draw_levels,
+    draw_upright,
     from_zero,
     grid,
+    label_ends,
     legend_below,
     log_scale,
     marker,
@@ -31,16 +33,18 @@ if TYPE_CHECKING:
 
 RATES = ("workload.request_rate", "workload.max_concurrency", "workload.trace.rate_scale")
 CHUNK = "engine.max_num_batched_tokens"
-MAX_LABELS = 40  # points that are named, each beside itself
+MAX_LABELS = 40  # points that are named, each beside itself; of more those on the front
 MAX_KEYS = 8  # keys that a message lists
 METRICS = (
-    *("output_throughput", "mean_tpot_ms", "mean_e2el_ms"),
+    *("output_throughput", "request_throughput", "mean_tpot_ms", "mean_e2el_ms"),
     *("mean_ttft_ms", "p99_ttft_ms", "mean_itl_ms", "p99_itl_ms"),
 )
 
 
 def draw_latency(rows: "pd.DataFrame") -> "Figure":
-    """Draw TTFT (P99) and TPOT (mean) over throughput as the load grows, with the knee marked.
+    """Draw TTFT (P99) and TPOT (mean) over requests/s as the load grows, with the knee marked.
+
+    The requests/s are those served: beyond capacity they grow no more, and the curve stands up.
 
     `rows` is the table of a sweep that varies the load. Other varied keys make one curve each.
     """
@@ -48,13 +52,14 @@ def draw_latency(rows: "pd.DataFrame") -> "Figure":
     rate = next((key for key in RATES if key in rows), None)
     if rate is None:
         raise HeadwayError(f"the sweep varies none of {', '.join(RATES)}")
+    need_columns(rows, ["request_throughput"], "the sweep's table")
     with sheet(1, 2, 3.9) as figure:
         panels = (("p99_ttft_ms", "P99 TTFT (ms)"), ("mean_tpot_ms", "mean TPOT (ms)"))
         for axes, (metric, name) in zip(figure.axes, panels, strict=True):
             for number, (label, curve) in enumerate(curves(rows, rate)):
                 _draw_curve(axes, curve.sort_values(rate), metric, number, label)
             axes.set_title(f"{name.split(' (')[0]} as the load grows")
-            axes.set(xlabel="output tokens/s", ylabel=name)
+            axes.set(xlabel="requests/s served", ylabel=name)
             axes.set_xlim(left=0)
             grid(axes)
         log_scale(figure.axes[0], "y")
@@ -67,7 +72,7 @@ def draw_latency(rows: "pd.DataFrame") -> "Figure":
 
 
 def _draw_curve(axes: "Axes", curve: "pd.DataFrame", metric: str, number: int, label: str) -> None:
-    speed, latency = (curve[key].to_numpy(float) for key in ("output_throughput", metric))
+    speed, latency = (curve[key].to_numpy(float) for key in ("request_throughput", metric))
     axes.plot(speed, latency, color=color(number), marker=marker(number), label=label)
     place = knee(speed, curve["mean_e2el_ms"].to_numpy(float))
     if place is not None:
@@ -118,15 +123,22 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
         best = pareto_front(points)
         for label, part, style in _marks(rows, key, [*rows.index[best]]):
             axes.plot(user[part.index], speed[part.index], label=label, **style)
-        if len(points) <= MAX_LABELS:
-            keys = varied_keys(rows, "")
-            _name_points(axes, points, [point_label(row, keys) for _, row in rows.iterrows()])
+        keys = [k for k in varied_keys(rows, "") if not _colors_tell(rows, key) or k == key]
+        named = range(len(points)) if len(points) <= MAX_LABELS else best
+        names = [point_label(rows.iloc[k], keys) for k in named]
+        if keys == [key] and "gpus" not in rows:  # the title says of what the numbers are
+            names = [short_value(rows[key].iloc[k]) for k in named]
+        _name_points(axes, [points[k] for k in named], names)
         ends = zip(*(points[k] for k in best), strict=True)
         axes.step(*ends, where="pre", color=GREY, linewidth=1.2, zorder=1, label="front")
-        axes.set_title("Speed for a user against throughput")
+        numbers = key.rpartition(".")[2] if keys == [key] and "gpus" not in rows else ""
+        axes.set_title(
+            "Speed for a user against throughput" + (f" (numbers: {numbers})" if numbers else "")
+        )
         axes.set_xlabel("tokens/s per user (1 / mean TPOT)")
         axes.set_ylabel("output tokens/s per GPU" if per_gpu else "output tokens/s of the server")
         from_zero(axes)
+        draw_upright(axes, [1e3 / bound for bound in _bounds(rows, "tpot") if bound > 0])
         grid(axes)
         legend_below(figure, axes, legend_title(rows, key))
     return figure
@@ -159,6 +171,11 @@ def _name_points(
             fontsize=8,
             color=GREY,
         )
+
+
+def _colors_tell(rows: "pd.DataFrame", key: str) -> bool:
+    """Say whether colours tell all parts of the points apart, so that labels need not."""
+    return bool(key) and len(list(split_by_keys(rows, key))) <= len(COLORS)
 
 
 def _marks(
@@ -201,11 +218,15 @@ def draw_chunk(rows: "pd.DataFrame") -> "Figure":
         raise HeadwayError(f"the sweep does not vary {CHUNK}")
     with sheet(1, 2, 3.9) as figure:
         for axes, name in zip(figure.axes, ("ttft", "itl"), strict=True):
+            ends: list[tuple[float, float, str, str]] = []
             for number, (label, curve) in enumerate(curves(rows, CHUNK)):
                 line = curve.sort_values(CHUNK)
                 style: dict[str, Any] = {"color": color(number), "marker": marker(number)}
-                axes.plot(line[CHUNK], line[f"p99_{name}_ms"], label=label or "_", **style)
-                axes.plot(line[CHUNK], line[f"mean_{name}_ms"], "--", **style)
+                for word, dashes in (("p99", "-"), ("mean", "--")):
+                    values = line[f"{word}_{name}_ms"].to_numpy(float)
+                    axes.plot(line[CHUNK], values, dashes, **style)
+                    text = f"{word.upper() if word == 'p99' else word} {label}".strip()
+                    ends.append((line[CHUNK].iloc[-1], values[-1], text, color(number)))
             axes.set_xscale("log", base=2)
             sizes = sorted(set(rows[CHUNK]))
             axes.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=30)
@@ -214,10 +235,10 @@ def draw_chunk(rows: "pd.DataFrame") -> "Figure":
             axes.set_ylabel(f"{name.upper()} (ms)")
             log_scale(axes, "y")
             draw_levels(axes, _bounds(rows, "tpot" if name == "itl" else name))
+            label_ends(axes, ends)
             grid(axes)
-        for dashes, name in (("-", "P99"), ("--", "mean")):
-            figure.axes[0].plot([], [], dashes, color=GREY, label=name)
-        legend_below(figure, figure.axes[0], legend_title(rows, CHUNK))
+        if title := legend_title(rows, CHUNK):
+            figure.suptitle(f"Labels: {title}", fontsize=10, color=GREY)
     return figure
 
 

@@ -140,6 +140,17 @@ def depth_in_bins(
     return depth
 
 
+def count_in_bins(starts: Floats, ends: Floats, edges: Floats) -> Floats:
+    """Average over each bin how many of some stretches of time, which may overlap, are under way.
+
+    A stretch that ends before it starts counts as none; no time may be NaN.
+    """
+    begun, over = np.sort(starts), np.sort(np.maximum(starts, ends))
+    area = _area_after(begun, edges) - _area_after(over, edges)
+    counts: Floats = np.maximum(np.diff(area) / np.diff(edges), 0.0)
+    return counts
+
+
 def _area_after(times: Floats, edges: Floats) -> Floats:
     """Integrate, up to each edge, the number of `times` (ascending) that are over."""
     over = np.searchsorted(times, edges, side="right")

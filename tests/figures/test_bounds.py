@@ -27,6 +27,7 @@ def rows(**more: float) -> pd.DataFrame:
         {
             "error": None,
             "output_throughput": [1.0, 2.0, 3.0],
+            "request_throughput": [1.0, 2.0, 2.5],
             **latencies,
             "workload.request_rate": [1, 2, 3],
             **{name: [bound] * 3 for name, bound in more.items()},

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,14 +15,16 @@ from simulator.cli.main import main
 from simulator.figures import (
     Run,
     draw_chunk,
+    draw_fairness,
     draw_kv,
     draw_latency,
     draw_occupancy,
     draw_pareto,
+    draw_throughput,
 )
-from simulator.figures.data import read_runs
-from simulator.figures.occupancy import _batches, lowest_slots
-from simulator.figures.style import COLORS, MARKERS
+from simulator.figures.data import read_runs, shown_until
+from simulator.figures.occupancy import _batches, lowest_slots, seats_by_phase
+from simulator.figures.style import COLORS, MARKERS, PHASES, STATE_COLORS, tones
 from simulator.figures.tables import knee
 from simulator.views.html.charts import over_time
 from simulator.views.report import run_table
@@ -81,7 +84,7 @@ def test_axes_have_units(folder) -> None:
     rows = pd.read_csv(folder / "swp" / "results.csv")
     for figure in (draw_kv(runs), draw_latency(rows), draw_pareto(rows), draw_chunk(rows)):
         for axes in figure.axes:
-            assert re.search(r"\(s\)|tokens|%", axes.get_xlabel())
+            assert re.search(r"\(s\)|tokens|%|requests/s", axes.get_xlabel())
 
 
 @pytest.mark.parametrize(
@@ -218,6 +221,61 @@ def test_seats(folder) -> None:
     grey = [sum(bar.get_width() for bar in axes.containers[0]) for axes in figure.axes]
     assert grey[0] > 0
     assert grey[1] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_many_seats_are_counted_by_phase() -> None:
+    """60 requests at once: 20 ms of prefill, then decode; no row is drawn for a seat."""
+    load = "{num_prompts: 60, request_rate: inf, input_len: 1, output_len: 10}"
+    cost = "{kind: linear, base: 1.0, per_token: 0, per_context: 0}"
+    settings = [f"workload={load}", f"cost={cost}", "engine.max_num_batched_tokens=60"]
+    result = Run.of("many", run(load_scenario("demo", [*settings, "engine.max_num_seqs=60"])))
+    found = seats_by_phase(result, np.arange(12.0))
+    assert found["prefill"].tolist() == [60] + [0] * 10
+    assert found["decode"].tolist() == [0] + [60] * 9 + [0]
+    assert not found["done"].any()
+    axes = draw_occupancy([result]).axes[0]
+    assert not axes.containers
+    assert len(axes.collections) == 3
+    assert axes.get_ylabel() == "seats"
+
+
+def test_no_phase_has_the_colour_of_a_run() -> None:
+    assert {*COLORS}.isdisjoint({*PHASES.values(), *STATE_COLORS.values()})
+    assert len(tones(COLORS[0])) == len({*tones(COLORS[0])}) == 4
+
+
+def test_a_slow_run_is_cut_off(folder) -> None:
+    """One that takes more than three times as long as the shortest goes on beyond the picture."""
+    static, fcfs = read_runs([folder / "cmp"])
+    assert shown_until([static, fcfs]) == (max(static.end, fcfs.end), "")
+    slow = replace(static, steps=static.steps.assign(start=static.steps.start * 10))
+    until, told = shown_until([slow, fcfs])
+    assert until == 1.25 * fcfs.end
+    assert told == f"goes on: static until {slow.end:,.0f} s"
+    for figure, number in ((draw_throughput([slow, fcfs]), 1), (draw_kv([slow, fcfs]), 0)):
+        axes = figure.axes[number]
+        assert axes.get_xlim()[1] == until
+        assert axes.get_xlabel() == f"time (s); {told}"
+
+
+def test_fairness_says_why_it_is_empty(folder) -> None:
+    (found,) = read_runs([folder / "cmp" / "fcfs"])
+    found.fairness = found.fairness.assign(jain_index=np.nan)
+    texts = [text.get_text() for axes in draw_fairness([found]).axes for text in axes.texts]
+    assert len(texts) == 2
+    assert "in no window do two" in texts[0]
+
+
+def test_labels_at_ends_of_lines_do_not_touch(folder) -> None:
+    figure = draw_chunk(pd.read_csv(folder / "swp" / "results.csv"))
+    assert not figure.legends
+    for axes in figure.axes:
+        labels = [text for text in axes.texts if text.get_text() != "SLO"]
+        assert {text.get_text() for text in labels} == {
+            f"{word} {rate}" for word in ("P99", "mean") for rate in (5, 10, 20)
+        }
+        heights = sorted(text.xy[1] * axes.bbox.height for text in labels)
+        assert min(b - a for a, b in pairwise(heights)) > 14.9
 
 
 FIVE = Path(__file__).parents[2] / "scenarios" / "examples" / "three-and-two.yaml"

@@ -1,11 +1,11 @@
 """The numbers behind the report's charts: over time in bins, as distributions, seat by seat."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from simulator.figures.data import Run
+from simulator.figures.data import Run, shown_until
 from simulator.figures.fleet import (
     MOST_LINES,
     STATES,
@@ -15,12 +15,9 @@ from simulator.figures.fleet import (
     has_fleet,
     replica_states,
 )
-from simulator.figures.occupancy import lowest_slots
+from simulator.figures.occupancy import lowest_slots, seats_by_phase
 from simulator.results.request_table import Floats
 from simulator.results.time_series import depth_in_bins, mean_in_bins
-
-if TYPE_CHECKING:
-    pass
 
 MAX_POINTS = 16_000  # of each chart over time, all runs together: bounds the file
 MAX_BINS = 4_000  # of one run at most
@@ -30,7 +27,8 @@ ROUNDING = 5e-9  # s, that sums of a table's times, each to a nanosecond, may be
 INITIAL_BARS = 400  # of these in view at first
 
 FLEET_BINS = 200  # of a fleet's charts
-FLEET_HUES = {"up": "--run-0", "draining": "--run-5", "starting": "--run-4", "down": "--run-1"}
+DENSITY_BINS = 800  # of the picture of the seats, where they are many
+MANY_SEATS = 100  # above which rows are too thin to be told apart: then they are counted
 
 Numbers = list[float | None]
 
@@ -40,42 +38,66 @@ def charts(runs: Sequence[Run]) -> dict[str, Any]:
     whole = max(run.end for run in runs) or 1.0
     edges = np.linspace(0.0, whole, min(MAX_BINS, MAX_POINTS // len(runs)) + 1)
     begin, end = _window(runs, MAX_BARS)
+    until, cut = shown_until(runs)
+    seated = [seats(run, begin, end) for run in runs]
     return {
         "labels": [run.label for run in runs],
         "time": _short((edges[1:] + edges[:-1]) / 2, 6),
         "overtime": [over_time(run, edges) for run in runs],
         "bounds": [_bounds(run) for run in runs],
-        "fleets": [_fleet(run, runs) for run in runs],
+        "fleets": [_fleet(run, runs, f"--run-{k}") for k, run in enumerate(runs)],
         "latency": {name: distributions(runs, name) for name in ("ttft", "tpot", "e2el")},
-        "seats": [seats(run, begin, end) for run in runs],
+        "until": until,
+        "cut": cut,
+        "density": _density(runs, seated, whole),
+        "seats": seated,
         "window": [begin, end],
         "first": _window(runs, INITIAL_BARS),
     }
 
 
 def _bounds(run: Run) -> dict[str, float]:
-    """Give the bounds (ms) that the service levels put on each request."""
+    """Give the bounds that service levels put on each request (ms) and on output tokens/s."""
     own = run.summary["headway"]
     found = {name: own.get(f"slo_{name}_ms") for name in ("ttft", "tpot", "e2el")}
+    for one in own.get("slo") or ():
+        name, _, bound = str(one.get("bound")).partition(">=")
+        if name == "output_throughput":
+            found["tokens"] = bound
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
-def _fleet(run: Run, runs: Sequence[Run]) -> dict[str, Any] | None:
+def _density(
+    runs: Sequence[Run], seated: Sequence[dict[str, list[Any]]], whole: float
+) -> dict[str, Any] | None:
+    """Count the seats of each run by phase over time, if they are too many for a row each."""
+    if max(max(found["seat"], default=0) for found in seated) < MANY_SEATS:
+        return None
+    edges = np.linspace(0.0, whole, DENSITY_BINS + 1)
+    counts = [seats_by_phase(run, edges) for run in runs]
+    return {
+        "time": _short((edges[1:] + edges[:-1]) / 2, 6),
+        "seats": max(float(np.sum([*found.values()], axis=0).max()) for found in counts),
+        "runs": [{name: _short(values) for name, values in found.items()} for found in counts],
+    }
+
+
+def _fleet(run: Run, runs: Sequence[Run], hue: str) -> dict[str, Any] | None:
     """Give a cluster's charts over time, each as lines of name, colour and numbers; else None."""
     if not has_fleet(run):
         return None
     edges = fleet_edges(runs, FLEET_BINS)
     levels, states = fleet_levels(run, edges), replica_states(run, edges)
     top_first = [state for state in reversed(states) if states[state].any()]
-    load = [("offered", "--queue", levels.sent), ("served", "--run-0", levels.ended)]
+    load = [("offered", "--faint", levels.sent), ("served", hue, levels.ended)]
     if np.nansum(levels.given_up):
-        load.append(("given up", "--run-1", levels.given_up))
+        load.append(("given up", "--bad", levels.given_up))
     found = {
-        "replicas": [(STATES[state], FLEET_HUES[state], states[state]) for state in top_first],
+        "replicas": [(STATES[state], f"--{state}", states[state]) for state in top_first],
         "load": load,
-        "queue": _each(levels.queue),
-        "kv": _each(levels.kv),
-        "imbalance": [("most / mean", "--run-0", levels.imbalance)],
+        "queue": _each(levels.queue, hue),
+        "kv": _each(levels.kv, hue),
+        "imbalance": [("most / mean", hue, levels.imbalance)],
     }
     return {
         "time": _short((edges[1:] + edges[:-1]) / 2, 6),
@@ -88,12 +110,12 @@ def _fleet(run: Run, runs: Sequence[Run]) -> dict[str, Any] | None:
     }
 
 
-def _each(levels: Floats) -> list[tuple[str, str, Floats]]:
+def _each(levels: Floats, hue: str) -> list[tuple[str, str, Floats]]:
     """Give a line for each replica, or of many the most, the median and the least."""
     if len(levels) <= MOST_LINES:
         return [(f"replica {k}", f"--run-{k}", level) for k, level in enumerate(levels)]
     low, median, high = band(levels)
-    return [("most", "", high), ("median", "--run-0", median), ("least", "", low)]
+    return [("most", "", high), ("median", hue, median), ("least", "", low)]
 
 
 def _short(values: Floats, digits: int = 4) -> Numbers:

@@ -1,12 +1,21 @@
 """The report's file: tables, charts and everything that they need, without a network."""
 
 import json
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from simulator.figures.data import Run
+from simulator.figures.data import Run, shown_until
 from simulator.figures.fleet import has_fleet
+from simulator.figures.style import (
+    COLORS,
+    DARK_COLORS,
+    DARK_PHASES,
+    PHASES,
+    STATE_COLORS,
+    luminance,
+)
 from simulator.util.version import __version__
 from simulator.views.html import tables
 from simulator.views.html.charts import charts
@@ -38,17 +47,19 @@ def page(runs: Sequence[Run], *, name: str = "", above: str = "") -> str:
     """Give the whole page, of runs that may be none, with sections `above` theirs (HTML)."""
     name = name or str(runs[0].summary["headway"].get("scenario") or runs[0].label)
     return f"""<!doctype html>
-<html lang="en">
+<html lang="en" data-theme="light">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>{escape(name)} - Headway</title>
-<style>{_asset("uPlot.min.css")}{_asset("report.css")}</style>
+<style>{_asset("uPlot.min.css")}{palette()}{_asset("report.css")}</style>
+<script>{_asset("theme.js")}</script>
 </head>
 <body>
 {_body(runs, name, above)}
-{_scripts(runs)}{f"<script>{_asset('sort.js')}</script>" if above else ""}
+{_scripts(runs)}
+<script>{_asset("page.js")}{_asset("sort.js") if above else ""}</script>
 </body>
 </html>
 """
@@ -65,6 +76,26 @@ def _scripts(runs: Sequence[Run]) -> str:
 <script>{_asset("report.js")}</script>"""
 
 
+def palette() -> str:
+    """Give the colours of runs, and of what happens to requests, as variables of both themes."""
+    light, dark = [
+        {f"run-{k}": hue for k, hue in enumerate(runs)}
+        | phases
+        | {f"{name}-ink": _ink(hue) for name, hue in phases.items()}
+        | STATE_COLORS
+        for runs, phases in ((COLORS, PHASES), (DARK_COLORS, DARK_PHASES))
+    ]
+    return "".join(
+        f":root{theme}{{{';'.join(f'--{name}:{hue}' for name, hue in hues.items())}}}"
+        for theme, hues in (("", light), ("[data-theme=dark]", dark))
+    )
+
+
+def _ink(hue: str) -> str:
+    """Choose letters that are read on a colour: at least 4.5:1."""
+    return "#ffffff" if luminance(hue) < 0.18 else "#000000"
+
+
 def _asset(name: str) -> str:
     return (ASSETS / name).read_text("utf-8").replace("</script", "<\\/script")
 
@@ -73,11 +104,33 @@ def _body(runs: Sequence[Run], name: str, above: str) -> str:
     """Give the head, the sections above and those of the runs."""
     legend = "".join(f"<span>{tables.run_name(run, k)}</span>" for k, run in enumerate(runs))
     keys = f"<div class='keys runs'>{legend}</div>" if len(runs) > 1 else ""
+    sections = _with_anchors(above + (_sections(runs) if runs else ""))
     return (
-        f"<header><h1>{escape(name)}</h1><p>{_subtitle(runs)}</p>{keys}</header>"
-        f"<main>{above}{_sections(runs) if runs else ''}</main>"
+        "<header><button type=button id=theme>Theme</button>"
+        f"<h1>{escape(name)}</h1><p>{_subtitle(runs)}</p>{keys}{_contents(sections)}</header>"
+        f"<main>{sections}</main>"
         f"<footer>Headway {__version__}</footer>"
     )
+
+
+def _with_anchors(sections: str) -> str:
+    """Give each section's head a name that links lead to."""
+    return re.sub(
+        r"<section><h2>(.*?)</h2>",
+        lambda found: f'<section><h2 id="{_anchor(found[1])}">{found[1]}</h2>',
+        sections,
+    )
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"\W+", "-", title.lower()).strip("-")
+
+
+def _contents(sections: str) -> str:
+    """Give the table of contents: a link to each section."""
+    heads = re.findall(r'<h2 id="(.*?)">(.*?)</h2>', sections)
+    links = "".join(f'<a href="#{name}">{title}</a>' for name, title in heads)
+    return f"<nav aria-label=Contents>{links}</nav>"
 
 
 def _sections(runs: Sequence[Run]) -> str:
@@ -86,11 +139,11 @@ def _sections(runs: Sequence[Run]) -> str:
         ("Headline", tables.headline(runs)),
         ("Service levels", tables.per_run(runs, tables.service_levels)),
         ("What stands out", tables.per_run(runs, tables.diagnosis)),
-        ("Who sits in the batch", _seats(runs)),
-        ("Over time", _over_time()),
-        ("Fleet", tables.per_run(runs, lambda run: _fleet(run, runs.index(run)))),
         ("Latency", _latency(runs)),
         ("Where the time of a request went", tables.time_parts(runs)),
+        ("Who sits in the batch", _seats(runs)),
+        ("Over time", _over_time(runs)),
+        ("Fleet", tables.per_run(runs, lambda run: _fleet(run, runs.index(run)))),
         ("Groups of the cluster", tables.per_run(runs, tables.groups)),
         ("Clients", tables.per_run(runs, tables.clients)),
         ("Scenario", tables.scenarios(runs)),
@@ -137,24 +190,31 @@ def _gpu(run: Run) -> str:
 
 def _figure(kind: str, key: str, title: str, note: str) -> str:
     return (
-        f"<figure><figcaption><b>{title}</b> <span>{note}</span></figcaption>"
-        f'<div class="chart" data-kind="{kind}" data-key="{key}" role="img"></div></figure>'
+        f"<figure><figcaption><b>{title}</b> <span>{note}</span> "
+        f'<button type=button class=csv title="The numbers of this chart">CSV</button></figcaption>'
+        f'<div class="chart" data-kind="{kind}" data-key="{key}"></div></figure>'
     )
 
 
 def _seats(runs: Sequence[Run]) -> str:
     """Leave room for each run's picture of its seats."""
     figures = [_figure("seats", str(k), tables.run_name(run, k), "") for k, run in enumerate(runs)]
-    note = (
+    rows = (
         "A row is a seat, a bar a request from its admission to its last token, its prefill "
         f"darker; what is empty is idle. {ZOOM} Point at a bar to see which request it is."
     )
-    return f"<p class=note>{note}</p>{''.join(figures)}"
+    counts = (
+        "How many seats compute prompts (prefill), decode, or are kept for requests that are "
+        f"done; what is empty is idle. {ZOOM}"
+    )
+    return f"<p class='note rows'>{rows}</p><p class='note counts'>{counts}</p>{''.join(figures)}"
 
 
-def _over_time() -> str:
+def _over_time(runs: Sequence[Run]) -> str:
     figures = "".join(_figure("time", *chart) for chart in OVER_TIME)
-    return f"<p class=note>{ZOOM} All charts follow.</p><div class=grid>{figures}</div>"
+    cut = shown_until(runs)[1]
+    told = f" Not all of the time is in view, {escape(cut)}: double-click shows it." if cut else ""
+    return f"<p class=note>{ZOOM} All charts follow.{told}</p><div class=grid>{figures}</div>"
 
 
 def _fleet(run: Run, index: int) -> str:

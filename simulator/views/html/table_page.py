@@ -115,7 +115,7 @@ def _table(rows: "pd.DataFrame", columns: dict[str, tuple[str, float]]) -> str:
     note = f" The first {MAX_ROWS:,}; {more:,} more are in the folder." if more > 0 else ""
     return (
         "<p class=note>Click on a head to sort.</p>"
-        '<div class="scroll"><table class="numbers sorts">'
+        '<div class="scroll" tabindex="0"><table class="numbers sorts">'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
         f"<p class=note>All metrics are in the folder's table.{note}</p>"
     )

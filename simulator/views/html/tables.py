@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
-from math import isnan
-from typing import Any
+from math import floor, isnan, log10
+from typing import TYPE_CHECKING, Any
 
 from simulator.diagnosis.rules import NOTHING
 from simulator.figures.data import Run
 from simulator.results.breakdown import PARTS
 from simulator.results.request_table import DELIVERY, RETRY, TRANSFER_PARTS
 from simulator.views.report import BY_KEY, metric_rows, slo_lines
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CARDS = (
     *("output_throughput", "request_throughput", "mean_ttft_ms", "p99_ttft_ms"),
@@ -47,6 +50,9 @@ GROUP_COLUMNS = {
     "$": ("dollars", 1),
 }
 """Columns of a cluster's groups: the key of the summary, and what it is multiplied by."""
+SQUEEZED = 5.0  # times the shortest bar: a longer one has a scale of its own
+WIDE = 0.11  # of the page: a part of a bar that has room for its figure
+MOST_TICKS = 6  # under a bar
 MAX_CLIENTS = 12  # shown of each run
 
 
@@ -68,7 +74,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") ->
         f"<tr><th>{name}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
         for name, *cells in rows
     )
-    return f'<div class="scroll"><table class="{kind}"><tr>{top}</tr>{body}</table></div>'
+    return (
+        f'<div class="scroll" tabindex="0"><table class="{kind}"><tr>{top}</tr>{body}</table></div>'
+    )
 
 
 def run_name(run: Run, index: int) -> str:
@@ -154,35 +162,76 @@ def percentiles(runs: Sequence[Run]) -> str:
 
 
 def time_parts(runs: Sequence[Run]) -> str:
-    """Draw where the time of the mean request went, and of the slowest hundredth."""
-    bars = []
+    """Draw where the time of the mean request went, and of the slowest hundredth, in seconds."""
+    found: dict[str, list[tuple[str, dict[str, float]]]] = {"mean of all": [], "slowest": []}
     for k, run in enumerate(runs):
         done = run.requests[run.requests["prefill_time"].notna()]
         if not len(done):
             continue
         slow = done.nlargest(max(len(done) // 100, 1), "e2el")
-        for what, part in (
-            ("mean of all", done),
-            (f"slowest {len(slow):,} of {len(done):,}", slow),
-        ):
-            means = {name: float(part[name].mean()) for name in TIME_COLUMNS if name in part}
-            whole = sum(means.values())
-            title = f"{run_name(run, k)} &ndash; " if len(runs) > 1 else ""
-            bars.append(f"<p class=bar-title>{title}{what}: {number(whole)} s</p>{_bar(means)}")
+        told = f"slowest {len(slow):,} of {len(done):,}"
+        for kind, what, part in (("mean of all", "mean of all", done), ("slowest", told, slow)):
+            title = f"{run_name(run, k)} &ndash; {what}" if len(runs) > 1 else what
+            found[kind].append((title, _part_means(part)))
     there = [name for name in TIME_COLUMNS if any(name in run.requests for run in runs)]
     keys = "".join(f'<span><i class="{name}"></i>{TIME_LABELS[name]}</span>' for name in there)
-    return f"<div class=keys>{keys}</div>{''.join(bars)}"
-
-
-def _bar(means: Mapping[str, float]) -> str:
-    whole = sum(means.values()) or 1.0
-    pieces = "".join(
-        f'<i class="{name}" style="width:{100 * value / whole:.3f}%" '
-        f'title="{TIME_LABELS[name]}: {number(value)} s, {value / whole:.1%}"></i>'
-        for name, value in means.items()
-        if value > 0
+    bars = "".join(_bars(rows) for rows in found.values() if rows)
+    rows = [
+        [title, *(number(means.get(name, 0.0)) for name in there), number(sum(means.values()))]
+        for group in found.values()
+        for title, means in group
+    ]
+    whole = table(["s", *(TIME_LABELS[name] for name in there), "in all"], rows, "numbers")
+    return (
+        f"<div class=keys>{keys}</div>{bars}<details><summary>In figures</summary>{whole}</details>"
     )
-    return f"<div class=bar>{pieces}</div>"
+
+
+def _part_means(requests: "pd.DataFrame") -> dict[str, float]:
+    """Give what the mean request spent in each part, in s."""
+    return {name: float(requests[name].mean()) for name in TIME_COLUMNS if name in requests}
+
+
+def _bars(rows: Sequence[tuple[str, Mapping[str, float]]]) -> str:
+    """Draw bars on one scale of seconds; one far longer than the shortest has its own."""
+    wholes = [sum(means.values()) for _, means in rows]
+    common = max(whole for whole in wholes if whole <= SQUEEZED * max(min(wholes), 1e-9))
+    texts = []
+    for (title, means), whole in zip(rows, wholes, strict=True):
+        own = whole > common
+        times = f"{whole / common:,.0f} times as long" if own and common else ""
+        note = f" <span class=own>(own scale: {times})</span>" if own else ""
+        texts.append(f"<p class=bar-title>{title}: {number(whole)} s{note}</p>")
+        texts.append(_bar(means, whole if own else common))
+        if own:
+            texts.append(_scale(whole))
+    return "".join(texts) + ("" if wholes[-1] > common else _scale(common))
+
+
+def _bar(means: Mapping[str, float], full: float) -> str:
+    """Draw a bar of parts on a scale of `full` seconds; wide ones have their figure on them."""
+    pieces = []
+    for name, value in means.items():
+        if value <= 0:
+            continue
+        share = value / (full or 1.0)
+        figure = f"<b>{number(value)}</b>" if share > WIDE else ""
+        title = f"{TIME_LABELS[name]}: {number(value)} s"
+        style = f"width:{100 * share:.3f}%"
+        pieces.append(f'<i class="{name}" style="{style}" title="{title}">{figure}</i>')
+    return f"<div class=bar>{''.join(pieces)}</div>"
+
+
+def _scale(full: float) -> str:
+    """Draw the ticks under bars of `full` seconds at most."""
+    step = 10.0 ** floor(log10(full)) if full > 0 else 1.0
+    step = next(step * f for f in (0.1, 0.2, 0.5, 1.0, 2.0) if full / (step * f) <= MOST_TICKS)
+    marks = [tick * step for tick in range(int(full / step) + 1)] if full > 0 else [0.0]
+    ticks = "".join(
+        f'<span style="left:{100 * mark / (full or 1.0):.3f}%">{number(mark)} s</span>'
+        for mark in marks
+    )
+    return f'<div class=scale aria-hidden="true">{ticks}</div>'
 
 
 def groups(run: Run) -> str:

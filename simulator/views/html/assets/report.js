@@ -8,6 +8,7 @@
   const show = (value) => (value == null ? "–" : digits.format(value));
   const seconds = (u, ticks) => ticks.map((value) => `${digits.format(value)} s`);
   let drawn = [];
+  const tables = new Map(); // of each chart: its columns' names, and its numbers
 
   function axes(x, y) {
     const look = { stroke: css("--faint"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false } };
@@ -24,6 +25,42 @@
     return { label, stroke, fill, width: 1.5, points: { show: false }, value: (u, v) => show(v), ...more };
   }
 
+  // The numbers of a chart, as a file.
+  function download(node, title) {
+    const { names, columns } = tables.get(node);
+    const cell = (value) => (value == null ? "" : /[",\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : value);
+    const rows = columns[0].map((_, k) => columns.map((values) => cell(values[k])).join(","));
+    const link = document.createElement("a");
+    const address = URL.createObjectURL(new Blob([[names.map(cell).join(","), ...rows, ""].join("\n")], { type: "text/csv" }));
+    link.setAttribute("href", address);
+    link.download = `${title.toLowerCase().replace(/\W+/g, "-").replace(/^-|-$/g, "")}.csv`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(address), 10000);
+  }
+
+  // Lines that lie upon one another share their way: the upper ones are dashed.
+  function dashes(columns, ways) {
+    const group = columns.map(() => []);
+    columns.forEach((values, k) => {
+      if (ways[k] === sum) return;
+      const peak = most(values.map((v) => v ?? 0)) || 1;
+      const alike = (other) => ways[other] !== sum && mean(values.map((v, at) => Math.abs((v ?? 0) - (columns[other][at] ?? 0)))) < 0.01 * peak;
+      const first = columns.findIndex((_, other) => other < k && alike(other));
+      group[first < 0 ? k : first].push(k);
+    });
+    const found = [];
+    for (const members of group) {
+      members.forEach((k, place) => { if (place) found[k] = [7 * (members.length - place), 7 * place]; });
+    }
+    return found;
+  }
+
+  // A run far above another would squeeze it: then the axis is logarithmic, but for what is small.
+  function squeezed(columns) {
+    const peaks = columns.map((values) => most(values.map((v) => v ?? 0))).filter((peak) => peak > 0);
+    return peaks.length > 1 && most(peaks) > 20 * Math.min(...peaks) ? Math.min(...peaks) / 4 : 0;
+  }
+
   function add(node, options, values) {
     const width = node.clientWidth;
     const plot = new uPlot({ width, height: 230, ...options }, values, node);
@@ -35,8 +72,12 @@
     const key = node.dataset.key;
     const name = (run) => (one ? node.closest("figure").querySelector("b").textContent : data.labels[run]);
     const columns = data.overtime.map((run) => run[key]);
+    const low = squeezed(columns);
+    const dash = dashes(columns, []);
+    tables.set(node, { names: ["time_s", ...data.labels], columns: [data.time, ...columns] });
+    if (low) note(node, "logarithmic axis");
     const more = key === "ttft" ? { spanGaps: true } : {}; // nobody may be sent for a while
-    const series = columns.map((_, run) => line(name(run), run, more));
+    const series = columns.map((_, run) => line(name(run), run, { ...more, dash: dash[run] }));
     const ways = columns.map(() => (key === "longest" || key === "ttft" ? most : mean));
     if (key === "itl") {
       data.overtime.forEach((found, run) => {
@@ -47,8 +88,8 @@
       });
     }
     const options = {
-      scales: { x: { time: false, range: (u, low, high) => [low, high] }, y: { range: (u, low, high) => [0, high * 1.05 || 1] }, n: { range: [0, 1] } },
-      axes: axes({ values: seconds }),
+      scales: { x: { time: false, range: (u, low, high) => [low, high] }, y: { ...(low ? { distr: 4, asinh: low } : {}), range: (u, min, max) => [0, max * 1.05 || 1] }, n: { range: [0, 1] } },
+      axes: axes({ values: seconds }, low ? { splits: (u, axis, min, max) => rounded(max), filter: (u, all) => all } : {}),
       cursor: { sync: { key: "time" }, drag: { x: true, y: false } },
       series: [{ label: "Time", value: (u, v) => (v == null ? "–" : `${show(v)} s`) }, ...series],
     };
@@ -58,7 +99,7 @@
       const lines = shown.map((values, k) => (ways[k] === sum ? values.map((v) => v && HIGH) : values));
       return [thin(data.time, factor, mean), ...lines];
     };
-    const bounded = { itl: "tpot", ttft: "ttft" }[key];
+    const bounded = { itl: "tpot", longest: "tpot", ttft: "ttft", tokens: "tokens" }[key];
     let factor = fit(node, data.time[0], data.time.at(-1));
     options.hooks = {
       draw: [(plot) => bounded && drawBounds(plot, bounded, "y")],
@@ -73,7 +114,19 @@
         }));
       }],
     };
-    add(node, options, thinned(factor));
+    const plot = add(node, options, thinned(factor));
+    if (data.cut) plot.setScale("x", { min: 0, max: data.until });
+  }
+
+  // Ticks of an axis that is linear near 0 and logarithmic above: 0, 10, 100 ... below the highest.
+  function rounded(max) {
+    const top = Math.floor(Math.log10(max));
+    return [0, ...[3, 2, 1, 0].map((k) => 10 ** (top - k))];
+  }
+
+  function note(node, text) {
+    const place = node.closest("figure").querySelector("figcaption span:last-of-type");
+    if (!place.textContent.includes(text)) place.textContent += ` (${text})`;
   }
 
   // How many points to draw as one, so that two pixels or more lie between those in view.
@@ -100,7 +153,7 @@
 
   // Preemptions are dots in a row near the top, whatever their number.
   function marks(label, run, count) {
-    const color = one ? css("--preempted") : css(`--run-${run}`);
+    const color = one ? css("--bad") : css(`--run-${run}`);
     const points = { show: true, size: 6, width: 1, stroke: color, fill: color };
     const value = (u, v, k, at) => show(at == null ? null : count(at) ?? 0);
     return { scale: "n", paths: () => null, points, stroke: color, label, value };
@@ -110,6 +163,7 @@
   function fleet(node, found) {
     const lines = found.charts[node.dataset.key];
     const stacked = node.dataset.key === "replicas";
+    tables.set(node, { names: ["time_s", ...lines.map(([label]) => label)], columns: [found.time, ...lines.map((given) => given[2])] });
     const banded = lines[0]?.[0] === "most" && lines.length === 3;
     const values = lines.map((given) => given[2]);
     const shown = stacked ? values.map((_, k) => values[0].map((_, at) => sum(values.slice(k).map((v) => v[at])))) : values;
@@ -122,7 +176,7 @@
     add(node, {
       scales: { x: { time: false, range: (u, min, max) => [min, max] }, y: { range: (u, min, max) => [low, Math.max(max, low) * (stacked ? 1.15 : 1.05) || 1] } },
       axes: axes({ values: seconds }),
-      bands: banded ? [{ series: [1, 3], fill: css("--run-0") + "44" }] : [],
+      bands: banded ? [{ series: [1, 3], fill: css(lines[1][1]) + "44" }] : [],
       cursor: { sync: { key: "time" }, drag: { x: true, y: false } },
       series: [{ label: "Time", value: (u, v) => (v == null ? "–" : `${show(v)} s`) }, ...series],
       hooks: {
@@ -137,7 +191,7 @@
     const { top, height } = plot.bbox;
     ctx.save();
     clip(plot);
-    ctx.fillStyle = css("--run-1") + "22";
+    ctx.fillStyle = css("--bad") + "22";
     for (const [begin, end] of outages) {
       const x = plot.valToPos(begin, "x", true);
       ctx.fillRect(x, top, plot.valToPos(end, "x", true) - x, height);
@@ -147,7 +201,7 @@
 
   function drawEvents(plot, { scalings, outages }) {
     const { ctx } = plot;
-    const marks = [...scalings.map(([at, change]) => [at, change > 0 ? "▲" : "▼", "--ink"]), ...outages.map(([at]) => [at, "✕", "--run-1"])];
+    const marks = [...scalings.map(([at, change]) => [at, change > 0 ? "▲" : "▼", "--ink"]), ...outages.map(([at]) => [at, "✕", "--bad"])];
     ctx.save();
     clip(plot);
     ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
@@ -167,6 +221,8 @@
 
   function cdf(node) {
     const found = data.latency[node.dataset.key];
+    tables.set(node, { names: ["ms", ...data.labels], columns: [found.ms, ...found.percent] });
+    const dash = dashes(found.percent, []);
     const log = found.ms.at(-1) > 4 * found.ms[0];
     const ticks = log ? { filter: (u, all) => all, splits: decades, values: (u, all) => all.map(show) } : {};
     const options = {
@@ -174,7 +230,7 @@
       axes: axes(ticks, { values: (u, all) => all.map((v) => `${v}%`) }),
       cursor: { drag: { x: true, y: false } },
       series: [{ label: "Up to", value: (u, v) => (v == null ? "–" : `${show(v)} ms`) },
-        ...data.labels.map((label, run) => line(one ? "Requests" : label, run, { value: (u, v) => (v == null ? "–" : `${v.toFixed(1)}%`) }))],
+        ...data.labels.map((label, run) => line(one ? "Requests" : label, run, { dash: dash[run], value: (u, v) => (v == null ? "–" : `${v.toFixed(1)}%`) }))],
     };
     options.hooks = { draw: [(plot) => drawBounds(plot, node.dataset.key, "x")] };
     if (found.ms.length) add(node, options, [found.ms, ...found.percent]);
@@ -198,9 +254,13 @@
       ctx.moveTo(scale === "x" ? at : left, scale === "x" ? top : at);
       ctx.lineTo(scale === "x" ? at : left + width, scale === "x" ? top + height : at);
       ctx.stroke();
+      const words = scale === "x" ? `SLO ${show(bound)} ms` : name === "tokens" ? `SLO ${show(bound)} tokens/s` : `SLO ${name.toUpperCase()} ${show(bound)} ms`;
+      const [x, y] = scale === "x" ? [at - 4, top + 14 * devicePixelRatio] : [left + width - 4, Math.max(at - 5, top + 14 * devicePixelRatio)];
       ctx.textAlign = "right";
-      if (scale === "x") ctx.fillText(`${show(bound)} ms`, at - 4, top + 14 * devicePixelRatio);
-      else ctx.fillText(`${name.toUpperCase()} ${show(bound)} ms`, left + width - 4, at - 4);
+      ctx.fillStyle = css("--paper");
+      ctx.fillRect(x + 2, y + 3, -ctx.measureText(words).width - 4, -14 * devicePixelRatio);
+      ctx.fillStyle = css("--bad");
+      ctx.fillText(words, x, y);
     }
     ctx.restore();
   }
@@ -215,10 +275,34 @@
     return inside.length > 1 ? inside : [0.1, 0.5, 0.9].map((part) => Number((min + part * (max - min)).toPrecision(3)));
   }
 
-  // A bar for each request on its seat; neighbours get different colours.
+  // How many seats are in which phase, stacked: of many seats, rows would be too thin.
+  function density(node) {
+    const { time, seats: top, runs } = data.density;
+    const found = runs[Number(node.dataset.key)];
+    const layers = [["done, keeps its seat", "--kept", found.done], ["decode", "--decode", found.decode], ["prefill", "--prefill", found.prefill]];
+    const used = layers.filter(([, , values]) => values.some((v) => v > 0));
+    tables.set(node, { names: ["time_s", ...used.map(([name]) => name)], columns: [time, ...used.map((layer) => layer[2])] });
+    const stacked = used.map((_, k) => time.map((_, at) => sum(used.slice(k).map((layer) => layer[2][at]))));
+    const series = used.map(([label, hue, values]) => ({
+      label, stroke: css(hue), fill: css(hue), width: 0, points: { show: false },
+      value: (u, v, s, at) => show(at == null ? null : values[at]),
+    }));
+    const plot = add(node, {
+      scales: { x: { time: false, range: (u, low, high) => [low, high] }, y: { range: [0, top] } },
+      axes: axes({ values: seconds }, { label: "seats", labelSize: 16, labelFont: "12px system-ui, sans-serif" }),
+      cursor: { sync: { key: "time" }, drag: { x: true, y: false } },
+      series: [{ label: "Time", value: (u, v) => (v == null ? "–" : `${show(v)} s`) }, ...series],
+    }, [time, ...stacked]);
+    if (data.cut) plot.setScale("x", { min: 0, max: data.until });
+  }
+
+  // A bar for each request on its seat, in tones of its run's colour: neighbours differ.
   function seats(node) {
+    if (data.density) return density(node);
     const bars = data.seats[Number(node.dataset.key)];
     const rows = Math.max(1, ...data.seats.flatMap((run) => run.seat)) + 1;
+    const columns = Object.entries(bars);
+    tables.set(node, { names: columns.map(([name]) => name), columns: columns.map(([, values]) => values) });
     const bySeat = new Map();
     bars.seat.forEach((seat, k) => bySeat.set(seat, [...(bySeat.get(seat) ?? []), k]));
     const [begin, end] = data.window;
@@ -232,7 +316,7 @@
       cursor: { sync: { key: "seats" }, drag: { x: true, y: false }, points: { show: false } },
       series: [{}, { paths: () => null, points: { show: false } }],
       hooks: {
-        drawClear: [(plot) => drawBars(plot, bars)],
+        drawClear: [(plot) => drawBars(plot, bars, Number(node.dataset.key))],
         setCursor: [(plot) => point(plot, bars, bySeat, tip)],
       },
     };
@@ -243,10 +327,10 @@
     plot.over.addEventListener("mouseleave", () => { tip.style.display = "none"; });
   }
 
-  function drawBars(plot, bars) {
+  function drawBars(plot, bars, run) {
     const { ctx } = plot;
     const { left, top, width, height } = plot.bbox;
-    const colors = Array.from({ length: 6 }, (_, k) => css(`--run-${k}`));
+    const colors = tones(css(`--run-${run}`));
     const x = (value) => plot.valToPos(value, "x", true);
     ctx.save();
     clip(plot);
@@ -259,13 +343,19 @@
       const start = x(bars.start[k]);
       const stop = x(bars.start[k] + bars.length[k]);
       const wide = Math.max(stop - start - (stop - start > 4 ? 1 : 0), 0.5);
-      const id = bars.id[k]; // the next request has another colour, at whatever replica it is
+      const id = bars.id[k]; // the next request has another tone, at whatever replica it is
       ctx.fillStyle = colors[(id + Math.floor(id / colors.length)) % colors.length];
       ctx.fillRect(start, high, wide, low - high - gap);
       ctx.fillStyle = "rgba(0, 0, 0, 0.45)";
       ctx.fillRect(start, high, Math.min(x(bars.start[k] + bars.prefill[k]) - start, wide), low - high - gap);
     });
     ctx.restore();
+  }
+
+  // Lighter and darker tones of a colour (#rrggbb), told apart side by side.
+  function tones(hue) {
+    const parts = [1, 3, 5].map((at) => parseInt(hue.slice(at, at + 2), 16));
+    return [0.75, 1, 1.3, 1.6].map((light) => `rgb(${parts.map((v) => Math.round(light <= 1 ? v * light : v + (255 - v) * (light - 1))).join(",")})`);
   }
 
   function point(plot, bars, bySeat, tip) {
@@ -291,10 +381,17 @@
     data.fleets.forEach((found, run) => { kinds[`fleet-${run}`] = (node) => fleet(node, found); });
     document.querySelectorAll(".chart").forEach((node) => kinds[node.dataset.kind](node));
     document.body.dataset.charts = drawn.length;
+    document.body.classList.toggle("many-seats", Boolean(data.density));
   }
 
   window.addEventListener("error", (event) => { document.body.dataset.error = event.message; });
   window.addEventListener("resize", () => drawn.forEach(([plot, node]) => plot.setSize({ width: node.clientWidth, height: plot.height })));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  window.addEventListener("themechange", drawAll);
+  document.addEventListener("click", ({ target }) => {
+    if (!target.matches("button.csv")) return;
+    const figure = target.closest("figure");
+    const section = figure.closest("section").querySelector("h2").textContent;
+    download(figure.querySelector(".chart"), `${section} ${figure.querySelector("b").textContent}`);
+  });
   drawAll();
 })();
