@@ -1,8 +1,9 @@
-"""The commands that need an engine, or what one has measured: calibrate, live, replay, validate.
+"""The commands that need an engine, or measure one: calibrate, live, replay, shadow, validate.
 
 The command line loads this module only for them: it is all that reaches from it to torch.
 """
 
+from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -334,3 +335,44 @@ def replay(
         print(table(found, workload))
         print(f"written to {folder}: {', '.join(path.name for path in paths)}")
     return 0
+
+
+def shadow(
+    *,
+    url: Annotated[str, Parameter(help="address of a vLLM server, or of its /metrics")],
+    scenario: Annotated[
+        Path, Parameter(help="scenario file (YAML), or a shipped one's name: what it should be")
+    ],
+    duration: Annotated[
+        float, Parameter(show_default=False, help="time to watch, s [default: until Ctrl-C]")
+    ] = inf,
+    interval: Annotated[float, Parameter(help="time between two polls, s")] = 1.0,
+    window: Annotated[float, Parameter(help="time that is compared as one, s")] = 10.0,
+    tolerance: Annotated[float, Parameter(help="difference that is none, relative")] = 0.2,
+    settings: Settings = DEFAULT_SETTINGS,
+) -> int:
+    """Compare a live server with the simulation of its own traffic; 1 where they part."""
+    from calibration.measured.shadow import Watched, conclusion, heading, line
+    from calibration.measured.shadow import shadow as watch
+    from simulator.scenario.load import load_scenario
+
+    if not url.startswith(("http://", "https://")):
+        raise HeadwayError(f"--url: {url!r} does not begin with http:// or https://")
+    for name, value, least in (
+        ("duration", duration, 0),
+        ("interval", interval, 0.01),
+        ("window", window, interval),
+        ("tolerance", tolerance, 0),
+    ):
+        if not value >= least:
+            raise HeadwayError(f"--{name}: {value} is not {least:g} or more")
+    loaded = load_scenario(scenario, settings.overrides, settings.seed)
+    print(heading(), flush=True)
+    verdict = watch(
+        loaded,
+        url,
+        Watched(duration, interval, window, tolerance),
+        tell=lambda found: print(line(found), flush=True),
+    )
+    print(conclusion(verdict))
+    return 1 if verdict.parted else 0

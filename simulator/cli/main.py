@@ -38,6 +38,7 @@ VERBS = {
     "calibrate": "Measure what steps take on a device, and fit a cost profile to them.",
     "profile": "Build cost profiles from kernel tables; list and show those here.",
     "replay": "Send a scenario's requests to a real server, and measure the answers.",
+    "shadow": "Compare a live server with the simulation of its own traffic; 1 where they part.",
     "validate": "Compare a live run, or measured runs of real servers, with their simulation.",
 }
 """Each verb, in a file and function of its name, and its line of `headway --help`."""
@@ -46,6 +47,7 @@ CALIBRATION = {
     "calibrate": "calibration.commands:calibrate",
     "profile": "calibration.profile_commands:app",
     "replay": "calibration.commands:replay",
+    "shadow": "calibration.commands:shadow",
     "validate": "calibration.commands:validate",
 }
 """The verbs that need torch, or what it has measured, and where they are."""
