@@ -21,7 +21,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.scenario.validate import SECTIONS, validate, yaml_repr
 from simulator.util.config import split_spec
 from simulator.util.errors import HeadwayError, did_you_mean
-from simulator.util.user_code import REFUSED, own_code_refused
+from simulator.util.user_code import NOT_ALLOWED, REFUSED, own_code_refused
 from simulator.util.yaml_lines import Key, SourceMap, parse, read_text
 
 PACKAGE = Path(__file__).parent.parent
@@ -80,7 +80,8 @@ def check_scenario(
     if scenario is not None:
         scenario = scenario.with_source(folder, source_map)
         refused = [] if own_code and not own_code_refused() else list(named_code(scenario))
-        wrong += [(key, f"{name} {REFUSED}") for key, name in refused]
+        why = REFUSED if own_code_refused() else NOT_ALLOWED
+        wrong += [(key, f"{name} {why}") for key, name in refused]
         if not refused:
             contradicting, others = find_conflicts(scenario, {key for key, _ in wrong})
             wrong += contradicting

@@ -219,6 +219,8 @@ def test_the_files_play_the_run_again(policy: str, tmp_path: Path) -> None:
         ({"prompt": "a", "max_tokens": 8192}, 400, "is too large: 8192"),
         ({"prompt": "a", "max_tokens": 4, "min_tokens": 5}, 400, "min_tokens must be"),
         ({"prompt": [1] * 9000}, 400, "maximum context length is 8192 tokens"),
+        ({"prompt": "a", "user": "\ud800"}, 400, "user: not a name"),
+        ({"prompt": "a", "user": {"id": 1}}, 400, "user: not a name"),
         ({"prompt": "a", "stream_options": 3}, 400, "stream_options: not an object"),
         ({"prompt": "a", "vllm_xargs": []}, 400, "vllm_xargs: not an object"),
         ({"prompt": "a" * 17_000_000}, 413, "more than"),
@@ -264,6 +266,12 @@ def test_a_request_that_never_fits_is_refused() -> None:
             assert response.status == 400
 
     served_by(play, "engine.num_gpu_blocks_override=7", "engine.max_model_len=200")
+
+
+def test_any_text_has_tokens(tokenizer: Path) -> None:
+    counter = BpeTokens(tokenizer)
+    assert counter.encode("caf\u00e9 \ud800 \x00")
+    assert counter.encode("\ud800") == counter.encode("?")
 
 
 def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 
 from simulator.core.request import Request, Segments
 from simulator.views.http.tokenizers import TokenCounter
+from simulator.workload.traces.format import name_problem
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, in OpenAI's API; a chat may fill the context
 MOST_TOKENS = 2**31 - 1
+LONGEST_NAME = 256  # of a client
 MOST_PRIORITY = 10**9 - 1  # what a trace can tell
 
 
@@ -87,11 +89,18 @@ def read_body(
         body.get("stream") is True,
         options.get("include_usage") is True,
         options.get("continuous_usage_stats") is True,
-        str(body.get("user") or more.get("client") or ""),
+        client_name(body.get("user") or more.get("client") or ""),
         _whole(body, "priority", -MOST_PRIORITY, MOST_PRIORITY) or 0,
         _whole(more, "predicted_output_tokens"),
         ["stop"] if body.get("stop") else [],
     )
+
+
+def client_name(name: object) -> str:
+    """Give who asks, by a name that a trace can hold, too; raise BadRequestError."""
+    if not isinstance(name, str) or len(name) > LONGEST_NAME or name_problem(name):
+        raise BadRequestError(f"user: not a name of at most {LONGEST_NAME} characters")
+    return name
 
 
 def _mapping(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:

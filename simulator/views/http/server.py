@@ -27,6 +27,7 @@ from simulator.views.http.openai import (
     Answer,
     BadRequestError,
     Wanted,
+    client_name,
     name_blocks,
     read_body,
 )
@@ -41,6 +42,7 @@ VERSION = "0.33.0"  # of vLLM, whose rules are the newest that are simulated
 MOST_BYTES = 16 * 2**20  # of a body
 MOST_UNSENT = 2**20  # bytes that a client may leave unread: then it is taken for gone
 MOST_REQUESTS = 10_000  # at once
+MOST_CONNECTIONS = 12_000  # idle ones and those of slow clients included
 READ_SECONDS = 60.0  # that a body may take
 ANSWERED = ("stop", "length")
 UNAVAILABLE = "ServiceUnavailableError"
@@ -111,16 +113,16 @@ class Server:
         await runner.setup()
         clock = asyncio.create_task(self.engine.clock.run())
         stopped = asyncio.create_task(stop.wait())
+        socket: asyncio.Server | None = None
         try:
-            site = web.TCPSite(runner, self.options.host, self.options.port)
             try:
-                await site.start()
+                socket = await _listen(runner, self.options.host, self.options.port)
             except OSError as error:
                 where = f"{self.options.host}:{self.options.port}"
                 raise HeadwayError(f"--port: {where}: {error.strerror or error}") from None
             gc.collect()
             gc.freeze()  # what is here stays: the collector need not look at it again
-            host, port = runner.addresses[0][:2]
+            host, port = socket.sockets[0].getsockname()[:2]
             ready(f"http://{host}:{port}")
             await asyncio.wait({clock, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if clock.done():
@@ -128,6 +130,8 @@ class Server:
         finally:
             clock.cancel()
             stopped.cancel()
+            if socket is not None:
+                socket.close()
             await runner.cleanup()
 
     def result(self) -> "Result":
@@ -164,7 +168,10 @@ class Server:
             raise BadRequestError(text, 413) from None
         except (ValueError, RecursionError):
             raise BadRequestError("the body is not JSON") from None
-        return read_body(body, chat, self.model, self.counter, self.max_model_len)
+        wanted = read_body(body, chat, self.model, self.counter, self.max_model_len)
+        if "X-Client" in request.headers:
+            wanted.client = client_name(request.headers["X-Client"])
+        return wanted
 
     async def _answer(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         if (refusal := self._turned_away()) is not None:
@@ -173,7 +180,6 @@ class Server:
             wanted = await self._read(request, chat=chat)
         except BadRequestError as error:
             return error_response(str(error), error.kind, error.status)
-        wanted.client = request.headers.get("X-Client", wanted.client)
         answer = Answer(wanted, chat, self.model, self._serial, self.counter.words)
         self._serial += 1
         self._open += 1
@@ -403,6 +409,25 @@ def serve(servers: Sequence[Server], ready: Callable[[Server, str], None]) -> No
 
     _allow_open_files()
     asyncio.run(run())
+
+
+async def _listen(runner: web.AppRunner, host: str, port: int) -> asyncio.Server:
+    """Take connections, so many at once; others are closed as they come."""
+
+    def accept() -> asyncio.Protocol:
+        assert runner.server is not None
+        full = len(runner.server.connections) >= MOST_CONNECTIONS
+        return _Closed() if full else runner.server()
+
+    return await asyncio.get_running_loop().create_server(accept, host, port, backlog=1024)
+
+
+class _Closed(asyncio.Protocol):
+    """A connection for which there is no room."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()
 
 
 def _allow_open_files() -> None:

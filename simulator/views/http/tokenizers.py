@@ -53,6 +53,8 @@ class BpeTokens:
             raise HeadwayError(f"--tokenizer: {path}: has no words that stay one token in a text")
 
     def encode(self, text: str) -> list[int]:
+        if not text.isascii():  # half of a surrogate pair is no text
+            text = text.encode("utf-8", "replace").decode()
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
