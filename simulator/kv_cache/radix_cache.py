@@ -29,6 +29,7 @@ class Node:
     parent: "Node | None"
     pieces: list[Piece]
     blocks: int
+    key: tuple[Piece, ...] = ()  # its first block: what the parent knows it by
     locks: int = 0  # running requests whose path passes here
     stamp: int = 0  # when it was last used
     created: int = 0  # when it, or what it was split off from, was added
@@ -153,8 +154,7 @@ class RadixCache(EvictingCounter):
         double = max(found - path.blocks, 0)  # somebody else has computed the same meanwhile
         self._pool += double
         self.free += double
-        self._lock(end)
-        self._unlock(path.end)
+        self._lock(end, path.end)
         path.end, path.blocks = end, blocks
 
     def release(self, request: Request) -> None:
@@ -189,11 +189,12 @@ class RadixCache(EvictingCounter):
             if old != key(leaf):
                 self._offer(leaf)
                 continue
-            del parent.children[self._key(leaf.pieces, (0, 0))]
+            del parent.children[leaf.key]
             leaf.parent = None
             self._pool += leaf.blocks
             self._blocks_in_tree -= leaf.blocks
-            self._offer(parent)
+            if not parent.children:
+                self._offer(parent)
 
     def depth_first(self, ends: Iterable[Node]) -> list[int]:
         """Order paths by their ends, depth first: where more of them pass, first.
@@ -235,8 +236,9 @@ class RadixCache(EvictingCounter):
             key = EVICTION_POLICIES[self.eviction_policy](node)
             heappush(self._leaves, (key, self._pushed, node))
 
-    def _lock(self, node: Node) -> None:
-        while node.parent is not None:
+    def _lock(self, node: Node, above: Node | None = None) -> None:
+        """Lock a path, of which the part that ends at `above` is locked already."""
+        while node is not above and node.parent is not None:
             if node.locks:
                 self.shared += node.blocks
             else:
@@ -251,31 +253,34 @@ class RadixCache(EvictingCounter):
                 self.shared -= node.blocks
             else:
                 self.free += node.blocks
-                self._offer(node)
+                if not node.children:
+                    self._offer(node)
             node = node.parent
 
-    def _use_path(self, end: Node, priority: int, inserted: int) -> None:
+    def _use_path(self, path: _Path, priority: int, inserted: int) -> None:
         """Use a path, of which a request has put `inserted` blocks there before."""
-        path = []
-        node = end
+        there = path.blocks
+        self._clock += there  # a node has a block at least: stamps enough for all
+        stamp, renews, node = self._clock, self.eviction_policy == "mru", path.end
         while node.parent is not None:
-            path.append(node)
-            node = node.parent
-        there = 0
-        for node in reversed(path):
-            self._use(node)
-            node.priority = max(node.priority, priority)
-            there += node.blocks
+            node.stamp = stamp
+            if priority > node.priority:
+                node.priority = priority
             node.inserts += there > inserted
+            if renews:
+                node.offered = False
+                self._offer(node)
+            there -= node.blocks
+            stamp -= 1
+            node = node.parent
 
-    def _walk(
-        self, content: list[Piece], node: Node, cursor: Cursor = (0, 0)
-    ) -> Iterator[tuple[Node, int, Cursor]]:
-        """Follow `content` down from a node and a place in it.
+    def _walk(self, content: list[Piece], node: Node) -> Iterator[tuple[Node, int, Cursor]]:
+        """Follow `content` down from a node.
 
-        Yields nodes, how many of their blocks it covers, and where it then is. Only the last node
+        Yields nodes, how many of their blocks it covers, and how far that is. Only the last node
         may be covered in part.
         """
+        cursor = (0, 0)
         while cursor[0] < len(content) and node.children:
             child = node.children.get(self._key(content, cursor))
             if child is None:
@@ -298,28 +303,28 @@ class RadixCache(EvictingCounter):
         """
         priority = request.priority + above
         node, there = path.end, path.blocks
-        self._use_path(node, priority, inserted)
+        self._use_path(path, priority, inserted)
         if there == blocks:
             return node, there
-        content, cursor = pieces_of(request, blocks * self.block_size), (0, 0)
-        if there:
-            cursor = _advance(content, cursor, there * self.block_size)
-        for found, length, after in self._walk(content, node, cursor):
-            node = found if length == found.blocks else self._split(found, length)
-            self._use(node)
-            node.priority = max(node.priority, priority)
-            cursor, there = after, there + length
-            node.inserts += there > inserted
+        content, cursor = pieces_of(request, blocks * self.block_size, there * self.block_size), (0, 0)
+        if node.children:
+            for found, length, after in self._walk(content, node):
+                node = found if length == found.blocks else self._split(found, length)
+                self._use(node)
+                node.priority = max(node.priority, priority)
+                cursor, there = after, there + length
+                node.inserts += there > inserted
         if there == blocks:
             return node, there
-        rest = _rest(content, cursor)
+        rest = _rest(content, cursor) if cursor != (0, 0) else content
         self._clock += 1
-        new = Node(node, rest, blocks - there, stamp=self._clock, created=self._clock)
+        key = self._key(rest, (0, 0))
+        new = Node(node, rest, blocks - there, key, stamp=self._clock, created=self._clock)
         new.priority, new.inserts = priority, int(blocks > inserted)
         # It consists of blocks that the request has taken: as long as nobody locks it, it is free.
         self.free += new.blocks
         self._blocks_in_tree += new.blocks
-        node.children[self._key(rest, (0, 0))] = new
+        node.children[key] = new
         return new, there
 
     def _split(self, node: Node, blocks: int) -> Node:
@@ -331,11 +336,13 @@ class RadixCache(EvictingCounter):
         assert parent is not None
         cursor = _advance(node.pieces, (0, 0), blocks * self.block_size)
         lower = _rest(node.pieces, cursor)
-        upper = Node(parent, _first(node.pieces, cursor), blocks, node.locks, node.stamp)
+        first = _first(node.pieces, cursor)
+        upper = Node(parent, first, blocks, node.key, node.locks, node.stamp)
         upper.created, upper.inserts, upper.priority = node.created, node.inserts, node.priority
-        parent.children[self._key(upper.pieces, (0, 0))] = upper
+        parent.children[upper.key] = upper
         node.parent, node.pieces, node.blocks = upper, lower, node.blocks - blocks
-        upper.children[self._key(lower, (0, 0))] = node
+        node.key = self._key(lower, (0, 0))
+        upper.children[node.key] = node
         self._use(node)  # as SGLang does
         return upper
 
@@ -356,17 +363,19 @@ class RadixCache(EvictingCounter):
         return tuple(key)
 
 
-def pieces_of(request: Request, tokens: int) -> list[Piece]:
-    """Give the first `tokens` tokens of a request, prompt and answer."""
+def pieces_of(request: Request, tokens: int, start: int = 0) -> list[Piece]:
+    """Give the first `tokens` tokens of a request, prompt and answer, without the first `start`."""
     if tokens <= request.prompt_tokens and request.segments is None:
-        return [(("in", request.id), 0, tokens)] if tokens else []
+        return [(("in", request.id), start, tokens - start)] if tokens > start else []
     found = []
     for name, count in (*request.contents, (("out", request.id), request.generated)):
+        end = min(count, tokens)
+        if start < end:
+            found.append((name, start, end - start))
+        tokens -= end
         if not tokens:
             break
-        if taken := min(count, tokens):
-            found.append((name, 0, taken))
-            tokens -= taken
+        start = max(start - count, 0)
     return found
 
 
