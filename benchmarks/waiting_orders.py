@@ -2,11 +2,11 @@
 
     HEADWAY_DATA=... python benchmarks/waiting_orders.py [--workers N] [--only azure-conv,...]
 
-Writes benchmarks/waiting_orders.csv, a row for each window of a trace (or part of its conversations,
-or seed of a generator), load and policy. Nothing in it is a request: all are figures of a simulated run. A load is the share of
-the rate at which first come, first served gets through the window when all of it is sent at once;
-the window's arrivals are stretched or pressed to it. So a row and that of `fcfs` beside it are a
-pair: the same requests at the same times.
+Writes benchmarks/waiting_orders.csv, a row for each window of a trace (or part of its
+conversations, or seed of a generator), load and policy. Nothing in it is a request: all are figures
+of a simulated run. A load is the share of the rate at which first come, first served gets through
+the window when all of it is sent at once; the window's arrivals are stretched or pressed to it. So
+a row and that of `fcfs` beside it are a pair: the same requests at the same times.
 """
 
 import argparse
@@ -54,8 +54,8 @@ NAMES = (*TRACES, *GENERATED)
 def bursty(seed: int, answer: int) -> Workload:
     """Draw bursty traffic of 20 clients, as BurstGPT's: few send most of it.
 
-    Gaps are of a Gamma distribution of shape 0.3. A client's share falls as 1 / its number; each has
-    prompts and answers about lengths of its own; `answer` is a typical one, in tokens.
+    Gaps are of a Gamma distribution of shape 0.3. A client's share falls as 1 / its number; each
+    has prompts and answers about lengths of its own; `answer` is a typical one, in tokens.
     """
     rng = np.random.default_rng(seed)
     clients, count = 20, GENERATED_REQUESTS

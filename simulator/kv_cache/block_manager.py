@@ -80,6 +80,13 @@ class BlockCounter:
         """Return the cached blocks that the request's prompt begins with."""
         return ()
 
+    def first_new(self, request: Request, count: int) -> int | None:
+        """Name what a prompt adds to the prefix cache after its first `count` blocks, if anything.
+
+        Blocks with the same tokens, from the first on, have the same name.
+        """
+        return None
+
     def loadable(self, request: Request, hits: Sequence[int]) -> int:
         """Count the blocks after the hits that wait in the host tier."""
         return 0
@@ -205,6 +212,11 @@ class BlockManager(BlockCounter):
         # Blocks are evicted after those that follow them: what is cached has no gaps.
         count = bisect_left(range(limit), True, key=lambda index: hashes[index] not in known)
         return list(map(known.__getitem__, hashes[:count]))
+
+    def first_new(self, request: Request, count: int) -> int | None:
+        if not self.prefix_caching or (request.known - 1) // self.block_size <= count:
+            return None
+        return known_hashes(request, count + 1, self.block_size)[count]
 
     def loadable(self, request: Request, hits: Sequence[int]) -> int:
         if self.tier is None:

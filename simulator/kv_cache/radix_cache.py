@@ -264,8 +264,7 @@ class RadixCache(EvictingCounter):
         stamp, renews, node = self._clock, self.eviction_policy == "mru", path.end
         while node.parent is not None:
             node.stamp = stamp
-            if priority > node.priority:
-                node.priority = priority
+            node.priority = max(node.priority, priority)
             node.inserts += there > inserted
             if renews:
                 node.offered = False
@@ -306,7 +305,10 @@ class RadixCache(EvictingCounter):
         self._use_path(path, priority, inserted)
         if there == blocks:
             return node, there
-        content, cursor = pieces_of(request, blocks * self.block_size, there * self.block_size), (0, 0)
+        content, cursor = (
+            pieces_of(request, blocks * self.block_size, there * self.block_size),
+            (0, 0),
+        )
         if node.children:
             for found, length, after in self._walk(content, node):
                 node = found if length == found.blocks else self._split(found, length)

@@ -282,11 +282,13 @@ ENGINES = {
         by_memory=_sglang_by_memory,
     ),
     "tensorrt-llm": Engine(
-        "TensorRT-LLM 1.0: batch_manager/capacityScheduler.cpp, microBatchScheduler.cpp",
-        "in-flight batching; GUARANTEED_NO_EVICT, MAX_UTILIZATION, STATIC_BATCH; max_num_tokens; "
-        "chunked context by blocks; cache in 0.9 of the memory left free",
-        "priority of cached blocks, equal progress of chunks, requests held back to reuse a "
-        f"prefix; {SAME_COST}",
+        "TensorRT-LLM at commit 002f3cc3, read and not replayed: "
+        "_torch/pyexecutor/scheduler/scheduler.py",
+        "in-flight batching; GUARANTEED_NO_EVICT, MAX_UTILIZATION, STATIC_BATCH; requests held "
+        "back to reuse a prefix; max_num_tokens; chunked context by blocks; cache in 0.9 of the "
+        "memory left free",
+        "priority of cached blocks, equal progress of chunks, two steps' lookahead, overlap; "
+        f"{SAME_COST}",
         {
             "scheduling_policy": "trtllm",
             "max_num_seqs": 2048,

@@ -1,7 +1,12 @@
 """TensorRT-LLM's in-flight batching."""
 
-from simulator.core.request import Step
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import islice
+
+from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
+from simulator.policies.waiting_queues import Fifo
 from simulator.schedulers.continuous_batching import ContinuousBatching, MaxNewTokens
 from simulator.util.from_mapping import raise_if
 
@@ -12,25 +17,48 @@ GUARANTEED_NO_EVICT, MAX_UTILIZATION, STATIC_BATCH = POLICIES = (
 )
 
 
+def by_arrival(request: Request) -> tuple[float, int]:
+    """Sort key: the order of TensorRT-LLM's list of active requests."""
+    return request.arrival, request.id
+
+
+class ByArrival(Fifo):
+    """First come, first served; a paused request goes back to its place."""
+
+    def put_back(self, request: Request) -> None:
+        self.insert(bisect_right(self, by_arrival(request), key=by_arrival), request)
+
+
 class TrtLlm(ContinuousBatching):
-    """The batch manager of TensorRT-LLM (`capacityScheduler.cpp`, `microBatchScheduler.cpp`; 1.0).
+    """TensorRT-LLM's scheduler, read in its sources and not replayed.
 
-    `capacity_scheduler_policy` decides who may be in memory:
+    They are `_torch/pyexecutor/scheduler/scheduler.py` at commit 002f3cc3 and
+    `batch_manager/kvCacheManager.cpp` of 1.0. The active requests, in order of arrival, are as many
+    as there are seats. `capacity_scheduler_policy` decides who of them may be in memory:
 
-    - GUARANTEED_NO_EVICT (the default there, too): a request is admitted when the blocks that all
-      who run may still come to need leave enough for what it may come to need itself.
-    - MAX_UTILIZATION: it is admitted when there are blocks for its prompt; when the decodes lack
-      one, the last started is paused, and computed again.
-    - STATIC_BATCH: as the first, but nobody is admitted until all who run have ended.
+    - GUARANTEED_NO_EVICT (the default there, too): those who run, and then others as long as the
+      blocks that all of them may still come to need, the last token's included, are free.
+    - MAX_UTILIZATION: whoever has room for the next step, which for a new request are the blocks
+      of its whole prompt. For one who has not, the last started behind it in the list (or else it
+      itself) is paused, and computed again; so whoever came earlier may push out one who runs.
+    - STATIC_BATCH: as the first, but as long as somebody decodes no prompt is computed.
+
+    But for STATIC_BATCH, a request is held back, and others pass it by, if the first block that it
+    would add to the prefix cache is just being added by another: it will find it there.
 
     Then `max_num_batched_tokens` (`max_num_tokens`) is shared out: a token for each decode, then
     prompts, first come, first served. Without chunked context a prompt waits until it fits as a
-    whole; with it, a chunk that does not end its prompt is a multiple of the block size.
+    whole, and so do all behind it; with it, a chunk that does not end its prompt is a multiple of
+    the block size, and where that is 0 the next prompt is tried.
 
-    Headway leaves out that a request is held back while another computes the same prefix.
+    Of a request's reservation the cached blocks that others hold are not counted twice. Left out
+    are equal progress of chunks, two steps' lookahead and overlap. A request that was held back
+    stands behind prompts under way; in TensorRT-LLM it goes before those that came after it, and
+    can then wait for ever for blocks that they hold.
     """
 
     caches_prefixes = True
+    waiting: ByArrival
 
     def __init__(
         self,
@@ -58,12 +86,103 @@ class TrtLlm(ContinuousBatching):
             max_new_tokens,
             enable_chunked_prefill=enable_chunked_prefill,
         )
+        self.waiting = ByArrival()
         self.reserves = capacity_scheduler_policy != MAX_UTILIZATION
         self.policy = capacity_scheduler_policy
+        self._found: dict[Request, int] = {}  # cached blocks, before the step begins anybody
 
-    def admit(self, step: Step, budget: int, cap: int) -> None:
-        if self.policy != STATIC_BATCH or not self.running:
-            super().admit(step, budget, cap)
+    def add(self, request: Request) -> bool:
+        changes = super().add(request)
+        passes_others = self.enable_chunked_prefill or self.blocks.names_blocks
+        return changes or (passes_others and len(self.running) < self.max_num_seqs)
+
+    def reserved_tokens(self, request: Request) -> int:
+        """Give the tokens that a request may come to have; the last one counts, too."""
+        return request.prompt_tokens + self.allowed_output(request)
+
+    def fill(self, step: Step) -> None:
+        self._found.clear()
+        if not self.reserves:
+            self._fill_to_the_last_block(step)
+            return
+        computes_prompts = self.policy != STATIC_BATCH or not self.decodes.count
+        self.decode_all(step)
+        if computes_prompts:
+            self._compute_prompts(step, self.unreserved)
+
+    def _compute_prompts(self, step: Step, free: int) -> None:
+        """Let prompts under way go on, and others begin for which blocks are free."""
+        left = self.max_num_batched_tokens - step.decodes
+        under_way = []
+        for request in self.running.partial:
+            if tokens := self.chunk(request.pending, left):
+                under_way.append((request, tokens))
+                left -= tokens
+        fitting = list(self._fitting(free, left)) if left > 0 else []
+        for request, tokens in under_way:
+            self.schedule_tokens(step, request, tokens)
+        for request in fitting:
+            left -= self._begin(step, request, left)
+
+    def _fitting(self, free: int, left: int) -> Iterator[Request]:
+        """Go through those who wait and have a seat; give those that have blocks and tokens."""
+        adding, size = self._being_added(), self.blocks.block_size
+        for request in islice(self.waiting, self.max_num_seqs - len(self.running)):
+            if self._is_held_back(request, adding):
+                continue
+            free -= self._need(request)
+            if free < 0:
+                return
+            tokens = self.chunk(request.known - self._found[request] * size, left)
+            if tokens:
+                yield request
+            elif not self.enable_chunked_prefill:
+                return
+            left -= tokens
+            if not left:
+                return
+
+    def _need(self, request: Request) -> int:
+        """Count the free blocks that it takes to let a waiting request begin."""
+        blocks, known = self.blocks, request.known
+        hits = blocks.match(request)
+        self._found[request] = len(hits)
+        missing = blocks.missing(known, hits)
+        if not self.reserves:
+            return missing
+        return self.reserved_blocks(request) - -(-known // blocks.block_size) + missing
+
+    def _being_added(self) -> set[int]:
+        """Name the block that each prompt under way adds next to the prefix cache."""
+        if self.policy == STATIC_BATCH or not self.blocks.names_blocks:
+            return set()
+        size, first_new = self.blocks.block_size, self.blocks.first_new
+        found = (first_new(request, request.computed // size) for request in self.running.partial)
+        return {name for name in found if name is not None}
+
+    def _is_held_back(self, request: Request, adding: set[int]) -> bool:
+        """Say whether another adds what a request would add first; if not, it is to add it."""
+        if self.policy == STATIC_BATCH or not self.blocks.names_blocks:
+            return False
+        name = self.blocks.first_new(request, len(self.blocks.match(request)))
+        if name in adding:
+            return True
+        if name is not None:
+            adding.add(name)
+        return False
+
+    def _begin(self, step: Step, request: Request, budget: int) -> int:
+        """Let a waiting request compute what the budget allows; return its tokens."""
+        # What others add in this very step nobody finds yet.
+        hits = self.blocks.match(request)[: self._found[request]]
+        start = len(hits) * self.blocks.block_size
+        tokens = self.chunk(request.known - start, budget) if budget > 0 else 0
+        if tokens:
+            if self.waiting.head() is not request:
+                self.waiting.remove(request)
+                self.waiting.appendleft(request)
+            self.admit_head(step, hits, start, tokens)
+        return tokens
 
     def chunk(self, pending: int, budget: int) -> int:
         tokens = super().chunk(pending, budget)
@@ -71,3 +190,98 @@ class TrtLlm(ContinuousBatching):
         if tokens == pending or unit > self.max_num_batched_tokens:
             return tokens
         return tokens - tokens % unit
+
+    # MAX_UTILIZATION.
+
+    def _free(self) -> int:
+        """Count the free blocks that prompts under way do not need."""
+        return self.blocks.free - self.blocks_of_prefills()
+
+    def _fill_to_the_last_block(self, step: Step) -> None:
+        need, free = self.decodes.blocks(1), self._free()
+        if need > free or self._is_overtaken():
+            self._share_out(step, self._pause())
+        else:
+            self.decode_all(step)
+            self._compute_prompts(step, free - need)
+
+    def _is_overtaken(self) -> bool:
+        """Say whether somebody runs who came after one who waits."""
+        if not self.waiting or not self.running:
+            return False
+        first = by_arrival(self.waiting.head())
+        return any(by_arrival(request) > first for request in self.running)
+
+    def horizon(self, step: Step) -> int:
+        # Who waits is counted before those that came later: they may have to go for it.
+        return 1 if not self.reserves and self._is_overtaken() else super().horizon(step)
+
+    def _pause(self) -> list[Request]:
+        """Go through the active requests by arrival, pausing some; give those that fit."""
+        running, computed = self.running, self.decodes.computed
+        seats = self.max_num_seqs - len(running)
+        active = sorted([*running, *islice(self.waiting, seats)], key=by_arrival)
+        adding = self._being_added()
+        fitting: list[Request] = []
+        used, end = 0, len(active)
+        for place, request in enumerate(active):
+            if place >= end:
+                break
+            if request in running:  # the need of a prompt under way is not free
+                need = int(request.joined >= 0 and computed(request) % self.blocks.block_size == 0)
+            elif self._is_held_back(request, adding):
+                continue
+            else:
+                need = self._need(request)
+            while used + need > self._free():
+                last = next((i for i in reversed(range(place, end)) if active[i] in running), None)
+                if last is None:
+                    return fitting
+                self.preempt(active[last])
+                end = last
+                if last == place:
+                    return fitting
+                if request not in running:
+                    need = self._need(request)
+            used += need
+            fitting.append(request)
+        return fitting
+
+    def _share_out(self, step: Step, fitting: list[Request]) -> None:
+        """Share the tokens out among those who fit, in their order."""
+        running, left = self.running, self.max_num_batched_tokens
+        decoding: list[Request] = []
+        prompts: list[Request] = []
+        for request in fitting:
+            if request in running and self._decodes(request):
+                tokens = 1
+                chosen = decoding
+            else:
+                cached = 0 if request in running else self._found[request]
+                tokens = request.pending - cached * self.blocks.block_size
+                tokens = 0 if self.enable_chunked_prefill else tokens  # told below
+                chosen = prompts
+            if tokens > left:
+                break
+            left -= tokens
+            chosen.append(request)
+        singles = [request for request in decoding if request.joined < 0]
+        if len(decoding) - len(singles) == self.decodes.count:
+            self.decode_all(step)
+        else:  # some sit out
+            running.dissolve()
+            singles = decoding
+        for request in singles:
+            self.schedule_tokens(step, request, 1)
+        left = self.max_num_batched_tokens - step.decodes
+        for request in prompts:
+            if request not in running:
+                left -= self._begin(step, request, left)
+            elif tokens := self.chunk(request.pending, left):
+                self.schedule_tokens(step, request, tokens)
+                left -= tokens
+
+    @staticmethod
+    def _decodes(request: Request) -> bool:
+        """Say whether a running request wants a token and no more."""
+        return request.joined >= 0 or (request.generated > 0 and request.pending == 1)

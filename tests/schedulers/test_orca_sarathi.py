@@ -42,14 +42,14 @@ def test_orca_reserves_for_the_longest_answer() -> None:
 
 @pytest.mark.parametrize("make", [Orca, Tgi, TrtLlm])
 def test_what_is_reserved_counts_as_used(make: type[ContinuousBatching]) -> None:
-    """Blocks of 4: prompts of 5 with answers of up to 8 have 3 reserved, and take 2."""
-    options = {"max_new_tokens": 8, "max_model_len": 40, "max_num_seqs": 4}
+    """Blocks of 4: prompts of 5 with answers of up to 7 have 3 reserved, and take 2."""
+    options = {"max_new_tokens": 7, "max_model_len": 40, "max_num_seqs": 4}
     log, _ = play(workload((0, 5, 2), (0, 5, 3)), make(counter(20), **options), leap=False)
     assert log.steps["blocks_used"].tolist() == [6, 6, 3]
-    leapt, _ = play(workload((0, 5, 8)), make(counter(20), **options))
+    leapt, _ = play(workload((0, 5, 7)), make(counter(20), **options))
     used = expand_steps(leapt)["kv_blocks_used"]
-    assert used.tolist() == [3] * 8
-    assert len(leapt.steps) < 8
+    assert used.tolist() == [3] * 7
+    assert len(leapt.steps) < 7
 
 
 @pytest.mark.parametrize("make", [BlockManager, RadixCache])
@@ -58,7 +58,7 @@ def test_what_several_share_is_reserved_once(make: type[BlockManager | RadixCach
     blocks = make(13, 4, True) if make is BlockManager else make(13, 4)
     scheduler = TrtLlm(blocks, max_new_tokens="exact", max_num_seqs=4, max_model_len=40)
     segments = [(("a", 16), ("x", 4)), (("a", 16), ("y", 4)), (("b", 12),)]
-    seen, _ = run(scheduler, (0, 20, 5), (0.5, 20, 5), (0.5, 12, 5), segments=segments)
+    seen, _ = run(scheduler, (0, 20, 4), (0.5, 20, 4), (0.5, 12, 4), segments=segments)
     assert seen[:2] == [({0: (0, 20)}, 0), ({1: (16, 4), 2: (0, 12)}, 1)]
 
 

@@ -1,5 +1,6 @@
 """Schedules of TGI, DeepSpeed-FastGen and TensorRT-LLM, worked out by hand; steps of 1 s."""
 
+from simulator.kv_cache.block_manager import BlockManager
 from simulator.schedulers.fastgen import FastGen
 from simulator.schedulers.tgi import Tgi
 from simulator.schedulers.trtllm import TrtLlm
@@ -99,16 +100,23 @@ def test_fastgen_goes_on_with_a_prompt_only_if_the_rest_fits() -> None:
 
 
 def test_trtllm_evicts_nobody_or_uses_all() -> None:
-    """6 blocks of 4: 12 + 12 tokens at their end are all of them, but a third fits today."""
+    """8 blocks of 4: 13 + 13 tokens at their end want all of them, but a third fits today."""
     load = [(0, 4, 9), (0, 8, 5), (0, 4, 1)]
     options = {"max_model_len": 24, "max_new_tokens": "exact"}
-    seen, preempted = run(TrtLlm(counter(6), **options), *load)
+    seen, preempted = run(TrtLlm(counter(8), **options), *load)
     assert seen[0] == ({0: (0, 4), 1: (0, 8)}, 0)
     assert seen[5] == ({2: (0, 4)}, 1)  # request 1 has ended
     assert preempted == [0, 0, 0]
     options["capacity_scheduler_policy"] = "MAX_UTILIZATION"
     seen, _ = run(TrtLlm(counter(6), **options), *load)
     assert seen[0] == ({0: (0, 4), 1: (0, 8), 2: (0, 4)}, 0)
+
+
+def test_trtllm_reserves_a_place_for_the_last_token() -> None:
+    """5 blocks of 4, and 5 + 4 tokens, of which 8 are stored: 3 blocks each, so one runs."""
+    options = {"max_model_len": 24, "max_new_tokens": 4}
+    seen, _ = run(TrtLlm(counter(5), **options), (0, 5, 4), (0, 5, 4))
+    assert seen[:5] == [prompts(0, tokens=5), *[({}, 1)] * 3, prompts(1, tokens=5)]
 
 
 def test_trtllm_pauses_the_last_started() -> None:
@@ -138,6 +146,58 @@ def test_trtllm_chunks_by_whole_blocks() -> None:
     scheduler = TrtLlm(counter(90), enable_chunked_prefill=True, **options)
     seen, _ = run(scheduler, (0, 14, 2), (0, 9, 1))
     assert seen == [({0: (0, 8)}, 0), ({0: (8, 6), 1: (0, 4)}, 0), ({1: (4, 5)}, 1)]
+
+
+def test_trtllm_tries_the_next_prompt_where_one_gets_no_whole_block() -> None:
+    """10 tokens and blocks of 4: 8 of 14; 2 are no block of request 1, but all of request 2."""
+    options = {"max_num_seqs": 8, "max_num_batched_tokens": 10, "max_model_len": 24}
+    scheduler = TrtLlm(counter(90), enable_chunked_prefill=True, **options)
+    seen, _ = run(scheduler, (0, 14, 2), (0, 9, 1), (0, 2, 1))
+    assert seen == [
+        ({0: (0, 8), 2: (0, 2)}, 0),
+        ({0: (8, 6), 1: (0, 4)}, 0),
+        ({1: (4, 5)}, 1),
+    ]
+
+
+def test_trtllm_pauses_who_runs_for_one_who_came_before() -> None:
+    """6 blocks of 4. Request 1 is passed by as above, and has its turn before request 2.
+
+    Then request 0 wants a third block and request 1 three of the three that are free.
+    """
+    options = {"max_num_seqs": 8, "max_num_batched_tokens": 10, "max_model_len": 24}
+    options |= {"capacity_scheduler_policy": "MAX_UTILIZATION", "enable_chunked_prefill": True}
+    seen, preempted = run(TrtLlm(counter(6), **options), (0, 8, 3), (0, 9, 1), (0, 2, 9))
+    assert seen[:3] == [
+        ({0: (0, 8), 2: (0, 2)}, 0),
+        ({1: (0, 9)}, 1),
+        ({2: (0, 3)}, 1),
+    ]
+    assert preempted == [0, 0, 1]
+
+
+def test_trtllm_holds_back_who_will_find_it_cached() -> None:
+    """Request 1 begins with the 8 tokens of request 0: it waits for them, request 2 passes it by.
+
+    A static batch does not wait for it, and computes them twice.
+    """
+    load = [(0, 9, 2), (0, 9, 2), (0, 9, 1)]
+    segments = [(("a", 8), ("x", 1)), (("a", 8), ("y", 1)), None]
+    blocks = BlockManager(91, 4, prefix_caching=True)
+    seen, _ = run(TrtLlm(blocks, max_new_tokens="exact"), *load, segments=segments)
+    assert seen == [prompts(0, 2, tokens=9), ({1: (8, 1)}, 1), ({}, 1)]
+    blocks = BlockManager(91, 4, prefix_caching=True)
+    options = {"capacity_scheduler_policy": "STATIC_BATCH", "max_new_tokens": "exact"}
+    scheduler = TrtLlm(blocks, **options)
+    assert run(scheduler, *load, segments=segments)[0] == [prompts(0, 1, 2, tokens=9), ({}, 2)]
+
+
+def test_trtllm_computes_no_prompt_of_a_static_batch_beside_decodes() -> None:
+    """8 tokens a step: 4 of request 1's 8 are left over, and wait until request 0 has ended."""
+    options = {"max_num_seqs": 8, "max_num_batched_tokens": 8, "max_model_len": 24}
+    options |= {"capacity_scheduler_policy": "STATIC_BATCH", "enable_chunked_prefill": True}
+    seen, _ = run(TrtLlm(counter(90), **options), (0, 4, 3), (0, 8, 1))
+    assert seen == [({0: (0, 4), 1: (0, 4)}, 0), ({}, 1), ({}, 1), ({1: (4, 4)}, 0)]
 
 
 def test_trtllm_static_batch() -> None:
