@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simulator import load_scenario
@@ -165,13 +165,19 @@ class Naive:
         return max((_common(wanted, node) for node in self.nodes), default=0)
 
     def use(self, path: tuple) -> None:
-        """Cut the edge in which the path ends, add what is missing, note the use."""
+        """Cut the edge in which the path ends, add what is missing, note the use.
+
+        The lower part of an edge that is cut counts as used, too, as in SGLang.
+        """
         split = self.found(path)
         for cut in {split, len(path)} - {0}:
             inside = [n for n in self.nodes if n[:cut] == path[:cut] and len(n) > cut]
             lower = min(inside, key=len, default=None)
-            stamp = self.nodes[lower] if lower else 0
-            self.nodes.setdefault(path[:cut], stamp)
+            if path[:cut] not in self.nodes:
+                self.nodes[path[:cut]] = 0
+                if lower:
+                    self.clock += 1
+                    self.nodes[lower] = self.clock
         for node in sorted(self.nodes, key=len):
             if path[: len(node)] == node:
                 self.clock += 1
@@ -221,6 +227,11 @@ moves = st.lists(
 )
 
 
+@example(  # the lower part of an edge that is cut is used by that
+    [[("a", 1)]] * 6 + [[("b", 1), ("a", 4)], [("a", 1), ("a", 6), ("a", 6), ("a", 3)]],
+    [("board", 0)] * 2 + [("end", 0)] * 2 + [("board", 0)],
+    21,
+)
 @given(st.lists(segments, min_size=8, max_size=8), moves, st.integers(12, 40))
 @settings(max_examples=150, deadline=None)
 def test_the_tree_of_runs_is_the_tree_of_tokens(prompts, moves, usable) -> None:
