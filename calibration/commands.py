@@ -209,6 +209,10 @@ def validate(
     json: Annotated[
         Path | None, Parameter(help="with --measured: write every metric of every run here")
     ] = None,
+    columns: Annotated[
+        str | None,
+        Parameter(help="with --measured: which column of the files of requests holds what"),
+    ] = None,
     sensitivity: Annotated[
         bool,
         Parameter(negative="", help="with --measured: how far each moves with its cost model"),
@@ -229,9 +233,12 @@ def validate(
     if measured is not None:
         if profile is not None:
             raise HeadwayError("--profile: with --measured each run has the profile of its own")
-        _validate_measured(*(measured, run or [], json, out), sensitivity=sensitivity, quiet=quiet)
+        _validate_measured(
+            *(measured, run or [], json, out, columns), sensitivity=sensitivity, quiet=quiet
+        )
         return 0
-    given = {"--run": run, "--json": json is not None, "--sensitivity": sensitivity}
+    given = {"--run": run, "--json": json is not None, "--columns": columns is not None}
+    given["--sensitivity"] = sensitivity
     if alone := [name for name, value in given.items() if value]:
         raise HeadwayError(f"{alone[0]}: goes with --measured")
     from calibration.engine_steps.validate import table
@@ -250,6 +257,7 @@ def _validate_measured(
     wanted: list[str],
     json: Path | None,
     out: Path | None,
+    columns: str | None,
     *,
     sensitivity: bool,
     quiet: bool,
@@ -273,6 +281,7 @@ def _validate_measured(
             folder,
             wanted,
             sensitivity=sensitivity,
+            columns=columns,
             done=lambda done, total, outcome: told(done, total, outcome_line(outcome)),
         )
     if not quiet:

@@ -28,6 +28,7 @@ from simulator.planning.sensitivity import changed_costs, sensitivities
 from simulator.scenario.assemble import EngineParts, assemble
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.workers import WorkerDied, parallel_map
+from simulator.workload.traces.fields import parse_columns
 
 if TYPE_CHECKING:
     from simulator.scenario.scenario import Scenario
@@ -44,17 +45,21 @@ def validate_measured(
     wanted: Sequence[str] = (),
     *,
     sensitivity: bool = False,
+    columns: str | None = None,
     done: Callable[[int, int, Outcome], None] | None = None,
 ) -> list[Outcome]:
     """Predict the runs of DIR/runs.csv, or those that are named; in the order of the file.
 
-    `sensitivity` asks how far each moves with its cost model, up to seven more simulations.
+    `sensitivity` asks how far each moves with its cost model, up to seven more simulations;
+    `columns` names those of the files of requests, as `read_trace` takes it.
     `done(runs done, runs in all, outcome)` is called as they get done. HeadwayError
     where runs.csv is at fault or does not have a run; what is wrong with one run alone is told in
     its `reason`.
     """
+    if columns is not None:
+        parse_columns(columns, "--columns")
     runs = select_runs(read_runs(folder), list(wanted), folder)
-    one = partial(predict, folder=folder, sensitivity=sensitivity)
+    one = partial(predict, folder=folder, sensitivity=sensitivity, columns=columns)
     found = [Outcome(run) for run in runs]
     each = parallel_map(one, runs) if len(runs) > 1 else ((0, one(run)) for run in runs)
     for number, (index, outcome) in enumerate(each, 1):
@@ -73,6 +78,7 @@ def predict(
     terms: tuple[float, float] | None = None,
     *,
     sensitivity: bool = False,
+    columns: str | None = None,
 ) -> Outcome:
     """Simulate a run and compare; a run that cannot be simulated comes back with the reason.
 
@@ -86,7 +92,7 @@ def predict(
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            _predict(outcome, folder, terms, sensitivity)
+            _predict(outcome, folder, terms, sensitivity, columns)
         outcome.notes += list(dict.fromkeys(str(warning.message) for warning in caught))
     except (HeadwayError, ValueError) as error:
         outcome.reason = "; ".join(str(error).split("\n"))
@@ -96,13 +102,17 @@ def predict(
 
 
 def _predict(
-    outcome: Outcome, folder: Path, terms: tuple[float, float] | None, sensitivity: bool
+    outcome: Outcome,
+    folder: Path,
+    terms: tuple[float, float] | None,
+    sensitivity: bool,
+    columns: str | None,
 ) -> None:
     run = outcome.run
     check_supported(run)
     outcome.notes += assumptions(run)
     path = find_requests_file(folder, run.word("per_request_file"))
-    requests = None if path is None else read_requests(path)
+    requests = None if path is None else read_requests(path, columns)
     before = 0
     if requests is None:
         workload, before = draw_from_pool(run, generate(run))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 BESIDE_TRACE = ("clients", "priorities", "max_tokens")
 """Keys of a generator that may stand beside a trace, too."""
 
-READ_OPTIONS = {"time_unit", "hash_block_size", "session_turns", "chars_per_token"}
+READ_OPTIONS = {"time_unit", "hash_block_size", "session_turns", "chars_per_token", "lanes"}
 """Keys of a trace that say how to read it; the others say which part to take."""
 
 Milliseconds = Annotated[float, Field(ge=0, le=1e9)]
@@ -32,11 +32,17 @@ class TraceConfig(Config):
             "mooncake",
             "timed_trace",
             "llmservingsim",
+            "dynamo",
+            "weka",
+            "agentic_mooncake",
             "vllm_bench",
             "guidellm",
             "aiperf",
             "inference_perf",
+            "otel",
+            "access_log",
             "requests",
+            "sharegpt",
             "custom",
         ]
         | None
@@ -61,7 +67,12 @@ class TraceConfig(Config):
         None, description="a later turn tells what it adds (null: delta) or its whole prompt"
     )
     chars_per_token: PositiveFloat | None = Field(
-        None, description="to estimate the lengths of the prompts of custom"
+        None, description="to estimate the lengths of the texts of custom and sharegpt"
+    )
+    lanes: Count | None = Field(
+        None,
+        description="of dynamo, weka, agentic_mooncake: agents' plays side by side; the next "
+        "of each lane begins when the one before has ended. null: each at its time",
     )
 
     @model_validator(mode="after")

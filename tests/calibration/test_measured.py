@@ -36,6 +36,22 @@ def test_runs_are_read_as_they_stand(folder):
     assert two.flag("prefix_caching") is None
 
 
+def test_columns_of_the_requests_as_told(folder, capsys):
+    """`--columns`, where a run's file of requests has names of its own."""
+    names, rows = REQUESTS.split("\n", 1)
+    told = ",".join(f"{field}={name}9" for field, name in (
+        ("arrival", "arrival_s"), ("prompt", "input_tokens"), ("output", "output_tokens"),
+        ("ttft", "ttft_s"), ("e2el", "e2e_s"),
+    ) if name in names)  # fmt: skip
+    (folder / "one__requests.csv").write_text(names.replace(",", "9,") + "9\n" + rows)
+    before = validate_measured(folder, ["one"])[0]
+    assert "lacks a column" in before.reason or "try --columns" in before.reason
+    found = validate_measured(folder, ["one"], columns=told)[0]
+    assert not found.reason, found.reason
+    assert main(["validate", "--measured", str(folder), "--columns", "prompt"]) == 2
+    assert "--columns: 'prompt' is not FIELD=COLUMN" in capsys.readouterr().err
+
+
 def test_every_run_is_predicted_or_listed_with_its_reason(folder, tmp_path):
     outcomes = validate_measured(folder)
     assert [outcome.run.run_id for outcome in outcomes] == ["one", "two", "bad"]

@@ -90,6 +90,24 @@ def test_inference_perf():
     assert found.e2el == pytest.approx(lasts - starts)
 
 
+def test_what_vllm_bench_wrote():
+    """vLLM 0.33.0's, against a server that answers with fixed words."""
+    path = SAMPLES / "vllm_bench.json"
+    raw = json.loads(path.read_text())
+    assert detect_format(path) == "vllm_bench"
+    found, trace = read_requests(path), read_trace(path)
+    starts = np.array(raw["start_times"])
+    order = np.argsort(starts)
+    assert trace.arrival == pytest.approx(np.sort(starts - starts.min()))
+    assert found.prompt.tolist() == raw["input_lens"]
+    assert found.output.tolist() == raw["output_lens"]
+    assert np.sort(found.ttft) == pytest.approx(np.sort(raw["ttfts"]))
+    assert found.e2el.mean() * 1e3 == pytest.approx(
+        np.mean([t + sum(i) for t, i in zip(raw["ttfts"], raw["itls"], strict=True)]) * 1e3
+    )
+    assert len(order) == raw["completed"]
+
+
 def test_vllm_bench(put):
     """Lists for columns; the gaps between tokens add up to the last one's time."""
     path = put(json.dumps(BENCH), "bench.json")

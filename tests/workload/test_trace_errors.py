@@ -270,7 +270,7 @@ def test_options_that_do_not_belong_are_refused(put):
     path = put(AZURE)
     assert complaints(path, time_unit="s", chars_per_token=4.0) == [
         "time_unit: not an option of format azure, only of mooncake or timed_trace",
-        "chars_per_token: not an option of format azure, only of custom",
+        "chars_per_token: not an option of format azure, only of sharegpt or custom",
     ]
     path = put(MOONCAKE)
     assert complaints(path, time_unit="us", hash_block_size=0, session_turns="x") == [

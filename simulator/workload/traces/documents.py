@@ -6,6 +6,7 @@ What is one object a line is read by `json_lines.py`.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,16 @@ def parse_object(path: Path, text: str) -> dict[str, Any]:
     if not isinstance(whole, dict):
         raise HeadwayError(f"{path}:1: line: not a JSON object")
     return whole
+
+
+def first_value(path: Path, line: str) -> Any:
+    """Read the first JSON value of a file that begins with `line`; None if there is none."""
+    decode = json.JSONDecoder().raw_decode
+    with suppress(ValueError, RecursionError):
+        return decode(line)[0]
+    with suppress(ValueError, RecursionError):
+        return decode(read_text(path).lstrip())[0]
+    return None
 
 
 def is_json_lines(path: Path) -> bool:

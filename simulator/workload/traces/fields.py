@@ -30,7 +30,7 @@ CLOCKS = {
         "created_at",
         "created",
     ),
-    "first": ("first_token_time", "first_token_at", "first_token"),
+    "first": ("first_token_time", "first_token_at", "first_token", "completion_start_time"),
     "end": ("end", "end_time", "finished_at", "finish_time"),
 }
 """Fields that are read off a clock: seconds from anywhere, since 1970, or dates."""
@@ -49,6 +49,12 @@ COUNTS = {
         "prompt_len",
         "input_len",
         "isl",
+        "context_tokens",
+        "request_tokens",
+        "num_prefill_tokens",
+        "prompt_token_count",
+        "gen_ai_usage_input_tokens",
+        "gen_ai_usage_prompt_tokens",
     ),
     "output": (
         "output_tokens",
@@ -57,21 +63,28 @@ COUNTS = {
         "completion_tokens",
         "output_len",
         "osl",
+        "generated_tokens",
+        "response_tokens",
+        "num_decode_tokens",
+        "candidates_token_count",
+        "gen_ai_usage_output_tokens",
+        "gen_ai_usage_completion_tokens",
     ),
     "max_tokens": ("max_tokens", "max_completion_tokens"),
     "turn": ("input_num_turns", "turn", "turn_index"),
 }
 WORDS = {
-    "client": ("client_id", "client", "user", "user_id", "session_id"),
+    "client": ("client_id", "client", "user", "user_id", "end_user", "session_id"),
     "conversation": ("conversation", "conversation_id", "session"),
     "prompt_id": ("prompt_id", "prompt_hash"),
     "error": ("error", "error_message"),
     "success": ("success", "ok"),
-    "finish": ("finish_reason",),
+    "finish": ("finish_reason", "status", "status_code"),
 }
 PRIORITY = {"priority": ("priority",)}
 FIELDS = {**CLOCKS, **COUNTS, **WORDS, **PRIORITY, **SPANS}
-"""The names of columns that are known to hold each field, the first that is there taken."""
+"""The names of columns that are known to hold each field, the first that is there taken; in lower
+case with `_` between words, for `startTime` and `Prompt tokens`, too."""
 NEEDED = ("arrival", "prompt", "output")
 NEAR = {
     "arrival": r"time|date|when|arriv|start|(^|_)(ts|at|t)$",
@@ -104,13 +117,15 @@ Sources = Mapping[str, Source]
 
 def find_fields(names: Iterable[str]) -> dict[str, Source]:
     """Find the fields whose columns have a known name; times may have a unit behind it."""
-    known = set(names)
+    known: dict[str, str] = {}
+    for name in names:
+        known.setdefault(_words(name), name)
     found = {}
     for field, words in FIELDS.items():
         ends = ["", *(f"_{unit}" for unit in UNITS)] if field in {*CLOCKS, *SPANS} else [""]
         for word, end in product(words, ends):
             if word + end in known:
-                found[field] = source(word + end, unit=end[1:] or None)
+                found[field] = source(known[word + end], unit=end[1:] or None)
                 break
     return found
 

@@ -64,7 +64,7 @@ class Head:
 
     columns: tuple[str, ...] = ()
     first: Mapping[str, object] = field(default_factory=dict)
-    line: str = ""
+    line: str = ""  # the first one, where it is text
 
     @property
     def keys(self) -> Set[str]:

@@ -8,21 +8,24 @@ from typing import Any
 import numpy as np
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.util.json_text import parse_json
 from simulator.workload.select import session_starts, take
 from simulator.workload.traces.csv_columns import header
-from simulator.workload.traces.documents import parse, read_text
+from simulator.workload.traces.documents import first_value, parse, read_text
 from simulator.workload.traces.fields import LONGEST, NEEDED, check_needed, find_fields, propose
 from simulator.workload.traces.format import Head, Table
-from simulator.workload.traces.formats import FORMATS
+from simulator.workload.traces.formats import FORMATS, named
+from simulator.workload.traces.formats.logs import DATE
 from simulator.workload.traces.formats.named import COLUMNS, first_request
 from simulator.workload.traces.lines import first_line
+from simulator.workload.traces.parquet import parquet_names
 from simulator.workload.workload import Workload
 
 READERS = {**FORMATS, COLUMNS.name: COLUMNS}
 OPTIONS = {
     option: tuple(form.name for form in READERS.values() if option in form.options)
-    for option in ("time_unit", "hash_block_size", "session_turns", "chars_per_token", "columns")
+    for option in (
+        *("time_unit", "hash_block_size", "session_turns", "chars_per_token", "lanes", "columns"),
+    )
 }
 """The formats that take each option."""
 WORDS = {"time_unit": ("s", "ms"), "session_turns": ("delta", "whole")}
@@ -47,9 +50,10 @@ def detect_format(path: Path, option: str = "--columns ") -> str:
     """
     if not path.exists():
         raise missing_trace(path)
-    number, line = first_line(path)
-    head = _head(path, line)
-    for form in FORMATS.values():
+    packed = parquet_names(path)
+    number, line = (1, "") if packed else first_line(path)
+    head = Head(columns=packed) if packed else _head(path, line)
+    for form in (named.FORMAT,) if packed else FORMATS.values():
         if form.detect(head):
             return form.name
     place = f"{path}:{number}: format"
@@ -61,20 +65,22 @@ def detect_format(path: Path, option: str = "--columns ") -> str:
     if not find_fields(names).keys().isdisjoint(NEEDED):
         check_needed(find_fields(names), f"{path}:{number}")
     known = ", ".join(FORMATS)
-    raise HeadwayError(f"{place}: {line[:60]!r} begins no known format. Known are: {known}")
+    begins = f"{', '.join(packed)[:60]!r} are the columns of" if packed else f"{line[:60]!r} begins"
+    raise HeadwayError(f"{place}: {begins} no known format. Known are: {known}")
 
 
 def _head(path: Path, line: str) -> Head:
     """Read how a file begins: its header or its first object, be it one of many lines or not."""
     if line[0] not in "{[":
         return Head(columns=tuple(header(line)), line=line)
-    try:
-        first = parse_json(line)
-    except ValueError:
-        first = parse(path, read_text(path))
+    first = first_value(path, line)
+    if first is None:
+        if DATE.search(line):
+            return Head(line=line)  # a log's line in brackets
+        parse(path, read_text(path))  # says what is wrong
     if isinstance(first, list):
         first = first[0] if first else {}
-    return Head(first=first if isinstance(first, dict) else {}, line=line)
+    return Head(first=first if isinstance(first, dict) else {})
 
 
 def read_trace(
@@ -85,6 +91,7 @@ def read_trace(
     hash_block_size: int | None = None,
     session_turns: str | None = None,
     chars_per_token: float | None = None,
+    lanes: int | None = None,
     columns: str | Mapping[str, str] | None = None,
     option: str = "--columns ",
 ) -> Workload:
@@ -101,11 +108,12 @@ def read_trace(
             16 for `timed_trace` and `llmservingsim` by default.
         session_turns: whether a later turn of a session says what it adds to the conversation
             (`delta`, the default, as in AIPerf) or its `whole` prompt.
-        chars_per_token: estimate the prompts of `custom` from their texts.
+        chars_per_token: estimate lengths from texts, of `custom` and `sharegpt`.
+        lanes: plays of agents that run side by side, the next in each after the one before.
         columns: which column holds what, as `arrival=timestamp,prompt=prompt_tokens` or a mapping.
         option: how whoever calls is given `columns`, for the mapping that a refusal proposes.
     """
-    values = (time_unit, hash_block_size, session_turns, chars_per_token, columns)
+    values = (time_unit, hash_block_size, session_turns, chars_per_token, lanes, columns)
     given = {k: v for k, v in zip(OPTIONS, values, strict=True) if v is not None}
     table, name = read_table(path, format, given, option)
     return _workload(table, path, name)

@@ -39,7 +39,10 @@ NAMES = ("client", "conversation", "prompt_id")
 NOTHING = {"", "none", "null", "nan"}
 NO_ERROR = {*NOTHING, "false", "0"}
 NO_SUCCESS = {"false", "0", "no"}
-UNFINISHED = {"rejected", "unfinished", "shed", "timeout", "abort", "error", "cancelled"}
+UNFINISHED = {
+    *("rejected", "unfinished", "shed", "timeout", "abort", "error", "cancelled"),
+    *("failure", "failed"),
+}
 LARGEST = 1e15  # tokens
 NEAREST = 1e-6  # s: a time that is so little below 0 is rounded
 Columns = Mapping[str, Numbers | list[str]]
@@ -197,12 +200,17 @@ def parse_if_date(value: object) -> float | None:
         return None
 
 
+def _is_http_error(word: str) -> bool:
+    """Tell a status such as 429 or 503."""
+    return len(word) == 3 and word.isdigit() and word >= "400"
+
+
 def failures(words: Mapping[str, Sequence[str]]) -> npt.NDArray[np.bool_] | None:
     """Tell which requests failed, by what is said of errors, success and finish; None: untold."""
     told: dict[str, Callable[[str], bool]] = {
         "error": lambda word: word not in NO_ERROR,
         "success": lambda word: word in NO_SUCCESS,
-        "finish": lambda word: word in UNFINISHED,
+        "finish": lambda word: word in UNFINISHED or _is_http_error(word),
     }
     flags = [
         np.array([check(word.strip().lower()) for word in words[name]], np.bool_)

@@ -1,18 +1,17 @@
-"""The formats of traces that are known: tables in CSV together, of JSON lines one module each.
+"""The formats of traces that are known: those of a kind together in a module.
 
 They import `traces/format.py` and what lies below. Start with `csv_tables.py`, the simplest.
 """
 
 from simulator.workload.traces.formats import (
-    aiperf,
+    agents,
     csv_tables,
     custom,
-    guidellm,
-    inference_perf,
     llmservingsim,
+    load_generators,
+    logs,
     mooncake,
     named,
-    vllm_bench,
 )
 
 FORMATS = {
@@ -21,14 +20,20 @@ FORMATS = {
         csv_tables.AZURE,
         csv_tables.BURSTGPT,
         csv_tables.LENGTHS,
+        agents.DYNAMO,
+        agents.WEKA,
+        agents.AGENTIC_MOONCAKE,
         mooncake.FORMAT,
         mooncake.TIMED_TRACE,
         llmservingsim.FORMAT,
-        vllm_bench.FORMAT,
-        guidellm.FORMAT,
-        aiperf.FORMAT,
-        inference_perf.FORMAT,
+        load_generators.VLLM_BENCH,
+        load_generators.GUIDELLM,
+        load_generators.AIPERF,
+        load_generators.INFERENCE_PERF,
+        logs.OTEL,
+        logs.ACCESS_LOG,
         named.FORMAT,
+        custom.SHAREGPT,
         custom.FORMAT,
     )
 }

@@ -1,10 +1,12 @@
-"""vLLM's custom dataset: `prompt` and `output_tokens`, without times."""
+"""Datasets of `vllm bench serve` that hold texts: its custom one, and ShareGPT; without times."""
 
 from math import ceil
 from pathlib import Path
 
 import numpy as np
 
+from simulator.util.errors import HeadwayError
+from simulator.workload.traces.documents import items, parse, read_text
 from simulator.workload.traces.format import Format, Problems, Table
 from simulator.workload.traces.formats.llmservingsim import KEYS as LLMSERVINGSIM_KEYS
 from simulator.workload.traces.json_lines import Labels, Row, rows
@@ -59,6 +61,51 @@ def _prompt_tokens(row: Row, chars_per_token: float | None) -> int:
     return 0
 
 
+SHORTEST, LONGEST_PROMPT, LONGEST = 4, 1024, 2048
+
+
+def read_sharegpt(path: Path, chars_per_token: float | None = None) -> Table:
+    """Read ShareGPT's JSON as `vllm bench serve` does; everything arrives at 0.
+
+    A conversation's first two messages are prompt and answer. As there, conversations of one
+    message are left out, and those with fewer than 4 tokens in either, with more than 1,024 in
+    the prompt, or 2,048 together. Lengths are estimated: there is no tokenizer here.
+    """
+    if chars_per_token is None:
+        raise HeadwayError(
+            f"{path}:1: conversations: counting tokens needs a tokenizer: let chars_per_token "
+            "estimate them, or add their numbers"
+        )
+    problems = Problems(path)
+    text = read_text(path)
+    parse(path, text)
+    found: list[tuple[int, int]] = []
+    for line, entry in items(text):
+        turns = entry.get("conversations") if isinstance(entry, dict) else None
+        if not isinstance(turns, list):
+            problems.add(line, "conversations", "missing, or not a list")
+            continue
+        words = [turn.get("value") if isinstance(turn, dict) else None for turn in turns[:2]]
+        texts = [word for word in words if isinstance(word, str)]
+        if len(texts) < len(words):
+            problems.add(line, "conversations", "a message without a value, a text")
+        elif len(texts) == 2:
+            prompt, output = (ceil(len(one) / chars_per_token) for one in texts)
+            fits = prompt <= LONGEST_PROMPT and prompt + output <= LONGEST
+            if fits and min(prompt, output) >= SHORTEST:
+                found.append((prompt, output))
+    problems.stop()
+    lengths = np.array(found, np.int64).reshape(-1, 2)
+    return Table(np.zeros(len(lengths)), 1.0, lengths[:, 0], lengths[:, 1])
+
+
+SHAREGPT = Format(
+    "sharegpt",
+    'JSON: [{"conversations": [{"value": ..}, ..]}]',
+    detect=lambda head: "conversations" in head.keys,
+    read=read_sharegpt,
+    options=("chars_per_token",),
+)
 FORMAT = Format(
     "custom",
     'JSONL: {"prompt": .., "prompt_len": .., "output_tokens": ..}',

@@ -16,6 +16,8 @@ import numpy as np
 
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayWarning
+from simulator.workload.traces.documents import flat
+from simulator.workload.traces.fields import has_requests
 from simulator.workload.traces.format import Format, Problems, Published, Table
 from simulator.workload.traces.json_lines import HashBlocks, Labels, Row, rows
 
@@ -85,6 +87,8 @@ def _turn(row: Row, blocks: HashBlocks, labels: Labels) -> _Turn | None:
     """Read one line; None, and a problem for each column that is wrong."""
     prompt, output = _length(row, "input_length"), _length(row, "output_length")
     time, delay = _time(row, "timestamp"), _time(row, "delay")
+    if isnan(delay):
+        delay = _time(row, "delay_ms")  # Dynamo's spelling
     session = row.values.get("session_id")
     if session is not None and not isinstance(session, str | int):
         row.add_problem("session_id", "neither a text nor a whole number")
@@ -153,7 +157,10 @@ def _prepend_history(turns: list[_Turn], last: int, i: int) -> None:
 FORMAT = Format(
     "mooncake",
     'JSONL: {"timestamp": ms, "input_length": .., "output_length": .., "hash_ids": []}',
-    detect=lambda head: bool({"input_length", "text_input", "messages"} & head.keys),
+    detect=lambda head: (
+        bool({"input_length", "text_input"} & head.keys)
+        or ("messages" in head.keys and not has_requests(flat(head.first)))
+    ),
     read=read_mooncake,
     options=("time_unit", "hash_block_size", "session_turns"),
     published=(

@@ -1,7 +1,7 @@
 """Requests in columns of well-known names, or of names that are told; Headway's own requests.csv.
 
-CSV, a JSON object a line, or one JSON text with a list of objects. Times are seconds unless the
-name ends in `_ms`, `_us` or `_ns`; moments may be dates, or seconds or less since 1970.
+CSV, Parquet, a JSON object a line, or one JSON text with a list of objects. Times are seconds
+unless the name ends in `_ms`, `_us` or `_ns`; moments may be dates, or seconds or less since 1970.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,13 +26,14 @@ from simulator.workload.traces.fields import (
 from simulator.workload.traces.format import Format, Head, Problems, Table
 from simulator.workload.traces.json_lines import rows
 from simulator.workload.traces.lines import first_line
+from simulator.workload.traces.parquet import parquet_names, parquet_rows
 from simulator.workload.traces.records import Records
 
 
 def read(path: Path, columns: str | Mapping[str, str] | None = None) -> Table:
     """Read a file by the names of its columns, or by `columns`: see `parse_columns`."""
     sources = None if columns is None else parse_columns(columns)
-    number, line = first_line(path)
+    number, line = (1, "{") if parquet_names(path) else first_line(path)
     if line[0] not in "{[":
         if sources is None:
             sources = find_fields(header(line))
@@ -59,6 +60,9 @@ def json_requests(
     path: Path, problems: Problems, needed: Mapping[str, Sequence[str]] | None = None
 ) -> Iterator[Item]:
     """Yield the objects of a file, flat, each with its line; one with `needed` is a request."""
+    if parquet_names(path):
+        yield from ((number, flat(row)) for number, row in parquet_rows(path))
+        return
     if is_json_lines(path):
         for row in rows(path, problems):
             yield row.line, flat(row.values)

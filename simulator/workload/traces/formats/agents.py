@@ -1,0 +1,499 @@
+"""Traces of agents: sessions whose requests wait for answers, tools and subagents.
+
+Each request is a `Call` with the time at which it was sent and answered. What it waited for is the
+answer that came last before it, among those of its own session and of the sessions it started;
+what lies between, tools and thinking, becomes the delay after that answer. A play is a session
+with all that it started. With `lanes` so many plays run side by side, the next in a lane after
+the end of the one before, as in AIPerf's and AISimulate's agentic replays.
+"""
+
+import warnings
+from bisect import bisect_right, insort
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import isnan, nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simulator.core.request import Segments
+from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.from_mapping import short_repr
+from simulator.workload.traces.documents import is_json_lines, items, parse_object, read_text
+from simulator.workload.traces.format import Format, Problems, Table
+from simulator.workload.traces.json_lines import HashBlocks, Row, rows
+from simulator.workload.workload import Floats, Ints
+
+
+@dataclass(slots=True)
+class Call:
+    """A request of an agent, times in s."""
+
+    line: int
+    start: float
+    end: float  # of its answer; NaN: not told
+    prompt: int
+    output: int
+    segments: Segments | None
+    session: Hashable
+    waits: list[int] = field(default_factory=list)  # calls whose answers it says it waits for
+    delay: float = 0.0  # after the last of them
+
+
+@dataclass(slots=True)
+class Recording:
+    """The calls of a file, and which session started which."""
+
+    calls: list[Call] = field(default_factory=list)
+    parents: dict[Hashable, Hashable] = field(default_factory=dict)
+    background: set[Hashable] = field(default_factory=set)  # sessions that nobody waits for
+
+    def play(self, session: Hashable) -> Hashable:
+        """Give the session with which it all began."""
+        seen = {session}
+        while (parent := self.parents.get(session, session)) not in seen:
+            seen.add(parent)
+            session = parent
+        return session
+
+    def infer_waits(self) -> None:
+        """Let each call wait for the answer that it must have had; calls are in order of start."""
+        children = defaultdict(list)
+        for child, parent in self.parents.items():
+            if child not in self.background:
+                children[parent].append(child)
+        ended: dict[Hashable, list[tuple[float, int]]] = defaultdict(list)
+        for i, call in enumerate(self.calls):
+            own = [call.session, *children[call.session]]
+            if not ended[call.session] and call.session in self.parents:
+                own.append(self.parents[call.session])
+            before = []
+            for session in own:
+                answers = ended[session]
+                place = bisect_right(answers, (call.start, i))
+                before += answers[place - 1 : place]
+            if before:
+                end, last = max(before)
+                call.waits, call.delay = [last], call.start - end
+            insort(ended[call.session], (call.start if isnan(call.end) else call.end, i))
+
+    def table(self, path: Path, lanes: int | None) -> Table:
+        """Make the table: who waits for nobody comes at its time, or in its lane."""
+        if several := sum(len(call.waits) > 1 for call in self.calls):
+            text = f"{path}: {several} requests wait for several answers; the last named counts"
+            warnings.warn(text, HeadwayWarning, stacklevel=4)
+        calls = self.calls
+        after = np.array([call.waits[-1] if call.waits else -1 for call in calls], np.int64)
+        delay = np.array([call.delay if call.waits else 0.0 for call in calls])
+        time = np.array([nan if call.waits else call.start for call in calls])
+        order = np.arange(len(calls))
+        if lanes is not None:
+            order = self._put_into_lanes(lanes, time, after, delay)
+        order = _predecessors_first(order, after, path, calls)
+        place = np.empty(len(calls), np.int64)
+        place[order] = np.arange(len(calls))
+        segments = [calls[i].segments for i in order.tolist()]
+        after = after[order]
+        after[after >= 0] = place[after[after >= 0]]
+        return Table(
+            time[order],
+            1.0,
+            np.array([calls[i].prompt for i in order.tolist()], np.int64),
+            np.array([calls[i].output for i in order.tolist()], np.int64),
+            segments if any(segments) else None,
+            after if (after >= 0).any() else None,
+            delay[order] if (after >= 0).any() else None,
+        )
+
+    def _put_into_lanes(self, lanes: int, time: Floats, after: Ints, delay: Floats) -> Ints:
+        """Let play k begin when play k - `lanes` has ended; give the calls play by play."""
+        plays: dict[Hashable, list[int]] = defaultdict(list)
+        for i, call in enumerate(self.calls):
+            plays[self.play(call.session)].append(i)
+        ends: list[int] = []
+        for k, members in enumerate(plays.values()):
+            begun = min(self.calls[i].start for i in members)
+            for i in members:
+                if after[i] < 0:
+                    offset = self.calls[i].start - begun
+                    if k < lanes:
+                        time[i] = offset
+                    else:
+                        time[i], after[i], delay[i] = nan, ends[k - lanes], offset
+            known = [(self.calls[i].start, self.calls[i].end) for i in members]
+            last = max(range(len(members)), key=lambda n: (np.nan_to_num(known[n][1]), known[n][0]))
+            ends.append(members[last])
+        return np.array([i for members in plays.values() for i in members], np.int64)
+
+
+def _predecessors_first(order: Ints, after: Ints, path: Path, calls: list[Call]) -> Ints:
+    """Give the calls in an order in which each comes after the one that it waits for."""
+    found: list[int] = []
+    done: set[int] = set()
+    for i in order.tolist():
+        chain: dict[int, None] = {}
+        at = i
+        while at >= 0 and at not in done:
+            if at in chain:
+                raise HeadwayError(f"{path}:{calls[at].line}: wait_for: requests wait in a circle")
+            chain[at] = None
+            at = int(after[at])
+        found += reversed(chain)
+        done.update(chain)
+    return np.array(found, np.int64)
+
+
+def _seconds(
+    row: Row, values: Mapping[str, Any], key: str, name: str = "", unit: float = 1.0
+) -> float:
+    """Give a time in s, NaN for none; what is wrong is told by `name`."""
+    value = values.get(key)
+    if value is None:
+        return nan
+    if type(value) not in (int, float) or not 0 <= value < 1e18:
+        row.add_problem(name or key, f"{short_repr(value)} is not a number of 0 or more")
+        return nan
+    return float(value) / unit
+
+
+def _tokens(row: Row, values: Mapping[str, Any], *names: str) -> int:
+    """Give a number of tokens, under the first name that there is; 0 where it is wrong."""
+    name = next((name for name in names if values.get(name) is not None), names[0])
+    value = values.get(name)
+    if value is None:
+        row.add_problem(name, "missing")
+    elif type(value) is not int or value < 1:
+        row.add_problem(name, f"{short_repr(value)} is not a whole number of 1 or more")
+    else:
+        return value
+    return 0
+
+
+def _contents(
+    row: Row,
+    blocks: HashBlocks,
+    ids: object,
+    prompt: int,
+    *,
+    name: str,
+    number: int,
+    scope: str = "",
+) -> Segments | None:
+    """Spell out call `number`'s prompt by its blocks; what lies beyond them is nobody else's."""
+    if ids is None or ids == [] or not prompt:
+        return None
+    if not isinstance(ids, list) or not all(type(one) in (int, str) for one in ids):
+        row.add_problem(name, "not a list of ids")
+        return None
+    size = blocks.size
+    if len(ids) > -(-prompt // size):
+        row.add_problem(name, f"{len(ids)} blocks of {size} tokens are too many for {prompt}")
+        return None
+    named = min(prompt, len(ids) * size)
+    found = blocks.segments([f"{scope}{one}" for one in ids] if scope else ids, named)
+    return (*found, (("tail", number), prompt - named)) if named < prompt else found
+
+
+def _block_size(row: Row, value: object, known: HashBlocks | None, name: str) -> HashBlocks | None:
+    """Give the blocks of a size, all of one file alike."""
+    if type(value) is not int or value < 1:
+        row.add_problem(name, f"{short_repr(value)} is not a whole number of 1 or more")
+    elif known is not None and known.size != value:
+        row.add_problem(name, f"{value}, but {known.size} in the lines before")
+    else:
+        return known or HashBlocks(value)
+    return known
+
+
+def read_dynamo(path: Path, lanes: int | None = None) -> Table:
+    """Read Dynamo's request trace: `request_end` records, bare or in their sink's envelope.
+
+    Requests with an `agent_context` wait within their sessions; others come at their times. The
+    times of tools lie between an answer and the next request, so their records add nothing.
+    """
+    problems = Problems(path)
+    found = Recording()
+    blocks: HashBlocks | None = None
+    failed = 0
+    for row in rows(path, problems):
+        event = row.values.get("event")
+        record = event if isinstance(event, dict) else row.values
+        request = record.get("request")
+        if record.get("event_type") != "request_end":
+            continue
+        if not isinstance(request, dict):
+            row.add_problem("request", "missing, or not an object")
+            continue
+        if not request.get("output_tokens"):
+            failed += 1
+            continue
+        replay = request.get("replay")
+        replay = replay if isinstance(replay, dict) else {}
+        if replay.get("input_sequence_hashes"):
+            size = replay.get("trace_block_size")
+            blocks = _block_size(row, size, blocks, "replay.trace_block_size")
+        values = request | {key: replay[key] for key in ("input_length",) if key in replay}
+        prompt = _tokens(row, values, "input_length", "input_tokens")
+        output = _tokens(row, request, "output_tokens")
+        start = _seconds(row, request, "request_received_ms", unit=1e3)
+        took = _seconds(row, request, "total_time_ms", unit=1e3)
+        end = (
+            start + took
+            if not isnan(took)
+            else _seconds(row, record, "event_time_unix_ms", unit=1e3)
+        )
+        if isnan(start) and not row.wrong:
+            row.add_problem("request_received_ms", "missing")
+        ids = replay.get("input_sequence_hashes")
+        name, number = "input_sequence_hashes", len(found.calls)
+        contents = _contents(row, blocks, ids, prompt, name=name, number=number) if blocks else None
+        context = record.get("agent_context")
+        session: Hashable = ("request", row.line)
+        if isinstance(context, dict):
+            session = _session(context, "session_id", "trajectory_id", "program_id")
+            parent = _session(
+                context, "parent_session_id", "parent_trajectory_id", "parent_program_id"
+            )
+            if parent and parent != session:
+                found.parents[session] = parent
+        if not row.wrong:
+            found.calls.append(Call(row.line, start, end, prompt, output, contents, session))
+    problems.stop()
+    found.calls.sort(key=lambda call: call.start)
+    found.infer_waits()
+    table = found.table(path, lanes)
+    table.failed = failed
+    return table
+
+
+def _session(context: Mapping[str, Any], *names: str) -> str:
+    """Give the name of a session, by the newest of its keys last; earlier ones are finer."""
+    return next((str(context[name]) for name in reversed(names) if context.get(name)), "")
+
+
+def read_weka(path: Path, lanes: int | None = None) -> Table:
+    """Read plays of Weka's kv-cache-tester, one JSON object each: one in the file, or one a line.
+
+    The times of a subagent's requests count from its own start, or from that of the play, as the
+    published ones do: where one is before its subagent's, from its own. A play starts at 0.
+    """
+    problems = Problems(path)
+    plays = list(_plays(path, problems))
+    relative = any(
+        isinstance(inner.get("t"), int | float) and inner["t"] < entry["t"]
+        for _, play in plays
+        for entry in _objects_of(play)
+        if isinstance(entry.get("t"), int | float)
+        for inner in _objects_of(entry)
+    )
+    found = Recording()
+    blocks: dict[int, HashBlocks] = {}
+    for number, (row, play) in enumerate(plays):
+        size = play.get("block_size")
+        if type(size) is not int or size < 1:
+            row.add_problem("block_size", f"{short_repr(size)} is not a whole number of 1 or more")
+            continue
+        ids = blocks.setdefault(size, HashBlocks(size))
+        local = play.get("hash_id_scope", "local") != "global"
+        scope = f"{number}/" if local else f"{size}/"
+        play_id = ("play", number)
+        _add_play(
+            *(found, row, play),
+            session=play_id,
+            begun=0.0,
+            relative=relative,
+            blocks=ids,
+            scope=scope,
+        )
+    problems.stop()
+    found.calls.sort(key=lambda call: call.start)
+    found.infer_waits()
+    return found.table(path, lanes)
+
+
+def _plays(path: Path, problems: Problems) -> Iterator[tuple[Row, dict[str, Any]]]:
+    if is_json_lines(path):
+        for row in rows(path, problems):
+            yield row, row.values
+        return
+    text = read_text(path)
+    whole = parse_object(path, text)
+    places = [line for line, _ in items(text, ("requests",))]
+    yield Row(places[0] if places else 1, whole, problems), whole
+
+
+def _objects_of(play: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = play.get("requests")
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _add_play(
+    found: Recording,
+    row: Row,
+    play: Mapping[str, Any],
+    *,
+    session: Hashable,
+    begun: float,
+    relative: bool,
+    blocks: HashBlocks,
+    scope: str,
+) -> None:
+    """Add the requests of a play or of a subagent, and those of its subagents."""
+    if not isinstance(play.get("requests"), list):
+        row.add_problem("requests", "missing, or not a list")
+        return
+    for k, one in enumerate(play["requests"]):
+        name = f"requests[{k}]."
+        if not isinstance(one, dict):
+            row.add_problem(name[:-1], "not an object")
+            continue
+        start = _seconds(row, one, "t", f"{name}t")
+        if isnan(start):
+            row.add_problem(f"{name}t", "missing")
+            continue
+        if one.get("type") == "subagent":
+            child = (session, k)
+            found.parents[child] = session
+            if one.get("status") == "async_launched":
+                found.background.add(child)
+            inner = begun + start if relative else 0.0
+            _add_play(
+                *(found, row, one),
+                session=child,
+                begun=inner,
+                relative=relative,
+                blocks=blocks,
+                scope=scope,
+            )
+            continue
+        if not one.get("out"):
+            continue  # was cancelled, or only asked how long its prompt is
+        prompt, output = _tokens(row, one, "in"), _tokens(row, one, "out")
+        took = _seconds(row, one, "api_time", f"{name}api_time")
+        ids, number = one.get("hash_ids"), len(found.calls)
+        contents = _contents(
+            row, blocks, ids, prompt, name=f"{name}hash_ids", number=number, scope=scope
+        )
+        call = Call(
+            row.line, begun + start, begun + start + took, prompt, output, contents, session
+        )
+        found.calls.append(call)
+
+
+def read_agentic_mooncake(
+    path: Path, hash_block_size: int = 512, lanes: int | None = None
+) -> Table:
+    """Read Dynamo's agentic Mooncake JSONL: requests that name those whose answers they wait for.
+
+    In its first version `wait_for`, `delay` and `tool_wait_ms`, in its second, behind a header,
+    `dependencies` and `not_before_ms`; times in ms.
+    """
+    problems = Problems(path)
+    found = Recording()
+    blocks = HashBlocks(hash_block_size)
+    waits: list[list[str]] = []
+    names: dict[str, int] = {}
+    for row in rows(path, problems):
+        values = row.values
+        if "schema" in values:
+            blocks = _block_size(row, values.get("block_size"), None, "block_size") or blocks
+            continue
+        name = values.get("request_id")
+        if not isinstance(name, str) or name in names:
+            wrong = "given twice" if name in names else "missing, or not a text"
+            row.add_problem("request_id", wrong)
+            continue
+        prompt = _tokens(row, values, "input_length", "input_tokens")
+        output = _tokens(row, values, "output_length", "output_tokens")
+        key = next(
+            (k for k in ("timestamp", "created_time", "not_before_ms") if k in values), "timestamp"
+        )
+        start = _seconds(row, values, key, unit=1e3)
+        wanted, delay = _dependencies(row, values)
+        if isnan(start) and not wanted and not row.wrong:
+            row.add_problem("timestamp", "missing, and no wait_for")
+        ids, number = values.get("hash_ids"), len(found.calls)
+        contents = _contents(row, blocks, ids, prompt, name="hash_ids", number=number)
+        if not row.wrong:
+            session = str(values.get("play_id") or values.get("session_id") or name)
+            call = Call(row.line, start, nan, prompt, output, contents, session, delay=delay)
+            names[name] = len(found.calls)
+            found.calls.append(call)
+            waits.append(wanted)
+    for call, wanted in zip(found.calls, waits, strict=True):
+        for name in wanted:
+            if name in names:
+                call.waits.append(names[name])
+            else:
+                problems.add(call.line, "wait_for", f"no request {short_repr(name)}")
+    problems.stop()
+    if lanes is not None:
+        _number_starts(found.calls)
+    return found.table(path, lanes)
+
+
+def _number_starts(calls: list[Call]) -> None:
+    """Give calls without a time that of the line before, so that plays have an order."""
+    latest = 0.0
+    for call in calls:
+        call.start = latest = latest if isnan(call.start) else call.start
+
+
+def _dependencies(row: Row, values: Mapping[str, Any]) -> tuple[list[str], float]:
+    """Give which requests one waits for, and how long it waits then, s."""
+    typed = values.get("dependencies")
+    wanted = values.get("wait_for") or []
+    delays = [_seconds(row, values, key, unit=1e3) for key in ("delay", "delay_ms", "tool_wait_ms")]
+    if typed:
+        if not isinstance(typed, list) or not all(isinstance(one, dict) for one in typed):
+            row.add_problem("dependencies", "not a list of objects")
+            return [], 0.0
+        wanted = [one.get("request_id") for one in typed]
+        delays = [_seconds(row, typed[-1], "delay_ms", "dependencies.delay_ms", 1e3)]
+    if not isinstance(wanted, list) or not all(isinstance(one, str) for one in wanted):
+        row.add_problem("wait_for", "not a list of names")
+        return [], 0.0
+    return wanted, sum(delay for delay in delays if not isnan(delay))
+
+
+def _format(
+    name: str, begins: str, detect: Callable[[Any], bool], read: Callable[..., Table], *options: str
+) -> Format:
+    return Format(name, begins, detect, read, (*options, "lanes"))
+
+
+def _is_dynamo(first: Mapping[str, Any]) -> bool:
+    event = first.get("event")
+    record = event if isinstance(event, dict) else first
+    schema = str(record.get("schema", ""))
+    return schema.startswith("dynamo.") and "event_type" in record
+
+
+DYNAMO = _format(
+    "dynamo",
+    'JSONL: {"schema": "dynamo.request.trace.v1", "event_type": "request_end", ..}',
+    lambda head: _is_dynamo(head.first),
+    read_dynamo,
+)
+WEKA = _format(
+    "weka",
+    'JSON or JSONL: {"id": .., "block_size": 64, "requests": [{"t": s, "in": .., "out": ..}]}',
+    lambda head: {"block_size", "requests"} <= head.keys,
+    read_weka,
+)
+AGENTIC_MOONCAKE = _format(
+    "agentic_mooncake",
+    'JSONL: {"request_id": .., "input_length": .., "wait_for": [..], "tool_wait_ms": ..}',
+    lambda head: (
+        (
+            "request_id" in head.keys
+            and bool({"input_length", "input_tokens"} & head.keys)
+            and bool({"hash_ids", "wait_for", "play_id"} & head.keys)
+        )
+        or str(head.first.get("schema", "")).startswith("dynamo.agentic_mooncake")
+    ),
+    read_agentic_mooncake,
+    "hash_block_size",
+)

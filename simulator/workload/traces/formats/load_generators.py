@@ -1,0 +1,185 @@
+"""What load generators write of the requests that they sent: AIPerf, guidellm, vLLM and others.
+
+Each names its fields by a path, and gives its requests as flat mappings, one after the other;
+checks, failures and latencies are those of `records.py`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from simulator.util.errors import HeadwayError
+from simulator.workload.traces.documents import flat, items, parse, parse_object, read_text
+from simulator.workload.traces.fields import Sources, source
+from simulator.workload.traces.format import Format, Head, Problems, Table
+from simulator.workload.traces.json_lines import rows
+from simulator.workload.traces.records import Records
+
+Found = tuple[int, dict[str, Any], str]
+"""A request's line, its flat fields, and what goes before a field's name in messages."""
+Requests = Callable[[Path, Problems], Iterator[Found]]
+
+
+def _read(path: Path, requests: Requests, sources: Sources) -> Table:
+    """Read the requests of a file; those not completed count as failed."""
+    problems = Problems(path)
+    records = Records(problems, sources)
+    for line, values, label in requests(path, problems):
+        records.add(line, values, label)
+    return records.table()
+
+
+def _format(
+    name: str, begins: str, detect: Callable[[Head], bool], requests: Requests, sources: Sources
+) -> Format:
+    return Format(name, begins, detect, partial(_read, requests=requests, sources=sources))
+
+
+def _objects(
+    text: str, steps: Sequence[str | int], problems: Problems
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of a list in a JSON text, flat."""
+    for line, value in items(text, steps):
+        if isinstance(value, dict):
+            yield line, flat(value)
+        else:
+            problems.add(line, "line", "not a JSON object")
+
+
+def _aiperf(path: Path, problems: Problems) -> Iterator[Found]:
+    """Yield the requests of the measured phase, not those of the warm-up."""
+    for row in rows(path, problems):
+        values = flat(row.values)
+        if values.get("metadata.benchmark_phase") != "warmup":
+            yield row.line, values, ""
+
+
+METRICS = "metrics.{}.value"
+AIPERF = _format(
+    "aiperf",
+    'JSONL: {"metadata": {"request_start_ns": ..}, "metrics": {..}}',
+    lambda head: {"metadata", "metrics"} <= head.keys,
+    _aiperf,
+    {
+        "arrival": source("metadata.request_start_ns", unit="ns"),
+        "prompt": source(
+            METRICS.format("input_sequence_length"), METRICS.format("usage_prompt_tokens")
+        ),
+        "output": source(
+            METRICS.format("output_sequence_length"), METRICS.format("usage_completion_tokens")
+        ),
+        "ttft": source(METRICS.format("time_to_first_token"), unit="ms"),
+        "e2el": source(METRICS.format("request_latency"), unit="ms"),
+        "conversation": source("metadata.conversation_id"),
+        "turn": source("metadata.turn_index"),
+        "error": source("error", "metadata.was_cancelled"),
+    },
+)
+"""AIPerf's `profile_export.jsonl`: moments in ns since 1970, lengths of time in ms."""
+
+
+def _guidellm(path: Path, problems: Problems) -> Iterator[Found]:
+    """Yield the requests of all benchmarks in the file, one benchmark after the other."""
+    text = read_text(path)
+    benchmarks = parse_object(path, text).get("benchmarks")
+    if not isinstance(benchmarks, list):
+        raise HeadwayError(f"{path}:1: benchmarks: missing, or not a list")
+    for k in range(len(benchmarks)):
+        for kind in ("successful", "errored", "incomplete"):
+            failed = {} if kind == "successful" else {"failed": kind}
+            for line, values in _objects(text, ("benchmarks", k, "requests", kind), problems):
+                yield line, values | failed, ""
+
+
+GUIDELLM = _format(
+    "guidellm",
+    'JSON: {"benchmarks": [{"requests": {"successful": [..]}}]}',
+    lambda head: isinstance(head.first.get("benchmarks"), list),
+    _guidellm,
+    {
+        "arrival": source("request_start_time", "start_time", unit="s"),
+        "prompt": source("prompt_tokens"),
+        "output": source("output_tokens"),
+        "ttft": source("time_to_first_token_ms", unit="ms"),
+        "e2el": source("request_latency", unit="s"),
+        "conversation": source("info.conversation_id"),
+        "turn": source("info.turn_index"),
+        "error": source("failed"),
+    },
+)
+"""guidellm's `benchmarks.json`: moments are seconds since 1970; what guidellm cancelled at the end
+of a benchmark is told as incomplete."""
+
+
+def _inference_perf(path: Path, problems: Problems) -> Iterator[Found]:
+    """Yield the requests; the last token's time, not the connection's end, ends one."""
+    text = read_text(path)
+    parse(path, text)
+    for line, values in _objects(text, (), problems):
+        times = values.get("output_token_times")
+        if isinstance(times, list) and times:
+            values |= {"first": times[0], "end_time": times[-1]}
+        if isinstance(values.get("error"), dict):
+            values["error"] = str(values["error"])
+        yield line, values, ""
+
+
+INFERENCE_PERF = _format(
+    "inference_perf",
+    "JSON: [{start_time, end_time, info: {input_tokens, output_token_times}}]",
+    lambda head: {"start_time", "info"} <= head.keys,
+    _inference_perf,
+    {
+        "arrival": source("start_time", unit="s"),
+        "end": source("end_time", unit="s"),
+        "first": source("first", unit="s"),
+        "prompt": source("input_tokens"),
+        "output": source("output_tokens"),
+        "error": source("error"),
+    },
+)
+"""inference-perf's `per_request_lifecycle_metrics.json`, in seconds of a clock of its own."""
+
+BENCH_COLUMNS = {
+    "arrival": source("start_times", unit="s"),
+    "prompt": source("input_lens"),
+    "output": source("output_lens"),
+    "ttft": source("ttfts"),
+    "e2el": source("latency"),
+    "error": source("errors"),
+}
+
+
+def _vllm_bench(path: Path, problems: Problems) -> Iterator[Found]:
+    """Yield the requests; the gaps between a request's tokens give the time of its last one."""
+    whole = parse_object(path, read_text(path))
+    for key in ("start_times", "input_lens", "output_lens"):
+        if not isinstance(whole.get(key), list):
+            raise HeadwayError(f"{path}:1: {key}: missing: lists come with --save-detailed")
+    known = (name for found in BENCH_COLUMNS.values() for name in found.names)
+    names = [name for name in (*known, "itls") if isinstance(whole.get(name), list)]
+    count = len(whole["input_lens"])
+    for name in names:
+        if len(whole[name]) != count:
+            raise HeadwayError(f"{path}:1: {name}: {len(whole[name])} values for {count} requests")
+    for k in range(count):
+        row = {name: whole[name][k] for name in names}
+        gaps, first = row.get("itls"), row.get("ttfts")
+        if isinstance(first, int | float) and first and isinstance(gaps, list):
+            try:
+                row["latency"] = first + sum(gaps)
+            except TypeError:
+                problems.add(1, f"request {k}: itls", "not a list of numbers")
+        yield 1, row, f"request {k}: "
+
+
+VLLM_BENCH = _format(
+    "vllm_bench",
+    "JSON of vllm bench serve --save-detailed",
+    lambda head: {"input_lens", "output_lens"} <= head.keys,
+    _vllm_bench,
+    BENCH_COLUMNS,
+)
+"""The result of `vllm bench serve --save-result --save-detailed`: a list for each column.
+`start_times` (vLLM 0.10 and later) are seconds of a clock of its own."""

@@ -1,0 +1,213 @@
+"""Requests as their servers log them: spans of OpenTelemetry and of Langfuse, access logs."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from simulator.util.errors import HeadwayError
+from simulator.workload.traces.documents import BLANK, flat, is_json_lines, read_text
+from simulator.workload.traces.fields import NEEDED, find_fields, parse_date, source
+from simulator.workload.traces.format import Format, Head, Problems, Table
+from simulator.workload.traces.json_lines import rows
+from simulator.workload.traces.lines import lines
+from simulator.workload.traces.records import Records
+
+USAGE = "gen_ai.usage."
+SOURCES = {
+    "arrival": source("startTimeUnixNano", "start_time", "startTime"),
+    "end": source("endTimeUnixNano", "end_time", "endTime"),
+    "first": source("completionStartTime", "langfuse.observation.completion_start_time"),
+    "ttft": source("gen_ai.latency.time_to_first_token", "gen_ai.response.time_to_first_chunk"),
+    "prompt": source(
+        f"{USAGE}input_tokens", f"{USAGE}prompt_tokens", "usageDetails.input", "promptTokens"
+    ),
+    "output": source(
+        f"{USAGE}output_tokens",
+        f"{USAGE}completion_tokens",
+        "usageDetails.output",
+        "completionTokens",
+    ),
+    "max_tokens": source("gen_ai.request.max_tokens"),
+    "client": source("user.id", "enduser.id", "langfuse.user.id", "userId"),
+    "conversation": source("gen_ai.conversation.id", "session.id", "sessionId"),
+    "error": source("error.type", "failed"),
+}
+"""The attributes of OpenTelemetry's conventions for generative AI, also as vLLM spells them, and
+the fields of Langfuse's observations."""
+IDS = ("spanId", "context.span_id", "id")
+PARENTS = ("parentSpanId", "parent_id", "parentObservationId")
+
+
+def read_spans(path: Path) -> Table:
+    """Read the spans that tell their tokens; one that others with tokens lie in is their sum."""
+    problems = Problems(path)
+    found = list(_spans(path, problems))
+    kept = [
+        (line, span)
+        for line, span in found
+        if all(any(span.get(name) is not None for name in SOURCES[f].names) for f in NEEDED)
+    ]
+    if found and not kept and not problems.count:
+        raise HeadwayError(f"{path}:{found[0][0]}: {USAGE}input_tokens: no span tells its tokens")
+    parents = {_first(span, IDS): _first(span, PARENTS) for _, span in found}
+    sums = set()
+    for _, span in kept:
+        parent = _first(span, PARENTS)
+        while parent is not None and parent not in sums:
+            sums.add(parent)
+            parent = parents.get(parent)
+    there = {name for _, span in kept for name in span}
+    needed = {k: v for k, v in SOURCES.items() if k in NEEDED or not there.isdisjoint(v.names)}
+    records = Records(problems, needed)
+    for line, span in kept:
+        if _first(span, IDS) not in sums:
+            records.add(line, span)
+    return records.table()
+
+
+def _first(span: Mapping[str, Any], names: tuple[str, ...]) -> object:
+    return next((span[name] for name in names if span.get(name)), None)
+
+
+def _spans(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the spans of a file, flat: OTLP's JSON, those of an SDK's console, or Langfuse's."""
+    for line, value in _objects(path, problems):
+        groups = value.get("resourceSpans")
+        if not isinstance(groups, list):
+            yield line, _flat_span(value)
+            continue
+        for scope in _parts(groups, "scopeSpans"):
+            yield from ((line, _flat_span(span)) for span in _parts([scope], "spans"))
+
+
+def _parts(groups: list[Any], key: str) -> list[dict[str, Any]]:
+    """Give the objects in the lists under a key of several objects; what is none is nobody's."""
+    found = [group.get(key) for group in groups if isinstance(group, dict)]
+    return [
+        one for part in found if isinstance(part, list) for one in part if isinstance(one, dict)
+    ]
+
+
+def _flat_span(span: Mapping[str, Any]) -> dict[str, Any]:
+    """Bring attributes up to the span's own fields, and say whether it failed."""
+    attributes = span.get("attributes")
+    if isinstance(attributes, list):  # OTLP: {"key": .., "value": {"intValue": "12"}}
+        attributes = {
+            one.get("key"): next(iter(one["value"].values()), None)
+            for one in attributes
+            if isinstance(one, dict) and isinstance(one.get("value"), dict)
+        }
+    found = flat({key: value for key, value in span.items() if key != "attributes"})
+    found |= attributes if isinstance(attributes, dict) else {}
+    for name in ("startTimeUnixNano", "endTimeUnixNano"):
+        if str(found.get(name, "")).isdigit():
+            found[name] = int(found[name])
+    status = (found.get("status.code"), found.get("status.status_code"), found.get("level"))
+    if any(one in (2, "STATUS_CODE_ERROR", "ERROR") for one in status):
+        found["failed"] = "error"
+    return found
+
+
+def _objects(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of a file: one a line, one after the other, or in lists."""
+    if is_json_lines(path):
+        for row in rows(path, problems):
+            yield row.line, row.values
+        return
+    text = read_text(path)
+    decode, at = json.JSONDecoder().raw_decode, 0
+    while (blank := BLANK.match(text, at)) and blank.end() < len(text):
+        at = blank.end()
+        line = text.count("\n", 0, at) + 1
+        try:
+            value, at = decode(text, at)
+        except (ValueError, RecursionError) as error:
+            raise HeadwayError(f"{path}:{line}: line: bad JSON: {error}") from None
+        if isinstance(value, dict) and isinstance(value.get("data"), list):
+            value = value["data"]  # a page of Langfuse's
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, dict):
+                yield line, one
+            else:
+                problems.add(line, "line", "not a JSON object")
+
+
+def _is_span(head: Head) -> bool:
+    first: Mapping[str, Any] = head.first
+    page = first.get("data")
+    if isinstance(page, list) and page and isinstance(page[0], dict):
+        first = page[0]
+    if "resourceSpans" in first or {"traceId", "startTime"} <= first.keys():
+        return True
+    return "context" in first and "attributes" in first
+
+
+CLF_DATE = r"[0-9]{2}/[A-Z][a-z]{2}/[0-9]{4}:[0-9:]{8} [+-][0-9]{4}"
+ISO_DATE = (
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}"
+    r"(?:[.,][0-9]+)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?"
+)
+DATE = re.compile(f"{CLF_DATE}|{ISO_DATE}")
+PAIR = re.compile(r"(?<![\w.])([A-Za-z_][\w.]*)(?:=|: ?)(\"[^\"]*\"|[^\s\",;|]+)")
+
+
+def read_access_log(path: Path) -> Table:
+    """Read lines with a date and `name=value`; those without counts of tokens are left out.
+
+    Where there is nginx's `request_time`, the date is when the answer had been sent, and the
+    request came so much earlier; else it is when the request came.
+    """
+    problems = Problems(path)
+    found = []
+    names: dict[str, None] = {}
+    for number, line in lines(path):
+        date = DATE.search(line)
+        pairs = {name: value.strip('"') for name, value in PAIR.findall(DATE.sub("", line))}
+        if {"prompt", "output"} <= find_fields(pairs).keys():
+            if date is None:
+                problems.add(number, "date", "missing")
+                continue
+            pairs["date"] = _arrival(date[0], pairs, number, problems)
+            found.append((number, pairs))
+            names |= dict.fromkeys(pairs)
+    problems.stop()
+    if not found:
+        raise HeadwayError(
+            f"{path}:1: prompt_tokens: no line tells its tokens, as prompt_tokens=812 "
+            "completion_tokens=64"
+        )
+    sources = find_fields(names) | {"arrival": source("date", unit="us")}
+    if "request_time" in names:
+        sources["e2el"] = source("request_time")
+    for name in ("success", "turn"):
+        sources.pop(name, None)
+    records = Records(problems, sources)
+    for number, pairs in found:
+        records.add(number, pairs)
+    return records.table()
+
+
+def _arrival(date: str, pairs: Mapping[str, str], number: int, problems: Problems) -> Any:
+    """Give when a request came, us since 1970."""
+    try:
+        took = float(pairs.get("request_time", 0))
+        return parse_date(date.replace(",", ".")) - round(took * 1e6)
+    except (ValueError, OverflowError):
+        problems.add(number, "date", f"{date!r}, or request_time, cannot be read")
+        return None
+
+
+OTEL = Format(
+    "otel",
+    'JSON of OpenTelemetry or Langfuse: {"resourceSpans": ..}, or a span: {"traceId": ..}',
+    detect=_is_span,
+    read=read_spans,
+)
+ACCESS_LOG = Format(
+    "access_log",
+    "lines of a web server with prompt_tokens=812 completion_tokens=64",
+    detect=lambda head: bool(DATE.search(head.line)),
+    read=read_access_log,
+)
