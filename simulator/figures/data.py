@@ -244,6 +244,11 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
     A folder of `headway compare`, or one of runs, stands for its runs.
     """
+    return [Run.read(path, label) for path, label in run_folders(folders)]
+
+
+def run_folders(folders: Sequence[Path]) -> list[tuple[Path, str]]:
+    """Give the folder of each run in these folders, and what it is called."""
     found: list[Path] = []
     for folder in folders:
         if not folder.is_dir():
@@ -252,7 +257,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
         if (folder / "summary.json").exists() or not inside:
             inside = [folder]
         found += inside
-    return [Run.read(path, label) for path, label in zip(found, _labels(found), strict=True)]
+    return [*zip(found, _labels(found), strict=True)]
 
 
 def _compared(folder: Path) -> list[Path]:

@@ -46,6 +46,14 @@ LATENCY = (("ttft", "TTFT, ms"), ("tpot", "TPOT, ms"), ("e2el", "E2EL, ms"))
 def page(runs: Sequence[Run], *, name: str = "", above: str = "") -> str:
     """Give the whole page, of runs that may be none, with sections `above` theirs (HTML)."""
     name = name or str(runs[0].summary["headway"].get("scenario") or runs[0].label)
+    scripts = _scripts(runs)
+    if above:
+        scripts += f"<script>{read_asset('sort.js')}</script>"
+    return frame(name, _body(runs, name, above), scripts)
+
+
+def frame(name: str, body: str, scripts: str) -> str:
+    """Give a whole page of a body and what runs in it, in the house's look, with both themes."""
     return f"""<!doctype html>
 <html lang="en" data-theme="light">
 <head>
@@ -53,13 +61,13 @@ def page(runs: Sequence[Run], *, name: str = "", above: str = "") -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>{escape(name)} - Headway</title>
-<style>{_asset("uPlot.min.css")}{palette()}{_asset("report.css")}</style>
-<script>{_asset("theme.js")}</script>
+<style>{read_asset("uPlot.min.css")}{palette()}{read_asset("report.css")}</style>
+<script>{read_asset("theme.js")}</script>
 </head>
 <body>
-{_body(runs, name, above)}
-{_scripts(runs)}
-<script>{_asset("page.js")}{_asset("sort.js") if above else ""}</script>
+{body}
+{scripts}
+<script>{read_asset("page.js")}</script>
 </body>
 </html>
 """
@@ -72,8 +80,8 @@ def _scripts(runs: Sequence[Run]) -> str:
     data = json.dumps(charts(runs), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return f"""<script type="application/json" id="data">{data}</script>
 <script>/*! uPlot, MIT licence, Copyright (c) Leon Sorokin */
-{_asset("uPlot.iife.min.js")}</script>
-<script>{_asset("report.js")}</script>"""
+{read_asset("uPlot.iife.min.js")}</script>
+<script>{read_asset("report.js")}</script>"""
 
 
 def palette() -> str:
@@ -96,7 +104,8 @@ def _ink(hue: str) -> str:
     return "#ffffff" if luminance(hue) < 0.18 else "#000000"
 
 
-def _asset(name: str) -> str:
+def read_asset(name: str) -> str:
+    """Give a file of the page, fit to stand in a script."""
     return (ASSETS / name).read_text("utf-8").replace("</script", "<\\/script")
 
 
