@@ -26,7 +26,14 @@ def compare(
     scenario: ScenarioOrName,
     /,
     *,
-    vary: Vary,
+    vary: Vary = None,
+    variant: Annotated[
+        list[str] | None,
+        silent("a run by name, 'NAME: dotted.key=value, ...' (repeated, in place of --vary)"),
+    ] = None,
+    all_: Annotated[
+        bool, silent("show rows that hardly differ, or by chance, too", "--all")
+    ] = False,
     settings: Settings = DEFAULT_SETTINGS,
     out: Annotated[Path | None, silent("folder for the files [default: out/NAME-compare]")] = None,
     options: RunOptions = DEFAULT_RUN,
@@ -38,14 +45,14 @@ def compare(
     from simulator.simulation.write import check_folder
 
     overrides = with_slo(settings.overrides, options.slo)
-    alternatives = expand(scenario, vary or (), overrides, settings.seed)
+    alternatives = expand(scenario, vary or (), overrides, settings.seed, variants=variant or ())
     for alternative in alternatives:
         service_levels(alternative.scenario)  # what is wrong with them is told before the runs
     name = alternatives[0].scenario.name
     folder = check_folder(out or Path("out") / f"{name}-compare", options.format)
     trim = options.trim()
     if options.replications is not None:
-        return _compare_replications(alternatives, folder, options.replications, options)
+        return _compare_replications(alternatives, folder, options.replications, all_, options)
     results = []
     for k, alternative in enumerate(alternatives, 1):
         label = f"{k}/{len(alternatives)} {alternative.label}"
@@ -55,7 +62,7 @@ def compare(
         if result.interrupted:
             return print_interrupted_run(result)
         results.append(result)
-    _write_runs(alternatives, results, folder, options)
+    _write_runs(alternatives, results, folder, all_, options)
     return 0
 
 
@@ -63,6 +70,7 @@ def _write_runs(
     alternatives: "Sequence[Alternative]",
     results: "Sequence[Result]",
     folder: Path,
+    everything: bool,
     options: RunOptions,
 ) -> None:
     """Write every run, the table and the plot; print the table."""
@@ -71,25 +79,31 @@ def _write_runs(
     from simulator.planning.runs import encode_csv, metric_values
     from simulator.simulation.write import write_run
     from simulator.util.files import write_atomic
-    from simulator.views.report import compare_table
+    from simulator.views.report import compare_table, part_values
     from simulator.views.winner import winner_lines
 
     rows = []
     for alternative, result in zip(alternatives, results, strict=True):
         write_run(result, folder / alternative.folder, options.format)
-        rows.append({**_origin(alternative), **metric_values(result.summary())})
+        summary = result.summary()
+        rows.append({**_origin(alternative), **metric_values(summary), **part_values(summary)})
     write_atomic(folder / "comparison.csv", encode_csv(rows))
     labels = [alternative.label for alternative in alternatives]
     draw = draw_many if len(results) > len(COLORS) else draw_compare
     save(draw(labels, results), folder / "comparison.png")
     if not options.quiet:
         summaries = [result.summary() for result in results]
-        print(compare_table(labels, summaries), *winner_lines(labels, summaries), sep="\n")
+        print(compare_table(labels, summaries, everything=everything))
+        print(*winner_lines(labels, summaries), sep="\n")
         print(f"written to {folder}: comparison.csv, comparison.png, each run's folder", flush=True)
 
 
 def _compare_replications(
-    alternatives: "Sequence[Alternative]", folder: Path, count: int, options: RunOptions
+    alternatives: "Sequence[Alternative]",
+    folder: Path,
+    count: int,
+    everything: bool,
+    options: RunOptions,
 ) -> int:
     """Run every alternative so many times under common random numbers; print their differences."""
     from simulator.figures.style import save
@@ -116,10 +130,21 @@ def _compare_replications(
     labels = [alternative.label for alternative in alternatives]
     save(replications.draw_intervals(labels, runs), folder / "comparison.png")
     if not options.quiet:
-        print(replications.compare_intervals(labels, found))
+        print_differences(replications.compare_intervals(labels, found, everything=everything))
         print(*replications.winner_lines(labels, runs), sep="\n")
         print(f"written to {folder}: comparison.csv, replications.csv, comparison.png", flush=True)
     return 0
+
+
+def print_differences(text: str) -> None:
+    """Print a table of differences; on a terminal, what is significant stands in colour."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    table, _, notes = text.rpartition("\n\n")
+    for line in table.splitlines():
+        console.print(line, style={" +": "green", " -": "red"}.get(line[-2:]))
+    print("", notes, sep="\n")
 
 
 def _origin(alternative: "Alternative") -> dict[str, object]:

@@ -17,6 +17,8 @@ from simulator.util.config import (
 )
 from simulator.util.from_mapping import short_repr
 
+TEXTBOOK = "textbook"
+"""The engine that decides one step after another, with the same sizes on every GPU."""
 UNIFORM: Literal["uniform"] = "uniform"
 """The routing of tokens that choose their experts evenly, each by itself."""
 
@@ -117,15 +119,20 @@ class HostConfig(Config):
 class EngineConfig(Config):
     """The engine's knobs, with vLLM's names and meanings."""
 
-    name: (
-        Literal[
-            "vllm", "vllm-v0", "sglang", "tensorrt-llm", "tgi", "deepspeed-fastgen", "orca", "hf"
-        ]
-        | None
-    ) = Field(
-        None,
-        description="keys left out are as that engine has them, see engines.md; `engine: vllm` is "
-        "short for that alone; null: as in this table",
+    name: Literal[
+        "vllm",
+        "textbook",
+        "vllm-v0",
+        "sglang",
+        "tensorrt-llm",
+        "tgi",
+        "deepspeed-fastgen",
+        "orca",
+        "hf",
+    ] = Field(
+        "vllm",
+        description="keys left out are as that engine has them, see engines.md; `engine: sglang` "
+        "is short for that alone. This table has those of vllm",
     )
     version: Annotated[str | None, BeforeValidator(version_text)] = Field(
         None,
@@ -155,10 +162,14 @@ class EngineConfig(Config):
         None, description="with scheduler vllm: your own, as package.module.Class; null: vLLM's"
     )
     max_num_seqs: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
-        256, description="requests that run at once, at most"
+        256,
+        description="requests that run at once, at most; left out, vllm's by the GPU: 256, from 70 "
+        "GiB on, but on an A100, 1024",
     )
     max_num_batched_tokens: Count = Field(
-        2048, description="tokens that one step computes, at most; >= max_num_seqs"
+        2048,
+        description="tokens that one step computes, at most; >= max_num_seqs; left out, vllm's by "
+        "the GPU: 2048, from 70 GiB on, but on an A100, 8192, from 160 GiB on 16384",
     )
     block_size: Annotated[int, Field(ge=1, le=65_536)] = Field(
         16, description="tokens in a block of the KV cache"
@@ -253,7 +264,9 @@ class EngineConfig(Config):
         1, description="steps from one that computes prompts to the next, while decodes run"
     )
     async_scheduling: bool = Field(
-        False, description="decide a step while the one before it runs; vLLM's default is true"
+        True,
+        description="decide a step while the one before it runs; left out, false where that is not "
+        "simulated: drafts, swap, a radix tree, windows, policies that need the last step",
     )
     disable_hybrid_kv_cache_manager: bool = Field(
         True,
@@ -310,6 +323,11 @@ class EngineConfig(Config):
     allocation: Literal["paged", "contiguous"] = Field(
         "paged", description="contiguous: reserve max_model_len on admission, as before paging"
     )
+
+    @property
+    def follows_vllm(self) -> bool:
+        """Whether rules and overheads are those of the vLLM that `version` names."""
+        return self.name in ("vllm", TEXTBOOK)
 
     @property
     def gpus(self) -> int:

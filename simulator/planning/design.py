@@ -56,24 +56,45 @@ class Alternative:
 
 
 def expand(
-    path: Path, vary: Iterable[str], overrides: Sequence[str] = (), seed: int | None = None
+    path: Path,
+    vary: Iterable[str] = (),
+    overrides: Sequence[str] = (),
+    seed: int | None = None,
+    *,
+    variants: Iterable[str] = (),
 ) -> list[Alternative]:
-    """Load the scenario once for every combination of the values in `vary`, the last key fastest.
+    """Load the scenario once for every combination of the values in `vary`, the last key fastest,
+    or once for each of the named `variants`.
 
-    An item of `vary` is `dotted.key=value,value,...`, each value YAML; commas inside brackets or
-    quotes part nothing. Raises HeadwayError with all that is wrong with any of the scenarios.
+    An item of `vary` is `dotted.key=value,value,...`, one of `variants` `NAME: dotted.key=value,
+    dotted.key=value`, each value YAML; commas inside brackets or quotes part nothing. Raises
+    HeadwayError with all that is wrong with any of the scenarios.
     """
     axes = [split_values(item) for item in vary]
-    if not axes:
-        raise HeadwayError("--vary: is missing; for example --vary engine.max_num_seqs=64,256")
+    named = [split_variant(item) for item in variants]
+    if not axes and not named:
+        raise HeadwayError(
+            "--vary: is missing; for example --vary engine.max_num_seqs=64,256, or, for each run, "
+            "--variant 'many: engine.max_num_seqs=256'"
+        )
+    if axes and named:
+        raise HeadwayError("--variant: goes without --vary")
+    names = [name for name, _ in named]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise HeadwayError(f"--variant: two are named {twice[0]}")
     refuse_overridden([key for key, _ in axes], overrides, seed)
-    points = load_points(path, factors(axes), overrides, seed, DesignPoint)
+    for _, varied in named:
+        refuse_overridden([*varied], overrides, seed, option="--variant")
+    if named:
+        points = [load_point(path, varied, overrides, seed, DesignPoint) for _, varied in named]
+    else:
+        points = load_points(path, factors(axes), overrides, seed, DesignPoint)
     if any(point.errors for point in points):
         raise HeadwayError(_errors_with_values(points, path, overrides, seed))
     found: list[Alternative] = []
-    for point in points:
+    for number, point in enumerate(points):
         assert point.scenario is not None
-        label = _label(point.varied)
+        label = names[number] if named else _label(point.varied)
         folder = _folder(label, {other.folder for other in found})
         found.append(Alternative(label, folder, point.varied, point.scenario))
     return found
@@ -120,9 +141,13 @@ def need_runnable(points: Sequence[DesignPoint]) -> None:
 
 
 def refuse_overridden(
-    keys: Sequence[str], overrides: Iterable[str], seed: int | None, searched: str = ""
+    keys: Sequence[str],
+    overrides: Iterable[str],
+    seed: int | None,
+    searched: str = "",
+    option: str = "--vary",
 ) -> None:
-    """Raise HeadwayError for options that would be lost: a later --vary sets their key again.
+    """Raise HeadwayError for options that would be lost: a later `option` sets their key again.
 
     So does a plan that searches a key, last of all.
     """
@@ -130,16 +155,16 @@ def refuse_overridden(
     if seed is not None:
         earlier.append((f"--seed {seed}", "seed"))
     messages = []
-    setters = [(f"--vary {key}", key) for key in keys]
+    setters = [(f"{option} {key}", key) for key in keys]
     setters += [(f"the plan searches {searched} itself", searched)] if searched else []
     for name, key in setters:
         path = _path(key)
         messages += [
-            f"{name}: {option} would have no effect"
-            for option, other in earlier
+            f"{name}: {lost} would have no effect"
+            for lost, other in earlier
             if _path(other)[: len(path)] == path
         ]
-        earlier.append((f"--vary {key} before it", key))
+        earlier.append((f"{option} {key} before it", key))
     if messages:
         raise HeadwayError(messages)
 
@@ -170,9 +195,36 @@ def _errors_with_values(
     return messages
 
 
+def split_variant(item: str) -> tuple[str, dict[str, str]]:
+    """Split `NAME: key=value, key=value` into the name and the values by key; without keys it is
+    the scenario as it is. HeadwayError where it is none of both.
+    """
+    name, colon, text = item.partition(":")
+    settings = [part.partition("=") for part in _split_commas(text)] if text.strip() else []
+    name = name.strip()
+    varied = {key.strip(): value.strip() for key, _, value in settings}
+    sound = all(key.strip() and value.strip() for key, _, value in settings)
+    if not name or "=" in name or not colon or not sound or len(varied) < len(settings):
+        raise HeadwayError(
+            f"--variant {item}: must be 'NAME: dotted.key=value, dotted.key=value', with each key "
+            "once"
+        )
+    return name, varied
+
+
 def split_values(item: str) -> tuple[str, list[str]]:
     """Split `key=a,b,c` into the key and its values; HeadwayError if a value is empty or twice."""
     key, _, text = item.partition("=")
+    values = [value.strip() for value in _split_commas(text)]
+    if not key or not all(values):
+        raise HeadwayError(f"--vary {item}: must be dotted.key=value,value,...")
+    if len(set(values)) < len(values):
+        raise HeadwayError(f"--vary {item}: has a value twice")
+    return key.strip(), values
+
+
+def _split_commas(text: str) -> list[str]:
+    """Split at commas outside of brackets and quotes."""
     values, depth = [""], 0
     for match in _ITEM.finditer(text):
         piece = match.group()
@@ -181,12 +233,7 @@ def split_values(item: str) -> tuple[str, list[str]]:
             values.append("")
         else:
             values[-1] += piece
-    values = [value.strip() for value in values]
-    if not key or not all(values):
-        raise HeadwayError(f"--vary {item}: must be dotted.key=value,value,...")
-    if len(set(values)) < len(values):
-        raise HeadwayError(f"--vary {item}: has a value twice")
-    return key.strip(), values
+    return values
 
 
 def as_yaml(value: object) -> str:

@@ -5,7 +5,7 @@ What comes of it as text, files and a picture: means with intervals, paired diff
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.workers import use_backend
-from simulator.views.report import BY_KEY, align
+from simulator.views.report import BY_KEY, align, find_metric, part_values
 from simulator.views.winner import LEADS
 
 if TYPE_CHECKING:
@@ -85,7 +85,8 @@ def _measure(warmup: float, cooldown: float, scenario: Scenario) -> MetricValues
     """Make the run of a scenario that has the replication's seed, in a worker."""
     result = run(scenario, noise=Noise.draw(scenario.seed))
     result.warmup, result.cooldown = warmup, cooldown
-    found = metric_values(result.summary())
+    summary = result.summary()
+    found = metric_values(summary) | part_values(summary)
     return {key: value for key, value in found.items() if not lacks_gaps(found, key)}
 
 
@@ -111,7 +112,12 @@ CONSTANT = (
 
 def estimates(runs: Sequence[MetricValues]) -> dict[str, Estimate]:
     """Estimate every metric of a comparison that all replications have."""
-    return {key: estimate(values) for key, values in columns(runs, [*BY_KEY]).items()}
+    return {key: estimate(values) for key, values in columns(runs, _keys(BY_KEY, runs)).items()}
+
+
+def _keys(keys: Iterable[str], runs: Sequence[MetricValues]) -> list[str]:
+    """Add those of clients and priorities, where the runs tell of several."""
+    return [*keys, *(key for key in runs[0] if key.endswith("]"))]
 
 
 def warn_constant(runs: Sequence[Sequence[MetricValues]]) -> None:
@@ -122,10 +128,10 @@ def warn_constant(runs: Sequence[Sequence[MetricValues]]) -> None:
 
 def differences(runs: Sequence[Sequence[MetricValues]]) -> list[list[Difference]]:
     """Compare every run but the first with the first; p values adjusted over all of them."""
-    first = columns(runs[0], TESTED)
+    first = columns(runs[0], _keys(TESTED, runs[0]))
     found = []
     for other in runs[1:]:
-        theirs = columns(other, TESTED)
+        theirs = columns(other, [*first])
         found.append([paired(key, first[key], theirs[key]) for key in first if key in theirs])
     adjusted = iter(holm([one.p for same in found for one in same]))
     return [[replace(one, adjusted=next(adjusted)) for one in same] for same in found]
@@ -137,7 +143,7 @@ def verdict(one: Difference) -> str:
         return "="
     if not one.significant:
         return "?"
-    return "+" if one.difference.mean * BY_KEY[one.metric].better > 0 else "-"
+    return "+" if one.difference.mean * find_metric(one.metric).better > 0 else "-"
 
 
 def run_intervals(name: str, found: Mapping[str, Estimate]) -> str:
@@ -146,8 +152,8 @@ def run_intervals(name: str, found: Mapping[str, Estimate]) -> str:
     rows = [(f"{name}, {count} replications", "mean", "95 % of the mean", "95 % of one run")]
     rows += [
         (
-            BY_KEY[key].label,
-            f"{e.mean * BY_KEY[key].scale:,.2f}",
+            find_metric(key).label,
+            f"{e.mean * find_metric(key).scale:,.2f}",
             _range(e.interval, key),
             _range(e.prediction_interval, key),
         )
@@ -156,29 +162,40 @@ def run_intervals(name: str, found: Mapping[str, Estimate]) -> str:
     return align(rows)
 
 
-def compare_intervals(labels: Sequence[str], found: Sequence[Sequence[Difference]]) -> str:
-    """Tabulate paired differences, a block for each run but the first."""
+def compare_intervals(
+    labels: Sequence[str], found: Sequence[Sequence[Difference]], *, everything: bool = False
+) -> str:
+    """Tabulate paired differences, a block for each run but the first.
+
+    Differences that may be chance are left out, unless `everything` is asked for.
+    """
     blocks = []
-    for label, same in zip(labels[1:], found, strict=True):
-        count = same[0].difference.count if same else 0
+    hidden = 0
+    for label, tested in zip(labels[1:], found, strict=True):
+        same = [one for one in tested if everything or verdict(one) in "+-"]
+        hidden += len(tested) - len(same)
+        count = tested[0].difference.count if tested else 0
         head = (f"{count} pairs", labels[0], label, "difference", "95 % interval", "p (Holm)")
         rows = [head]
         rows += [
             (
-                BY_KEY[one.metric].label,
-                f"{one.first.mean * BY_KEY[one.metric].scale:,.2f}",
-                f"{one.other.mean * BY_KEY[one.metric].scale:,.2f}",
-                f"{one.difference.mean * BY_KEY[one.metric].scale:+,.2f}",
+                find_metric(one.metric).label,
+                f"{one.first.mean * find_metric(one.metric).scale:,.2f}",
+                f"{one.other.mean * find_metric(one.metric).scale:,.2f}",
+                f"{one.difference.mean * find_metric(one.metric).scale:+,.2f}",
                 _range(one.difference.interval, one.metric, "+,.2f"),
                 ("<0.001" if one.adjusted < 0.001 else f"{one.adjusted:.3f}") + f" {verdict(one)}",
             )
             for one in same
         ]
-        blocks.append(align(rows))
+        nothing = f"{label}: no difference to {labels[0]} that could not be chance."
+        blocks.append(align(rows) if same else nothing)
     blocks.append(
         f"Differences are to {labels[0]}, pair by pair: same requests, same errors of the cost "
         "model.\n+ better, - worse, at 5 % over all lines together (Holm); ? may be chance."
     )
+    if hidden:
+        blocks[-1] += f"\n{hidden} lines that may be chance are left out: --all shows them."
     return "\n\n".join(blocks)
 
 
@@ -230,7 +247,7 @@ def _winner(
 
 
 def _range(pair: tuple[float, float], metric: str, form: str = ",.2f") -> str:
-    low, high = (value * BY_KEY[metric].scale for value in pair)
+    low, high = (value * find_metric(metric).scale for value in pair)
     return f"{low:{form}} to {high:{form}}"
 
 

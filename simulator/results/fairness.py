@@ -14,7 +14,15 @@ import numpy as np
 
 from simulator.core.log import REJECTED, Log
 from simulator.policies.fair import check_shares
-from simulator.results.request_table import Floats, Ints, RequestTable, client_column, run_span
+from simulator.results.request_table import (
+    Flags,
+    Floats,
+    Ints,
+    RequestTable,
+    client_column,
+    run_span,
+)
+from simulator.results.service_levels import keep_bounds
 from simulator.util.csv_text import Column, Words
 from simulator.workload.workload import Workload
 
@@ -24,6 +32,8 @@ if TYPE_CHECKING:
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2
 WINDOW = 60.0  # s, at most, over which the shares of clients are compared
 WINDOWS = 10  # in a run, at least
+PARTS = 20  # clients, and priorities, that the summary tells of
+PART_LATENCIES = ("ttft", "tpot", "e2el", "queue_time")
 
 
 def several_clients(workload: Workload) -> bool:
@@ -223,6 +233,53 @@ def summarize_clients(clients: Clients) -> dict[str, object]:
         "jain_index_min": float(jain.min()) if some else None,
         "service_difference_mean": float(difference.mean()) if some else None,
         "service_difference_max": float(difference.max()) if some else None,
+    }
+
+
+def priority_column(workload: Workload) -> Words:
+    """Give each request's priority as a word, the most urgent first; all -1: none is said."""
+    if workload.priority is None:
+        return Words(np.full(len(workload), -1), [])
+    found, codes = np.unique(workload.priority, return_inverse=True)
+    return Words(codes, [str(one) for one in found.tolist()])
+
+
+def summarize_parts(
+    table: RequestTable, counted: Flags, words: Words, bounds: Mapping[str, float]
+) -> dict[str, dict[str, object]]:
+    """Give what the requests of each client, or of each priority, felt, by its name.
+
+    It is of the PARTS that have the most requests, in that order. Latencies (ms) are those of the
+    completed ones among the `counted`; null where there are none. `bounds` (ms) are what each
+    request is held against.
+    """
+    codes, size = words.codes, len(words.names)
+    ended = counted & (table.reason >= 0)
+    done = counted & table.completed
+    counts = np.bincount(codes[counted], minlength=size)
+    columns: dict[str, Column] = {
+        "requests": counts,
+        "completed": np.bincount(codes[done], minlength=size),
+        "output_tokens": np.bincount(codes[done], table.generated[done], size).astype(np.int64),
+    }
+    if bounds:
+        kept = np.bincount(codes[keep_bounds(table, done, bounds)], minlength=size)
+        whole = np.bincount(codes[ended], minlength=size)
+        columns["slo_attainment"] = np.where(whole > 0, kept / np.maximum(whole, 1), np.nan)
+    for name in PART_LATENCIES:
+        values: Floats = getattr(table, name)
+        known = done & ~np.isnan(values)
+        if name == "tpot":
+            known &= table.generated > 1
+        told = _statistics(name, codes[known], values[known], size)
+        columns |= {f"{key}_ms": 1000.0 * np.asarray(column) for key, column in told.items()}
+    order = np.argsort(-counts, kind="stable")[:PARTS]
+    lists = {key: np.asarray(column)[order].tolist() for key, column in columns.items()}
+    return {
+        words.names[code]: {
+            key: None if np.isnan(values[place]) else values[place] for key, values in lists.items()
+        }
+        for place, code in enumerate(order.tolist())
     }
 
 

@@ -13,7 +13,7 @@ into `cluster_metrics.py`.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,13 @@ from simulator.costs.piecewise import PiecewiseCost
 from simulator.results.cluster_metrics import ClusterMetrics
 from simulator.results.energy import energy_summary
 from simulator.results.engine_metrics import EngineMetrics, share
-from simulator.results.fairness import Clients, several_clients, summarize_clients
+from simulator.results.fairness import (
+    Clients,
+    priority_column,
+    several_clients,
+    summarize_clients,
+    summarize_parts,
+)
 from simulator.results.record import PartialRecord
 from simulator.results.request_table import (
     RETRY,
@@ -31,6 +37,7 @@ from simulator.results.request_table import (
     Flags,
     Floats,
     RequestTable,
+    client_column,
     gather_requests,
     partial_span,
 )
@@ -43,6 +50,7 @@ from simulator.results.token_times import (
     TokenTimes,
     token_times,
 )
+from simulator.scenario.engines import describe_engine
 from simulator.scenario.policy_table import vllm_version
 from simulator.util.quantile_sketch import ConcurrencyCounter, QuantileSketch
 from simulator.util.version import __version__
@@ -362,7 +370,25 @@ def summarize_record(record: "Record", percentiles: Sequence[float] = PERCENTILE
         own = summary["headway"]
         assert isinstance(own, dict)
         own |= summarize_clients(Clients.of(record))
+    summary["headway"] |= _parts(record, within)  # type: ignore[operator]
     return summary
+
+
+def _parts(record: "Record", within: Window | None) -> Summary:
+    """Give what each client and each priority felt, where there are several of them."""
+    workload, table = record.workload, record.request_table()
+    counted = ~np.isnan(table.sent) if within is None else _inside(table.sent, within)
+    goodput = record.scenario.goodput.model_dump(exclude_none=True)
+    bounds = request_bounds(goodput, service_levels(record.scenario))
+    words = {"per_client": client_column(workload), "per_priority": priority_column(workload)}
+    found = {
+        key: summarize_parts(table, counted, column, bounds)
+        for key, column in words.items()
+        if len(column.names) > 1
+    }
+    if urgent := found.get("per_priority"):
+        found["per_priority"] = {name: urgent[name] for name in sorted(urgent, key=int)}
+    return {**found}
 
 
 def run_info(scenario: "Scenario", parts: "EngineParts", warnings: Sequence[str]) -> Summary:
@@ -373,12 +399,31 @@ def run_info(scenario: "Scenario", parts: "EngineParts", warnings: Sequence[str]
         "scenario": scenario.name,
         "profile": parts.cost.name,
         "vllm_version": vllm_version(scenario),
+        "engines": _engines(scenario),
         **_host(parts.cost),
         "interrupted": False,
         "warnings": [*warnings],
         "warmup_s": 0.0,
         "cooldown_s": 0.0,
     }
+
+
+def _engines(scenario: "Scenario") -> list[Summary]:
+    """Say which engines are simulated; of groups of a cluster that have the same, once."""
+    found: list[dict[str, Any]] = []
+    for name in scenario.cluster.replica_groups if scenario.cluster else [""]:
+        group = scenario.of_group(name) if name else scenario
+        told = {"gpu": group.gpu.name}
+        told |= describe_engine(group.engine, group.gpu.name, group.model)
+        names = [name] if name else []
+        alike = next(
+            (one for one in found if {**one, "groups": None} == {**told, "groups": None}), 0
+        )
+        if alike:
+            alike["groups"] += names
+        else:
+            found.append({**told, "groups": names})
+    return [*found]
 
 
 def _host(cost: CostModel) -> Summary:

@@ -12,7 +12,7 @@ from simulator.core.engine_config import EngineConfig
 from simulator.costs.cost_model import CostModel, DraftedCost
 from simulator.costs.data_parallel import DataParallelCost, Experts
 from simulator.costs.load import load_cost
-from simulator.costs.overhead import read_version, without_host
+from simulator.costs.overhead import VLLM, read_version, without_host
 from simulator.costs.profile import shipped_profile
 from simulator.models.gpus import Gpu, find_gpu
 from simulator.models.kv_budget import MemoryBudget, kv_budget
@@ -62,6 +62,11 @@ def assemble(scenario: Scenario) -> EngineParts:
             f"{model.max_position_embeddings:,} positions of {model.name}: vLLM takes it only if "
             "told to"
         ]
+    if engine.name == VLLM and model.keeps_window and engine.disable_hybrid_kv_cache_manager:
+        messages.append(
+            f"{model.name} has layers that keep a window alone in vLLM; here they keep all tokens, "
+            "which leaves less room: see memory.md for engine.disable_hybrid_kv_cache_manager"
+        )
     messages += ignored_keys(engine, find_policy(scenario)[0], max_model_len)
     version = read_version(engine.version or "")
     if engine.data_parallel_size > 1 and version is not None and version < SINCE:

@@ -255,6 +255,13 @@ def _check_rules(engine: EngineConfig, who: str, taken: Container[str] = ()) -> 
         raise ValueError(f"engine.preemption_mode: {who} does not choose: swap or recompute")
 
 
+def can_overlap(policy_class: type) -> bool:
+    """Say whether under a policy a step can be decided while the one before it runs."""
+    if issubclass(policy_class, Scheduler):
+        return policy_class in (Scheduler, SgLang)
+    return not any(hasattr(policy_class, hook) for hook in DYNAMIC_HOOKS)
+
+
 def _find_scheduler(engine: EngineConfig, policy_class: type, *, windowed: bool) -> type[Scheduler]:
     """Give the scheduler that a policy works with, or refuse what it does not do."""
     scheduler_class = policy_class if issubclass(policy_class, Scheduler) else Scheduler

@@ -5,7 +5,6 @@ from contextlib import suppress
 from typing import TypeVar
 
 from simulator.core.engine_config import EngineConfig
-from simulator.costs.overhead import VLLM
 from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
 from simulator.models.power import gpu_power
@@ -163,7 +162,7 @@ def _check_engine(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
 
 def _check_version(engine: EngineConfig) -> Iterator[Conflict]:
     """See whether the version is known, and has the options that are given."""
-    if engine.version is None or engine.name not in (None, VLLM):
+    if engine.version is None or not engine.follows_vllm:
         return  # other engines' only says what they add to their kernels
     try:
         check_known(engine.version)
@@ -192,13 +191,13 @@ def _check_parallel(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
     if stages == 1 and engine.pipeline_parallel_bandwidth is not None:
         what = "goes with a pipeline_parallel_size of 2 and more"
         yield "engine.pipeline_parallel_bandwidth", "engine.pipeline_parallel_size", what
-    if stages > 1 and engine.name not in (None, "vllm"):
+    if stages > 1 and not engine.follows_vllm:
         what = f"the batch queue is vLLM's; {engine.name} is simulated with one stage"
         yield "engine.pipeline_parallel_size", "engine.name", what
     if ranks == 1 and engine.api_server_count is not None:
         what = "goes with a data_parallel_size of 2 and more: others have one engine to send to"
         yield "engine.api_server_count", "engine.data_parallel_size", what
-    if ranks > 1 and engine.name not in (None, "vllm"):
+    if ranks > 1 and not engine.follows_vllm:
         what = f"the internal load balancer is vLLM's; for {engine.name} use cluster.replicas"
         yield "engine.data_parallel_size", "engine.name", what
 

@@ -1,9 +1,9 @@
 """Engines by name: what a scenario's `engine: NAME` fills in, what is modelled of it and what not.
 
-`vllm` is vLLM 0.33.0 as `vllm serve` starts it (EngineArgs.get_batch_defaults, SchedulerConfig and
-CacheConfig), with the default sizes of a batch that it chooses by GPU, or the release that
-`engine.version` names. Each of the others selects a
-scheduler of its own (`docs/engines.md`).
+`vllm`, which is also meant where no name is given, is vLLM 0.33.0 as `vllm serve` starts it
+(EngineArgs.get_batch_defaults, SchedulerConfig and CacheConfig), with the default sizes of a batch
+that it chooses by GPU, or the release that `engine.version` names. `textbook` has its rules, one
+step after another. Each of the others selects a scheduler of its own (`docs/engines.md`).
 """
 
 from collections.abc import Callable
@@ -12,12 +12,19 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from simulator.core.engine_config import EngineConfig, version_text
+from simulator.core.engine_config import TEXTBOOK, EngineConfig, version_text
 from simulator.costs.overhead import VLLM
 from simulator.models.gpus import GIB, Gpu, find_gpu
 from simulator.models.kv_budget import FractionOf
 from simulator.models.load import load_model
-from simulator.schedulers.vllm.rules import Release, options_without_effect, read_release
+from simulator.models.spec import ModelSpec
+from simulator.schedulers.vllm.rules import (
+    NEWEST,
+    Release,
+    options_without_effect,
+    read_release,
+    write_release,
+)
 
 Defaults = dict[str, Any]
 
@@ -64,7 +71,7 @@ def fill_in_defaults(raw: dict[str, Any]) -> dict[str, Any]:
     if isinstance(cluster, dict) and isinstance(groups, dict):
         filled = {name: _fill_in_group(group, base, gpu, model) for name, group in groups.items()}
         raw = raw | {"cluster": cluster | {"groups": filled}}
-    return raw | {"engine": with_defaults(raw["engine"], gpu, model)} if "engine" in raw else raw
+    return raw | {"engine": with_defaults(base, gpu, model)}
 
 
 def _fill_in_group(group: object, base: object, gpu: object, model: object) -> object:
@@ -73,7 +80,7 @@ def _fill_in_group(group: object, base: object, gpu: object, model: object) -> o
     if not isinstance(given, dict) or not isinstance(base, dict):
         return group
     changed = engine_block(given.get("engine") or {})
-    if not isinstance(changed, dict) or not (base or changed):
+    if not isinstance(changed, dict):
         return group
     own = given.get("gpu")
     counted = _with_count(own or gpu, base | changed)
@@ -102,9 +109,10 @@ def engine_block(engine: object) -> object:
 
 
 def with_defaults(engine: object, gpu: object, model: object = None) -> object:
-    """Fill in the defaults of the engine that the block `engine` names; other blocks are kept.
+    """Fill in the defaults of the engine that the block `engine` names, by default vllm.
 
-    The arguments are plain values as a scenario gives them, checked or not.
+    What is no block of a known name is kept. The arguments are plain values as a scenario gives
+    them, checked or not.
     """
     engine = engine_block(engine)
     if not isinstance(engine, dict):
@@ -112,7 +120,8 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
     name, version = engine.get("name"), version_text(engine.get("version"))
     release = read_release(version) if isinstance(version, str) else None
     if name is None:
-        return options_without_effect(release) | engine
+        name = VLLM
+        engine = engine | {"name": name}
     if not isinstance(name, str) or name not in ENGINES:
         return engine
     known = ENGINES[name]
@@ -125,19 +134,33 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
     found = _find_gpu(gpu.get("name") if isinstance(gpu, dict) else None)
     if known.by_memory is not None and found is not None:
         defaults |= known.by_memory(found)
+    if name == TEXTBOOK:
+        defaults |= options_without_effect(release)
     if name == VLLM and release is not None:
         defaults |= version_defaults(release, found)
         if engine.get("pipeline_parallel_size", 1) != 1 and release < ASYNC_PIPELINE_SINCE:
             defaults["async_scheduling"] = False
-    if name == VLLM and _drafts_on_the_host(engine.get("speculative_config")):
-        defaults["async_scheduling"] = False  # as in vLLM's VllmConfig.__post_init__
-    policy = _policy_name(engine.get("scheduling_policy"))
-    if policy in SYNCHRONOUS_POLICIES or (name == "sglang" and policy not in (None, "sglang")):
+    if not _overlaps(name, engine, model):
         defaults["async_scheduling"] = False
     block = defaults | engine
     if name == VLLM:
         _clamp_sizes(block, engine, model, release)
     return block
+
+
+def _overlaps(name: str, engine: Defaults, model: object) -> bool:
+    """Say whether what a block asks for goes with deciding a step while the one before it runs.
+
+    Of drafts vLLM makes n-grams one step after another, too (VllmConfig.__post_init__).
+    """
+    policy = policy_name_of(engine)
+    if policy in SYNCHRONOUS_POLICIES or (name == "sglang" and policy not in (None, "sglang")):
+        return False
+    if engine.get("speculative_config") or engine.get("preemption_mode") in ("swap", "auto"):
+        return False
+    if engine.get("disable_hybrid_kv_cache_manager") is False and _keeps_window(model):
+        return False
+    return engine.get("prefix_cache") != "radix" or policy == "sglang" or name == "sglang"
 
 
 def version_defaults(release: Release, gpu: Gpu | None = None) -> Defaults:
@@ -168,35 +191,68 @@ def _clamp_sizes(block: Defaults, given: Defaults, model: object, release: Relea
 
 def release_of(engine: EngineConfig) -> Release | None:
     """Give the vLLM release whose rules an engine follows; None: those of the newest known."""
-    follows = engine.version is not None and engine.name in (None, VLLM)
+    follows = engine.version is not None and engine.follows_vllm
     return read_release(engine.version or "") if follows else None
 
 
-def _policy_name(policy: object) -> object:
-    """Give the name of a policy, with arguments or without."""
+def describe_engine(engine: EngineConfig, gpu: str, model: str) -> Defaults:
+    """Say which engine is simulated, and which of its keys are as it has them on such a GPU.
+
+    `defaults` are the keys whose value is what leaving them out gives, `set` all others; `follows`
+    is the system and its version.
+    """
+    block = engine.model_dump()
+    usual, given = {}, {}
+    for key, field in EngineConfig.model_fields.items():
+        if key in ("name", "version"):
+            continue
+        rest = {name: value for name, value in block.items() if name != key}
+        filled = with_defaults(rest, {"name": gpu}, model)
+        assert isinstance(filled, dict)
+        if filled.get(key, field.default) != block[key]:
+            given[key] = block[key]
+        elif key in ENGINES[engine.name].defaults:
+            usual[key] = block[key]
+    return {"name": engine.name, "follows": _followed(engine), "defaults": usual, "set": given}
+
+
+def _followed(engine: EngineConfig) -> str:
+    """Name the system that an engine is simulated after, with its version."""
+    if engine.scheduler == "vllm":
+        return "the vLLM that is installed"
+    if not engine.follows_vllm:
+        return ENGINES[engine.name].follows.partition(":")[0]
+    told = engine.version or f"{write_release(NEWEST)} (newest known)"
+    return f"vLLM {told}" if engine.name == VLLM else f"textbook, with the rules of vLLM {told}"
+
+
+def policy_name_of(engine: Defaults) -> object:
+    """Give the name of a block's policy, with arguments or without; None where it has none."""
+    policy = engine.get("scheduling_policy")
     return policy.get("policy") if isinstance(policy, dict) else policy
 
 
-def _drafts_on_the_host(speculation: object) -> bool:
-    """Say whether drafts are n-grams of the tokens so far, so that a step waits for the last."""
-    if not isinstance(speculation, dict):
-        return False
-    method = speculation.get("method")
-    return method == "ngram" or (method is None and speculation.get("draft") is None)
-
-
-def fraction_of(name: str | None) -> FractionOf:
+def fraction_of(name: str) -> FractionOf:
     """Say what `gpu_memory_utilization` is a share of, for an engine's name."""
-    return ENGINES[name].fraction_of if name else "all"
+    return ENGINES[name].fraction_of
+
+
+def _find_model(model: object) -> ModelSpec | None:
+    """Find the model; None where it cannot be found, which is told elsewhere."""
+    try:
+        return load_model(model if isinstance(model, str | Path) else "llama-3-8b")
+    except Exception:  # the file may hold anything
+        return None
 
 
 def _max_positions(model: object) -> int:
-    """Give the positions of a model; 0 where it cannot be found, which is told elsewhere."""
-    try:
-        found = load_model(model if isinstance(model, str | Path) else "llama-3-8b")
-    except Exception:  # the file may hold anything
-        return 0
-    return found.max_position_embeddings
+    found = _find_model(model)
+    return found.max_position_embeddings if found is not None else 0
+
+
+def _keeps_window(model: object) -> bool:
+    found = _find_model(model)
+    return found is not None and found.keeps_window
 
 
 def _find_gpu(name: object) -> Gpu | None:
@@ -245,6 +301,23 @@ ENGINES = {
             "async_scheduling": True,
         },
         by_memory=_vllm_by_memory,
+    ),
+    TEXTBOOK: Engine(
+        "iteration-level scheduling over a paged KV cache (Orca, OSDI 2022; vLLM, SOSP 2023) by "
+        "the rules of vLLM 0.33.0",
+        "one step after another, the same sizes on every GPU: what an engine is compared with, and "
+        "what a schedule worked out by hand agrees with",
+        "asynchronous scheduling, sizes by GPU",
+        {
+            "scheduling_policy": "fcfs",
+            "max_num_seqs": 256,
+            "max_num_batched_tokens": 2048,
+            "block_size": 16,
+            "gpu_memory_utilization": 0.92,
+            "enable_prefix_caching": True,
+            "enable_chunked_prefill": True,
+            "async_scheduling": False,
+        },
     ),
     "vllm-v0": Engine(
         "vLLM 0.6.3: vllm/core/scheduler.py, _schedule_default",

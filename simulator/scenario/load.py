@@ -7,6 +7,7 @@ that the second found wrong.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from typing import Any
 from simulator.core.engine_config import EngineConfig
 from simulator.costs.profile import named_hardware, shipped_profiles
 from simulator.models.gpus import find_gpu
+from simulator.scenario.assemble_scheduler import can_overlap
 from simulator.scenario.checks import find_conflicts
 from simulator.scenario.engines import engine_block
 from simulator.scenario.planning_config import SweepConfig
+from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
 from simulator.scenario.validate import SECTIONS, validate, yaml_repr
 from simulator.util.config import split_spec
@@ -83,12 +86,41 @@ def check_scenario(
         why = REFUSED if own_code_refused() else NOT_ALLOWED
         wrong += [(key, f"{name} {why}") for key, name in refused]
         if not refused:
+            scenario = _wait_for_own_policies(scenario, raw)
             contradicting, others = find_conflicts(scenario, {key for key, _ in wrong})
             wrong += contradicting
     if scenario is None or wrong or others:
         wrong.sort(key=lambda fault: source_map.line(fault[0]))
         raise HeadwayError(dict.fromkeys([*map(source_map.message, wrong), *others]))
     return scenario
+
+
+def _wait_for_own_policies(scenario: Scenario, raw: Mapping[str, Any]) -> Scenario:
+    """Turn off asynchronous scheduling, unless it is asked for, where code of the user's own needs
+    to know the step before: a scheduler, or a policy that lets one request displace another.
+    """
+
+    def settle(engine: EngineConfig, *blocks: object) -> EngineConfig:
+        given = any(isinstance(block, dict) and "async_scheduling" in block for block in blocks)
+        named = split_spec(engine.scheduling_policy, "policy")[0]
+        if given or not engine.async_scheduling or ":" not in str(named):
+            return engine
+        with suppress(ValueError, HeadwayError):  # told with all else that is wrong
+            if not can_overlap(find_policy(scenario.model_copy(update={"engine": engine}))[0]):
+                return engine.model_copy(update={"async_scheduling": False})
+        return engine
+
+    base = raw.get("engine")
+    changed: dict[str, Any] = {"engine": settle(scenario.engine, base)}
+    if (cluster := scenario.cluster) is not None:
+        blocks = raw["cluster"].get("groups") if isinstance(raw.get("cluster"), dict) else None
+        groups = {}
+        for name, group in cluster.groups.items():
+            block = (blocks or {}).get(name) or {}
+            own = settle(group.engine, base, block.get("engine")) if group.engine else None
+            groups[name] = group.model_copy(update={"engine": own})
+        changed["cluster"] = cluster.model_copy(update={"groups": groups})
+    return scenario.model_copy(update=changed)
 
 
 def with_keys(scenario: Scenario, keys: Mapping[str, Any]) -> Scenario:

@@ -5,7 +5,6 @@ from functools import lru_cache
 from typing import Any
 
 from simulator.core.engine_config import EngineConfig
-from simulator.costs.overhead import VLLM
 from simulator.policies.fair import DRR, WFQ, Fair
 from simulator.policies.orders import HRRN, SJF, Boost, Priority
 from simulator.policies.preemptive import MLFQ, SRPT, Deadline, Preemptive
@@ -157,7 +156,7 @@ def vllm_version(scenario: Scenario) -> str | None:
 
 def _vllm_version(scenario: Scenario) -> str | None:
     engine, policy_class = scenario.engine, find_policy(scenario)[0]
-    others = engine.name not in (None, VLLM) or engine.scheduler == "vllm"
+    others = not engine.follows_vllm or engine.scheduler == "vllm"
     another = issubclass(policy_class, Scheduler) and policy_class is not Scheduler
     if others or (another and not is_own(policy_class)):
         return None

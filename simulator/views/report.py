@@ -6,15 +6,19 @@ table side by side.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from textwrap import wrap
 from typing import Any
 
 from simulator.diagnosis.rules import diagnosis_lines
 from simulator.results.steady_state import trend_warning
 from simulator.results.token_times import lacks_gaps
+from simulator.util.errors import printable
 
 Summary = Mapping[str, Any]
 
 WIDTH = 50  # of vLLM's block
+TEXT_WIDTH = 80  # of what is wrapped, and of a comparison of three runs
+NAME_WIDTH = 14  # of a client
 SECTIONS = (
     ("ttft", "TTFT", "Time to First Token"),
     ("tpot", "TPOT", "Time per Output Token (excl. 1st token)"),
@@ -140,12 +144,47 @@ METRICS = (
 )
 """What a comparison shows of vLLM's keys; the gauges follow."""
 BY_KEY = {metric.key: metric for metric in METRICS}
+PARTS = {"per_client": "", "per_priority": "priority "}
+"""Blocks of the summary that tell of single clients and priorities, and what their names follow."""
+PART_KEYS = ("mean_ttft_ms", "p99_ttft_ms", "mean_e2el_ms", "slo_attainment")
+"""What tables of several runs tell of each."""
+PARTS_SHOWN = 8  # clients, and priorities, in a comparison
+
+
+def part_values(summary: Summary) -> dict[str, Any]:
+    """Give the figures of a run's clients and priorities, by names such as mean_ttft_ms[client-0].
+
+    They are those of the clients that have the most requests.
+    """
+    return {
+        f"{key}[{prefix}{name}]": figures[key]
+        for block, prefix in PARTS.items()
+        for name, figures in [*summary["headway"].get(block, {}).items()][:PARTS_SHOWN]
+        for key in PART_KEYS
+        if figures.get(key) is not None
+    }
+
+
+def find_metric(key: str) -> Metric:
+    """Give the row of a key of BY_KEY, or of one that `part_values` gives."""
+    base, bracket, part = key.partition("[")
+    metric = BY_KEY[base]
+    if not bracket:
+        return metric
+    return replace(metric, key=key, label=f"{printable(part[:-1])}: {metric.label}")
+
+
+def part_rows(summaries: Sequence[Summary]) -> list[tuple[Metric, list[Any]]]:
+    """Give the rows of clients and priorities of which any run tells."""
+    found = [part_values(summary) for summary in summaries]
+    keys = dict.fromkeys(key for values in found for key in values)
+    return [(find_metric(key), [values.get(key) for values in found]) for key in keys]
 
 
 def metric_rows(summaries: Sequence[Summary]) -> list[tuple[Metric, list[Any]]]:
     """Give the metrics that any run has with the runs' values; None: it has none.
 
-    Copies and incidents are left out where all are 0.
+    Copies and incidents are left out where all are 0. Clients and priorities come last.
     """
     rows = []
     for metric in (*METRICS, *GAUGES, *COPIES, *CLUSTER, *INCIDENTS):
@@ -153,7 +192,7 @@ def metric_rows(summaries: Sequence[Summary]) -> list[tuple[Metric, list[Any]]]:
         known = [each for each in values if each is not None]
         if any(known) if metric in (*COPIES, *INCIDENTS) else known:
             rows.append((metric, values))
-    return rows
+    return rows + part_rows(summaries)
 
 
 def metric_value(summary: Summary, key: str) -> Any:
@@ -174,7 +213,7 @@ def run_table(summary: Summary) -> str:
     Warnings follow, such as of steps outside the fitted range, and whether it was no steady state.
     """
     gauges = summary["headway"]
-    lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}", *_head(summary)]
+    lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}", *engine_lines(gauges), *_head(summary)]
     for key, name, title in SECTIONS:
         if f"mean_{key}_ms" in summary:
             lines.append(f"{title:-^{WIDTH}}")
@@ -189,6 +228,9 @@ def run_table(summary: Summary) -> str:
                 lines.append(_line("Range of ITL (ms)", f"{least:.2f} to {greatest:.2f}"))
     if service := slo_lines(gauges):
         lines += [f"{'Service Levels':-^{WIDTH}}", *(_line(*pair) for pair in service)]
+    for block, title in (("per_client", "Clients"), ("per_priority", "Priorities")):
+        if parts := gauges.get(block):
+            lines += [f"{title:-^{WIDTH}}", *_parts(parts, gauges.get("clients"))]
     lines += [f"{'Engine':-^{WIDTH}}", *_engine(gauges)]
     if sensitivity := gauges.get("sensitivity"):
         lines += [f"{'Sensitivity':-^{WIDTH}}", *_sensitivity(sensitivity)]
@@ -200,6 +242,43 @@ def run_table(summary: Summary) -> str:
     lines += [f"Warning: {text}" for text in gauges.get("warnings", ())]
     lines += [f"Warning: {text}" for text in cliffs(gauges.get("sensitivity") or {})]
     return "\n".join([*lines, *filter(None, [trend_warning(gauges)])])
+
+
+def _parts(parts: Summary, count: object) -> list[str]:
+    """Tabulate what each client, or each priority, felt; times in ms."""
+    bounds = any("slo_attainment" in one for one in parts.values())
+    columns = (
+        *(("requests", "requests", 1), ("mean_ttft_ms", "TTFT", 1), ("p99_ttft_ms", "P99", 1)),
+        *(("mean_tpot_ms", "TPOT", 1), ("mean_e2el_ms", "E2EL", 1), ("p99_e2el_ms", "P99", 1)),
+        *([("slo_attainment", "SLO, %", 100)] if bounds else []),
+    )
+    rows = [("mean, ms", *(label for _, label, _ in columns))]
+    for name, one in parts.items():
+        cells = (None if (value := one.get(key)) is None else value * k for key, _, k in columns)
+        told = ["n/a" if cell is None else amount(cell) for cell in cells]
+        rows.append((shortened(printable(name)), *told))
+    lines = align(rows, heads=0).splitlines()
+    if isinstance(count, int) and count > len(parts):
+        lines.append(f"{len(parts)} of {count} clients; the others are in clients.csv")
+    return lines
+
+
+def shortened(name: str, most: int = NAME_WIDTH) -> str:
+    """Cut a name off that is too long for its column."""
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def amount(value: float) -> str:
+    """Write a number in eight letters at most, where it is below a billion."""
+    if isinstance(value, int):
+        return str(value) if value < 10**8 else f"{value:.2e}"
+    return (
+        f"{value:.2f}"
+        if abs(value) < 1e5
+        else f"{value:.0f}"
+        if abs(value) < 1e8
+        else f"{value:.2e}"
+    )
 
 
 def _sensitivity(found: Summary) -> list[str]:
@@ -269,10 +348,43 @@ def _head(summary: Summary) -> list[str]:
     return [_line(label, value) for label, value in values.items() if value not in (None, "inf")]
 
 
+MAIN_KEYS = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "async_scheduling",
+    "enable_prefix_caching",
+    "gpu_memory_utilization",
+)
+"""Those of an engine's defaults that the head of a report tells."""
+
+
+def engine_lines(gauges: Summary) -> list[str]:
+    """Say which engines were simulated, which of their defaults applied and what was set."""
+    lines = []
+    engines = gauges.get("engines") or ()  # not in the files of earlier versions
+    for one in engines:
+        who = f" of {', '.join(one['groups'])}" if len(engines) > 1 else ""
+        usual = {key: one["defaults"][key] for key in MAIN_KEYS if key in one["defaults"]}
+        lines.append(f"Engine{who}: {one['follows']}")
+        for word, keys in ((f"Defaults on {one['gpu']}", usual), ("Set", one["set"])):
+            if keys:
+                text = f"{word}: {', '.join(_said(*pair) for pair in keys.items())}"
+                lines += wrap(text, TEXT_WIDTH, initial_indent="  ", subsequent_indent="    ")
+    return lines
+
+
+def _said(key: str, value: object) -> str:
+    """Write a key of an engine with its value, a flag as on or off."""
+    if isinstance(value, bool):
+        return f"{key} {'on' if value else 'off'}"
+    if isinstance(value, Mapping):
+        value = "{" + ", ".join(f"{k}: {v}" for k, v in value.items() if v is not None) + "}"
+    return f"{key} {value}"
+
+
 def _engine(gauges: Summary) -> list[str]:
     """Give our own block; what is unknown (null) is left out."""
-    lines = [f"Scheduler: vLLM {told}"] if (told := gauges.get("vllm_version")) else []
-    lines += [f"Cost: {profiles_of(gauges)}"] if gauges.get("profile") else []
+    lines = [f"Cost: {profiles_of(gauges)}"] if gauges.get("profile") else []
     known: Sequence[Metric] = GAUGES
     if "paid_times" in gauges.get("cluster", {}):
         known = [replace(each, label=PAID_LABELS.get(each.key, each.label)) for each in GAUGES]
@@ -326,8 +438,9 @@ def _group(name: str, group: Summary) -> str:
     )
 
 
-RATIO = 10  # width of a ratio and its mark
-RUNS_PER_BLOCK = 3  # runs that a block of a comparison shows beside the first: 120 columns
+LABEL, VALUE, RATIO = 32, 8, 7  # widths in a comparison
+RUNS_PER_BLOCK = 2  # runs that a block of a comparison shows beside the first: 80 columns
+ALIKE = 0.01  # relative: what is no further apart is not worth a row
 MANY_RUNS = 9  # runs from which a comparison has a row for each, with the metrics that matter most
 
 COLUMNS = (
@@ -350,25 +463,63 @@ COLUMNS = (
 """What many runs are compared by: their labels fill two lines of a head."""
 
 
-def compare_table(labels: Sequence[str], summaries: Sequence[Summary]) -> str:
+def compare_table(
+    labels: Sequence[str], summaries: Sequence[Summary], *, everything: bool = False
+) -> str:
     """Put runs side by side, each value with its ratio to the first run's.
 
     `+` marks a value that is better than the first run's, `-` one that is worse, `n/a` what a run
-    does not have; a metric that none of them has is left out. Several blocks of runs come with the
-    first in each; of MANY_RUNS runs or more each is one row.
+    does not have. Rows of which no value is ALIKE from the first's are left out, unless
+    `everything` is asked for; of a single run all are shown. Several blocks of runs come with the
+    first in each, 80 columns wide; of MANY_RUNS runs or more each is one row.
     """
     if len(labels) >= MANY_RUNS:
         return row_per_run(labels, summaries, "All metrics of all runs are in comparison.csv.")
     metrics = metric_rows(summaries)
+    told = metrics
+    if len(labels) > 1 and not everything:
+        told = [(metric, values) for metric, values in metrics if differ(values)]
     blocks = []
     for at in range(1, max(len(labels), 2), RUNS_PER_BLOCK):
         shown = [0, *range(at, min(at + RUNS_PER_BLOCK, len(labels)))]
-        rows = [("", *(labels[run] for run in shown))]
-        rows += [(metric.label, *_cells(metric, values, shown)) for metric, values in metrics]
-        blocks.append(align(rows))
+        rows = [(metric.label, *_cells(metric, values, shown)) for metric, values in told]
+        blocks.append(_block([labels[run] for run in shown], rows))
     if len(labels) > 1:
-        blocks.append(f"Ratios are to {labels[0]}; + better, - worse.")
+        note = f"Ratios are to {labels[0]}; + better, - worse, in one run of each."
+        if alike := len(metrics) - len(told):
+            rows_ = "row that differs" if alike == 1 else "rows that differ"
+            note += f"\n{alike} {rows_} by less than {ALIKE:.0%} left out: --all shows them."
+        blocks.append(note)
     return "\n\n".join(blocks)
+
+
+def differ(values: Sequence[float | None]) -> bool:
+    """Say whether any value is further than ALIKE from the first, or missing where that is not."""
+    first, *others = values
+    return any(_apart(value, first) for value in others)
+
+
+def _apart(value: float | None, first: float | None) -> bool:
+    if value is None or first is None:
+        return value is not first
+    return abs(value - first) > ALIKE * max(abs(value), abs(first))
+
+
+def _block(labels: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Align rows under the runs' labels, which take several lines where they are long."""
+    names = [wrap(name, LABEL, subsequent_indent="  ") for name, *_ in rows]
+    width = max([len(line) for lines in names for line in lines], default=0)
+    cell = VALUE + 1 + RATIO + 1
+    room = TEXT_WIDTH - width - (2 + cell) * (len(labels) - 1) - 2
+    widths = [max(VALUE, min(len(labels[0]), room)), *[cell] * (len(labels) - 1)]
+    heads = [wrap(printable(label), size) for label, size in zip(labels, widths, strict=True)]
+    height = max(map(len, heads))
+    lines = [
+        ("", *line) for line in zip(*([""] * (height - len(h)) + h for h in heads), strict=True)
+    ]
+    for (_, *cells), (name, *more) in zip(rows, names, strict=True):
+        lines += [(name, *cells), *((line, *[""] * len(cells)) for line in more)]
+    return align(lines, heads=height)
 
 
 def row_per_run(labels: Sequence[str], summaries: Sequence[Summary], note: str) -> str:
@@ -401,14 +552,11 @@ def _cells(metric: Metric, values: Sequence[float | None], shown: Sequence[int])
     first = values[0]
     for run in shown:
         value = values[run]
-        scaled = None if value is None else value * metric.scale
-        text = (
-            "n/a" if scaled is None else f"{scaled:.2f}" if type(scaled) is float else str(scaled)
-        )
-        ratio = " " * RATIO
+        text = "n/a" if value is None else amount(value * metric.scale)
+        ratio = " " * (RATIO + 1)
         if value is not None and first is not None:
             ratio = _ratio(value, first, metric.better)
-        yield f"{text}  {ratio}" if run else text
+        yield f"{text} {ratio}" if run else text
 
 
 def align(rows: Sequence[Sequence[str]], heads: int = 1) -> str:
@@ -428,11 +576,12 @@ def align(rows: Sequence[Sequence[str]], heads: int = 1) -> str:
 
 def _ratio(value: float, first: float, better: int) -> str:
     """Give the ratio and its mark, always of the same width."""
-    sign = better * ((value > first) - (value < first))
+    sign = better * ((value > first) - (value < first)) * _apart(value, first)
     mark = {1: "+", 0: " ", -1: "-"}[sign]
     text = ""
     if first or value == first:
         ratio = value / first if first else 1.0
         digits = ".2g" if ratio < 0.1 else ".2f" if ratio < 100 else ".0f"
-        text = f"{ratio:{digits}}x"
-    return f"{text:>{RATIO - 2}} {mark}"
+        text = f"{ratio:{digits}}x" if ratio < 1e6 else f"{ratio:.0e}x"
+        text = "<0.001x" if 0 < ratio < 0.001 else text
+    return f"{text:>{RATIO}}{mark}"

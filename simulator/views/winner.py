@@ -3,13 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from simulator.views.report import BY_KEY, metric_value
+from simulator.views.report import ALIKE, BY_KEY, metric_value
 
 DOLLARS = "dollars_per_million_output_tokens"
 LEADS = ("output_throughput", "p99_ttft_ms", "mean_e2el_ms")
 """What runs without service levels are looked at by."""
-ALIKE = 0.01  # relative: throughputs that are no further apart follow from the same load
-
 Summary = Mapping[str, Any]
 
 
@@ -43,7 +41,7 @@ def _first(
         if not known or len(known) < len(values):
             continue
         low, high = min(known.values()), max(known.values())
-        if len(known) > 1 and high - low <= ALIKE * high:
+        if len(known) > 1 and high - low <= ALIKE * high:  # they follow from the same load
             continue
         best = (max if _more(key) else min)(known, key=known.__getitem__)
         return best, f"{_superlative(key)} ({_amount(key, known[best])})"

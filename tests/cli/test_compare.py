@@ -34,3 +34,46 @@ def test_compare_with_many_runs(folder, capsys):
     assert not told.err
     assert names(folder / "o") == [*values.split(","), "comparison.csv", "comparison.png"]
     assert [line.split()[0] for line in told.out.splitlines()[3:12]] == values.split(",")
+
+
+def test_compare_tells_of_clients_and_of_named_variants(folder, capsys):
+    """Rows for each client; in the files, too. Rows that do not differ come with --all."""
+    sets = ["--set", "workload.clients=2", "--set", "workload.request_rate=inf"]
+    variants = ["--variant", "Today:", "--variant", "One seat: engine.max_num_seqs=1"]
+    told = []
+    for more in ([], ["--all"]):
+        assert main(["compare", "small.yaml", *variants, *sets, *more]) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0].splitlines()[0].split() == ["Today", "One", "seat"]
+    rows = [line for line in told[0].splitlines() if line.startswith("client-0: Mean TTFT (ms)")]
+    assert len(rows) == 1
+    out = folder / "out" / "small-compare"
+    assert names(out) == ["One-seat", "Today", "comparison.csv", "comparison.png"]
+    with (out / "comparison.csv").open(newline="") as file:
+        first, second = csv.DictReader(file)
+    assert (first["engine.max_num_seqs"], second["engine.max_num_seqs"]) == ("", "1")
+    part = json.loads((out / "Today" / "summary.json").read_text())["headway"]["per_client"]
+    assert float(first["mean_ttft_ms[client-0]"]) == part["client-0"]["mean_ttft_ms"]
+    assert "left out: --all shows them" in told[0]
+    assert "Successful requests" not in told[0]
+    assert "Successful requests" in told[1]
+
+
+def test_colours_are_for_what_is_significant(folder, capsys, monkeypatch):
+    """And on terminals alone; what may be chance is shown with --all."""
+    seats = ["--vary", "engine.max_num_seqs=1,4", "--set", "workload.request_rate=12"]
+    seats += ["--set", "workload.range_ratio=0.9"]
+    assert main(["compare", "small.yaml", *seats, "--replications", "4", "--all"]) == 0
+    plain = capsys.readouterr().out
+    assert "\x1b" not in plain
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["compare", "small.yaml", *seats, "--replications", "4"]) == 0
+    folded = capsys.readouterr().out
+    for line in folded.splitlines():
+        marked = {" +": "\x1b[32m", " -": "\x1b[31m"}.get(line.removesuffix("\x1b[0m")[-2:], "")
+        assert line.startswith(marked)
+        assert ("\x1b" in line) == bool(marked)
+    assert "\x1b[32mMean TTFT (ms)" in folded
+    hidden = [line for line in plain.splitlines() if line[-2:] in (" ?", " =")]
+    assert hidden
+    assert f"{len(hidden)} lines that may be chance are left out: --all shows them." in folded

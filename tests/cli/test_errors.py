@@ -15,7 +15,7 @@ USAGE = [
     (["run", "small.yaml", "--seed", "x"], 'Invalid value for --seed: unable to convert "x"...'),
     (["run", "small.yaml", "--format", "xml"], 'Invalid value "xml" for --format...'),
     (["run", "small.yaml", "more.yaml"], "unexpected argument: more.yaml"),
-    (["compare", "small.yaml"], 'Command "compare" parameter --vary requires an argument.'),
+    (["compare", "small.yaml"], "--vary: is missing; for example --vary engine.max_num_seqs=64..."),
     (["run", "none.yaml"], "none.yaml: no such file"),
     (["run", "small.yaml", "--set", "seed"], "--set seed: must be dotted.key=value"),
     (["run", "small.yaml", "--seed", "-1"], "--seed -1: seed: must be at least 0, not -1"),

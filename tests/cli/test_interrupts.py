@@ -64,7 +64,7 @@ def test_an_interrupt_outside_the_loop_is_told_too(folder, capsys, monkeypatch):
 def test_an_interrupt_says_where_the_files_are(folder, capsys, monkeypatch, command, stopped, told):
     """Those written by then, whatever comes after them: further files, a picture, the report."""
 
-    def stop(*arguments: object) -> None:
+    def stop(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     assert main(["run", "small.yaml", "--out", "before"]) == 0  # is no business of the next command

@@ -11,13 +11,13 @@ from simulator.workload.workload import Workload
 
 # One request at a time, a second each. 11 come every half second: 5 s of arrivals, 11 s of work.
 ELEVEN = """name: eleven
-engine: {max_num_seqs: 1, max_num_batched_tokens: 64, max_model_len: 64,
+engine: {name: textbook, max_num_seqs: 1, max_num_batched_tokens: 64, max_model_len: 64,
          enable_prefix_caching: false}
 cost: {kind: linear, base: 1}
 workload: {num_prompts: 11, request_rate: 2, burstiness: inf, input_len: 8, output_len: 1}
 """
 CALM = """name: calm
-engine: {max_num_seqs: 2, max_num_batched_tokens: 512, enable_prefix_caching: false,
+engine: {name: textbook, max_num_seqs: 2, max_num_batched_tokens: 512, enable_prefix_caching: false,
          max_model_len: 256}
 cost: {kind: linear, base: 1e-2, per_token: 1e-5}
 workload: {num_prompts: 60, request_rate: 8, input_len: 64, output_len: 50}
@@ -25,7 +25,8 @@ workload: {num_prompts: 60, request_rate: 8, input_len: 64, output_len: 50}
 THIRTEEN_B = """name: thirteen
 model: llama-2-13b
 gpu: {name: A100-40GB}
-engine: {max_num_batched_tokens: 2048, max_model_len: 4096, enable_prefix_caching: false}
+engine: {name: textbook,
+  max_num_batched_tokens: 2048, max_model_len: 4096, enable_prefix_caching: false}
 workload: {num_prompts: 60, request_rate: inf, input_len: 1000, output_len: 200}
 """
 
@@ -132,7 +133,8 @@ def test_blocks_that_admission_keeps_free(advice, write) -> None:
 def test_fewer_seats_where_nobody_waits_for_blocks(write) -> None:
     """Two of 7 + 4 tokens in 5 blocks of 4: each needs 3 at its end, so one at a time."""
     text = """name: pair
-engine: {max_num_seqs: 2, block_size: 4, num_gpu_blocks_override: 6, enable_prefix_caching: false,
+engine: {name: textbook,
+  max_num_seqs: 2, block_size: 4, num_gpu_blocks_override: 6, enable_prefix_caching: false,
          max_model_len: 16, max_num_batched_tokens: 64}
 cost: {kind: linear, base: 1}
 workload: {num_prompts: 2, request_rate: inf, input_len: 7, output_len: 4}

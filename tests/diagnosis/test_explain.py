@@ -53,7 +53,7 @@ def test_the_story(folder: Path, capsys) -> None:
 def test_seats_of_a_static_batch(write, tmp_path: Path) -> None:
     """Answers of 5, 17 and 40 tokens: 35 and 23 of 40 steps idle, 57.5 %; the longest none."""
     text = """name: batch
-engine: {scheduling_policy: static, max_num_seqs: 4, max_num_batched_tokens: 64,
+engine: {name: textbook, scheduling_policy: static, max_num_seqs: 4, max_num_batched_tokens: 64,
          max_model_len: 64, enable_prefix_caching: false}
 cost: {kind: linear, base: 1}
 workload: {num_prompts: 3, request_rate: inf, input_len: 8,

@@ -11,7 +11,7 @@ from simulator.diagnosis.fleet_times import Outage, autoscaler_waits, find_outag
 from simulator.planning.diagnose import follow, gain, value_of
 
 FLEET = """name: fleet
-engine: {max_num_seqs: 8, max_num_batched_tokens: 512, enable_prefix_caching: false}
+engine: {name: textbook, max_num_seqs: 8, max_num_batched_tokens: 512, enable_prefix_caching: false}
 cost: {kind: linear, base: 1e-2, per_token: 1e-5}
 workload: {num_prompts: 1500, request_rate: 20, input_len: 64, output_len: 50}
 cluster: {replicas: 3, router: least_outstanding}
@@ -129,7 +129,8 @@ def test_a_calm_fleet_has_none_of_them(write) -> None:
 
 # One replica of one seat, a second each; a second replica is away from 2 to 6 s.
 ONE_BY_ONE = """name: one
-engine: {max_num_seqs: 1, max_num_batched_tokens: 64, max_model_len: 64, block_size: 16,
+engine: {name: textbook,
+  max_num_seqs: 1, max_num_batched_tokens: 64, max_model_len: 64, block_size: 16,
          enable_prefix_caching: false}
 cost: {kind: linear, base: 1}
 workload: {num_prompts: 12, request_rate: 1, burstiness: inf, input_len: 8, output_len: 2}

@@ -11,13 +11,15 @@ from simulator.cli.main import main
 from simulator.diagnosis.rules import SHOWN, diagnosis_lines
 
 CALM = """name: calm
-engine: {max_num_seqs: 16, max_num_batched_tokens: 512, enable_prefix_caching: false}
+engine: {name: textbook,
+  max_num_seqs: 16, max_num_batched_tokens: 512, enable_prefix_caching: false}
 cost: {kind: linear, base: 1e-2, per_token: 1e-5}
 workload: {num_prompts: 60, request_rate: 8, input_len: 64, output_len: 50}
 goodput: {ttft: 1000}
 """
 PAIR = """name: pair
-engine: {max_num_seqs: 4, block_size: 4, num_gpu_blocks_override: 6, enable_prefix_caching: false,
+engine: {name: textbook,
+  max_num_seqs: 4, block_size: 4, num_gpu_blocks_override: 6, enable_prefix_caching: false,
          max_model_len: 16}
 cost: {kind: linear, base: 1, swap_out_per_block: 0.25, swap_in_per_block: 0.5}
 workload: {num_prompts: 2, request_rate: inf, input_len: 7, output_len: 4}
@@ -182,7 +184,7 @@ def test_unused_seats(diagnose) -> None:
 
 
 HEAVY = """name: heavy
-engine: {max_num_seqs: 4, max_num_batched_tokens: 512, enable_prefix_caching: false}
+engine: {name: textbook, max_num_seqs: 4, max_num_batched_tokens: 512, enable_prefix_caching: false}
 cost: {kind: linear, base: 1e-2, per_token: 1e-5}
 workload: {num_prompts: 300, request_rate: 10, input_len: 64, output_len: 50, clients: [8, 1, 1]}
 """

@@ -23,7 +23,7 @@ cluster:
   router: least_kv
   autoscaling: {metric: kv_usage, target: 0.7, max_replicas: 6, startup_delay: 900}
 """
-APART = """engine: {tensor_parallel_size: 2}
+APART = """engine: {name: textbook, tensor_parallel_size: 2}
 gpu: {name: H100-80GB, count: 2}
 cluster:
   router: session_affinity
@@ -32,7 +32,8 @@ cluster:
     prefill: {kv_role: kv_producer, replicas: 2}
     decode: {kv_role: kv_consumer}
 """
-TWO_KINDS = """cluster:
+TWO_KINDS = """engine: textbook
+cluster:
   router: session_affinity
   groups:
     old one: {replicas: 3}

@@ -124,3 +124,51 @@ def test_errors_name_the_varied_values_that_they_come_with(path):
         "2048: every running request wants a token of each step (with --vary "
         "engine.max_num_seqs=4096)",
     ]
+
+
+def test_variants_have_names_and_keys_of_their_own(path):
+    """In place of --vary; without keys one is the scenario as it is."""
+    variants = [
+        "as it is:",
+        "Few: engine.max_num_seqs=2, workload.output_len={kind: uniform, low: 1, high: 3}",
+    ]
+    runs = expand(
+        path,
+        variants=[*variants, " Clients: engine.scheduling_policy={policy: fair, weights: {a: 2}}"],
+    )
+    assert [run.label for run in runs] == ["as it is", "Few", "Clients"]
+    assert [run.folder for run in runs] == ["as-it-is", "Few", "Clients"]
+    assert [run.scenario.engine.max_num_seqs for run in runs] == [8, 2, 8]
+    assert runs[0].varied == {}
+    assert runs[1].varied["workload.output_len"] == "{kind: uniform, low: 1, high: 3}"
+    assert runs[2].scenario.engine.scheduling_policy["weights"] == {"a": 2}
+
+
+@pytest.mark.parametrize(
+    ("variants", "vary", "sets", "message"),
+    [
+        (
+            ["engine.max_num_seqs=2"],
+            [],
+            [],
+            "--variant engine.max_num_seqs=2: must be 'NAME: dotted",
+        ),
+        (
+            ["engine.scheduling_policy=my:Own"],
+            [],
+            [],
+            "--variant engine.scheduling_policy=my:Own: must",
+        ),
+        (["a: seed"], [], [], "--variant a: seed: must be 'NAME:"),
+        (["a: seed=1, seed=2"], [], [], "--variant a: seed=1, seed=2: must be 'NAME:"),
+        (["a: seed=1", "a: seed=2"], [], [], "--variant: two are named a"),
+        (["a: seed=1"], ["seed=1,2"], [], "--variant: goes without --vary"),
+        (["a: seed=1"], [], ["seed=2"], "--variant seed: --set seed=2 would have no effect"),
+        ([], [], [], "--vary: is missing; for example"),
+    ],
+)
+def test_variants_that_say_nothing_are_refused(path, variants, vary, sets, message):
+    with pytest.raises(HeadwayError) as caught:
+        expand(path, vary, sets, variants=variants)
+    (text,) = caught.value.messages
+    assert text.startswith(message)

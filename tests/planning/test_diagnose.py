@@ -23,7 +23,7 @@ HELPS = 0.9  # of the first advice
 
 # One seat and steps of a second: three requests of one token come at once and end after 1, 2, 3 s.
 THREE = """name: three
-engine: {max_num_seqs: 1, max_num_batched_tokens: 64, max_model_len: 64,
+engine: {name: textbook, max_num_seqs: 1, max_num_batched_tokens: 64, max_model_len: 64,
          enable_prefix_caching: false}
 cost: {kind: linear, base: 1}
 workload: {num_prompts: 3, request_rate: inf, input_len: 8, output_len: 1}

@@ -30,7 +30,7 @@ from simulator.util.workers import parallel_map, use_backend
 SMALL = """
 model: tiny-test
 gpu: {name: A100-80GB}
-engine: {max_num_seqs: 4, num_gpu_blocks_override: 200, max_model_len: 256}
+engine: {name: textbook, max_num_seqs: 4, num_gpu_blocks_override: 200, max_model_len: 256}
 cost: {kind: linear, base: 0.001, per_token: 0.0001}
 workload: {num_prompts: 20, request_rate: 50, input_len: 20, output_len: 10}
 """

@@ -14,7 +14,12 @@ from simulator.util.errors import HeadwayError
 ONE_AT_A_TIME = {
     "model": "tiny-test",
     "gpu": {"name": "A100-80GB"},
-    "engine": {"max_num_seqs": 1, "num_gpu_blocks_override": 100, "max_model_len": 64},
+    "engine": {
+        "name": "textbook",
+        "max_num_seqs": 1,
+        "num_gpu_blocks_override": 100,
+        "max_model_len": 64,
+    },
     "cost": {"kind": "linear", "base": 1.0, "per_token": 0, "per_context": 0},
     "workload": {"num_prompts": 4, "request_rate": inf, "input_len": 8, "output_len": 3},
 }

@@ -42,12 +42,12 @@ BAD = [
         "s.yaml:1: cost.base: must be seconds, at least 0 and at most 1,000,000, not -1",
     ),
     (
-        "engine:\n  max_num_batched_tokens: 128\n",
+        "engine:\n  max_num_batched_tokens: 128\n  max_num_seqs: 256\n",
         "s.yaml:2: engine.max_num_batched_tokens: must be at least max_num_seqs (256), not 128: "
         "every running request wants a token of each step",
     ),
     (
-        "engine:\n  enable_chunked_prefill: false\n",
+        "engine:\n  name: textbook\n  enable_chunked_prefill: false\n",
         "s.yaml:1: engine.max_num_batched_tokens: without chunked prefill must be at least "
         "max_model_len (8192), not 2048: the longest prompt must fit into one step",
     ),

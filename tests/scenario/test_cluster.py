@@ -105,7 +105,8 @@ def test_what_a_cluster_costs_is_in_a_sweep_and_in_a_comparison(tmp_path: Path) 
     names = ["gpus", "dollars", "dollars_per_million_output_tokens", "replica_hours", "shed"]
     for row, result in zip(rows.to_dict("records"), runs, strict=True):
         assert [row[name] for name in names] == [cluster(result)[name] for name in names]
-    told = compare_table(["one", "two"], [result.summary() for result in runs]).splitlines()
+    summaries = [result.summary() for result in runs]
+    told = compare_table(["one", "two"], summaries, everything=True).splitlines()
     found = {line.split("  ")[0]: line.split("  ", 1)[1].split() for line in told if "  " in line}
     assert found["GPUs"] == ["1", "2", "2.00x"]
     assert found["Requests shed"][:2] == [str(cluster(result)["shed"]) for result in runs]

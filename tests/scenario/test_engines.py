@@ -2,10 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from simulator.cli.main import main
+from simulator.core.engine_config import EngineConfig
+from simulator.core.request import Request
 from simulator.models.gpus import GIB, find_gpu
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
@@ -22,6 +25,7 @@ from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.yaml_lines import SourceMap
+from simulator.views.report import run_table
 
 
 def check(**blocks: object) -> Scenario:
@@ -74,7 +78,7 @@ def test_an_unknown_engine_is_told_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text("seed: 1\nengine: vlm\n")
     with pytest.raises(
-        HeadwayError, match=r"s.yaml:2: engine.name: must be 'vllm', 'vllm-v0', .*, not 'vlm'"
+        HeadwayError, match=r"s.yaml:2: engine.name: must be 'vllm', 'textbook', .*, not 'vlm'"
     ):
         load_scenario(path)
     with pytest.raises(HeadwayError) as told:
@@ -84,8 +88,102 @@ def test_an_unknown_engine_is_told_with_its_line(tmp_path: Path) -> None:
 
 def test_other_values_pass_untouched() -> None:
     """They are checked where all values are."""
-    for engine in (None, 3, [], {"name": "x"}, {"max_num_seqs": 2}):
+    for engine in (None, 3, [], {"name": "x"}, {"name": 7, "max_num_seqs": 2}):
         assert with_defaults(engine, None) == engine
+
+
+def test_without_a_name_it_is_vllm_as_it_starts_on_that_gpu() -> None:
+    """Whatever else is given; with a version, that release."""
+    for block in (None, {}, {"name": None}):
+        assert check(engine=block).engine == check(engine="vllm").engine == EngineConfig()
+    bare = check(gpu={"name": "H100-80GB"}).engine
+    assert (bare.max_num_seqs, bare.max_num_batched_tokens) == (1024, 8192)
+    assert bare.async_scheduling
+    old = check(engine={"version": "0.11", "max_num_seqs": 9}).engine
+    assert (old.async_scheduling, old.gpu_memory_utilization, old.max_num_seqs) == (False, 0.9, 9)
+    groups = {"a": None, "b": {"gpu": {"name": "H200"}}}
+    fleet = check(cluster={"groups": groups})
+    assert [fleet.of_group(name).engine.max_num_seqs for name in "ab"] == [256, 1024]
+
+
+def test_the_textbook_is_alike_on_every_gpu_and_takes_one_step_after_another() -> None:
+    """By vLLM's rules, those of an older version, too."""
+    for gpu in ("A100-80GB", "H100-80GB", "B200"):
+        engine = check(engine="textbook", gpu={"name": gpu}).engine
+        assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (256, 2048)
+        assert not engine.async_scheduling
+    old = check(engine={"name": "textbook", "version": "0.18"}).engine
+    assert not old.scheduler_reserve_full_isl
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"prefix_cache": "radix"},
+        {"preemption_mode": "swap"},
+        {"speculative_config": {"num_speculative_tokens": 2, "acceptance": 0.5, "draft": {}}},
+        {"scheduling_policy": "srpt"},
+    ],
+)
+def test_what_needs_the_step_before_is_synchronous_unless_told_otherwise(more: dict) -> None:
+    oracle = {"kind": "oracle"}
+    assert not check(engine=more, predictor=oracle).engine.async_scheduling
+    with pytest.raises(HeadwayError, match="async_scheduling"):
+        check(engine={**more, "async_scheduling": True}, predictor=oracle)
+
+
+def test_windows_need_the_step_before_only_where_the_model_keeps_them() -> None:
+    block = {"disable_hybrid_kv_cache_manager": False, "enable_prefix_caching": False}
+    assert check(engine=block).engine.async_scheduling
+    assert not check(engine=block, model="mistral-7b-v0.1").engine.async_scheduling
+
+
+class Displacing:
+    """A policy of the user's own that lets one request displace another."""
+
+    def key(self, request: Request) -> float:
+        return request.arrival
+
+    def displaces(self, waiting: Request, running: Request, now: float) -> bool:
+        return False
+
+
+class Ordering:
+    """One that only orders the queue."""
+
+    def key(self, request: Request) -> float:
+        return request.arrival
+
+
+def test_policies_of_the_users_own_are_asynchronous_where_they_can_be() -> None:
+    """Of the scenario's engine and of a group's."""
+    here = {name: f"{__name__}:{name}" for name in ("Displacing", "Ordering")}
+    for name, overlaps in (("Displacing", False), ("Ordering", True)):
+        assert check(engine={"scheduling_policy": here[name]}).engine.async_scheduling == overlaps
+    groups = {"a": {"engine": {"scheduling_policy": here["Displacing"]}}, "b": None}
+    fleet = check(cluster={"groups": groups})
+    assert [fleet.of_group(name).engine.async_scheduling for name in "ab"] == [False, True]
+    with pytest.raises(HeadwayError, match="Displacing schedules a step when the one before"):
+        check(engine={"scheduling_policy": here["Displacing"], "async_scheduling": True})
+
+
+def test_a_run_tells_its_engine_which_defaults_applied_and_what_was_set() -> None:
+    """Whoever fills the defaults in: the resolved scenario tells the same."""
+    raw: dict[str, Any] = {"gpu": {"name": "H100-80GB"}, "workload": {"num_prompts": 2}}
+    scenario = check(engine={"max_num_seqs": 64, "block_size": 16}, **raw)
+    (told,) = run(scenario).summary()["headway"]["engines"]
+    assert (told["name"], told["follows"]) == ("vllm", "vLLM 0.33 (newest known)")
+    assert told["set"] == {"max_num_seqs": 64}
+    assert told["defaults"]["max_num_batched_tokens"] == 8192
+    again = check(**{k: v for k, v in scenario.resolved().items() if k != "cost"})
+    assert run(again).summary()["headway"]["engines"] == [told]
+    text = run_table(run(scenario).summary())
+    assert "Engine: vLLM 0.33 (newest known)\n  Defaults on H100-80GB: max_num_batched" in text
+    assert "\n  Set: max_num_seqs 64\n" in text
+    for name, follows in (("textbook", "textbook, with the rules"), ("sglang", "SGLang 0.5.23")):
+        (one,) = run(check(engine=name, **raw)).summary()["headway"]["engines"]
+        assert one["follows"].startswith(follows)
+        assert not one["set"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -293,8 +391,7 @@ def test_the_share_of_the_memory_is_of_what_each_engine_means() -> None:
     assert budgets["all"].kv_cache == usable - weights - beside["all"]
     assert budgets["static"].kv_cache == usable - weights
     assert budgets["free"].kv_cache == int((int(79.25 * GIB) - weights - beside["free"]) * 0.8)
-    assert [fraction_of(name) for name in (None, "vllm", "sglang", "tgi", "tensorrt-llm")] == [
-        "all",
+    assert [fraction_of(name) for name in ("vllm", "sglang", "tgi", "tensorrt-llm")] == [
         "all",
         "static",
         "free",
@@ -317,5 +414,5 @@ def test_the_command_lists_what_is_modelled(capsys: pytest.CaptureFixture[str]) 
         assert row["follows"]
         assert row["modelled"]
         assert row["not_modelled"]
-    assert rows[1]["sets"]["watermark"] == 0.01
+    assert rows[2]["sets"]["watermark"] == 0.01
     assert max(map(len, text.splitlines())) <= 100

@@ -28,7 +28,7 @@ def test_defaults_are_those_documented(write):
     assert scenario.name == "nothing"
     assert scenario.engine == EngineConfig()
     assert scenario.engine.model_dump() == {
-        "name": None,
+        "name": "vllm",
         "version": None,
         "scheduling_policy": "fcfs",
         "scheduler": "headway",
@@ -59,7 +59,7 @@ def test_defaults_are_those_documented(write):
         "long_prefill_token_threshold": 0,
         "long_prefill_token_threshold_adaptive": False,
         "prefill_schedule_interval": 1,
-        "async_scheduling": False,
+        "async_scheduling": True,
         "disable_hybrid_kv_cache_manager": True,
         "speculative_config": None,
         "scheduler_reserve_full_isl": True,

@@ -64,9 +64,9 @@ def test_sizes_that_nobody_gave_fit_the_others() -> None:
         engine(name="vllm", max_num_batched_tokens=100, max_num_seqs=200)
 
 
-def test_without_a_name_a_version_says_rules_alone() -> None:
+def test_of_the_textbook_a_version_says_rules_alone() -> None:
     """And switches off the options that it lacks."""
-    plain, old = engine(), engine(version="0.18")
+    plain, old = engine(name="textbook"), engine(name="textbook", version="0.18")
     assert plain.scheduler_reserve_full_isl
     assert not old.scheduler_reserve_full_isl
     assert old == plain.model_copy(update={"version": "0.18", "scheduler_reserve_full_isl": False})
@@ -138,7 +138,7 @@ def test_summary_and_report_say_whose_rules(tmp_path: Path, capsys) -> None:
         summary = json.loads((tmp_path / "out" / "summary.json").read_text())
         assert summary["headway"]["vllm_version"] == version
         shown = capsys.readouterr().out
-        assert (f"Scheduler: vLLM {version}\n" in shown) == (version is not None)
+        assert (f"Engine: vLLM {version}\n" in shown) == (version is not None)
     assert main(["report", str(tmp_path / "out")]) == 0
 
 

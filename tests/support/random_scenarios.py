@@ -26,7 +26,7 @@ def draw_scenario(seed: int) -> Values:
         "name": f"drawn-{seed}",
         "model": rng.choice(["llama-3-8b", "llama-2-7b"]),
         "gpu": {"name": rng.choice(["A100-80GB", "H100-80GB", "L40S"])},
-        "engine": _engine(rng),
+        "engine": {"name": "textbook" if seed % 3 else "vllm", **_engine(rng)},
         "workload": _workload(rng),
         "seed": seed,
     }

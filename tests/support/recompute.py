@@ -44,7 +44,34 @@ def recompute(run: Run) -> Values:
         own |= dict(flatten(recompute_cluster(run, servers), "cluster."))
     if run.requests.client.nunique() > 1:
         own |= recompute_clients(run, token_times(run))
+    for column, key in (("client", "per_client"), ("priority", "per_priority")):
+        if column in run.requests and run.requests[column].nunique() > 1:
+            own |= dict(flatten(_per_part(run, column), f"{key}."))
     return found | {f"headway.{key}": value for key, value in own.items()}
+
+
+def _per_part(run: Run, column: str) -> Values:
+    """What the requests of each client, or of each priority, felt."""
+    sent = run.requests[~run.requests.sent.isna()]
+    if (window := _window(run)) is not None:
+        sent = sent[sent.sent.between(*window)]
+    bounds = _bounds(run)
+    found: Values = {}
+    for name in run.requests[column].dropna().unique():
+        rows = sent[sent[column] == name]
+        done = rows[rows.finish_reason.isin(COMPLETED)]
+        part: Values = {"requests": len(rows), "completed": len(done)}
+        part["output_tokens"] = int(done.output_tokens.sum())
+        if bounds:
+            ended = (~rows.finish_reason.isna()).sum()
+            part["slo_attainment"] = _keep(done, bounds).sum() / ended if ended else None
+        for latency in ("ttft", "tpot", "e2el", "queue_time"):
+            rest = done[done.output_tokens > 1] if latency == "tpot" else done
+            values = 1000 * rest[latency].dropna()
+            part[f"mean_{latency}_ms"] = values.mean() if len(values) else None
+            part[f"p99_{latency}_ms"] = np.percentile(values, 99) if len(values) else None
+        found[str(name)] = part
+    return found
 
 
 def _vllm_version(engines: list[Values]) -> str | None:
@@ -53,7 +80,7 @@ def _vllm_version(engines: list[Values]) -> str | None:
     for engine in engines:
         policy = engine["scheduling_policy"]
         name = policy["policy"] if isinstance(policy, dict) else policy
-        if engine["name"] in (None, "vllm") and name not in OTHER_SCHEDULERS:
+        if engine["name"] in ("vllm", "textbook") and name not in OTHER_SCHEDULERS:
             found.append(engine["version"] or "0.33 (newest known)")
     return ", ".join(dict.fromkeys(found)) or None
 
@@ -124,6 +151,15 @@ def _keep(ended: pd.DataFrame, bounds: dict[str, float]) -> pd.Series:
     return keep
 
 
+def _bounds(run: Run) -> dict[str, float]:
+    """What each request is held against, ms."""
+    bounds: dict[str, float] = {}
+    for text in run.scenario["slo"] or []:
+        if found := re.fullmatch(r"p[\d.]+_(ttft|tpot|e2el)_ms<=(.*)", text):
+            bounds[found[1]] = max(float(found[2]), bounds.get(found[1], 0.0))
+    return bounds | {k: v for k, v in run.scenario["goodput"].items() if v is not None}
+
+
 def _service_levels(run: Run, summary: Values) -> Values:
     """How far the scenario's service levels are kept; latencies' percentiles are the summary's."""
     goodput = {k: v for k, v in run.scenario["goodput"].items() if v is not None}
@@ -132,11 +168,7 @@ def _service_levels(run: Run, summary: Values) -> Values:
         return {}
     if not any("completion" in text for text in levels):
         levels = [*levels, "completion>=1"]
-    bounds: dict[str, float] = {}
-    for text in levels:
-        if found := re.fullmatch(r"p[\d.]+_(ttft|tpot|e2el)_ms<=(.*)", text):
-            bounds[found[1]] = max(float(found[2]), bounds.get(found[1], 0.0))
-    bounds |= goodput
+    bounds = _bounds(run)
     done, failed = run.completed, summary["failed"]
     if (window := _window(run)) is not None:
         done = done[done.finish.between(*window)]

@@ -123,7 +123,8 @@ def not_in_files(run: Run) -> dict[str, str]:
     of_cluster += r"|power_w|(joules|wh|kg_co2)_per.*)"
     ahead = engine["async_scheduling"] or engine["pipeline_parallel_size"] > 1
     limits = (
-        (True, r"headway\.(schema|version|warnings|diagnosis.*)", "no metrics"),
+        (True, r"headway\.(schema|version|warnings|diagnosis.*|engines.*)", "no metrics"),
+        (True, r"headway\.host\..*", "what the cost model was read from"),
         (True, r"headway\.(.*\.)?profile", "the name of what the cost model was read from"),
         (True, r"headway\.cluster\.(\w*tries\w*|failures|scalings)", "one row for all tries"),
         (
@@ -145,7 +146,8 @@ def not_in_files(run: Run) -> dict[str, str]:
         ),
         (run.scenario["workload"]["frontend"], waiting, "when a request passed the front end"),
         (
-            engine["pipeline_parallel_size"] > 1,
+            engine["pipeline_parallel_size"] > 1
+            or (ahead and engine["scheduling_policy"] == "sglang"),
             r"headway\..*max_waiting",
             "when each batch was decided",
         ),

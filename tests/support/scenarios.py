@@ -11,7 +11,7 @@ AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:00:0{k}.0000000,{100 + k},{10 + k}\n" for k in range(5)
 )
 SMALL = """name: small
-engine: {max_num_seqs: 8, enable_prefix_caching: false}
+engine: {name: textbook, max_num_seqs: 8, enable_prefix_caching: false}
 cost: {kind: linear, base: 1e-2, per_token: 1e-5, per_context: 0}
 workload: {num_prompts: 40, request_rate: 20, input_len: 64, output_len: 8}
 goodput: {ttft: 1000}
@@ -20,7 +20,7 @@ goodput: {ttft: 1000}
 ONE_A_SECOND = """
 model: tiny-test
 gpu: {name: A100-80GB}
-engine: {max_num_seqs: 1, num_gpu_blocks_override: 200, max_model_len: 256}
+engine: {name: textbook, max_num_seqs: 1, num_gpu_blocks_override: 200, max_model_len: 256}
 cost: {kind: linear, base: 0.1}
 workload: {num_prompts: 200, request_rate: 0.2, burstiness: 1, input_len: 20, output_len: 10}
 seed: 3

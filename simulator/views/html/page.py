@@ -177,8 +177,8 @@ def _subtitle(runs: Sequence[Run]) -> str:
 
 
 def _scheduler(run: Run) -> str:
-    version = run.summary["headway"].get("vllm_version")
-    return f"vLLM {version}" if version else ""
+    engines = run.summary["headway"].get("engines") or ()  # not in earlier versions' files
+    return ", ".join(dict.fromkeys(one["follows"] for one in engines))
 
 
 def _gpu(run: Run) -> str:

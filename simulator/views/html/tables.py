@@ -91,12 +91,12 @@ def headline(runs: Sequence[Run]) -> str:
         if not all(isinstance(value, int | float) for value in values):
             continue
         cells = [number(value * metric.scale) for value in values]
-        marks = ["", *(_ratio(value, values[0], metric.better) for value in values[1:])]
+        marks = ["", *(_ratio(value, values[0]) for value in values[1:])]
         rows.append([escape(metric.label), *map("".join, zip(cells, marks, strict=True))])
     names = [run_name(run, k) for k, run in enumerate(runs)]
     whole = table(["", *names], rows, "numbers")
     if len(runs) > 1:
-        return f"{whole}<p class=note>Ratios are to the first; green is better, red worse.</p>"
+        return f"{whole}<p class=note>Ratios are to the first.</p>"
     summary = runs[0].summary
     cards = "".join(
         f"<div class=card><b>{number(summary[key])}</b> {unit}<br><span>{name}</span></div>"
@@ -107,14 +107,12 @@ def headline(runs: Sequence[Run]) -> str:
     return f"<div class=cards>{cards}</div><details><summary>All metrics</summary>{whole}</details>"
 
 
-def _ratio(value: float, first: float, better: int) -> str:
+def _ratio(value: float, first: float) -> str:
     if not first:
         return ""
-    sign = better * ((value > first) - (value < first))
-    kind = {1: "good", 0: "even", -1: "bad"}[sign]
     ratio = value / first
     text = f"{ratio:,.0f}" if ratio >= 1000 else f"{ratio:.3g}"
-    return f' <span class="ratio {kind}">{text}&times;</span>'
+    return f' <span class="ratio">{text}&times;</span>'
 
 
 def per_run(runs: Sequence[Run], section: Callable[[Run], str]) -> str:
