@@ -416,11 +416,9 @@ def _engines(scenario: "Scenario") -> list[Summary]:
         told = {"gpu": group.gpu.name}
         told |= describe_engine(group.engine, group.gpu.name, group.model)
         names = [name] if name else []
-        alike = next(
-            (one for one in found if {**one, "groups": None} == {**told, "groups": None}), 0
-        )
-        if alike:
-            alike["groups"] += names
+        same = [one for one in found if {**one, "groups": None} == {**told, "groups": None}]
+        if same:
+            same[0]["groups"] += names
         else:
             found.append({**told, "groups": names})
     return [*found]
