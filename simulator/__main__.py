@@ -5,14 +5,19 @@ Ctrl-C is told in one line even while the command line itself is still being imp
 containers end a command, is taken as Ctrl-C.
 """
 
+import gc
 import os
 import signal
 import sys
+
+SELDOM = 100_000
+"""Objects that come before the garbage collector looks for circles: imports make few, and stay."""
 
 
 def main() -> int:
     """Import the command line and run it; return the exit code."""
     _prepare_streams()
+    gc.set_threshold(SELDOM)
     try:
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # else whoever started us cares
             signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -178,11 +178,12 @@ class Advisor:
         stalls: list[Floats] = []
         columns: list[tuple[Floats, ...]] = []
         for log, cost in zip(self.logs, self.costs, strict=True):
-            rows = log.steps[prompt_rows(log)]
-            mixed = rows["decodes"] > 0
+            rows, prompts = log.steps, prompt_rows(log)
+            mixed = rows["decodes"][prompts] > 0
             stalls.append(prompt_stalls(log, cost)[mixed])
-            time = (rows["end"] - rows["start"])[mixed]
-            columns.append((time, rows["prefill_tokens"][mixed], rows["decodes"][mixed]))
+            at = prompts[mixed]
+            time = rows["end"][at] - rows["start"][at]
+            columns.append((time, rows["prefill_tokens"][at], rows["decodes"][at]))
         if not sum(map(len, stalls)):
             return []
         stall = np.concatenate(stalls)

@@ -52,7 +52,7 @@ class FixedPredictions:
 class Oracle:
     """The true length: the bound for every predictor."""
 
-    def predictor(self, workload: Workload, rng: np.random.Generator) -> Predictor:
+    def predictor(self, workload: Workload, rng: "np.random.Generator") -> Predictor:
         return FixedPredictions(workload.output_tokens)
 
 
@@ -65,7 +65,7 @@ class Noisy:
     def __post_init__(self) -> None:
         raise_if(check_range("sigma", self.sigma, 0, 10))
 
-    def predictor(self, workload: Workload, rng: np.random.Generator) -> Predictor:
+    def predictor(self, workload: Workload, rng: "np.random.Generator") -> Predictor:
         error = np.exp(self.sigma * rng.standard_normal(len(workload)))
         return FixedPredictions(
             np.clip(np.rint(workload.output_tokens * error), 1, MOST).astype(np.int64)
@@ -95,7 +95,7 @@ class Bucketed:
             ),
         )
 
-    def predictor(self, workload: Workload, rng: np.random.Generator) -> Predictor:
+    def predictor(self, workload: Workload, rng: "np.random.Generator") -> Predictor:
         lengths, k = workload.output_tokens, self.classes
         draws = rng.random((len(workload), 2))
         edges = np.quantile(lengths, np.arange(1, k) / k) if len(lengths) else np.zeros(k - 1)
@@ -130,7 +130,7 @@ class Percentile:
             (not 1 <= self.prior <= MOST, f"prior: must be 1 token or more, not {self.prior}"),
         )
 
-    def predictor(self, workload: Workload, rng: np.random.Generator) -> Predictor:
+    def predictor(self, workload: Workload, rng: "np.random.Generator") -> Predictor:
         return History(self)
 
 

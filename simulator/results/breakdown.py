@@ -168,7 +168,7 @@ def _phase(
 
 def prompt_rows(log: Log) -> Ints:
     """Number the rows of the steps that compute prompts; each stands for a single step."""
-    return np.flatnonzero(log.steps["prefill_context"])
+    return np.flatnonzero(log.steps["prefill_context"] > 0)
 
 
 def prompt_stalls(log: Log, cost: "CostModel") -> Floats:

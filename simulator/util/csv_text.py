@@ -23,8 +23,9 @@ Floats = npt.NDArray[np.float64]
 DECIMALS = 9  # of a float: a nanosecond, where the column is in seconds
 LARGEST = 9.0e18  # an int64 holds it
 _QUADS = np.frombuffer("".join(f"{i:04d}" for i in range(10_000)).encode(), np.uint32)
+_FIRST_QUADS = np.frombuffer("".join(f"{i:\0>4d}" for i in range(10_000)).encode(), np.uint32)
+"""Four digits each; the latter without leading zeros, as the first digits of a number."""
 _ZERO = np.frombuffer(f"{0:.{DECIMALS}f}".encode(), np.uint8)
-_POWERS = 10 ** np.arange(1, 19, dtype=np.int64)
 
 
 @dataclass(slots=True)
@@ -77,8 +78,7 @@ def encode_rows(columns: Sequence[Column]) -> bytes:
         matrix[:, end] = ord(",")
         at = end + 1
     matrix[:, -1] = ord("\n")
-    text: bytes = matrix[matrix != 0].tobytes()
-    return text
+    return matrix.tobytes().translate(None, b"\0")
 
 
 def encode_header(names: Sequence[str]) -> bytes:
@@ -108,11 +108,17 @@ def _words(column: Words) -> Chars:
 
 def _integers(values: Ints) -> Chars:
     """Lay out integers without leading zeros; negative ones as nothing."""
-    length = np.searchsorted(_POWERS, values, side="right") + 1
-    width = int(length.max(initial=1))
-    cells = _digits(values, width)
-    cells[np.arange(width) < np.where(values < 0, width, width - length)[:, None]] = 0
-    return cells
+    width = len(str(values.max(initial=0)))
+    quads = -(-width // 4)
+    out = np.empty((len(values), quads), np.uint32)
+    rest = values
+    for place in reversed(range(quads)):
+        high = rest // 10_000
+        quad = rest - high * 10_000
+        first = _FIRST_QUADS[quad] * (rest > 0 if place < quads - 1 else rest >= 0)
+        out[:, place] = np.where(high > 0, _QUADS[quad], first)
+        rest = high
+    return out.view(np.uint8)[:, 4 * quads - width :]
 
 
 def _decimals(values: Floats) -> Chars:
