@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet
 
-.PHONY: demo test lint bench notebooks test-notebooks clean
+.PHONY: demo test test-clients lint bench notebooks test-notebooks clean
 
 demo: $(VENV)/installed
 	$(BIN)/headway compare scenarios/demo.yaml --vary engine.scheduling_policy=static,fcfs --out out/demo
@@ -16,6 +16,21 @@ demo: $(VENV)/installed
 # campaign. Without, a fifth of the examples, other ones each time, and the parts of it that differ.
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# Load generators, an SDK and a proxy against `headway serve`: some gigabytes and minutes.
+# vLLM is installed without what its server needs; its benchmark wants the packages that follow.
+CLIENTS := .venv-clients
+test-clients: $(VENV)/installed-test $(CLIENTS)/installed
+	HEADWAY_CLIENTS=$(CURDIR)/$(CLIENTS) $(BIN)/python -m pytest -m clients -s tests/views
+
+$(CLIENTS)/installed: Makefile
+	for name in openai guidellm aiperf vllm; do $(PYTHON) -m venv $(CLIENTS)/$$name; done
+	$(CLIENTS)/openai/bin/pip install --quiet openai 'litellm[proxy]'
+	$(CLIENTS)/guidellm/bin/pip install --quiet $(TORCH) guidellm==0.8.1
+	$(CLIENTS)/aiperf/bin/pip install --quiet aiperf==0.13.0
+	$(CLIENTS)/vllm/bin/pip install --quiet $(TORCH) transformers aiohttp tqdm numpy msgspec psutil pyzmq cloudpickle regex cachetools pydantic datasets pandas prometheus-client xgrammar fastapi partial-json-parser llguidance einops
+	$(CLIENTS)/vllm/bin/pip install --quiet --no-deps vllm==0.33.0
+	touch $@
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

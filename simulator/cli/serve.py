@@ -35,6 +35,10 @@ def serve(
     admin: Annotated[
         bool, silent("POST /admin/...: replicas that are slow, hang, are killed; failures")
     ] = False,
+    kv_events_config: Annotated[
+        str | None,
+        silent("vLLM's JSON: tell over ZMQ what the prefix cache holds [default: do not]"),
+    ] = None,
     out: Annotated[Path | None, silent("folder for the files of the run, at its end")] = None,
     set_: Annotated[
         list[str] | None, silent("set a key: dotted.key=value (repeatable)", "--set")
@@ -47,6 +51,7 @@ def serve(
     """Answer as the scenario's vLLM server would, without a GPU, until Ctrl-C."""
     from simulator.scenario.load import load_scenario
     from simulator.util.errors import HeadwayError
+    from simulator.views.http.kv_events import read_config
     from simulator.views.http.live_engine import replica_scenarios
     from simulator.views.http.server import ServeOptions, Server, token_counter
     from simulator.views.http.server import serve as listen
@@ -62,16 +67,14 @@ def serve(
     served = replica_scenarios(loaded) if replica_ports else [loaded]
     if port and port + len(served) > 65536:
         raise HeadwayError(f"--port: {port} and {len(served) - 1} more go beyond 65535")
-    servers = [
-        Server(
-            one,
-            ServeOptions(
-                host, port and port + number, speed, served_model_name, admin, startup_delay
-            ),
-            counter,
-        )
-        for number, one in enumerate(served)
-    ]
+    events = None if kv_events_config is None else read_config(kv_events_config)
+    if events is not None and not events.enable_kv_cache_events:
+        events = None
+    servers: list[Server] = []
+    for number, one in enumerate(served):
+        cores = sum(len(server.engine.cores) for server in servers)
+        place = host, port and port + number, speed, served_model_name, admin, startup_delay
+        servers.append(Server(one, ServeOptions(*place, events, cores), counter))
 
     def ready(server: "Server", address: str) -> None:
         at = "" if speed == 1 else f", {speed:g} times as fast as real time"

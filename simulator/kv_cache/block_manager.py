@@ -10,6 +10,7 @@ a request from its end backwards.
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request, by_admission
@@ -171,11 +172,22 @@ class EvictingCounter(BlockCounter):
             self.take(decodes.blocks(ticks, skip))
 
 
+class CacheListener(Protocol):
+    """Hears of the blocks that the prefix cache holds, as vLLM's KV events tell of them."""
+
+    def stored(self, request: Request, first: int, hashes: Sequence[int]) -> None:
+        """Blocks of a request have got their hashes, from its block number `first` on."""
+
+    def removed(self, key: int) -> None:
+        """A block with this hash has been given to somebody else."""
+
+
 class BlockManager(BlockCounter):
     """Blocks with names, reference counts and, if asked for, a prefix cache."""
 
     names_blocks = True
     ordered = True
+    listener: CacheListener | None = None
 
     def __init__(
         self,
@@ -338,6 +350,8 @@ class BlockManager(BlockCounter):
             evicted.append(block)
             if key is None:
                 continue
+            if self.listener is not None:
+                self.listener.removed(key)
             if key in self._others_of:
                 self._forget(key, block)
             else:
@@ -365,6 +379,8 @@ class BlockManager(BlockCounter):
         known = self._block_of
         hashes = known_hashes(request, end, self.block_size)[first:end]
         assert request.blocks is not None
+        if self.listener is not None:
+            self.listener.stored(request, first, hashes)
         new = zip(hashes, request.blocks[first:end], strict=True)
         if known.keys().isdisjoint(hashes):
             known.update(new)

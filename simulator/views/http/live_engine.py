@@ -23,6 +23,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from simulator.views.http.clock import RealTimeClock
 from simulator.views.http.drills import Drills
+from simulator.views.http.kv_events import KvEvents
 from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ class LiveEngine:
         self.on_tokens: Callable[[Stream, int, float], None] | None = None
         self.on_end: Callable[[Stream, str], None] | None = None
         self.on_step: Callable[[EngineCore, int], None] | None = None  # with the step's tokens
+        self.kv_events: KvEvents | None = None
         self._serial = 0
         self._first = 0  # id of the first request in `asked`
         self._asked = Sent.none()
@@ -200,6 +202,11 @@ class LiveEngine:
             assert isinstance(predictor, FixedPredictions)
             return int(predictor.hints[0])
         return None if predictor is None else predictor.predict(request)
+
+    @property
+    def next_id(self) -> int:
+        """Id of the request that is submitted next."""
+        return self._serial
 
     @property
     def block_size(self) -> int:
@@ -428,11 +435,16 @@ class _Watch:
             step = scheduled[0]
             tokens = step.decodes + sum(chunk.tokens for chunk in step.prefills)
             self.engine.on_step(self.core, tokens)
+        if self.engine.kv_events is not None:
+            self.engine.kv_events.publish(self.core)
         self.engine.clock.note_delay(ends[-1])
 
     def restart(self, scheduler: "Scheduler") -> list[Request]:
         self.in_flight.clear()
-        return self._core_restart(scheduler)
+        lost = self._core_restart(scheduler)
+        if self.engine.kv_events is not None:
+            self.engine.kv_events.restarted(self.core)
+        return lost
 
     def _counts(self) -> list[tuple[Stream, int]]:
         """Count the tokens of all whose streams are still here."""

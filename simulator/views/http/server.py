@@ -21,6 +21,7 @@ from simulator.util.errors import HeadwayError
 from simulator.util.files import Writer
 from simulator.views.http.admin import admin_routes
 from simulator.views.http.drills import FailureRates
+from simulator.views.http.kv_events import KvEvents, KvEventsConfig
 from simulator.views.http.live_engine import LOST, LiveEngine, Stream
 from simulator.views.http.live_metrics import LiveMetrics
 from simulator.views.http.openai import (
@@ -60,6 +61,8 @@ class ServeOptions:
     model: str = ""  # name that clients use; "": the scenario's
     admin: bool = False  # whether /admin is there
     startup_delay: float = 0.0  # simulated s until replicas are up
+    kv_events: KvEventsConfig | None = None  # where to tell what the prefix cache holds
+    first_core: int = 0  # number of the first engine core among all that are served
 
 
 class Server:
@@ -73,6 +76,11 @@ class Server:
         self.failures = FailureRates(scenario.seed)
         self.model = options.model or scenario.model
         self.metrics = LiveMetrics(self.engine, self.model)
+        self._said: dict[int, tuple[Sequence[int], int]] = {}  # by id: prompt, first word
+        if options.kv_events is not None:
+            told = options.kv_events, self.engine.cores, self._tokens, options.first_core
+            self.engine.kv_events = KvEvents(*told)
+            self._words = [counter.encode(word)[0] for word in counter.words]
         self._lengths = scenario.make_workload().output_tokens
         self._random = np.random.default_rng(scenario.seed)
         self._serial = 0
@@ -114,7 +122,10 @@ class Server:
         clock = asyncio.create_task(self.engine.clock.run())
         stopped = asyncio.create_task(stop.wait())
         socket: asyncio.Server | None = None
+        events = self.engine.kv_events
         try:
+            if events is not None:
+                events.open()
             try:
                 socket = await _listen(runner, self.options.host, self.options.port)
             except OSError as error:
@@ -132,6 +143,8 @@ class Server:
             stopped.cancel()
             if socket is not None:
                 socket.close()
+            if events is not None:
+                events.close()
             await runner.cleanup()
 
     def result(self) -> "Result":
@@ -183,12 +196,25 @@ class Server:
         answer = Answer(wanted, chat, self.model, self._serial, self.counter.words)
         self._serial += 1
         self._open += 1
+        number = self.engine.next_id
+        if self.engine.kv_events is not None:
+            self._said[number] = wanted.tokens, answer.offset
         try:
             if wanted.stream:
                 return await self._stream(request, wanted, answer)
             return await self._whole(request, wanted, answer)
         finally:
             self._open -= 1
+            self._said.pop(number, None)
+
+    def _tokens(self, request: Request, first: int, last: int) -> list[int] | None:
+        """Give tokens of a request, prompt and answer; None: its client has gone."""
+        if (said := self._said.get(request.id)) is None:
+            return None
+        prompt, offset = said
+        size, words = len(prompt), self._words
+        answer = range(offset + max(first - size, 0), offset + max(last - size, 0))
+        return [*prompt[first:last], *(words[number % len(words)] for number in answer)]
 
     def _submit(
         self,
