@@ -8,17 +8,19 @@ from typing import Any
 import pytest
 
 pytest.importorskip("aiohttp")
-msgpack = pytest.importorskip("msgpack")
-zmq = pytest.importorskip("zmq.asyncio")
+pytest.importorskip("msgpack")
+pytest.importorskip("zmq")
 
+import msgpack
 from aiohttp import ClientSession
+from zmq import DEALER, REQ, SUB
+from zmq.asyncio import Context
 
 from simulator.util.errors import HeadwayError
 from simulator.views.http.kv_events import END, KvEventsConfig, address_of, read_config
 from simulator.views.http.server import Server
 from tests.support.twins import served_by
 
-SUB, REQ, DEALER = 2, 3, 5  # sockets, by ZeroMQ's numbers
 CACHE = "engine.enable_prefix_caching=true"
 
 
@@ -44,7 +46,7 @@ class Listener:
     """A router's view of an engine: hashes, each as often as there are blocks of it."""
 
     def __init__(self, port: int) -> None:
-        self.socket = zmq.Context.instance().socket(SUB)
+        self.socket = Context.instance().socket(SUB)
         self.socket.connect(tcp(port))
         self.socket.subscribe(b"")
         self.held: Counter[int] = Counter()
@@ -106,12 +108,12 @@ def test_who_listens_knows_what_the_cache_holds(asynchronous: str) -> None:
             if event["type"] == "BlockStored":
                 assert len(event["token_ids"]) == 16 * len(event["block_hashes"])
 
-        asker = zmq.Context.instance().socket(REQ)
+        asker = Context.instance().socket(REQ)
         asker.connect(tcp(ports[1]))
         await asker.send((3).to_bytes(8, "big"))
         number = await asker.recv_multipart()
         assert int.from_bytes(number[1], "big") == 3
-        dealer = zmq.Context.instance().socket(DEALER)
+        dealer = Context.instance().socket(DEALER)
         dealer.connect(tcp(ports[1]))
         await dealer.send_multipart((b"", (5).to_bytes(8, "big")))
         again = []
