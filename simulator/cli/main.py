@@ -18,6 +18,7 @@ from simulator.util.version import __version__
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 VERBS = {
+    "init": "Write a first scenario, from answers or options.",
     "run": "Simulate a scenario; print its report, write its files.",
     "compare": "Simulate a scenario with some keys varied, side by side.",
     "sweep": "Simulate a scenario at many points, on all cores or a cluster; one row per point.",

@@ -1,0 +1,249 @@
+"""The verb `headway init`: a first scenario, from answers or options."""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from simulator.cli.options import silent
+from simulator.util.errors import HeadwayError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from simulator.workload.workload import Workload
+
+MODEL, GPU, RATE, SLO = "llama-3-8b", "H100-80GB", "4", "p99_ttft_ms<=1000"
+"""What is taken where nobody says."""
+
+
+def init(
+    file: Annotated[Path, Parameter(name="FILE", help="scenario to write")] = Path("scenario.yaml"),
+    /,
+    *,
+    model: Annotated[
+        str | None, silent(f"a shipped model, or the path of a config.json [default: {MODEL}]")
+    ] = None,
+    gpu: Annotated[str | None, silent(f"GPU [default: {GPU}]")] = None,
+    tensor_parallel_size: Annotated[
+        int | None, silent("GPUs that share each layer [default: as few as hold the model]")
+    ] = None,
+    traffic: Annotated[
+        Path | None, silent("file of requests to replay: a trace, a log, a benchmark's results")
+    ] = None,
+    columns: Annotated[
+        str | None,
+        silent("which column of that file holds what, as arrival=t:ms,prompt=n,output=m"),
+    ] = None,
+    rate: Annotated[
+        float | None, silent(f"requests per second, in place of a file [default: {RATE}]")
+    ] = None,
+    slo: Annotated[
+        list[str] | None, silent(f"service level (repeatable) [default: '{SLO}']")
+    ] = None,
+    yes: Annotated[bool, silent("ask nothing: defaults for all that is not given")] = False,
+) -> int:
+    """Write a commented scenario that runs; ask for what no option gives."""
+    from simulator.util.files import check_file, write_atomic
+
+    if file.exists():
+        raise HeadwayError(f"{file}: is there already; give another name")
+    check_file("FILE", file)
+    if traffic is not None and rate is not None:
+        raise HeadwayError("--rate: goes without --traffic, which has its own")
+    if columns is not None and traffic is None:
+        raise HeadwayError("--columns: goes with --traffic")
+    ask = _Questions(asks=not yes)
+    model = ask("Model", MODEL, _check_model, "--model", model)
+    gpu = ask("GPU", GPU, _check_gpu, "--gpu", gpu)
+    size = tensor_parallel_size or _fewest_gpus(model, gpu)
+    if traffic is None:
+        given = None if rate is None else f"{rate:g}"
+        told = ask("Requests per second, or a file of them", RATE, _check_traffic, "--rate", given)
+        traffic = None if _is_rate(told) else Path(told)
+        rate = float(told) if _is_rate(told) else None
+    given_levels: list[str | None] = [*slo] if slo else [None]
+    levels = [ask("Service level", SLO, _check_slo, "--slo", one) for one in given_levels]
+    workload = None if traffic is None else _read(traffic, columns)
+    chosen = _Choices(model, gpu, size, traffic, columns, rate, levels)
+    cost = _try(_scenario(file, chosen, workload, str(traffic and traffic.absolute())), file)
+    place = traffic
+    if traffic is not None and not traffic.is_absolute():
+        place = Path(os.path.relpath(traffic, file.parent))
+    write_atomic(file, _scenario(file, chosen, workload, str(place)).encode())
+    print(f"written to {file}: steps are timed by {cost}; try headway run {file}")
+    return 0
+
+
+class _Questions:
+    """Ask on the terminal for what is not given."""
+
+    def __init__(self, *, asks: bool) -> None:
+        self.asks = asks
+
+    def __call__(
+        self,
+        what: str,
+        default: str,
+        check: "Callable[[str], object]",
+        option: str,
+        given: str | None,
+    ) -> str:
+        """Give an answer that holds; HeadwayError where the one given does not, or nobody is there.
+
+        A wrong answer is told, and asked for again.
+        """
+        if given is not None or not self.asks:
+            answer = default if given is None else given
+            try:
+                check(answer)
+            except (ValueError, HeadwayError) as error:
+                what = str(error).removeprefix(f"{option} {answer}: ")
+                raise HeadwayError(f"{option} {answer}: {what}") from None
+            return answer
+        if not sys.stdin.isatty():
+            raise HeadwayError(f"{option}: is missing, and nobody is there to ask; or give --yes")
+        while True:
+            try:
+                answer = input(f"{what} [{default}]: ").strip() or default
+            except EOFError:
+                raise HeadwayError(f"{option}: no answer; nothing was written") from None
+            try:
+                check(answer)
+            except (ValueError, HeadwayError) as error:
+                print(f"  {error}")
+            else:
+                return answer
+
+
+def _check_model(name: str) -> None:
+    from simulator.models.load import load_model
+
+    load_model(name)
+
+
+def _check_gpu(name: str) -> None:
+    from simulator.models.gpus import find_gpu
+
+    find_gpu(name)
+
+
+def _is_rate(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_traffic(text: str) -> None:
+    if _is_rate(text):
+        if not 0 < float(text) < 1e6:
+            raise ValueError("must be requests per second, more than 0")
+    elif not Path(text).is_file():
+        raise ValueError("is neither a number of requests per second nor a file")
+
+
+def _check_slo(text: str) -> None:
+    from simulator.results.service_levels import parse_slo
+
+    parse_slo(text)
+
+
+def _read(path: Path, columns: str | None) -> "Workload":
+    from simulator.workload.traces import read_trace
+
+    return read_trace(path, columns=columns)
+
+
+def _fewest_gpus(model: str, gpu: str) -> int:
+    """Give the least tensor parallelism, a power of two, that leaves room for a KV cache."""
+    from simulator.models.gpus import find_gpu
+    from simulator.models.kv_budget import kv_budget
+    from simulator.models.load import load_model
+
+    found, why = load_model(model), ""
+    for size in (1, 2, 4, 8):
+        try:
+            kv_budget(found, find_gpu(gpu), tensor_parallel_size=size)
+        except ValueError as error:
+            why = why or str(error)
+        else:
+            return size
+    raise HeadwayError(f"--gpu {gpu}: eight do not hold {model}: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """What the scenario is to say."""
+
+    model: str
+    gpu: str
+    tensor_parallel_size: int
+    traffic: Path | None
+    columns: str | None
+    rate: float | None
+    slo: list[str]
+
+
+def _scenario(file: Path, chosen: _Choices, workload: "Workload | None", trace: str) -> str:
+    """Write the scenario, each choice with a comment; `trace` is the path of its traffic."""
+    from simulator.planning.design import as_yaml
+    from simulator.scenario.engines import with_defaults
+
+    size, gpu = chosen.tensor_parallel_size, chosen.gpu
+    engine: Any = with_defaults({"tensor_parallel_size": size}, {"name": gpu}, chosen.model)
+    lines = [
+        f"# `headway run {file.name}` simulates this. docs/scenario.md explains each key;",
+        "# what is left out is as `vllm serve` has it on this GPU.",
+        f"model: {as_yaml(chosen.model)}  # a shipped one's name, or the path of a config.json",
+        f"gpu: {{name: {as_yaml(gpu)}}}",
+        "engine:",
+        "  name: vllm  # `headway engines` lists others",
+        "  # version: 0.19.1  # rules and defaults of that release; left out, the newest known",
+        f"  tensor_parallel_size: {size}",
+        f"  # max_num_seqs: {engine['max_num_seqs']}  # vLLM's default here, as the next ones",
+        f"  # max_num_batched_tokens: {engine['max_num_batched_tokens']}",
+        f"  # gpu_memory_utilization: {engine['gpu_memory_utilization']}",
+        "  # enable_prefix_caching: true",
+        "  # scheduling_policy: fcfs  # docs/schedulers.md has others",
+        "workload:",
+    ]
+    if workload is not None:
+        lines += [
+            f"  # {len(workload):,} requests, {_lengths(workload)}",
+            f"  trace: {{path: {as_yaml(trace)}}}  # limit: 500 reads the first 500 only",
+        ]
+        lines += [f"  columns: {as_yaml(chosen.columns)}"] if chosen.columns else []
+    else:
+        lines += [
+            "  num_prompts: 1000",
+            f"  request_rate: {chosen.rate:g}  # per second; headway plan finds the largest",
+            "  input_len: 1024  # tokens; docs/scenario.md has distributions",
+            "  output_len: 128",
+            "  range_ratio: 0.5  # lengths are drawn within 50 % of these",
+        ]
+    lines += ["slo:  # what runs are judged by, and headway plan keeps"]
+    lines += [f"  - {as_yaml(level)}" for level in chosen.slo]
+    return "\n".join([*lines, "seed: 0", ""])
+
+
+def _lengths(workload: "Workload") -> str:
+    prompts, answers = workload.prompt_tokens.mean(), workload.output_tokens.mean()
+    return f"prompts of {prompts:,.0f} tokens on average, answers of {answers:,.0f}"
+
+
+def _try(text: str, file: Path) -> str:
+    """Check the scenario as if it were in its file; name what its steps are timed by."""
+    from simulator.scenario.assemble import assemble
+    from simulator.scenario.load import check_scenario
+    from simulator.util.yaml_lines import SourceMap, parse
+
+    raw, lines = parse(text, str(file))
+    assert isinstance(raw, dict)
+    scenario = check_scenario(raw, SourceMap(str(file), lines), file.parent)
+    name = assemble(scenario).cost.name
+    return f"the profile {name}" if "." in name else f"a {name}: no profile of these was measured"

@@ -1,0 +1,115 @@
+"""`headway init`: a first scenario."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from simulator.cli.main import main
+from simulator.scenario.load import load_scenario
+from tests.support.commands import names
+
+
+def test_yes_writes_a_scenario_that_runs(folder, capsys):
+    """With defaults for all; each key that may be wanted stands there with its default."""
+    assert main(["init", "first.yaml", "--yes"]) == 0
+    assert capsys.readouterr().out == (
+        "written to first.yaml: steps are timed by the profile llama-3-8b.h100.bf16; try headway "
+        "run first.yaml\n"
+    )
+    scenario = load_scenario(Path("first.yaml"))
+    assert (scenario.name, scenario.engine.name) == ("first", "vllm")
+    assert scenario.slo == ["p99_ttft_ms<=1000"]
+    text = Path("first.yaml").read_text()
+    for key in ("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching"):
+        (line,) = [line for line in text.splitlines() if line.startswith(f"  # {key}: ")]
+        shown = line.removeprefix(f"  # {key}: ").partition(" ")[0]
+        assert shown == str(getattr(scenario.engine, key)).lower()
+    with_all = re.sub("(?m)^  # (?=[a-z_]+: )", "  ", text).replace("0.19.1", "0.33")
+    Path("all.yaml").write_text(with_all)
+    assert load_scenario(Path("all.yaml")).engine.max_num_seqs == scenario.engine.max_num_seqs
+    assert main(["run", "first.yaml", "--set", "workload.num_prompts=20"]) == 0
+
+
+def test_options_are_what_the_scenario_says(folder):
+    """Relative files are found from where the scenario is; a large model gets GPUs enough."""
+    Path("log.csv").write_text("t,n,m\n" + "".join(f"{k},{50 + k},{5 + k}\n" for k in range(6)))
+    options = ["--model", "llama-3-70b", "--gpu", "H200", "--traffic", "log.csv"]
+    options += ["--columns", "arrival=t,prompt=n,output=m", "--slo", "p90_ttft_ms<=700"]
+    assert main(["init", "new/own.yaml", *options, "--slo", "goodput>=0.9", "--yes"]) == 0
+    scenario = load_scenario(Path("new/own.yaml"))
+    assert (scenario.model, scenario.gpu.name, scenario.gpu.count) == ("llama-3-70b", "H200", 2)
+    assert scenario.slo == ["p90_ttft_ms<=700", "goodput>=0.9"]
+    assert [*scenario.make_workload().prompt_tokens] == [50, 51, 52, 53, 54, 55]
+    assert "# 6 requests, prompts of 52 tokens on average" in Path("new/own.yaml").read_text()
+
+
+@pytest.fixture
+def answers(monkeypatch) -> list[str]:
+    """What somebody types at the terminal."""
+    typed: list[str] = []
+
+    def answer(question: str) -> str:
+        print(question)
+        if not typed:
+            raise EOFError
+        return typed.pop(0)
+
+    monkeypatch.setattr("builtins.input", answer)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    return typed
+
+
+def test_it_asks_for_what_is_not_given(folder, capsys, answers):
+    """Nothing is the default; a wrong answer is told, and asked for again."""
+    answers += ["no-such-model", "llama-3.1-8b", "", "many", "2.5", "p99_ttft_ms<=800"]
+    assert main(["init", "asked.yaml"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "Model [llama-3-8b]: "
+    assert told[1].startswith("  model: no file no-such-model and no shipped model")
+    assert [line for line in told if line.startswith("GPU")] == ["GPU [H100-80GB]: "]
+    assert "  is neither a number of requests per second nor a file" in told
+    scenario = load_scenario(Path("asked.yaml"))
+    assert (scenario.model, scenario.workload.generator.request_rate) == ("llama-3.1-8b", 2.5)
+    assert scenario.slo == ["p99_ttft_ms<=800"]
+
+
+def test_what_is_given_is_not_asked(folder, capsys, answers):
+    options = ["--model", "llama-3-8b", "--gpu", "L40S", "--rate", "1", "--slo", "goodput>=0.9"]
+    assert main(["init", "given.yaml", *options]) == 0
+    assert "[" not in capsys.readouterr().out
+    assert main(["init", "none.yaml", *options[:4]]) == 2
+    assert capsys.readouterr().err == "headway: error: --rate: no answer; nothing was written\n"
+    assert not Path("none.yaml").exists()
+
+
+WRONG = [
+    (["--yes", "--model", "nope"], "--model nope: model: no file nope and no shipped model"),
+    (["--yes", "--gpu", "H300"], "--gpu H300: gpu.name: no GPU 'H300' in the table"),
+    (["--yes", "--rate", "0"], "--rate 0: must be requests per second, more than 0"),
+    (["--yes", "--slo", "x<=3"], "--slo x<=3: no metric 'x'"),
+    (["--yes", "--traffic", "none.csv"], "none.csv: no such file"),
+    (["--yes", "--traffic", "small.yaml"], "small.yaml:1: format:"),
+    (["--yes", "--traffic", "small.yaml", "--rate", "1"], "--rate: goes without --traffic"),
+    (["--yes", "--columns", "a=b"], "--columns: goes with --traffic"),
+    (["--yes", "--model", "llama-3.1-405b", "--gpu", "L4"], "--gpu L4: eight do not hold"),
+    (["--yes", "--tensor-parallel-size", "3"], "new.yaml:8: engine.tensor_parallel_size: 3 does"),
+    ([], "--model: is missing, and nobody is there to ask; or give --yes"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG)
+def test_bad_input_is_one_line_and_nothing_is_written(folder, capsys, options, message):
+    assert main(["init", "new.yaml", *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"headway: error: {message}")
+    assert names(folder) == ["small.yaml"]
+
+
+def test_a_file_that_is_there_is_not_overwritten(folder, capsys):
+    before = Path("small.yaml").read_bytes()
+    assert main(["init", "small.yaml", "--yes"]) == 2
+    assert capsys.readouterr().err == (
+        "headway: error: small.yaml: is there already; give another name\n"
+    )
+    assert Path("small.yaml").read_bytes() == before
