@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -40,7 +41,11 @@ def run(
         Path | None, Parameter(help="trace for ui.perfetto.dev (JSON), packed if it ends in .gz")
     ] = None,
     prometheus: Annotated[
-        Path | None, Parameter(help="metrics under vLLM's names, as its /metrics gives them")
+        Path | None, Parameter(help="metrics under vLLM's names and times, as OpenMetrics")
+    ] = None,
+    prometheus_interval: Annotated[float, silent("s between two samples of --prometheus")] = 15.0,
+    prometheus_start: Annotated[
+        str | None, silent("when its run begins: a date, or s since 1970 [default: 1970]")
     ] = None,
     deploy: Annotated[
         Path | None,
@@ -76,6 +81,7 @@ def run(
     service_levels(loaded)  # what is wrong with them is told before the run
     folder = check_folder(out or Path("out") / loaded.name, options.format)
     _check_exports(timeline, prometheus)
+    sampling = _sampling(prometheus, prometheus_interval, prometheus_start)
     if deploy is not None:
         check_folder(deploy, option="--deploy")
     trim = options.trim()
@@ -125,7 +131,7 @@ def run(
     if changed is not None:
         _add_sensitivity(loaded, result, changed, options.quiet)
     files = write_run(result, folder, options.format)
-    notes = _write_exports(result, timeline, prometheus)
+    notes = _write_exports(result, timeline, prometheus, *sampling)
     if deploy is not None:
         from simulator.planning.deployment import write_deployment
 
@@ -230,7 +236,34 @@ def _check_exports(timeline: Path | None, prometheus: Path | None) -> None:
         raise HeadwayError(f"--prometheus {prometheus}: --timeline names the same file")
 
 
-def _write_exports(result: "Result", timeline: Path | None, prometheus: Path | None) -> list[str]:
+def _sampling(prometheus: Path | None, interval: float, start: str | None) -> tuple[float, float]:
+    """Give the s between two samples, and when the run begins, s since 1970."""
+    from simulator.views.prometheus import INTERVAL
+    from simulator.workload.traces.fields import parse_date
+
+    if not 0 < interval < inf:
+        raise HeadwayError(f"--prometheus-interval {interval}: is not more than 0")
+    if prometheus is None and (start is not None or interval != INTERVAL):
+        option = "--prometheus-interval" if start is None else "--prometheus-start"
+        raise HeadwayError(f"{option}: goes with --prometheus")
+    if start is None:
+        return interval, 0.0
+    try:
+        seconds = float(start) if start.replace(".", "", 1).isdigit() else parse_date(start) / 1e6
+    except ValueError:
+        raise HeadwayError(f"--prometheus-start {start}: is not a date, or s since 1970") from None
+    if not 0 <= seconds < 1e11:
+        raise HeadwayError(f"--prometheus-start {start}: is before 1970, or too far away")
+    return interval, seconds
+
+
+def _write_exports(
+    result: "Result",
+    timeline: Path | None,
+    prometheus: Path | None,
+    interval: float,
+    start: float,
+) -> list[str]:
     """Write what was asked for; return a line about each file."""
     notes = []
     if timeline is not None:
@@ -239,8 +272,8 @@ def _write_exports(result: "Result", timeline: Path | None, prometheus: Path | N
         shown = write_timeline(result, timeline)
         notes.append(f"written to {timeline}: {shown}; open it at https://ui.perfetto.dev")
     if prometheus is not None:
-        from simulator.views.prometheus import write_prometheus
+        from simulator.views.prometheus import DASHBOARD, write_prometheus
 
-        write_prometheus(result, prometheus)
-        notes.append(f"written to {prometheus}: metrics under vLLM's names")
+        write_prometheus(result, prometheus, interval, start)
+        notes.append(f"written to {prometheus}: vLLM's metrics; Grafana's dashboard: {DASHBOARD}")
     return notes

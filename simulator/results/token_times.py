@@ -41,20 +41,20 @@ class TokenTimes:
         np.subtract.at(self.tokens, first + longer["ticks"], 1)
         np.cumsum(self.tokens, out=self.tokens)
         self._first: Ints = np.sort(first)
-        self.request_gaps: Floats = np.concatenate(
-            (self.ends[first] - longer["start"], self._gaps_between(runs))
-        )
+        between, began = self._gaps_between(runs)
+        self.request_gaps: Floats = np.concatenate((self.ends[first] - longer["start"], between))
+        self.request_gap_ends: Floats = np.concatenate((self.ends[first], began))
 
-    def _gaps_between(self, runs: npt.NDArray[np.void]) -> Floats:
-        """Give the gaps from the last token of a run to the next run of the same request."""
+    def _gaps_between(self, runs: npt.NDArray[np.void]) -> tuple[Floats, Floats]:
+        """Give the gaps from a run's last token to the same request's next run, and their ends."""
         ids = runs["id"]
         if not len(ids):
-            return np.empty(0)
+            return np.empty(0), np.empty(0)
         again = runs[np.bincount(ids)[ids] > 1]
         again = again[np.argsort(again["id"], kind="stable")]
         same = again["id"][1:] == again["id"][:-1]
-        gaps: Floats = (again["start"][1:] - last_tokens(again, self.ends)[:-1])[same]
-        return gaps
+        began: Floats = again["start"][1:][same]
+        return began - last_tokens(again, self.ends)[:-1][same], began
 
     def per_second(self, start: float, seconds: int) -> Ints:
         """Count the tokens in each of `seconds` one-second buckets from `start` on."""
@@ -69,13 +69,18 @@ class TokenTimes:
 
     def gap_slices(self) -> Iterator[tuple[Floats, Counts]]:
         """Yield the gaps between ticks, and how often each occurs, some at a time."""
+        yield from ((gaps, weights) for gaps, weights, _ in self.timed_gap_slices())
+
+    def timed_gap_slices(self) -> Iterator[tuple[Floats, Counts, Floats]]:
+        """Yield the same, and when each gap ended, s."""
         for at in range(1, len(self.ends), SLICE):
             stop = min(at + SLICE, len(self.ends))
             weights = self.tokens[at:stop].copy()
             began = slice(*np.searchsorted(self._first, (at, stop)))
             np.subtract.at(weights, self._first[began] - at, 1)  # theirs reach back to a prefill
             used = np.flatnonzero(weights)
-            yield (self.ends[at:stop] - self.ends[at - 1 : stop - 1])[used], weights[used]
+            ends = self.ends[at:stop]
+            yield (ends - self.ends[at - 1 : stop - 1])[used], weights[used], ends[used]
 
 
 class TokensTogether:
@@ -86,6 +91,7 @@ class TokensTogether:
         self._given: Floats = rows["finish"]
         self._tokens: Counts = rows["generated"]
         self.request_gaps: Floats = np.empty(0)
+        self.request_gap_ends: Floats = np.empty(0)
 
     def per_second(self, start: float, seconds: int) -> Ints:
         """Count the tokens in each of `seconds` one-second buckets from `start` on."""
@@ -95,7 +101,11 @@ class TokensTogether:
 
     def gap_slices(self) -> Iterator[tuple[Floats, Counts]]:
         """Yield the gaps, all of them 0, and how often each occurs."""
-        yield np.zeros(len(self._given)), self._tokens - 1
+        yield from ((gaps, weights) for gaps, weights, _ in self.timed_gap_slices())
+
+    def timed_gap_slices(self) -> Iterator[tuple[Floats, Counts, Floats]]:
+        """Yield the same, and when each answer was given, s."""
+        yield np.zeros(len(self._given)), self._tokens - 1, self._given
 
 
 def token_times(log: Log, completed: Flags) -> TokenTimes | TokensTogether:

@@ -1,17 +1,22 @@
-"""What vLLM's /metrics would say after the run: its names, labels and buckets, as text.
+"""What vLLM's /metrics would have said every few seconds of a run, as OpenMetrics.
 
-Names and buckets are those of vllm/v1/metrics/loggers.py. Gauges tell the state at the end.
+Names, labels and buckets are those of vllm/v1/metrics/loggers.py. Each sample has its time, so the
+file can be put into Prometheus: `promtool tsdb create-blocks-from openmetrics`.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simulator.core.log import REASONS, Log
-from simulator.results.request_table import Flags, Floats, RequestTable
+from simulator.results.request_table import Flags, Floats, Ints, RequestTable
+from simulator.results.time_series import Leaps, queue_levels
 from simulator.results.token_times import token_times
+from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
 
 if TYPE_CHECKING:
@@ -45,33 +50,85 @@ SCALARS = (
 FINISHED = {"stop": "stop", "length": "length", "abort": "unfinished"}
 """What vLLM calls a request's end, and how it is logged here."""
 
-Weighted = tuple[Floats, Floats]
-"""Values, and how often each was seen."""
+INTERVAL = 15.0
+"""Seconds between two samples: how often Prometheus scrapes in its examples."""
+MOST_SAMPLES = 100_000
+DASHBOARD = Path(__file__).with_name("grafana.json")
+"""A dashboard for Grafana over these names: import it there."""
 
 
-def write_prometheus(record: "Record", path: Path) -> None:
-    """Write the metrics of a run; raise HeadwayError where the file cannot be written."""
-    text = metrics_text(record)
+def write_prometheus(
+    record: "Record", path: Path, interval: float = INTERVAL, start: float = 0.0
+) -> None:
+    """Write the metrics of a run, see `metrics_text`; HeadwayError where it cannot be written."""
+    text = metrics_text(record, interval, start)
     write_atomic(path, text.encode())
 
 
-def metrics_text(record: "Record") -> str:
-    """Give the metrics of a run in Prometheus' text exposition format, `engine` per replica."""
+def metrics_text(record: "Record", interval: float = INTERVAL, start: float = 0.0) -> str:
+    """Give the metrics of a run in OpenMetrics' text format, `engine` per replica.
+
+    Args:
+        record: of the run.
+        interval: s between two samples; the last one is at the end of the run or after it.
+        start: when the run begins, s since 1970.
+
+    Raises:
+        HeadwayError: if these are too many samples.
+    """
     table = record.request_table()
     engines = [_Engine(table, log, number) for number, log in enumerate(record.logs)]
+    end = max((engine.end for engine in engines), default=0.0)
+    if end / interval > MOST_SAMPLES:
+        raise HeadwayError(
+            f"--prometheus-interval {interval:g}: makes {end / interval:,.0f} samples of each "
+            f"metric, of at most {MOST_SAMPLES:,}"
+        )
+    samples = np.arange(ceil(end / interval) + 1) * interval
+    stamps = [f"{start + time:.3f}" for time in samples.tolist()]
     model = record.model.name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     labels = [f'model_name="{model}",engine="{number}"' for number in range(len(engines))]
-    scalars = [engine.scalars(record.interrupted) for engine in engines]
+    scalars = [engine.scalars(samples, record.interrupted) for engine in engines]
     lines: list[str] = []
     for name, kind, about in SCALARS:
-        lines += [f"# HELP vllm:{name} {about}", f"# TYPE vllm:{name} {kind}"]
+        family = name.removesuffix("_total")
+        lines += [f"# HELP vllm:{family} {about}", f"# TYPE vllm:{family} {kind}"]
         for label, found in zip(labels, scalars, strict=True):
-            lines += [f"vllm:{name}{{{label}{more}}} {n!r}" for more, n in found[name].items()]
+            for more, values in found[name].items():
+                full = f"vllm:{name}{{{label}{more}}}"
+                lines += [f"{full} {n!r} {t}" for n, t in zip(values.tolist(), stamps, strict=True)]
     for name, about, buckets, seen in _histograms(engines, record.parts.max_model_len):
         lines += [f"# HELP vllm:{name} {about}", f"# TYPE vllm:{name} histogram"]
-        for label, weighted in zip(labels, seen, strict=True):
-            lines += _histogram(f"vllm:{name}", label, buckets, weighted)
-    return "\n".join(lines) + "\n"
+        for label, one in zip(labels, seen, strict=True):
+            lines += _histogram(
+                f"vllm:{name}", label, buckets, one.sampled(buckets, samples), stamps
+            )
+    return "\n".join((*lines, "# EOF", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Values, how often each was seen, and when, s."""
+
+    values: Floats
+    weights: Floats
+    times: Floats
+
+    def sampled(self, buckets: Sequence[float], samples: Floats) -> tuple[Floats, Floats]:
+        """Give, at each sample, how many were seen up to each bound, and their sum."""
+        size = len(buckets) + 1
+        when = np.searchsorted(samples, self.times, side="left")
+        place = np.searchsorted(buckets, self.values, side="left")
+        counts = np.bincount(when * size + place, self.weights, len(samples) * size)
+        upto = counts.reshape(-1, size).cumsum(axis=0).cumsum(axis=1)
+        return upto, _upto(samples, self.times, self.values * self.weights)
+
+
+def _upto(samples: Floats, times: Floats, amounts: Floats) -> Floats:
+    """Add up, at each sample, what came until then."""
+    when = np.searchsorted(samples, times, side="left")
+    found: Floats = np.bincount(when, amounts, len(samples)).cumsum()
+    return found
 
 
 class _Engine:
@@ -82,52 +139,94 @@ class _Engine:
         self.here: Flags = table.replica == number
         self.done: Flags = self.here & table.completed
         self.begun: Flags = self.here & ~np.isnan(table.first_token)
+        self.rows = log.steps
+        known = [self.rows["end"], table.finish[self.here & ~np.isnan(table.finish)]]
+        self.end = max((float(times.max(initial=0.0)) for times in known), default=0.0)
 
-    def scalars(self, interrupted: bool) -> dict[str, dict[str, float]]:
-        """Give the values of SCALARS by name, and by further labels."""
+    def scalars(self, samples: Floats, interrupted: bool) -> dict[str, dict[str, Floats]]:
+        """Give the values of SCALARS at each sample, by name and by further labels."""
         table, here, prompts = self.table, self.here, self.table.workload.prompt_tokens
-        state = 0.0, 0.0, 0.0  # at the end of a run
-        if interrupted and len(self.log.steps):
-            last = self.log.steps[-1]
-            used = float(last["blocks_used"]) / self.log.num_blocks
-            state = float(last["running"]), float(last["waiting"]), used
-        sums = (
-            prompts[here & ~np.isnan(table.first_scheduled)],
-            table.cached[here],
-            table.preemptions[here],
-            prompts[self.begun],
-            table.generated[here],
+
+        def upto(which: Flags, times: Floats, amounts: Ints) -> Floats:
+            return _upto(samples, times[which], amounts[which].astype(float))
+
+        admitted = here & ~np.isnan(table.first_scheduled)
+        steps, gaps = self.rows, self.inter_token_latencies()
+        ones = np.ones(len(prompts), np.int64)
+        tokens = upto(self.begun, table.first_token, ones)
+        tokens += _upto(samples, gaps.times, gaps.weights)
+        values = (
+            *self._gauges(samples, interrupted),
+            upto(admitted, table.first_scheduled, prompts),
+            upto(admitted, table.first_scheduled, table.cached),
+            _upto(samples, steps["start"], steps["preempted"].astype(float)),
+            upto(self.begun, table.first_token, prompts),
+            tokens,
         )
-        values = (*state, *(float(each.sum()) for each in sums))
         ended = {
-            f',finished_reason="{word}"': float((here & (table.reason == code)).sum())
+            f',finished_reason="{word}"': upto(here & (table.reason == code), table.left, ones)
             for word, code in ((word, REASONS.index(name)) for word, name in FINISHED.items())
         }
         found = [*({"": value} for value in values), ended]
         return {name: value for (name, *_), value in zip(SCALARS, found, strict=True)}
 
-    def inter_token_latencies(self) -> Weighted:
+    def _gauges(self, samples: Floats, interrupted: bool) -> tuple[Floats, Floats, Floats]:
+        """Give who runs and who waits at each sample, and the part of the KV cache in use."""
+        steps = self.rows
+        none = np.zeros(len(samples))
+        if not len(steps):
+            return none, none, none
+        row = np.searchsorted(steps["start"], samples, side="right") - 1
+        works = (row >= 0) & (samples < steps["end"][row])
+        if interrupted:
+            works |= row == len(steps) - 1
+        running = np.where(works, steps["running"][row], 0.0)
+        blocks = steps["blocks_used"][row] + self._blocks_of_leaps(row, samples)
+        used = np.where(works, blocks / self.log.num_blocks, 0.0)
+        times, waiting = queue_levels(self.log)
+        known = np.searchsorted(times, samples, side="right") - 1
+        joined = np.sort(self.log.joined)
+        since = np.where(known < 0, -np.inf, times[known])
+        came = np.searchsorted(joined, samples, side="right")
+        came -= np.searchsorted(joined, since, side="right")
+        queue = np.where(known < 0, 0, waiting[known]) + came
+        last = samples > steps["end"].max()
+        return running, np.where(last & (not interrupted), 0.0, queue.astype(float)), used
+
+    def _blocks_of_leaps(self, row: Ints, samples: Floats) -> Ints:
+        """Give the KV blocks that the later steps of leapt rows have added by each sample."""
+        added = np.zeros(len(row), np.int64)
+        hit = np.unique(row[(row >= 0) & (self.rows["steps"][row] > 1)])
+        if len(hit):
+            later = Leaps(self.log).later_steps(hit)
+            of = np.repeat(hit, later.counts)
+            for k in np.flatnonzero(np.isin(row, hit)).tolist():
+                mine = (of == row[k]) & (later.begins <= samples[k])
+                added[k] = later.blocks[mine].sum()
+        return added
+
+    def inter_token_latencies(self) -> _Seen:
         """Give the times between tokens, a preemption included."""
         times = token_times(self.log, self.here)
-        singles = times.request_gaps
-        slices = [(singles, np.ones(len(singles), np.int32)), *times.gap_slices()]
-        values, weights = (np.concatenate(column) for column in zip(*slices, strict=True))
-        return values, weights.astype(float)
+        own = times.request_gaps
+        slices = [(own, np.ones(len(own)), times.request_gap_ends), *times.timed_gap_slices()]
+        values, weights, ends = (np.concatenate(column) for column in zip(*slices, strict=True))
+        return _Seen(values, weights.astype(float), ends)
 
-    def step_tokens(self) -> Weighted:
+    def step_tokens(self) -> _Seen:
         """Give the tokens of each step."""
-        rows = self.log.steps
-        tokens = rows["prefill_tokens"] + rows["decodes"]
-        return tokens.astype(float), rows["steps"].astype(float)
-
-
-def _unweighted(values: Floats) -> Weighted:
-    return values, np.ones(len(values))
+        rows = self.rows
+        tokens = (rows["prefill_tokens"] + rows["decodes"]).astype(float)
+        leaps = Leaps(self.log)
+        later = leaps.later_steps(leaps.leapt)
+        values = np.concatenate((tokens, np.repeat(tokens[leaps.leapt], later.counts)))
+        times = np.concatenate((rows["start"], later.begins))
+        return _Seen(values, np.ones(len(values)), times)
 
 
 def _histograms(
     engines: Sequence[_Engine], longest: int
-) -> Iterator[tuple[str, str, Sequence[float], list[Weighted]]]:
+) -> Iterator[tuple[str, str, Sequence[float], list[_Seen]]]:
     """Yield histograms: name, description, buckets, values per replica."""
     table = engines[0].table
     first, last = table.first_token, table.finish
@@ -135,7 +234,11 @@ def _histograms(
     tokens = request_length_buckets(longest)
     asked = table.workload.prompt_tokens.astype(float)
     tpot = decode / np.maximum(table.generated - 1, 1)
-    ttft = [_unweighted(table.ttft[engine.begun]) for engine in engines]
+
+    def seen(which: Flags, values: Floats, times: Floats) -> _Seen:
+        return _Seen(values[which], np.ones(int(which.sum())), times[which])
+
+    ttft = [seen(engine.begun, table.ttft, first) for engine in engines]
     yield "time_to_first_token_seconds", "Time to first token.", TTFT_BUCKETS, ttft
     itl = [engine.inter_token_latencies() for engine in engines]
     yield "inter_token_latency_seconds", "Time between two tokens.", ITL_BUCKETS, itl
@@ -151,7 +254,7 @@ def _histograms(
         ("request_prefill_time_seconds", "Scheduled to first token.", E2E_BUCKETS, first - start),
         ("request_decode_time_seconds", "First to last token.", E2E_BUCKETS, decode),
     ):
-        yield name, about, buckets, [_unweighted(values[engine.done]) for engine in engines]
+        yield name, about, buckets, [seen(engine.done, values, last) for engine in engines]
 
 
 def request_length_buckets(longest: int) -> list[float]:
@@ -160,12 +263,17 @@ def request_length_buckets(longest: int) -> list[float]:
     return [float(value) for value in steps if value <= longest]
 
 
-def _histogram(name: str, label: str, buckets: Sequence[float], seen: Weighted) -> Iterator[str]:
-    """Yield the cumulative counts up to and including each bound, the sum and the count."""
-    values, weights = seen
-    places = np.searchsorted(buckets, values, side="left")
-    upto = np.cumsum(np.bincount(places, weights, len(buckets) + 1))
-    for bound, count in zip((*buckets, "+Inf"), upto.tolist(), strict=True):
-        yield f'{name}_bucket{{{label},le="{bound}"}} {count!r}'
-    yield f"{name}_sum{{{label}}} {float((values * weights).sum())!r}"
-    yield f"{name}_count{{{label}}} {float(weights.sum())!r}"
+def _histogram(
+    name: str,
+    label: str,
+    buckets: Sequence[float],
+    sampled: tuple[Floats, Floats],
+    stamps: Sequence[str],
+) -> Iterator[str]:
+    """Yield, for each sample, the counts up to and including each bound, the sum and the count."""
+    bounds = [f'{name}_bucket{{{label},le="{bound}"}}' for bound in (*buckets, "+Inf")]
+    for counts, total, stamp in zip(*(part.tolist() for part in sampled), stamps, strict=True):
+        for bound, count in zip(bounds, counts, strict=True):
+            yield f"{bound} {count!r} {stamp}"
+        yield f"{name}_sum{{{label}}} {total!r} {stamp}"
+        yield f"{name}_count{{{label}}} {counts[-1]!r} {stamp}"

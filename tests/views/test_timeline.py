@@ -2,13 +2,15 @@
 
 import gzip
 import json
+import re
+import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from prometheus_client.parser import text_string_to_metric_families
 
 from simulator.cli.main import main
 from simulator.core.log import Log
@@ -16,8 +18,9 @@ from simulator.costs.linear import LinearCost
 from simulator.results.record import Record
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
+from simulator.util.errors import HeadwayError
 from simulator.views import timeline
-from simulator.views.prometheus import metrics_text
+from simulator.views.prometheus import DASHBOARD, metrics_text
 from simulator.views.timeline import write_timeline
 from tests.support.engines import fcfs, play, workload
 from tests.support.logs import LoggedRun, logged_runs
@@ -167,15 +170,16 @@ def test_large_runs_are_thinned(tmp_path: Path, monkeypatch, write) -> None:
 def test_metrics_by_hand() -> None:
     """A step takes 1 s and 1/8 s per token: TTFT 1.5 and 2.625 s, gaps 2.125, 1.25, 1.125, 1.25."""
     result = played(fcfs(), (0, 4, 4), (1, 8, 2), per_token=1 / 8)
-    text = metrics_text(result)
-    families = {f.name: f for f in text_string_to_metric_families(text)}
-    assert {s.labels["model_name"] for f in families.values() for s in f.samples} == {'a "b"'}
+    found = samples(metrics_text(result, interval=2.0, start=100.0))
+    assert {dict(labels)["model_name"] for _, labels in found} == {r"a \"b\""}
+    assert {tuple(times) for times in found.values()} == {(100.0, 102.0, 104.0, 106.0)}
+
+    def values(family: str, suffix: str = "", **labels: str) -> list[float]:
+        wanted = {"model_name": r"a \"b\"", "engine": "0"} | labels
+        return list(found[family + suffix, tuple(sorted(wanted.items()))].values())
 
     def value(family: str, suffix: str = "", **labels: str) -> float:
-        wanted = {"model_name": 'a "b"', "engine": "0"} | labels
-        name = family.removesuffix("_total") if suffix == "_total" else family
-        found = [s for s in families[name].samples if s.labels == wanted]
-        return next(s.value for s in found if s.name == name + suffix)
+        return values(family, suffix, **labels)[-1]
 
     ttft = "vllm:time_to_first_token_seconds"
     assert value(ttft, "_count") == 2
@@ -195,8 +199,88 @@ def test_metrics_by_hand() -> None:
     assert value("vllm:num_requests_running") == value("vllm:kv_cache_usage_perc") == 0
     steps = "vllm:iteration_tokens_total"
     assert value(steps, "_sum") == 12 + 4  # the prefills bring out 2 of the 6 tokens
-    bounds = [s.labels["le"] for s in families["vllm:request_prompt_tokens"].samples[:-3]]
-    assert bounds == ["1.0", "2.0", "5.0", "10.0", "20.0"]
+    lengths = [dict(k) for name, k in found if name == "vllm:request_prompt_tokens_bucket"]
+    assert [one["le"] for one in lengths] == ["1.0", "2.0", "5.0", "10.0", "20.0", "+Inf"]
+    # Steps end at 1.5, 3.625, 4.875 and 6 s; the second comes at 1 s, and ends at 4.875 s.
+    assert values("vllm:num_requests_running") == [1, 2, 2, 0]
+    assert values(ttft, "_count") == [0, 1, 2, 2]
+    assert values("vllm:generation_tokens", "_total") == [0, 1, 3, 6]
+    assert values("vllm:request_success", "_total", finished_reason="stop") == [0, 0, 0, 2]
+    found = samples(metrics_text(result, interval=1.25))
+    assert values("vllm:num_requests_waiting") == [0, 1, 0, 0, 0, 0]
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], dict[float, float]]:
+    """Read OpenMetrics: of each name and labels the values by time, which ascends."""
+    found: dict[tuple[str, tuple[tuple[str, str], ...]], dict[float, float]] = {}
+    assert text.endswith("\n# EOF\n")
+    for line in text.splitlines():
+        if line.startswith("#"):
+            continue
+        name, labels, value, time = re.fullmatch(r"(\S+?)\{(.*)\} (\S+) (\S+)", line).groups()
+        pairs = re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', labels)
+        series = found.setdefault((name, tuple(sorted(pairs))), {})
+        assert not series or float(time) > max(series)
+        series[float(time)] = float(value)
+    return found
+
+
+@pytest.mark.parametrize("more", [[], ["engine.num_gpu_blocks_override=40"]])
+def test_metrics_over_time(write, more: list[str]) -> None:
+    """Counters ascend to the summary's figures; gauges stay within their bounds."""
+    result = run(load_scenario(write(SMALL), more))
+    found = samples(metrics_text(result, interval=0.25))
+    summary = result.summary()
+    last = {}
+    for (name, labels), series in found.items():
+        values = list(series.values())
+        if not name.startswith(("vllm:num_requests", "vllm:kv_cache")):
+            assert values == sorted(values), name
+        last[name] = last.get(name, 0.0) + values[-1] * (dict(labels).get("le") is None)
+    assert last["vllm:request_success_total"] == summary["completed"]
+    assert last["vllm:generation_tokens_total"] == summary["total_output_tokens"]
+    assert last["vllm:prompt_tokens_total"] == summary["total_input_tokens"]
+    mean = last["vllm:time_to_first_token_seconds_sum"] / summary["completed"]
+    assert mean * 1e3 == pytest.approx(summary["mean_ttft_ms"])
+    for name, most in (("kv_cache_usage_perc", 1.0), ("num_requests_running", 256)):
+        (series,) = [v for (n, _), v in found.items() if n == f"vllm:{name}"]
+        assert 0 < max(series.values()) <= most
+        assert list(series.values())[-1] == 0
+    with pytest.raises(HeadwayError, match="--prometheus-interval 1e-09: makes"):
+        metrics_text(result, interval=1e-9)
+
+
+def test_promtool_takes_it_for_backfill(write, tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    result = run(load_scenario(write(SMALL)))
+    (tmp_path / "m.om").write_text(metrics_text(result, interval=1.0, start=1.7e9))
+    made = subprocess.run(
+        [promtool, "tsdb", "create-blocks-from", "openmetrics", "m.om", "data"],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert str(len(samples((tmp_path / "m.om").read_text()))) in made.stdout
+
+
+def test_every_query_of_the_dashboard_names_a_metric(write) -> None:
+    """And labels that it has."""
+    found = samples(metrics_text(run(load_scenario(write(SMALL)))))
+    names = {name for name, _ in found}
+    labels = {key for _, pairs in found for key, _ in pairs}
+    board = json.loads(DASHBOARD.read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    queries += [
+        one["query"]["query"] for one in board["templating"]["list"] if one["type"] == "query"
+    ]
+    assert len(queries) > 30
+    for query in queries:
+        asked = re.findall(r"vllm:\w+", query)
+        assert asked
+        assert set(asked) <= names, query
+        inner = "".join(re.findall(r"\{(.*?)\}", query))
+        by = re.findall(r"by \((\w+)\)", query)
+        assert {*re.findall(r"(\w+)=~?", inner), *by} <= labels, query
 
 
 def test_the_command_writes_both(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -218,6 +302,9 @@ def test_the_command_writes_both(tmp_path: Path, monkeypatch, capsys) -> None:
     ("options", "error"),
     [
         (["--timeline", "."], "--timeline .: is a folder"),
+        (["--prometheus-start", "2026-01-01"], "--prometheus-start: goes with --prometheus"),
+        (["--prometheus", "m", "--prometheus-start", "soon"], "--prometheus-start soon: is not a"),
+        (["--prometheus", "m", "--prometheus-interval", "0"], "--prometheus-interval 0.0: is not"),
         (["--prometheus", "s.yaml/m"], "--prometheus s.yaml/m: {}/s.yaml is not a folder"),
         (["--timeline", "x", "--prometheus", "x"], "--prometheus x: --timeline names the same"),
     ],
