@@ -1,4 +1,4 @@
-"""headway trace: describe a workload, or write it as Mooncake JSONL."""
+"""headway trace: describe a workload, write it as Mooncake JSONL, read that of a server."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +16,9 @@ Columns = Annotated[
     Parameter(help="which column holds what, as arrival=start_ms,prompt=prompt_tokens,output=.."),
 ]
 
-trace = App(name="trace", help="Describe a workload, or write it as Mooncake JSONL.")
+trace = App(
+    name="trace", help="Describe a workload, write it as Mooncake JSONL, or read a server's."
+)
 
 
 @trace.command
@@ -71,3 +73,44 @@ def _read(path: Path, format: str | None, columns: str | None) -> "Workload":
     from simulator.workload.traces import read_trace
 
     return read_trace(path, format, columns=columns)
+
+
+@trace.command(name="from-metrics")
+def from_metrics(
+    first: Annotated[
+        Path, Parameter(name="FILE", help="scrape of vLLM's /metrics, or JSON of a range query")
+    ],
+    later: Annotated[
+        Path | None, Parameter(name="LATER", help="a later scrape of the same server")
+    ] = None,
+    /,
+    *,
+    seconds: Annotated[
+        float | None, Parameter(help="between the scrapes, or that the one covers")
+    ] = None,
+    model_name: Annotated[str | None, Parameter(help="which, where there are several")] = None,
+    out: Annotated[Path | None, Parameter(help="scenario to write [default: print it]")] = None,
+) -> int:
+    """Read a running server's load from its metrics: rate, lengths, concurrency, KV cache."""
+    from simulator.models.load import shipped_models, shipped_shape
+    from simulator.util.files import check_file, write_atomic
+    from simulator.workload.server_metrics import (
+        infer_load,
+        load_text,
+        read_metrics,
+        scenario_text,
+    )
+
+    if out is not None:
+        check_file("--out", out)
+    paths = [str(path) for path in (first, later) if path is not None]
+    load = infer_load(read_metrics(first, later, seconds, model_name), paths[-1])
+    shape = shipped_shape(load.model, shipped_models()) if load.model else None
+    text = scenario_text(load, shape, paths)
+    print(load_text(load))
+    if out is None:
+        print(f"\n{text}", end="")
+    else:
+        write_atomic(out, text.encode())
+        print(f"written to {out}")
+    return 0

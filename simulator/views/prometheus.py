@@ -84,7 +84,7 @@ def metrics_text(record: "Record", interval: float = INTERVAL, start: float = 0.
             f"--prometheus-interval {interval:g}: makes {end / interval:,.0f} samples of each "
             f"metric, of at most {MOST_SAMPLES:,}"
         )
-    samples = np.arange(ceil(end / interval) + 1) * interval
+    samples = np.arange(ceil(end / interval) + 1, dtype=np.float64) * interval
     stamps = [f"{start + time:.3f}" for time in samples.tolist()]
     model = record.model.name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     labels = [f'model_name="{model}",engine="{number}"' for number in range(len(engines))]

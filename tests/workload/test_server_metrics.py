@@ -1,0 +1,164 @@
+"""The load of a running server, from its metrics."""
+
+import json
+import os
+
+import pytest
+
+from simulator.cli.main import main
+from simulator.scenario.load import load_scenario
+from simulator.simulation.run import run
+from simulator.util.errors import HeadwayError
+from simulator.views.prometheus import metrics_text
+from simulator.workload.server_metrics import infer_load, read_metrics
+from tests.support.scenarios import SMALL
+
+INFO = (
+    'vllm:cache_config_info{block_size="16",num_gpu_blocks="1000",enable_prefix_caching="True",'
+    'gpu_memory_utilization="0.9",cpu_offload="None",engine="0"} 1.0\n'
+)
+
+
+def scrape(ended, prompt, output, *, running=0, waiting=0, model="m"):
+    """Write a scrape: so many requests, with buckets of their lengths by bound."""
+    label = f'model_name="{model}",engine="0"'
+    lines = [
+        f'vllm:request_success_total{{{label},finished_reason="stop"}} {float(ended)}',
+        f'vllm:request_success_total{{{label},finished_reason="abort"}} 0.0',
+        f"vllm:num_requests_running{{{label}}} {float(running)}",
+        f"vllm:num_requests_waiting{{{label}}} {float(waiting)}",
+        f"vllm:e2e_request_latency_seconds_sum{{{label}}} {2.0 * ended}",
+        f"vllm:e2e_request_latency_seconds_count{{{label}}} {float(ended)}",
+    ]
+    for name, (mean, shares) in (("prompt", prompt), ("generation", output)):
+        metric = f"vllm:request_{name}_tokens"
+        lines += [
+            f'{metric}_bucket{{{label},le="{bound}"}} {share * ended}'
+            for bound, share in shares.items()
+        ]
+        lines += [f"{metric}_sum{{{label}}} {mean * ended}", f"{metric}_count{{{label}}} {ended}"]
+    return "# HELP vllm:x y\n" + "\n".join(lines) + "\n" + INFO
+
+
+PROMPT = (150, {"100.0": 0.5, "200.0": 1.0, "+Inf": 1.0})
+OUTPUT = (30, {"20.0": 0.25, "50.0": 1.0, "+Inf": 1.0})
+
+
+def test_two_scrapes(put):
+    """What came between them, with those that are still there."""
+    first = put(scrape(100, PROMPT, OUTPUT, running=5), "a.txt")
+    later = put(scrape(400, PROMPT, OUTPUT, running=25, waiting=10), "b.txt")
+    load = infer_load(read_metrics(first, later, 60.0), "b.txt")
+    assert load.requests == 300
+    assert load.rate == pytest.approx((300 + 20 + 10) / 60)
+    assert load.engine == {
+        "block_size": 16,
+        "num_gpu_blocks_override": 1000,
+        "gpu_memory_utilization": 0.9,
+        "enable_prefix_caching": True,
+    }
+    # From 1 to 100, half of them to 200: a mean of 100.25, scaled to 150.
+    scale = 150 / ((1 + 100) / 2 / 2 + (100 + 200) / 2 / 2)
+    assert load.lengths["input_len"]["values"] == [
+        1.5,
+        round(100 * scale, 1),
+        round(200 * scale, 1),
+    ]
+    assert load.lengths["input_len"]["at"] == [0.0, 0.5, 1.0]
+    told = {what: value for what, value, _ in load.lines}
+    assert told["concurrency"].startswith("10.0 in flight")  # 300 times 2 s in 60 s
+    assert told["KV cache"] == "16,000 tokens"
+    os.utime(first, (1000, 1000))
+    os.utime(later, (1100, 1100))
+    assert read_metrics(first, later).seconds == 100
+
+
+def test_one_scrape(put):
+    """Since the server's start, where it tells; else as told."""
+    path = put(scrape(120, PROMPT, OUTPUT) + "process_start_time_seconds 1000.0\n")
+    os.utime(path, (1060, 1060))
+    assert infer_load(read_metrics(path), "a").rate == pytest.approx(2)
+    assert infer_load(read_metrics(path, seconds=30.0), "a").rate == pytest.approx(4)
+    path = put(scrape(120, PROMPT, OUTPUT))
+    with pytest.raises(HeadwayError, match="does not say since when it counts"):
+        read_metrics(path)
+
+
+def matrix(*series):
+    """Write what Prometheus answers: name, labels, values."""
+    found = [
+        {"metric": {"__name__": name, "job": "vllm", **labels}, "values": values}
+        for name, labels, values in series
+    ]
+    return json.dumps({"status": "success", "data": {"resultType": "matrix", "result": found}})
+
+
+def test_a_range_query(put):
+    """Counters that fall were of a server that was started again; gauges are averaged."""
+    ended = ("vllm:request_success_total", {"model_name": "m", "finished_reason": "stop"},
+             [[0, "100"], [30, "160"], [60, "10"], [90, "40"]])  # fmt: skip
+    running = ("vllm:num_requests_running", {"model_name": "m"}, [[0, "4"], [90, "8"]])
+    load = infer_load(read_metrics(put(matrix(ended, running))), "q.json")
+    assert load.requests == 60 + 10 + 30
+    assert load.rate == pytest.approx((100 + 4) / 90)
+    told = {what: value for what, value, _ in load.lines}
+    assert told["num_requests_running"] == "6.0"
+    assert told["input_len"] == "not told"
+
+
+def test_a_run_is_read_back(write, tmp_path):
+    """What `run --prometheus` wrote tells the rate and the lengths that the run had."""
+    result = run(load_scenario(write(SMALL)))
+    path = tmp_path / "m.om"
+    path.write_text(metrics_text(result, interval=0.5, start=1.7e9))
+    load = infer_load(read_metrics(path), "m.om")
+    summary = result.summary()
+    assert load.requests == summary["completed"]
+    told = {what: value for what, value, _ in load.lines}
+    mean = summary["total_input_tokens"] / summary["completed"]
+    assert told["input_len"].startswith(f"mean {mean:,.0f}, ")
+    assert told["mean TTFT"] == f"{summary['mean_ttft_ms']:,.1f} ms"
+
+
+def test_the_command_writes_a_scenario_that_runs(put, tmp_path, monkeypatch, capsys):
+    """With what it inferred, and from what."""
+    monkeypatch.chdir(tmp_path)
+    text = scrape(40, PROMPT, OUTPUT, model="meta-llama/Llama-3.1-8B-Instruct")
+    put(text, "a.txt")
+    assert main(["trace", "from-metrics", "a.txt", "--seconds", "20", "--out", "s.yaml"]) == 0
+    out = capsys.readouterr().out
+    assert "request rate" in out
+    assert "40 finished, 0 aborted" in out
+    scenario = load_scenario(tmp_path / "s.yaml")
+    assert scenario.model == "llama-3.1-8b"
+    assert scenario.engine.num_gpu_blocks_override == 1000
+    workload = scenario.make_workload()
+    assert len(workload) == 40
+    assert workload.prompt_tokens.mean() == pytest.approx(150, rel=0.25)
+    assert main(["trace", "from-metrics", "a.txt", "--seconds", "20"]) == 0
+    assert (tmp_path / "s.yaml").read_text().split("\n", 1)[1] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "wrong"),
+    [
+        (["up 1\n"], {}, ":1: vllm: no metric of vLLM in it"),
+        (["vllm:x soon\n"], {}, ":1: line: no metric of Prometheus: 'vllm:x soon'"),
+        ([scrape(9, PROMPT, OUTPUT)], {"seconds": -1}, "--seconds -1: is not more than 0"),
+        ([scrape(9, PROMPT, OUTPUT), scrape(5, PROMPT, OUTPUT)], {"seconds": 9}, "started again"),
+        ([scrape(5, PROMPT, OUTPUT)] * 2, {"seconds": 9}, "no request was finished"),
+        ([scrape(5, PROMPT, OUTPUT) + scrape(5, PROMPT, OUTPUT, model="n")], {"seconds": 9},
+         "has several models, say --model-name: m, n"),
+        ([scrape(5, PROMPT, OUTPUT)], {"seconds": 9, "model": "q"}, "--model-name q: not in it"),
+        (['{"data": {"resultType": "vector"}}'], {}, "data.resultType: is not matrix"),
+        (['{"data"'], {}, ":1: line: bad JSON"),
+        ([matrix(("vllm:x", {}, [[0, "a"]]))], {}, "data.result[0]: no metric with values"),
+        ([matrix(("vllm:x", {}, [[0, "1"]]))], {}, "values of one moment alone"),
+        ([matrix()], {"seconds": 5}, "has times of its own"),
+    ],
+)  # fmt: skip
+def test_bad_metrics(put, texts, options, wrong):
+    paths = [put(text, f"{k}.txt") for k, text in enumerate(texts)]
+    with pytest.raises(HeadwayError) as caught:
+        infer_load(read_metrics(*paths, **options), str(paths[-1]))
+    assert wrong in str(caught.value)
