@@ -34,6 +34,7 @@ VERBS = {
     "conform": "Compare every decision with a recorded schedule, of vLLM or SGLang; 1 on a "
     "difference.",
     "serve": "Answer over HTTP as the scenario's vLLM server would, without a GPU.",
+    "studio": "Turn a scenario's knobs on a local page, and see at once what comes of it.",
     "tokenizer": "Write a small tokenizer, for `serve` and its clients.",
     "live": "Run a scenario on a real engine.",
     "calibrate": "Measure what steps take on a device, and fit a cost profile to them.",

@@ -1,0 +1,339 @@
+"use strict";
+// The studio's page: knobs, the runs that they stand for, and how these compare.
+(() => {
+  const start = JSON.parse(document.getElementById("start").textContent);
+  const MOST_PINS = 4;
+  const byId = (id) => document.getElementById(id);
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const digits = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
+  const show = (value) => (value == null ? "–" : digits.format(value));
+  const FIGURES = [
+    ["output_throughput", "Output tokens/s", 1], ["request_throughput", "Requests/s", 1],
+    ["slo_attainment", "SLO attainment, %", 100], ["mean_ttft_ms", "Mean TTFT, ms", 1], ["p99_ttft_ms", "P99 TTFT, ms", 1],
+    ["mean_tpot_ms", "Mean TPOT, ms", 1], ["p99_tpot_ms", "P99 TPOT, ms", 1], ["mean_e2el_ms", "Mean E2EL, ms", 1],
+    ["p99_e2el_ms", "P99 E2EL, ms", 1], ["gpu_busy_fraction", "GPU busy, %", 100],
+    ["kv_cache_usage_mean", "Mean KV cache usage, %", 100], ["preemptions", "Preemptions", 1],
+    ["dollars_per_million_output_tokens", "$ per million output tokens", 1],
+  ];
+  let knobs = start.knobs;
+  let trace = "";
+  let current = null, ghost = null, full = null; // what is shown, what was before, the last whole run
+  const pins = []; // {run, hue}: a pin keeps its colour
+  let under = null; // the request under way
+  let drawn = [];
+
+  byId("name").textContent = start.name;
+
+  // Knobs.
+
+  function build() {
+    byId("knobs").replaceChildren(...knobs.map((knob) => {
+      const row = document.createElement("div");
+      row.className = "knob-row";
+      const label = document.createElement("label");
+      label.htmlFor = `knob-${knob.name}`;
+      label.append(Object.assign(document.createElement("span"), { textContent: knob.label }));
+      const control = document.createElement(knob.menu ? "select" : "input");
+      control.id = label.htmlFor;
+      control.name = knob.name;
+      if (knob.menu) {
+        control.append(...knob.values.map((value) => new Option(value, value)));
+        control.value = knob.value;
+      } else {
+        const told = document.createElement("output");
+        label.append(told);
+        Object.assign(control, { type: "range", min: 0, max: knob.values.length - 1, step: 1, value: knob.values.indexOf(knob.value) });
+        control.addEventListener("input", () => tell(knob, row, control));
+      }
+      control.addEventListener("change", () => { tell(knob, row, control); run(); });
+      row.append(label, control);
+      tell(knob, row, control);
+      return row;
+    }));
+  }
+
+  const valueOf = (knob, control) => (knob.menu ? control.value : knob.values[Number(control.value)]);
+
+  function tell(knob, row, control) {
+    const value = valueOf(knob, control);
+    row.classList.toggle("turned", value !== knob.value);
+    if (knob.menu) return;
+    row.querySelector("output").textContent = digits.format(value);
+    control.setAttribute("aria-valuetext", digits.format(value));
+  }
+
+  function turned() {
+    const found = {};
+    for (const knob of knobs) {
+      const value = valueOf(knob, byId(`knob-${knob.name}`));
+      if (value !== knob.value) found[knob.name] = value;
+    }
+    return found;
+  }
+
+  function turn(values) {
+    for (const knob of knobs) {
+      const value = knob.name in values ? values[knob.name] : knob.value;
+      if (!knob.values.includes(value)) continue;
+      const control = byId(`knob-${knob.name}`);
+      control.value = knob.menu ? value : knob.values.indexOf(value);
+      tell(knob, control.closest(".knob-row"), control);
+    }
+  }
+
+  // Runs.
+
+  async function* ask(address, signal) {
+    const response = await fetch(address, { method: "POST", signal, headers: { "Content-Type": "application/json" }, body: JSON.stringify({ knobs: turned(), trace }) });
+    if (!response.ok) {
+      yield { errors: (await response.json()).errors, last: true };
+      return;
+    }
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let text = "";
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      text += value;
+      const lines = text.split("\n");
+      text = lines.pop();
+      for (const line of lines) yield JSON.parse(line);
+    }
+  }
+
+  function say(text, errors = []) {
+    byId("status").textContent = text;
+    byId("errors").replaceChildren(...errors.map((error) => Object.assign(document.createElement("li"), { textContent: error })));
+  }
+
+  async function run() {
+    under?.abort();
+    const mine = (under = new AbortController());
+    const begun = performance.now();
+    const before = full;
+    byId("cancel").disabled = false;
+    document.querySelector(".results").setAttribute("aria-busy", "true");
+    say("Simulating");
+    history.replaceState(null, "", link());
+    const words = describe();
+    try {
+      for await (const answer of ask("/run", mine.signal)) {
+        if (mine !== under) return;
+        if (answer.errors) say("This cannot be run", answer.errors);
+        else if (!answer.cancelled) {
+          ghost = before;
+          current = { ...answer, words };
+          if (!answer.coarse) full = current;
+          const seconds = ((performance.now() - begun) / 1000).toFixed(2);
+          const what = answer.coarse ? `A first look: ${digits.format(answer.requests)} requests` : `${digits.format(answer.requests)} requests`;
+          say(`${what}, after ${seconds} s${answer.coarse ? "; the rest is on its way" : ""}`);
+          byId("status").dataset.runs = Number(byId("status").dataset.runs ?? 0) + (answer.coarse ? 0 : 1);
+          draw();
+        }
+      }
+    } catch (error) {
+      if (mine === under && error.name !== "AbortError") say("The studio does not answer: is it still running?", [String(error)]);
+    }
+    if (mine !== under) return;
+    under = null;
+    byId("cancel").disabled = true;
+    document.querySelector(".results").removeAttribute("aria-busy");
+  }
+
+  function describe() {
+    const found = Object.entries(turned()).map(([name, value]) => `${name} ${value}`);
+    return found.join(", ") || "as the scenario is";
+  }
+
+  // What is shown.
+
+  function shown() {
+    const found = pins.map(({ run: pinned, hue }) => ({ run: pinned, hue: css(`--run-${hue}`), label: pinned.words, pin: pinned }));
+    if (ghost && ghost !== current) found.unshift({ run: ghost, hue: css("--faint"), label: "before", dash: [5, 4] });
+    if (current) found.unshift({ run: current, hue: css("--run-0"), label: "now" });
+    return found;
+  }
+
+  function draw() {
+    const runs = shown();
+    figures(runs);
+    drawn.forEach(([plot]) => plot.destroy());
+    drawn = [];
+    const above = runs.toReversed(); // what is drawn last is seen: now
+    for (const name of ["ttft", "tpot", "e2el"]) cdf(above, name);
+    for (const [name, title] of [["running", "Requests in the batch"], ["waiting", "Requests waiting"], ["kv", "KV blocks in use, %"], ["tokens", "Output tokens per second"]]) level(above, name, title);
+    byId("advice").replaceChildren(...(current?.advice ?? []).map((text) => Object.assign(document.createElement("li"), { textContent: text })));
+  }
+
+  function figures(runs) {
+    const head = document.createElement("tr");
+    head.append(document.createElement("th"), ...runs.map(({ label, hue, pin }) => {
+      const cell = document.createElement("th");
+      const swatch = document.createElement("span");
+      swatch.className = "swatch";
+      swatch.style.background = hue;
+      cell.append(swatch, label);
+      if (pin) {
+        const button = Object.assign(document.createElement("button"), { type: "button", className: "unpin", textContent: "×", title: "Unpin" });
+        button.setAttribute("aria-label", `Unpin ${label}`);
+        button.addEventListener("click", () => { pins.splice(pins.findIndex(({ run: one }) => one === pin), 1); draw(); });
+        cell.append(button);
+      }
+      return cell;
+    }));
+    const rows = FIGURES.filter(([key]) => runs.some(({ run: one }) => one.figures[key] != null)).map(([key, label, scale]) => {
+      const row = document.createElement("tr");
+      row.dataset.key = key;
+      row.append(Object.assign(document.createElement("th"), { textContent: label }), ...runs.map(({ run: one }) => {
+        const value = one.figures[key];
+        return Object.assign(document.createElement("td"), { textContent: show(value == null ? null : value * scale) });
+      }));
+      return row;
+    });
+    byId("figures").replaceChildren(head, ...rows);
+    byId("figures").classList.toggle("stale", Boolean(current?.coarse));
+  }
+
+  function figureIn(box, key, title) {
+    let made = byId(`chart-${key}`);
+    if (!made) {
+      made = document.createElement("figure");
+      made.id = `chart-${key}`;
+      made.append(document.createElement("figcaption"), Object.assign(document.createElement("div"), { className: "chart" }));
+      made.firstChild.append(Object.assign(document.createElement("b"), { textContent: title }));
+      byId(box).append(made);
+    }
+    return made.querySelector(".chart");
+  }
+
+  const font = "12px system-ui, sans-serif";
+  function plot(node, runs, tables, x, y, hooks) {
+    const look = { stroke: css("--faint"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font };
+    const values = tables.length > 1 ? uPlot.join(tables) : tables[0];
+    const series = runs.map(({ label, hue, dash }) => ({ label, stroke: hue, width: 1.6, dash, spanGaps: true, points: { show: false }, value: (u, v) => show(v) }));
+    const options = {
+      width: node.clientWidth, height: 210,
+      scales: { x: { time: false, ...x.scale }, y: { range: (u, low, high) => [0, y.top ?? (high * 1.05 || 1)] } },
+      axes: [{ ...look, size: 32, ...x.axis }, { ...look, size: 54, values: (u, all) => all.map((v) => (v == null ? "" : show(v))) }],
+      cursor: { drag: { x: true, y: false } }, legend: { show: false },
+      series: [{}, ...series], hooks,
+    };
+    drawn.push([new uPlot(options, values, node), node]);
+  }
+
+  function cdf(runs, name) {
+    const node = figureIn("latency", name, `${name.toUpperCase()}, ms: % of requests`);
+    const known = runs.filter(({ run: one }) => one.cdf[name].ms.length);
+    if (!known.length) return;
+    const low = Math.min(...known.map(({ run: one }) => one.cdf[name].ms[0]));
+    const high = Math.max(...known.map(({ run: one }) => one.cdf[name].ms.at(-1)));
+    const log = high > 4 * low;
+    const decades = () => {
+      const found = [];
+      for (let power = 10 ** Math.floor(Math.log10(low)); power <= high; power *= 10) found.push(...(high / low > 200 ? [power] : [power, 2 * power, 5 * power]));
+      return found.filter((tick) => tick >= low && tick <= high);
+    };
+    const axis = log ? { filter: (u, all) => all, splits: decades, values: (u, all) => all.map(show) } : {};
+    const bound = current?.bounds[name];
+    const hooks = { draw: [(u) => {
+      if (bound == null || bound < low || bound > high) return;
+      const { ctx, bbox } = u;
+      const at = u.valToPos(bound, "x", true);
+      ctx.save();
+      ctx.strokeStyle = ctx.fillStyle = css("--bad");
+      ctx.setLineDash([6, 4]);
+      ctx.beginPath();
+      ctx.moveTo(at, bbox.top);
+      ctx.lineTo(at, bbox.top + bbox.height);
+      ctx.stroke();
+      ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+      ctx.textAlign = at > bbox.left + bbox.width / 2 ? "right" : "left";
+      ctx.fillText(` SLO ${show(bound)} ms `, at, bbox.top + 14 * devicePixelRatio);
+      ctx.restore();
+    }] };
+    plot(node, known, known.map(({ run: one }) => [one.cdf[name].ms, one.cdf[name].percent[0]]), { scale: { distr: log ? 3 : 1, range: () => [low, high] }, axis }, { top: 100 }, hooks);
+  }
+
+  function level(runs, name, title) {
+    const node = figureIn("levels", name, title);
+    plot(node, runs, runs.map(({ run: one }) => [one.time, one.levels[name]]), { scale: {}, axis: { values: (u, all) => all.map((v) => `${digits.format(v)} s`) } }, {}, {});
+  }
+
+  // Actions.
+
+  function link() {
+    const values = turned();
+    const there = Object.keys(values).length && !trace;
+    return `${location.pathname}${there ? `#${encodeURIComponent(JSON.stringify(values))}` : ""}`;
+  }
+
+  const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
+
+  async function copy(text, what) {
+    try {
+      await navigator.clipboard.writeText(text);
+      byId("copied").textContent = `${what} copied`;
+    } catch {
+      byId("copied").textContent = text; // no clipboard: it can be marked and copied from here
+    }
+    byId("copied").dataset.text = text;
+  }
+
+  byId("cancel").addEventListener("click", () => { under?.abort(); under = null; byId("cancel").disabled = true; say("Cancelled"); });
+  byId("pin").addEventListener("click", () => {
+    if (!full || pins.some(({ run: one }) => one === full)) return;
+    if (pins.length >= MOST_PINS) { byId("copied").textContent = `${MOST_PINS} are pinned: unpin one first`; return; }
+    const hue = [1, 2, 3, 4].find((number) => !pins.some((pin) => pin.hue === number));
+    pins.push({ run: full, hue });
+    draw();
+  });
+  byId("copy-yaml").addEventListener("click", () => copy(current?.yaml ?? "", "YAML"));
+  byId("copy-cli").addEventListener("click", () => {
+    const extra = (current?.settings ?? []).slice((start.command.length - 3) / 2);
+    copy([...start.command, ...extra.flatMap((setting) => ["--set", setting])].map(quoted).join(" "), "Command");
+  });
+  byId("copy-link").addEventListener("click", () => copy(new URL(link(), location.href).href, "Link"));
+  byId("reset").addEventListener("click", () => { knobs = start.knobs; trace = ""; byId("trace").value = ""; byId("trace-told").textContent = ""; build(); run(); });
+  byId("film").addEventListener("click", async () => {
+    under?.abort();
+    const mine = (under = new AbortController());
+    byId("cancel").disabled = false;
+    say("Filming the first requests");
+    for await (const answer of ask("/film", mine.signal)) {
+      if (mine !== under) return;
+      if (answer.errors) say("This cannot be filmed", answer.errors);
+      else if (answer.films) {
+        byId("film-box").hidden = false;
+        mountPlayer(byId("player"), answer.films);
+        byId("film-box").scrollIntoView({ block: "start" });
+        say("Ready to be watched");
+      }
+    }
+    if (mine !== under) return;
+    under = null;
+    byId("cancel").disabled = true;
+  });
+  byId("trace").addEventListener("change", async () => {
+    const file = byId("trace").files[0];
+    if (!file) return;
+    say(`Reading ${file.name}`);
+    const response = await fetch(`/trace?name=${encodeURIComponent(file.name)}`, { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: file });
+    const answer = await response.json();
+    if (!response.ok) { say("This trace cannot be played", answer.errors); return; }
+    trace = answer.trace;
+    knobs = answer.knobs;
+    byId("trace-told").textContent = `Plays ${file.name}`;
+    build();
+    run();
+  });
+  addEventListener("themechange", () => current && draw());
+  addEventListener("resize", () => drawn.forEach(([one, node]) => one.setSize({ width: node.clientWidth, height: one.height })));
+
+  build();
+  try {
+    if (location.hash) turn(JSON.parse(decodeURIComponent(location.hash.slice(1))));
+  } catch {
+    // no link of ours: the scenario as it is
+  }
+  run();
+})();

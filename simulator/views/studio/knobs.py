@@ -1,0 +1,132 @@
+"""The knobs of the studio's page: what each sets in the scenario, and which values it may have.
+
+What a page sends is checked against this table; nothing else reaches a scenario.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from simulator.cluster.routers import ROUTERS
+from simulator.models.gpus import GPUS
+from simulator.models.load import shipped_models
+from simulator.scenario.policy_table import POLICIES
+from simulator.scenario.scenario import Scenario
+from simulator.util.errors import HeadwayError
+
+Value = float | int | str
+
+RATES = (0.1, 0.2, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5, 6, 7, 8, 9, 10, 12, 15, 20, 30, 50)
+SCALES = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5, 10)
+POWERS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+SEATS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
+MEMORY = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.92, 0.95, 0.98)
+PREFIXES = (0, 64, 128, 256, 512, 1024, 2048, 4096)
+BOUNDS = (20, 30, 40, 50, 75, 100, 150, 200, 300, 500, 700, 1000, 1500, 2000, 3000, 5000, 10000)
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One control: a slider over numbers, or a menu of words."""
+
+    name: str
+    label: str
+    value: Value  # of the scenario
+    values: Sequence[Value]
+    menu: bool = False
+
+
+def knobs_of(scenario: Scenario) -> list[Knob]:
+    """Give the knobs of a scenario, each at what the scenario says."""
+    engine, gpu = scenario.engine, scenario.gpu
+    cluster = scenario.cluster
+    policy = engine.scheduling_policy
+    policy = policy if isinstance(policy, str) else str(policy.get("policy", "fcfs"))
+    load = scenario.workload
+    found = []
+    if load.trace is not None:
+        scale = load.trace.rate_scale
+        found.append(_slider("rate_scale", "Traffic, times the trace's", scale, SCALES))
+    else:
+        rate = float(getattr(load.generator, "request_rate", 1.0))
+        found.append(_slider("rate", "Requests/s", rate if rate < 1e6 else 50, RATES))
+        prefix = int(getattr(load.generator, "prefix_len", 0))
+        found.append(_slider("prefix", "Prefix that all prompts share, tokens", prefix, PREFIXES))
+    replicas = 1 if cluster is None else cluster.replicas
+    goodput = scenario.goodput
+    found += [
+        _menu("model", "Model", scenario.model, shipped_models()),
+        _menu("gpu", "GPU", gpu.name, list(GPUS)),
+        _slider("gpus", "GPUs of a replica", engine.tensor_parallel_size, (1, 2, 4, 8)),
+        _slider("tokens", "max_num_batched_tokens", engine.max_num_batched_tokens or 2048, POWERS),
+        _slider("seats", "max_num_seqs", engine.max_num_seqs or 256, SEATS),
+        _menu("policy", "Scheduling policy", policy, list(POLICIES)),
+        _slider("memory", "gpu_memory_utilization", engine.gpu_memory_utilization, MEMORY),
+        _slider("replicas", "Replicas", replicas or 1, (1, 2, 3, 4, 6, 8, 12, 16)),
+        _menu("router", "Router", "round_robin", list(ROUTERS)),
+        _slider("ttft", "SLO: TTFT, ms", (goodput and goodput.ttft) or 1000, BOUNDS),
+        _slider("tpot", "SLO: TPOT, ms", (goodput and goodput.tpot) or 50, BOUNDS),
+    ]
+    return found
+
+
+def _slider(name: str, label: str, value: float, values: Sequence[float]) -> Knob:
+    return Knob(name, label, value, sorted({*values, value}))
+
+
+def _menu(name: str, label: str, value: str, values: Sequence[str]) -> Knob:
+    return Knob(name, label, value, list(dict.fromkeys([value, *values])), menu=True)
+
+
+def as_mappings(knobs: Sequence[Knob]) -> list[dict[str, Any]]:
+    """Give knobs as JSON can hold them."""
+    return [asdict(knob) for knob in knobs]
+
+
+def overrides(knobs: Sequence[Knob], given: object) -> list[str]:
+    """Give the settings, `dotted.key=value`, for the knobs that a page has turned.
+
+    `given` is from outside: raises HeadwayError for what is no knob, or a value that it lacks.
+    """
+    if not isinstance(given, Mapping):
+        raise HeadwayError("knobs: is no mapping of names to values")
+    known = {knob.name: knob for knob in knobs}
+    turned: dict[str, Value] = {}
+    for name, value in given.items():
+        knob = known.get(name)
+        if knob is None:
+            raise HeadwayError(f"knobs: there is no {str(name)[:40]!r}")
+        if isinstance(value, bool) or value not in knob.values:
+            raise HeadwayError(f"knobs.{name}: {str(value)[:40]!r} is not one of its values")
+        if value != knob.value:
+            turned[name] = value
+    return [f"{key}={json.dumps(value)}" for key, value in _settings(turned)]
+
+
+def _settings(turned: Mapping[str, Value]) -> list[tuple[str, Any]]:
+    """Say what each knob that was turned sets."""
+    keys = {
+        "rate_scale": "workload.trace.rate_scale",
+        "rate": "workload.request_rate",
+        "prefix": "workload.prefix_len",
+        "model": "model",
+        "gpu": "gpu.name",
+        "gpus": "engine.tensor_parallel_size",
+        "tokens": "engine.max_num_batched_tokens",
+        "seats": "engine.max_num_seqs",
+        "policy": "engine.scheduling_policy",
+        "memory": "engine.gpu_memory_utilization",
+        "replicas": "cluster.replicas",
+        "router": "cluster.router",
+        "ttft": "goodput.ttft",
+        "tpot": "goodput.tpot",
+    }
+    found: list[tuple[str, Any]] = [(keys[name], value) for name, value in turned.items()]
+    if "gpus" in turned:
+        found.append(("gpu.count", turned["gpus"]))
+    if "prefix" in turned:
+        found.append(("engine.enable_prefix_caching", True))
+    if {"model", "gpu", "gpus"} & {*turned}:  # the profile is of other hardware
+        found.append(("cost", None))
+    return found

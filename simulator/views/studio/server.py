@@ -1,0 +1,282 @@
+"""The studio's server: the page, and the runs that it asks for, on this machine alone.
+
+Whatever comes from a page is checked: knobs against their table, a trace by its size. No scenario
+that a page could name is read, and no code of its own is run.
+"""
+
+import asyncio
+import json
+import secrets
+import signal
+import tempfile
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from simulator.scenario.load import load_scenario
+from simulator.util.errors import HeadwayError
+from simulator.views.html.page import frame, read_asset
+from simulator.views.http.responses import web
+from simulator.views.studio.knobs import Knob, as_mappings, knobs_of, overrides
+from simulator.views.studio.worker import Job, Worker
+
+HOST = "127.0.0.1"  # and no other: who reaches the page may have this machine compute
+MOST_BYTES = 32 * 2**20  # of a trace
+MOST_JSON = 2**16  # of what the page asks for
+MOST_TRACES = 8  # that are kept
+PATIENCE = 10.0  # s that a worker may take to notice that its job is not wanted any more
+ENDED = "the simulation was ended: it took too long, or too much memory"
+ASSETS = Path(__file__).parent / "assets"
+PACKED = (b"\x1f\x8b", b"PK", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # may be large inside
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Studio:
+    """A scenario, its page, and the worker that simulates it."""
+
+    def __init__(self, scenario: str, settings: list[str], folder: Path) -> None:
+        self.scenario, self.settings, self.folder = scenario, settings, folder
+        loaded = load_scenario(scenario, settings, own_code=False)
+        self.name = loaded.name
+        self.traces: dict[str, list[str]] = {}  # of uploads: what sets each as the workload
+        self.knobs: dict[str, list[Knob]] = {"": knobs_of(loaded)}
+        self.worker = Worker()
+        self.port = 0
+        self._ticket = 0
+        self._answers: dict[int, asyncio.Queue[dict[str, Any]]] = {}
+        self._done = 0  # the last job that the worker is done with
+
+    # The worker.
+
+    def listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Hand on what the worker says, from a thread, as long as it lives."""
+        worker = self.worker
+
+        def listen() -> None:
+            with suppress(EOFError, OSError):
+                while True:
+                    loop.call_soon_threadsafe(self._heard, worker.pipe.recv())
+            with suppress(RuntimeError):  # the loop is closed: all is over
+                loop.call_soon_threadsafe(self._lost, worker)
+
+        threading.Thread(target=listen, daemon=True).start()
+
+    def _heard(self, answer: dict[str, Any]) -> None:
+        if answer.get("last"):
+            self._done = answer["ticket"]
+        queue = self._answers.get(answer["ticket"])
+        if queue is not None:
+            queue.put_nowait(answer)
+
+    def _lost(self, worker: Worker) -> None:
+        """Start another worker: this one has died, of memory or by our hand."""
+        for queue in self._answers.values():
+            queue.put_nowait({"errors": [ENDED], "last": True})
+        if worker is self.worker:
+            self.worker = Worker()
+            self.listen(asyncio.get_running_loop())
+
+    def _submit(self, settings: list[str], *, film: bool) -> int:
+        """Ask the worker for a job; any other gives way."""
+        self._ticket += 1
+        for ticket, queue in self._answers.items():
+            queue.put_nowait({"cancelled": True, "last": True})
+            self._watch(ticket)
+        self._answers = {self._ticket: asyncio.Queue()}
+        self.worker.submit(Job(self._ticket, self.scenario, tuple(settings), film))
+        return self._ticket
+
+    def _watch(self, ticket: int) -> None:
+        """End a worker that does not notice in time that nobody waits for its job any more."""
+        worker = self.worker
+
+        def look() -> None:
+            if worker is self.worker and self._done < ticket:
+                worker.close()
+
+        asyncio.get_running_loop().call_later(PATIENCE, look)
+
+    # The page.
+
+    def application(self) -> web.Application:
+        """Give the addresses."""
+        app = web.Application(client_max_size=MOST_BYTES, middlewares=[self._guard])
+        app.add_routes(
+            [
+                web.get("/", self._page),
+                web.get("/favicon.ico", self._icon),
+                web.post("/run", self._run),
+                web.post("/film", self._film),
+                web.post("/trace", self._trace),
+            ]
+        )
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse pages of other sites, which a browser lets talk to this machine, too."""
+        own = {f"{HOST}:{self.port}", f"localhost:{self.port}"}
+        origin = request.headers.get("Origin", "")
+        foreign = origin and origin.removeprefix("http://") not in own
+        if request.host not in own or foreign:
+            return _errors(["this page is for this machine alone"], 403)
+        try:
+            response = await handler(request)
+        except HeadwayError as error:
+            return _errors(error.messages, 400)
+        if not response.prepared:
+            response.headers.update(HEADERS)
+        return response
+
+    async def _page(self, request: web.Request) -> web.Response:
+        return web.Response(text=self.page(), content_type="text/html", charset="utf-8")
+
+    async def _icon(self, request: web.Request) -> web.Response:
+        """There is none, which is no error."""
+        return web.Response(status=204)
+
+    def page(self) -> str:
+        """Give the page."""
+        start = {
+            "name": self.name,
+            "command": ["headway", "run", self.scenario]
+            + [word for setting in self.settings for word in ("--set", setting)],
+            "knobs": as_mappings(self.knobs[""]),
+        }
+        data = json.dumps(start).replace("<", "\\u003c")
+        body = (ASSETS / "studio.html").read_text("utf-8")
+        style = (ASSETS / "studio.css").read_text("utf-8")
+        script = (ASSETS / "studio.js").read_text("utf-8")
+        parts = (read_asset("uPlot.iife.min.js"), read_asset("player.js"), script)
+        scripts = "".join(f"<script>{part}</script>" for part in parts)
+        start_data = f'<script type="application/json" id="start">{data}</script>'
+        return frame(f"{self.name}, studio", f"<style>{style}</style>{body}", start_data + scripts)
+
+    async def _asked(self, request: web.Request) -> list[str]:
+        """Read what the page asks for: the settings of its knobs."""
+        text = await request.content.read(MOST_JSON + 1)
+        while text and len(text) <= MOST_JSON and (more := await request.content.read(MOST_JSON)):
+            text += more
+        if len(text) > MOST_JSON:
+            raise HeadwayError(f"more than {MOST_JSON:,} bytes")
+        try:
+            asked = json.loads(text)
+        except (ValueError, RecursionError):
+            raise HeadwayError("the request is not JSON") from None
+        if not isinstance(asked, Mapping):
+            raise HeadwayError("the request is no mapping")
+        trace = asked.get("trace") or ""
+        if not isinstance(trace, str) or trace not in self.knobs:
+            raise HeadwayError("trace: is not one that was uploaded")
+        own = overrides(self.knobs[trace], asked.get("knobs") or {})
+        return [*self.settings, *self.traces.get(trace, ()), *own]
+
+    async def _run(self, request: web.Request) -> web.StreamResponse:
+        return await self._stream(request, film=False)
+
+    async def _film(self, request: web.Request) -> web.StreamResponse:
+        return await self._stream(request, film=True)
+
+    async def _stream(self, request: web.Request, *, film: bool) -> web.StreamResponse:
+        """Send what the worker says, a line of JSON each; a page that leaves ends the job."""
+        settings = await self._asked(request)
+        ticket = self._submit(settings, film=film)
+        queue = self._answers[ticket]
+        response = web.StreamResponse(headers=HEADERS | {"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        last = False
+        try:
+            while not last:
+                answer = await queue.get()
+                last = bool(answer.get("last"))
+                await response.write(json.dumps(answer | {"settings": settings}).encode() + b"\n")
+        except ConnectionResetError:
+            last = False  # the page has left
+        finally:
+            if self._answers.pop(ticket, None) is not None and not last:
+                self.worker.cancel()
+                self._watch(ticket)
+        return response
+
+    async def _trace(self, request: web.Request) -> web.Response:
+        """Take a trace, of a file of this size and no packed one, and offer its knobs."""
+        text = bytearray()
+        async for part in request.content.iter_chunked(2**16):
+            text += part
+            if len(text) > MOST_BYTES:
+                raise HeadwayError(f"the file has more than {MOST_BYTES // 2**20} MiB")
+        if any(text.startswith(magic) for magic in PACKED):
+            raise HeadwayError("the file is packed: unpack it first")
+        ending = Path(request.query.get("name", "")).suffix.lower()
+        ending = ending if ending in {".csv", ".json", ".jsonl"} else ".jsonl"
+        name = secrets.token_hex(8)
+        path = self.folder / f"{name}{ending}"
+        path.write_bytes(text)
+        settings = [f"workload={json.dumps({'trace': {'path': str(path)}})}"]
+        try:
+            loaded = await asyncio.to_thread(self._read, settings)
+        except HeadwayError as error:
+            path.unlink()
+            told = (message.replace(str(path), "the file") for message in error.messages)
+            raise HeadwayError(told) from None
+        self.traces[name], self.knobs[name] = settings, loaded
+        while len(self.traces) > MOST_TRACES:
+            old = next(iter(self.traces))
+            del self.traces[old], self.knobs[old]
+            for gone in self.folder.glob(f"{old}.*"):
+                gone.unlink()
+        return web.json_response({"trace": name, "knobs": as_mappings(loaded)})
+
+    def _read(self, settings: list[str]) -> list[Knob]:
+        scenario = load_scenario(self.scenario, [*self.settings, *settings], own_code=False)
+        scenario.make_workload()
+        return knobs_of(scenario)
+
+
+def _errors(messages: list[str], status: int) -> web.Response:
+    return web.json_response({"errors": messages}, status=status, headers=HEADERS)
+
+
+def studio(scenario: str, settings: list[str], port: int, ready: Callable[[str], None]) -> None:
+    """Serve the page until Ctrl-C or SIGTERM; `ready` is told its address.
+
+    Raises HeadwayError for what is wrong in the scenario, or a port that is not to be had.
+    """
+
+    async def serve(folder: Path) -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        page = Studio(scenario, settings, folder)
+        page.listen(loop)
+        runner = web.AppRunner(
+            page.application(), access_log=None, shutdown_timeout=1.0, handler_cancellation=True
+        )
+        await runner.setup()
+        try:
+            try:
+                await web.TCPSite(runner, HOST, port).start()
+            except OSError as error:
+                where = f"{HOST}:{port}"
+                raise HeadwayError(f"--port: {where}: {error.strerror or error}") from None
+            page.port = runner.addresses[0][1]
+            ready(f"http://{HOST}:{page.port}/")
+            await stop.wait()
+        finally:
+            await runner.cleanup()
+            page.worker.close()
+
+    with tempfile.TemporaryDirectory(prefix="headway-studio-") as folder:
+        asyncio.run(serve(Path(folder)))

@@ -1,0 +1,189 @@
+"""The studio's worker: a process that simulates what the page asks for, coarse first, then full.
+
+What is asked for last counts: a run that nobody waits for any more ends within a few events.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from math import isnan
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from simulator.diagnosis.rules import NOTHING
+from simulator.figures.data import Run
+from simulator.figures.film import record
+from simulator.models.gpus import find_gpu
+from simulator.scenario.load import load_scenario
+from simulator.scenario.scenario import Scenario
+from simulator.simulation.run import run
+from simulator.util.errors import HeadwayError, one_line
+from simulator.views.html.charts import distributions, over_time
+from simulator.views.report import metric_value
+
+COARSE = 10  # a first look is at a tenth of the requests
+FEW = 500  # requests, of which there is no first look
+MOST_REQUESTS = 200_000  # of a run on the page
+BINS = 240  # of time
+FIGURES = (
+    *("output_throughput", "request_throughput", "slo_attainment", "mean_ttft_ms", "p99_ttft_ms"),
+    *("mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms", "p99_e2el_ms"),
+    *("gpu_busy_fraction", "kv_cache_usage_mean", "preemptions"),
+)
+DOLLARS = "dollars_per_million_output_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run that the page asks for, or a film."""
+
+    ticket: int
+    scenario: str
+    overrides: tuple[str, ...]
+    film: bool = False
+
+
+class Superseded(Exception):  # noqa: N818  # no error: another job is wanted
+    """Somebody wants another job."""
+
+
+class Worker:
+    """The process, as the server sees it."""
+
+    def __init__(self) -> None:
+        context = get_context("spawn")
+        self._wanted = context.Value("q", 0)
+        self.pipe, far = context.Pipe()
+        self._process = context.Process(target=_work, args=(far, self._wanted), daemon=True)
+        self._process.start()
+        far.close()
+
+    def submit(self, job: Job) -> None:
+        """Ask for a job, in place of any that is under way."""
+        self._wanted.value = job.ticket
+        self.pipe.send(asdict(job))
+
+    def cancel(self) -> None:
+        """Want no job."""
+        self._wanted.value = 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether it works."""
+        return self._process.is_alive()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.terminate()
+        self._process.join(5)
+        self.pipe.close()
+
+
+def _work(pipe: Connection, wanted: Any) -> None:
+    """Do jobs until the parent is gone."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
+    warnings.simplefilter("ignore")
+    while True:
+        try:
+            job = Job(**pipe.recv())
+        except (EOFError, OSError):
+            return
+        try:
+            if wanted.value != job.ticket:
+                raise Superseded
+            for answer in answers(job, partial(_stale, wanted, job.ticket)):
+                pipe.send({"ticket": job.ticket} | answer)
+        except Superseded:
+            pipe.send({"ticket": job.ticket, "cancelled": True, "last": True})
+        except HeadwayError as error:
+            pipe.send({"ticket": job.ticket, "errors": error.messages, "last": True})
+        except Exception as error:  # a fault of ours: the page says so, the worker goes on
+            text = f"{type(error).__name__}: {one_line(error)}"
+            pipe.send({"ticket": job.ticket, "errors": [text], "last": True})
+
+
+def _stale(wanted: Any, ticket: int) -> bool:
+    return bool(wanted.value != ticket)
+
+
+def answers(job: Job, stale: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+    """Yield what is known: of a tenth of the requests, then of all.
+
+    Raises Superseded where `stale()` says that nobody wants it any more.
+    """
+    scenario = load_scenario(job.scenario, list(job.overrides), own_code=False)
+    if job.film:
+        yield {"films": films(scenario), "last": True}
+        return
+    load = scenario.make_workload()
+    if len(load) > MOST_REQUESTS:
+        text = f"{len(load):,} requests are more than {MOST_REQUESTS:,}, which the studio takes"
+        raise HeadwayError(text)
+    shares = [1.0] if len(load) <= FEW else [1 / COARSE, 1.0]
+    for share in shares:
+        if stale():
+            raise Superseded
+        part = load if share == 1 else load.rows(np.arange(int(len(load) * share)))
+        begun = time.perf_counter()
+        result = run(scenario, workload=part, stop=lambda _sent, _logs: stale())
+        if result.interrupted or stale():
+            raise Superseded
+        found = view(scenario, Run.of(scenario.name, result))
+        found |= {"coarse": share < 1, "seconds": time.perf_counter() - begun}
+        yield found | {"last": share == 1}
+
+
+def view(scenario: Scenario, found: Run) -> dict[str, Any]:
+    """Give what the page shows of a run."""
+    import yaml
+
+    summary = found.summary
+    figures = {key: metric_value(summary, key) for key in FIGURES}
+    figures[DOLLARS] = _dollars(scenario, summary)
+    edges = np.linspace(0.0, found.end or 1.0, BINS + 1)
+    middle = (edges[1:] + edges[:-1]) / 2
+    levels = over_time(found, edges)
+    own = summary["headway"]
+    bounds = {name: own.get(f"slo_{name}_ms") for name in ("ttft", "tpot", "e2el")}
+    advice = [str(one["text"]) for one in own.get("diagnosis") or []] or [NOTHING]
+    return {
+        "requests": len(found.requests),
+        "figures": {
+            k: v for k, v in figures.items() if isinstance(v, int | float) and not isnan(v)
+        },
+        "cdf": {name: distributions([found], name) for name in ("ttft", "tpot", "e2el")},
+        "time": [float(f"{value:.6g}") for value in middle],
+        "levels": {name: levels[name] for name in ("running", "waiting", "kv", "tokens")},
+        "bounds": {name: value for name, value in bounds.items() if value is not None},
+        "advice": advice + [str(text) for text in own.get("warnings") or []],
+        "yaml": yaml.safe_dump(scenario.resolved(), sort_keys=False, allow_unicode=True),
+    }
+
+
+def _dollars(scenario: Scenario, summary: Any) -> float | None:
+    """Give what a million output tokens cost at list prices; None where there is none."""
+    known = metric_value(summary, DOLLARS)
+    if isinstance(known, int | float):
+        return float(known)
+    price = find_gpu(scenario.gpu.name).dollars_per_hour
+    speed = summary["output_throughput"]
+    if scenario.cluster is not None or price is None or not speed:
+        return None
+    return float(price * (scenario.gpu.count or 1) / 3600 / speed * 1e6)
+
+
+def films(scenario: Scenario) -> Sequence[Any]:
+    """Film the first requests under the scenario's policy, and in static batches beside it."""
+    alone = scenario.model_copy(update={"cluster": None})
+    policy = alone.engine.scheduling_policy
+    other = "fcfs" if policy == "static" else "static"
+    engine = alone.engine.model_copy(update={"scheduling_policy": other})
+    beside = alone.model_copy(update={"engine": engine})
+    return [asdict(record(str(policy), alone)), asdict(record(other, beside))]

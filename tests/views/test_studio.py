@@ -1,0 +1,297 @@
+"""The studio: its knobs, its server against bad input, and its page in a real browser."""
+
+import contextlib
+import http.client
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from simulator import load_scenario, run
+from simulator.cli.main import main
+from simulator.models.gpus import find_gpu
+from simulator.util.errors import HeadwayError
+from simulator.views.studio.knobs import knobs_of, overrides
+from simulator.views.studio.worker import Job, Superseded, answers
+from tests.support.browser import (
+    DESK,
+    PHONE,
+    browser,
+    complaints,
+    is_wider_than_window,
+    low_contrast,
+    window,
+)
+
+ENTER, TAB, LEFT, HOME = "\ue007", "\ue004", "\ue012", "\ue011"
+TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
+    f"2023-11-16 18:15:{k:02}.0000000,{100 + k},{10 + k}\n" for k in range(40)
+)
+
+
+@contextlib.contextmanager
+def serving(*words: str) -> Iterator[tuple[int, subprocess.Popen]]:
+    """Run `headway studio` on a free port; give the port. It ends at Ctrl-C, with 0."""
+    command = [sys.executable, "-m", "simulator", "studio", *words, "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
+        assert found, line + (process.stderr.read() if process.stderr else "")
+        yield int(found.group(1)), process
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with serving("demo", "--set", "workload.num_prompts=600") as (number, _):
+        yield number
+
+
+def ask(
+    port: int, body: object, path: str = "/run", headers: dict[str, str] | None = None
+) -> tuple[int, list[dict]]:
+    """Send a request; give its status and the lines of its answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection.request("POST", path, data, headers or {})
+    response = connection.getresponse()
+    lines = [json.loads(line) for line in response.read().splitlines()]
+    connection.close()
+    return response.status, lines
+
+
+def test_knobs_set_what_was_turned() -> None:
+    knobs = knobs_of(load_scenario("demo"))
+    assert overrides(knobs, {}) == []
+    assert overrides(knobs, {"seats": 256, "rate": 5.53}) == []  # as the scenario says
+    assert overrides(knobs, {"seats": 64}) == ["engine.max_num_seqs=64"]
+    assert overrides(knobs, {"gpu": "H200"}) == ['gpu.name="H200"', "cost=null"]
+    for name, value in (("seats", 63), ("seats", "64"), ("seats", True), ("policy", "os:system")):
+        with pytest.raises(HeadwayError, match="is not one of its values"):
+            overrides(knobs, {name: value})
+    for given, error in (([], "is no mapping"), ({"engine": 1}, "there is no 'engine'")):
+        with pytest.raises(HeadwayError, match=error):
+            overrides(knobs, given)
+
+
+@pytest.mark.parametrize("name", [knob.name for knob in knobs_of(load_scenario("demo"))])
+def test_every_knob_turned_to_an_end_runs_or_is_refused_in_words(name: str) -> None:
+    knobs = knobs_of(load_scenario("demo"))
+    (knob,) = [knob for knob in knobs if knob.name == name]
+    settings = ["workload.num_prompts=20"]
+    for value in (knob.values[0], knob.values[-1]):
+        job = Job(1, "demo", (*settings, *overrides(knobs, {name: value})))
+        with contextlib.suppress(HeadwayError):  # too large for the GPU, say
+            (last,) = answers(job, lambda: False)
+            assert last["requests"] == 20
+
+
+def test_coarse_first_then_full_and_never_for_nobody() -> None:
+    """A tenth of the requests, then all, as `headway run` has them; nothing once it is stale."""
+    job = Job(1, "demo", ("workload.num_prompts=600",))
+    first, last = answers(job, lambda: False)
+    assert (first["coarse"], first["requests"], first["last"]) == (True, 60, False)
+    assert (last["coarse"], last["requests"], last["last"]) == (False, 600, True)
+    expected = run(load_scenario("demo", ["workload.num_prompts=600"])).summary()
+    assert last["figures"]["mean_ttft_ms"] == expected["mean_ttft_ms"]
+    hour = find_gpu("A100-80GB").dollars_per_hour
+    price = hour / 3600 / expected["output_throughput"] * 1e6
+    assert last["figures"]["dollars_per_million_output_tokens"] == pytest.approx(price)
+    calls = iter([False, *[True] * 1000])
+    with pytest.raises(Superseded):
+        list(answers(job, lambda: next(calls)))
+
+
+def test_what_is_asked_of_the_server(port: int) -> None:
+    status, lines = ask(port, {"knobs": {"seats": 16}})
+    assert status == 200
+    assert [line["coarse"] for line in lines] == [True, False]
+    assert lines[-1]["settings"] == ["workload.num_prompts=600", "engine.max_num_seqs=16"]
+    status, lines = ask(port, {"knobs": {"gpu": "L4", "model": "llama-3-70b"}})
+    assert status == 200
+    assert lines[-1]["errors"]  # does not fit; the worker goes on
+    status, (film,) = ask(port, {"knobs": {}}, "/film")
+    assert [one["label"] for one in film["films"]] == ["fcfs", "static"]
+    for body, error in (
+        (b"[", "the request is not JSON"),
+        (b"[]", "the request is no mapping"),
+        (b"[" * 30_000, "the request is not JSON"),
+        (b" " * 70_000, "more than 65,536 bytes"),
+        ({"trace": "../../etc/passwd"}, "trace: is not one that was uploaded"),
+        ({"knobs": {"policy": "os:system"}}, "is not one of its values"),
+    ):
+        status, lines = ask(port, body)
+        assert status == 400
+        assert error in lines[0]["errors"][0]
+    for headers in ({"Host": "example.org"}, {"Origin": "http://example.org"}):
+        assert ask(port, {}, headers=headers)[0] == 403
+
+
+def test_traces_are_read_as_data_and_no_larger_than_allowed(port: int) -> None:
+    status, (answer,) = ask(port, TRACE.encode(), "/trace?name=azure.csv")
+    assert status == 200, answer
+    assert answer["knobs"][0]["name"] == "rate_scale"
+    status, lines = ask(port, {"trace": answer["trace"], "knobs": {"rate_scale": 2}})
+    assert lines[-1]["requests"] == 40
+    for body, error in (
+        (b"\x1f\x8b" + bytes(100), "the file is packed"),
+        (b"x" * (32 * 2**20 + 1), "the file has more than 32 MiB"),
+        (b"nonsense\n", "the file"),
+    ):
+        status, lines = ask(port, body, "/trace?name=../../x.csv")
+        assert status == 400
+        assert error in " ".join(lines[0]["errors"])
+
+
+def test_the_newest_request_counts(port: int) -> None:
+    """A run gives way to the next one, whose answer does not wait for it."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("POST", "/run", json.dumps({"knobs": {"rate": 0.1, "policy": "mlfq"}}))
+    _, lines = ask(port, {"knobs": {}})
+    assert lines[-1]["requests"] == 600
+    old = [json.loads(line) for line in connection.getresponse().read().splitlines()]
+    assert old[-1].get("cancelled") or old[-1]["last"]
+    connection.close()
+
+
+def test_the_command_refuses(tmp_path: Path, capsys) -> None:
+    (tmp_path / "own.yaml").write_text("engine: {scheduling_policy: 'my_module:Policy'}\n")
+    for words, error in (
+        (["nowhere"], "nowhere"),
+        (["demo", "--port", "70000"], "--port: 70000 is not between"),
+        (["demo", "--set", "engine.max_num_seqs=0"], "engine.max_num_seqs"),
+        ([str(tmp_path / "own.yaml")], "my_module:Policy"),
+    ):
+        assert main(["studio", *words]) == 2
+        assert error in capsys.readouterr().err
+
+
+def wait_for_runs(driver, count: int) -> str:
+    """Wait until so many whole runs were shown; give what the status says."""
+    end = time.monotonic() + 60
+    status = driver.find_element("id", "status")
+    while time.monotonic() < end:
+        if int(status.get_attribute("data-runs") or 0) >= count:
+            return str(status.text)
+        time.sleep(0.02)
+    raise AssertionError(status.text + driver.find_element("id", "errors").text)
+
+
+def wait_until_idle(driver) -> None:
+    """Wait until what was asked for last is there."""
+    end = time.monotonic() + 60
+    time.sleep(0.2)
+    while driver.find_elements("css selector", "[aria-busy]"):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def figure(driver, key: str, column: int = 1) -> str:
+    cells = driver.find_elements("css selector", f"[data-key={key}] td")
+    return str(cells[column - 1].text)
+
+
+def test_it_is_played_by_keyboard_alone(port: int) -> None:
+    """Tab to a slider, move it: the number changes, the one before stays beside it; no errors."""
+    with browser() as driver:
+        driver.get(f"http://127.0.0.1:{port}/")
+        wait_for_runs(driver, 1)
+        before = figure(driver, "mean_ttft_ms")
+        keys = driver.switch_to.active_element
+        for _ in range(60):
+            keys.send_keys(TAB)
+            keys = driver.switch_to.active_element
+            if keys.get_attribute("id") == "knob-seats":
+                break
+        assert keys.get_attribute("id") == "knob-seats"
+        outline = driver.execute_script(
+            "return getComputedStyle(document.activeElement).outlineStyle"
+        )
+        assert outline != "none"
+        for _ in range(12):
+            keys.send_keys(LEFT)
+        told = keys.get_attribute("aria-valuetext")
+        wait_until_idle(driver)
+        assert int(told) < 16
+        assert figure(driver, "mean_ttft_ms") != before
+        driver.find_element("id", "pin").send_keys(ENTER)
+        keys.send_keys(HOME)
+        wait_until_idle(driver)
+        heads = driver.find_element("css selector", "#figures tr").text
+        assert "now" in heads
+        assert "before" in heads
+        assert f"seats {told}" in heads
+        driver.find_element("id", "copy-cli").send_keys(ENTER)
+        copied = driver.find_element("id", "copied")
+        end = time.monotonic() + 10
+        while not copied.get_attribute("data-text") and time.monotonic() < end:
+            time.sleep(0.05)
+        words = shlex.split(copied.get_attribute("data-text"))
+        assert words[:3] == ["headway", "run", "demo"]
+        assert words[3:] == [
+            *("--set", "workload.num_prompts=600"),
+            *("--set", "engine.max_num_seqs=1"),
+        ]
+        address = driver.current_url
+        driver.find_element("id", "film").send_keys(ENTER)
+        end = time.monotonic() + 30
+        while "step" not in driver.find_element("id", "player").text and time.monotonic() < end:
+            time.sleep(0.05)
+        assert "prefill" in driver.find_element("id", "player").text
+        assert complaints(driver) == []
+        driver.get("about:blank")
+        driver.get(address)  # a link brings the knobs back
+        wait_for_runs(driver, 1)
+        slider = driver.find_element("id", "knob-seats")
+        assert slider.get_attribute("aria-valuetext") == "1"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("size", [DESK, (640, 450), PHONE])
+def test_it_can_be_read(port: int, size: tuple[int, int], dark: bool) -> None:
+    """At 200 % (half the pixels) and on a phone nothing sticks out; contrasts are of level AA."""
+    with browser(size, dark=dark) as driver:
+        driver.get(f"http://127.0.0.1:{port}/")
+        wait_for_runs(driver, 1)
+        assert not is_wider_than_window(driver)
+        assert low_contrast(driver) == []
+        for node in driver.find_elements("css selector", "input, select"):
+            name = node.get_attribute("id")
+            labelled = driver.find_elements("css selector", f"label[for='{name}']")
+            assert labelled or node.get_attribute("aria-label")
+        assert complaints(driver) == []
+        window(driver, DESK)
+
+
+def test_a_trace_of_ones_own(port: int, tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(TRACE)
+    with browser() as driver:
+        driver.get(f"http://127.0.0.1:{port}/")
+        wait_for_runs(driver, 1)
+        driver.find_element("id", "trace").send_keys(str(path))
+        assert wait_for_runs(driver, 2).startswith("40 requests")
+        assert driver.find_elements("id", "knob-rate_scale")
+        path.write_text("nonsense\n")
+        driver.find_element("id", "reset").send_keys(ENTER)
+        wait_for_runs(driver, 3)
+        driver.find_element("id", "trace").send_keys(str(path))
+        end = time.monotonic() + 20
+        while not driver.find_element("id", "errors").text and time.monotonic() < end:
+            time.sleep(0.05)
+        assert driver.find_element("id", "status").text == "This trace cannot be played"
