@@ -2,7 +2,8 @@
 
     python benchmarks/speed.py [--big]
 
-Figures are the user CPU and the peak memory of the process, everything written. The work is that
+Figures are the user CPU and the peak memory of the process, everything written. Engines are
+those that the scenarios name, `textbook`, but where a case says vLLM's defaults. The work is that
 of the Azure 2023 conversation trace (19,366 requests, 4.09 M output tokens) where HEADWAY_DATA
 names a folder that holds it, else of a generated workload with its statistics. Machines differ and
 other processes disturb: the second column of times divides by what this machine needs for a
