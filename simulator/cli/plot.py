@@ -17,6 +17,7 @@ Kind = Literal[
     "kv",
     "policies",
     "fairness",
+    "clients",
     "fleet",
     "latency",
     "pareto",
@@ -24,7 +25,7 @@ Kind = Literal[
     "steps",
     "film",
 ]
-OF_RUNS = ("throughput", "occupancy", "kv", "policies", "fairness", "fleet")
+OF_RUNS = ("throughput", "occupancy", "kv", "policies", "fairness", "clients", "fleet")
 ENDINGS = (".png", ".svg")
 FILM_ENDINGS = (".html", ".svg", ".gif")
 

@@ -7,12 +7,19 @@ It may import `simulation` and what lies below. Start with `data.py`, the run th
 from simulator.figures.data import Run
 from simulator.figures.fleet import draw_fleet
 from simulator.figures.occupancy import draw_occupancy
-from simulator.figures.runs import draw_fairness, draw_kv, draw_policies, draw_throughput
+from simulator.figures.runs import (
+    draw_clients,
+    draw_fairness,
+    draw_kv,
+    draw_policies,
+    draw_throughput,
+)
 from simulator.figures.tables import draw_chunk, draw_latency, draw_pareto, draw_steps
 
 __all__ = [
     "Run",
     "draw_chunk",
+    "draw_clients",
     "draw_fairness",
     "draw_fleet",
     "draw_kv",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simulator.figures.occupancy import FEW, FINISHED_LABEL
-from simulator.figures.runs import draw_rows
+from simulator.figures.runs import ROW_OF_PARTS, draw_parts, draw_rows, part_names
 from simulator.figures.style import (
     COLORS,
     bars_with_ratios,
@@ -47,20 +47,27 @@ def draw_compare(labels: Sequence[str], results: Sequence["Result"]) -> "Figure"
 
     Throughput; distributions of TTFT and E2EL; over time, seats taken, with those shaded that
     belong to requests already done, and queue depth: of few requests over the whole run, of many
-    for the same two minutes from the middle. Raises ValueError for more runs.
+    for the same two minutes from the middle. Where there are several clients or priorities, mean
+    and P99 of TTFT and E2EL of each below. Raises ValueError for more runs.
     """
     if not 1 <= len(results) <= len(COLORS) or len(labels) != len(results):
         raise ValueError(f"one label per run and 1 to {len(COLORS)} runs, not {len(results)}")
-    with sheet(2, 2, 6.0) as figure:
-        throughput, latency, seats, queue = figure.axes
+    summaries = [result.summary() for result in results]
+    parts = len(part_names(summaries))
+    below = 1.2 + ROW_OF_PARTS * parts if parts else 0.0  # inches
+    heights = (3.0, 3.0, below) if parts else (3.0, 3.0)
+    with sheet(len(heights), 2, 6.0 + below, height_ratios=heights) as figure:
+        throughput, latency, seats, queue, *of_parts = figure.axes
         figure.suptitle(_title(results[0]), fontsize=12)
-        speeds = [float(result.summary()["output_throughput"]) for result in results]
+        speeds = [float(summary["output_throughput"]) for summary in summaries]
         bars_with_ratios(
             throughput, labels, speeds, gap="  ", offset=5, room=1.55, fontweight="bold"
         )
         _draw_latency(latency, results)
         _draw_seats(seats, results)
         _draw_queue(queue, results)
+        if parts:
+            draw_parts(of_parts, labels, summaries)
         if len(results) > 1:
             name_below(figure, throughput.patches, labels)
             if max(map(len, labels)) > SHORT:  # the legend names them

@@ -36,6 +36,9 @@ A higher load makes them compete."""
 LATENCIES = (("TTFT", "ttft", 1e-3, "s"), ("TPOT", "tpot", 1.0, "ms"), ("E2EL", "e2el", 1e-3, "s"))
 """Title, name in the summary, what its ms are multiplied by, and the unit then."""
 
+ROW_OF_PARTS, MOST_PARTS = 0.45, 16  # inches of a client's row, and how many are drawn
+LETTERS = 20  # of a client's name
+
 Statistic = tuple[str, str, int]
 """Word in the summary, marker and its size."""
 
@@ -253,3 +256,64 @@ def draw_fairness(runs: Sequence[Run]) -> "Figure":
                 axes.text(0.5, 0.5, NOBODY_COMPETES, va="center", color=GREY, **place)
         legend_below(figure, jain)
     return figure
+
+
+def draw_clients(runs: Sequence[Run]) -> "Figure":
+    """Draw mean and P99 of TTFT and E2EL of each client and priority, a row for each.
+
+    Raises HeadwayError where a run has one client and one priority only.
+    """
+    summaries = [run.summary for run in runs]
+    if alone := [run.label for run in runs if not part_names([run.summary])]:
+        raise HeadwayError(f"{', '.join(alone)}: has one client and one priority only")
+    with sheet(1, 2, 1.9 + ROW_OF_PARTS * len(part_names(summaries)), sharey=True) as figure:
+        draw_parts(figure.axes, [run.label for run in runs], summaries)
+        legend_below(figure, figure.axes[0])
+    return figure
+
+
+def shorten(name: str) -> str:
+    """Cut a client's name off that would leave no room for the picture."""
+    return name if len(name) <= LETTERS else name[: LETTERS - 1] + "…"
+
+
+def part_names(summaries: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """List the clients and priorities of which any run's summary tells: its block, the name."""
+    return [
+        (block, name)
+        for block in ("per_client", "per_priority")
+        for name in dict.fromkeys(
+            name for summary in summaries for name in summary["headway"].get(block, {})
+        )
+    ][:MOST_PARTS]
+
+
+def draw_parts(
+    panels: "Sequence[Axes]", labels: Sequence[str], summaries: Sequence[Mapping[str, Any]]
+) -> None:
+    """Draw into two panels what each client and priority felt: its mean a dot, P99 a diamond."""
+    names = part_names(summaries)
+    shift = 0.6 / len(summaries)  # between the runs in a row
+    for axes, (title, key) in zip(panels, (("TTFT", "ttft"), ("E2EL", "e2el")), strict=True):
+        known = []
+        for number, (label, summary) in enumerate(zip(labels, summaries, strict=True)):
+            places = np.arange(len(names)) + shift * (number - (len(summaries) - 1) / 2)
+            parts = [summary["headway"].get(block, {}).get(name, {}) for block, name in names]
+            means, tails = (
+                np.array([part.get(f"{word}_{key}_ms") or np.nan for part in parts]) / 1000
+                for word in ("mean", "p99")
+            )
+            look: dict[str, Any] = {"color": color(number), "linestyle": "none"}
+            axes.hlines(places, means, tails, color=color(number), linewidth=1)
+            axes.plot(means, places, marker="o", label=label, **look)
+            axes.plot(tails, places, marker="D", markersize=5, **look)
+            known += [means[means > 0], tails[tails > 0]]
+        shown = np.concatenate(known)
+        if len(shown) and shown.max() > 10 * shown.min():
+            log_scale(axes, "x")
+        words = {"per_client": "{}", "per_priority": "priority {}"}
+        shown_names = [words[block].format(shorten(name)) for block, name in names]
+        axes.set_yticks(range(len(names)), shown_names)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.set(title=f"{title} by client", xlabel="mean (dot) and P99 (diamond), s")
+        grid(axes, "x")

@@ -15,6 +15,7 @@ from simulator.cli.main import main
 from simulator.figures import (
     Run,
     draw_chunk,
+    draw_clients,
     draw_fairness,
     draw_kv,
     draw_latency,
@@ -61,7 +62,8 @@ def folder(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("kind", "source"),
     [
-        *((kind, "cmp") for kind in ("throughput", "occupancy", "kv", "policies", "fairness")),
+        *((kind, "cmp") for kind in ("throughput", "occupancy", "kv", "policies")),
+        *((kind, "cmp") for kind in ("fairness", "clients")),
         *((kind, "swp") for kind in ("latency", "pareto", "chunk")),
         ("steps", "live"),
     ],
@@ -440,3 +442,30 @@ def test_the_kv_cache_of_a_fleet_is_divided_by_the_replicas_there_at_that_time(t
     table = run_table(scaled.summary)
     assert "GPU busy (% of replica-hours paid):" in table
     assert "GPU busy (%)" not in table
+
+
+def test_each_client_has_a_row_with_its_mean_and_p99(folder) -> None:
+    """In seconds, those of the summary; a run's colour is its place's."""
+    runs = read_runs([folder / "cmp"])
+    figure = draw_clients(runs)
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert names == ["client-0", "client-1"]
+    for axes, key in zip(figure.axes, ("ttft", "e2el"), strict=True):
+        lines = iter(axes.get_lines())
+        for number, found in enumerate(runs):
+            parts = found.summary["headway"]["per_client"]
+            for word in ("mean", "p99"):
+                line = next(lines)
+                told = [parts[name][f"{word}_{key}_ms"] for name in ("client-0", "client-1")]
+                assert 1000 * line.get_xdata() == pytest.approx(told)
+                assert line.get_color() == COLORS[number]
+
+
+def test_one_client_alone_is_no_picture_of_clients(folder, tmp_path, capsys) -> None:
+    """And a comparison of such runs has no panels for them."""
+    scenario, out = str(folder / "small.yaml"), tmp_path / "one"
+    assert main(["run", scenario, "--set", "workload.clients=null", "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["plot", "clients", str(out)]) == 2
+    assert "has one client and one priority only" in capsys.readouterr().err
+    assert not (out / "clients.png").exists()

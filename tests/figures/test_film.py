@@ -20,6 +20,7 @@ name: film
 model: llama-3-8b
 gpu: {name: A100-80GB}
 engine:
+  name: textbook
   scheduling_policy: fcfs
   max_num_seqs: 2
   max_num_batched_tokens: 100
