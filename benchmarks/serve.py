@@ -3,8 +3,9 @@
     python benchmarks/serve.py [RUNS]
 
 A server in a process, an open-loop client in another, both on this machine. Each line is a run:
-tokens/s, by how much the server's steps came late (P99), and the client's means against those of
-the simulation of the same requests. Nothing else should run meanwhile: the load average is told.
+tokens/s, by how much the server's steps came late, the client's means against those of the
+simulation of the same requests, and the CPU time of the server. Nothing else should run meanwhile:
+the load average is told.
 """
 
 import asyncio
@@ -78,6 +79,12 @@ async def load(port: int, rate: float, prompt: int, output: int, count: int) -> 
     }
 
 
+def cpu_seconds(process: int) -> float:
+    """Give the CPU time of a process so far, as Linux tells it."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def measure(name: str, sizes: tuple[float, int, int, int]) -> None:
     """Serve and load once; tell a line."""
     with tempfile.TemporaryDirectory() as folder:
@@ -87,12 +94,14 @@ def measure(name: str, sizes: tuple[float, int, int, int]) -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
             url = server.stdout.readline().split()[2].removesuffix(";").removesuffix("/v1")
+            before = cpu_seconds(server.pid)
             client = [sys.executable, __file__, "--load", url.rsplit(":", 1)[1]]
             done = subprocess.run(
                 [*client, *map(str, sizes)], stdout=subprocess.PIPE, text=True, check=True
             )
             with urllib.request.urlopen(f"{url}/report", timeout=60) as response:
                 report = json.load(response)
+            spent = cpu_seconds(server.pid) - before
             server.send_signal(signal.SIGINT)
             server.communicate()
     found = json.loads(done.stdout)
@@ -102,7 +111,9 @@ def measure(name: str, sizes: tuple[float, int, int, int]) -> None:
         f"{name:18}{found['tokens']:>8,.0f} tokens/s; late by {late['p50']:.1f} ms (median), "
         f"{late['p99']:.1f} ms (P99); TPOT {100 * (found['tpot'] / ours['tpot'] - 1):+.1f} %, "
         f"E2EL {100 * (found['e2el'] / ours['e2el'] - 1):+.1f} %, "
-        f"TTFT {found['ttft'] - ours['ttft']:+.1f} ms; load average {os.getloadavg()[0]:.1f}",
+        f"TTFT {found['ttft'] - ours['ttft']:+.1f} ms; "
+        f"{1e6 * spent / report['total_output_tokens']:.0f} us of CPU a token; "
+        f"load average {os.getloadavg()[0]:.1f}",
         flush=True,
     )
 

