@@ -38,6 +38,8 @@ POISSON = "{num_prompts: 2000, request_rate: 8, rescale: false, input_len: 512, 
 BIG = "1,000,000 requests"
 PLAIN = "19,366 requests (conv)"
 VLLM = "conv with vLLM's defaults"  # a prefix cache, though nobody shares; asynchronous
+SGLANG = "conv with SGLang's defaults"  # its radix tree, overlap; 1.3 times the steps
+SGLANG_KEYS = ("engine={name: sglang, max_model_len: 16384}",)
 VLLM_KEYS = ("engine.name=vllm", "engine.enable_prefix_caching=true")
 CASES = {
     # name: (scenario, overrides, options, target user CPU in s, target memory in MB)
@@ -45,6 +47,7 @@ CASES = {
     PLAIN: (CONV, conv(19366), (), 1.2, 130),
     "the same, stepwise": (CONV, conv(19366), ("--stepwise",), None, None),
     VLLM: (CONV, [*conv(19366), *VLLM_KEYS], (), 1.8, 130),
+    SGLANG: (CONV, [*conv(19366), *SGLANG_KEYS], (), None, None),
     "100,000 requests": (CONV, conv(100_000), (), 4.0, 350),
     BIG: (CONV, conv(1_000_000), (), 40.0, 1500),
 }

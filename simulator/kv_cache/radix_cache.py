@@ -171,7 +171,8 @@ class RadixCache(EvictingCounter):
 
     def take(self, count: int) -> None:
         """Take blocks of nobody; where there are too few, evict."""
-        self.make_room(count)
+        if self._pool < count:
+            self.make_room(count)
         self.free -= count
         self._pool -= count
 

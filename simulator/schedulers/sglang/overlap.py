@@ -74,7 +74,7 @@ class OverlappedSgLang(SgLang):
         step = super().schedule(now)
         if not step.decodes and not step.prefills:
             return step
-        running, decodes = self.running, self.decodes
+        running, decodes = self.running, self.batch
         batch = BatchInFlight(step.decodes > 0)
         if step.decodes:
             step.ghosts = len(self.running.ended)  # nobody knows that they have ended
@@ -96,7 +96,7 @@ class OverlappedSgLang(SgLang):
         return step
 
     def _tick(self, batch: BatchInFlight, ticks: int) -> None:
-        over = [r for r in self.decodes.advance(ticks) if r not in self.running.ended]
+        over = [r for r in self.batch.advance(ticks) if r not in self.running.ended]
         self.running.ended |= dict.fromkeys(over)
         batch.ending += over
 
@@ -133,16 +133,16 @@ class OverlappedSgLang(SgLang):
 
     def remaining(self) -> float:
         if not self.in_flight or self.in_flight[-1].decodes:
-            return self.decodes.remaining(self.ratio, len(self.in_flight))
+            return self.batch.remaining(self.ratio, len(self.in_flight))
         fresh = [one for one, _, _ in self.in_flight[-1].prompts if one.joined >= 0]
-        counted = sum(self.expected(one) - self.decodes.expected(one, self.ratio) for one in fresh)
-        return self.decodes.remaining(self.ratio) + counted
+        counted = sum(self.expected(one) - self.batch.expected(one, self.ratio) for one in fresh)
+        return self.batch.remaining(self.ratio) + counted
 
     # Who leaves.
 
     def _let_go(self) -> bool:
         """Take those out of the running batch who end at their limit; say whether any does."""
-        decodes = self.decodes
+        decodes = self.batch
         going = [
             r for r in self.running.ended if r.joined >= 0 and decodes.generated(r) >= self.limit(r)
         ]
@@ -155,7 +155,7 @@ class OverlappedSgLang(SgLang):
         return bool(going)
 
     def _decode(self, step: Step) -> bool:
-        if self._let_go() and (not self.decodes.count or not self._has_room()):
+        if self._let_go() and (not self.batch.count or not self._has_room()):
             return False
         return super()._decode(step)
 
@@ -215,6 +215,9 @@ class OverlappedSgLang(SgLang):
     def stored(self, step: Step) -> int:
         """Tokens that somebody needs in the blocks in use while `step`, just scheduled, runs."""
         running = self.running
-        tokens = running.decodes.context
-        tokens += sum(request.computed for request in (*running.partial, *running.leaving))
+        tokens: int = self.batch.context
+        for request in running.partial:
+            tokens += request.computed
+        for request in running.leaving:
+            tokens += request.computed
         return tokens - self.blocks.shared * self.blocks.block_size

@@ -76,7 +76,9 @@ class PrefillBudget:
 
     def state(self) -> Verdict:
         """Say whether anything is left."""
-        if self.rem_total <= 0 or self.rem_current <= 0:
+        blocks = self.scheduler.blocks
+        free = blocks.free * blocks.block_size
+        if free <= self.total_offset or free <= self.current_offset:
             return Verdict.NO_TOKEN
         if self.rem_input <= 0 or (self.rem_chunk is not None and self.rem_chunk <= 0):
             return Verdict.OTHER

@@ -117,7 +117,10 @@ class SgLang(ContinuousBatching):
         self.tree = blocks if isinstance(blocks, RadixCache) else None
         if self.tree is not None:
             self.tree.eviction_policy = radix_eviction_policy
-        self.decodes = RunningBatch(blocks.block_size, blocks.names_blocks, self.limit)
+        self.batch = RunningBatch(blocks.block_size, blocks.names_blocks, self.limit)
+        """Those who decode: `decodes` itself, which is slower to read."""
+        self.decodes = self.batch
+        self._limits: dict[Request, int] = {}  # of those who wait or run
         self.computed_tokens = 0  # of prompts, so far
         self.queue = self.waiting = Queue(lambda: self.computed_tokens)
         self.order = order
@@ -162,6 +165,10 @@ class SgLang(ContinuousBatching):
 
     def limit(self, request: Request) -> int:
         """Give the tokens that the client lets an answer have, and the memory."""
+        known = self._limits.get(request)
+        return self._find_limit(request) if known is None else known
+
+    def _find_limit(self, request: Request) -> int:
         size, pool = self.blocks.block_size, self.blocks.usable * self.blocks.block_size
         prompt = request.prompt_tokens
         room = min(self._longest - prompt, pool - -(-prompt // size) * size - size - 1)
@@ -195,6 +202,7 @@ class SgLang(ContinuousBatching):
 
     def add(self, request: Request) -> bool:
         request.ignore_eos |= self.ignore_eos
+        self._limits[request] = self._find_limit(request)
         super().add(request)
         return not self.full or self._preempts
 
@@ -237,7 +245,7 @@ class SgLang(ContinuousBatching):
         elif self._prefill(step):
             self._passes_left = self._interval
             return True
-        if self.decodes.count:
+        if self.batch.count:
             return self._decode(step)
         if not self.waiting and not self.running and self._is_idle():
             self.ratio = self._init_ratio
@@ -245,15 +253,15 @@ class SgLang(ContinuousBatching):
 
     def received(self, request: Request) -> int:
         """Count the tokens of a request that the scheduler knows of."""
-        return self.decodes.generated(request)
+        return self.batch.generated(request)
 
     def running_batch(self) -> list[Request]:
         """List those who decode, in order."""
-        return self.decodes.members_in_order()
+        return self.batch.members_in_order()
 
     def remaining(self) -> float:
         """Estimate the tokens that those who decode will still bring out."""
-        return self.decodes.remaining(self.ratio)
+        return self.batch.remaining(self.ratio)
 
     def expected(self, request: Request) -> float:
         """Estimate those of one."""
@@ -264,7 +272,7 @@ class SgLang(ContinuousBatching):
 
     def _prefill(self, step: Step) -> bool:
         """Let the split prompt go on, and admit others in order; say whether anything runs."""
-        running, chunked = self.decodes.count, self.chunked
+        running, chunked = self.batch.count, self.chunked
         if self._preempts or not running:
             self.full = False
         if chunked is None:
@@ -275,7 +283,8 @@ class SgLang(ContinuousBatching):
             if running >= self.max_num_seqs and not self._preempts:
                 self.full = True
                 return False
-        self.queue_order.sort(self.queue, self.computed_tokens)
+        if self.waiting:
+            self.queue_order.sort(self.queue, self.computed_tokens)
         mixed = running if self.mixes else 0
         size = self.max_num_batched_tokens - mixed if self.enable_chunked_prefill else None
         budget = PrefillBudget(
@@ -287,9 +296,10 @@ class SgLang(ContinuousBatching):
                 return False  # SGLang cannot go on here
             if not budget.continue_chunked(chunked, self._left_by(chunked, size)):
                 self.chunked = None
-        self._admit_all(budget)
-        for request in budget.preempted:
-            self.waiting.put_back(request)
+        if self.waiting:
+            self._admit_all(budget)
+            for request in budget.preempted:
+                self.waiting.put_back(request)
         if not budget.batch:
             return False
         self._start_batch(step, budget)
@@ -316,7 +326,7 @@ class SgLang(ContinuousBatching):
             if budget.state() is Verdict.OTHER:
                 break
             request = waiting.head()
-            if len(budget.batch) >= self.max_num_seqs - self.decodes.count:
+            if len(budget.batch) >= self.max_num_seqs - self.batch.count:
                 self.full = True
             if self.full and not (self._preempts and budget.preempt_for(request)):
                 break
@@ -331,7 +341,7 @@ class SgLang(ContinuousBatching):
                 waiting.take()
             if verdict is not Verdict.CONTINUE:
                 if verdict is Verdict.NO_TOKEN:
-                    self.full = bool(budget.batch) or self.decodes.count > 0
+                    self.full = bool(budget.batch) or self.batch.count > 0
                 break
 
     def idle_hits(self, request: Request, hits: Sequence[int]) -> int:
@@ -355,21 +365,27 @@ class SgLang(ContinuousBatching):
             self.chunked = budget.chunked
         self._stashes = self.chunked is not None
         blocks, batch = self.blocks, budget.batch
-        size, tokens = blocks.block_size, sum(tokens for _, tokens in batch)
-        self.evict(tokens if size == 1 else -(-tokens // size) + len(batch))
+        size, tokens, running = blocks.block_size, 0, self.running
+        for _, count in batch:
+            tokens += count
+        if self.tree is not None:
+            self.tree.make_room(tokens if size == 1 else -(-tokens // size) + len(batch))
         for request, count in batch:
             step.prefills.append(Chunk(request, request.computed, count))
             blocks.extend(request, request.computed + count)
-        if self.mixes and self.decodes.count:
+        if self.mixes and self.batch.count:
             self._join_prefill(step)
         # In the running batch a mixed step's prompts come before those who decode, others behind.
         if step.decodes:
             self._front -= len(batch)
-        for place, (request, _) in enumerate(batch):
-            request.admission = self._front + place if step.decodes else self.running.admissions
-            self.running.admissions += not step.decodes
+            for place, (request, _) in enumerate(batch):
+                request.admission = self._front + place
+        else:
+            for request, _ in batch:
+                request.admission = running.admissions
+                running.admissions += 1
         self.computed_tokens += tokens + step.decodes
-        if step.decodes or not self.decodes.count:  # the batch becomes the running batch
+        if step.decodes or not self.batch.count:  # the batch becomes the running batch
             self._stale_tokens = tokens + step.decodes
             self._resets_full = True
         elif self.chunked is not None:
@@ -377,7 +393,7 @@ class SgLang(ContinuousBatching):
 
     def _join_prefill(self, step: Step) -> None:
         """Let those who decode do so in a step of prompts, if it leaves memory."""
-        if self.decodes.count and self._has_room():
+        if self.batch.count and self._has_room():
             self._decode_all(step)
             for request in self.tried:
                 if request.joined >= 0:
@@ -393,13 +409,13 @@ class SgLang(ContinuousBatching):
 
     def _has_room(self) -> bool:
         """Evict what the next token of all needs; say whether that is enough."""
-        need = self.decodes.blocks(1)
+        need = self.batch.blocks(1)
         self.evict(need)
         return need <= self.blocks.free
 
     def _decode_all(self, step: Step) -> None:
         if self.blocks.block_size > 1:
-            self.evict(self.decodes.count)
+            self.evict(self.batch.count)
         self.decode_all(step)
 
     def _decode(self, step: Step) -> bool:
@@ -408,7 +424,7 @@ class SgLang(ContinuousBatching):
             self.ratio = max(self.ratio - self._decay, self._min_ratio)
         else:
             self._retract()
-        if not self.decodes.count:
+        if not self.batch.count:
             return False
         self._decode_all(step)
         self.computed_tokens += self._stale_tokens  # SGLang counts that prefill again and again
@@ -433,7 +449,7 @@ class SgLang(ContinuousBatching):
             self._abort(kept.pop())
         out = sum(map(self.received, kept)) + self.retract_steps * len(kept)
         self.ratio = min(1.0, out / (sum(map(self.limit, kept)) + 1))
-        self.decodes.reorder(kept, self.running.admissions)  # SGLang keeps the order of the choice
+        self.batch.reorder(kept, self.running.admissions)  # SGLang keeps the order of the choice
         self.running.admissions += len(kept)
         for victim in retracted:
             self.waiting.put_back(victim)
@@ -461,7 +477,7 @@ class SgLang(ContinuousBatching):
     def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
         now, ticks = ends[-1], len(ends)
         over: list[Request] = []
-        decodes = self.decodes
+        decodes = self.batch
         if ticks > 1:
             self.take_ticks(ticks - 1, 1)
         ended = decodes.advance(ticks) if step.decodes else []
@@ -483,12 +499,16 @@ class SgLang(ContinuousBatching):
 
     def take_ticks(self, ticks: int, skip: int) -> None:
         """Let `ticks` more steps of decodes be taken, beginning `skip` ticks from now."""
-        decodes, blocks = self.decodes, self.blocks
+        decodes, blocks = self.batch, self.blocks
         if blocks.block_size > 1:
             self.evict(decodes.blocks(ticks - 1, skip) + decodes.count)
         blocks.take_ticks(decodes, ticks, skip)
-        for _ in range(ticks):
-            self.ratio = max(self.ratio - self._decay, self._min_ratio)
+        ratio, least = self.ratio, self._min_ratio
+        for _ in range(ticks):  # one by one, as stepwise
+            if ratio == least:
+                break
+            ratio = max(ratio - self._decay, least)
+        self.ratio = ratio
         self._passes_left = max(self._passes_left - ticks, 0)
         self.computed_tokens += ticks * self._stale_tokens
 
@@ -508,10 +528,11 @@ class SgLang(ContinuousBatching):
     def _forget(self, request: Request) -> None:
         self.queue.entered.pop(request, None)
         self.tried.pop(request, None)
+        self._limits.pop(request, None)
 
     def horizon(self, step: Step) -> int:
         """Count how often `step`, just scheduled, is sure to repeat if nobody arrives."""
-        decodes = self.decodes
+        decodes = self.batch
         if step.prefills or self.preempted or not decodes.count or self.chunked is not None:
             return 1
         if self.waiting and (not self.full or self._preempts):
