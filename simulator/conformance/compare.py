@@ -179,11 +179,12 @@ def report(outcomes: list[Outcome]) -> str:
 def report_families(found: dict[str, list[Outcome]]) -> str:
     """Tell which families of versions agree, as a table."""
     lines = []
+    width = max(map(len, found), default=0) + 7
     for name, outcomes in found.items():
         agree, refused = sum(o.agrees for o in outcomes), sum(bool(o.refused) for o in outcomes)
         words = f"{agree} of {len(outcomes)} cases agree"
         words += f", {refused} cannot be simulated" if refused else ""
-        lines.append(f"{'*' if agree == len(outcomes) else ' '} {f'vLLM {name}':<21}{words}")
+        lines.append(f"{'*' if agree == len(outcomes) else ' '} {f'vLLM {name}':<{width}}{words}")
     return "\n".join(lines)
 
 

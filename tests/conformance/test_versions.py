@@ -205,6 +205,7 @@ def test_a_recordings_version_is_followed_and_families_are_found(tmp_path: Path,
     told = capsys.readouterr().out.splitlines()
     assert [line[0] for line in told] == ["*"] * 7 + [" "]
     assert told[-1].split() == ["vLLM", "0.33", "0", "of", "1", "cases", "agree"]
+    assert "vLLM 0.11.1 to 0.11.2  1 of 1" in told[1]
     golden.write_text(golden.read_text().replace('"free":', '"free":1'))
     assert main(["conform", str(path), "--families"]) == 1
     assert not any(one.agrees for outcomes in conform_families(path).values() for one in outcomes)
