@@ -21,7 +21,12 @@ from simulator.cluster.config import AutoscalingConfig
 from simulator.models.gpus import GIB, find_gpu
 from simulator.models.load import load_model
 from simulator.planning.endpoint_picker import endpoint_picker
-from simulator.planning.vllm_serve import remarks, serve_command, serve_options
+from simulator.planning.vllm_serve import (
+    environment,
+    remarks,
+    serve_command,
+    serve_options,
+)
 from simulator.scenario.engines import release_of
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.rules import NEWEST, write_release
@@ -93,7 +98,7 @@ class Group:
         if self.kv_role is not None:
             config = {"kv_connector": "NixlConnector", "kv_role": self.kv_role}
             more = ["--kv-transfer-config", json.dumps(config)]
-        return serve_options(self.scenario.engine, *more)
+        return serve_options(self.scenario, *more)
 
     @property
     def gpus(self) -> Manifest:
@@ -180,7 +185,7 @@ def _remarks(group: Group) -> list[str]:
     lines = []
     if "/" not in group.scenario.model:
         lines.append(f"{group.scenario.model}: put its name on Hugging Face here, or its folder")
-    lines += remarks(group.scenario.engine)
+    lines += remarks(group.scenario)
     if group.product is None:
         lines.append(f"{group.scenario.gpu.name}: add a nodeSelector for it")
     return lines
@@ -233,9 +238,10 @@ def _pod(group: Group) -> Manifest:
 
 
 def _environment(group: Group) -> list[Manifest]:
-    """Give the token for models that are not for everybody, and where KV caches are fetched."""
+    """Give the token for models not for everybody, the policy, and where KV caches are fetched."""
     token = {"name": "hf-token", "key": "token", "optional": True}
     found: list[Manifest] = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": token}}]
+    found += [{"name": name, "value": value} for name, value in environment(group.scenario).items()]
     if group.kv_role is not None:
         address = {"fieldRef": {"fieldPath": "status.podIP"}}
         found += [

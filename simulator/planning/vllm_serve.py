@@ -5,9 +5,17 @@ import shlex
 
 from simulator.core.engine_config import EngineConfig
 from simulator.scenario.engines import release_of
+from simulator.scenario.policy_table import (
+    PLUGIN,
+    POLICY_VARIABLE,
+    VLLM_POLICIES,
+    find_policy,
+    plugin_spec,
+)
 from simulator.scenario.scenario import Scenario
-from simulator.schedulers.vllm.rules import options_without_effect
-from simulator.util.config import Config
+from simulator.schedulers.vllm.rules import NEWEST, options_without_effect
+from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.util.config import Config, split_spec
 
 VALUES = (
     "max_num_seqs",
@@ -26,9 +34,11 @@ VALUES = (
     "long_prefill_token_threshold",
 )
 FLAGS = ("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")
-VLLM_POLICIES = ("fcfs", "priority")
+PLUGIN_RELEASES = ((0, 33),)
+"""Releases of vLLM that headway_vllm fits."""
 COVERED = (
     *(*VALUES, *FLAGS, "name", "version", "scheduling_policy", "allocation", "preemption_mode"),
+    *("scheduler", "scheduler_cls"),
     "disable_hybrid_kv_cache_manager",  # vLLM's default is as good
     "enable_expert_parallel",
     "expert_routing",  # the model's
@@ -47,7 +57,7 @@ def serve_command(scenario: Scenario) -> str:
         lines.append(f"# {scenario.model}: put its name on Hugging Face here, or its folder")
     cluster = scenario.cluster
     if cluster is None:
-        return "\n".join([*lines, *_command(scenario.model, scenario.engine), ""])
+        return "\n".join([*lines, *_command(scenario), ""])
     for name, kind in cluster.replica_groups.items():
         group, most = scenario.of_group(name), cluster.max_replicas(name)
         if not most:
@@ -59,26 +69,49 @@ def serve_command(scenario: Scenario) -> str:
         if kind.kv_role is not None:
             config = {"kv_connector": "NixlConnector", "kv_role": kind.kv_role}
             more = ["--kv-transfer-config", json.dumps(config)]
-        lines += _command(scenario.model, group.engine, *more)
+        lines += _command(group, *more)
     return "\n".join([*lines, ""])
 
 
-def _command(model: str, engine: EngineConfig, *more: str) -> list[str]:
+def _command(scenario: Scenario, *more: str) -> list[str]:
     """Write the command of one engine after comments on what it cannot have."""
-    words = ["vllm", "serve", model, *serve_options(engine, *more)]
-    return [*(f"# {line}" for line in remarks(engine)), shlex.join(words)]
+    words = ["vllm", "serve", scenario.model, *serve_options(scenario, *more)]
+    policy = [f"{name}={shlex.quote(value)}" for name, value in environment(scenario).items()]
+    return [*(f"# {line}" for line in remarks(scenario)), " ".join([*policy, shlex.join(words)])]
 
 
-def _policy_name(engine: EngineConfig) -> str:
-    policy = engine.scheduling_policy
-    return policy if isinstance(policy, str) else policy["policy"]
+def environment(scenario: Scenario) -> dict[str, str]:
+    """Give the environment variables that the server wants: its policy, where that is Headway's."""
+    return {POLICY_VARIABLE: plugin_spec(scenario.engine)} if _has_plugin(scenario) else {}
 
 
-def remarks(engine: EngineConfig) -> list[str]:
+def _has_plugin(scenario: Scenario) -> bool:
+    """Say whether `headway_vllm` brings the policy to vLLM."""
+    engine = scenario.engine
+    return (
+        policy_of(engine) not in VLLM_POLICIES
+        and not issubclass(find_policy(scenario)[0], Scheduler)
+        and (release_of(engine) or (*NEWEST, 0))[:2] in PLUGIN_RELEASES
+    )
+
+
+def policy_of(engine: EngineConfig) -> str:
+    """Give the name of an engine's policy, or the module and class."""
+    name: str = split_spec(engine.scheduling_policy, "policy")[0]
+    return name
+
+
+def remarks(scenario: Scenario) -> list[str]:
     """Say what of an engine vLLM cannot have, or this command does not set."""
     lines = []
-    name = _policy_name(engine)
-    if name not in VLLM_POLICIES:
+    engine = scenario.engine
+    name = policy_of(engine)
+    if _has_plugin(scenario):
+        lines.append(
+            f"{name} comes with headway, to be installed beside vLLM; clients, and lengths"
+        )
+        lines.append("that are predicted, come in the requests' vllm_xargs (docs/vllm-policies.md)")
+    elif name not in VLLM_POLICIES:
         lines.append(f"vLLM has no scheduling policy {name}: this is its fcfs")
     if engine.allocation != "paged":
         lines.append(f"vLLM pages its KV cache: there is no {engine.allocation} allocation")
@@ -92,11 +125,14 @@ def remarks(engine: EngineConfig) -> list[str]:
     return lines
 
 
-def serve_options(engine: EngineConfig, *more: str) -> list[str]:
+def serve_options(scenario: Scenario, *more: str) -> list[str]:
     """Give what follows `vllm serve MODEL`, `more` at the end."""
     words = []
-    if (name := _policy_name(engine)) in VLLM_POLICIES:
+    engine = scenario.engine
+    if (name := policy_of(engine)) in VLLM_POLICIES:
         words += ["--scheduling-policy", name]
+    if engine.scheduler_cls is not None or _has_plugin(scenario):
+        words += ["--scheduler-cls", engine.scheduler_cls or PLUGIN]
     for key in VALUES:
         value = getattr(engine, key)
         default = type(engine).model_fields[key].default

@@ -22,12 +22,16 @@ from simulator.scenario.assemble import EngineParts
 from simulator.scenario.engines import release_of
 from simulator.scenario.policy_table import (
     DYNAMIC_HOOKS,
+    PLUGIN,
+    POLICY_VARIABLE,
     VLLM_OPTIONS,
+    VLLM_POLICIES,
     accepts,
     check_arguments,
     construct,
     find_policy,
     is_own,
+    plugin_spec,
     policy_name,
 )
 from simulator.scenario.scenario import Scenario
@@ -157,12 +161,17 @@ def _make(
             raise scenario.error_at("engine.scheduling_policy", ValueError(wrong))
         return scheduler
     policy = construct(scenario, policy_class, **arguments)
+    _check_hint(scenario, policy)
+    return scheduler_class(blocks, policy=policy, **options)
+
+
+def _check_hint(scenario: Scenario, policy: object) -> None:
+    """Refuse a policy that ranks by predicted lengths where nobody predicts any."""
     if getattr(policy, "needs_hint", False) and scenario.predictor is None:
         raise ValueError(
-            f"engine.scheduling_policy: {policy_name(policy_class)} ranks by predicted lengths, "
+            f"engine.scheduling_policy: {policy_name(type(policy))} ranks by predicted lengths, "
             "and the scenario has no `predictor`; {kind: oracle} is the simplest"
         )
-    return scheduler_class(blocks, policy=policy, **options)
 
 
 def can_cancel(scenario: Scenario) -> bool:
@@ -225,8 +234,13 @@ def _make_installed(scenario: Scenario, parts: EngineParts) -> Scheduler:
     from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
 
     engine = scenario.engine
+    environment = _plugin_policy(scenario)
+    if not environment and engine.scheduling_policy not in VLLM_POLICIES:
+        raise ValueError(
+            "engine.scheduling_policy: vLLM's scheduler has fcfs and priority; with scheduler_cls: "
+            f"{PLUGIN} it has the policies that order the waiting queue"
+        )
     for key, known, what in (
-        ("scheduling_policy", ("fcfs", "priority"), "vLLM's scheduler has fcfs and priority"),
         ("allocation", ("paged",), "vLLM's scheduler pages its memory"),
         ("speculative_config", (None,), "goes with scheduler: headway"),
         ("preemption_mode", ("recompute",), "vLLM's scheduler knows recompute alone"),
@@ -238,11 +252,33 @@ def _make_installed(scenario: Scenario, parts: EngineParts) -> Scheduler:
     return InstalledScheduler(
         InstalledBlocks(parts.num_gpu_blocks, engine.block_size),
         enable_prefix_caching=engine.enable_prefix_caching,
-        policy_name=str(engine.scheduling_policy),
+        policy_name="fcfs" if environment else str(engine.scheduling_policy),
         async_scheduling=engine.async_scheduling,
         scheduler_cls=engine.scheduler_cls,
+        environment=environment,
         **_vllm_options(engine, parts),
     )
+
+
+def _plugin_policy(scenario: Scenario) -> dict[str, str]:
+    """Give the environment by which `headway_vllm` is told the scenario's policy.
+
+    It is empty where the class has a policy of its own, or is another's, and where the scenario
+    names none: then HEADWAY_POLICY counts as it is set.
+    """
+    engine = scenario.engine
+    if engine.scheduler_cls != PLUGIN or engine.scheduling_policy == "fcfs":
+        return {}
+    policy_class, arguments = find_policy(scenario)
+    name = policy_name(policy_class)
+    if issubclass(policy_class, Scheduler):
+        raise ValueError(
+            f"engine.scheduling_policy: {name} is a scheduler of its own: it cannot run in vLLM"
+        )
+    check_arguments(policy_class, arguments, taken={})
+    if not is_own(policy_class):
+        _check_hint(scenario, construct(scenario, policy_class, **arguments))
+    return {POLICY_VARIABLE: plugin_spec(engine)}
 
 
 def _check_rules(engine: EngineConfig, who: str, taken: Container[str] = ()) -> None:

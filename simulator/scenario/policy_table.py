@@ -1,6 +1,7 @@
 """The policies by name, and those that a scenario names by module and class."""
 
 import inspect
+import json
 from functools import lru_cache
 from typing import Any
 
@@ -50,6 +51,13 @@ POLICIES: dict[str, type] = {
     "virtual-finish-time": VirtualFinishTime,
 }
 
+
+VLLM_POLICIES = ("fcfs", "priority")
+"""What vLLM's scheduler has by itself."""
+PLUGIN = "headway_vllm.HeadwayScheduler"
+"""The class, given to vLLM as `--scheduler-cls`, that has the other policies there."""
+POLICY_VARIABLE = "HEADWAY_POLICY"
+"""The environment variable that tells it which, as JSON."""
 
 DYNAMIC_HOOKS = ("rank", "displaces", "promote", "refresh")
 """What makes a policy need the DynamicScheduler, see `policies.Policy`."""
@@ -111,6 +119,12 @@ def find_policy(scenario: Scenario) -> tuple[type, dict[str, Any]]:
             "`rank(waiting, now)`"
         )
     return cls, arguments
+
+
+def plugin_spec(engine: EngineConfig) -> str:
+    """Write an engine's policy as HEADWAY_POLICY has it."""
+    name, arguments = split_spec(engine.scheduling_policy, "policy")
+    return json.dumps({"policy": name, **arguments})
 
 
 def policy_name(cls: type) -> str:

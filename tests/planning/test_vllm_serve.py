@@ -38,3 +38,29 @@ def test_what_a_version_does_anyway_is_not_missing(tmp_path: Path):
     assert "scheduler_reserve_full_isl" not in command
     command = serve_command(load_scenario(path, ["engine.scheduler_reserve_full_isl=false"]))
     assert "# not in this command: scheduler_reserve_full_isl False" in command
+
+
+def test_a_policy_of_headway_comes_with_the_command(tmp_path: Path):
+    """By the class and the environment that `headway_vllm` has; what is no policy does not."""
+    path = tmp_path / "s.yaml"
+    path.write_text(ONE_A_SECOND)
+    policy = "engine.scheduling_policy={policy: sjf, ageing: 20}"
+    command = serve_command(load_scenario(path, [policy])).splitlines()[-1]
+    assert command.startswith("""HEADWAY_POLICY='{"policy": "sjf", "ageing": 20}' vllm serve """)
+    assert " --scheduler-cls headway_vllm.HeadwayScheduler " in command
+    for options in (["engine.scheduling_policy=static"], [policy, "engine.version=0.19"]):
+        command = serve_command(load_scenario(path, options))
+        assert "this is its fcfs" in command
+        assert "HEADWAY_POLICY" not in command
+
+
+def test_a_class_for_vllm_is_in_the_command(tmp_path: Path):
+    path = tmp_path / "s.yaml"
+    path.write_text(ONE_A_SECOND)
+    scenario = load_scenario(path)
+    engine = scenario.engine.model_copy(
+        update={"scheduler": "vllm", "scheduler_cls": "headway_vllm.SJF"}
+    )
+    command = serve_command(scenario.model_copy(update={"engine": engine}))
+    assert " --scheduler-cls headway_vllm.SJF " in command
+    assert "not in this command" not in command

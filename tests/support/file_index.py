@@ -33,7 +33,8 @@ def summary(path: Path) -> str:
 def lines() -> Iterator[str]:
     """Yield the lines of the page."""
     yield HEAD
-    for folder in ["calibration", "gpu_backend", *(f"simulator/{name}" for name in floors())]:
+    top = ["calibration", "gpu_backend", "headway_vllm"]
+    for folder in [*top, *(f"simulator/{name}" for name in floors())]:
         package = ROOT / folder
         yield f"## {folder}\n\n{summary(package / '__init__.py')}\n"
         for path in sorted(package.rglob("*.py")):

@@ -9,7 +9,8 @@ import json
 import os
 import tempfile
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,8 @@ class _Queue:
     def __init__(self, owner: "InstalledScheduler") -> None:
         self._owner = owner
 
-    def _requests(self) -> list[Any]:
-        return [] if self._owner.vllm is None else [*self._owner.vllm.waiting]
-
     def __len__(self) -> int:
-        return len(self._requests())
+        return 0 if self._owner.vllm is None else len(self._owner.vllm.waiting)
 
     def add(self, request: Request) -> bool:
         raise NotImplementedError
@@ -62,7 +60,7 @@ class _Queue:
         raise NotImplementedError
 
     def head(self) -> Request:
-        return self._owner.requests[self._requests()[0].request_id]
+        return self._owner.requests[self._owner.vllm.waiting.peek_request().request_id]
 
     def take(self) -> Request:
         taken = self._owner.vllm.waiting.pop_request()
@@ -83,7 +81,9 @@ class InstalledScheduler(Scheduler):
     """vLLM's scheduler behind the interface of Headway's.
 
     `blocks` says how many there are and takes note of how many vLLM has left. `scheduler_cls` is
-    vLLM's option: the class, or `package.module.Class`.
+    vLLM's option: the class, or `package.module.Class`. `environment` holds while vLLM starts: a
+    class that is built by name has its arguments from there. If the class has a `clock`, it is the
+    simulated one.
     """
 
     blocks: InstalledBlocks
@@ -97,9 +97,11 @@ class InstalledScheduler(Scheduler):
         policy_name: str = "fcfs",
         async_scheduling: bool = False,
         scheduler_cls: str | None = None,
+        environment: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(blocks, **options)
+        self._environment = environment or {}
         self.overlaps = async_scheduling
         options |= {"policy": policy_name, "async_scheduling": async_scheduling}
         if scheduler_cls is not None:
@@ -117,7 +119,10 @@ class InstalledScheduler(Scheduler):
 
     def _start_vllm(self) -> None:
         """Start vLLM's scheduler, and listen to whom it preempts."""
-        self.vllm, self._new_request = start_vllm(self._options, self.blocks, self._caching)
+        with _environment(self._environment):
+            self.vllm, self._new_request = start_vllm(self._options, self.blocks, self._caching)
+        if hasattr(self.vllm, "clock"):
+            self.vllm.clock = lambda: self.now
         preempt = self.vllm._preempt_request
 
         def recorded(request: Any, *more: Any, **named: Any) -> None:
@@ -136,9 +141,9 @@ class InstalledScheduler(Scheduler):
         tokens = [
             self._token(part, place) for part, count in request.contents for place in range(count)
         ]
-        self.vllm.add_request(
-            self._new_request(name, tokens, output, request.arrival, request.priority)
-        )
+        made = self._new_request(name, tokens, output, request.arrival, request.priority)
+        made.sampling_params.extra_args = _declared(request)
+        self.vllm.add_request(made)
         return True
 
     def _token(self, name: Hashable, place: int) -> int:
@@ -258,6 +263,33 @@ class InstalledScheduler(Scheduler):
 def _name(request: Request) -> str:
     """Name a request for vLLM, which compares names as strings."""
     return f"{request.id:012d}"
+
+
+def _declared(request: Request) -> dict[str, Any]:
+    """Say of a request what its client says in `vllm_xargs`.
+
+    `max_tokens` is what the client allows, 0 where it does not say: vLLM is given the length of the
+    answer for it, which nobody knows beforehand.
+    """
+    found: dict[str, Any] = {"client": request.client, "max_tokens": request.max_tokens or 0}
+    if request.hint is not None:
+        found["hint"] = request.hint
+    return found
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for a while."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def start_vllm(

@@ -1,0 +1,27 @@
+"""python -m headway_vllm [CLASS]: say what would run, or in one line why it cannot."""
+
+import sys
+
+from headway_vllm.policy import CLASSES, make_policy
+from simulator.util.errors import HeadwayError
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; return the exit code."""
+    name = arguments[0].removeprefix("headway_vllm.") if arguments else "HeadwayScheduler"
+    try:
+        if len(arguments) > 1 or name not in CLASSES:
+            raise HeadwayError(f"headway_vllm: one class of {', '.join(CLASSES)}")
+        policy = make_policy(CLASSES[name])
+        from headway_vllm.scheduler import check_vllm
+
+        found = check_vllm()
+    except HeadwayError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"vLLM {found} with {type(policy).__name__}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

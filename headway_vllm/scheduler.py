@@ -1,0 +1,360 @@
+"""vLLM's scheduler with a policy of Headway's: who waits first, who is preempted, who makes way.
+
+The class is vLLM's own `AsyncScheduler`, and none of its methods is copied: a policy works through
+five joints of it.
+
+- `waiting`, vLLM's queue, is replaced by the policy's behind vLLM's interface (PolicyQueue).
+- A victim: under its policy `priority` vLLM preempts whoever has the largest priority number. When
+  blocks run out, the one that the policy picks gets 1 and all others 0, until it has gone.
+- Whoever makes way for the head of the queue (`displaces`) is preempted by vLLM's own method before
+  the step is decided, and waits until it is decided before it comes back.
+- The head that vLLM takes out of the queue is admitted if it has blocks by then, and charged to its
+  client by a fair policy; else it is passed over.
+- `_update_after_schedule` counts the tokens that a step will bring out.
+
+When an order that changes with time is ranked anew, and when a policy is asked whom it displaces,
+is as in `simulator/schedulers/vllm/dynamic.py`, so that what was simulated is what runs.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from headway_vllm.policy import CLASSES, make_policy
+from headway_vllm.waiting_queue import PolicyQueue, RequestView
+from simulator.core.decode_set import DecodeSet
+from simulator.policies.fair import ServiceCounter
+from simulator.policies.policy import RunningView, failed, none_of_them, victim_of
+from simulator.policies.waiting_queues import queue_of
+from simulator.util.errors import HeadwayError
+
+RELEASE = "0.33"
+"""The vLLM whose scheduler this fits: its interface is private and changes."""
+
+
+def check_vllm() -> str:
+    """Give the version of the vLLM that is installed; HeadwayError where this does not fit it."""
+    try:
+        found = version("vllm")
+    except PackageNotFoundError:
+        raise HeadwayError("headway_vllm: vLLM is not installed in this Python") from None
+    if not f"{found}.".startswith(f"{RELEASE}."):
+        raise HeadwayError(
+            f"headway_vllm: fits vLLM {RELEASE}, and {found} is installed: the interface of its "
+            "scheduler is private and another in each release"
+        )
+    return found
+
+
+check_vllm()
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: E402
+from vllm.v1.core.sched.request_queue import SchedulingPolicy  # noqa: E402
+from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
+from vllm.v1.request import RequestStatus  # noqa: E402
+
+
+@dataclass
+class _Batch:
+    """What a waiting queue sees of the engine (`simulator.policies.policy.Batch`)."""
+
+    decodes: DecodeSet
+    now: float = 0.0
+
+
+class _Running(RunningView):
+    """The running requests as `displaces` sees them: here each of them is up to date."""
+
+    def generated(self, request: Any) -> int:
+        tokens: int = request.generated
+        return tokens
+
+    def computed(self, request: Any) -> int:
+        tokens: int = request.computed
+        return tokens
+
+
+class HeadwayScheduler(AsyncScheduler):
+    """The policy that HEADWAY_POLICY names. It follows vLLM's `async_scheduling`, on or off."""
+
+    policy_name: str | None = None
+    clock = staticmethod(time.time)
+    """Seconds, on the clock of the requests' `arrival_time`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        chosen = self.chosen = make_policy(self.policy_name)
+        self._views: dict[str, RequestView] = {}
+        self._numbers = 0
+        self._needs_hint = bool(getattr(chosen, "needs_hint", False))
+        decodes = DecodeSet(self.block_size)
+        self._batch = _Batch(decodes)
+        order = queue_of(chosen, self._batch)
+        self._counts = self._batch.decodes is not decodes  # the policy keeps books of tokens
+        self._settle = getattr(order, "settle", None)
+        self._refresh = getattr(order, "refresh", None)
+        self.waiting = PolicyQueue(order, self._view, self._admits)
+        self._victim = victim_of(chosen)
+        self.policy = (
+            SchedulingPolicy.FCFS
+        )  # it tells whom vLLM preempts, now that the queue is ours
+        if self._victim is not None:
+            self.policy = SchedulingPolicy.PRIORITY
+        self._displaces = hasattr(chosen, "displaces")
+        steady = getattr(chosen, "steady", False) or not self._displaces
+        self._steady = steady and not hasattr(chosen, "promote")
+        self._seen = (-1, -1, -1)  # what had happened when the policy was asked last
+        self._prefilled = False
+        self._may_change = False  # whom it displaces may be another though nothing has happened
+        self._given: list[tuple[Any, int]] = []  # tokens that the step being decided has given
+        self._marked: list[RequestView] = []  # views that have been told of them
+        if self._victim is not None:
+            self._listen_for_blocks()
+
+    def _view(self, request: Any) -> RequestView:
+        view = self._views.get(request.request_id)
+        if view is None:
+            view = self._views[request.request_id] = RequestView(
+                request, self._numbers, self.max_model_len, self._needs_hint
+            )
+            self._numbers += 1
+        return view
+
+    def _running(self) -> dict[Any, None]:
+        """Give the running requests in order of admission."""
+        views = self._views
+        return dict.fromkeys([views[request.request_id] for request in self.running])
+
+    # A step is decided.
+
+    def schedule(self, *args: Any, **options: Any) -> Any:
+        """Let vLLM decide, once the queue is in order and room is made for its head."""
+        now = self._batch.now = self.clock()
+        self._given.clear()
+        if self._settle is not None:
+            self._settle(now)
+        displaced: list[Any] = []
+        changing = self._refresh is not None or self._displaces
+        if changing and self.waiting:
+            displaced = self._ask(now)
+        output = super().schedule(*args, **options)
+        for view in self._marked:
+            view.computed_now = 0
+        self._marked.clear()
+        for request in displaced:
+            self.waiting.prepend_request(request)
+        return output
+
+    def _ask(self, now: float) -> list[Any]:
+        """Rank the queue anew and make room for its head, if that is due; return who went."""
+        displaced: list[Any] = []
+        if len(self.running) < self.max_num_active_reqs or self._displaces:
+            state = (self.waiting.admissions, len(self.running), self.waiting.arrivals)
+            news = state != self._seen or not self._steady
+            if self._refresh is not None and (news or self._prefilled):
+                self._refresh(now)
+            if self._displaces and (news or self._may_change):
+                displaced = self._make_way(now)
+            self._seen = state
+        return displaced
+
+    def _make_way(self, now: float) -> list[Any]:
+        """Preempt whom the policy displaces for the queue's head, until that fits, or nobody."""
+        head = self.waiting.peek_request()
+        self._may_change = True
+        room = self._shortage(head)
+        if room is None:
+            return []
+        places, lacking = room
+        view = _Running(self._batch, self._running())
+        view.now = now
+        victims: list[Any] = view.displaced
+        while len(victims) < places or lacking > 0:
+            victim = self._next_victim(self._view(head), view) if len(view) else None
+            if victim is None or not self._request_blocks_can_be_freed(victim.vllm):
+                self._may_change = bool(victims)
+                return []
+            victims.append(victim)
+            lacking -= self._owned(victim.vllm)
+        displaced: list[Any] = []
+        self.waiting.set_aside = displaced
+        for victim in victims:
+            self.running.remove(victim.vllm)
+            self._preempt_request(
+                victim.vllm, time.monotonic(), drop_stale_output=self.requires_kv_delivery
+            )
+        self.waiting.set_aside = None
+        return displaced
+
+    def _next_victim(self, head: RequestView, running: RunningView) -> Any:
+        try:
+            victim = self.chosen.displaces(head, running)
+        except Exception as error:
+            raise failed(self.chosen, f"displaces(request {head.id}, running)", error) from error
+        if victim is not None and victim not in [*running]:
+            raise none_of_them(self.chosen, "displaces(head, running)", victim)
+        return victim
+
+    def _shortage(self, head: Any) -> tuple[int, int] | None:
+        """Count the places and blocks that the head lacks; None: this step has nothing for it.
+
+        What the running take in this step counts as taken, also that of those who might go.
+        """
+        if head.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
+            return None
+        if head.num_stale_output_tokens and not head.drop_stale_output:
+            return None
+        held, cap = self._holds_prefill(), self._chunk_cap()
+        size = self.block_size
+        decodes = [one.num_computed_tokens for one in self.running if not one.is_prefill_chunk]
+        budget = self.max_num_scheduled_tokens - len(decodes)
+        need = sum([not computed % size for computed in decodes])
+        for request in self.running:
+            if request.is_prefill_chunk and not held:
+                computed = request.num_computed_tokens
+                tokens = max(0, min(request.num_tokens - computed, cap, budget))
+                budget -= tokens
+                need += -(-(computed + tokens) // size) - -(-computed // size)
+        hits, start, _ = self.kv_cache_manager.get_computed_blocks(head)
+        tokens = min(head.num_tokens - start, cap)
+        if tokens > budget:
+            tokens = budget if self.scheduler_config.enable_chunked_prefill else 0
+        if budget <= 0 or not tokens or (held and start < head.num_tokens - 1):
+            return None
+        whole = min(head.num_tokens, self.max_model_len)
+        lacking = need * len(hits.blocks) + self._blocks_for(
+            head, hits.blocks, start, whole if self.scheduler_reserve_full_isl else start + tokens
+        )
+        if self.running:
+            lacking += self.kv_cache_manager.watermark_blocks
+        lacking -= self.kv_cache_manager.block_pool.get_num_free_blocks()
+        return len(self.running) + 1 - self.max_num_active_reqs, lacking
+
+    def _blocks_for(self, request: Any, hits: Any, start: int, tokens: int) -> int:
+        """Count the free blocks that a request takes which begins with so many tokens."""
+        count: int = self.kv_cache_manager.coordinator.get_num_blocks_to_allocate(
+            request_id=request.request_id,
+            num_tokens=tokens,
+            new_computed_blocks=hits,
+            num_encoder_tokens=0,
+            total_computed_tokens=start,
+            num_local_computed_tokens=start,
+            num_tokens_main_model=tokens,
+            apply_admission_cap=True,
+            prefill_end=max(request.num_prompt_tokens, request.num_tokens - 1),
+        )
+        return count
+
+    def _owned(self, request: Any) -> int:
+        """Count the blocks that nobody else holds of a running request."""
+        groups = self.kv_cache_manager.get_blocks(request.request_id).blocks
+        return sum(block.ref_cnt == 1 for blocks in groups for block in blocks)
+
+    def _chunk_cap(self) -> int:
+        """Give the tokens that one request may compute in this step."""
+        threshold: int = self.scheduler_config.long_prefill_token_threshold
+        present = sum(self.get_request_counts())
+        if not threshold or present < 2:
+            budget: int = self.max_num_scheduled_tokens
+            return budget
+        if self.adaptive_long_prefill_threshold:
+            share: int = self.scheduler_config.max_num_batched_tokens // present
+            return max(threshold, share)
+        return threshold
+
+    def _holds_prefill(self) -> bool:
+        """Say whether this step keeps `prefill_schedule_interval` by leaving prompts alone."""
+        since = self.num_executed_steps + 1 - self.last_prefill_step
+        return (
+            self.local_prefill_interval > 1
+            and not self.prefill_capacity_bound
+            and since < self.local_prefill_interval
+            and not all(request.is_prefill_chunk for request in self.running)
+        )
+
+    # What vLLM does is heard of.
+
+    def _admits(self, request: Any) -> bool:
+        """Say whether vLLM takes the head out of the queue because it has blocks for it."""
+        return any(self.kv_cache_manager.get_blocks(request.request_id).blocks)
+
+    def _listen_for_blocks(self) -> None:
+        """Take note of who gets tokens; where blocks run out, let the policy pick a victim."""
+        allocate, given = self.kv_cache_manager.allocate_slots, self._given
+        running = RequestStatus.RUNNING
+
+        def allocate_slots(request: Any, tokens: int, *more: Any, **options: Any) -> Any:
+            blocks = allocate(request, tokens, *more, **options)
+            if blocks is not None:
+                given.append((request, tokens))
+            elif request.status is running:
+                self._mark_victim()
+            return blocks
+
+        self.kv_cache_manager.allocate_slots = allocate_slots
+
+    def _mark_victim(self) -> None:
+        assert self._victim is not None
+        for request, tokens in self._given:
+            view = self._view(request)
+            view.computed_now = tokens
+            self._marked.append(view)
+        self._given.clear()
+        victim: Any = self._victim(self._running())
+        for request in self.running:
+            request.priority = int(request is victim.vllm)
+
+    def _preempt_request(self, request: Any, *args: Any, **options: Any) -> None:
+        """Let vLLM preempt a request, its priority and that of others being their own again."""
+        if self._victim is not None:
+            for one in (*self.running, request):
+                one.priority = self._view(one).priority
+            self._view(request).computed_now = 0
+        super()._preempt_request(request, *args, **options)
+
+    def _update_after_schedule(self, output: Any) -> None:
+        """Count the tokens that the step brings out, as vLLM's scheduler of that kind does."""
+        if self.scheduler_config.async_scheduling:
+            super()._update_after_schedule(output)
+        else:
+            Scheduler._update_after_schedule(self, output)
+        if self._counts:
+            self._count_tokens(output.num_scheduled_tokens)
+        if self._refresh is not None:
+            self._prefilled = any(
+                tokens > 1 or request.is_prefill_chunk or not request.num_output_tokens
+                for tokens, request in (
+                    (tokens, self.requests[name])
+                    for name, tokens in output.num_scheduled_tokens.items()
+                )
+            )
+
+    def _count_tokens(self, scheduled: Iterable[str]) -> None:
+        """Tell the policy's books who gets a token by the step just decided."""
+        views = map(self._views.__getitem__, scheduled)
+        getting = [view for view in views if not view.vllm.is_prefill_chunk]
+        decodes = self._batch.decodes
+        if isinstance(decodes, ServiceCounter):  # as by `emitted`, in a few calls
+            for client, tokens in Counter([view.client for view in getting]).items():
+                decodes.account(client).output += tokens
+        else:
+            for view in getting:
+                decodes.emitted(view)  # type: ignore[arg-type]
+
+    def _free_request(self, request: Any, *args: Any, **options: Any) -> Any:
+        self._views.pop(request.request_id, None)
+        return super()._free_request(request, *args, **options)
+
+
+@cache
+def scheduler_class(name: str) -> type[HeadwayScheduler]:
+    """Give the class of a name in CLASSES."""
+    policy = CLASSES[name]
+    if policy is None:
+        return HeadwayScheduler
+    text = f"vLLM's scheduler with Headway's policy {policy}; arguments are in HEADWAY_POLICY."
+    return type(name, (HeadwayScheduler,), {"policy_name": policy, "__doc__": text})
