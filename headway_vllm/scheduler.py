@@ -18,7 +18,7 @@ is as in `simulator/schedulers/vllm/dynamic.py`, so that what was simulated is w
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -89,6 +89,7 @@ class HeadwayScheduler(AsyncScheduler):
         super().__init__(*args, **options)
         chosen = self.chosen = make_policy(self.policy_name)
         self._views: dict[str, RequestView] = {}
+        self._clients: dict[str, str] = {}  # theirs, for a quick count
         self._numbers = 0
         self._needs_hint = bool(getattr(chosen, "needs_hint", False))
         decodes = DecodeSet(self.block_size)
@@ -121,6 +122,7 @@ class HeadwayScheduler(AsyncScheduler):
             view = self._views[request.request_id] = RequestView(
                 request, self._numbers, self.max_model_len, self._needs_hint
             )
+            self._clients[request.request_id] = view.client
             self._numbers += 1
         return view
 
@@ -333,20 +335,22 @@ class HeadwayScheduler(AsyncScheduler):
                 )
             )
 
-    def _count_tokens(self, scheduled: Iterable[str]) -> None:
+    def _count_tokens(self, scheduled: Mapping[str, int]) -> None:
         """Tell the policy's books who gets a token by the step just decided."""
-        views = map(self._views.__getitem__, scheduled)
-        getting = [view for view in views if not view.vllm.is_prefill_chunk]
-        decodes = self._batch.decodes
+        decodes, views = self._batch.decodes, self._views
+        chunks = [one.request_id for one in self.running if one.is_prefill_chunk]
         if isinstance(decodes, ServiceCounter):  # as by `emitted`, in a few calls
-            for client, tokens in Counter([view.client for view in getting]).items():
+            counts = Counter(map(self._clients.__getitem__, scheduled))
+            counts.subtract([self._clients[name] for name in chunks if name in scheduled])
+            for client, tokens in counts.items():
                 decodes.account(client).output += tokens
         else:
-            for view in getting:
-                decodes.emitted(view)  # type: ignore[arg-type]
+            for name in scheduled.keys() - chunks:
+                decodes.emitted(views[name])  # type: ignore[arg-type]
 
     def _free_request(self, request: Any, *args: Any, **options: Any) -> Any:
         self._views.pop(request.request_id, None)
+        self._clients.pop(request.request_id, None)
         return super()._free_request(request, *args, **options)
 
 

@@ -19,7 +19,7 @@ from simulator.core.log import pack_run
 from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, one_line
 
 _NAME_BITS = 32  # a token's number is that of its name, then its place in so many bits
 _MODEL = {
@@ -320,7 +320,7 @@ def start_vllm(
         cache_config=cache,
         device_config=DeviceConfig("cpu"),
     )
-    scheduler = config.scheduler_config.get_scheduler_cls()(
+    scheduler = _scheduler_class(config.scheduler_config)(
         vllm_config=config,
         kv_cache_config=_kv_cache(blocks, model.dtype),
         structured_output_manager=StructuredOutputManager(config),
@@ -328,6 +328,15 @@ def start_vllm(
         log_stats=False,
     )
     return scheduler, _request_maker(blocks.block_size, enable_prefix_caching)
+
+
+def _scheduler_class(config: Any) -> Any:
+    """Find the class that decides; HeadwayError where there is none of its name."""
+    try:
+        return config.get_scheduler_cls()
+    except (ImportError, AttributeError, ValueError) as error:
+        what = f"engine.scheduler_cls: cannot load {config.scheduler_cls}: {one_line(error)}"
+        raise HeadwayError(what) from error
 
 
 def _model(max_model_len: int) -> Any:
