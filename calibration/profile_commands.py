@@ -41,6 +41,8 @@ def build(
     check_file("--out", out)
     try:
         spec = load_model(model)
+    except HeadwayError:
+        raise
     except ValueError as error:
         raise HeadwayError(f"--model: {str(error).removeprefix('model: ')}") from None
     quantization = quantization or (spec.quantization if dtype == "auto" else "") or None

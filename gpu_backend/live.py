@@ -185,6 +185,8 @@ def run_live(
     _check_lengths(workload, parts)
     try:
         scheduler = make_scheduler(scenario, parts, workload.segments is not None, named=True)
+    except HeadwayError:
+        raise
     except ValueError as error:  # what a simulation may have and a live engine has not
         raise HeadwayError(str(error).split("\n")) from None
     if engine is None:

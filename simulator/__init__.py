@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from simulator.planning.diagnose import diagnose
-    from simulator.planning.plan import plan
+    from simulator.planning.plan_report import plan
     from simulator.planning.sweep import sweep
     from simulator.scenario.load import load_scenario
     from simulator.scenario.scenario import Scenario
@@ -27,7 +27,7 @@ _HOMES = {
     "Scenario": "simulator.scenario.scenario",
     "diagnose": "simulator.planning.diagnose",
     "load_scenario": "simulator.scenario.load",
-    "plan": "simulator.planning.plan",
+    "plan": "simulator.planning.plan_report",
     "run": "simulator.simulation.run",
     "sweep": "simulator.planning.sweep",
 }
@@ -40,6 +40,11 @@ def __getattr__(name: str) -> "Any":
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return sorted([*__all__, "__version__"])
 
 
 FormerNames(

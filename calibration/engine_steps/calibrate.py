@@ -59,6 +59,8 @@ def calibrate(setup: Setup, out: Path, echo: Echo = print) -> StepFit:
     until = monotonic() + setup.budget_s
     try:
         spec = load_model(setup.model)
+    except HeadwayError:
+        raise
     except ValueError as error:
         raise HeadwayError(f"--model: {str(error).removeprefix('model: ')}") from None
     if (out / STEPS).exists():

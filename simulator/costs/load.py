@@ -25,7 +25,7 @@ from simulator.costs.roofline import roofline
 from simulator.models.gpus import HOST_SHARE, Gpu
 from simulator.models.kv_budget import kv_block_bytes
 from simulator.models.spec import ModelSpec
-from simulator.util.errors import HeadwayWarning
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.from_mapping import prefix_keys, short_repr
 
 
@@ -60,6 +60,8 @@ def load_cost(
     try:
         _refuse_two_hosts(spec, host)
         cost = _load(spec, base, target)
+    except HeadwayError:
+        raise
     except ValueError as error:
         if str(error).startswith(("engine.", "host")):
             raise

@@ -217,6 +217,8 @@ def read_profile(path: Path) -> Profile:
     def section(key: str, check: Callable[[object], T], default: object = None) -> T | None:
         try:
             return check(raw.get(key, default))
+        except HeadwayError:
+            raise
         except ValueError as error:
             wrong.extend(field_errors((key,), error))
             return None

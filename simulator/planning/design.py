@@ -258,3 +258,11 @@ def _folder(label: str, taken: set[str]) -> str:
         for name in (plain, *(f"{plain}-{k}" for k in range(2, len(taken) + 3)))
         if name not in taken
     )
+
+
+def axes_of(vary: Mapping[str, Sequence[object]] | None) -> Axes:
+    """Give the values of dotted keys as texts; HeadwayError unless they are lists of them."""
+    for key, values in (vary or {}).items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise HeadwayError(f"vary: {key}: is not a list of values, but {values!r}")
+    return [(key, [as_yaml(value) for value in values]) for key, values in (vary or {}).items()]

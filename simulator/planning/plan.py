@@ -4,17 +4,15 @@ Every place is run several times under seeds that all configurations share (comm
 numbers: the same arrivals and lengths), and told by the confidence interval over these runs.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simulator.models.gpus import find_gpu
 from simulator.planning.design import (
     DesignPoint,
-    as_yaml,
     factors,
     load_point,
     load_points,
@@ -23,7 +21,7 @@ from simulator.planning.design import (
 from simulator.planning.intervals import Estimate
 from simulator.planning.journal import Journal, scenario_key
 from simulator.planning.measure import measure_run
-from simulator.planning.problem import PlanOptions, PlanProblem, make_problem
+from simulator.planning.problem import PlanProblem
 from simulator.planning.runs import MetricValues, Outcome, run_each
 from simulator.planning.search import (
     PlannedRun,
@@ -37,9 +35,6 @@ from simulator.results.cluster_metrics import price_of_cluster
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 LOWER_LOADS = (0.125, 0.25, 0.5, 0.75)
 """Shares of the largest load that are run, too, for the front of speed against throughput."""
@@ -134,29 +129,6 @@ def resources(scenario: Scenario) -> tuple[int, float | None]:
     kinds = scenario.cluster.replica_groups
     count = sum(kind.replicas * scenario.of_group(name).gpu.count for name, kind in kinds.items())
     return count, price_of_cluster(scenario)
-
-
-def plan(
-    scenario: str | Path,
-    slo: Sequence[str] = (),
-    vary: Mapping[str, Sequence[object]] | None = None,
-    *,
-    fewest: str | None = None,
-    cheapest: bool = False,
-    jobs: int | None = None,
-) -> "pd.DataFrame":
-    """Find what `headway plan` finds; return a row per candidate, the best first.
-
-    Runs on joblib's active backend. HeadwayError where no candidate keeps the bounds.
-    """
-    import pandas as pd
-
-    items = [f"{k}={','.join(as_yaml(v) for v in values)}" for k, values in (vary or {}).items()]
-    options = PlanOptions([*slo] or None, items or None, fewest, cheapest)
-    problem = make_problem(Path(scenario), options)
-    candidates, best = find_best(problem, jobs=jobs)
-    ordered = [best, *(c for c in candidates if c is not best)]
-    return pd.DataFrame([result_row(problem, candidate) for candidate in ordered])
 
 
 def find_best(

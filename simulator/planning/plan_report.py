@@ -1,24 +1,30 @@
-"""What a plan has found, as text and as files: plan.json, .csv and .png, runs.csv, best.yaml."""
+"""What a plan has found, as a table, as text and as files: plan.json, plan.csv, best.yaml, ..."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from simulator.planning.plan import Candidate, result_row
-from simulator.planning.problem import PlanProblem
+from simulator.planning.design import axes_of
+from simulator.planning.journal import open_journal
+from simulator.planning.plan import JOURNAL, Candidate, find_best, result_row
+from simulator.planning.problem import PlanOptions, PlanProblem, make_problem
 from simulator.planning.runs import encode_csv
 from simulator.planning.search import PlannedRun, Trial, interval, not_monotone
 from simulator.planning.vllm_serve import serve_command
 from simulator.results.service_levels import SHARES
 from simulator.scenario.load import load_scenario
 from simulator.simulation.write import write_scenario
+from simulator.util.errors import HeadwayError
 from simulator.util.files import write_together
 from simulator.util.pareto import pareto_front
+from simulator.util.workers import use_backend
 from simulator.views.report import align
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
 
 COLUMNS = {
@@ -123,6 +129,55 @@ def _in_words(problem: PlanProblem, best: Candidate) -> Iterator[str]:
         parts.append(f"${row['dollars_per_million_output_tokens']:.3g}/M output tokens")
     yield f"* {best.label}: {'; '.join(parts)}"
     yield f"  looked at {_looked_at(best.best)} of load"
+
+
+def plan(
+    scenario: str | Path,
+    slo: Sequence[str] = (),
+    vary: Mapping[str, Sequence[object]] | None = None,
+    *,
+    fewest: str | None = None,
+    cheapest: bool = False,
+    overrides: Sequence[str] = (),
+    seed: int | None = None,
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    backend: str | None = None,
+    address: str | None = None,
+) -> "pd.DataFrame":
+    """Find what `headway plan` finds; return a row per candidate, the best first.
+
+    `sweep` takes the same arguments by name, but for two. HeadwayError, a ValueError, where no
+    candidate keeps the bounds.
+
+    Args:
+        scenario: the file, or a shipped one's name.
+        slo: bounds, as `p99_ttft_ms<=1000`; none: the scenario's `plan` or `goodput`.
+        vary: values of dotted keys; each combination is a candidate.
+        fewest: `dotted.key=LOW..HIGH`: the least that holds the load, not the largest rate.
+        cheapest: the cheapest that holds the load, not the largest rate.
+        overrides: `dotted.key=value`, put over the file.
+        seed: in place of the scenario's.
+        out: folder for the files of `headway plan`; runs that it has are not made again. None: no
+            files.
+        jobs: workers.
+        backend: loky, dask or ray; None: joblib's active one.
+        address: of a Dask scheduler or Ray cluster.
+    """
+    import pandas as pd
+
+    if isinstance(slo, Mapping):
+        raise HeadwayError("slo: is a list of bounds; what is varied goes to vary=")
+    items = [f"{key}={','.join(values)}" for key, values in axes_of(vary)]
+    options = PlanOptions([*slo] or None, items or None, fewest, cheapest)
+    problem = make_problem(Path(scenario), options, overrides, seed)
+    kept = nullcontext(None) if out is None else open_journal(Path(out) / JOURNAL)
+    with kept as journal, use_backend(backend, jobs, address):
+        candidates, best = find_best(problem, jobs=jobs, journal=journal)
+    if out is not None:
+        write_plan(problem, candidates, best, Path(out))
+    ordered = [best, *(c for c in candidates if c is not best)]
+    return pd.DataFrame([result_row(problem, candidate) for candidate in ordered])
 
 
 def write_plan(

@@ -4,10 +4,12 @@ What is done stands in a journal beside the table, so that a sweep that was stop
 it was: a point is known by the whole of its scenario.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ from simulator.planning.design import (
     DesignPoint,
     Factor,
     as_yaml,
+    axes_of,
     factors,
     load_points,
     need_runnable,
@@ -218,23 +221,47 @@ def sweep_table(points: Sequence[DesignPoint], rows: Sequence[Row]) -> str:
 def sweep(
     scenario: str | Path,
     vary: Mapping[str, Sequence[object]] | None = None,
+    slo: Sequence[str] = (),
     *,
-    out: str | Path,
+    overrides: Sequence[str] = (),
+    seed: int | None = None,
+    out: str | Path | None = None,
     jobs: int | None = None,
     backend: str | None = None,
     address: str | None = None,
 ) -> "pd.DataFrame":
     """Run a scenario file at every combination of values; return one row per point.
 
-    `vary` maps dotted keys to values, beside the scenario's own `sweep` block. `out` is the
-    folder of results.csv; points that it has already are not run again. Runs on joblib's active
-    backend unless `backend` names one (loky, dask, ray). A point that fails has its `error`.
+    `plan` takes the same arguments by name. A point that fails has its `error`.
 
         sweep("demo.yaml", {"engine.max_num_seqs": [64, 256]}, out="out/max_num_seqs")
+
+    Args:
+        scenario: the file, or a shipped one's name.
+        vary: values of dotted keys, beside the scenario's own `sweep` block.
+        slo: bounds, as `p99_ttft_ms<=1000`: whether a point keeps them is in its row.
+        overrides: `dotted.key=value`, put over the file.
+        seed: in place of the scenario's.
+        out: folder of results.csv; points that it has already are not run again. None: no files.
+        jobs: workers.
+        backend: loky, dask or ray; None: joblib's active one.
+        address: of a Dask scheduler or Ray cluster.
     """
     import pandas as pd
 
-    axes = [(key, [as_yaml(value) for value in values]) for key, values in (vary or {}).items()]
-    points = load_sweep_points(Path(scenario), axes)
+    if out is None:
+        with TemporaryDirectory() as folder:
+            return sweep(
+                *(scenario, vary, slo),
+                overrides=overrides,
+                seed=seed,
+                out=folder,
+                jobs=jobs,
+                backend=backend,
+                address=address,
+            )
+    axes = axes_of(vary)
+    more = [f"slo={json.dumps([*slo])}"] if slo else []
+    points = load_sweep_points(Path(scenario), axes, [*overrides, *more], seed)
     run_sweep(points, Path(out), jobs=jobs, backend=backend, address=address)
     return pd.read_csv(Path(out) / TABLE)

@@ -33,7 +33,7 @@ FOLDERS = (PACKAGE / "scenarios", PACKAGE.parent / "scenarios")
 
 
 def load_scenario(
-    path: str | Path,
+    path: str | Path | Mapping[str, Any],
     overrides: Iterable[str] = (),
     seed: int | None = None,
     *,
@@ -42,15 +42,24 @@ def load_scenario(
 ) -> Scenario:
     """Read a scenario file, put the overrides `dotted.key=value` over it, and check it all.
 
-    `path` may be the name of a shipped scenario, without an ending: `demo`. `seed` overrides the
-    scenario's, `vary` the rest with pairs of dotted key and value. `own_code=False` refuses a
-    scenario that names code, `package.module:Class`, before any of it is imported; so does the
-    environment variable HEADWAY_NO_OWN_CODE. Raises HeadwayError with everything that is wrong.
+    `path` may be the name of a shipped scenario, without an ending: `demo`. Or it is what the file
+    would hold, a dict: files that it names are then looked up in the current folder. `seed`
+    overrides the scenario's, `vary` the rest with pairs of dotted key and value. `own_code=False`
+    refuses a scenario that names code, `package.module:Class`, before any of it is imported; so
+    does the environment variable HEADWAY_NO_OWN_CODE. Raises HeadwayError, a ValueError, with
+    everything that is wrong.
     """
-    path = find_scenario(Path(path))
-    raw, source_map, messages = _read(path, overrides, seed, vary)
+    if isinstance(path, Mapping):
+        folder, given = Path(), Path("scenario")
+        raw, source_map, messages = _settle(
+            *(given, _plain(path), {}), overrides=overrides, seed=seed, vary=vary
+        )
+    else:
+        path = find_scenario(Path(path))
+        folder = path.parent
+        raw, source_map, messages = _read(path, overrides, seed, vary)
     try:
-        scenario = check_scenario(raw, source_map, path.parent, own_code=own_code)
+        scenario = check_scenario(raw, source_map, folder, own_code=own_code)
     except HeadwayError as error:
         messages += error.messages
     if messages:
@@ -195,8 +204,32 @@ def _read(
 ) -> tuple[dict[str, Any], SourceMap, list[str]]:
     """Read a file and put the overrides over it; give what is wrong with them, too."""
     raw, lines = parse(read_text(path), str(path))
+    return _settle(path, raw, lines, overrides=overrides, seed=seed, vary=vary)
+
+
+def _plain(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """Copy a mapping as a YAML file would hold it."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return _plain(value)
+        return [plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+    return {str(key): plain(value) for key, value in values.items()}
+
+
+def _settle(
+    path: Path,
+    raw: Any,
+    lines: dict[Key, int],
+    *,
+    overrides: Iterable[str],
+    seed: int | None,
+    vary: Iterable[tuple[str, str]],
+) -> tuple[dict[str, Any], SourceMap, list[str]]:
+    """Put overrides over what a file holds; give what is wrong with them, too."""
     source_map = SourceMap(str(path), lines)
-    if raw is None:
+    if not raw and not isinstance(raw, list | str | bool | int | float):
         raise HeadwayError(f"{path}: is empty; `model: llama-3-8b` alone would do")
     if not isinstance(raw, dict):
         raise HeadwayError(f"{path}:1: must be a mapping of keys, not {yaml_repr(raw)}")

@@ -22,7 +22,7 @@ from simulator.schedulers.vllm.rules import NEWEST, options_without_effect, writ
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.schedulers.vllm_v0 import VllmV0
 from simulator.util.config import split_spec
-from simulator.util.errors import did_you_mean, one_line
+from simulator.util.errors import HeadwayError, did_you_mean, one_line
 from simulator.util.from_mapping import check_annotation
 from simulator.util.user_code import load_user_code
 
@@ -106,6 +106,8 @@ def find_policy(scenario: Scenario) -> tuple[type, dict[str, Any]]:
         )
     try:
         cls = load_user_code(name, scenario.folder)
+    except HeadwayError:
+        raise
     except ValueError as error:
         raise ValueError(f"{field}: {error}") from error
     if not isinstance(cls, type) or not (
@@ -190,6 +192,8 @@ def construct(scenario: Scenario, cls: type, *parts: object, **arguments: Any) -
     """
     try:
         return cls(*parts, **arguments)
+    except HeadwayError:
+        raise
     except ValueError as error:  # it says which argument is wrong
         if not is_own(cls):
             raise

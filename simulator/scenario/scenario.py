@@ -161,6 +161,8 @@ class Scenario(Config):
 
             try:
                 return generate(self.workload.generator, self.seed, load)
+            except HeadwayError:
+                raise
             except ValueError as error:
                 raise self._errors(field_errors(("workload",), error)) from None
         from simulator.workload.select import select
@@ -199,6 +201,8 @@ class Scenario(Config):
         rng = random_streams(self.seed)["max_tokens"]
         try:
             workload.max_tokens = draw_max_tokens(given, len(workload), rng, load)
+        except HeadwayError:
+            raise
         except ValueError as error:
             raise self._errors(field_errors(("workload",), error)) from None
 

@@ -1,6 +1,7 @@
 """What `run` returns: the record of a run, its summary and its tables."""
 
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from simulator.results.record import Record
@@ -9,7 +10,20 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(slots=True)
+SHOWN = {
+    "request_throughput": ("requests/s", "{:,.2f}"),
+    "output_throughput": ("output tokens/s", "{:,.1f}"),
+    "mean_ttft_ms": ("mean TTFT, ms", "{:,.1f}"),
+    "p99_ttft_ms": ("P99 TTFT, ms", "{:,.1f}"),
+    "mean_tpot_ms": ("mean TPOT, ms", "{:,.2f}"),
+    "p99_tpot_ms": ("P99 TPOT, ms", "{:,.2f}"),
+    "mean_e2el_ms": ("mean E2EL, ms", "{:,.1f}"),
+    "p99_e2el_ms": ("P99 E2EL, ms", "{:,.1f}"),
+}
+"""What a notebook shows of a run: key of the summary, its name, its form."""
+
+
+@dataclass(slots=True, repr=False)
 class Result(Record):
     """What happened: the facts, and the tables and metrics derived from them."""
 
@@ -25,6 +39,26 @@ class Result(Record):
             summary["headway"]["diagnosis"] = diagnose(self, summary)
             self._summary = summary
         return self._summary
+
+    def __repr__(self) -> str:
+        """Tell what it is of in a line; `summary()` has the rest."""
+        return f"<Result of {self._title()}>"
+
+    def _repr_html_(self) -> str:
+        """Show the most important figures as a table, for notebooks."""
+        summary = self.summary()
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{name}</th><td>{form.format(summary[key])}</td></tr>"
+            for key, (name, form) in SHOWN.items()
+            if summary.get(key) is not None
+        )
+        return f"<table><caption>{escape(self._title())}</caption>{rows}</table>"
+
+    def _title(self) -> str:
+        summary = self.summary()
+        name = self.scenario.name or "a scenario"
+        cut = ", interrupted" if self.interrupted else ""
+        return f"{name}: {summary['completed']:,} requests in {summary['duration']:,.1f} s{cut}"
 
     @property
     def requests(self) -> "pd.DataFrame":

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 
-class HeadwayError(Exception):
+class HeadwayError(ValueError):
     """The user's input, file or machine is at fault; every message names the place."""
 
     def __init__(self, messages: str | Iterable[str]) -> None:

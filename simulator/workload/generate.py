@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.request import Segments
+from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import (
     check_parses,
     from_mapping,
@@ -321,6 +322,8 @@ def draw_max_tokens(
     """Draw the output tokens that the client of each of `count` requests allows."""
     try:
         return token_counts(parse_lengths(spec), rng.random(count), load)
+    except HeadwayError:
+        raise
     except ValueError as error:
         raise prefix_keys("max_tokens", error) from None
 
@@ -347,6 +350,8 @@ def draw_lengths(
         new = token_counts(input_lengths(spec), u, load)
         name = "output_len"
         return new, token_counts(output_lengths(spec), rng["output"].random(spec.num_prompts), load)
+    except HeadwayError:
+        raise
     except ValueError as error:
         raise prefix_keys(name, error) from None
 

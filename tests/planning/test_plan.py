@@ -29,6 +29,16 @@ def test_the_rate_of_a_server_that_takes_a_second_a_request(scenario: Path):
     assert row["headroom"] == pytest.approx(row["capacity"] / 0.2 - 1)
 
 
+def test_the_function_writes_what_the_command_writes(scenario: Path, tmp_path: Path):
+    """With `out`, from the same arguments as `sweep`."""
+    more = {"overrides": ["workload.num_prompts=30"], "seed": 3, "jobs": 1}
+    frame = plan(scenario, ["mean_ttft_ms<=1100"], out=tmp_path / "o", **more)
+    written = {path.name for path in (tmp_path / "o").iterdir()}
+    assert {"plan.json", "plan.csv", "best.yaml", "runs.jsonl"} <= written
+    again = plan(scenario, ["mean_ttft_ms<=1100"], out=tmp_path / "o", **more)
+    assert again.equals(frame)
+
+
 def test_the_cheapest_that_holds_the_load(scenario: Path):
     frame = plan(
         scenario,

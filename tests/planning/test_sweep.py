@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from inspect import signature
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import load_scenario, sweep
+from simulator import load_scenario, plan, sweep
 from simulator.cli.main import main
 from simulator.planning.journal import read_journal
 from simulator.planning.runs import metric_values
@@ -234,6 +235,20 @@ def test_the_function_returns_the_table(small: Path):
     assert isinstance(frame, pd.DataFrame)
     assert frame["engine.max_num_seqs"].tolist() == [1, 4]
     assert (frame["completed"] == 20).all()
+
+
+def test_the_function_without_files_and_with_the_rest_of_its_arguments(small: Path):
+    """`plan` takes the same, by name."""
+    more = {"slo": ["p99_ttft_ms<=1000"], "overrides": ["workload.num_prompts=5"], "seed": 7}
+    frame = sweep(small, {"engine.max_num_seqs": [1, 4]}, jobs=1, **more)
+    assert (frame["completed"] == 5).all()
+    assert [path.name for path in small.parent.iterdir()] == [small.name]
+    same = set(signature(sweep).parameters) - {"scenario"}
+    assert same == set(signature(plan).parameters) - {"scenario", "fewest", "cheapest"}
+    with pytest.raises(ValueError, match=r"vary: engine\.max_num_seqs: is not a list"):
+        sweep(small, {"engine.max_num_seqs": "1,4"})
+    with pytest.raises(ValueError, match="slo: is a list of bounds; what is varied goes to vary="):
+        plan(small, {"engine.max_num_seqs": [1, 4]})
 
 
 @pytest.mark.parametrize(

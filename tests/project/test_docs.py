@@ -62,7 +62,7 @@ def test_the_changelog_says_all_once() -> None:
     """Merged line by line, it may get an entry twice, or lines that belong to none."""
     lines = (ROOT / "CHANGELOG.md").read_text("utf-8").splitlines()
     entries = [line for line in lines if line and not line.startswith(("#", "  "))]
-    assert all(re.match(r"- \[(NEW|FIX)\] \S", entry) for entry in entries)
+    assert all(re.match(r"- \[(NEW|FIX|CHANGE|BREAKING)\] \S", entry) for entry in entries)
     assert len({*lines} - {""}) == len([line for line in lines if line])
 
 

@@ -1,5 +1,8 @@
 """From a file and its overrides to a scenario, and all that is wrong at once."""
 
+import copy
+import json
+
 import pytest
 
 from simulator.scenario.load import load_scenario
@@ -150,3 +153,39 @@ def test_groups_count_their_gpus_themselves() -> None:
     ]
     assert scenario.cluster is not None
     assert scenario.cluster.groups["c"].gpu is None
+
+
+def test_a_dict_is_as_good_as_a_file(write):
+    """The same scenario, overrides and errors; the dict stays as it is."""
+    given = {
+        "model": "tiny-test",
+        "gpu": {"name": "A100-80GB"},
+        "cost": {"kind": "linear", "base": 0.01},
+        "workload": {"num_prompts": 5, "request_rate": 2, "output_len": (3, 4)[0]},
+    }
+    before = copy.deepcopy(given)
+    found = load_scenario(given, ["engine.max_num_seqs=8"])
+    assert found.engine.max_num_seqs == 8
+    text = json.dumps(given)  # JSON is YAML
+    same = load_scenario(write(text), ["engine.max_num_seqs=8", "name=scenario"])
+    assert found.model_dump() == same.model_dump()
+    assert given == before
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"),
+    [
+        ({}, "scenario: is empty"),
+        ({"modell": "x"}, "scenario: modell: unknown key; did you mean model?"),
+        ({"model": "tiny-test", 5: 6}, "scenario: 5: unknown key"),
+        ({"model": "tiny-test", "workload": {"num_prompts": "many"}},
+         "scenario: workload.num_prompts: 'many' is not a whole number"),
+        ({"model": "tiny-test", "workload": {"trace": {"path": "no.csv"}}}, "no.csv: no such file"),
+    ],
+)  # fmt: skip
+def test_a_wrong_dict_is_a_value_error(given, wrong):
+    """As every error of the package."""
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        load_scenario(given)
+    assert wrong in str(caught.value)
+    assert isinstance(caught.value, HeadwayError)
