@@ -185,6 +185,8 @@ def parse(text: str, source: str) -> tuple[object, dict[Key, int]]:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise HeadwayError(f"{source}:{line}: not YAML: {error.reason}") from None
+    except HeadwayError:
+        raise
     except ValueError as error:  # 2024-13-01
         raise HeadwayError(f"{source}: not YAML: {error}") from None
 

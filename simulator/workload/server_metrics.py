@@ -156,7 +156,8 @@ def _of_model(path: Path, found: Series, model: str | None) -> Series:
     """Keep the series of one model."""
     models = sorted({value for _, labels in found for n, value in labels if n == "model_name"})
     if model is not None and model not in models:
-        raise HeadwayError(f"{path}: --model-name {model}: not in it; there is {', '.join(models)}")
+        there = f"there is {', '.join(models)}" if models else "it names none"
+        raise HeadwayError(f"{path}: --model-name {model}: not in it; {there}")
     if model is None and len(models) > 1:
         raise HeadwayError(f"{path}: has several models, say --model-name: {', '.join(models)}")
     return {
