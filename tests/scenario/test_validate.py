@@ -157,8 +157,9 @@ BAD = [
     (
         "workload:\n  trace:\n    path: t.csv\n    format: azur\n",
         "s.yaml:4: workload.trace.format: must be 'azure', 'burstgpt', 'lengths', 'mooncake', "
-        "'timed_trace', 'llmservingsim', 'vllm_bench', 'guidellm', 'aiperf', 'inference_perf', "
-        "'requests' or 'custom', not 'azur'; did you mean azure?",
+        "'timed_trace', 'llmservingsim', 'dynamo', 'weka', 'agentic_mooncake', 'vllm_bench', "
+        "'guidellm', 'aiperf', 'inference_perf', 'otel', 'access_log', 'requests', 'sharegpt' "
+        "or 'custom', not 'azur'; did you mean azure?",
     ),
     (
         "workload:\n  trace:\n    path: t.csv\n    start_s: 5\n    end_s: 5\n",
