@@ -19,6 +19,9 @@ from simulator.cli.options import (
 from simulator.util.errors import HeadwayError
 
 Device = Annotated[str, Parameter(help="cpu or cuda")]
+NoGraphs = Annotated[
+    bool, Parameter(negative="", help="launch every step kernel by kernel, also on a GPU")
+]
 
 
 def calibrate(
@@ -45,6 +48,10 @@ def calibrate(
     from_steps: Annotated[
         Path | None, Parameter(help="fit a whole profile to this log of a server's steps")
     ] = None,
+    from_torch_profile: Annotated[
+        Path | None,
+        Parameter(help="steps and kernels of this trace of vLLM's, and a profile of them"),
+    ] = None,
     scenario: Annotated[
         Path | None,
         Parameter(help="for a log: model, GPU, engine and cost"),
@@ -60,6 +67,7 @@ def calibrate(
     max_num_batched_tokens: Annotated[int, Parameter(help="tokens in a step, at most")] = 512,
     max_model_len: Annotated[int, Parameter(help="longest context, tokens")] = 4096,
     seed: Annotated[int, Parameter(help="of order, weights and workloads")] = 0,
+    no_graphs: NoGraphs = False,
 ) -> int:
     """Measure what steps take on a device, and fit a cost profile to them."""
     from calibration.engine_steps.calibrate import Setup
@@ -67,6 +75,10 @@ def calibrate(
     from calibration.engine_steps.refit import refit
 
     refuse_own_code(no_own_code)
+    if from_torch_profile is not None:
+        others = (model, from_, from_requests, from_steps, columns)
+        _from_profile(from_torch_profile, scenario, set_ or [], out=out, given=others)
+        return 0
     if from_requests is not None or from_steps is not None or scenario is not None:
         given = (model, from_)
         _from_log(from_requests, columns, from_steps, scenario, set_ or [], out=out, given=given)
@@ -91,6 +103,7 @@ def calibrate(
         max_num_batched_tokens,
         max_model_len,
         seed,
+        graphs=not no_graphs,
     )
     name = Path(model).name
     measure_and_fit(setup, out or Path("out") / f"calibrate-{name}-{device}", _echo)
@@ -129,6 +142,27 @@ def _from_log(
         print(calibrate_from_steps(steps, loaded, folder))
 
 
+def _from_profile(
+    trace: Path,
+    path: Path | None,
+    overrides: list[str],
+    *,
+    out: Path | None,
+    given: tuple[object, ...],
+) -> None:
+    """Tell what a torch profiler's trace holds; with a scenario, fit its cost."""
+    from calibration.server_logs.from_steps import calibrate_from_profile
+    from simulator.scenario.load import load_scenario
+    from simulator.simulation.write import check_folder
+
+    if any(value is not None for value in given):
+        raise HeadwayError("--from-torch-profile: goes with --scenario, --set and --out alone")
+    loaded = load_scenario(path, overrides) if path is not None else None
+    name = loaded.name if loaded is not None else trace.name.split(".")[0]
+    folder = check_folder(out or Path("out") / f"calibrate-{name}")
+    print(calibrate_from_profile(trace, loaded, folder))
+
+
 def _echo(line: str) -> None:
     print(line, flush=True)
 
@@ -160,6 +194,7 @@ def live(
     out: Annotated[
         Path | None, Parameter(help="folder for the files [default: out/NAME-live]")
     ] = None,
+    no_graphs: NoGraphs = False,
     quiet: Quiet = False,
 ) -> int:
     """Run a scenario on a real engine; print its report, write its files."""
@@ -175,7 +210,7 @@ def live(
 
     loaded = load_scenario(scenario, settings.overrides, settings.seed)
     folder = check_folder(out or Path("out") / f"{loaded.name}-live")
-    engine = build_engine(loaded, assemble(loaded), device)
+    engine = build_engine(loaded, assemble(loaded), device, graphs=not no_graphs)
     about = describe_engine(engine) | {"seed": loaded.seed}
     for number in range(reruns + 1):
         with run_progress(f"{loaded.name} live {number}", quiet) as progress:

@@ -19,6 +19,7 @@ MEANINGS = {
     "decode": "attention of a pure decode step: its launches",
     "decode_per_context": "the same, per cached token read",
     "decode_per_sequence": "the same, per sequence, where the contexts are short",
+    "decode_least": "the same, however little is read",
     "prefill": "attention of a step with prompts: its launches",
     "prefill_per_pair": "the same, per (query, key) pair of the prompts",
     "prefill_per_token": "the same, per token of the prompts",

@@ -8,7 +8,8 @@ had: is the device there, does it run such a model, does it fit.
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gpu_backend.cuda.graphs import Graphs
+from gpu_backend.cuda.graphs import Graphs, sizes_for
 from gpu_backend.input_batch import InputBatch, InputBatchBuilder
 from gpu_backend.kv_cache import KVCache
-from gpu_backend.model import Backend, Transformer, rotary_table
+from gpu_backend.model import Transformer, rotary_table
 from gpu_backend.request_states import RequestStates
 from gpu_backend.torch_backend import TorchBackend
 from gpu_backend.weights import random_weights, read_weights
@@ -29,7 +30,11 @@ from simulator.models.spec import ModelSpec
 from simulator.util.errors import HeadwayError
 
 HEADROOM = GIB // 2
-"""Bytes that must be left on a GPU beside weights and cache: activations, graphs, libraries."""
+"""Bytes that must be left beside all that is counted: CUDA graphs, fragments."""
+LIBRARY_BYTES = 3 * (32 << 20)
+"""Workspaces of cuBLAS, 32 MiB per stream on Hopper (CUBLAS_WORKSPACE_CONFIG's default)."""
+MAX_DECODE_PARTS = 1024
+"""Splits of all rows of a decode together, at most: 256 rows in 4, which most batches are below."""
 MAX_PINNED = 8 * GIB
 """Bytes of host memory that are pinned before a run, at most."""
 
@@ -39,12 +44,14 @@ class Measured:
     """What a step took, in seconds."""
 
     device_s: float  # the forward pass: CPU time of the thread, or CUDA events
-    host_s: float  # metadata before and book-keeping after it: CPU time of the thread
+    host_s: float  # inputs before and book-keeping after it: CPU time of the thread
     wall_s: float  # all of it, on the wall's clock
+    launch_s: float = 0.0  # of device_s, CPU time of the launches; on a CPU nothing is launched
     swap_out_s: float = 0.0  # copies of KV blocks to the host, before it
     swap_in_s: float = 0.0  # and back
     bucket: int = 0  # sequences that a CUDA graph was padded to, 0: launched kernel by kernel
     n_logits: int = 0  # tokens after which a new one was sampled
+    listing_s: float = 0.0  # of host_s, what an executor took to tell the step's sequences
     unique_ctx: int = 0  # KV entries of all running requests, shared ones once; a scheduler's
 
     @property
@@ -59,9 +66,9 @@ class Engine:
     `dtype` is a torch dtype or its name; by default bfloat16 on CUDA and float32 on CPU. `weights`
     is a folder with safetensors; without it the weights are random, drawn from `seed`. On CUDA
     steps of decodes alone run as CUDA graphs for up to `max_num_seqs` sequences, unless `graphs` is
-    false. On CPU the
-    engine uses one thread, and sets torch to that: more of them wait for one another as soon as
-    anything else runs, and their time could not be measured.
+    false; memory is kept for steps of `max_num_batched_tokens`. On CPU the engine uses one thread,
+    and sets torch to that: more of them wait for one another as soon as anything else runs, and
+    their time could not be measured.
     Raises HeadwayError where the device is not there or the model does not fit it.
     """
 
@@ -76,6 +83,7 @@ class Engine:
         seed: int = 0,
         *,
         max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 8192,
         graphs: bool = True,
     ) -> None:
         check_supported(spec)
@@ -87,7 +95,8 @@ class Engine:
         if dtype is None:
             dtype = torch.bfloat16 if on_cuda else torch.float32
         self.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-        check_fits(spec, num_blocks, block_size, self.device, self.dtype)
+        work = work_bytes(spec, max_num_seqs, max_num_batched_tokens, self.dtype) if on_cuda else 0
+        check_fits(spec, num_blocks, block_size, self.device, self.dtype, work)
         if not on_cuda:
             torch.set_num_threads(1)
         generator = torch.Generator(self.device).manual_seed(seed)
@@ -97,22 +106,45 @@ class Engine:
             loaded = read_weights(spec, weights, self.device, self.dtype)
         self.cache = KVCache(spec, num_blocks, block_size, self.device, self.dtype)
         self.states = RequestStates(spec.vocab_size)
-        table = rotary_table(spec, spec.max_position_embeddings, self.device)
-        self.model = Transformer(spec, loaded, self._backend(table, max_num_seqs))
+        self._rotary = rotary_table(spec, spec.max_position_embeddings, self.device)
+        self._max_num_seqs = max_num_seqs
+        self.model = Transformer(spec, loaded, TorchBackend(spec, self.cache, self._rotary))
         self.inputs = InputBatchBuilder(self.states, block_size, self.device)
         self.graphs: Graphs | None = None
-        if on_cuda and graphs:
-            self.graphs = Graphs(self.model, self.cache, max_num_seqs)
+        if on_cuda:
+            self.use_triton(graphs=graphs)
         self._swapped: dict[int, list[torch.Tensor]] = {}  # by request
         self._generator = generator
 
-    def _backend(self, table: torch.Tensor, max_num_seqs: int) -> Backend:
-        """Choose who does what lies between the products: Triton on CUDA, else plain torch."""
-        if self.device.type != "cuda":
-            return TorchBackend(self.spec, self.cache, table)
-        from gpu_backend.cuda.backend import CudaBackend
+    def use_torch(self) -> None:
+        """Do what lies between the products in plain torch, every step launched as it comes."""
+        self.model.backend = TorchBackend(self.spec, self.cache, self._rotary)
+        self.inputs = InputBatchBuilder(self.states, self.block_size, self.device)
+        self.graphs = None
 
-        return CudaBackend(self.spec, self.cache, table, max_num_seqs)
+    def use_triton(self, *, graphs: bool) -> None:
+        """Do it in Triton's kernels, decodes in CUDA graphs if so wanted, as always on CUDA."""
+        from gpu_backend.cuda.backend import CudaBackend
+        from gpu_backend.cuda.ops import prefill_cut
+
+        self.model.backend = CudaBackend(self.spec, self.cache, self._rotary, self._max_num_seqs)
+        blocks = -(-self.spec.max_position_embeddings // self.block_size)
+        self.inputs = InputBatchBuilder(
+            self.states, self.block_size, self.device,
+            capture_sizes=sizes_for(self._max_num_seqs) if graphs else (),
+            max_blocks=min(blocks, self.num_blocks), tile_rows=prefill_cut(self.dtype)[0],
+        )  # fmt: skip
+        self.graphs = Graphs(self.model, self.inputs) if graphs else None
+
+    @contextmanager
+    def launched_one_by_one(self) -> Iterator[None]:
+        """Let no step run as a CUDA graph within a `with` block."""
+        graphs, sizes = self.graphs, self.inputs.capture_sizes
+        self.graphs, self.inputs.capture_sizes = None, []
+        try:
+            yield
+        finally:
+            self.graphs, self.inputs.capture_sizes = graphs, sizes
 
     def execute(self, chunks: Sequence[Chunk] | None, *, keep: bool = True) -> Measured:
         """Run one forward pass and append what it sampled to the texts.
@@ -130,22 +162,34 @@ class Engine:
             raise ValueError(
                 f"{self.spec.name} has {limit} positions, not {longest}: lower max_model_len"
             )
-        bucket = self.graphs.bucket(batch) if self.graphs is not None else 0
         ready = time.thread_time()
-        tokens, device_s, over = self._forward(batch)
+        tokens, device_s, launch_s, over = self._forward(batch)
         if keep:
             self.states.append(emitting, tokens)
         host_s = ready - begun + time.thread_time() - over
         wall_s = time.perf_counter() - wall
-        return Measured(device_s, host_s, wall_s, bucket=bucket, n_logits=len(batch.emits))
+        count = len(batch.host.emits)
+        return Measured(
+            device_s, host_s, wall_s, launch_s=launch_s, bucket=batch.bucket, n_logits=count
+        )
+
+    @property
+    def gpu_name(self) -> str:
+        """What the driver calls the device, CPU where it is none."""
+        cuda = self.device.type == "cuda"
+        return torch.cuda.get_device_name(self.device) if cuda else "CPU"
 
     @property
     def capture_sizes(self) -> list[int]:
         """Batches of decodes that have a CUDA graph, ascending; none where there are no graphs."""
-        return list(self.graphs.sizes) if self.graphs is not None else []
+        return list(self.inputs.capture_sizes)
 
-    def _forward(self, batch: InputBatch) -> tuple[npt.NDArray[np.integer], float, float]:
-        """Run the model; give sampled tokens, seconds of the device, CPU time as it was over."""
+    def _forward(self, batch: InputBatch) -> tuple[npt.NDArray[np.integer], float, float, float]:
+        """Run the model: sampled tokens, seconds of device and launches, CPU time as it was over.
+
+        The inputs are on their way before the first event, so that the device's seconds are those
+        of kernels, and of waits for their launches where these take longer.
+        """
         with torch.inference_mode():
             run = (self.graphs or self.model).sample
             if not len(batch.emits):
@@ -154,15 +198,17 @@ class Engine:
                 begun = time.thread_time()
                 tokens = run(batch)
                 over = time.thread_time()
-                return tokens.numpy(), over - begun, over
+                return tokens.numpy(), over - begun, 0.0, over
             events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+            begun = time.thread_time()
             events[0].record()
             tokens = run(batch)
             events[1].record()
+            launched = time.thread_time()
             tokens = tokens.cpu()
-            events[1].synchronize()
             over = time.thread_time()
-            return tokens.numpy(), events[0].elapsed_time(events[1]) / 1e3, over
+            device_s = events[0].elapsed_time(events[1]) / 1e3
+            return tokens.numpy(), device_s, launched - begun, over
 
     def _run_without_sampling(self, batch: InputBatch) -> torch.Tensor:
         self.model.hidden(batch)
@@ -271,20 +317,39 @@ def free_bytes(device: torch.device) -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def check_fits(
-    spec: ModelSpec, num_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype
+def work_bytes(spec: ModelSpec, sequences: int, tokens: int, dtype: torch.dtype) -> int:
+    """Count what a GPU holds beside weights and cache: one layer's activations, logits, workspaces.
+
+    Of a layer the largest are alive at once: the stream, its norm, gate and up and their product.
+    """
+    wide = 3 * spec.hidden_size + 3 * spec.intermediate_size
+    heads = spec.num_attention_heads * spec.head_dim
+    wide += 2 * heads + 2 * spec.num_key_value_heads * spec.head_dim
+    logits = max(sequences, 1) * spec.vocab_size
+    partials = 4 * MAX_DECODE_PARTS * heads  # float32
+    return (tokens * wide + logits) * dtype.itemsize + partials + LIBRARY_BYTES
+
+
+def check_fits(  # noqa: PLR0917
+    spec: ModelSpec,
+    num_blocks: int,
+    block_size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    work: int = 0,
 ) -> None:
-    """Raise HeadwayError where weights and cache are more than the device has left."""
+    """Raise HeadwayError where weights, cache and `work` bytes do not fit what is left."""
+    headroom = HEADROOM + work
     weights = spec.parameters * dtype.itemsize
     name = str(dtype).removeprefix("torch.")
     cache = int(num_blocks * block_size * spec.kv_bytes_per_token(name))
     free = free_bytes(device)
-    if weights + cache + HEADROOM <= free:
+    if weights + cache + headroom <= free:
         return
-    fitting = int((free - HEADROOM - weights) // (cache / num_blocks))
+    fitting = int((free - headroom - weights) // (cache / num_blocks))
     hint = f"at most {fitting} blocks fit" if fitting > 1 else "take a smaller model"
     raise HeadwayError(
         f"device: {spec.name} in {name} does not fit {device}: {weights / GIB:.2f} GiB of weights, "
-        f"{cache / GIB:.2f} GiB for {num_blocks} KV blocks and {HEADROOM / GIB:.2f} GiB to work "
+        f"{cache / GIB:.2f} GiB for {num_blocks} KV blocks and {headroom / GIB:.2f} GiB to work "
         f"with, but {free / GIB:.2f} GiB are free; {hint}"
     )

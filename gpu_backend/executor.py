@@ -74,6 +74,7 @@ class TorchExecutor:
             done,
             host_s=done.host_s + listing,
             wall_s=done.wall_s + listing + out + back,
+            listing_s=listing,
             swap_out_s=out,
             swap_in_s=back,
             unique_ctx=self.scheduler.stored(step),

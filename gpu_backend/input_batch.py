@@ -6,6 +6,7 @@ decodes on is made out of the one before: every position grows by one, and one s
 many sequences there are.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,7 +41,8 @@ class InputBatch:
     """One step: n sequences with T new tokens, those with one new token first.
 
     The tensors are int32, views of one block on the device; each begins at a multiple of 16
-    numbers. A batch in a CUDA graph has the sizes of the graph and nothing on the host.
+    numbers. A batch that runs in a CUDA graph has the graph's size as n and T there: rows that only
+    pad have length 0 and slot -1, so they read and write no cache.
     """
 
     decodes: int  # the first so many sequences have one new token each
@@ -51,6 +53,8 @@ class InputBatch:
     width: Tensor  # [1] blocks of a row of `tables`, a multiple of 16
     tables: Tensor  # [n, width] blocks, 0 (the null block) beyond each sequence's last
     emits: Tensor  # [m] places among the T of the tokens after which a new one is sampled
+    tiles: Tensor | None = None  # [k, 4] as of `prefill_tiles`, where a backend wants them
+    bucket: int = 0  # sequences that it is padded to, to run in a CUDA graph; 0: it does not
     on_host: HostInputs | None = None
     scratch: dict[str, Any] = field(default_factory=dict)  # what a backend makes once a step
 
@@ -61,27 +65,80 @@ class InputBatch:
 
     @property
     def host(self) -> HostInputs:
-        """The step on the host; a batch in a CUDA graph has none."""
+        """The step on the host, without what only pads; a batch to capture has none."""
         assert self.on_host is not None
         return self.on_host
+
+
+def prefill_tiles(starts: Ints, new: Ints, first: int, rows: int) -> Ints:
+    """Cut chunks into tiles [n, 4]: first row, rows, position of the first, sequence.
+
+    Chunk i has `new[i]` tokens after `starts[i]` cached ones; its rows follow those of the chunks
+    before it, from row `first` on. The tiles with the most keys come first, lest they end last.
+    """
+    counts = -(-new // rows)
+    chunk = np.repeat(np.arange(len(new), dtype=np.int32), counts)
+    ahead = np.arange(len(chunk)) - np.repeat(np.cumsum(counts) - counts, counts)
+    ahead = (ahead * rows).astype(np.int32)
+    begin = (first + np.cumsum(new) - new).astype(np.int32)
+    tiles = np.stack(
+        [begin[chunk] + ahead, np.minimum(rows, new[chunk] - ahead), starts[chunk] + ahead, chunk],
+        axis=1,
+    )
+    order = np.argsort(-(tiles[:, 1] + tiles[:, 2]), kind="stable")
+    return np.ascontiguousarray(tiles[order], dtype=np.int32)
 
 
 class InputBatchBuilder:
     """Builds batches out of the request states; its block on the host is used step after step.
 
     What a batch holds on the host, and on CPU its tensors, is therefore good until the next one.
+    Steps in which every sequence decodes and emits are padded to the next of `capture_sizes`
+    (ascending) and lie where the CUDA graph of that size reads them; a row of their block tables
+    has up to `max_blocks`. Chunks are cut into tiles of `tile_rows` queries, 0: into none. One
+    copy per step goes to the device.
     """
 
-    def __init__(self, states: RequestStates, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        states: RequestStates,
+        block_size: int,
+        device: torch.device,
+        *,
+        capture_sizes: Sequence[int] = (),
+        max_blocks: int = 0,
+        tile_rows: int = 0,
+    ) -> None:
         self.states = states
         self.block_size = block_size
+        self.device = device
+        self.capture_sizes = [*capture_sizes]
+        self.tile_rows = tile_rows
         self._staging = StagingBuffer(1 << 14, device)
-        self._last: tuple[InputBatch, RowIndices] | None = None  # if it was of decodes alone
+        self._graph_staging: StagingBuffer | None = None
+        if capture_sizes:
+            most = capture_sizes[-1]
+            size = aligned(1) + 4 * aligned(most) + aligned(most * aligned(max_blocks))
+            self._graph_staging = StagingBuffer(size, device, fixed=True)
+        # The step before, if it was of decodes alone, and the block that it lies in.
+        self._last: tuple[InputBatch, RowIndices, StagingBuffer] | None = None
 
     def reset(self, states: RequestStates) -> None:
         """Build out of other states from now on."""
         self.states = states
         self._last = None
+
+    def bucket(self, decodes: int) -> int:
+        """The size that so many decodes are padded to, 0 where there is no graph for them."""
+        place = bisect_left(self.capture_sizes, decodes)
+        return self.capture_sizes[place] if place < len(self.capture_sizes) else 0
+
+    def padding(self, size: int) -> InputBatch:
+        """Make a batch of rows that only pad, to capture the graph of a size with."""
+        no = np.zeros(0, np.int32)
+        width = aligned(1)
+        tables = np.zeros((size, width), np.int32)
+        return self._pad(size, (no, no, no, no), tables)[0]
 
     def build(self, chunks: Sequence[Chunk]) -> tuple[InputBatch, RowIndices]:
         """Gather a step's inputs; also give the rows of the sequences that emit a token.
@@ -101,7 +158,7 @@ class InputBatchBuilder:
     def advance(self) -> tuple[InputBatch, RowIndices]:
         """Let everybody of the step before, who must have decoded, decode on: one token each."""
         assert self._last is not None, "the step before was not of decodes alone"
-        batch, rows = self._last
+        batch, rows, staging = self._last
         host = batch.host
         host.positions += 1
         host.lengths += 1
@@ -117,7 +174,7 @@ class InputBatchBuilder:
             host.tables[fresh, number] = blocks
             host.slots[fresh] = blocks * self.block_size
         host.ids[:] = self.states.token_ids[rows, host.positions]
-        self._staging.send()
+        staging.send()
         return replace(batch, scratch={}), rows
 
     def _gather(
@@ -140,28 +197,71 @@ class InputBatchBuilder:
             each = np.repeat(rows, counts)
             positions = np.arange(total, dtype=np.int32) + np.repeat(lengths - ends, counts)
         block, offset = np.divmod(positions, size)
+        slots = states.block_tables[each, block] * size + offset
         width = aligned(-(-int(lengths.max()) // size))
-        parts = {
-            "width": np.array([width], np.int32),
-            "ids": states.token_ids[each, positions],
-            "positions": positions,
-            "slots": states.block_tables[each, block] * size + offset,
-            "lengths": lengths,
-            "emits": ends[emitting] - 1,
-            "tables": states.block_tables[rows, :width],
-        }
-        arrays, tensors = self._staging.stage([*parts.values()])
-        views = dict(zip(parts, arrays, strict=True))
-        del views["width"]
-        views["tables"] = views["tables"].reshape(-1, width)
-        there: dict[str, Any] = dict(zip(parts, tensors, strict=True))
-        there["tables"] = there["tables"].view(-1, width)
-        host = HostInputs(
-            starts=views["positions"] if decodes_only else starts,
+        tables = states.block_tables[rows, :width]
+        ids = states.token_ids[each, positions]
+        everybody = decodes_only and bool(emitting.all())
+        bucket = self.bucket(len(rows)) if everybody else 0
+        if bucket:
+            batch, host = self._pad(bucket, (ids, positions, slots, lengths), tables)
+        else:
+            parts = {
+                "width": np.array([width], np.int32), "ids": ids, "positions": positions,
+                "slots": slots, "lengths": lengths, "emits": ends[emitting] - 1, "tables": tables,
+            }  # fmt: skip
+            if self.tile_rows and decodes < len(rows):
+                parts["tiles"] = prefill_tiles(
+                    starts[decodes:], counts[decodes:], decodes, self.tile_rows
+                )
+            batch, host = self._send(decodes, parts)
+        batch.on_host = HostInputs(
+            starts=host["positions"] if decodes_only else starts,
             counts=counts,
             query_starts=np.concatenate((np.zeros(1, np.int32), ends)),
-            **views,
+            **host,
         )
-        batch = InputBatch(decodes, on_host=host, **there)
-        self._last = (batch, rows) if decodes_only and emitting.all() else None
+        staging = self._graph_staging if bucket else self._staging
+        assert staging is not None
+        self._last = (batch, rows, staging) if everybody else None
         return batch
+
+    def _send(self, decodes: int, parts: dict[str, Ints]) -> tuple[InputBatch, dict[str, Ints]]:
+        """Send a step that is launched kernel by kernel; also give its arrays on the host."""
+        arrays, tensors = self._staging.stage([*parts.values()])
+        host = dict(zip(parts, arrays, strict=True))
+        width = int(host.pop("width")[0])
+        host.pop("tiles", None)
+        host["tables"] = host["tables"].reshape(-1, width)
+        there: dict[str, Any] = dict(zip(parts, tensors, strict=True))
+        there["tables"] = there["tables"].view(-1, width)
+        if "tiles" in there:
+            there["tiles"] = there["tiles"].view(-1, 4)
+        return InputBatch(decodes, **there), host
+
+    def _pad(
+        self, size: int, parts: Sequence[Ints], tables: Ints
+    ) -> tuple[InputBatch, dict[str, Ints]]:
+        """Send ids, positions, slots and lengths, padded to `size`, to where its graph reads."""
+        assert self._graph_staging is not None
+        rows, width = len(parts[0]), tables.shape[1]
+        whole = np.zeros((4, size), np.int32)
+        whole[2] = -1
+        for line, part in zip(whole, parts, strict=True):
+            line[:rows] = part
+        sent = [np.array([width], np.int32), *whole, tables]
+        arrays, tensors = self._graph_staging.stage(sent)
+        names = ("ids", "positions", "slots", "lengths")
+        host = {name: array[:rows] for name, array in zip(names, arrays[1:5], strict=True)}
+        host["tables"] = arrays[5].reshape(-1, width)
+        host["emits"] = np.arange(rows, dtype=np.int32)
+        there: dict[str, Any] = dict(zip(names, tensors[1:5], strict=True))
+        batch = InputBatch(
+            decodes=size,
+            width=tensors[0],
+            tables=tensors[5],
+            emits=there["ids"],  # as many as rows: a token comes out after every one
+            bucket=size,
+            **there,
+        )
+        return batch, host

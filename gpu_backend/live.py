@@ -31,8 +31,12 @@ Progress = Callable[[float, int, int], None]
 
 CONTENTION_RATIO = 1.3  # wall time / CPU time above which somebody else was using the CPU
 MIN_STEP_SECONDS = 1e-9  # s: no step takes no time
-WARM_UP_STEPS = ((1, 0), (4, 0), (16, 0), (0, 64), (0, 256), (4, 64))
-"""Decodes and prompt tokens of each."""
+WARM_UP_STEPS = (
+    *((1, 0), (4, 0), (16, 0), (4, 64)),
+    *((0, tokens) for tokens in (16, 32, 64, 128, 256, 512, 1024, 2048)),
+)
+"""Decodes and prompt tokens of each; on a CPU without prompts of more than 256."""
+CPU_WARM_UP_TOKENS = 256
 
 
 @dataclass(slots=True)
@@ -56,6 +60,10 @@ class TimedExecutor(Executor, Protocol):
 
     last: Measured
 
+    @property
+    def device(self) -> str:
+        """cpu or cuda."""
+
 
 class ShadowExecutor:
     """Carries out steps on the device beside the cost model, and keeps what both say they take."""
@@ -75,6 +83,8 @@ class ShadowExecutor:
         schedule = thread_time() - self._last_end if self.timings else 0.0
         predicted = self.model.execute(step)
         taken = self.live.execute(step)
+        if self.live.device != "cpu":  # as on the wall's clock: the device waits for the scheduler
+            taken += schedule
         seconds = max(self._elapsed(predicted, taken), MIN_STEP_SECONDS)
         self.timings.append(
             Timing(
@@ -110,7 +120,9 @@ class LiveRun:
     device: str
 
 
-def build_engine(scenario: Scenario, parts: EngineParts, device: str) -> Engine:
+def build_engine(
+    scenario: Scenario, parts: EngineParts, device: str, *, graphs: bool = True
+) -> Engine:
     """Build the engine that a scenario asks for; HeadwayError where it cannot be had."""
     wanted = scenario.engine
     wrong = []
@@ -142,23 +154,32 @@ def build_engine(scenario: Scenario, parts: EngineParts, device: str) -> Engine:
         device,
         dtype,
         max_num_seqs=wanted.max_num_seqs,
+        max_num_batched_tokens=wanted.max_num_batched_tokens,
+        graphs=graphs,
     )
 
 
 def warm_up(engine: Engine, seconds: float = 1.0) -> None:
     """Run steps of several kinds, so that no kernel, buffer or clock is cold in the first one.
 
-    The cache's contents do not matter: nobody reads a page that was not written for him before.
+    On a GPU every graph is replayed once, since its first time takes longer. The cache's contents
+    do not matter: nobody reads a page that was not written for him before.
     """
     size = engine.block_size
-    length = min(128, (engine.num_blocks - 1) * size, engine.spec.max_position_embeddings)
-    pages = list(range(1, -(-length // size) + 1))
+    most = WARM_UP_STEPS[-1][1] if engine.device.type == "cuda" else CPU_WARM_UP_TOKENS
+    longest = min(most, (engine.num_blocks - 1) * size, engine.spec.max_position_embeddings)
+    length = min(128, longest)
+    pages = list(range(1, -(-longest // size) + 1))
+    if engine.graphs is not None:
+        engine.graphs.replay_all()
     until = monotonic() + seconds
     name = -1
     while monotonic() < until:
         for decodes, tokens in WARM_UP_STEPS:
+            if tokens > longest:
+                continue
             chunks = []
-            for start, new in [(length - 1, 1)] * decodes + [(0, min(tokens, length))]:
+            for start, new in [(length - 1, 1)] * decodes + [(0, min(tokens, longest))]:
                 if new:
                     request = Request(name, 0.0, start + new, 2, blocks=pages)
                     name -= 1

@@ -1,6 +1,7 @@
 """What a GPU says of its clock and power while it is measured, without a step waiting for it."""
 
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Thread
 
@@ -37,7 +38,8 @@ class Sensors:
 
     def __enter__(self) -> "Sensors":
         if self._device.type == "cuda":
-            self._start(gpu_id(self._device))
+            with suppress(AssertionError, RuntimeError):  # torch's, where there is no such device
+                self._start(gpu_id(self._device))
         return self
 
     def _start(self, gpu: str) -> None:

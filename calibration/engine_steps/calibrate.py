@@ -4,7 +4,7 @@ Steps of real schedules come last and in two kinds: runs to fit to and runs to j
 under the same three loads with other seeds.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -19,7 +19,7 @@ from calibration.engine_steps.refit import META, STEPS, Echo, refit
 from calibration.engine_steps.steps_file import Row, RowFile, pack_rows, read_rows
 from calibration.profile_yaml import cost_block
 from simulator.costs.piecewise import PiecewiseCost
-from simulator.models.gpus import GPUS, find_gpu
+from simulator.models.gpus import GPUS, find_gpu_of_driver
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
 
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 GRID_SHARE, RUNS_SHARE = 0.5, 0.4  # of the time
 LOADS = (0.5, 0.8, 1.3)  # of what the engine can serve
-ROUNDS = 3  # of the loads; one run of each is held out
-PROMPT, ANSWER = 200, 60  # mean tokens of the runs' requests
+MIXES = (((20, 400), (6, 120)), ((64, 2000), (16, 384)), ((400, 1600), (8, 200)))
+"""Tokens of the runs' prompts and answers, from and to. The last is held out: the fit is judged by
+lengths that it has not seen."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Setup:
     max_num_batched_tokens: int = 512
     max_model_len: int = 4096
     seed: int = 0
+    graphs: bool = True  # CUDA graphs of decodes, on a GPU
 
 
 def calibrate(setup: Setup, out: Path, echo: Echo = print) -> StepFit:
@@ -68,7 +70,10 @@ def calibrate(setup: Setup, out: Path, echo: Echo = print) -> StepFit:
             f"--out {out}: holds measurements already; give another folder, or refit them with "
             f"--from {out / STEPS}"
         )
-    engine = Engine(spec, setup.num_blocks, setup.block_size, setup.device)
+    engine = Engine(
+        spec, setup.num_blocks, setup.block_size, setup.device, max_num_seqs=setup.max_num_seqs,
+        graphs=setup.graphs,
+    )  # fmt: skip
     meta = describe_engine(engine) | {
         "max_num_seqs": setup.max_num_seqs,
         "max_num_batched_tokens": setup.max_num_batched_tokens,
@@ -92,10 +97,15 @@ def calibrate(setup: Setup, out: Path, echo: Echo = print) -> StepFit:
     return refit(out / STEPS, out, echo)
 
 
-def measure_all(
-    engine: "Engine", setup: Setup, file: RowFile, until: float, echo: Echo = print
+def measure_all(  # noqa: PLR0917
+    engine: "Engine",
+    setup: Setup,
+    file: RowFile,
+    until: float,
+    echo: Echo = print,
+    clock: Callable[[], float] = monotonic,
 ) -> None:
-    """Measure grid, swaps and runs; each row goes to the file as it is measured."""
+    """Measure grid, swaps and runs until the clock says so; rows go to the file as measured."""
     from calibration.engine_steps.measure import live_rows, measure_grid, measure_swaps
     from gpu_backend.live import run_live, warm_up
     from gpu_backend.sensors import Sensors
@@ -110,16 +120,17 @@ def measure_all(
     with Sensors(engine.device) as sensors:
         points = make_grid(_limits(engine, setup), rng)
         warm_up(engine)
-        left = until - monotonic()
-        passes = measure_grid(engine, points, sink, rng, GRID_SHARE * left, sensors=sensors)
+        left = until - clock()
+        share = GRID_SHARE * left
+        passes = measure_grid(engine, points, sink, rng, share, sensors=sensors, clock=clock)
         echo(f"grid: {len(points)} points in {passes} whole passes, {len(rows)} rows")
         measure_swaps(engine, sink, rng)
         file.flush()
-        clock = "wall" if engine.device.type == "cuda" else "cpu"
-        guess = fit_rows(rows, clock, engine.capture_sizes).cost
-        seconds = min(RUNS_SHARE * left, until - monotonic())
+        kind = "wall" if engine.device.type == "cuda" else "cpu"
+        guess = fit_rows(rows, kind, engine.capture_sizes).cost
+        seconds = min(RUNS_SHARE * left, until - clock())
         for name, scenario in _runs(engine, setup, guess, seconds):
-            if monotonic() > until:
+            if clock() > until:
                 echo("the time is over before all runs were done")
                 return
             live = run_live(scenario, engine.device.type, "exec", engine=engine, warm_s=0.2)
@@ -134,7 +145,7 @@ def measure_all(
 
 def _limits(engine: "Engine", setup: Setup) -> Limits:
     """Put an engine's sizes and its scheduler's together."""
-    length = min(setup.max_model_len, engine.spec.max_position_embeddings)
+    length = _longest(engine, setup)
     cache = (engine.num_blocks - 1) * engine.block_size
     return Limits(setup.max_num_seqs, setup.max_num_batched_tokens, length, cache)
 
@@ -145,19 +156,32 @@ def _runs(
     """Give runs under every load, so many requests in each that all take the time given."""
     from simulator.simulation.run import run
 
-    probe = run(_scenario(engine, setup, guess, {"num_prompts": 100}, 0))
-    capacity = float(probe.summary()["request_throughput"])
-    each = 0.8 * seconds / (len(LOADS) * ROUNDS)  # the rest: between the steps
-    for number in range(len(LOADS) * ROUNDS):
+    lengths = [_lengths(mix, _longest(engine, setup)) for mix in MIXES]
+    capacity = []  # requests/s of each mix
+    for mix in lengths:
+        probe = run(_scenario(engine, setup, guess, {**mix, "num_prompts": 100}, 0))
+        capacity.append(float(probe.summary()["request_throughput"]))
+    each = 0.8 * seconds / (len(LOADS) * len(MIXES))  # the rest: between the steps
+    for number in range(len(LOADS) * len(MIXES)):
         turn, place = divmod(number, len(LOADS))
         load, seed = LOADS[place], setup.seed + 1 + number
-        workload = {
-            "num_prompts": max(10, min(400, int(each * capacity * min(load, 1.0)))),
-            "request_rate": load * capacity,
+        chosen = (turn + place) % len(MIXES)  # every load with every mix, spread over the time
+        workload = lengths[chosen] | {
+            "num_prompts": max(10, min(400, int(each * capacity[chosen] * min(load, 1.0)))),
+            "request_rate": load * capacity[chosen],
         }
-        # Every load is held out once, and those runs are spread over the time.
-        kind = HELD_OUT_PREFIX if (turn + place) % ROUNDS == 1 else "run"
+        kind = HELD_OUT_PREFIX if chosen == len(MIXES) - 1 else "run"
         yield f"{kind}-load{load}-seed{seed}", _scenario(engine, setup, guess, workload, seed)
+
+
+def _lengths(mix: tuple[tuple[int, int], tuple[int, int]], longest: int) -> dict[str, object]:
+    """Give the lengths of a mix, as far as an engine's longest context goes."""
+    limits = (longest // 2, longest // 4)
+    found: dict[str, object] = {}
+    for name, (low, high), most in zip(("input_len", "output_len"), mix, limits, strict=True):
+        top = max(1, min(high, most))
+        found[name] = {"kind": "uniform", "low": max(1, min(low, top // 2)), "high": top}
+    return found
 
 
 def _scenario(
@@ -167,7 +191,6 @@ def _scenario(
     from simulator.scenario.load import check_scenario
     from simulator.util.yaml_lines import SourceMap
 
-    longest = min(setup.max_model_len, engine.spec.max_position_embeddings)
     raw: dict[str, Any] = {
         "name": "onpolicy",
         "model": setup.model,
@@ -178,23 +201,22 @@ def _scenario(
             "block_size": engine.block_size,
             "max_num_seqs": setup.max_num_seqs,
             "max_num_batched_tokens": setup.max_num_batched_tokens,
-            "max_model_len": longest,
+            "max_model_len": _longest(engine, setup),
         },
         "cost": cost_block(cost),
-        "workload": {
-            "input_len": {"kind": "uniform", "low": PROMPT // 10, "high": 2 * PROMPT},
-            "output_len": {"kind": "uniform", "low": ANSWER // 10, "high": 2 * ANSWER},
-            **workload,
-        },
+        "workload": dict(workload),
         "seed": seed,
     }
     return check_scenario(raw, SourceMap("calibrate", {}))
 
 
+def _longest(engine: "Engine", setup: Setup) -> int:
+    return min(setup.max_model_len, engine.spec.max_position_embeddings)
+
+
 def _known_gpu(engine: "Engine") -> str:
     """Name the GPU for the scenario's bookkeeping; an unknown one counts as the largest."""
-    name = str(describe_engine(engine)["gpu"])
     try:
-        return find_gpu(name).name
+        return find_gpu_of_driver(engine.gpu_name).name
     except ValueError:
         return max(GPUS.values(), key=lambda gpu: gpu.memory).name

@@ -5,7 +5,13 @@ with dense(T) as a constant and a slope between every two knots, or a staircase.
 negative, so no step gets cheaper by a token more. Rows are divided by the time that the fit before
 gave them, three times over: dividing by the measured time would favour fast outliers.
 
-Points of the grid count by their median over the passes, steps of runs one by one.
+Where decodes ran as CUDA graphs these have a table of their own, a row per size. On a GPU the
+device's seconds are fitted, and the host's apart. Steps without a graph take no less than their
+launches: of several such floors, the one that leaves least is kept.
+
+Points of the grid count by their median over the passes, steps of runs one by one. On the wall's
+clock a step's time includes the scheduler's, which a grid has not: its points get what steps of as
+many sequences took in runs.
 """
 
 from collections import defaultdict
@@ -13,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 import numpy as np
 
@@ -29,10 +35,15 @@ Pieces = list[tuple[int, int]]
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 KEY_FLOORS = (0, 32, 64, 128, 256, 512)  # keys that a decode costs at least, as tried on graphs
+READ_FLOORS = (0, 2048, 4096, 8192, 12288, 16384, 24576, 32768)  # and all decodes of a step
 ROUNDS = 4  # of dividing by the time fitted before
 HELD_OUT = 5  # every fifth point, and runs whose name says so
 GRID_WEIGHT = 0.1
 FEWEST = 12  # samples to fit to
+FORM_SAMPLES = 2000  # that the form is chosen by, at most
+FLOORS = 15  # that are tried: quantiles of the steps launched one by one
+FLOOR_GAIN = 0.02  # of the squared error that a floor must take away
+FLOOR_MARGIN = 1.03  # times its floor, below which a step is taken for bound by its launches
 SWAPS = ("swap_out", "swap_in")
 SIZES = ("tokens", "pairs", "context")
 HELD_OUT_PREFIX = "heldout"  # begins the name of a run that the fit must not see
@@ -40,9 +51,20 @@ HELD_OUT_PREFIX = "heldout"  # begins the name of a run that the fit must not se
 
 CLOCKS: dict[str, Callable[[Row], float]] = {
     "cpu": lambda row: row.device_s + row.host_s,  # what a CPU that nobody else used would take
-    "wall": lambda row: row.wall_s,  # from schedule to tokens
+    "wall": lambda row: row.wall_s + (row.schedule_s or 0.0),  # from schedule to tokens
 }
 """What a step took, by the kind of time."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is fitted: where dense may grow, sizes of graphs, floors."""
+
+    pieces: Pieces
+    sizes: Sequence[int] = ()  # of the CUDA graphs that were measured
+    keys: int = 0  # that a decode costs at least
+    reads: int = 0  # keys that the decodes of a step cost together, at least
+    floor: float = 0.0  # s, the least of a step launched kernel by kernel
 
 
 @dataclass(frozen=True)
@@ -63,13 +85,15 @@ class StepFit:
     samples: list[Sample]
     trained: Errors  # of the fit to all samples
     held_out: dict[str, Errors]  # by kind of sample
+    judged: PiecewiseCost  # that other fit
     residuals: Mapping[str, float] = field(default_factory=dict)  # by regime, of those unseen
 
 
-def collect_samples(rows: Iterable[Row], clock: Callable[[Row], float]) -> list[Sample]:
+def collect_samples(rows: Sequence[Row], clock: Callable[[Row], float]) -> list[Sample]:
     """Make samples of rows: grid points by their median, steps of runs one by one."""
     points: dict[tuple[str, int], list[Row]] = defaultdict(list)
     samples = []
+    start, each = _fit_schedule(rows) if clock is CLOCKS["wall"] else (0.0, 0.0)
     for row in rows:
         if row.kind == "probe" or row.swapped_out or row.swapped_in:
             continue
@@ -78,16 +102,20 @@ def collect_samples(rows: Iterable[Row], clock: Callable[[Row], float]) -> list[
         else:
             samples.append(Sample(row, clock(row), row.run.startswith(HELD_OUT_PREFIX)))
     for (_, point), same in sorted(points.items()):
-        seconds = float(np.median([clock(row) for row in same]))
+        seconds = float(np.median([clock(row) for row in same])) + start
+        seconds += each * _sequences(same[0])
         samples.append(Sample(same[0], seconds, point % HELD_OUT == HELD_OUT - 1))
     return samples
 
 
-def fit_rows(rows: Sequence[Row], clock: str = "cpu", sizes: Sequence[int] = ()) -> StepFit:
+def fit_rows(
+    rows: Sequence[Row], clock: str = "cpu", sizes: Sequence[int] = (), *, launched: bool = False
+) -> StepFit:
     """Fit a cost to measured rows.
 
-    `sizes` are the batches of decodes that had a CUDA graph, ascending. Raises HeadwayError where
-    rows are too few, or were padded to something else.
+    `sizes` are the batches of decodes that had a CUDA graph, ascending; `launched`: a host launches
+    the kernels of other steps one by one, which may take longer than they do. Raises HeadwayError
+    where rows are too few, or were padded to something else.
     """
     _check_buckets(rows, sizes)
     samples = collect_samples(rows, CLOCKS[clock])
@@ -95,20 +123,25 @@ def fit_rows(rows: Sequence[Row], clock: str = "cpu", sizes: Sequence[int] = ())
         raise HeadwayError(f"{len(samples)} different steps are too few to fit; {FEWEST} would do")
     seen = [sample for sample in samples if not sample.held_out] or samples
     unseen = [sample for sample in samples if sample.held_out]
-    host = float(np.median([row.host_s for row in rows if row.kind not in SWAPS]))
-    judged = _fit(seen, host, sizes)
+    if launched:
+        device = collect_samples(rows, attrgetter("device_s"))
+        fit = partial(_fit_apart, device, sizes)
+    else:
+        host = float(np.median([row.host_s for row in rows if row.tokens]))
+        fit = partial(_fit, host, sizes)
+    judged = fit(seen)
     held_out = {
         kind: judge(judged, [s for s in unseen if s.row.kind == kind])
         for kind in sorted({s.row.kind for s in unseen})
     }
     if unseen:
         held_out["all"] = judge(judged, unseen)
-    cost = _fit(samples, host, sizes)
+    cost = fit(samples)
     out, back = (_fit_swap([row for row in rows if row.kind == kind]) for kind in SWAPS)
     cost = replace(cost, swap_out=out[0], swap_out_per_block=out[1])
     cost = replace(cost, swap_in=back[0], swap_in_per_block=back[1])
     trained, left = judge(cost, samples), _residuals(judged, unseen)
-    return StepFit(cost, _limits(samples), samples, trained, held_out, left)
+    return StepFit(cost, _limits(samples), samples, trained, held_out, judged, left)
 
 
 def _residuals(cost: PiecewiseCost, unseen: Sequence[Sample]) -> dict[str, float]:
@@ -144,17 +177,52 @@ def _dense_tokens(row: Row) -> int:
     return row.tokens if row.chunks else row.bucket or row.decodes
 
 
-def _fit(samples: Sequence[Sample], host: float, sizes: Sequence[int]) -> PiecewiseCost:
+def _fit_apart(
+    device: Sequence[Sample], sizes: Sequence[int], samples: Sequence[Sample]
+) -> PiecewiseCost:
+    """Fit the device's seconds, and what a step takes beside them: its kernels may wait for the
+    host's launches, but never for the rest of the host's work."""
+    rows = {id(sample.row) for sample in samples}
+    device = [sample for sample in device if id(sample.row) in rows]
+    start, each = _fit_host(samples, device)
+    cost = _fit(0.0, sizes, device, launched=True)
+    return replace(cost, overhead=_round(start), overhead_per_sequence=_round(each))
+
+
+def _fit(
+    host: float, sizes: Sequence[int], samples: Sequence[Sample], *, launched: bool = False
+) -> PiecewiseCost:
     """Fit with every floor of a decode's keys, keep the best; on a GPU dense may be a staircase."""
-    most = max(_dense_tokens(sample.row) for sample in samples)
-    graphs = any(sample.row.path == "graph" for sample in samples)
-    pieces = _linear_pieces(most)
-    if graphs:
-        pieces = min(pieces, _step_pieces(most), key=partial(_held_out_loss, samples))
-    floors = KEY_FLOORS if graphs else KEY_FLOORS[:1]
-    fits = [(keys, *_fit_pieces(samples, samples, pieces, keys)) for keys in floors]
-    keys, found, _ = min(fits, key=itemgetter(2))
-    return replace(_cost(found, pieces, keys, host), cudagraph_capture_sizes=sizes)
+    graphs = _some([sample for sample in samples if sample.row.bucket])
+    others = _some([sample for sample in samples if not sample.row.bucket])
+    used = sorted({sample.row.bucket for sample in graphs})
+    most = max([_dense_tokens(sample.row) for sample in others], default=1)
+    form = Form(_linear_pieces(most))
+    if used and most > 1:
+        form = min((form, Form(_step_pieces(most))), key=partial(_held_out_loss, others))
+    if launched and others:
+        form = _with_floor(others, form)
+    if used:
+        forms = [Form([], used, keys, reads) for keys in KEY_FLOORS for reads in READ_FLOORS]
+        best = min(forms, key=lambda one: _fit_form(graphs, graphs, one)[1])
+        form = replace(form, sizes=used, keys=best.keys, reads=best.reads)
+    found, _ = _fit_form(samples, samples, form)
+    return replace(_cost(found, form, host), cudagraph_capture_sizes=sizes)
+
+
+def _some(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """Thin samples out, evenly, to as many as a form is chosen by."""
+    return samples[:: -(-len(samples) // FORM_SAMPLES) or 1]
+
+
+def _with_floor(samples: Sequence[Sample], form: Form) -> Form:
+    """Choose the seconds that a step launched kernel by kernel takes at least, 0: no such floor."""
+    times = np.array([sample.seconds for sample in samples])
+    best = (_fit_form(samples, samples, form)[1] * (1.0 - FLOOR_GAIN), form)
+    for floor in np.quantile(times, np.linspace(0.0, 0.5, FLOORS)):
+        one = replace(form, floor=float(floor))
+        best = min(best, (_fit_form(samples, samples, one)[1], one), key=itemgetter(0))
+    return best[1]
 
 
 def _linear_pieces(most: int) -> Pieces:
@@ -175,24 +243,26 @@ def _step_pieces(most: int) -> Pieces:
     return steps + (list(pairwise([first, *beyond, most])) if most > first else [])
 
 
-def _held_out_loss(samples: Sequence[Sample], pieces: Pieces) -> float:
+def _held_out_loss(samples: Sequence[Sample], form: Form) -> float:
     """Fit without every fifth sample, give the loss of those."""
     seen = [sample for k, sample in enumerate(samples) if k % HELD_OUT]
-    return _fit_pieces(seen, samples[::HELD_OUT], pieces, 0)[1]
+    return _fit_form(seen, samples[::HELD_OUT], form)[1]
 
 
-def _fit_pieces(
-    seen: Sequence[Sample], judged: Sequence[Sample], pieces: Pieces, keys: int
-) -> tuple[Floats, float]:
+def _fit_form(seen: Sequence[Sample], judged: Sequence[Sample], form: Form) -> tuple[Floats, float]:
     """Fit coefficients to some samples; also give the weighted squared error of others."""
 
-    def table(samples: Sequence[Sample]) -> tuple[Floats, Floats]:
-        rows = [_features(sample.row, pieces, keys) for sample in samples]
-        return np.array(rows), np.array([sample.seconds for sample in samples])
+    def table(samples: Sequence[Sample]) -> tuple[Floats, Floats, Floats]:
+        rows = [_features(sample.row, form) for sample in samples]
+        floors = np.array([0.0 if sample.row.bucket else form.floor for sample in samples])
+        return np.array(rows), np.array([sample.seconds for sample in samples]), floors
 
-    found = _solve(*table(seen), _weights(seen))
-    features, measured = table(judged)
-    return found, float((_weights(judged) * (features @ found / measured - 1.0) ** 2).sum())
+    features, measured, floors = table(seen)
+    found = _solve(features, measured, _weights(seen), floors)
+    if judged is not seen:
+        features, measured, floors = table(judged)
+    off = np.maximum(features @ found, floors) / measured - 1.0
+    return found, float((_weights(judged) * off**2).sum())
 
 
 def _weights(samples: Sequence[Sample]) -> Floats:
@@ -218,53 +288,82 @@ TERMS = (
 """What is fitted beside the dense table; the coefficients follow those of the knots."""
 
 
-def _features(row: Row, pieces: Pieces, keys: int) -> list[float]:
-    """Give what each coefficient is multiplied by: the constant, the pieces' slopes, the terms."""
+def _features(row: Row, form: Form) -> list[float]:
+    """Give what each coefficient is multiplied by: tables of either path, then the terms."""
     new = sum(size for _, size in row.chunks)
     tokens = _dense_tokens(row)
+    if row.bucket:
+        steps = [float(row.bucket >= size) for size in form.sizes]
+        decode = (0.0, max(row.context, form.keys * row.decodes, form.reads), *(0.0,) * 7)
+        return [*(0.0,) * (1 + len(form.pieces)), *steps, *decode]
     dense = [1.0]
-    for low, high in pieces:
+    for low, high in form.pieces:
         dense.append(float(min(max(tokens - low, 0), high - low)))
+    dense += [0.0] * len(form.sizes)
     if not row.chunks:
-        return [*dense, tokens, max(row.context, keys * row.decodes), *(0.0,) * 7]
+        read = max(row.context, form.keys * row.decodes, form.reads)
+        return [*dense, tokens, read, *(0.0,) * 7]
     seen = sum(start + size for start, size in row.chunks)
     count = len(row.chunks)
     work = (row.decodes + count, 0.0, 1.0, row.pairs, new, seen, count, row.context, row.decodes)
     return [*dense, *map(float, work)]
 
 
-def _solve(table: Floats, measured: Floats, weights: Floats) -> Floats:
-    """Find the non-negative coefficients of least relative error."""
+def _solve(table: Floats, measured: Floats, weights: Floats, floors: Floats) -> Floats:
+    """Find the non-negative coefficients of least relative error.
+
+    Rows that take no longer than their floor say nothing but that: they are left out, until a
+    round makes one take longer.
+    """
     from scipy.optimize import nnls
 
     scale = measured
     found = np.zeros(table.shape[1])
+    above = measured > FLOOR_MARGIN * floors
+    if not above.any():
+        return found
     for _ in range(ROUNDS):
-        rows = np.sqrt(weights) / scale
-        scaled = table * rows[:, None]
+        rows = (np.sqrt(weights) / scale)[above]
+        scaled = table[above] * rows[:, None]
         sizes = np.linalg.norm(scaled, axis=0)
         sizes[sizes == 0.0] = 1.0
-        found = nnls(scaled / sizes, measured * rows)[0] / sizes
+        # The triangle of a QR decomposition has the same least squares in far fewer rows.
+        whole = np.column_stack((scaled / sizes, measured[above] * rows))
+        triangle = np.asarray(np.linalg.qr(whole, mode="r"))
+        found = nnls(triangle[:, :-1], triangle[:, -1])[0] / sizes
+        above |= table @ found > floors
         # Nobody may weigh much for being thought fast.
-        scale = np.maximum(table @ found, measured / 2.0)
+        scale = np.maximum(table @ found, np.maximum(measured / 2.0, floors))
     return found
 
 
-def _cost(found: Floats, pieces: Pieces, keys: int, host: float) -> PiecewiseCost:
+def _cost(found: Floats, form: Form, host: float) -> PiecewiseCost:
     """Write coefficients as a cost model. The host's time is told apart where it can be."""
-    count = 1 + len(pieces)
-    terms = dict(zip(TERMS, map(_round, found[count:]), strict=True))
-    const = max(float(found[0]), 1e-9)
-    overhead = _round(min(host, const / 2.0))
-    height = const - overhead
+    count = 1 + len(form.pieces)
+    graphs = np.cumsum(found[count : count + len(form.sizes)])
+    terms = dict(zip(TERMS, map(_round, found[count + len(form.sizes) :]), strict=True))
+    consts = [max(float(const), 1e-9) for const in (found[0], *graphs[:1])]
+    overhead = _round(min(host, *(const / 2.0 for const in consts)))
+    height = consts[0] - overhead
     heights = {1: height}
-    for (low, high), slope in zip(pieces, found[1:count], strict=True):
+    for (low, high), slope in zip(form.pieces, found[1:count], strict=True):
         heights[low] = height
         height += float(slope) * (high - low)
         heights[high] = height
     dense = [[tokens, _round(height)] for tokens, height in heights.items()]
-    floor = _round(keys * terms["decode_per_context"])
-    cost = PiecewiseCost(dense=dense, overhead=overhead, decode_per_sequence=floor)
+    floor = _round(form.keys * terms["decode_per_context"])
+    cost = PiecewiseCost(
+        dense=dense,
+        overhead=overhead,
+        decode_per_sequence=floor,
+        decode_least=_round(form.reads * terms["decode_per_context"]),
+        graph_dense=[
+            [size, _round(max(float(seconds), 1e-9) - overhead)]
+            for size, seconds in zip(form.sizes, graphs, strict=True)
+        ]
+        or (),
+        launch=_round(max(form.floor - overhead, 0.0)),
+    )
     return replace(cost, **terms)  # type: ignore[arg-type]
 
 
@@ -282,6 +381,38 @@ def _limits(samples: Sequence[Sample]) -> Limits:
         if positive := [value for value in values if value > 0]:
             found[name] = min(positive), max(positive)
     return found
+
+
+def _fit_schedule(rows: Iterable[Row]) -> tuple[float, float]:
+    """Fit start + each n to the scheduler's seconds before steps of n sequences."""
+    return _fit_line((_sequences(row), row.schedule_s) for row in rows if row.schedule_s)
+
+
+def _fit_host(samples: Sequence[Sample], device: Sequence[Sample]) -> tuple[float, float]:
+    """Fit start + each n to all of a step of n sequences but the device's part."""
+    pairs = zip(samples, device, strict=True)
+    return _fit_line((_sequences(a.row), max(a.seconds - b.seconds, 0.0)) for a, b in pairs)
+
+
+def _sequences(row: Row) -> int:
+    return row.decodes + len(row.chunks)
+
+
+def _fit_line(pairs: Iterable[tuple[int, float]]) -> tuple[float, float]:
+    """Fit start + each n to seconds, by the medians of each n; zeros where there are none."""
+    from scipy.optimize import nnls
+
+    groups: dict[int, list[float]] = defaultdict(list)
+    for count, seconds in pairs:
+        groups[count].append(seconds)
+    if not groups:
+        return 0.0, 0.0
+    counts = np.array(sorted(groups), float)
+    weights = np.sqrt([len(groups[int(count)]) for count in counts])
+    times = np.array([float(np.median(groups[int(count)])) for count in counts])
+    table = np.stack([np.ones(len(counts)), counts], axis=1) * weights[:, None]
+    start, each = nnls(table, times * weights)[0]
+    return float(start), float(each)
 
 
 def _fit_swap(rows: Sequence[Row]) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from simulator.core.request import Chunk, Request
 Sink = Callable[[Row], None]
 
 PROBE_EVERY = 20  # visits
-REPEATS = 2  # measured runs of a visit
+REPEATS = 2  # measured runs of a visit, decodes going on by a token each time as in service
 MAX_PASSES = 25
 SWAP_BLOCKS = (1, 4, 16, 64, 256)
 SWAP_REPEATS = 10
@@ -47,20 +47,28 @@ class ShuffledBlocks:
 
 
 def make_chunks(point: Point, allocator: ShuffledBlocks) -> list[Chunk]:
-    """Make requests that are where the point has them, their contexts taken as computed."""
+    """Make requests that are where the point has them, their contexts taken as computed.
+
+    They have blocks to go on by `REPEATS` tokens.
+    """
     pieces = [*point.chunks, *((context, 1) for context in point.contexts)]
-    return [
-        Chunk(
-            Request(-2 - k, 0.0, start + new, 2, blocks=allocator.allocate(start + new)), start, new
-        )
-        for k, (start, new) in enumerate(pieces)
-    ]
+    chunks = []
+    for k, (start, new) in enumerate(pieces):
+        blocks = allocator.allocate(start + new + REPEATS)
+        chunks.append(Chunk(Request(-2 - k, 0.0, start + new, 2, blocks=blocks), start, new))
+    return chunks
 
 
 def point_row(
-    point: Point, measured: Measured, run: str, turn: int, reading: Reading = NO_READING
+    point: Point,
+    measured: Measured,
+    run: str,
+    turn: int,
+    reading: Reading = NO_READING,
+    *,
+    ahead: int = 0,
 ) -> Row:
-    """Write a measured point down."""
+    """Write a measured point down, its decodes `ahead` tokens beyond where it has them."""
     count = len(point.contexts)
     return Row(
         run=run,
@@ -68,8 +76,8 @@ def point_row(
         point=point.number,
         turn=turn,
         decodes=count,
-        context=sum(point.contexts) + count,
-        longest=max(point.contexts, default=-1) + 1,
+        context=sum(point.contexts) + count * (1 + ahead),
+        longest=max(point.contexts, default=-1 - ahead) + 1 + ahead,
         chunks=point.chunks,
         wall_s=measured.wall_s,
         unique_ctx=point.kv_tokens,  # requests of a grid share nothing
@@ -84,6 +92,7 @@ def _columns(measured: Measured, reading: Reading) -> dict[str, Any]:
         "bucket": measured.bucket,
         "device_s": measured.device_s,
         "host_s": measured.host_s,
+        "launch_s": measured.launch_s if measured.launch_s else None,
         "n_logits": measured.n_logits,
         "sm_mhz": reading.sm_mhz,
         "power_w": reading.power_w,
@@ -93,7 +102,7 @@ def _columns(measured: Measured, reading: Reading) -> dict[str, Any]:
 def _count_blocks(engine: Engine, point: Point) -> int:
     """Count the pages that a point's requests need."""
     lengths = [*(context + 1 for context in point.contexts), *map(sum, point.chunks)]
-    return sum(-(-length // engine.block_size) for length in lengths)
+    return sum(-(-(length + REPEATS) // engine.block_size) for length in lengths)
 
 
 def measure_grid(
@@ -104,31 +113,35 @@ def measure_grid(
     budget_s: float,
     *,
     sensors: Sensors | None = None,
+    clock: Callable[[], float] = monotonic,
 ) -> int:
     """Measure the points in passes until the time is over; return the number of whole passes.
 
     The first pass takes coarse points first, so that little time covers the range thinly.
     """
     engine.fill_random()
-    until = monotonic() + budget_s
+    until = clock() + budget_s
     probe = _probe(points)
 
     def visit(point: Point, turn: int) -> None:
         """Run a point's step once for warmth, then measured."""
         engine.reset()
         chunks = make_chunks(point, ShuffledBlocks(engine, rng, _count_blocks(engine, point)))
-        engine.execute(chunks, keep=False)
-        for _ in range(REPEATS):
-            measured = engine.execute(chunks, keep=False)
+        positions = engine.spec.max_position_embeddings
+        goes_on = not point.chunks and max(point.contexts) + REPEATS < positions
+        engine.execute(chunks, keep=goes_on)
+        for ahead in range(1, REPEATS + 1):
+            measured = engine.execute(None if goes_on else chunks, keep=goes_on)
             reading = sensors.latest if sensors is not None else NO_READING
-            sink(point_row(point, measured, "grid", turn, reading))
+            there = ahead if goes_on else 0
+            sink(point_row(point, measured, "grid", turn, reading, ahead=there))
 
     for turn in range(MAX_PASSES):
         order = rng.permutation(len(points)).tolist()
         if turn == 0:
             order.sort(key=lambda k: not points[k].coarse)
         for number, k in enumerate(order):
-            if monotonic() > until:
+            if clock() > until:
                 return turn
             if number % PROBE_EVERY == 0:
                 visit(probe, turn)
@@ -176,7 +189,8 @@ def live_rows(live: LiveRun, run: str, reading: Reading = NO_READING) -> list[Ro
             chunks=timing.chunks,
             swapped_out=timing.swapped_out,
             swapped_in=timing.swapped_in,
-            wall_s=timing.measured.wall_s + timing.schedule_s,
+            wall_s=timing.measured.wall_s - timing.measured.listing_s,  # as a grid has it
+            schedule_s=timing.schedule_s + timing.measured.listing_s,
             unique_ctx=timing.measured.unique_ctx,
             **_columns(timing.measured, reading),
         )

@@ -2,14 +2,14 @@
 
 import json
 import platform
-import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calibration.text_files import read_json
-from simulator.models.gpus import find_gpu
+from simulator.models.gpus import find_gpu_of_driver
+from simulator.util.commit import source_commit
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
 
@@ -31,9 +31,9 @@ def describe_engine(engine: "Engine") -> Meta:
     import torch
 
     cuda = engine.device.type == "cuda"
-    name = torch.cuda.get_device_name(engine.device) if cuda else "CPU"
+    name = engine.gpu_name
     try:
-        gpu = find_gpu(name).name
+        gpu = find_gpu_of_driver(name).name
     except ValueError:
         gpu = name
     meta: Meta = {
@@ -47,7 +47,7 @@ def describe_engine(engine: "Engine") -> Meta:
         "python": platform.python_version(),
         "processor": _processor(),
         "threads": torch.get_num_threads(),
-        "commit": _commit(),
+        "commit": source_commit(),
     }
     if engine.capture_sizes:
         meta["cudagraph_capture_sizes"] = engine.capture_sizes
@@ -64,21 +64,6 @@ def _processor() -> str:
         return platform.processor() or "unknown"
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "unknown")
-
-
-def _commit() -> str:
-    """Give the commit that the program is of, and whether files differ from it."""
-    here = Path(__file__).parent
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    try:
-        dirty = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
-        return git("rev-parse", "--short=12", "HEAD") + dirty
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def write_meta(path: Path, meta: Mapping[str, object]) -> None:

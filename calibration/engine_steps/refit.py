@@ -2,15 +2,15 @@
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from calibration.engine_steps.fit import StepFit, fit_rows, with_name
+from calibration.engine_steps.fit import CLOCKS, StepFit, fit_rows, with_name
 from calibration.engine_steps.meta import capture_sizes, read_meta
-from calibration.engine_steps.steps_file import read_rows
+from calibration.engine_steps.steps_file import Row, read_rows
 from calibration.errors import Errors, Floats
 from calibration.plots import plot_steps
 from calibration.profile_yaml import (
@@ -39,8 +39,10 @@ ENGINE_MEANINGS = {
     "swap_in_per_block": "per block of them",
     "head_per_sequence": "per sequence: its attention's start, its logits",
     "cudagraph_capture_sizes": "batches that pure decodes are padded to",
+    "launch": "least time of the kernels of a step launched one by one",
 }
-NOT_TERMS = {"kind", "dense"}
+NOT_TERMS = {"kind", "dense", "graph_dense"}
+MAX_DRIFT = 0.02  # of the probe's median between two passes, above which a warning tells
 CLOCK_WORDS = {
     "cpu": "CPU time of one thread, forward pass and the host's part",
     "wall": "wall time from schedule to tokens",
@@ -48,10 +50,14 @@ CLOCK_WORDS = {
 
 
 def profile_name(meta: Mapping[str, object]) -> str:
-    """Name a profile by model, hardware and dtype, as shipped ones are."""
+    """Name a profile by model, hardware and dtype, as shipped ones are.
+
+    Of a GPU it also says whose kernels these are: no other engine takes these times.
+    """
     key = str(meta["gpu"]).lower().split("-")[0].replace(" ", "")
     short = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-    return f"{meta['model']}.{key}.{short[str(meta['dtype'])]}"
+    own = ".headway" if meta["clock"] == "wall" else ""
+    return f"{meta['model']}.{key}.{short[str(meta['dtype'])]}{own}"
 
 
 def refit(source: Path, out: Path, echo: Echo = print) -> StepFit:
@@ -60,7 +66,8 @@ def refit(source: Path, out: Path, echo: Echo = print) -> StepFit:
     rows = read_rows(source)
     name = profile_name(meta)
     sizes = capture_sizes(meta, source.parent / META)
-    fit = with_name(fit_rows(rows, str(meta["clock"]), sizes), name)
+    clock = str(meta["clock"])
+    fit = with_name(fit_rows(rows, clock, sizes, launched=clock == "wall"), name)
     text = steps_profile(fit, meta).encode()
     title = f"Steps of {name}, predicted and measured"
     written = write_together(
@@ -72,6 +79,7 @@ def refit(source: Path, out: Path, echo: Echo = print) -> StepFit:
     )
     for kind, errors in fit.held_out.items():
         echo(f"held out, {kind}: {errors}")
+    _tell_drift(rows, clock, echo)
     if "onpolicy" not in fit.held_out:
         warnings.warn(
             f"{source}: has no steps of held-out runs; the errors are those of the grid",
@@ -80,6 +88,27 @@ def refit(source: Path, out: Path, echo: Echo = print) -> StepFit:
         )
     echo(f"written to {out}: {', '.join(path.name for path in written)}")
     return fit
+
+
+def _tell_drift(rows: Sequence[Row], clock: str, echo: Echo) -> None:
+    """Tell how the probe, always the same step, changed from pass to pass."""
+    passes: dict[int, list[float]] = defaultdict(list)
+    for row in rows:
+        if row.kind == "probe":
+            passes[row.turn].append(CLOCKS[clock](row))
+    if not passes:
+        return
+    medians = [float(np.median(passes[turn])) for turn in sorted(passes)]
+    drift = max(medians) / min(medians) - 1.0
+    line = f"probe: {', '.join(f'{1e3 * median:.3f}' for median in medians)} ms in the passes"
+    echo(f"{line}, {drift:.1%} apart")
+    if clock == "wall" and drift > MAX_DRIFT:
+        warnings.warn(
+            f"the probe's median drifted by {drift:.1%} between passes: clocks or neighbours "
+            "changed while it was measured",
+            HeadwayWarning,
+            stacklevel=3,
+        )
 
 
 def _by_kind(fit: StepFit) -> dict[str, tuple[Floats, Floats]]:
@@ -108,6 +137,7 @@ def steps_profile(fit: StepFit, meta: Mapping[str, object]) -> str:
             *cost_lines(terms, MEANINGS | ENGINE_MEANINGS),
             "  dense: # [tokens, seconds]: all that grows with the tokens, and what any step takes",
             *(f"  - [{tokens}, {seconds}]" for tokens, seconds in fit.cost.dense),
+            *_graph_lines(fit),
         ],
         range_lines(fit.limits),
         residual_lines(fit.residuals, "sd of log(measured / fitted) of regions of steps held out"),
@@ -118,6 +148,12 @@ def steps_profile(fit: StepFit, meta: Mapping[str, object]) -> str:
             f"  processor: {meta['processor']}",
         ],
     )
+
+
+def _graph_lines(fit: StepFit) -> Iterator[str]:
+    if fit.cost.graph_dense:
+        yield "  graph_dense: # [sequences, seconds]: the same of decodes in CUDA graphs, by size"
+        yield from (f"  - [{size}, {seconds}]" for size, seconds in fit.cost.graph_dense)
 
 
 def _fit_lines(fit: StepFit, clock: str) -> Iterator[str]:

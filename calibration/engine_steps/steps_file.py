@@ -7,6 +7,8 @@ leaves a file that can be read. The same columns describe the steps of a live ru
 import csv
 import gzip
 import io
+import warnings
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from calibration.text_files import read_csv, read_text
 from simulator.core.request import Chunk, Request, Step, Swap
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, HeadwayWarning
 
 T = TypeVar("T")
 Chunks: TypeAlias = tuple[tuple[int, int], ...]
@@ -41,7 +43,9 @@ class Row:
     swapped_in: tuple[int, ...] = ()
     device_s: float  # CPU time of the forward pass, or between two CUDA events
     host_s: float = 0.0  # CPU time of what the host does for it
-    wall_s: float
+    wall_s: float  # from the inputs to the tokens
+    schedule_s: float | None = None  # CPU time of scheduler and log before it; a grid has neither
+    launch_s: float | None = None  # CPU time of the launches, on a GPU
     unique_ctx: int | None = None  # KV entries that all running requests hold, shared ones once
     n_logits: int | None = None  # tokens after which a new one was sampled
     sm_mhz: float | None = None  # the GPU's clock and power, at most a second old
@@ -66,7 +70,7 @@ class Row:
 COLUMNS = tuple(field.name for field in fields(Row))
 SWAPPED = ("swapped_out", "swapped_in")
 TIMES = ("device_s", "host_s", "wall_s")
-OPTIONAL = ("unique_ctx", "n_logits", "sm_mhz", "power_w")
+OPTIONAL = ("schedule_s", "launch_s", "unique_ctx", "n_logits", "sm_mhz", "power_w")
 """Empty where nobody knows; older files lack these columns."""
 PLACEHOLDER = Request(-1, 0.0, 1, 1)
 
@@ -114,6 +118,10 @@ def read_counts(text: str) -> tuple[int, ...]:
     return counts
 
 
+def _write_optional(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
 def _read_optional(text: str) -> float | None:
     return float(text) if text else None
 
@@ -126,12 +134,13 @@ WRITERS: dict[str, Callable[[Any], str]] = {
     "chunks": write_chunks,
     **dict.fromkeys(SWAPPED, write_counts),
     **dict.fromkeys(TIMES, "{:.4g}".format),
+    **dict.fromkeys(("schedule_s", "launch_s"), _write_optional),
 }
 """Of the columns that are not written as they are; csv writes None as nothing."""
 READERS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(TIMES, float),
     **dict.fromkeys(("unique_ctx", "n_logits"), _read_optional_count),
-    **dict.fromkeys(("sm_mhz", "power_w"), _read_optional),
+    **dict.fromkeys(("schedule_s", "launch_s", "sm_mhz", "power_w"), _read_optional),
     **dict.fromkeys(("run", "kind", "path"), str),
     **dict.fromkeys(("point", "turn", "bucket", "decodes", "context", "longest"), int),
     "chunks": read_chunks,
@@ -190,10 +199,36 @@ def _pack(lines: Iterable[Sequence[object]]) -> bytes:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read measured steps; HeadwayError names the file and line where it is damaged."""
+    """Read measured steps; HeadwayError names the file and line where it is damaged.
+
+    A file whose last batch was cut off while it was written is read without that batch, and a
+    warning tells.
+    """
     needed = [name for name in COLUMNS if name not in OPTIONAL]
-    lines = read_csv(path, read_text(path, packed=True), needed, "no measured steps: ")
+    try:
+        text = read_text(path, packed=True)
+    except HeadwayError:
+        text = _whole_members(path)
+        if text.count("\n") < 2:  # not even a batch after the columns' names
+            raise
+        warnings.warn(f"{path}: is cut off; read without its end", HeadwayWarning, stacklevel=2)
+    lines = read_csv(path, text, needed, "no measured steps: ")
     return parse_rows(path, lines, parse_row)
+
+
+def _whole_members(path: Path) -> str:
+    """Unpack the gzip members that are whole, up to the first that is not."""
+    rest, found = path.read_bytes(), b""
+    try:
+        while rest:
+            unpacker = zlib.decompressobj(wbits=31)  # gzip's header and checksum
+            content = unpacker.decompress(rest)
+            if not unpacker.eof:
+                break
+            found, rest = found + content, unpacker.unused_data
+    except zlib.error:
+        pass
+    return found.decode(errors="replace")
 
 
 def parse_rows(

@@ -10,6 +10,7 @@ import numpy as np
 from calibration.engine_steps.fit import HELD_OUT_PREFIX, fit_rows, with_name
 from calibration.engine_steps.steps_file import Row, read_chunks
 from calibration.profile_yaml import scenario_profile
+from calibration.server_logs.torch_profile import read_profile_steps, report, steps_csv
 from calibration.text_files import read_rows
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
@@ -42,6 +43,26 @@ def calibrate_from_steps(source: Path, scenario: "Scenario", out: Path) -> str:
     held_out = [f"held out: {fit.held_out['all']}"] if "all" in fit.held_out else []
     use = [f"written: {path}. To use it, in a scenario:", f"  cost: {{profile: {path}}}"]
     return "\n".join(held_out + use)
+
+
+def calibrate_from_profile(source: Path, scenario: "Scenario | None", out: Path) -> str:
+    """Write the steps of a torch profiler's trace, tell where their time went, fit a profile.
+
+    Without a scenario, or where the trace does not tell what decodes read, nothing is fitted.
+    """
+    steps = read_profile_steps(source)
+    path = write_atomic(out / "steps.csv", steps_csv(steps).encode())
+    told = [report(steps), f"written: {path}"]
+    if any(step.context is None for step in steps):
+        told.append(
+            "The trace does not say how many tokens the decodes read, so no profile is fitted: "
+            "profile with detailed_trace_annotation in --profiler-config"
+        )
+    elif scenario is None:
+        told.append("With --scenario a profile is fitted to them")
+    else:
+        told.append(calibrate_from_steps(path, scenario, out))
+    return "\n".join(told)
 
 
 def read_steps(path: Path) -> list[Row]:

@@ -1,52 +1,96 @@
 """Everything that wants a GPU, in one command of at most nine minutes.
 
-`python -m gpu_backend.campaign --out FOLDER` checks the kernels, times them against the roofline,
-calibrates a model, replays two workloads live and compares them with the simulation, then
-calibrates a small model if time is left. All is in FOLDER as soon as it is known; a table comes
-last. With `--device cpu` it is a rehearsal.
+`python -m gpu_backend.campaign --out FOLDER` compiles and checks the kernels, times them against
+the roofline, calibrates a model, replays two workloads live and compares them with the simulation.
+All is in FOLDER, and in FOLDER.tgz, as soon as it is known; a table comes last. With
+`--device cpu` it is a rehearsal.
 """
 
 import argparse
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpu_backend.campaign.plan import SETUPS, plan
+from gpu_backend.campaign.archive import unpack_archive
+from gpu_backend.campaign.plan import SETUPS, plan, scaled
 from gpu_backend.campaign.report import write_report
-from gpu_backend.campaign.runner import pack_large_files, run_parts, write_record
+from gpu_backend.campaign.runner import RECORD, Campaign, read_outcomes, set_aside
+from simulator.models.gpus import find_gpu_of_driver
+from simulator.util.commit import source_commit
+from simulator.util.errors import HeadwayError
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the campaign; the exit code is 1 where a part failed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = _parser()
+    given = parser.parse_args(words)
+    setup = SETUPS[given.device]
+    model = given.model or setup.model
+    folder = given.out.resolve()
+    archive = given.archive or folder.with_name(f"{folder.name}.tgz")
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            parser.error(f"--out {given.out}: is not empty")
+        folder.mkdir(parents=True, exist_ok=True)
+        if given.resume is not None:
+            unpack_archive(given.resume, folder)
+    except (OSError, HeadwayError) as error:
+        parser.error(str(error))
+    parts = plan(folder, given.device, model, _gpu_name() if given.device == "cuda" else "")
+    names = [part.name for part in parts]
+    if given.parts is not None:
+        chosen = given.parts.split(",")
+        if unknown := [name for name in chosen if name not in names]:
+            parser.error(f"--parts: no {', '.join(unknown)}; there are {', '.join(names)}")
+        parts = [part for part in parts if part.name in chosen]
+    if given.device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+    commit = os.environ["HEADWAY_COMMIT"] = source_commit()
+    about = {"begun": time.time(), "device": given.device, "model": model, "commit": commit}
+    campaign = Campaign(
+        folder, {**about, "budget_s": given.budget_s, "planned": names}, archive.resolve(),
+        setup.archive_s,
+    )  # fmt: skip
+    if given.resume is not None and (folder / RECORD).exists():
+        campaign.outcomes = read_outcomes(folder)
+        done = {outcome.name for outcome in campaign.outcomes if outcome.status == "ok"}
+        for part in parts:
+            if part.name not in done:
+                set_aside(folder, part.leaves)
+        parts = [part for part in parts if part.name not in done]
+    campaign.keep()
+    if given.device == "cuda" and parts:
+        parts = scaled(parts, given.budget_s - 10)  # the rest: archives
+    outcomes = campaign.run(parts, given.budget_s - 5)
+    print(write_report(folder))
+    campaign.keep()
+    print(f"all of it: {archive}")
+    return int(any(outcome.status in {"failed", "timeout"} for outcome in outcomes))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gpu_backend.campaign", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder, new or empty")
+    parser.add_argument("--archive", type=Path, help="file that keeps it all [default: OUT.tgz]")
+    parser.add_argument("--resume", type=Path, help="archive of a campaign to go on with")
     parser.add_argument("--budget-s", type=float, default=540.0, help="seconds in all")
     parser.add_argument("--device", default="cuda", choices=[*SETUPS])
     parser.add_argument("--model", default=None, help="llama-3.1-8b; tiny-test on cpu")
-    parser.add_argument("--small-model", default=None, help="llama-3.2-1b; tiny-test on cpu")
     parser.add_argument("--parts", default=None, help="names of the only ones to run, with commas")
-    given = parser.parse_args(words)
-    begun = time.time()
-    setup = SETUPS[given.device]
-    model, small = given.model or setup.model, given.small_model or setup.small_model
-    folder = given.out.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
-        parser.error(f"--out {given.out}: is not empty")
-    if given.device == "cpu":
-        os.environ["TRITON_INTERPRET"] = "1"
-    parts = plan(folder, given.device, model, small, given.budget_s / 540)
-    if given.parts is not None:
-        parts = [part for part in parts if part.name in given.parts.split(",")]
-    outcomes = run_parts(parts, folder, given.budget_s - 5)
-    write_record(
-        folder, outcomes, begun=begun, ended=time.time(), device=given.device, model=model,
-        small_model=small, budget_s=given.budget_s, bytes=pack_large_files(folder),
-    )  # fmt: skip
-    print(write_report(folder))
-    return int(any(outcome.status in {"failed", "timeout"} for outcome in outcomes))
+    return parser
+
+
+def _gpu_name() -> str:
+    """Name the GPU as scenarios do; nothing where nobody can tell, or knows it."""
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)
+        return find_gpu_of_driver(said.stdout.splitlines()[0]).name
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return ""
 
 
 if __name__ == "__main__":

@@ -19,7 +19,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from gpu_backend.input_batch import prefill_tiles
+
 Row = dict[str, object]
+DECODE_SWEEP = tuple(
+    (tile, warps, stages) for tile in (32, 64, 128) for warps in (4, 8) for stages in (2, 3, 5)
+)
+"""Cuts of decode attention to compare: keys of a tile, warps, stages."""
+PREFILL_SWEEP = ((128, 64, 8), (64, 64, 4), (128, 128, 8))
+"""Cuts of prefill attention: queries, keys, warps."""
 Call = Callable[[], object]
 REPEATS = 7
 
@@ -140,23 +148,35 @@ def decodes(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
     from gpu_backend.cuda import ops
 
     k, v = bench.cache()
+    usual = (ops.DECODE_TILE, ops.DECODE_WARPS, ops.DECODE_STAGES)
     for rows, context in points:
         lengths = np.full(rows, context)
         default = ops.splits_for(rows, bench.shape.kv_heads)
-        yield _decode(bench, k, v, lengths, default, ops.DECODE_TILE)
+        yield _decode(bench, k, v, lengths, default, usual)
         if bench.cuda:
-            for splits in {1, 2, 8, 16} - {default}:
-                yield _decode(bench, k, v, lengths, splits, ops.DECODE_TILE)
-            yield _decode(bench, k, v, lengths, default, 128)
-    rows, context = points[-1]
-    skewed = np.full(rows, max(1, context // 4))
-    skewed[0] = min(16 * context, bench.shape.tokens // rows // bench.shape.page * bench.shape.page)
-    yield _decode(bench, k, v, skewed, default, ops.DECODE_TILE)
+            for splits in sorted({1, 2, 4, 8, 16} - {default}):
+                yield _decode(bench, k, v, lengths, splits, usual)
+    for rows, context in points if bench.cuda else ():  # what matters less comes last
+        for cut in DECODE_SWEEP:
+            if cut != usual:
+                splits = ops.splits_for(rows, bench.shape.kv_heads)
+                yield _decode(bench, k, v, np.full(rows, context), splits, cut)
+    rows, context = points[0]
+    skewed = np.full(max(rows, 8), max(1, context // 4))
+    skewed[0] = min(16 * context, bench.shape.tokens // len(skewed))
+    splits = ops.splits_for(len(skewed), bench.shape.kv_heads)
+    yield _decode(bench, k, v, skewed, splits, usual)
 
 
 def _decode(
-    bench: Bench, k: Tensor, v: Tensor, lengths: npt.NDArray[np.int64], splits: int, tile: int
+    bench: Bench,
+    k: Tensor,
+    v: Tensor,
+    lengths: npt.NDArray[np.int64],
+    splits: int,
+    cut: tuple[int, int, int],
 ) -> Row:
+    """Time one cut of it: splits; keys of a tile, warps, stages."""
     from gpu_backend.cuda import ops
 
     shape, rows = bench.shape, len(lengths)
@@ -171,14 +191,15 @@ def _decode(
     calls = [
         partial(
             ops.decode, q, k, v, table, width, sizes, out, scratch,
-            page=shape.page, splits=splits, tile=tile,
+            page=shape.page, splits=splits, tile=cut[0], warps=cut[1], stages=cut[2],
         )
         for table in bench.tables(rows, pages, turns)
     ]  # fmt: skip
     return bench.row(
         "decode" if lengths.min() == lengths.max() else "decode_skewed", calls,
         rows=rows, context=int(lengths.max()), tokens=int(lengths.sum()),
-        variant=f"splits={splits} tile={tile}", moved=int(lengths.sum()) * shape.key_bytes,
+        variant=f"splits={splits} tile={cut[0]} warps={cut[1]} stages={cut[2]}",
+        moved=int(lengths.sum()) * shape.key_bytes,
     )  # fmt: skip
 
 
@@ -192,10 +213,11 @@ def prefills(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
         pages = -(-(new + cached) // shape.page)
         table, width = bench.tables(1, pages, 1)[0], bench.ints([pages])
         q, out = (bench.randn(new, shape.heads, shape.dim) for _ in range(2))
-        cuts = ((128, 64, 8), (64, 64, 4), (128, 128, 8)) if bench.cuda else ((128, 64, 8),)
+        usual = ops.prefill_cut(bench.dtype)
+        cuts = (usual, *(cut for cut in PREFILL_SWEEP if bench.cuda and cut != usual))
         for rows, tile, warps in cuts:
             one = np.array([[cached], [new]], np.int32)
-            tiles = bench.ints(ops.prefill_tiles(one[0], one[1], 0, rows))
+            tiles = bench.ints(prefill_tiles(one[0], one[1], 0, rows))
             call = partial(
                 ops.prefill, q, k, v, table, width, tiles, out,
                 page=shape.page, rows=rows, tile=tile, warps=warps,

@@ -5,20 +5,21 @@ breaks the GPU's context is written down and the next one begins.
 """
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 PYTHON = (sys.executable, "-m")
 HEADWAY = (*PYTHON, "simulator")
+PROFILES = "calibration*/*.yaml"
 
 
 @dataclass(frozen=True)
 class Part:
     """One process: what it runs, the most seconds it may take, the least it is begun with.
 
-    In `command`, `{budget}` stands for the seconds it should measure, `{0}` for the first file that
-    it `needs`.
+    In `command`, `{budget}` stands for the seconds it should measure, `{0}` for the largest file
+    of the first pattern that it `needs`, in `extra` for that of its own pattern.
     """
 
     name: str
@@ -26,6 +27,10 @@ class Part:
     most: float
     least: float = 5.0
     needs: tuple[str, ...] = ()  # files in the folder, by pattern
+    unless: str = ""  # a pattern: where there is such a file, the part is not needed
+    extra: tuple[str, tuple[str, ...]] = ("", ())  # words that are added where there is such a file
+    retry: tuple[str, ...] = ()  # words that are added when it has failed and is begun again
+    leaves: str = ""  # its folder, set aside before it begins again
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,6 @@ class Setup:
     """The engine of a campaign, its workloads, and the seconds of its parts on a kind of device."""
 
     model: str
-    small_model: str
     gpu: str
     dtype: str
     max_num_seqs: int
@@ -44,13 +48,13 @@ class Setup:
     output_len: tuple[int, int]
     loads: tuple[tuple[str, float, int, int], ...]  # name, requests/s, requests, reruns
     calibrate_s: str  # that `headway calibrate` measures
+    archive_s: float  # between two archives of a part that runs
     seconds: Mapping[str, float]  # the most of each part
 
 
 SETUPS = {
     "cuda": Setup(
         model="llama-3.1-8b",
-        small_model="llama-3.2-1b",
         gpu="H200",
         dtype="auto",
         max_num_seqs=256,
@@ -59,16 +63,16 @@ SETUPS = {
         num_blocks=24576,
         input_len=(64, 2000),
         output_len=(16, 384),
-        loads=(("light", 4.0, 120, 1), ("heavy", 14.0, 420, 0)),  # half a minute each
+        loads=(("light", 4.0, 60, 2), ("heavy", 14.0, 210, 2)),  # 20 s each time
         calibrate_s="{budget}",
-        seconds={  # most take less
-            "checks": 75, "timings": 110, "calibration": 190, "live": 120, "validate": 25,
-            "calibration-small": 110,
+        archive_s=10.0,
+        seconds={  # 530 in all, some 20 of which go to the imports of each part
+            "precompile": 45, "checks": 50, "timings": 60, "calibration": 150, "refit": 15,
+            "live-light": 85, "validate-light": 15, "live-heavy": 95, "validate-heavy": 15,
         },
     ),
     "cpu": Setup(
         model="tiny-test",
-        small_model="tiny-test",
         gpu="CPU",
         dtype="float32",
         max_num_seqs=16,
@@ -79,9 +83,10 @@ SETUPS = {
         output_len=(2, 16),
         loads=(("light", 5.0, 6, 1), ("heavy", 20.0, 12, 0)),
         calibrate_s="5",
+        archive_s=1.0,
         seconds={  # some five times what they take, for machines that others use, too
-            "checks": 60, "timings": 60, "calibration": 90, "live": 60, "validate": 40,
-            "calibration-small": 90,
+            "checks": 120, "timings": 60, "calibration": 90, "refit": 40,
+            "live-light": 60, "validate-light": 40, "live-heavy": 60, "validate-heavy": 40,
         },
     ),
 }  # fmt: skip
@@ -90,7 +95,7 @@ SCENARIO = """\
 # Conversations as in the demo scenario, at another rate.
 name: {name}
 model: {model}
-gpu: {{name: {setup.gpu}, count: 1}}
+gpu: {{name: {gpu}, count: 1}}
 engine:
   max_num_seqs: {setup.max_num_seqs}
   max_num_batched_tokens: {setup.max_num_batched_tokens}
@@ -98,7 +103,6 @@ engine:
   num_gpu_blocks_override: {setup.num_blocks}
   dtype: {setup.dtype}
   enable_prefix_caching: false
-cost: {{profile: PROFILE}}
 workload:
   num_prompts: {prompts}
   request_rate: {rate}
@@ -109,57 +113,68 @@ seed: {seed}
 """
 
 
-def plan(folder: Path, device: str, model: str, small: str, scale: float = 1.0) -> list[Part]:
+def plan(folder: Path, device: str, model: str, gpu: str = "") -> list[Part]:
     """List the parts in order, and write the scenarios that they replay.
 
-    `scale` is 1 for nine minutes; it counts for GPUs alone.
+    `gpu` is the scenarios' name of it, by default the one that the sizes were chosen for.
     """
     setup = SETUPS[device]
-    times = {name: s * (scale if device == "cuda" else 1) for name, s in setup.seconds.items()}
-    parts = [
-        Part(
-            "checks", (*PYTHON, "gpu_backend.campaign.checks", "--device", device), times["checks"]
-        ),
+    times = setup.seconds
+    no_graphs = ("--no-graphs",) if device == "cuda" else ()
+    on = ("--device", device)
+    parts = (
+        [Part("precompile", (*PYTHON, "gpu_backend.campaign.precompile"), times["precompile"])]
+        if device == "cuda"
+        else []
+    )  # the interpreter compiles nothing
+    parts += [
+        Part("checks", (*PYTHON, "gpu_backend.campaign.checks", *on), times["checks"]),
         Part(
             "timings",
-            (*PYTHON, "gpu_backend.campaign.timings", "--device", device, "--model", model,
+            (*PYTHON, "gpu_backend.campaign.timings", *on, "--model", model,
              "--out", str(folder), "--budget-s", "{budget}"),
-            times["timings"],
+            times["timings"], retry=no_graphs,
         ),
-        _calibrate("calibration", folder, device, model, times),
+        Part(
+            "calibration",
+            (*HEADWAY, "calibrate", "--model", model, *on,
+             "--out", str(folder / "calibration"), "--budget-s", setup.calibrate_s,
+             "--num-blocks", str(setup.num_blocks), "--max-num-seqs", str(setup.max_num_seqs),
+             "--max-num-batched-tokens", str(setup.max_num_batched_tokens),
+             "--max-model-len", str(setup.max_model_len)),
+            times["calibration"], least=times["calibration"] / 3, retry=no_graphs,
+            leaves="calibration",
+        ),
+        Part(
+            "refit", (*HEADWAY, "calibrate", "--from", "{0}"), times["refit"],
+            needs=("calibration*/steps.csv.gz",), unless=PROFILES,
+        ),
     ]  # fmt: skip
     for seed, (name, rate, prompts, reruns) in enumerate(setup.loads, 1):
         text = SCENARIO.format(
-            name=name, model=model, setup=setup, prompts=prompts, rate=rate, seed=seed
-        )
+            name=name, model=model, gpu=gpu or setup.gpu, setup=setup, prompts=prompts, rate=rate,
+            seed=seed,
+        )  # fmt: skip
         scenario, out = folder / f"{name}.yaml", folder / f"live-{name}"
         scenario.write_text(text)
+        clock = "exec" if device == "cpu" else "wall"
         parts += [
             Part(
                 f"live-{name}",
-                (*HEADWAY, "live", str(scenario), "--device", device, "--clock",
-                 "exec" if device == "cpu" else "wall", "--reruns", str(reruns),
-                 "--set", "cost.profile={0}", "--out", str(out)),
-                times["live"], needs=("calibration/*.yaml",),
+                (*HEADWAY, "live", str(scenario), *on, "--clock", clock,
+                 "--reruns", str(reruns), "--out", str(out)),
+                times[f"live-{name}"], extra=(PROFILES, ("--set", "cost.profile={0}")),
+                retry=no_graphs,
             ),
             Part(
-                f"validate-{name}", (*HEADWAY, "validate", str(out)), times["validate"],
-                needs=(f"live-{name}/*",),
+                f"validate-{name}", (*HEADWAY, "validate", str(out)), times[f"validate-{name}"],
+                needs=(f"live-{name}/live.json",),
             ),
         ]  # fmt: skip
-    return [*parts, _calibrate("calibration-small", folder, device, small, times)]
+    return parts
 
 
-def _calibrate(
-    name: str, folder: Path, device: str, model: str, times: Mapping[str, float]
-) -> Part:
-    setup = SETUPS[device]
-    return Part(
-        name,
-        (*HEADWAY, "calibrate", "--model", model, "--device", device,
-         "--out", str(folder / name), "--budget-s", setup.calibrate_s,
-         "--num-blocks", str(setup.num_blocks), "--max-num-seqs", str(setup.max_num_seqs),
-         "--max-num-batched-tokens", str(setup.max_num_batched_tokens),
-         "--max-model-len", str(setup.max_model_len)),
-        times[name], least=times[name] / 3,
-    )  # fmt: skip
+def scaled(parts: Sequence[Part], seconds: float) -> list[Part]:
+    """Share seconds out among parts as their own limits have it."""
+    share = seconds / sum(part.most for part in parts)
+    return [replace(part, most=share * part.most, least=share * part.least) for part in parts]

@@ -7,13 +7,14 @@ from pathlib import Path
 
 Line = tuple[str, str, str]  # what, found, wanted
 MIN_BANDWIDTH_SHARE = 0.7  # of the copy rate: what decode attention is to reach
+PROFILES, STEPS = "calibration*/*.yaml", "calibration*/steps.csv.gz"
 MANY_TOKENS = 65536  # of context, from which on it is to
 
 
 def write_report(folder: Path) -> str:
     """Write `summary.txt` and return its text; a part that left nothing is left out."""
     lines: list[Line] = []
-    for section in (_parts, _checks, _ceilings, _steps, _attention, _prefill):
+    for section in (_parts, _missing, _checks, _ceilings, _steps, _attention, _prefill):
         lines += _section_lines(section, folder)
     widths = [max((len(line[k]) for line in lines), default=0) for k in range(2)]
     text = "\n".join(
@@ -42,11 +43,29 @@ def _parts(folder: Path) -> Iterator[Line]:
         yield part["name"], f"{part['status']} {part['seconds']:.0f} s", part["note"]
 
 
+def _missing(folder: Path) -> Iterator[Line]:
+    """Tell what a whole campaign would have left and this one has not."""
+    record = json.loads((folder / "campaign.json").read_text())
+    done = {part["name"] for part in record["parts"] if part["status"] == "ok"}
+    if lacking := [name for name in record.get("planned", ()) if name not in done]:
+        yield "MISSING", ", ".join(lacking), "all parts"
+    if not any(folder.glob(PROFILES)):
+        rows = "measured steps to refit" if any(folder.glob(STEPS)) else "nor measured steps"
+        yield "MISSING", f"no profile of its own, {rows}", "a profile"
+    if record.get("left_out"):
+        yield "MISSING in the archive", ", ".join(record["left_out"]), "all files"
+
+
 def _checks(folder: Path) -> Iterator[Line]:
     lines = (folder / "checks.log").read_text().splitlines()
-    rows = [json.loads(line) for line in lines if line.startswith("{")]
+    said = [json.loads(line) for line in lines if line.startswith("{")]
+    rows = [row for row in said if "check" in row]
+    planned = sum(row.get("planned", 0) for row in said)
     wrong = [row for row in rows if not row["ok"]]
-    yield "checks passed", f"{len(rows) - len(wrong)} of {len(rows)}", ""
+    passed = len(rows) - len(wrong)
+    yield "checks passed", f"{passed} of {max(planned, len(rows))}", "all"
+    if len(rows) < planned:
+        yield "MISSING", f"{planned - len(rows)} checks that did not run", ""
     for row in wrong:
         yield row["check"], f"error {row['error']:.2g}", f"at most {row['limit']:.2g}"
 
@@ -73,10 +92,12 @@ def _ceilings(folder: Path) -> Iterator[Line]:
 def _steps(folder: Path) -> Iterator[Line]:
     for row in _read(folder):
         if row["kernel"] == "step":
+            kernels = row.get("kernels_us") or row["us"]
             times = [f"{float(row[key]) / 1e3:.2f}" for key in ("us", "host_us", "wall_us")]
             wanted = "5.6 ms" if (row["rows"], row["context"]) == ("1", "1024") else ""
             what = f"step {row['variant']} {row['rows']} tokens, context {row['context']}"
-            yield what, f"{times[0]} ms, host {times[1]}, wall {times[2]}", wanted
+            found = f"{times[0]} ms, host {times[1]}, wall {times[2]}"
+            yield what, f"{found}, kernels alone {float(kernels) / 1e3:.2f}", wanted
 
 
 def _attention(folder: Path) -> Iterator[Line]:

@@ -1,21 +1,29 @@
-"""Carries out the parts of a campaign, each a process with a limit; writes down what came of it."""
+"""Carries out the parts of a campaign, each a process with a limit; writes down what came of it.
 
-import gzip
+Nothing is kept for the end: the record is written before and after each part, and an archive of
+the folder after each and every few seconds of one that runs.
+"""
+
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from gpu_backend.campaign.archive import write_archive
 from gpu_backend.campaign.plan import Part
+from simulator.util.errors import HeadwayError
+from simulator.util.files import write_atomic
 
-MAX_PLAIN_BYTES = 4 << 20  # bytes of a file that is left unpacked
-FIT_SECONDS = 30.0  # seconds that a part is left for what follows its measuring
+IMPORT_SECONDS = 20.0  # seconds that a part takes to import torch on a machine just started
+FIT_SECONDS = 15.0  # seconds that a part is left for what follows its measuring
 GRACE_SECONDS = 15.0  # seconds that a part has to end once it is told to
+RECORD = "campaign.json"
+
+Keep = Callable[[], None]
 
 
 @dataclass
@@ -23,28 +31,87 @@ class Outcome:
     """What became of a part."""
 
     name: str
-    status: str  # ok, failed, timeout, skipped
+    status: str  # ok, failed, timeout, skipped; running: nobody lived to tell
     seconds: float = 0.0
     note: str = ""
     command: list[str] = field(default_factory=list)
 
 
-def run_part(part: Part, folder: Path, left: float) -> Outcome:
+@dataclass
+class Campaign:
+    """A folder that is filled, what is told of it, and the archive that it is kept in.
+
+    `outcomes` are those of parts so far; a part that is among them as `ok` is not run again.
+    """
+
+    folder: Path
+    about: Mapping[str, object] = field(default_factory=dict)
+    archive: Path | None = None
+    archive_s: float = 10.0  # seconds between two archives while a part runs
+    outcomes: list[Outcome] = field(default_factory=list)
+    with_retry: bool = False  # a part went well only with its `retry`: so will the next ones
+    left_out: list[str] = field(default_factory=list)  # files that the archive has no room for
+
+    def run(self, parts: Sequence[Part], budget: float) -> list[Outcome]:
+        """Run all parts one after the other within some seconds; give what became of each."""
+        until = time.monotonic() + budget
+        done = {outcome.name for outcome in self.outcomes if outcome.status == "ok"}
+        self.outcomes = [outcome for outcome in self.outcomes if outcome.name in done]
+        for part in parts:
+            if part.name in done:
+                continue
+            print(f"{part.name} ...", flush=True)
+            self.outcomes.append(Outcome(part.name, "running"))
+            self.keep()
+            last = self.outcomes[-1] = self._twice(part, until)
+            print(f"  {last.status}, {last.seconds:.0f} s {last.note}", flush=True)
+            self.keep()
+        return self.outcomes
+
+    def _twice(self, part: Part, until: float) -> Outcome:
+        """Run a part; once more, in its other way, where it failed and there is one."""
+        first = run_part(part, self, until - time.monotonic(), retry=self.with_retry)
+        if first.status != "failed" or not part.retry or self.with_retry:
+            return first
+        set_aside(self.folder, part.leaves)
+        left = min(until - time.monotonic(), part.most - first.seconds)
+        second = run_part(part, self, left, retry=True)
+        second.seconds += first.seconds
+        second.note = f"{' '.join(part.retry)}, since: {first.note}"
+        self.with_retry = second.status == "ok"
+        return second
+
+    def keep(self) -> None:
+        """Write record and archive; what cannot be written is told, and the campaign goes on."""
+        try:
+            write_record(self.folder, self.outcomes, **self.about, left_out=self.left_out)
+            if self.archive is not None:
+                self.left_out = write_archive(self.folder, self.archive)
+        except HeadwayError as error:
+            print(f"  {error}", flush=True)
+
+
+def run_part(part: Part, campaign: Campaign, left: float, *, retry: bool = False) -> Outcome:
     """Run one part, for no more than `left` seconds; whatever happens is told, not raised."""
+    folder = campaign.folder
+    if part.unless and any(folder.glob(part.unless)):
+        return Outcome(part.name, "ok", note=f"not needed: there is a {part.unless}")
     if left < part.least:
-        return Outcome(part.name, "skipped", note=f"{left:.0f} s were left")
-    found = [sorted(folder.glob(pattern)) for pattern in part.needs]
-    if not all(found):
-        missing = [pattern for pattern, paths in zip(part.needs, found, strict=True) if not paths]
+        return Outcome(part.name, "skipped", note=f"{max(left, 0.0):.0f} s were left")
+    found = {pattern: _largest(folder, pattern) for pattern in (*part.needs, part.extra[0])}
+    if missing := [pattern for pattern in part.needs if not found[pattern]]:
         return Outcome(part.name, "skipped", note=f"there is no {', '.join(missing)}")
-    file = str(found[0][0].resolve()) if found else ""
     limit = min(part.most, left)
-    budget = f"{max(limit - FIT_SECONDS, limit / 4):.0f}"
+    budget = f"{max(limit - IMPORT_SECONDS - FIT_SECONDS, limit / 4):.0f}"
+    file = found[part.needs[0]] if part.needs else ""
     command = [word.replace("{budget}", budget).replace("{0}", file) for word in part.command]
+    if extra := found[part.extra[0]]:
+        command += [word.replace("{0}", extra) for word in part.extra[1]]
+    command += part.retry if retry else ()
     log = folder / f"{part.name}.log"
     begun = time.monotonic()
     try:
-        code = _wait(command, log, limit)
+        code = _wait(command, log, limit, campaign.keep, campaign.archive_s)
     except OSError as error:
         return Outcome(part.name, "failed", note=str(error), command=command)
     seconds = time.monotonic() - begun
@@ -54,17 +121,32 @@ def run_part(part: Part, folder: Path, left: float) -> Outcome:
     return Outcome(part.name, status, seconds, _last_line(log), command)
 
 
-def _wait(command: Sequence[str], log: Path, limit: float) -> int | None:
+def _largest(folder: Path, pattern: str) -> str:
+    """Name the largest file of a pattern; nothing where there is none."""
+    files = [*folder.glob(pattern)] if pattern else []
+    return str(max(files, key=lambda file: file.stat().st_size).resolve()) if files else ""
+
+
+def set_aside(folder: Path, name: str) -> None:
+    """Give what a part has left another name, since none writes over what another measured."""
+    if name and (folder / name).exists():
+        number = len([*folder.glob(f"{name}-before-*")]) + 1
+        (folder / name).rename(folder / f"{name}-before-{number}")
+
+
+def _wait(command: Sequence[str], log: Path, limit: float, keep: Keep, every: float) -> int | None:
     """Run a command into a log; give its exit code, None where it had to be ended."""
-    with log.open("wb") as out:
+    with log.open("ab") as out:
         process = subprocess.Popen(
             command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
-    try:
-        return process.wait(limit)
-    except subprocess.TimeoutExpired:
-        pass
+    until = time.monotonic() + limit
+    while (left := until - time.monotonic()) > 0:
+        try:
+            return process.wait(min(left, every))
+        except subprocess.TimeoutExpired:
+            keep()
     for sign in (signal.SIGINT, signal.SIGKILL):  # the first lets it write down what it has
         os.killpg(process.pid, sign)
         try:
@@ -80,31 +162,16 @@ def _last_line(log: Path) -> str:
     return lines[-1][:160] if lines else "no output"
 
 
-def run_parts(parts: Sequence[Part], folder: Path, budget: float) -> list[Outcome]:
-    """Run all parts one after the other, the record written after each."""
-    until = time.monotonic() + budget
-    outcomes: list[Outcome] = []
-    for part in parts:
-        print(f"{part.name} ...", flush=True)
-        outcomes.append(run_part(part, folder, until - time.monotonic()))
-        last = outcomes[-1]
-        print(f"  {last.status}, {last.seconds:.0f} s {last.note}", flush=True)
-        write_record(folder, outcomes)
-    return outcomes
-
-
 def write_record(folder: Path, outcomes: Sequence[Outcome], **about: object) -> None:
     """Write `campaign.json`: what is said about the campaign, and what became of each part."""
     record = {**about, "parts": [asdict(outcome) for outcome in outcomes]}
-    (folder / "campaign.json").write_text(json.dumps(record, indent=1) + "\n")
+    write_atomic(folder / RECORD, (json.dumps(record, indent=1) + "\n").encode())
 
 
-def pack_large_files(folder: Path) -> int:
-    """Pack every large file by gzip; return the bytes of the folder."""
-    for path in sorted(folder.rglob("*")):
-        large = path.is_file() and path.stat().st_size > MAX_PLAIN_BYTES
-        if large and path.suffix not in {".gz", ".png"}:
-            with path.open("rb") as plain, gzip.open(f"{path}.gz", "wb") as packed:
-                shutil.copyfileobj(plain, packed)
-            path.unlink()
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+def read_outcomes(folder: Path) -> list[Outcome]:
+    """Read what became of each part; HeadwayError where the record is damaged."""
+    try:
+        record = json.loads((folder / RECORD).read_text())
+        return [Outcome(**part) for part in record["parts"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise HeadwayError(f"{folder / RECORD}: is no record of a campaign: {error}") from None

@@ -39,18 +39,18 @@ from simulator.models.load import MODELS
 
 COLUMNS = (
     "kernel", "rows", "context", "tokens", "variant", "us", "gb_s", "tflop_s", "host_us",
-    "wall_us", "note",
+    "launch_us", "kernels_us", "wall_us", "note",
 )  # fmt: skip
 Section = tuple[str, Callable[[], Iterator[Row]]]
 PAGE = 16
 REPEATS = 12
 
 
-def steps(bench: Bench, model: str) -> Iterator[Row]:
+def steps(bench: Bench, model: str, *, graphs: bool = True) -> Iterator[Row]:
     """Time whole steps of a model: decodes in graphs and launched one by one, and prompts."""
     cuda = bench.cuda
     spec = read_config(MODELS / model / "config.json")  # needs less than load_model
-    engine = Engine(spec, 24576 if cuda else 256, PAGE, bench.device)
+    engine = Engine(spec, 24576 if cuda else 256, PAGE, bench.device, graphs=graphs)
     engine.fill_random()
     random = np.random.default_rng(0)
     batches = (
@@ -60,14 +60,14 @@ def steps(bench: Bench, model: str) -> Iterator[Row]:
     )
     for rows, context in batches:
         chunks = [_chunk(random, engine, k, context - 1, 1) for k in range(rows)]
-        yield _step(engine, chunks, "graph" if cuda else "eager")
+        yield _step(engine, chunks, "graph" if engine.graphs is not None else "eager")
     for new, cached in [(512, 0), (2048, 0), (8192, 0), (2048, 4096)] if cuda else [(64, 0)]:
         yield _step(engine, [_chunk(random, engine, 0, cached, new)], "prompt")
-    if cuda:
-        engine.graphs = None
-        for rows, context in batches[:4]:
-            chunks = [_chunk(random, engine, k, context - 1, 1) for k in range(rows)]
-            yield _step(engine, chunks, "eager")
+    if engine.graphs is not None:
+        with engine.launched_one_by_one():
+            for rows, context in batches[:4]:
+                chunks = [_chunk(random, engine, k, context - 1, 1) for k in range(rows)]
+                yield _step(engine, chunks, "eager")
 
 
 def _chunk(random: np.random.Generator, engine: Engine, name: int, start: int, new: int) -> Chunk:
@@ -81,13 +81,17 @@ def _step(engine: Engine, chunks: list[Chunk], variant: str) -> Row:
     engine.reset()
     repeats = REPEATS if engine.device.type == "cuda" else 3
     done = [engine.execute(chunks, keep=False) for _ in range(2 + repeats)][2:]
-    return {
+    row: Row = {
         "kernel": "step", "rows": sum(chunk.tokens for chunk in chunks), "variant": variant,
         "context": chunks[0].start + chunks[0].tokens, "us": 1e6 * median(m.device_s for m in done),
         "tokens": sum(chunk.start + chunk.tokens for chunk in chunks),
         "host_us": 1e6 * median(m.host_s for m in done),
+        "launch_us": 1e6 * median(m.launch_s for m in done),
         "wall_us": 1e6 * median(m.wall_s for m in done),
     }  # fmt: skip
+    if engine.graphs is not None and done[0].bucket:
+        row["kernels_us"] = 1e6 * engine.graphs.replay_seconds(done[0].bucket, repeats)
+    return row
 
 
 def kernel_sections(bench: Bench) -> list[Section]:
@@ -173,6 +177,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="llama-3.1-8b")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget-s", type=float, default=120.0)
+    parser.add_argument("--no-graphs", action="store_true", help="steps kernel by kernel alone")
     given = parser.parse_args(words)
     until = time.monotonic() + given.budget_s
     given.out.mkdir(parents=True, exist_ok=True)
@@ -181,7 +186,7 @@ def main(words: Sequence[str] | None = None) -> int:
     bench = Bench(given.device, LLAMA_8B if "cuda" in given.device else TINY)
     sections: list[Section] = [
         ("ceilings", lambda: ceilings(bench)),
-        ("step", lambda: steps(bench, given.model)),
+        ("step", lambda: steps(bench, given.model, graphs=not given.no_graphs)),
         *kernel_sections(bench),
     ]
     with torch.inference_mode():

@@ -6,7 +6,6 @@ from torch import Tensor
 from gpu_backend.cuda import ops
 from gpu_backend.input_batch import InputBatch
 from gpu_backend.kv_cache import KVCache
-from gpu_backend.staging import StagingBuffer
 from gpu_backend.weights import LayerWeights
 from simulator.models.spec import ModelSpec
 
@@ -24,7 +23,6 @@ class CudaBackend:
         self._room = max_num_seqs
         self._scratch = self._make_scratch(max_num_seqs)
         self._outgrown: list[ops.Scratch] = []  # whose addresses captured graphs still use
-        self._staging = StagingBuffer(1 << 12, rotary.device)
 
     def _make_scratch(self, rows: int) -> ops.Scratch:
         spec = self.spec
@@ -53,11 +51,10 @@ class CudaBackend:
                 q[:decodes], keys, values, batch.tables, batch.width, batch.lengths, out,
                 self._scratch, page=page,
             )  # fmt: skip
-        if batch.tokens > decodes:
+        if batch.tiles is not None:
             ops.prefill(
-                q, keys, values, batch.tables[decodes:], batch.width, self._tiles(batch), out,
-                page=page,
-            )  # fmt: skip
+                q, keys, values, batch.tables[decodes:], batch.width, batch.tiles, out, page=page
+            )
         return out.flatten(1)
 
     def _reserve(self, rows: int) -> None:
@@ -65,15 +62,6 @@ class CudaBackend:
         if rows > self._room:
             self._outgrown.append(self._scratch)
             self._room, self._scratch = rows, self._make_scratch(rows)
-
-    def _tiles(self, batch: InputBatch) -> Tensor:
-        """Cut the chunks into tiles and send them, once for all layers."""
-        if "tiles" not in batch.scratch:
-            decodes, host = batch.decodes, batch.host
-            cut = ops.prefill_tiles(host.starts[decodes:], host.counts[decodes:], decodes)
-            _, (tiles,) = self._staging.stage([cut])
-            batch.scratch["tiles"] = tiles.view(-1, 4)
-        return batch.scratch["tiles"]
 
     def act(self, gate_up: Tensor) -> Tensor:
         """SiLU of the first half times the second half."""

@@ -7,17 +7,17 @@ that only pad have length 0 and slot -1, so they read and write no cache. What t
 cost follows the padded size, not the batch's.
 """
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_backend.input_batch import InputBatch
-from gpu_backend.kv_cache import KVCache
-from gpu_backend.model import Transformer
-from gpu_backend.staging import ALIGN, Ints, StagingBuffer, aligned
+from gpu_backend.input_batch import InputBatch, InputBatchBuilder
+
+if TYPE_CHECKING:
+    from gpu_backend.model import Transformer
+
+WARM_REPLAYS = 3  # before replays are timed
 
 
 def sizes_for(most: int) -> tuple[int, ...]:
@@ -26,81 +26,69 @@ def sizes_for(most: int) -> tuple[int, ...]:
 
 
 class Graphs:
-    """Runs a model's decode steps, each in the graph of the next size; other steps as they come.
+    """Runs a model's decode steps, each in the graph of its size; other steps as they come.
 
-    All sizes up to `most` are captured when it is made. Without CUDA the same padded batches run
-    uncaptured.
+    All `capture_sizes` of the inputs are captured when it is made. Without CUDA the same padded
+    batches run uncaptured.
     """
 
-    def __init__(self, model: Transformer, cache: KVCache, most: int = 256) -> None:
-        self.sizes = sizes_for(most)
+    def __init__(self, model: "Transformer", inputs: InputBatchBuilder) -> None:
         self._model = model
-        limit = -(-model.spec.max_position_embeddings // cache.block_size)
-        blocks = aligned(min(limit, cache.num_blocks))
-        size = ALIGN + 4 * aligned(most) + aligned(most * blocks)
-        self._staging = StagingBuffer(size, cache.kv.device, fixed=True)
+        self._inputs = inputs
         self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}  # and its tokens
-        if cache.kv.is_cuda:
-            self._capture_all()
-
-    def bucket(self, batch: InputBatch) -> int:
-        """The size that a batch is padded to, 0 where it runs outside the graphs."""
-        rows = batch.decodes
-        if not rows == batch.tokens == len(batch.emits) <= self.sizes[-1]:
-            return 0
-        return self.sizes[bisect_left(self.sizes, rows)]
+        if inputs.device.type == "cuda":
+            self._capture_all(inputs.capture_sizes)
 
     def sample(self, batch: InputBatch) -> Tensor:
         """Run a step; give the likeliest next tokens, int64 [m], good until the next step.
 
         Nothing waits for the device.
         """
-        size = self.bucket(batch)
-        if not size:
+        if not batch.bucket:
             return self._model.sample(batch)
-        host = batch.host
-        parts = (host.ids, host.positions, host.slots, host.lengths)
-        padded = self._pad(size, parts, host.tables)
-        if size not in self._captured:
-            return self._model.sample(padded)[: batch.decodes]
-        graph, tokens = self._captured[size]
+        count = len(batch.host.emits)
+        if batch.bucket not in self._captured:
+            return self._model.sample(batch)[:count]
+        graph, tokens = self._captured[batch.bucket]
         graph.replay()
-        return tokens[: batch.decodes]
+        return tokens[:count]
 
-    def _pad(self, size: int, parts: Sequence[Ints], tables: Ints) -> InputBatch:
-        """Send ids, positions, slots and lengths, padded to `size`, to where its graph reads."""
-        rows, blocks = tables.shape
-        whole = np.zeros((4, size), np.int32)
-        whole[2] = -1
-        for line, part in zip(whole, parts, strict=True):
-            line[:rows] = part
-        _, sent = self._staging.stage([np.array([blocks], np.int32), *whole, tables])
-        width, ids, positions, slots, lengths, flat = sent
-        return InputBatch(
-            decodes=size,
-            ids=ids,
-            positions=positions,
-            slots=slots,
-            lengths=lengths,
-            width=width,
-            tables=flat,
-            emits=ids,  # as many as rows: a token comes out after every one
-        )
-
-    def _capture_all(self) -> None:
-        """Capture every size, the largest first: its memory then serves the others."""
-        pool = torch.cuda.graph_pool_handle()
-        with torch.inference_mode():
-            for size in reversed(self.sizes):
-                self._captured[size] = self._capture(size, pool)
+    def replay_all(self) -> None:
+        """Replay every graph once on rows that only pad: the first time costs more."""
+        for size, (graph, _) in self._captured.items():
+            self._inputs.padding(size)
+            graph.replay()
+        if self._captured:
             torch.cuda.synchronize()
 
-    def _capture(self, size: int, pool: object) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """Capture the graph of one size."""
-        one = np.ones(size, np.int32)
-        tables = np.zeros((size, ALIGN), np.int32)
-        batch = self._pad(size, (one, one, -one, one), tables)
+    def replay_seconds(self, size: int, repeats: int) -> float:
+        """Give the device's seconds of a replay of the graph that has just run: kernels alone."""
+        graph, _ = self._captured[size]
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+        for _ in range(WARM_REPLAYS):
+            graph.replay()
+        events[0].record()
+        for _ in range(repeats):
+            graph.replay()
+        events[1].record()
+        events[1].synchronize()
+        return events[0].elapsed_time(events[1]) / 1e3 / repeats
+
+    def _capture_all(self, sizes: list[int]) -> None:
+        """Capture every size, the largest first: its memory then serves the others."""
+        pool = torch.cuda.graph_pool_handle()
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        with torch.inference_mode():
+            for size in reversed(sizes):
+                self._captured[size] = self._capture(size, pool, aside)
+            torch.cuda.synchronize()
+
+    def _capture(
+        self, size: int, pool: object, aside: torch.cuda.Stream
+    ) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """Capture the graph of one size; `aside` is the stream of all warm-up runs, whose
+        libraries keep a workspace for each stream."""
+        batch = self._inputs.padding(size)
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             self._model.sample(batch)  # compiles and makes handles, which a capture may not

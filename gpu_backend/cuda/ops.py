@@ -5,47 +5,46 @@ Two launches (and a sum) per layer: rows with one new token go through split-KV 
 more through the tiled prefill. They add up, so a mixed step costs what its two parts cost.
 """
 
+import os
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gpu_backend.cuda import kernels
-from gpu_backend.staging import Ints
+
+
+def _constant(name: str, value: int) -> int:
+    """Give a constant, or what the variable HEADWAY_NAME says in its place."""
+    return int(os.environ.get(f"HEADWAY_{name}", value))
+
 
 MIN_PROGRAMS = 264  # that decode wants in flight: two for each of an H200's 132 multiprocessors
 MAX_SPLITS = 32
 MIN_SPLITS = 4  # so that one long context among many short ones does not hold up the rest
+MANY_PROGRAMS = 1024  # (row, KV head) pairs from which on MANY_SPLITS are enough: the parts of more
+MANY_SPLITS = _constant("MANY_SPLITS", 2)  # are written and read, 16.8 MB a layer at 256 rows
 MIN_SPLIT_KEYS = 256  # of a split
-DECODE_TILE = 64  # keys
-PREFILL_ROWS = 128  # queries of a prefill tile
-PREFILL_TILE = 64  # keys
+DECODE_TILE = _constant("DECODE_TILE", 64)  # keys
+DECODE_WARPS = _constant("DECODE_WARPS", 4)
+DECODE_STAGES = _constant("DECODE_STAGES", 5)  # fewer than 5 and no load overlaps a product
+PREFILL_ROWS = _constant("PREFILL_ROWS", 128)  # queries of a prefill tile
+PREFILL_TILE = _constant("PREFILL_TILE", 64)  # keys
+PREFILL_WARPS = _constant("PREFILL_WARPS", 8)
 
 
 def splits_for(rows: int, kv_heads: int) -> int:
     """Splits of each context, a power of two: fixed by the padded batch, as a graph needs it."""
     wanted = -(-MIN_PROGRAMS // (rows * kv_heads))
-    return min(max(1 << (wanted - 1).bit_length(), MIN_SPLITS), MAX_SPLITS)
+    least = MIN_SPLITS if rows * kv_heads < MANY_PROGRAMS else MANY_SPLITS
+    return min(max(1 << (wanted - 1).bit_length(), least), MAX_SPLITS)
 
 
-def prefill_tiles(starts: Ints, new: Ints, first: int, rows: int = PREFILL_ROWS) -> Ints:
-    """Cut chunks into tiles [n, 4]: first row, rows, position of the first, sequence.
-
-    Chunk i has `new[i]` tokens after `starts[i]` cached ones; its rows follow those of the chunks
-    before it, from row `first` on. The tiles with the most keys come first, lest they end last.
-    """
-    counts = -(-new // rows)
-    chunk = np.repeat(np.arange(len(new), dtype=np.int32), counts)
-    ahead = np.arange(len(chunk)) - np.repeat(np.cumsum(counts) - counts, counts)
-    ahead = (ahead * rows).astype(np.int32)
-    begin = (first + np.cumsum(new) - new).astype(np.int32)
-    tiles = np.stack(
-        [begin[chunk] + ahead, np.minimum(rows, new[chunk] - ahead), starts[chunk] + ahead, chunk],
-        axis=1,
-    )
-    order = np.argsort(-(tiles[:, 1] + tiles[:, 2]), kind="stable")
-    return np.ascontiguousarray(tiles[order], dtype=np.int32)
+def prefill_cut(dtype: torch.dtype) -> tuple[int, int, int]:
+    """Queries and keys of a prefill tile, and its warps; float32 has room for fewer queries."""
+    if dtype.itemsize > 2:
+        return 32, PREFILL_TILE, 4
+    return PREFILL_ROWS, PREFILL_TILE, PREFILL_WARPS
 
 
 @dataclass(slots=True)
@@ -80,6 +79,8 @@ def decode(
     page: int = 16,
     splits: int = 0,
     tile: int = DECODE_TILE,
+    warps: int = DECODE_WARPS,
+    stages: int = DECODE_STAGES,
 ) -> None:
     """Attend for one new token per row.
 
@@ -95,7 +96,7 @@ def decode(
         q.stride(0), dim**-0.5 * kernels.LOG2E,
         kv_heads=kv_heads, group=heads // kv_heads, padded=max(16, _power_of_2(heads // kv_heads)),
         dim=dim, page=page, tile=tile, splits=splits, least=MIN_SPLIT_KEYS,
-        num_warps=4, num_stages=3,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if splits > 1:
         kernels.decode_combine[(rows * heads,)](
@@ -113,22 +114,24 @@ def prefill(
     out: Tensor,
     *,
     page: int = 16,
-    rows: int = PREFILL_ROWS,
-    tile: int = PREFILL_TILE,
-    warps: int = 8,
+    rows: int = 0,
+    tile: int = 0,
+    warps: int = 0,
 ) -> None:
     """Attend causally for chunks of sequences whose keys are all in the cache already.
 
     `tiles` [n, 4] int32 is that of `prefill_tiles`, cut for as many `rows`; its rows are rows of
-    q and out, its sequences rows of `tables`. The rest is as in `decode`.
+    q and out, its sequences rows of `tables`. The rest is as in `decode`; 0 for rows, tile and
+    warps takes what `prefill_cut` says.
     """
     _, heads, dim = q.shape
     kv_heads = keys.shape[1]
+    usual = prefill_cut(q.dtype)
     kernels.prefill_tile[heads, len(tiles)](
         q, keys, values, tables, width, tiles, out,
         q.stride(0), dim**-0.5 * kernels.LOG2E,
         kv_heads=kv_heads, group=heads // kv_heads, dim=dim, page=page,
-        rows=rows, tile=tile, num_warps=warps, num_stages=3,
+        rows=rows or usual[0], tile=tile or usual[1], num_warps=warps or usual[2], num_stages=3,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
 
 `LinearCost` is a straight line in T, S and n. `PiecewiseCost` has the terms of a real engine:
 
-    pure decode   overhead + dense(T) + head(n) + decode + max(c S, e N)
+    pure decode   overhead + dense(T) + head(n) + decode + max(c S, e N, m)
     with prompts  overhead + dense(T) + head(n) + prefill + max(work, r K)
                   where work = d P + f T_p + k K_p + g n_p + c' S + e' N
 
@@ -13,15 +13,19 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
   beyond with the mean slope of the table's upper half, since that of a single stair says nothing;
 - head(n) = max(head, head_per_sequence n), the output projection, which reads its weights once;
 - decode attention reads the cache (c S), unless so little of it that each sequence's fixed work
-  (e N) takes longer;
+  (e N) takes longer, or what any launch takes (m);
 - with prompts in the batch one kernel does all attention, built for many queries per sequence:
   decodes cost it more (c' >= c, e' >= e), and it can be no faster than the sequence with the most
   keys, K, whose keys pass one after the other (r K). Of the decodes only the mean context is known;
 - an engine that computes its n_p chunks one by one, each over K_p keys gathered from the cache,
   pays for every chunk (g) and key (k); where decodes have a launch of their own, c' = c;
 - an engine that launches pure decodes as CUDA graphs captured for a few batch sizes pads N to the
-  next of them, `cudagraph_capture_sizes`: dense and head then cost what that size costs. Attention
-  does not, since padding reads no cache; a larger batch runs as it is;
+  next of them, `cudagraph_capture_sizes`: dense and head then cost what that size costs, by a table
+  of their own where there is one (`graph_dense`). Attention does not, since padding reads no cache;
+  a larger batch runs as it is;
+- where kernels are launched one by one, in all other steps, those of a small step are over before
+  the next is launched: without `overhead` and `overhead_per_sequence` it takes no less than
+  `launch`;
 - the GPU waits `overhead_per_sequence` n besides `overhead`, in either kind of step;
 - layers with linear attention read and write a state of each sequence, `state_per_sequence` N in
   pure decodes; beside prompts it is part of e';
@@ -111,6 +115,7 @@ class PiecewiseCost(Fitted):
     decode: float = 0.0
     decode_per_context: float = 0.0  # c, per cached token
     decode_per_sequence: float = 0.0  # e
+    decode_least: float = 0.0  # m
     state_per_sequence: float = 0.0
     prefill: float = 0.0
     prefill_per_pair: float = 0.0  # d
@@ -125,6 +130,8 @@ class PiecewiseCost(Fitted):
     mixed_per_window: float = 0.0
     prefill_per_window_pair: float = 0.0
     cudagraph_capture_sizes: Sequence[int] = ()  # batches of pure decodes that have a graph
+    graph_dense: Table = ()  # dense and head of those graphs; none: as of other steps
+    launch: float = 0.0  # least seconds of the kernels of a step without a graph
     host: float = 0.0  # h, the host's work
     host_per_sequence: float = 0.0  # h_n
     host_per_prefill: float = 0.0  # h_p, per chunk
@@ -133,6 +140,7 @@ class PiecewiseCost(Fitted):
     overlapped: bool = False  # the host's work is hidden behind the kernels
     engine_overhead: float | None = None  # of `overhead`, what the engine adds; None: not known
     engine_prefill: float = 0.0  # of `prefill`
+    _largest_graph: int = field(init=False, repr=False, compare=False)
     has_host_work: bool = field(init=False, repr=False, compare=False)
     _per_sequence: float = field(init=False, repr=False, compare=False)  # in pure decodes
     _slope_beyond: float = field(init=False, repr=False, compare=False)  # s per token
@@ -144,8 +152,10 @@ class PiecewiseCost(Fitted):
     def __post_init__(self) -> None:
         others = ("overhead_per_sequence", "state_per_sequence")
         terms = TERMS + others + CHUNK_TERMS + WINDOW_TERMS + HOST_TERMS + SWAP_TERMS
+        terms += ("launch", "decode_least")
         raise_if(
             *check_table(self.dense),
+            *(check_table(self.graph_dense, "graph_dense") if self.graph_dense else ()),
             *check_terms(self, terms),
             *_check_sizes(self.cudagraph_capture_sizes),
             *check_interval(self.host_interval),
@@ -159,6 +169,7 @@ class PiecewiseCost(Fitted):
         heads = np.maximum(self.head, self.head_per_sequence * counts)
         vars(self).update(
             cudagraph_capture_sizes=(*self.cudagraph_capture_sizes,),
+            _largest_graph=max(self.cudagraph_capture_sizes, default=0),
             host_interval=(*self.host_interval,),
             has_host_work=any(getattr(self, name) for name in HOST_TERMS),
             _per_sequence=self.overhead_per_sequence + self.state_per_sequence,
@@ -176,8 +187,12 @@ class PiecewiseCost(Fitted):
         The table then reaches at least that far, so that looking it up is all that a step costs.
         """
         done = 0
+        table = np.array(self.graph_dense or [[1, 0.0]], float).T
         for size in self.cudagraph_capture_sizes:
-            self._decode[done + 1 : size + 1] = [self._unpadded(size)] * (size - done)
+            seconds = self._unpadded(size)
+            if self.graph_dense:
+                seconds = self.overhead + float(np.interp(size, *table)) + self.decode
+            self._decode[done + 1 : size + 1] = [seconds] * (size - done)
             done = size
 
     def dense_seconds(self, tokens: int) -> float:
@@ -252,6 +267,8 @@ class PiecewiseCost(Fitted):
             + prefill
             + (work if work > serial else serial)
         )
+        if self.launch:
+            seconds = max(seconds, overhead + waits * (count + prompts) + self.launch)
         if not self.has_host_work:
             return seconds
         return self._with_host(step, [seconds], count + prompts, prompts, new)[0]
@@ -307,11 +324,11 @@ class PiecewiseCost(Fitted):
         """Give the seconds of each of so many successive decode steps."""
         count, first = step.decodes, step.context
         fixed = self._decode_seconds(count) + self._per_sequence * count
-        floor = self.decode_per_sequence * count
+        floor = max(self.decode_per_sequence * count, self.decode_least)
         slope = self.decode_per_context
         if repeats == 1 and not self.window:
             found = [fixed + max(slope * first, floor)]
-            return self._with_host(step, found, count) if self.has_host_work else found
+            return self._launched(step, found, count)
         contexts = range(first, first + repeats * count, count)
         if self.window:
             most, wide = self.window * count, self.decode_per_window
@@ -320,7 +337,14 @@ class PiecewiseCost(Fitted):
             found = [fixed + slope * read for read in contexts]
         else:
             found = [fixed + max(slope * read, floor) for read in contexts]
-        return self._with_host(step, found, count) if self.has_host_work else found
+        return self._launched(step, found, count)
+
+    def _launched(self, step: Step, kernels: list[float], count: int) -> list[float]:
+        """Let no decode step be faster than its launches, and add the host's work."""
+        if self.launch and count > self._largest_graph:
+            least = self.overhead + self.overhead_per_sequence * count + self.launch
+            kernels = [max(seconds, least) for seconds in kernels]
+        return self._with_host(step, kernels, count) if self.has_host_work else kernels
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         """Give the seconds of pure decode steps of so many sequences that read so many tokens."""
@@ -328,9 +352,12 @@ class PiecewiseCost(Fitted):
         reads = self.decode_per_context * contexts
         if self.window:
             reads = reads + self.decode_per_window * np.minimum(contexts, self.window * counts)
-        reads = np.maximum(reads, self.decode_per_sequence * counts)
+        reads = np.maximum(reads, np.maximum(self.decode_per_sequence * counts, self.decode_least))
         waits = self.overhead_per_sequence * counts
         seconds: Seconds = table[counts] + self._per_sequence * counts + reads
+        if self.launch:
+            launched = np.maximum(seconds, self.overhead + waits + self.launch)
+            seconds = np.where(counts > self._largest_graph, launched, seconds)
         host = self.host + self.host_per_sequence * counts
         least = self.overhead + waits + host
         shown = np.maximum(seconds, least) if self.overlapped else seconds + host
@@ -396,7 +423,7 @@ def add_tables(one: Table, two: Table) -> Table:
     return [[tokens, sum(cost.dense_seconds(tokens) for cost in costs)] for tokens in rows]
 
 
-def check_table(table: object) -> list[tuple[bool, str]]:
+def check_table(table: object, name: str = "dense") -> list[tuple[bool, str]]:
     """Check that a dense table is one; for `refuse`."""
     good = isinstance(table, Sequence) and not isinstance(table, str) and len(table) > 0
     rows = list(table) if isinstance(table, Sequence) else []
@@ -411,7 +438,7 @@ def check_table(table: object) -> list[tuple[bool, str]]:
         "must be rows [tokens, seconds], tokens whole, from 1 on and ascending, seconds above 0 "
         f"and at most {LONGEST_TERM:,.0f}"
     )
-    return [(not good, f"dense: {what}")]
+    return [(not good, f"{name}: {what}")]
 
 
 def check_interval(ends: object) -> list[tuple[bool, str]]:

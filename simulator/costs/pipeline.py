@@ -54,7 +54,9 @@ class Stage:
             elif field.name not in ENGINE_TERMS:
                 values[field.name] = value * self.share
         if isinstance(cost, PiecewiseCost):
-            values["dense"] = [[tokens, seconds * self.share] for tokens, seconds in cost.dense]
+            for name in ("dense", "graph_dense"):
+                table = getattr(cost, name)
+                values[name] = [[tokens, seconds * self.share] for tokens, seconds in table]
         return replace(cost, **values)
 
 

@@ -148,5 +148,19 @@ def find_gpu(name: str) -> Gpu:
     raise ValueError(f"gpu.name: no GPU {name!r} in the table; there are {', '.join(order)}")
 
 
+def find_gpu_of_driver(name: str) -> Gpu:
+    """Find a GPU by what its driver calls it: `NVIDIA H100 80GB HBM3` is an H100.
+
+    Raises ValueError as `find_gpu` does.
+    """
+    words = re.split(r"[ -]+", name.strip())
+    for count in range(len(words), 0, -1):
+        try:
+            return find_gpu(" ".join(words[:count]))
+        except ValueError:
+            continue
+    return find_gpu(name)
+
+
 def _normalised(name: str) -> str:
     return re.sub(r"nvidia|geforce|[^a-z0-9]", "", name.lower())

@@ -247,3 +247,40 @@ def test_columns_that_came_later_may_be_empty_or_missing(tmp_path: Path) -> None
     older = "\n".join(line.rsplit(",", 4)[0] for line in lines) + "\n"
     path.write_bytes(gzip.compress(older.encode()))
     assert [found.n_logits for found in read_rows(path)] == [None, None]
+
+
+GRAPHS = PiecewiseCost(
+    dense=[[1, 4e-3], [100, 5e-3]], overhead=1e-4, overhead_per_sequence=1e-6,
+    decode_per_context=1e-8, decode_least=2e-4, prefill_per_token=1e-5,
+    cudagraph_capture_sizes=[2, 8], graph_dense=[[2, 3e-3], [8, 3.5e-3]], launch=6e-3,
+)  # fmt: skip
+
+
+def test_graphs_have_a_table_of_their_own_and_no_floor_of_launches() -> None:
+    """Three decodes cost what the graph of eight does; reading little costs what a launch does."""
+    assert GRAPHS.execute(Step([], 3, 300)) == pytest.approx(1e-4 + 3e-6 + 3.5e-3 + 2e-4)
+    assert GRAPHS.execute(Step([], 3, 90_000)) == pytest.approx(1e-4 + 3e-6 + 3.5e-3 + 9e-4)
+
+
+def test_steps_without_a_graph_take_no_less_than_their_launches() -> None:
+    """A batch beyond the graphs, and prompts, until the kernels take longer."""
+    many = 1e-4 + 9e-6
+    assert GRAPHS.execute(Step([], 9, 900)) == pytest.approx(many + 6e-3)
+    dense = 4e-3 + 8 / 99 * 1e-3
+    assert GRAPHS.execute(Step([], 9, 300_000)) == pytest.approx(many + dense + 3e-3)
+    request = Request(0, 0.0, 100, 1)
+    small, large = (Step([Chunk(request, 0, size)], 0, 0) for size in (10, 400))
+    assert GRAPHS.execute(small) == pytest.approx(1e-4 + 1e-6 + 6e-3)
+    assert GRAPHS.execute(large) > 1e-4 + 1e-6 + 6e-3
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 9, 40])
+def test_leaps_and_tables_are_steps_one_by_one(count: int) -> None:
+    """To the last bit, on either side of the floors."""
+    first = 15_000 - 3 * count
+    leap = GRAPHS.leap(Step([], count, first), 30)
+    steps = [GRAPHS.execute(Step([], count, first + k * count)) for k in range(30)]
+    assert leap == steps
+    counts = np.full(30, count)
+    table = GRAPHS.decode_seconds(counts, first + count * np.arange(30))
+    np.testing.assert_allclose(table, steps, rtol=1e-12)

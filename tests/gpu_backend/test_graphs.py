@@ -12,8 +12,12 @@ pytest.importorskip("torch", reason="torch is not installed: pip install 'headwa
 import torch
 
 from gpu_backend.cuda.graphs import Graphs, sizes_for
-from gpu_backend.input_batch import HostInputs, InputBatch
+from gpu_backend.engine import Engine
+from gpu_backend.input_batch import InputBatch, InputBatchBuilder
+from gpu_backend.request_states import RequestStates
 from gpu_backend.staging import StagingBuffer, aligned
+from simulator.core.request import Chunk, Request
+from simulator.models.load import load_model
 
 CPU = torch.device("cpu")
 
@@ -22,7 +26,6 @@ class Model:
     """Says of each row its id plus its position; behaves as launched kernels do when captured."""
 
     def __init__(self) -> None:
-        self.spec = SimpleNamespace(max_position_embeddings=512)
         self.seen: list[InputBatch] = []
         self.capturing: list[Callable[[], object]] | None = None
 
@@ -40,30 +43,22 @@ class Model:
         return out
 
 
-def cache(on_cuda: bool = False) -> SimpleNamespace:
-    """What Graphs asks of a KV cache."""
-    kv = SimpleNamespace(device=CPU, is_cuda=on_cuda)
-    return SimpleNamespace(block_size=16, num_blocks=1000, kv=kv)
+def inputs(most: int) -> InputBatchBuilder:
+    """Inputs of made-up requests, padded to the sizes of graphs up to `most`."""
+    sizes = sizes_for(most)
+    return InputBatchBuilder(RequestStates(1000), 16, CPU, capture_sizes=sizes, max_blocks=32)
 
 
-def decodes(rows: int, emits: int | None = None) -> InputBatch:
-    """A step in which each of some rows has one new token."""
-    count = np.arange(rows, dtype=np.int32)
-    tables = np.arange(rows * 16, dtype=np.int32).reshape(rows, 16) + 1
-    emitting = count[: rows if emits is None else emits]
-    host = HostInputs(
-        starts=10 * count, counts=count * 0 + 1, lengths=10 * count + 1,
-        query_starts=np.arange(rows + 1, dtype=np.int32), ids=100 + count, positions=10 * count,
-        slots=7 + count, tables=tables, emits=emitting,
-    )  # fmt: skip
-    ids, positions, slots, lengths = (
-        torch.from_numpy(part) for part in (host.ids, host.positions, host.slots, host.lengths)
-    )
-    return InputBatch(
-        decodes=rows, ids=ids, positions=positions, slots=slots, lengths=lengths,
-        width=torch.tensor([16]), tables=torch.from_numpy(tables),
-        emits=torch.from_numpy(emitting), on_host=host,
-    )  # fmt: skip
+def decodes(rows: int, answered: int = 0) -> list[Chunk]:
+    """A step in which each of some requests has one new token; requests of 1, 11, 21 ... tokens."""
+    return [
+        Chunk(Request(k, 0.0, 10 * k + 1 + answered, 4, blocks=[k + 1] * (k + 2)), 10 * k, 1)
+        for k in range(rows)
+    ]
+
+
+def expected(batch: InputBatch) -> list[int]:
+    return (batch.host.ids + batch.host.positions).tolist()
 
 
 def test_sizes() -> None:
@@ -75,28 +70,67 @@ def test_sizes() -> None:
 
 def test_a_batch_is_padded_with_rows_that_touch_no_cache() -> None:
     """Three rows run as four: the fourth has length 0 and slot -1; three tokens come out."""
-    model = Model()
-    tokens = Graphs(model, cache(), 8).sample(decodes(3))
-    assert tokens.tolist() == [100, 111, 122]
-    batch = model.seen[-1]
-    assert batch.ids.tolist() == [100, 101, 102, 0]
+    model, made = Model(), inputs(8)
+    batch, _ = made.build(decodes(3))
+    assert Graphs(model, made).sample(batch).tolist() == expected(batch)
+    assert batch.bucket == 4
     assert batch.positions.tolist() == [0, 10, 20, 0]
-    assert batch.slots.tolist() == [7, 8, 9, -1]
+    assert batch.slots.tolist() == [16, 42, 52, -1]
     assert batch.lengths.tolist() == [1, 11, 21, 0]
     assert batch.width.tolist() == [16]
-    assert batch.tables.tolist() == list(range(1, 49))
+    assert batch.tables.view(3, 16)[:, :3].tolist() == [[1, 1, 0], [2, 2, 2], [3, 3, 3]]
     assert batch.tokens == len(batch.emits) == batch.decodes == 4
+    assert batch.host.lengths.tolist() == [1, 11, 21]
+    assert len(batch.host.emits) == 3
+
+
+def test_a_padded_batch_decodes_on_in_its_place() -> None:
+    """One more token each, the same addresses, and still nothing for the row that pads."""
+    made = inputs(8)
+    before, rows = made.build(decodes(3))
+    places = [part.data_ptr() for part in (before.ids, before.positions, before.tables)]
+    batch, again = made.advance()
+    assert rows.tolist() == again.tolist()
+    assert [part.data_ptr() for part in (batch.ids, batch.positions, batch.tables)] == places
+    assert batch.positions.tolist() == [1, 11, 21, 0]
+    assert batch.lengths.tolist() == [2, 12, 22, 0]
+    assert batch.slots.tolist() == [17, 43, 53, -1]
+    assert batch.bucket == 4
 
 
 def test_other_steps_run_as_they_come() -> None:
     """A batch that is too large, or of which not every row emits a token, is not padded."""
-    model = Model()
-    graphs = Graphs(model, cache(), 4)
-    for batch in (decodes(5), decodes(3, emits=2)):
-        assert graphs.bucket(batch) == 0
+    model, made = Model(), inputs(4)
+    graphs = Graphs(model, made)
+    for chunks in (decodes(5), decodes(3, answered=1)):
+        made.reset(RequestStates(1000))
+        batch, _ = made.build(chunks)
+        assert batch.bucket == 0
         graphs.sample(batch)
         assert model.seen[-1] is batch
-    assert [graphs.bucket(decodes(rows)) for rows in (1, 2, 3, 4)] == [1, 2, 4, 4]
+    assert [made.bucket(rows) for rows in (1, 2, 3, 4, 5)] == [1, 2, 4, 4, 0]
+
+
+def test_a_step_is_sent_to_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is padded, holds prompts, or goes on from the one before."""
+    sent: list[StagingBuffer] = []
+
+    def count(self: StagingBuffer) -> None:
+        sent.append(self)
+
+    monkeypatch.setattr(StagingBuffer, "send", count)
+    made = inputs(4)
+    made.tile_rows = 8
+    for step in (lambda: made.build(decodes(3)), made.advance, lambda: made.build(decodes(5))):
+        sent.clear()
+        step()
+        assert len(sent) == 1
+    sent.clear()
+    prompt = Chunk(Request(9, 0.0, 20, 4, blocks=[1, 2]), 0, 20)
+    batch, _ = made.build([*decodes(2), prompt])
+    assert len(sent) == 1
+    assert batch.tiles is not None
+    assert batch.tiles.tolist() == [[18, 4, 16, 0], [10, 8, 8, 0], [2, 8, 0, 0]]
 
 
 def test_a_replayed_graph_reads_the_new_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,12 +158,15 @@ def test_a_replayed_graph_reads_the_new_batch(monkeypatch: pytest.MonkeyPatch) -
         "stream": lambda other: nullcontext(), "synchronize": lambda: None,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    graphs = Graphs(model, cache(on_cuda=True), 4)
+    made = inputs(4)
+    monkeypatch.setattr(made, "device", torch.device("cuda"))
+    graphs = Graphs(model, made)
     assert [batch.decodes for batch in model.seen] == [4, 4, 2, 2, 1, 1]  # warmed up, captured
     with torch.inference_mode():  # as the engine runs
-        assert graphs.sample(decodes(3)).tolist() == [100, 111, 122]
-        assert graphs.sample(decodes(2)).tolist() == [100, 111]
-        assert graphs.sample(decodes(4)).tolist() == [100, 111, 122, 133]
+        for rows in (3, 2, 4):
+            made.reset(RequestStates(1000))
+            batch, _ = made.build(decodes(rows))
+            assert graphs.sample(batch).tolist() == expected(batch)
     assert len(model.seen) == 6
 
 
@@ -148,17 +185,12 @@ def test_staging_keeps_addresses_and_refuses_what_does_not_fit() -> None:
 
 def test_an_engine_tells_how_its_steps_were_launched() -> None:
     """Three decodes in the graph of four; a prompt, and a step that emits nothing, outside."""
-    from gpu_backend.engine import Engine
-    from simulator.core.request import Chunk, Request
-    from simulator.models.load import load_model
-
-    class Uncaptured(Graphs):
-        def sample(self, batch: InputBatch) -> torch.Tensor:
-            return self._model.sample(batch)  # the plain backend knows no padding
-
     engine = Engine(load_model("tiny-test"), 20)
     assert engine.capture_sizes == []
-    engine.graphs = Uncaptured(engine.model, engine.cache, 8)
+    engine.inputs = InputBatchBuilder(
+        engine.states, 16, CPU, capture_sizes=sizes_for(8), max_blocks=20
+    )
+    engine.graphs = Graphs(Model(), engine.inputs)  # the plain backend knows no padding
     assert engine.capture_sizes == [1, 2, 4, 8]
 
     def chunk(id: int, start: int, new: int, prompt: int) -> Chunk:
@@ -166,6 +198,9 @@ def test_an_engine_tells_how_its_steps_were_launched() -> None:
 
     decoding = engine.execute([chunk(id, 5, 1, 6) for id in range(3)], keep=False)
     assert (decoding.bucket, decoding.n_logits) == (4, 3)
+    with engine.launched_one_by_one():
+        alone = engine.execute([chunk(id, 5, 1, 6) for id in range(3)], keep=False)
+        assert (alone.bucket, alone.n_logits, engine.capture_sizes) == (0, 3, [])
     prompt = engine.execute([chunk(3, 0, 9, 9)], keep=False)
     assert (prompt.bucket, prompt.n_logits) == (0, 1)
     part = engine.execute([chunk(4, 0, 1, 9)], keep=False)

@@ -14,6 +14,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install 'headwa
 pytest.importorskip("triton", reason="triton is not installed: it comes with torch for CUDA")
 
 from gpu_backend.cuda import ops
+from gpu_backend.input_batch import prefill_tiles
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +36,8 @@ def python(*words: str, interpret: bool) -> list[dict[str, object]]:
 
 def test_kernels_agree_with_plain_torch() -> None:
     """Attention, norm, activation and whole texts on the kernels are those of the reference."""
-    rows = python("gpu_backend.campaign.checks", interpret=True)
+    planned, *rows = python("gpu_backend.campaign.checks", interpret=True)
+    assert planned == {"planned": 10}
     assert len(rows) == 10
     assert [row for row in rows if not row["ok"]] == []
 
@@ -43,7 +45,8 @@ def test_kernels_agree_with_plain_torch() -> None:
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-0.6b", "llama-3.2-1b"])
 def test_kernels_compile_for_hopper(model: str) -> None:
     """Nothing spills, every pointer and stride is known to divide by 16, and data come in ahead."""
-    kernels = python("tests.support.sm90", model, interpret=False)
+    words = ("--capability", "90", "--layers", model, "--no-sweep", "--describe", "--jobs", "2")
+    kernels = python("gpu_backend.campaign.precompile", *words, interpret=False)
     assert {k["name"] for k in kernels} == {
         "rope_store", "decode_split", "decode_combine", "prefill_tile", "add_rmsnorm", "silu_mul",
     }  # fmt: skip
@@ -54,7 +57,9 @@ def test_kernels_compile_for_hopper(model: str) -> None:
         if kernel["name"] == "decode_split":
             assert kernel["async_copies"]
             assert "HMMA" in kernel["matrix"]
-            assert kernel["reg"] <= 128  # four programs of four warps on a multiprocessor
+            assert kernel["reg"] <= 128  # no fewer than three programs on a multiprocessor,
+            assert 3 * kernel["shared"] <= 227 << 10  # also by what they share
+            assert max(kernel["waits"]) > 0  # tiles are on their way while one is computed
         if kernel["name"] == "prefill_tile":
             assert kernel["async_copies"]
             assert "HGMMA" in kernel["matrix"]
@@ -62,11 +67,19 @@ def test_kernels_compile_for_hopper(model: str) -> None:
 
 def test_splits_fill_the_gpu_and_no_more() -> None:
     """Few rows are cut into many splits; many rows still into a few, lest one long one drag."""
-    assert [ops.splits_for(rows, 8) for rows in (1, 2, 4, 8, 16, 256)] == [32, 32, 16, 8, 4, 4]
+    assert [ops.splits_for(rows, 8) for rows in (1, 2, 4, 8, 16, 127, 128)] == [
+        32,
+        32,
+        16,
+        8,
+        4,
+        4,
+        2,
+    ]
     assert ops.splits_for(1, 64) == 8
 
 
 def test_prefill_tiles_cover_each_chunk_once() -> None:
     """Tiles of 128 rows, each with its place in its sequence; those with most keys come first."""
-    tiles = ops.prefill_tiles(np.array([0, 37], np.int32), np.array([50, 200], np.int32), 3)
+    tiles = prefill_tiles(np.array([0, 37], np.int32), np.array([50, 200], np.int32), 3, 128)
     assert tiles.tolist() == [[181, 72, 165, 1], [53, 128, 37, 1], [3, 50, 0, 0]]
