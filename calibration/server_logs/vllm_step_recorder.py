@@ -1,5 +1,7 @@
 # mypy: ignore-errors
-"""Writes down every step of a vLLM server. Copy this file to where it runs, and start it so:
+"""A scheduler plug-in for vLLM that writes down every step of a server.
+
+Copy this file to where it runs, and start it so:
 
     HEADWAY_STEPS=steps.csv PYTHONPATH=. vllm serve MODEL \
         --scheduler-cls vllm_step_recorder.RecordedAsyncScheduler

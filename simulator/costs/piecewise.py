@@ -152,11 +152,10 @@ class PiecewiseCost(Fitted):
     def __post_init__(self) -> None:
         others = ("overhead_per_sequence", "state_per_sequence")
         terms = TERMS + others + CHUNK_TERMS + WINDOW_TERMS + HOST_TERMS + SWAP_TERMS
-        terms += ("launch", "decode_least")
         raise_if(
             *check_table(self.dense),
             *(check_table(self.graph_dense, "graph_dense") if self.graph_dense else ()),
-            *check_terms(self, terms),
+            *check_terms(self, (*terms, "launch", "decode_least")),
             *_check_sizes(self.cudagraph_capture_sizes),
             *check_interval(self.host_interval),
         )

@@ -1,0 +1,317 @@
+"""The whole engine on fake CUDA tensors, which have shapes and a device and no memory.
+
+What a GPU would find first is looked for without one: a tensor on the wrong device, an address that
+kernels' wide loads cannot take, a grid that no GPU launches, a wait or a copy within the capture of
+a graph, more than one copy to the device in a step, events that come before the inputs.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from simulator.core.request import Chunk, Request
+from simulator.models.load import load_model
+
+MODELS = ("llama-3.1-8b", "qwen3-4b")
+KERNELS = (
+    *("decode_split", "decode_combine", "prefill_tile"),
+    *("add_rmsnorm", "rope_store", "silu_mul"),
+)
+MAX_GRID = ((1 << 31) - 1, 65535, 65535)
+"""Programs of a launch, by axis (CUDA C programming guide, table of technical specifications)."""
+ALIGNMENT = 16  # bytes: wide loads
+WAITS = ("aten._local_scalar_dense.default", "aten.nonzero.default", "aten.item.default")
+MEMORY = 139 << 30
+CUDA = torch.device("cuda")
+
+
+@dataclass
+class Seen:
+    """What happened on the device that is not there; `wrong` says what should not have."""
+
+    wrong: list[str] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)  # copy, record, replay, read: of a step
+    launches: Counter[str] = field(default_factory=Counter)
+    capturing: bool = False
+    captures: int = 0
+
+    def launch(self, name: str, grid: Sequence[int], given: Sequence[object]) -> None:
+        """Look at one launch of a Triton kernel."""
+        self.launches[name] += 1
+        if any(not 0 < size <= most for size, most in zip(grid, MAX_GRID, strict=False)):
+            self.wrong.append(f"{name}: grid {tuple(grid)}")
+        for number, value in enumerate(given):
+            if isinstance(value, Tensor):
+                if value.device.type != "cuda":
+                    self.wrong.append(f"{name}: argument {number} is on {value.device}")
+                if value.storage_offset() * value.element_size() % ALIGNMENT:
+                    self.wrong.append(
+                        f"{name}: argument {number} begins at {value.storage_offset()}"
+                    )
+
+    def allocate(self, what: str) -> None:
+        """Note what a capture may not do."""
+        if self.capturing:
+            self.wrong.append(f"in a capture: {what}")
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Looks at every operation of torch's while a graph is captured."""
+
+    def __init__(self, seen: Seen) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = seen
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, given: Any = (), named: Any = None
+    ) -> Any:
+        named = named or {}
+        tensors = [value for value in (*given, *named.values()) if isinstance(value, Tensor)]
+        if any(tensor.device.type == "cpu" for tensor in tensors) or str(function) in WAITS:
+            self.seen.allocate(f"{function} of the host's")
+        return function(*given, **named)
+
+
+class Kernel:
+    """Stands in for a Triton kernel."""
+
+    def __init__(self, name: str, seen: Seen) -> None:
+        self.name, self.seen = name, seen
+
+    def __getitem__(self, grid: Sequence[int]) -> Any:
+        return lambda *given, **_: self.seen.launch(self.name, grid, given)
+
+
+class HostBlock:
+    """Stands in for the tensor on the host: what is done with it needs no torch."""
+
+    def __init__(self, size: int) -> None:
+        self.array = np.zeros(size, np.int32)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def numpy(self) -> Any:
+        """Give the array."""
+        return self.array
+
+
+class FakeBlock:
+    """Stands in for a `StagingBuffer`: numpy on the host, nothing on the device."""
+
+    def __init__(self, size: int, device: torch.device, *, fixed: bool = False) -> None:
+        from gpu_backend.staging import StagingBuffer
+
+        self.fixed = fixed
+        self._kind = StagingBuffer
+        self._copied = None
+        self._allocate(size)
+
+    seen: Seen  # set by `faked`
+
+    def _allocate(self, size: int) -> None:
+        self.seen.allocate("a block of inputs")
+        self._host = HostBlock(size)
+        self._there = torch.empty(size, dtype=torch.int32, device=CUDA)
+        self._end = 0
+
+    def stage(self, parts: Sequence[Any]) -> Any:
+        """Copy as the real one does."""
+        return self._kind.stage(self, parts)  # type: ignore[arg-type]
+
+    def send(self) -> None:
+        """Note the copy."""
+        if not self.seen.capturing:
+            self.seen.order.append("copy")
+
+
+def _index(self: Tensor, places: Any) -> Tensor:
+    """Index with slices and numbers; torch's own asks a CUDA that is not there."""
+    found, axis = self, 0
+    for place in places if isinstance(places, tuple) else (places,):
+        if isinstance(place, slice):
+            first, last, _ = place.indices(found.shape[axis])
+            found = found.narrow(axis, first, max(0, last - first))
+            axis += 1
+        else:
+            found = found.select(axis, int(place))
+    return found
+
+
+@contextmanager
+def faked(seen: Seen, *, capture_fails: bool = False) -> Iterator[None]:
+    """Put a CUDA that is not there under torch and the engine."""
+    from gpu_backend import input_batch
+
+    real_index, real_cpu, real_empty = Tensor.__getitem__, Tensor.cpu, torch.empty
+
+    def index(self: Tensor, places: Any) -> Any:
+        return _index(self, places) if self.device.type == "cuda" else real_index(self, places)
+
+    def read(self: Tensor, *given: Any) -> Tensor:
+        if self.device.type != "cuda":
+            return real_cpu(self, *given)
+        seen.allocate("a copy to the host")
+        seen.order.append("read")
+        with unset_fake_temporarily():
+            return torch.zeros(self.shape, dtype=self.dtype)
+
+    def tensor(values: Sequence[Any], **named: Any) -> Tensor:
+        return real_empty(len(values), dtype=torch.int64, **named)
+
+    def empty(*sizes: Any, pin_memory: bool = False, **named: Any) -> Tensor:
+        return real_empty(*sizes, **named)
+
+    @contextmanager
+    def capture(graph: object, pool: object = None) -> Iterator[None]:
+        if capture_fails:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        seen.capturing = True
+        seen.captures += 1
+        yield
+        seen.capturing = False
+
+    def to(name: str) -> Any:
+        return lambda *_, **__: seen.order.append(name)
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    event = SimpleNamespace(
+        record=to("record"), synchronize=to("wait"), elapsed_time=lambda other: 1.0
+    )
+    kernels = ModuleType("gpu_backend.cuda.kernels")
+    vars(kernels).update({name: Kernel(name, seen) for name in KERNELS}, LOG2E=1.4427)
+    generator = type("Generator", (), {
+        "__init__": lambda self, device: None, "manual_seed": lambda self, seed: None,
+    })  # fmt: skip
+    patches = {
+        "is_available": lambda: True, "device_count": lambda: 1,
+        "mem_get_info": lambda device=None: (MEMORY, MEMORY), "Event": lambda **_: event,
+        "Stream": lambda: stream, "current_stream": lambda: stream,
+        "stream": lambda other: nullcontext(), "synchronize": lambda *_: None,
+        "graph_pool_handle": object, "CUDAGraph": lambda: SimpleNamespace(replay=to("replay")),
+        "graph": capture, "get_device_properties": lambda device: SimpleNamespace(uuid="0"),
+    }  # fmt: skip
+    block = type("Block", (FakeBlock,), {"seen": seen})
+    with ExitStack() as stack:
+        stack.enter_context(_modules(kernels))
+        for name, stand_in in patches.items():
+            stack.enter_context(patch.object(torch.cuda, name, stand_in))
+        for name, method in (("__getitem__", index), ("cpu", read)):
+            stack.enter_context(patch.object(Tensor, name, method))
+        stack.enter_context(patch.object(Tensor, "normal_", lambda self, *_, **__: self))
+        stack.enter_context(patch.object(torch, "Generator", generator))
+        stack.enter_context(patch.object(torch, "tensor", tensor))
+        stack.enter_context(patch.object(torch, "empty", empty))
+        stack.enter_context(patch.object(input_batch, "StagingBuffer", block))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(Watch(seen))
+        yield
+
+
+@contextmanager
+def _modules(kernels: ModuleType) -> Iterator[None]:
+    """Let the modules that launch kernels be imported over stand-ins, without Triton."""
+    import gpu_backend.cuda as package
+
+    names = ("kernels", "ops", "backend")
+    before = {name: sys.modules.pop(f"gpu_backend.cuda.{name}", None) for name in names}
+    sys.modules["gpu_backend.cuda.kernels"] = package.kernels = kernels  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            sys.modules.pop(f"gpu_backend.cuda.{name}", None)
+            vars(package).pop(name, None)
+            if module is not None:
+                sys.modules[f"gpu_backend.cuda.{name}"] = module
+                setattr(package, name, module)
+
+
+def _chunks(pieces: Sequence[tuple[int, int]]) -> list[Chunk]:
+    """Make requests of (cached, new) tokens with blocks of their own."""
+    chunks, block = [], 1
+    for number, (start, new) in enumerate(pieces):
+        count = -(-(start + new + 1) // 16)
+        blocks = list(range(block, block + count))
+        chunks.append(Chunk(Request(number, 0.0, start + new, 4, blocks=blocks), start, new))
+        block += count
+    return chunks
+
+
+def check_engine(model: str) -> tuple[Seen, str]:
+    """Build an engine and run steps of every kind; give what was seen, and what was launched."""
+    seen = Seen()
+    with faked(seen):
+        from gpu_backend.engine import Engine
+
+        engine = Engine(load_model(model), 24576, 16, "cuda", max_num_seqs=256)
+        if seen.captures != len(engine.capture_sizes):
+            seen.wrong.append(f"{seen.captures} captures of {len(engine.capture_sizes)} sizes")
+        per_step = {}
+        for name, pieces, wanted in (
+            ("decode 3", [(1023, 1)] * 3, ["copy", "record", "replay", "record", "read"]),
+            ("decode 256", [(1023, 1)] * 256, ["copy", "record", "replay", "record", "read"]),
+            ("decode 257", [(1023, 1)] * 257, ["copy", "record", "record", "read"]),
+            (
+                "mixed",
+                [(1023, 1)] * 5 + [(0, 700), (512, 100)],
+                ["copy", "record", "record", "read"],
+            ),
+            ("prompt", [(0, 2048)], ["copy", "record", "record", "read"]),
+        ):
+            engine.reset()
+            seen.order.clear()
+            seen.launches.clear()
+            done = engine.execute(_chunks(pieces))
+            if seen.order != wanted:
+                seen.wrong.append(f"{name}: {' '.join(seen.order)}, not {' '.join(wanted)}")
+            per_step[name] = seen.launches.total()
+            if name == "decode 256":
+                seen.order.clear()
+                engine.execute(None)
+                if seen.order != wanted:
+                    seen.wrong.append(f"{name}, going on: {' '.join(seen.order)}")
+            if bool(done.bucket) != ("replay" in wanted):
+                seen.wrong.append(f"{name}: bucket {done.bucket}")
+        _swap(engine, seen)
+        launched = ", ".join(f"{name} {count}" for name, count in per_step.items() if count)
+    return seen, f"{model}: {seen.captures} graphs; Triton launches: {launched}"
+
+
+def _swap(engine: Any, seen: Seen) -> None:
+    """Copy blocks out and back; the pieces on the host are real ones there."""
+    request = Request(-1, 0.0, 1, 1)
+    try:
+        engine.swap_out(request, list(range(1, 101)))
+        engine.swap_in(request, list(range(300, 200, -1)))
+    except (RuntimeError, AssertionError) as error:
+        seen.wrong.append(f"swap: {str(error).splitlines()[0]}")
+
+
+def check_failing_capture() -> list[str]:
+    """Let captures raise: the engine says so, and runs without graphs where it is told to."""
+    wrong: list[str] = []
+    seen = Seen()
+    with faked(seen, capture_fails=True):
+        from gpu_backend.engine import Engine
+
+        try:
+            Engine(load_model("llama-3.2-1b"), 2048, 16, "cuda")
+            wrong.append("a capture that raises was not told")
+        except RuntimeError:
+            pass
+        engine = Engine(load_model("llama-3.2-1b"), 2048, 16, "cuda", graphs=False)
+        if engine.execute(_chunks([(99, 1)] * 3), keep=False).bucket:
+            wrong.append("a step ran as a graph without graphs")
+    return wrong + seen.wrong

@@ -1,0 +1,64 @@
+"""Faults that a GPU day may bring, brought about on purpose."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+
+from gpu_backend import sensors
+from gpu_backend.campaign.plan import Part
+from gpu_backend.campaign.runner import Campaign
+
+ROWS_SECONDS = 60.0  # in which a calibration on a CPU must have left its first rows
+
+
+def check_missing_sensors() -> Iterator[str]:
+    """Let there be no nvidia-smi, and then no device: nothing is known, and nothing raised."""
+    device = torch.device("cuda")
+    no_program = patch.dict(os.environ, {"PATH": ""})
+    some_gpu = patch.object(sensors, "gpu_id", lambda _: "GPU-0")
+    with no_program, some_gpu, sensors.Sensors(device) as found:
+        if found.latest != sensors.NO_READING:
+            yield "a reading without nvidia-smi"
+    with sensors.Sensors(device) as found:
+        if not torch.cuda.is_available() and found.latest != sensors.NO_READING:
+            yield "a reading without a device"
+
+
+def calibration(folder: Path, budget_s: float) -> list[str]:
+    """Give the command of a small calibration on a CPU."""
+    return [
+        sys.executable, "-m", "simulator", "calibrate", "--model", "tiny-test",
+        "--budget-s", f"{budget_s}", "--out", str(folder), "--num-blocks", "256",
+        "--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--max-model-len", "256",
+    ]  # fmt: skip
+
+
+def check_refit(folder: Path) -> Iterator[str]:
+    """Kill a calibration before its fit: the part after it fits what there is."""
+    there = folder / "calibration"
+    process = subprocess.Popen(
+        calibration(there, 600.0), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    until = time.monotonic() + ROWS_SECONDS
+    steps = there / "steps.csv.gz"
+    while time.monotonic() < until and not (steps.exists() and steps.stat().st_size > 8000):
+        time.sleep(0.2)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    if not steps.exists():
+        yield f"no rows after {ROWS_SECONDS:.0f} s"
+        return
+    part = Part(
+        "refit", (sys.executable, "-m", "simulator", "calibrate", "--from", "{0}"), 120.0,
+        needs=("calibration*/steps.csv.gz",), unless="calibration*/*.yaml",
+    )  # fmt: skip
+    outcome = Campaign(folder).run([part], 120.0)[0]
+    if outcome.status != "ok" or not [*there.glob("*.yaml")]:
+        yield f"refit: {outcome.status}: {outcome.note}"
