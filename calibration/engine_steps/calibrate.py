@@ -196,6 +196,7 @@ def _scenario(
         "model": setup.model,
         "gpu": {"name": _known_gpu(engine)},
         "engine": {
+            "name": "textbook",
             "dtype": str(engine.dtype).removeprefix("torch."),
             "num_gpu_blocks_override": engine.num_blocks,
             "block_size": engine.block_size,

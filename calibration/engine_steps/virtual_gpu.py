@@ -197,6 +197,7 @@ def replayed(engine: VirtualEngine, model: str, fit: StepFit, name: str) -> dict
         "model": model,
         "gpu": {"name": "H200"},
         "engine": {
+            "name": "textbook",
             "num_gpu_blocks_override": engine.num_blocks,
             "max_num_seqs": 256,
             "max_num_batched_tokens": 2048,

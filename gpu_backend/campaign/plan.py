@@ -97,6 +97,7 @@ name: {name}
 model: {model}
 gpu: {{name: {gpu}, count: 1}}
 engine:
+  name: textbook
   max_num_seqs: {setup.max_num_seqs}
   max_num_batched_tokens: {setup.max_num_batched_tokens}
   max_model_len: {setup.max_model_len}

@@ -51,7 +51,7 @@ def faults() -> Iterator[str]:
 
 def virtual_gpu(*, thorough: bool) -> Iterator[str]:
     """Calibrate a GPU that is a formula, in a process of its own."""
-    more = ["--all"] if thorough else ["--budget-s", "25"]
+    more = ["--all"] if thorough else ["--budget-s", "50"]
     yield from _process("calibration.engine_steps.virtual_gpu", *more)
 
 
