@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet
 
-.PHONY: demo test test-clients lint bench notebooks test-notebooks clean
+.PHONY: demo test test-clients lint bench notebooks test-notebooks clean preflight
 
 demo: $(VENV)/installed
 	$(BIN)/headway compare scenarios/demo.yaml --vary engine.scheduling_policy=static,fcfs --out out/demo
@@ -64,6 +64,10 @@ $(VENV)/installed-test: $(VENV)/bin/python pyproject.toml
 $(VENV)/installed-dev: $(VENV)/installed-test
 	$(PIP) --no-compile --editable ".[dev]"
 	touch $@
+
+# What can be known of the engine on a GPU without one; with `--all` it takes ten minutes.
+preflight: $(VENV)/installed-test
+	$(BIN)/python -m gpu_backend.preflight
 
 clean:
 	rm -rf $(VENV) out
