@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -249,13 +249,19 @@ def _chunks(pieces: Sequence[tuple[int, int]]) -> list[Chunk]:
     return chunks
 
 
-def check_engine(model: str) -> tuple[Seen, str]:
-    """Build an engine and run steps of every kind; give what was seen, and what was launched."""
+def check_engine(model: str, layers: int = 0) -> tuple[Seen, str]:
+    """Build an engine and run steps of every kind; give what was seen, and what was launched.
+
+    Layers are alike: a few of them (0: all) take less time.
+    """
     seen = Seen()
+    spec = load_model(model)
+    if layers:
+        spec = replace(spec, num_hidden_layers=layers)
     with faked(seen):
         from gpu_backend.engine import Engine
 
-        engine = Engine(load_model(model), 24576, 16, "cuda", max_num_seqs=256)
+        engine = Engine(spec, 24576, 16, "cuda", max_num_seqs=256)
         if seen.captures != len(engine.capture_sizes):
             seen.wrong.append(f"{seen.captures} captures of {len(engine.capture_sizes)} sizes")
         per_step = {}
@@ -306,12 +312,13 @@ def check_failing_capture() -> list[str]:
     with faked(seen, capture_fails=True):
         from gpu_backend.engine import Engine
 
+        spec = replace(load_model("llama-3.2-1b"), num_hidden_layers=2)
         try:
-            Engine(load_model("llama-3.2-1b"), 2048, 16, "cuda")
+            Engine(spec, 2048, 16, "cuda")
             wrong.append("a capture that raises was not told")
         except RuntimeError:
             pass
-        engine = Engine(load_model("llama-3.2-1b"), 2048, 16, "cuda", graphs=False)
+        engine = Engine(spec, 2048, 16, "cuda", graphs=False)
         if engine.execute(_chunks([(99, 1)] * 3), keep=False).bucket:
             wrong.append("a step ran as a graph without graphs")
     return wrong + seen.wrong
