@@ -14,6 +14,7 @@ from simulator.views.http.server import Server
 from tests.support.twins import served_by
 
 FLEET = "cluster={replicas: 2, router: round_robin}"
+START_UP = 100.0  # s of the simulation, 50 of which take one
 BODY = {"prompt": "a b c", "max_tokens": 20, "ignore_eos": True}
 
 
@@ -33,16 +34,18 @@ async def act(client: aiohttp.ClientSession, name: str, **body: Any) -> Any:
 
 
 def test_replicas_start_after_a_while() -> None:
-    async def play(client: aiohttp.ClientSession, _: Server) -> None:
+    async def play(client: aiohttp.ClientSession, server: Server) -> None:
         assert (await client.get("/health")).status == 503
         response = await client.post("/v1/completions", json=BODY)
         assert response.status == 503
         assert (await response.json())["error"]["message"] == "no replica is up"
-        await asyncio.sleep(0.6)
-        assert (await client.get("/health")).status == 200
+        async with asyncio.timeout(60):
+            while (await client.get("/health")).status == 503:
+                await asyncio.sleep(0.1)
+        assert server.engine.env.now >= START_UP
         await ask(client)
 
-    served_by(play, startup_delay=25.0)
+    served_by(play, startup_delay=START_UP)
 
 
 def test_a_slow_replica_takes_longer() -> None:
