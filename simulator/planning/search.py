@@ -12,7 +12,7 @@ from itertools import combinations
 from math import inf, isfinite, log, sqrt
 from typing import NamedTuple
 
-from simulator.planning.intervals import CONFIDENCE, Estimate, batch_estimate, estimate
+from simulator.planning.intervals import CONFIDENCE, Estimate, Span, batch_interval, estimate
 from simulator.planning.runs import MetricValues
 from simulator.results.service_levels import Slo
 
@@ -36,10 +36,6 @@ FIRST_STEP = 1.25  # from the first rate to the second
 LARGEST_STEP = 4.0
 FLANK, FLANKS = 1.15, 3
 """Steps, and how many, beyond all places, for the ends of the interval of the largest rate."""
-
-
-Span = tuple[float, float, float]
-"""The ends of a confidence interval and, between them, the mean."""
 
 
 @dataclass(slots=True)
@@ -130,9 +126,12 @@ class Criteria:
         first, most = self.replications, self.most_replications
         if not strict:
             return [first]
+        counts = [first]
+        while counts[-1] < most:
+            counts.append(min(2 * counts[-1], most))
         if self.min_seconds is not None and all(slo.of_requests for slo in self.slos):
-            return sorted({1, first, most})
-        return sorted({first, most})
+            return sorted({1, *counts})
+        return counts
 
     def longer(self, trial: Trial) -> float | None:
         """Give the seconds of load for another, longer look; None where there is none."""
@@ -201,14 +200,14 @@ def _strain(runs: Sequence[MetricValues], slo: Slo, confidence: float) -> Span:
     By batches of requests where the bound is on requests and there are batches, else run by run.
     """
     if slo.of_requests and all("batches" in run for run in runs):
-        found = batch_estimate([run["batches"][slo.text] for run in runs], confidence)
-        low, high = found.interval
+        batches = [run["batches"][slo.text] for run in runs]
+        low, mean, high = batch_interval(batches, confidence)
         if slo.is_share and slo.limit:
             # None among n says no more than that it is less than one in n / 3, or so.
             count = sum(run["measured"] for run in runs)
             high = max(high, -log(1.0 - confidence) / max(count, 1))
         scale = slo.limit or 1.0
-        return low / scale - 1.0, found.mean / scale - 1.0, high / scale - 1.0
+        return low / scale - 1.0, mean / scale - 1.0, high / scale - 1.0
     found = interval(runs, slo.metric, confidence)
     low, high = found.interval
     if not isfinite(found.half_width):

@@ -5,7 +5,7 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from simulator.planning.intervals import estimate, holm, paired
+from simulator.planning.intervals import batch_interval, estimate, holm, paired
 
 
 def test_intervals_by_hand():
@@ -20,6 +20,31 @@ def test_intervals_by_hand():
         2.0 + found.prediction_half_width,
     )
     assert estimate([0.1, 0.1]).half_width == estimate([0.1, 0.1]).sd == 0.0
+
+
+def test_the_interval_of_batches_by_hand():
+    """Of 0, 0, 0, 4 of four runs: sd 2, third moment 16, so skew 16 / (6 x 2 x 8) = 1 / 6.
+
+    t(0.975, 3) = 3.182446 becomes 3 (cbrt(1 + t - 1 / 6) - 1) = 1.768457 below the mean and
+    3 (cbrt(1 - t - 1 / 6) - 1) = -6.988007 above it.
+    """
+    low, mean, high = batch_interval([[0.0], [0.0], [0.0], [4.0]])
+    assert mean == 1.0
+    assert low == pytest.approx(1 - 1.768457, rel=1e-6)
+    assert high == pytest.approx(1 + 6.988007, rel=1e-6)
+    assert batch_interval([[1.0]]) == (-np.inf, 1.0, np.inf)
+    assert batch_interval([[2.0] * 4, [2.0] * 4]) == (2.0, 2.0, 2.0)
+
+
+def test_the_interval_of_batches_covers_what_is_not_symmetric():
+    """Three runs of ten batches of gamma values, mean 1, shape 0.2: a few batches have nearly all.
+
+    Without the bend 12 % of the intervals are below the mean, where 2.5 % may be.
+    """
+    draw = np.random.default_rng(3)
+    found = [batch_interval(draw.gamma(0.2, 5.0, (3, 10)).tolist()) for _ in range(1500)]
+    assert np.mean([high < 1.0 for _, _, high in found]) < 0.04
+    assert np.mean([low > 1.0 for low, _, _ in found]) < 0.025
 
 
 def test_paired_differences_by_hand():

@@ -9,6 +9,7 @@ import os
 import random
 from math import exp, factorial, floor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -45,8 +46,24 @@ def test_the_closed_form_at_its_ends():
     assert share_that_waits_longer(0.5, 1.0, 1.0) == pytest.approx(1 - 0.5 * (exp(0.5) - 0.0))
 
 
-def draw(seed: int) -> tuple[str, float, float, float, int, bool]:
-    """Draw a server: its scenario, requests/s, s of a service, a bound in s, percentile, D or M."""
+class Case(NamedTuple):
+    """A fleet of servers and what is asked of it."""
+
+    text: str  # the scenario
+    rate: float  # requests/s
+    service: float  # s
+    bound: float  # s, of TTFT
+    percentile: int
+    alike: bool  # D, else M
+
+    def share_above(self, replicas: int) -> float:
+        """Give the share of requests above the bound; the first token comes a step after a wait."""
+        rate, wait = self.rate / replicas, self.bound - self.service / TOKENS
+        return share_that_waits_longer(rate, self.service, wait) if rate * self.service < 1 else 1.0
+
+
+def draw(seed: int) -> Case:
+    """Draw a fleet."""
     rng = random.Random(seed)
     alike = rng.random() < 0.5
     service = 10 ** rng.uniform(-0.7, 0.3)
@@ -55,13 +72,19 @@ def draw(seed: int) -> tuple[str, float, float, float, int, bool]:
     bound = service * rng.uniform(1.0, 16.0)
     lengths = TOKENS if alike else f"{{kind: exponential, mean: {TOKENS}}}"
     text = SERVER.format(step=service / TOKENS, rate=rate, lengths=lengths, seed=seed)
-    return text, rate, service, bound, percentile, alike
+    return Case(text, rate, service, bound, percentile, alike)
 
 
-def holds(problem: PlanProblem, found: Candidate, replicas: int, rate: float, seed: int) -> bool:
-    """Run so many replicas under other requests, ten times as long as they were looked at."""
-    seconds = max(t.seconds for t in found.result.trials if t.at == replicas)
-    keys = [f"cluster.replicas={replicas}", f"workload.num_prompts={round(10 * seconds * rate)}"]
+def holds(problem: PlanProblem, found: Candidate, replicas: int, case: Case, seed: int) -> bool:
+    """By the closed form; else run so many replicas ten times as long as all looks together.
+
+    Under other requests, at most 400,000 of them.
+    """
+    if case.alike:
+        return case.share_above(replicas) <= 1 - case.percentile / 100
+    seconds = max(t.looked_at for t in found.result.trials if t.at == replicas)
+    count = min(round(10 * seconds * case.rate), 400_000)
+    keys = [f"cluster.replicas={replicas}", f"workload.num_prompts={count}"]
     scenario = load_scenario(problem.path, keys, seed=seed + 10**6)
     (slo, _) = problem.criteria.slos
     values = measure_run(scenario, [slo], steady=True)
@@ -69,28 +92,19 @@ def holds(problem: PlanProblem, found: Candidate, replicas: int, rate: float, se
 
 
 def test_the_chosen_fleet_holds_and_one_replica_fewer_does_not(tmp_path: Path):
-    """In runs ten times as long, of other requests.
-
-    Of 90 cases 98.9 % held, and of the 74 with more than one replica 81 % failed with one fewer:
-    what keeps a bound by less than a tenth cannot be told apart in so few requests, and then more
-    are taken.
-    """
+    """SHARES"""
     path = tmp_path / "s.yaml"
     held, failed, smaller = 0, 0, 0
     for seed in range(CHECKS):
-        text, rate, service, bound, percentile, alike = draw(seed)
-        path.write_text(text)
-        slo = f"p{percentile}_ttft_ms<={1000 * bound}"
+        case = draw(seed)
+        path.write_text(case.text)
+        slo = f"p{case.percentile}_ttft_ms<={1000 * case.bound}"
         problem = make_problem(path, PlanOptions([slo], fewest="cluster.replicas=1..32"))
         _, best = find_best(problem, jobs=1)
         chosen = int(best.best.at)
-
-        held += holds(problem, best, chosen, rate, seed)
-        if alike:  # the first token comes a step after the wait
-            share = share_that_waits_longer(rate / chosen, service, bound - service / TOKENS)
-            assert share <= 1.1 * (1 - percentile / 100)
+        held += holds(problem, best, chosen, case, seed)
         if chosen > 1:
             smaller += 1
-            failed += not holds(problem, best, chosen - 1, rate, seed)
-    assert held >= 0.97 * CHECKS
-    assert failed >= 0.75 * smaller
+            failed += not holds(problem, best, chosen - 1, case, seed)
+    assert held >= 0.99 * CHECKS
+    assert failed >= 0.9 * smaller
