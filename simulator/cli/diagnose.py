@@ -1,6 +1,7 @@
 """The verb `headway diagnose`: what limits a run, and what each advice would bring."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +35,7 @@ def diagnose(
 ) -> int:
     """Tell what limits a run, and simulate what each advice would bring."""
     from simulator.planning.diagnose import diagnose as find
-    from simulator.planning.diagnose import table
+    from simulator.planning.diagnose import find_held, table
     from simulator.scenario.load import load_scenario
 
     at_least_one(jobs=jobs)
@@ -42,6 +43,9 @@ def diagnose(
     loaded = load_scenario(path, settings.overrides, settings.seed)
     with runs_progress("runs", quiet or json_) as progress:
         found = find(loaded, jobs=jobs, progress=progress)
+    if not found.trials:
+        held = find_held(path, settings.overrides, settings.seed, jobs)
+        found = replace(found, held=held)
     if json_:
         print(json.dumps(found.as_dict(), indent=2, allow_nan=False))
     elif not quiet:

@@ -1,15 +1,19 @@
 """What the advice of a diagnosis brings: each is simulated on the same workload, and ranked."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from simulator.diagnosis.finding import words
 from simulator.diagnosis.rules import NOTHING
+from simulator.planning.plan import Candidate, search_all
+from simulator.planning.problem import PlanOptions, make_problem, rate_key
 from simulator.planning.runs import MetricValues, Outcome, metric_values, run_each, warn_once
+from simulator.planning.search import capacity
 from simulator.results.token_times import lacks_gaps
-from simulator.scenario.load import with_keys
+from simulator.scenario.load import load_scenario, with_keys
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
@@ -65,6 +69,38 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """The largest load that keeps the service levels, and the one that comes."""
+
+    key: str  # workload.request_rate (req/s) or workload.trace.rate_scale
+    offered: float
+    capacity: float
+    interval: tuple[float, float] | None  # 95 %; None: not random, or beyond what was looked at
+    slo: Sequence[str]
+
+    def __str__(self) -> str:
+        """Write it as one line."""
+        unit = " req/s" if self.key.endswith("request_rate") else " times this trace's load"
+        low_high = ""
+        if self.interval is not None:
+            low_high = " (95 %: {:.3g} to {:.3g})".format(*self.interval)
+        return (
+            f"The load is {self.offered / self.capacity:.0%} of the {self.capacity:.3g}{unit}"
+            f"{low_high} that this holds with {' and '.join(self.slo)}."
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give it as JSON has it."""
+        return {
+            "key": self.key,
+            "offered": self.offered,
+            "capacity": self.capacity,
+            "interval": self.interval,
+            "slo": [*self.slo],
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """What stands out in a run, and what each advice would bring."""
 
@@ -73,6 +109,7 @@ class Diagnosis:
     gpus: int
     trials: Sequence[Trial]  # the best first, bad trades last
     ranked_by: Sequence[str] = ()  # metrics: goodput where it has bounds, the first finding's
+    held: Held | None = None  # where it was asked for
 
     def as_dict(self) -> dict[str, Any]:
         """Give it as JSON has it."""
@@ -82,6 +119,7 @@ class Diagnosis:
             "metrics": dict(self.values),
             "ranked_by": [*self.ranked_by],
             "trials": [trial.as_dict() for trial in self.trials],
+            "held": None if self.held is None else self.held.as_dict(),
         }
 
 
@@ -137,6 +175,39 @@ def diagnose(
             if _rank(both, ranked_by) < _rank(good[0], ranked_by):
                 trials.insert(0, both)
     return Diagnosis(findings, values, gpus, trials, ranked_by)
+
+
+def find_held(
+    path: Path, overrides: Sequence[str] = (), seed: int | None = None, jobs: int | None = None
+) -> Held | None:
+    """Search the largest load that keeps the scenario's service levels, as `headway plan` does.
+
+    None where it has none, where there is no rate to search for (all at once, clients that wait
+    for answers, a ramp), or where not even the least load keeps them.
+    """
+    try:
+        problem = make_problem(path, PlanOptions(vary=[], cheapest=True), overrides, seed)
+        scenario = load_scenario(path, overrides, seed)
+        key, offered = rate_key(scenario)
+    except HeadwayError:  # no service level, or no rate
+        return None
+    if scenario.workload.trace is None and scenario.workload.generator.request_rate == inf:
+        return None
+    candidate = Candidate({}, scenario)
+    search_all(replace(problem, key=key, low=0, high=0), [candidate], jobs)
+    if candidate.result.best is None:
+        return None
+    low, _, high = capacity(candidate.result.trials)
+    ends = (low, high) if low is not None and high is not None and low < high else None
+    bounds = [
+        f"{name} {bound:g} ms" for name, bound in scenario.goodput.model_dump().items() if bound
+    ]
+    slos = [
+        f"{slo.text} ({', '.join(bounds)})" if slo.metric == "goodput" else slo.text
+        for slo in problem.criteria.slos
+        if slo.metric != "completion"
+    ]
+    return Held(key, offered, candidate.capacity, ends, slos)
 
 
 def _try_all(
@@ -260,7 +331,7 @@ def count_gpus(scenario: Scenario) -> int:
 def table(found: Diagnosis) -> str:
     """Write what stands out, and a row for each advice, the best first."""
     if not found.trials:
-        return NOTHING
+        return NOTHING if found.held is None else f"{NOTHING}\n{found.held}"
     lines = [f"- {finding['text']}" for finding in found.findings]
     metrics = [finding["metric"] for finding in found.findings]
     rows_of = [found.values, *(trial.values for trial in found.trials)]

@@ -9,7 +9,7 @@ import pytest
 from simulator import diagnose, load_scenario, run
 from simulator.cli.main import main
 from simulator.diagnosis.finding import turn, words
-from simulator.planning.diagnose import follow, gain, table, traded, value_of
+from simulator.planning.diagnose import Held, find_held, follow, gain, table, traded, value_of
 from simulator.planning.runs import metric_values
 from simulator.scenario.load import check_scenario, with_keys
 from simulator.util.errors import HeadwayError
@@ -52,6 +52,39 @@ def test_what_each_advice_brings(write) -> None:
     assert (replicas.advice["from"], replicas.advice["to"]) == (1, 2)
     assert replicas.after == pytest.approx(1980.0)  # of 1, 1, 2 s
     assert (seats.gpus, replicas.gpus) == (1, 2)
+
+
+def test_how_much_a_server_holds_that_needs_nothing(scenario: Path, capsys) -> None:
+    """M/D/1 of 1 s: at 0.587 req/s one in ten waits longer than 2 s (Erlang's distribution).
+
+    The first token comes a step of 0.1 s after the wait.
+    """
+    keys = ["slo=[p90_ttft_ms<=2100]", "workload.request_rate=0.05"]
+    assert main(["diagnose", str(scenario), "--set", keys[0], "--set", keys[1], "--json"]) == 0
+    held = json.loads(capsys.readouterr().out)["held"]
+    assert (held["key"], held["offered"]) == ("workload.request_rate", 0.05)
+    assert held["slo"] == ["p90_ttft_ms<=2100"]
+    low, high = held["interval"]
+    assert low < 0.587 < high
+    assert held["capacity"] == pytest.approx(0.587, rel=0.1)
+    text = str(Held(**{**held, "capacity": 0.5, "interval": (0.4, 0.6)}))
+    assert text == (
+        "The load is 10% of the 0.5 req/s (95 %: 0.4 to 0.6) that this holds with "
+        "p90_ttft_ms<=2100."
+    )
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [],  # no service level
+        ["slo=[p90_ttft_ms<=2100]", "workload.request_rate=.inf"],
+        ["slo=[p90_ttft_ms<=2100]", "workload.max_concurrency=1"],
+        ["slo=[p90_ttft_ms<=1]"],  # that nothing keeps
+    ],
+)
+def test_where_nothing_can_be_held(scenario: Path, keys: list[str]) -> None:
+    assert find_held(scenario, keys, jobs=1) is None
 
 
 SIX = ["workload.num_prompts=6"]
