@@ -95,7 +95,7 @@ class Criteria:
 
     slos: Sequence[Slo]
     replications: int = 3  # at the answer and its neighbour, and where one run cannot tell
-    most_replications: int = 6
+    most_replications: int = 96
     confidence: float = CONFIDENCE
     tolerance: float = 0.05  # of a rate, relative
     min_seconds: float | None = None  # of load in a run that decides; None: as the scenario says

@@ -85,7 +85,7 @@ class PlanConfig(Config):
         3, description="runs of a place under other seeds, where one cannot tell"
     )
     most_replications: Annotated[int, Field(ge=1, le=1000)] = Field(
-        6, description="and at most, as long as the confidence interval cannot tell"
+        96, description="and at most, doubled as long as the confidence interval cannot tell"
     )
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.95, description="of the interval over batches of requests and replications"
