@@ -1,6 +1,8 @@
 """What comes over HTTP is a simulation: the same arrivals, played again, give the same run."""
 
 import asyncio
+import gc
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from simulator import run
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 from simulator.views.http.live_engine import LiveEngine, Stream
+from simulator.views.http.live_metrics import LiveMetrics
 
 pytest.importorskip("aiohttp")
 
@@ -159,6 +162,41 @@ def test_memory_does_not_grow_with_the_requests_served(monkeypatch: pytest.Monke
     assert 10 <= len(result.workload) < 20
     assert result.summary()["completed"] == len(result.workload)
     assert (result.requests.e2el > 0).all()
+
+
+@pytest.mark.parametrize("overrides", [[], ["cluster={replicas: 2, router: least_outstanding}"]])
+def test_a_server_takes_no_more_memory_however_long_it_serves(
+    monkeypatch: pytest.MonkeyPatch, overrides: list[str]
+) -> None:
+    """1,500 more requests leave nothing behind, where 100 are kept for the report."""
+    monkeypatch.setattr("simulator.views.http.live_engine.KEPT", 100)
+    monkeypatch.setattr("simulator.views.http.clock.KEPT", 100)
+    engine = LiveEngine(load_scenario("demo", overrides), 1000.0)
+    LiveMetrics(engine, "m")
+
+    async def play(count: int) -> int:
+        ended: list[str] = []
+        clock = asyncio.create_task(engine.clock.run())
+        for number in range(count):
+            segments = ((engine.next_id, 50),)
+            engine.submit(
+                50, 8, _ignore, lambda _, why: ended.append(why), max_tokens=8, segments=segments
+            )
+            while number - len(ended) > 50:
+                await asyncio.sleep(0.001)
+        while len(ended) < count:
+            await asyncio.sleep(0.001)
+        clock.cancel()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    asyncio.run(play(500))
+    tracemalloc.start()
+    try:
+        first, last = asyncio.run(play(1500)), asyncio.run(play(1500))
+    finally:
+        tracemalloc.stop()
+    assert last - first < 300_000  # bytes, of 100 to 200 requests; all take 1,600,000
 
 
 def test_stages_are_refused() -> None:
