@@ -24,7 +24,8 @@ class TorchExecutor:
         wrong = []
         if scheduler.overlaps:
             wrong.append(
-                "engine.async_scheduling: the engine ends a step before the next; set false"
+                "engine.async_scheduling: the engine ends a step before the next; set false, "
+                "or engine.name to textbook"
             )
         if not blocks.names_blocks:
             wrong.append("engine.allocation: a live run needs paged allocation and named blocks")

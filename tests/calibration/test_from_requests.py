@@ -17,7 +17,8 @@ from simulator.simulation.run import run
 TRUE = (1.5e-3, 2e-5, 8e-3)  # s: per step, per sequence, from the clock to the scheduler
 KERNELS = """name: server
 description: one of known overheads
-engine: {max_num_seqs: 64, enable_prefix_caching: false, max_num_batched_tokens: 512}
+engine: {name: textbook,
+  max_num_seqs: 64, enable_prefix_caching: false, max_num_batched_tokens: 512}
 cost: {kind: piecewise, dense: [[1, 5e-3], [64, 6e-3], [512, 2e-2]], overhead: OVER,
        host_per_sequence: HOST, decode_per_context: 1e-7, prefill_per_pair: 2e-9}
 workload: {num_prompts: 240, request_rate: 8, burstiness: 0.2,

@@ -20,7 +20,12 @@ needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not i
 SCENARIO = {
     "model": "llama-3-8b",
     "cost": {"kind": "linear", "base": 0.01, "per_token": 1e-4, "per_context": 0.0},
-    "engine": {"num_gpu_blocks_override": 60, "max_num_seqs": 8, "max_num_batched_tokens": 64},
+    "engine": {
+        "name": "textbook",
+        "num_gpu_blocks_override": 60,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+    },
     "workload": {"num_prompts": 30, "request_rate": 20, "input_len": 40, "output_len": 60},
 }
 

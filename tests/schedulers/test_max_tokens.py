@@ -19,7 +19,8 @@ from tests.support.schedules import counter
 
 SCENARIO = """
 model: tiny-test
-engine: {num_gpu_blocks_override: 400, max_model_len: 256, scheduling_policy: POLICY}
+engine: {name: textbook,
+  num_gpu_blocks_override: 400, max_model_len: 256, scheduling_policy: POLICY}
 workload:
   num_prompts: 6
   input_len: 160

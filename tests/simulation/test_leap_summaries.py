@@ -67,6 +67,7 @@ def outgrowing(**engine):
         "gpu": {"name": "A100-80GB"},
         "cost": {"kind": "linear", "base": 0.01, "per_token": 1e-5, "per_context": 1e-6},
         "engine": {
+            "name": "textbook",
             "max_num_seqs": 8,
             "max_model_len": 1024,
             "num_gpu_blocks_override": 140,
