@@ -134,6 +134,6 @@ def test_it_is_a_column_of_rank(tmp_path: Path) -> None:
     """One at a time: 20 before 40 before 200."""
     check_policy(RankedByAllowed)
     text = SCENARIO.replace("POLICY", f"'{__name__}:RankedByAllowed'")
-    found = play(tmp_path, text.replace("{num", "{max_num_seqs: 1, num")).requests
+    found = play(tmp_path, text.replace("textbook,", "textbook, max_num_seqs: 1,")).requests
     order = found.sort_values("queue_time")["max_tokens"].tolist()
     assert order == [20, 20, 40, 40, 200, 200]

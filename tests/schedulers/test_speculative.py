@@ -337,10 +337,6 @@ def test_drafting_costs_what_its_terms_say() -> None:
             "engine.speculative_config: goes with async_scheduling: false",
         ),
         (
-            "{num_speculative_tokens: 3, acceptance: 0.5, draft: {fraction: 0.1}}, name: vllm",
-            "engine.speculative_config: goes with async_scheduling: false",
-        ),
-        (
             "{num_speculative_tokens: 3, acceptance: 0.5}, preemption_mode: swap",
             "engine.speculative_config: goes with preemption_mode: recompute",
         ),
@@ -356,9 +352,9 @@ def test_what_cannot_be_is_refused_in_a_line(write, engine: str, told: str) -> N
     assert errors(path) == [f"s.yaml:1: {told}"]
 
 
-@pytest.mark.parametrize("method", ["", ", method: ngram"])
-def test_drafts_by_ngram_are_scheduled_synchronously_in_vllm(write, method: str) -> None:
-    """Its default, unless the scenario says otherwise; from version 0.14 on it is asynchronous."""
+@pytest.mark.parametrize("method", ["", ", method: ngram", ", draft: {fraction: 0.1}"])
+def test_drafts_are_scheduled_synchronously_in_vllm(write, method: str) -> None:
+    """Unless the scenario says otherwise; without drafts version 0.14 is asynchronous."""
     drafts = f"{{num_speculative_tokens: 3, acceptance: 0.5{method}}}"
     path = write(f"engine: {{name: vllm, version: '0.14', speculative_config: {drafts}}}\n")
     assert not load_scenario(path).engine.async_scheduling
