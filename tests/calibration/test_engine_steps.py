@@ -27,6 +27,7 @@ from simulator.cli.main import main
 from simulator.core.request import Step, Swap
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import PROFILES, read_profile
+from simulator.util.commit import source_commit
 from simulator.util.errors import HeadwayError, HeadwayWarning
 
 MEASURED = Path(__file__).parents[2] / "calibration/measurements/cpu/tiny-test"
@@ -102,6 +103,17 @@ def test_a_file_that_grows_can_be_read_at_any_time(tmp_path: Path) -> None:
     with pytest.raises(HeadwayError, match="is there already"):
         RowFile(path)
     assert len(read_rows(path)) == ROWS_PER_MEMBER + 5
+
+
+def test_a_file_cut_off_while_it_grew_is_read_without_its_end(tmp_path: Path) -> None:
+    """A kill in the middle of a batch costs that batch; where none is whole it is an error."""
+    path = tmp_path / STEPS
+    file = RowFile(path)
+    for turn in range(2 * ROWS_PER_MEMBER):
+        file.add(replace(ROW, turn=turn))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.warns(HeadwayWarning, match="is cut off; read without its end"):
+        assert [row.turn for row in read_rows(path)] == list(range(ROWS_PER_MEMBER))
 
 
 def test_damaged_files_are_told(tmp_path: Path) -> None:
@@ -231,6 +243,11 @@ def test_the_shipped_profile_is_the_fit_of_the_shipped_measurement(tmp_path: Pat
     assert fit.held_out["all"].median < 0.2
     assert abs(fit.held_out["all"].bias) < 0.2
     assert (tmp_path / "predicted-vs-measured.png").stat().st_size > 10_000
+
+
+def test_a_copy_without_history_is_told_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_COMMIT", "0123456789ab")
+    assert source_commit() == "0123456789ab"
 
 
 def test_bad_calls_end_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulator.models.gpus import GIB, GPUS, find_gpu
+from simulator.models.gpus import GIB, GPUS, find_gpu, find_gpu_of_driver
 
 
 @pytest.mark.parametrize("name", ["a100-80gb", "A100 80GB", "NVIDIA A100-80GB", "a100_80gb"])
@@ -30,3 +30,14 @@ def test_the_table_of_gpus_is_physical() -> None:
         assert gpu.fp8_flops is None or round(gpu.fp8_flops / gpu.bf16_flops, 1) == 2
         assert 35 < gpu.bf16_flops / gpu.bandwidth < 500
         assert gpu.flops("int4") == gpu.bf16_flops
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [("NVIDIA H200", "H200"), ("NVIDIA H100 80GB HBM3", "H100-80GB"), ("NVIDIA B200", "B200")],
+)
+def test_gpus_by_what_their_driver_calls_them(said: str, name: str) -> None:
+    """Memory and form in the name do not matter; what nobody knows is refused."""
+    assert find_gpu_of_driver(said).name == name
+    with pytest.raises(ValueError, match="no GPU 'Voodoo 2'"):
+        find_gpu_of_driver("Voodoo 2")
