@@ -1,9 +1,9 @@
 """User CPU and memory of Headway and its peers on the same work, in turns: `docs/comparison.md`.
 
-    python benchmarks/against.py [--rounds 5] [--only conv] [--peers FOLDER]
+    python benchmarks/against.py [--rounds 5] [--only conv] [--peer "DynoSim, polynomial"]
 
 Installs DynoSim (the replay of `ai-dynamo`) and AISimulate from PyPI, in a virtual environment each
-under `--peers` (kept; about 1.5 GB), and runs all of them on one engine: Llama-3-8B, at most 256
+under `--folder` (kept; about 1.5 GB), and runs all of them on one engine: Llama-3-8B, at most 256
 requests and 512 tokens in a step, 27,000 KV blocks of 16 tokens, chunked prefill, no prefix cache.
 The peers read the requests as Mooncake JSONL; Headway as its scenario says, and once more from
 that very file. The work is that of the Azure 2023 conversation trace where HEADWAY_DATA names a
@@ -158,12 +158,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=CASES, action="append", help="a case; may be repeated")
-    parser.add_argument("--peers", type=Path, default=Path(tempfile.gettempdir()) / "headway-peers")
+    parser.add_argument("--peer", choices=PEERS, action="append", help="one; may be repeated")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(tempfile.gettempdir()) / "headway-peers"
+    )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    packages = {peer.package for peer in PEERS.values()}
-    places = {package: install(package, options.peers) for package in packages}
-    bins = {name: place for name, peer in PEERS.items() if (place := places[peer.package])}
+    peers = {name: PEERS[name] for name in options.peer or PEERS}
+    packages = {peer.package for peer in peers.values()}
+    places = {package: install(package, options.folder) for package in packages}
+    bins = {name: place for name, peer in peers.items() if (place := places[peer.package])}
     print(f"a million SimPy timeouts take {timeouts():.2f} s here; {sys.version.split()[0]}")
     for case in options.only or CASES:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,12 @@
-"""How the user CPU of each policy grows with the requests that wait and the clients that send.
+"""How the user CPU of each policy, router and memory mode grows with the requests.
 
-    python benchmarks/growth.py [POLICY ...] [--requests 4000]
+    python benchmarks/growth.py [NAME ...] [--requests 4000]
 
-All requests come at once, two of each client, so nearly all of them wait for most of the run. Each
-policy is run with 1, 2, 4 and 8 times `--requests`; the exponent is the slope of the logarithms of
-the times without what an empty run takes. 1 is linear; the exit code is 1 above 1.3.
+All requests come at once, two of each client, so nearly all of them wait for most of the run: in
+one engine under each policy and each way to keep KV blocks, or before four behind each router. Each
+is run with 1, 2, 4 and 8 times `--requests`; the exponent is the slope of the logarithms of the
+times without what an empty run takes. 1 is linear; what sorts may have 1.1. Machines disturb: the
+exit code is 1 above 1.3.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import warnings
 
 import numpy as np
 
+from simulator.cluster.routers import ROUTERS
 from simulator.scenario.load import check_scenario
 from simulator.scenario.policy_table import POLICIES
 from simulator.simulation.run import run
@@ -24,8 +27,20 @@ TIMES = (1, 2, 4, 8)
 ARGUMENTS = {"sjf": {"by": "hint"}, "hrrn": {"by": "hint"}, "boost": {"by": "hint"}}
 
 
-def scenario_of(policy: str, requests: int):
+FEW_BLOCKS = {"num_gpu_blocks_override": 100}
+MEMORY = {
+    "recompute": FEW_BLOCKS,
+    "swap": {**FEW_BLOCKS, "preemption_mode": "swap", "swap_space": 1.0},
+    "prefix cache": {"enable_prefix_caching": True},
+    "prefix cache, preempting": {**FEW_BLOCKS, "enable_prefix_caching": True},
+    "radix tree": {"name": "sglang", "enable_prefix_caching": True, "scheduling_policy": "sglang"},
+}
+"""Ways to keep KV blocks: keys of `engine`."""
+
+
+def scenario_of(name: str, requests: int):
     """Describe a run in which so many requests come at once."""
+    policy = name if name in POLICIES else "fcfs"
     raw = {
         "model": "tiny-test",
         "engine": {
@@ -34,7 +49,9 @@ def scenario_of(policy: str, requests: int):
             "max_model_len": 512,
             "num_gpu_blocks_override": 4000,
             "enable_prefix_caching": False,
+            **MEMORY.get(name, {}),
         },
+        **({"cluster": {"replicas": 4, "router": name}} if name in ROUTERS else {}),
         "predictor": "oracle",
         "cost": {"kind": "linear", "base": 0.01, "per_token": 1e-5},
         "workload": {
@@ -49,9 +66,9 @@ def scenario_of(policy: str, requests: int):
     return check_scenario(raw, SourceMap("scenario", {}))
 
 
-def seconds(policy: str, requests: int) -> float:
+def seconds(name: str, requests: int) -> float:
     """Measure the user CPU of the simulation alone, the best of two."""
-    scenario = scenario_of(policy, requests)
+    scenario = scenario_of(name, requests)
     workload = scenario.make_workload()
     taken = []
     for _ in range(2):
@@ -63,20 +80,20 @@ def seconds(policy: str, requests: int) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("policies", nargs="*", metavar="POLICY", help="all if none is named")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="all if none is named")
     parser.add_argument("--requests", type=int, default=4000)
     words = parser.parse_args()
     warnings.simplefilter("ignore")
     sizes = [words.requests * times for times in TIMES]
-    print(f"{'policy':<12}" + "".join(f"{size:>10,}" for size in sizes) + f"{'exponent':>10}")
+    print(f"{'':<25}" + "".join(f"{size:>10,}" for size in sizes) + f"{'exponent':>10}")
     worst = 0.0
-    for policy in words.policies or POLICIES:
-        empty = seconds(policy, 2)
-        times = [seconds(policy, size) for size in sizes]
+    for name in words.names or [*POLICIES, *ROUTERS, *MEMORY]:
+        empty = seconds(name, 2)
+        times = [seconds(name, size) for size in sizes]
         logs = np.log(np.maximum(np.array(times) - empty, 1e-4))
         exponent = np.polyfit(np.log(TIMES), logs, 1)[0]
         worst = max(worst, exponent)
-        print(f"{policy:<12}" + "".join(f"{t:>10.2f}" for t in times) + f"{exponent:>10.2f}")
+        print(f"{name:<25}" + "".join(f"{t:>10.2f}" for t in times) + f"{exponent:>10.2f}")
     return int(worst > MOST)
 
 

@@ -40,8 +40,8 @@ def compare(
 ) -> int:
     """Simulate a scenario with some keys varied, side by side."""
     from simulator.planning.design import expand
+    from simulator.planning.runs import run_point
     from simulator.results.service_levels import service_levels
-    from simulator.simulation.run import run
     from simulator.simulation.write import check_folder
 
     overrides = with_slo(settings.overrides, options.slo)
@@ -57,7 +57,7 @@ def compare(
     for k, alternative in enumerate(alternatives, 1):
         label = f"{k}/{len(alternatives)} {alternative.label}"
         with run_progress(label, options.quiet) as progress:
-            result = run(alternative.scenario, stepwise=options.stepwise, progress=progress)
+            result = run_point(alternative.scenario, stepwise=options.stepwise, progress=progress)
         result.warmup, result.cooldown = trim
         if result.interrupted:
             return print_interrupted_run(result)

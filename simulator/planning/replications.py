@@ -14,10 +14,16 @@ import numpy as np
 
 from simulator.costs.noise import Noise
 from simulator.planning.intervals import Difference, Estimate, columns, estimate, holm, paired
-from simulator.planning.runs import MetricValues, encode_csv, metric_values, run_each, warn_once
+from simulator.planning.runs import (
+    MetricValues,
+    encode_csv,
+    metric_values,
+    run_each,
+    run_point,
+    warn_once,
+)
 from simulator.results.token_times import lacks_gaps
 from simulator.scenario.scenario import Scenario
-from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.workers import use_backend
 from simulator.views.report import BY_KEY, align, find_metric, part_values
@@ -83,7 +89,7 @@ def replicate(
 
 def _measure(warmup: float, cooldown: float, scenario: Scenario) -> MetricValues:
     """Make the run of a scenario that has the replication's seed, in a worker."""
-    result = run(scenario, noise=Noise.draw(scenario.seed))
+    result = run_point(scenario, noise=Noise.draw(scenario.seed))
     result.warmup, result.cooldown = warmup, cooldown
     summary = result.summary()
     found = metric_values(summary) | part_values(summary)

@@ -6,14 +6,20 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from simulator.results.metrics import PERCENTILES, summarize_record
 from simulator.results.record import Record
 from simulator.results.service_levels import Slo
+from simulator.scenario.scenario import Scenario
+from simulator.simulation.result import Result
+from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.files import resolve
 from simulator.util.user_code import exit_message
 from simulator.util.workers import WorkerDied, parallel_map
+from simulator.workload.workload import Workload
 
 T = TypeVar("T")
 
@@ -62,6 +68,30 @@ def _outcome(measure: Callable[[T], MetricValues], task: T) -> Outcome:
             errors = [f"{type(error).__name__}: {' '.join(str(error).split())}"]
     warned = [str(w.message) for w in caught if issubclass(w.category, HeadwayWarning)]
     return Outcome(values, errors, warned)
+
+
+_LAST_TRACE: dict[tuple[str, Path, int], Workload] = {}
+"""What `run_point` read last in this process, by the block `workload`, the file and its time."""
+
+
+def run_point(scenario: Scenario, **options: Any) -> Result:
+    """Run one of many scenarios; a trace that the one before it was given is not read again."""
+    return run(scenario, workload=_read_trace(scenario), **options)
+
+
+def _read_trace(scenario: Scenario) -> Workload | None:
+    """Give the requests of a scenario with a trace; None where they are drawn, or are not there."""
+    block = scenario.workload
+    if block.trace is None or block.model_extra:
+        return None
+    place = resolve(block.trace.path, scenario.folder)
+    if not place.is_file():
+        return None
+    key = block.model_dump_json(), place, place.stat().st_mtime_ns
+    if key not in _LAST_TRACE:
+        _LAST_TRACE.clear()
+        _LAST_TRACE[key] = scenario.make_workload()
+    return _LAST_TRACE[key]
 
 
 def warn_once(messages: Iterable[str], given: set[str]) -> None:

@@ -20,10 +20,9 @@ from simulator.costs.data_parallel import DataParallelCost
 from simulator.costs.noise import Noise, ScaledCost
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.pipeline import PipelineCost
-from simulator.planning.runs import MetricValues, metric_values, run_each
+from simulator.planning.runs import MetricValues, metric_values, run_each, run_point
 from simulator.scenario.assemble import assemble
 from simulator.scenario.scenario import Scenario
-from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from simulator.util.workers import use_backend
 
@@ -146,7 +145,7 @@ def measure_sensitivity(
 
 def _measure(scenario: Scenario, warmup: float, cooldown: float, cost: CostModel) -> MetricValues:
     """Run a scenario on a changed cost model, in a worker."""
-    result = run(scenario, cost=cost)
+    result = run_point(scenario, cost=cost)
     result.warmup, result.cooldown = warmup, cooldown
     return metric_values(result.summary())
 

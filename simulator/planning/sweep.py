@@ -26,11 +26,17 @@ from simulator.planning.design import (
     need_runnable,
 )
 from simulator.planning.journal import Journal, Row, open_journal, run_key, scenario_key
-from simulator.planning.runs import MetricValues, encode_csv, metric_values, run_each, warn_once
+from simulator.planning.runs import (
+    MetricValues,
+    encode_csv,
+    metric_values,
+    run_each,
+    run_point,
+    warn_once,
+)
 from simulator.scenario.load import load_scenario, load_sweep
 from simulator.scenario.planning_config import SweepConfig
 from simulator.scenario.scenario import Scenario
-from simulator.simulation.run import run
 from simulator.simulation.write import write_scenario
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
@@ -162,7 +168,7 @@ def _key(point: DesignPoint) -> str:
 
 def _measure(scenario: Scenario) -> MetricValues:
     """Run one point, in a worker."""
-    return metric_values(run(scenario).summary())
+    return metric_values(run_point(scenario).summary())
 
 
 def write_table(path: Path, points: Sequence[DesignPoint], rows: Sequence[Row]) -> None:

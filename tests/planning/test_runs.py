@@ -1,0 +1,51 @@
+"""Runs of many scenarios: what they share is read once."""
+
+from pathlib import Path
+
+import pytest
+
+from simulator import load_scenario
+from simulator.planning.runs import metric_values, run_point
+from simulator.scenario.scenario import Scenario
+from simulator.simulation.run import run
+
+TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+SCENARIO = """
+model: tiny-test
+engine: {max_num_seqs: 2, max_model_len: 512, num_gpu_blocks_override: 100}
+cost: {kind: linear, base: 0.01, per_token: 1e-4}
+workload: {trace: {path: trace.csv, format: azure}}
+"""
+
+
+def write_trace(folder: Path, tokens: int) -> None:
+    rows = [f"2023-11-16 18:15:{second}.0,{tokens},5\n" for second in range(10, 20)]
+    (folder / "trace.csv").write_text(TRACE + "".join(rows))
+
+
+def test_a_trace_is_read_once_and_again_when_it_or_its_block_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every point has the numbers that it has alone."""
+    read = []
+    make = Scenario.make_workload
+    monkeypatch.setattr(Scenario, "make_workload", lambda self: read.append(1) or make(self))
+    path = tmp_path / "scenario.yaml"
+    path.write_text(SCENARIO)
+
+    def point(*overrides: str) -> dict[str, int | float]:
+        return metric_values(run_point(load_scenario(path, overrides)).summary())
+
+    write_trace(tmp_path, 100)
+    first, second = point(), point("engine.max_num_seqs=1")
+    assert len(read) == 1
+    assert first == point()
+    part = point("workload.trace.limit=4")
+    assert len(read) == 2
+    assert part["completed"] == 4
+    write_trace(tmp_path, 200)
+    changed = point()
+    assert changed["total_input_tokens"] == 2 * first["total_input_tokens"]
+    assert changed == metric_values(run(load_scenario(path)).summary())
+    write_trace(tmp_path, 100)
+    assert second == metric_values(run(load_scenario(path, ["engine.max_num_seqs=1"])).summary())
