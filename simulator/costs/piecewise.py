@@ -241,7 +241,7 @@ class PiecewiseCost(Fitted):
             new += size
             keys += end
             pairs += size * start + size * (size + 1) // 2
-            longest = max(longest, end)
+            longest = end if end > longest else longest
         work = (
             per_pair * pairs
             + per_token * new

@@ -108,20 +108,20 @@ class EngineCore:
     ) -> None:
         """Take in the outcome of a step and its repeats, which ended at `ends`, s."""
         step, row = scheduled
-        log, scheduler = self.log, self.scheduler
-        log.step_rows += pack_step(start, ends[-1], len(ends), *row)
+        log, scheduler, steps = self.log, self.scheduler, len(ends)
+        log.step_rows += pack_step(start, ends[-1], steps, *row)
         if self._overlaps:
             log.decided.append(decided)
         if step.outgoing or step.incoming or step.loads:
             log.record_swaps(start, step)
         if step.host_waits:
-            log.host_waits += sum(step.host_waits[: len(ends)])
+            log.host_waits += sum(step.host_waits[:steps])
         if step.decodes and (step.singles is None or step.decodes > len(step.singles)):
-            if len(ends) == 1:
+            if steps == 1:
                 log.tick_ends.append(ends[0])
             else:
                 log.tick_ends.extend(ends)
-                log.leap_blocks.extend(scheduler.leap_blocks(len(ends) - 1))
+                log.leap_blocks.extend(scheduler.leap_blocks(steps - 1))
         before = log.written if self.cancelled else None
         ended = scheduler.commit(step, ends)
         if before is not None:  # what they said as they were about to leave nobody has received

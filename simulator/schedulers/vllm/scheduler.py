@@ -311,7 +311,7 @@ class Scheduler:
                 # Its `pending` tokens, which as a property cost a step more.
                 tokens = request.padding + request.prompt_tokens + request.generated
                 tokens -= request.computed
-                tokens = min(tokens, cap)
+                tokens = tokens if tokens < cap else cap
                 if tokens > left:
                     if running.decodes_behind(request):
                         return None
