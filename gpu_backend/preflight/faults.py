@@ -14,6 +14,7 @@ import torch
 from gpu_backend import sensors
 from gpu_backend.campaign.plan import Part
 from gpu_backend.campaign.runner import Campaign
+from gpu_backend.preflight.rehearsal import FIRST_ROWS_BYTES
 
 ROWS_SECONDS = 60.0  # in which a calibration on a CPU must have left its first rows
 
@@ -48,7 +49,9 @@ def check_refit(folder: Path) -> Iterator[str]:
     )
     until = time.monotonic() + ROWS_SECONDS
     steps = there / "steps.csv.gz"
-    while time.monotonic() < until and not (steps.exists() and steps.stat().st_size > 8000):
+    while time.monotonic() < until and not (
+        steps.exists() and steps.stat().st_size > FIRST_ROWS_BYTES
+    ):
         time.sleep(0.2)
     process.send_signal(signal.SIGKILL)
     process.wait()

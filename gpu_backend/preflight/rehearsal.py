@@ -15,7 +15,8 @@ from gpu_backend.campaign.archive import MAX_BYTES, unpack_archive
 from simulator.util.errors import HeadwayError
 
 PARTS = "calibration,refit,live-light,validate-light"
-LATEST = 30.0  # s after which a campaign is killed at the latest
+FIRST_ROWS_BYTES = 1000  # of a file of steps that has more than the columns' names
+LATEST = 40.0  # s after which a campaign is killed at the latest
 
 
 def rehearse(folder: Path, kills: int, seed: int = 0) -> Iterator[str]:
@@ -44,7 +45,7 @@ def rehearse(folder: Path, kills: int, seed: int = 0) -> Iterator[str]:
             profiles += 1
         elif found := [*opened.glob("calibration*/steps.csv.gz")]:
             steps = max(found, key=lambda path: path.stat().st_size)
-            if steps.stat().st_size > 8000:  # the first batches are there
+            if steps.stat().st_size > FIRST_ROWS_BYTES:
                 rows += 1
                 yield from _refit(steps, number)
         kept = archive
