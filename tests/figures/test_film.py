@@ -143,7 +143,7 @@ def test_the_page_is_played_with_keys(scenario, tmp_path: Path) -> None:
         play = driver.find_element("css selector", "[aria-label='Play or pause']")
         play.send_keys(" ")
         for _ in range(1000):
-            if "all done" in player.text:
+            if "two: all done" in player.text:
                 break
         assert "two: all done" in player.text
         assert play.text == "Play"
