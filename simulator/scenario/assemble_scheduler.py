@@ -142,11 +142,10 @@ def _make(
         what = "has no prefix cache: engine.enable_prefix_caching has no effect"
         warnings.warn(f"{policy_name(scheduler_class)} {what}", HeadwayWarning, stacklevel=2)
     options = _options(scenario, parts, scheduler_class)
+    told = SgLang if scheduler_class is OverlappedSgLang else scheduler_class
     tiers = scheduler_class.has_host_tier and scheduler_class.admit is Scheduler.admit
     if engine.kv_offloading_size and not tiers:
-        raise ValueError(
-            f"engine.kv_offloading_size: {policy_name(scheduler_class)} has no host tier"
-        )
+        raise ValueError(f"engine.kv_offloading_size: {policy_name(told)} has no host tier")
     check_arguments(policy_class, arguments, taken=options)
     tree = engine.prefix_cache == "radix" or (scheduler_class.prefix_tree and not named)
     blocks = _make_blocks(engine, parts, caching, shares_prefixes, named=named, tree=tree)
