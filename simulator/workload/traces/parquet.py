@@ -11,6 +11,8 @@ MAGIC = b"PAR1"
 
 def parquet_names(path: Path) -> tuple[str, ...]:
     """Give the columns of a Parquet file; none of any other file."""
+    if not path.is_file():  # to open a pipe waits for who writes
+        return ()
     try:
         with path.open("rb") as file:
             if file.read(4) != MAGIC:
