@@ -59,8 +59,10 @@ def _bounds(rows: "pd.DataFrame", name: str) -> list[float]:
 
 
 def _draw_curve(axes: "Axes", rows: "pd.DataFrame", keys: Sequence[str], name: str) -> None:
+    from pandas.api.types import is_numeric_dtype
+
     key = keys[0]
-    if np.issubdtype(rows[key].dtype, np.number):
+    if is_numeric_dtype(rows[key]):
         rows = rows.sort_values(key)
         axes.plot(rows[key], rows[name] * MEASURES[name][1], marker="o", color=color(0))
     else:

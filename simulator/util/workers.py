@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -94,7 +94,7 @@ def _run_batch(
         return_as="generator_unordered",
         **_watching(),
     )
-    call = delayed(partial(_numbered, os.getpid(), function))
+    call = delayed(partial(_numbered, os.getpid(), os.getcwd(), function))
     with _without_interrupts(), _quiet_tracker():
         outcomes = parallel(call(index, items[index]) for index in chosen)
     try:
@@ -169,8 +169,14 @@ def _watch_parent(parent: int, is_parent: bool = False) -> None:
 _watched: list[int] = []  # the parent of this process, if it is a worker that watches
 
 
-def _numbered(parent: int, function: Callable[[T], R], index: int, item: T) -> tuple[int, R]:
+def _numbered(
+    parent: int, folder: str, function: Callable[[T], R], index: int, item: T
+) -> tuple[int, R]:
+    """Do an item, from the caller's folder: a worker may be older than the caller's last chdir."""
     _watch_parent(parent)
+    if os.getpid() != parent:
+        with suppress(OSError):  # another machine may not have it
+            os.chdir(folder)
     return index, function(item)
 
 

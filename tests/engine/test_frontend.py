@@ -11,6 +11,7 @@ LOAD = """
 model: llama-3-8b
 cost: {kind: linear, base: 1}
 workload: {num_prompts: 2, input_len: 100, output_len: 2, frontend: %s}
+engine: {async_scheduling: false}
 """
 
 

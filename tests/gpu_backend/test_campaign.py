@@ -62,11 +62,13 @@ def test_a_part_is_skipped_where_time_or_a_file_is_lacking(tmp_path: Path) -> No
     assert run_part(again, here, 20.0).note == "not needed: there is a a/*.yaml"
 
 
-def test_a_part_that_fails_is_begun_again_in_its_other_way(tmp_path: Path) -> None:
+def test_a_part_that_fails_is_begun_again_in_its_other_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it left is set aside; parts after it take the other way at once."""
     code = "import sys, os; os.mkdir('left'); sys.exit('--no-graphs' not in sys.argv)"
     other = {"retry": ("--no-graphs",), "leaves": "left"}
-    os.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)
     campaign = Campaign(tmp_path)
     first, second = campaign.run(
         [say("capture", code, **other), say("next", code.replace("left", "new"), **other)], 60.0

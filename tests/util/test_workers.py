@@ -47,6 +47,15 @@ def test_workers_leave_an_interrupt_to_their_parent():
         signal.signal(signal.SIGINT, at_first)
 
 
+def test_workers_follow_the_callers_folder(tmp_path, monkeypatch):
+    """They are kept from one call to the next."""
+    with use_backend("loky", 2):
+        dict(parallel_map(str, range(4), 2))
+        monkeypatch.chdir(tmp_path)
+        found = dict(parallel_map(lambda _: os.getcwd(), range(4), 2))
+    assert found == dict.fromkeys(range(4), os.path.realpath(tmp_path))
+
+
 BUSY_AND_IDLE = """
 import os, sys, time
 from simulator.util.workers import parallel_map, use_backend

@@ -96,6 +96,8 @@ def test_heat_map_and_curve() -> None:
     assert cells == [["10", "30", "20", "35"], ["1", "3", "2", "5"]]
     figure = draw_grid(rows[rows["b.y"] == 3])
     assert figure.axes[0].lines[0].get_ydata().tolist() == [10.0, 30.0]
+    named = rows[rows["b.y"] == 3].assign(**{"a.x": pd.array(["fcfs", "sjf"], dtype="string")})
+    assert [bar.get_height() for bar in draw_grid(named).axes[0].patches] == [10.0, 30.0]
     with pytest.raises(HeadwayError, match="nothing to draw"):
         draw_grid(rows.assign(**{"a.x": 1, "b.y": 1}))
 
