@@ -283,7 +283,8 @@ def find_headroom(
     twin = Candidate(best.varied | keys, best.scenario)
     search_all(loaded, [twin], jobs, None, journal)
     if twin.result.best is not None:
-        best.headroom = twin.best.at / offered - 1.0
+        # A single run may call a load broken that the answer's own runs hold.
+        best.headroom = max(twin.best.at / offered - 1.0, 0.0)
 
 
 def run_lower_loads(
@@ -385,6 +386,8 @@ def _none_holds(problem: PlanProblem, candidates: Sequence[Candidate]) -> str:
     got = ", ".join(f"{slo.metric} {interval(trial.runs, slo.metric).mean:.4g}" for slo in slos)
     wanted = " and ".join(slo.text for slo in slos)
     place = f" at {problem.key}={trial.at:g}" if problem.key else ""
+    if not trial.violation(slos):
+        got += f", but not for certain: {trial.why}"
     return f"no configuration meets {wanted}; the closest is {closest.label}{place}: {got}"
 
 

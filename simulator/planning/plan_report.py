@@ -66,6 +66,9 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
     for candidate in candidates:
         for a, b in not_monotone(candidate.result.trials, rising=bool(problem.high)):
             notes.append(f"{candidate.label}: not monotone: {a.at:g} and {b.at:g} contradict")
+    unpriced = [c.label for c in candidates if c.result.best is not None and c.resources[1] is None]
+    if unpriced and not problem.by_energy:
+        notes.append(f"no price is known of {', '.join(unpriced)}: GPUs are counted, not dollars")
     text = ["under " + ", ".join(slo.text for slo in bounds), "", align(lines, heads=0), ""]
     return "\n".join([*text, *notes, *_in_words(problem, best)])
 

@@ -112,6 +112,8 @@ def parse_slo(text: str) -> Slo:
                 raise HeadwayError(f"--slo {text}: a percentile is from 0 to 100")
             short = int(percentile) if percentile.is_integer() else percentile
             metric = f"p{short}_{named['name']}_ms"  # as the summary writes it
+        if bound <= 0:
+            raise HeadwayError(f"--slo {text}: a latency is more than 0 ms")
         useful = "<="
         if named["name"] != "itl" and not metric.startswith("std"):  # gaps are of tokens
             latency = named["name"]
