@@ -268,10 +268,9 @@ def validate(
     if measured is not None:
         if profile is not None:
             raise HeadwayError("--profile: with --measured each run has the profile of its own")
-        _validate_measured(
+        return _validate_measured(
             *(measured, run or [], json, out, columns), sensitivity=sensitivity, quiet=quiet
         )
-        return 0
     given = {"--run": run, "--json": json is not None, "--columns": columns is not None}
     given["--sensitivity"] = sensitivity
     if alone := [name for name, value in given.items() if value]:
@@ -296,7 +295,8 @@ def _validate_measured(
     *,
     sensitivity: bool,
     quiet: bool,
-) -> None:
+) -> int:
+    """Give the exit status: 1 where none of the runs could be predicted."""
     from calibration.measured.predict import validate_measured
     from calibration.measured.report import outcome_line, report, write_json, write_plots
     from simulator.cli.progress import results_progress
@@ -327,6 +327,7 @@ def _validate_measured(
         files = write_plots(out, outcomes)
         if not quiet:
             print(f"written to {out}: {len(files)} plots")
+    return 0 if any(not outcome.reason for outcome in outcomes) else 1
 
 
 def replay(

@@ -31,7 +31,7 @@ FIRST_TOKEN, LAST_TOKEN = 100, 30_000
 """Prompts are made of tokens from here to there: words, in any vocabulary of today."""
 JSON = {"Content-Type": "application/json"}
 READY = 0.02  # s before its time at which a request is written
-POLL = 1.0  # s between two looks at /metrics
+POLL = 0.5  # s between two looks at /metrics
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 CACHED = 4096  # segments whose tokens are kept
 
@@ -386,4 +386,8 @@ def table(found: Replayed, workload: Workload) -> str:
         if keys[0] in told:
             lines.append(f"{name.upper():>8}" + "".join(f"{told[key]:>11,.2f}" for key in keys))
     lines.append(f"sent {told['p99_sent_late_ms']:.1f} ms after their time (P99)")
+    if causes := [one.error for one in found.requests if one.error]:
+        lines.append(
+            f"{len(causes):,} requests failed, and are not in these figures; the first: {causes[0]}"
+        )
     return "\n".join(lines)

@@ -50,6 +50,7 @@ def serve(
 ) -> int:
     """Answer as the scenario's vLLM server would, without a GPU, until Ctrl-C."""
     from simulator.scenario.load import load_scenario
+    from simulator.simulation.write import check_folder
     from simulator.util.errors import HeadwayError
     from simulator.views.http.kv_events import read_config
     from simulator.views.http.live_engine import replica_scenarios
@@ -62,6 +63,8 @@ def serve(
         raise HeadwayError(f"--speed: {speed} is not between 0.001 and 1000")
     if not 0 <= startup_delay <= 1e6:
         raise HeadwayError(f"--startup-delay: {startup_delay} is not between 0 and 1,000,000")
+    if out is not None:  # a server that has run for hours is not to end with this
+        check_folder(out)
     loaded = load_scenario(scenario, set_ or [], seed, own_code=own_code)
     counter = token_counter(tokenizer)
     served = replica_scenarios(loaded) if replica_ports else [loaded]

@@ -1,7 +1,9 @@
 """Lets the clock of a simulation run until all is done."""
 
 import gc
-from collections.abc import Callable, Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import repeat
 
@@ -26,8 +28,8 @@ def drive(
 
     Raises HeadwayError if it goes on beyond `LONGEST`.
     """
-    with no_garbage_collection():
-        interrupted = _loop(env, client, progress, stop)
+    with no_garbage_collection(), _signals() as asked:
+        interrupted = _loop(env, client, progress, stop, asked)
     if client.done < len(client.sent) and not interrupted:
         raise RuntimeError(f"{len(client.sent) - client.done} requests never ended")
     return interrupted
@@ -38,6 +40,7 @@ def _loop(
     client: Client | StreamClient,
     progress: Callable[[float, int, int], None] | None,
     stop: Callable[[], bool] | None,
+    asked: Sequence[int],
 ) -> bool:
     """Run until nothing is left to happen; say whether it was broken off."""
     step = env.step
@@ -47,6 +50,8 @@ def _loop(
         while True:
             for _ in repeat(None, events):
                 step()
+            if asked:
+                return True
             if env.now > LONGEST:
                 raise HeadwayError(
                     f"the run has gone on for {env.now:.1e} s, and can be told up to {LONGEST:.0e} "
@@ -57,9 +62,35 @@ def _loop(
             if stop is not None and stop():
                 return True
     except EmptySchedule:
-        return False
+        return bool(asked)
     except KeyboardInterrupt:
         return True
+
+
+@contextmanager
+def _signals() -> Iterator[Sequence[int]]:
+    """Collect the signals that ask the run to stop: it does so between two events.
+
+    Raised at once, KeyboardInterrupt would leave a step half committed. A second signal raises it.
+    What is ignored, or ends the process without a word, stays so.
+    """
+    asked: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if callable(signal.getsignal(number)):
+                before[number] = signal.signal(number, note)
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -169,6 +169,7 @@ def plan(
     """
     import pandas as pd
 
+    slo = [slo] if isinstance(slo, str) else slo
     if isinstance(slo, Mapping):
         raise HeadwayError("slo: is a list of bounds; what is varied goes to vary=")
     items = [f"{key}={','.join(values)}" for key, values in axes_of(vary)]

@@ -34,6 +34,7 @@ from simulator.planning.runs import (
     run_point,
     warn_once,
 )
+from simulator.results.service_levels import parse_slo
 from simulator.scenario.load import load_scenario, load_sweep
 from simulator.scenario.planning_config import SweepConfig
 from simulator.scenario.scenario import Scenario
@@ -267,6 +268,9 @@ def sweep(
                 address=address,
             )
     axes = axes_of(vary)
+    slo = [slo] if isinstance(slo, str) else slo
+    for text in slo:
+        parse_slo(text)
     more = [f"slo={json.dumps([*slo])}"] if slo else []
     points = load_sweep_points(Path(scenario), axes, [*overrides, *more], seed)
     run_sweep(points, Path(out), jobs=jobs, backend=backend, address=address)

@@ -49,6 +49,7 @@ def load_scenario(
     does the environment variable HEADWAY_NO_OWN_CODE. Raises HeadwayError, a ValueError, with
     everything that is wrong.
     """
+    overrides = [overrides] if isinstance(overrides, str) else overrides
     if isinstance(path, Mapping):
         folder, given = Path(), Path("scenario")
         raw, source_map, messages = _settle(

@@ -75,6 +75,7 @@ def test_a_port_that_is_taken_is_told_in_one_line() -> None:
             "--port: 65535 and 2 more go beyond 65535",
         ),
         (["--tokenizer", "/nowhere"], "--tokenizer: /nowhere"),
+        (["--out", __file__], "is not a folder"),
         (
             ["--set", "engine.scheduling_policy={policy: 'mine:Policy'}"],
             "code of the scenario's own",
