@@ -203,6 +203,15 @@ def test_the_page_needs_no_network(folder: Path, tmp_path: Path, capsys) -> None
     assert "<b>&" not in escaped.replace("\\u003cb>&", "")
 
 
+def test_every_colour_that_is_used_is_there(folder: Path, tmp_path: Path) -> None:
+    """A canvas says nothing of one that is not, and goes on with the last."""
+    assert main(["report", str(folder), "--out", str(tmp_path / "r.html")]) == 0
+    text = (tmp_path / "r.html").read_text("utf-8")
+    used = set(re.findall(r"(?:var\(|css\(\")(--[a-z-]+[a-z])\b", text))
+    assert {"--bad", "--paper", "--ink"} <= used
+    assert used <= set(re.findall(r"(--[a-z0-9-]+):", text))
+
+
 def test_a_large_run_makes_a_small_page() -> None:
     """100,000 requests and 400,000 rows of steps."""
     random = np.random.default_rng(0)

@@ -255,10 +255,13 @@
       ctx.lineTo(scale === "x" ? at : left + width, scale === "x" ? top + height : at);
       ctx.stroke();
       const words = scale === "x" ? `SLO ${show(bound)} ms` : name === "tokens" ? `SLO ${show(bound)} tokens/s` : `SLO ${name.toUpperCase()} ${show(bound)} ms`;
-      const [x, y] = scale === "x" ? [at - 4, top + 14 * devicePixelRatio] : [left + width - 4, Math.max(at - 5, top + 14 * devicePixelRatio)];
+      // Below a distribution, which is high where the bound is.
+      const [x, y] = scale === "x" ? [at - 4, top + height - 8 * devicePixelRatio] : [left + width - 4, Math.max(at - 5, top + 14 * devicePixelRatio)];
       ctx.textAlign = "right";
-      ctx.fillStyle = css("--paper");
-      ctx.fillRect(x + 2, y + 3, -ctx.measureText(words).width - 4, -14 * devicePixelRatio);
+      if (scale !== "x") {
+        ctx.fillStyle = css("--paper");
+        ctx.fillRect(x + 2, y + 3, -ctx.measureText(words).width - 4, -14 * devicePixelRatio);
+      }
       ctx.fillStyle = css("--bad");
       ctx.fillText(words, x, y);
     }
