@@ -207,7 +207,7 @@ def test_every_colour_that_is_used_is_there(folder: Path, tmp_path: Path) -> Non
     """A canvas says nothing of one that is not, and goes on with the last."""
     assert main(["report", str(folder), "--out", str(tmp_path / "r.html")]) == 0
     text = (tmp_path / "r.html").read_text("utf-8")
-    used = set(re.findall(r"(?:var\(|css\(\")(--[a-z-]+[a-z])\b", text))
+    used = set(re.findall(r"""(?:var\(|css\(")(--[a-z]+(?:-[a-z]+)*)[")\s,]""", text))
     assert {"--bad", "--paper", "--ink"} <= used
     assert used <= set(re.findall(r"(--[a-z0-9-]+):", text))
 
