@@ -62,7 +62,6 @@ def plan(
     99 % of the requests must keep the scenario's `goodput`. The same command goes on where an
     earlier one was stopped.
     """
-    from simulator.planning.deployment import write_deployment
     from simulator.planning.journal import open_journal
     from simulator.planning.plan import JOURNAL, find_best
     from simulator.planning.plan_report import plan_table, write_plan
@@ -90,6 +89,8 @@ def plan(
             journal.check()
             files = write_plan(problem, candidates, best, folder)
             if deploy is not None:
+                from simulator.planning.deployment import write_deployment
+
                 files += write_deployment(load_scenario(folder / "best.yaml"), deploy)
     except KeyboardInterrupt:
         return print_interrupted_runs(folder / JOURNAL)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from numbers import Real
 from pathlib import Path
 from typing import TypeVar
@@ -208,7 +208,12 @@ def find_profile(name_or_path: str, base: Path | None = None) -> Path:
 
 def read_profile(path: Path) -> Profile:
     """Read a profile; HeadwayError tells everything that is wrong with it, by line."""
-    raw, lines = parse(read_text(path), str(path))
+    return _parse_profile(path, read_text(path))
+
+
+@lru_cache(maxsize=16)  # many scenarios of a plan or sweep name the same
+def _parse_profile(path: Path, text: str) -> Profile:
+    raw, lines = parse(text, str(path))
     source_map = SourceMap(str(path), lines)
     if not isinstance(raw, dict):
         raise HeadwayError(f"{path}:1: must be a mapping with a key `cost`")

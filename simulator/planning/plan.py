@@ -4,6 +4,7 @@ Every place is run several times under seeds that all configurations share (comm
 numbers: the same arrivals and lengths), and told by the confidence interval over these runs.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,7 +35,7 @@ from simulator.planning.search import (
 from simulator.results.cluster_metrics import price_of_cluster
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, HeadwayWarning
 
 LOWER_LOADS = (0.125, 0.25, 0.5, 0.75)
 """Shares of the largest load that are run, too, for the front of speed against throughput."""
@@ -318,38 +319,51 @@ def _run_all(
     journal: Journal | None,
 ) -> list[Outcome]:
     """Make the runs. What they warn of was told when the candidates were loaded."""
-    tasks = [
-        (problem.settings(candidate, wanted), wanted.seconds is not None)
-        for candidate, wanted in work
-    ]
-    keys = [None if journal is None else _key(problem, *task) for task in tasks]
+    loaded = [_load(problem, candidate, wanted) for candidate, wanted in work]
+    keys = [None if journal is None else _key(problem, run) for run in loaded]
     outcomes: dict[int, Outcome] = {}
-    if journal is not None:
-        known = {key: Outcome(row) for key, row in journal.known.items()}
-        outcomes = {k: known[key] for k, key in enumerate(keys) if key in known}
-    missing = [k for k in range(len(tasks)) if k not in outcomes]
-    measured = run_each(partial(_measure, problem), [tasks[k] for k in missing], jobs)
+    for k, (key, run) in enumerate(zip(keys, loaded, strict=True)):
+        if isinstance(run, Outcome):
+            outcomes[k] = run
+        elif journal is not None and key in journal.known:
+            outcomes[k] = Outcome(journal.known[key])
+    missing = [k for k in range(len(loaded)) if k not in outcomes]
+    measured = run_each(partial(_measure, problem), [loaded[k] for k in missing], jobs)
     for index, outcome in measured:
         k = missing[index]
         outcomes[k] = outcome
         if journal is not None and (key := keys[k]) is not None and not outcome.errors:
             journal.append(key, outcome.values)
-    return [outcomes[k] for k in range(len(tasks))]
+    return [outcomes[k] for k in range(len(loaded))]
 
 
-def _key(problem: PlanProblem, settings: Sequence[tuple[str, str]], steady: bool) -> str | None:
+LoadedRun = tuple[Scenario, bool]
+"""The scenario of one run, and whether its load stays the same."""
+
+
+def _load(problem: PlanProblem, candidate: Candidate, wanted: PlannedRun) -> LoadedRun | Outcome:
+    """Load the scenario of one run, or tell what is wrong with it."""
+    settings = problem.settings(candidate, wanted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HeadwayWarning)
+        try:
+            scenario = load_scenario(problem.path, problem.overrides, vary=settings)
+        except HeadwayError as error:
+            return Outcome({}, error.messages)
+    return scenario, wanted.seconds is not None
+
+
+def _key(problem: PlanProblem, run: LoadedRun | Outcome) -> str | None:
     """Tell whether two runs are the same, and measured alike; None of one that cannot be loaded."""
-    try:
-        scenario = load_scenario(problem.path, problem.overrides, vary=settings)
-    except HeadwayError:
+    if isinstance(run, Outcome):
         return None
+    scenario, steady = run
     return scenario_key(scenario, "plan", steady, sorted(slo.text for slo in problem.criteria.slos))
 
 
-def _measure(problem: PlanProblem, task: tuple[Sequence[tuple[str, str]], bool]) -> MetricValues:
+def _measure(problem: PlanProblem, run: LoadedRun) -> MetricValues:
     """Make one run, in a worker."""
-    settings, steady = task
-    scenario = load_scenario(problem.path, problem.overrides, vary=settings)
+    scenario, steady = run
     return measure_run(scenario, problem.criteria.slos, steady=steady)
 
 
