@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 SHOWN = 4  # findings that a report prints
 NOTHING = "Nothing stands out: nothing needs turning."
+KEPT = "All service levels are kept: nothing needs turning."
 
 TTFT, E2EL = "p99_ttft_ms", "p99_e2el_ms"
 
@@ -116,11 +117,24 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def diagnosis_lines(findings: list[dict[str, Any]]) -> list[str]:
+def told_findings(gauges: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Give of each finding what a reader is told: its text, and the knob or "".
+
+    `gauges` is what stands under `headway` in a summary. Where the run keeps its service levels,
+    that is told first, and a knob only where it saves replicas.
+    """
+    kept = bool(gauges.get("slo_met"))
+    found = [
+        (str(one["text"]), "" if kept and one["rule"] != "low_load" else str(one["knob"]))
+        for one in gauges.get("diagnosis") or ()
+    ]
+    return [(KEPT, ""), *found] if kept and found else found
+
+
+def diagnosis_lines(gauges: Mapping[str, Any]) -> list[str]:
     """Give the lines that a report prints."""
-    if not findings:
-        return [NOTHING]
-    return [f"- {finding['text']} Knob: {finding['knob']}." for finding in findings[:SHOWN]]
+    found = told_findings(gauges)[: SHOWN + bool(gauges.get("slo_met"))]
+    return [f"- {text}{f' Knob: {knob}.' if knob else ''}" for text, knob in found] or [NOTHING]
 
 
 def memory(run: AdvisedEvidence) -> Finding | None:

@@ -12,6 +12,7 @@ from simulator.figures.style import (
     bars_with_ratios,
     color,
     draw_bounds,
+    draw_upright,
     grid,
     legend_below,
     log_scale,
@@ -66,15 +67,13 @@ def draw_throughput(runs: Sequence[Run]) -> "Figure":
 
 def _draw_least(axes: "Axes", runs: Sequence[Run]) -> None:
     """Draw what service levels ask of the output throughput as upright lines."""
-    for text in {
-        str(one["bound"]) for run in runs for one in run.summary["headway"].get("slo", ())
-    }:
-        name, _, bound = text.partition(">=")
-        if name == "output_throughput":
-            axes.axvline(float(bound), color=GREY, linewidth=1.2)
-            at: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "rotation": 90}
-            axes.text(float(bound), 0.02, "SLO", color=GREY, fontsize=9, ha="right", **at)
-            axes.set_xlim(right=max(axes.get_xlim()[1], 1.1 * float(bound)))
+    asked = [str(one["bound"]) for run in runs for one in run.summary["headway"].get("slo", ())]
+    bounds = [
+        float(text.partition(">=")[2]) for text in asked if text.startswith("output_throughput>=")
+    ]
+    if bounds:
+        axes.set_xlim(right=max(axes.get_xlim()[1], 1.1 * max(bounds)))
+        draw_upright(axes, bounds)
 
 
 def _edges(runs: Sequence[Run], bins: int) -> tuple[Floats, str]:

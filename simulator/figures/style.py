@@ -167,6 +167,7 @@ def symlog_scale(axes: "Axes") -> None:
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     axes.set_yscale("symlog", linthresh=1.0, linscale=0.3)
+    axes.set_ylim(bottom=0.0)  # a little below 0, ticks of negative numbers would stand
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
@@ -230,16 +231,9 @@ def draw_bounds(
     `dashes` has the style of each latency's line, `top` where it ends, as a share of the height;
     bounds beyond the axis are left out.
     """
-    low, high = axes.get_xlim()
     for name, style in dashes.items():
         known = {summary["headway"].get(f"slo_{name}_ms") for summary in summaries} - {None}
-        for bound in sorted(bound * scale for bound in known):
-            if low <= bound <= high:
-                line: dict[str, Any] = {"color": GREY, "linestyle": style, "linewidth": 1.2}
-                axes.axvline(bound, ymax=top, zorder=1, **line)
-                at = axes.get_xaxis_transform()
-                text: dict[str, Any] = {"rotation": 90, "fontsize": 9, "ha": "right"}
-                axes.text(bound, 0.02, "SLO", color=GREY, transform=at, **text)
+        draw_upright(axes, [bound * scale for bound in known], style, top)
 
 
 def draw_levels(axes: "Axes", bounds: Iterable[float]) -> None:
@@ -252,12 +246,16 @@ def draw_levels(axes: "Axes", bounds: Iterable[float]) -> None:
             axes.text(0.01, bound, "SLO", color=GREY, transform=at, fontsize=9, va="bottom")
 
 
-def draw_upright(axes: "Axes", bounds: Iterable[float]) -> None:
-    """Draw bounds of service levels as grey upright lines; those beyond the axis are left out."""
+def draw_upright(axes: "Axes", bounds: Iterable[float], style: str = "-", top: float = 1.0) -> None:
+    """Draw bounds of service levels as grey upright lines; those beyond the axis are left out.
+
+    `top` is where the lines end, as a share of the height.
+    """
     low, high = axes.get_xlim()
     for bound in sorted({*bounds}):
         if low <= bound <= high:
-            axes.axvline(bound, color=GREY, linewidth=1.2, zorder=1)
+            look: dict[str, Any] = {"linestyle": style, "linewidth": 1.2}
+            axes.axvline(bound, ymax=top, color=GREY, zorder=1, **look)
             at: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "rotation": 90}
             axes.text(bound, 0.02, "SLO", color=GREY, fontsize=9, ha="right", **at)
 

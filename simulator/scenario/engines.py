@@ -278,6 +278,15 @@ def _sglang_by_memory(gpu: Gpu) -> Defaults:
     return {"max_num_batched_tokens": 16384} if gpu.memory >= 160 * GIB else {}
 
 
+_VLLM: Defaults = {
+    "scheduling_policy": "fcfs",
+    "max_num_seqs": 256,
+    "max_num_batched_tokens": 2048,
+    "block_size": 16,
+    "gpu_memory_utilization": 0.92,
+    "enable_prefix_caching": True,
+    "enable_chunked_prefill": True,
+}
 SAME_COST = "the kernels' speed: the cost profile is the same for all engines"
 ENGINES = {
     "vllm": Engine(
@@ -286,13 +295,7 @@ ENGINES = {
         "hash-chain prefix cache; sizes by GPU; pipeline parallelism",
         "LoRA, multimodal inputs",
         {
-            "scheduling_policy": "fcfs",
-            "max_num_seqs": 256,
-            "max_num_batched_tokens": 2048,
-            "block_size": 16,
-            "gpu_memory_utilization": 0.92,
-            "enable_prefix_caching": True,
-            "enable_chunked_prefill": True,
+            **_VLLM,
             "long_prefill_token_threshold": 0,
             "long_prefill_token_threshold_adaptive": False,
             "prefill_schedule_interval": 1,
@@ -309,13 +312,7 @@ ENGINES = {
         "what a schedule worked out by hand agrees with",
         "asynchronous scheduling, sizes by GPU",
         {
-            "scheduling_policy": "fcfs",
-            "max_num_seqs": 256,
-            "max_num_batched_tokens": 2048,
-            "block_size": 16,
-            "gpu_memory_utilization": 0.92,
-            "enable_prefix_caching": True,
-            "enable_chunked_prefill": True,
+            **_VLLM,
             "async_scheduling": False,
         },
     ),

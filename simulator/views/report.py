@@ -235,7 +235,7 @@ def run_table(summary: Summary) -> str:
     if sensitivity := gauges.get("sensitivity"):
         lines += [f"{'Sensitivity':-^{WIDTH}}", *_sensitivity(sensitivity)]
     if gauges.get("diagnosis") is not None:
-        lines += [f"{'Diagnosis':-^{WIDTH}}", *diagnosis_lines(gauges["diagnosis"])]
+        lines += [f"{'Diagnosis':-^{WIDTH}}", *diagnosis_lines(gauges)]
     lines.append("=" * WIDTH)
     if gauges.get("interrupted"):
         lines.append("Interrupted: the figures are those up to then.")

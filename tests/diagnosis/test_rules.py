@@ -67,7 +67,7 @@ def diagnose(write):
 def test_nothing_stands_out_of_a_calm_run(diagnose) -> None:
     """The scenario that triggers no rule at all."""
     assert diagnose() == {}
-    assert diagnosis_lines([]) == ["Nothing stands out: nothing needs turning."]
+    assert diagnosis_lines({"diagnosis": []}) == ["Nothing stands out: nothing needs turning."]
 
 
 def test_memory(diagnose) -> None:
@@ -296,7 +296,7 @@ def test_printed_and_written(write, tmp_path: Path, capsys) -> None:
     """The report prints the first of what summary.json lists."""
     path = write(CALM)
     sets = ["--set", "engine.scheduling_policy=static", "--set", UNEVEN, "--out", str(tmp_path)]
-    assert main(["run", str(path), *sets]) == 0
+    assert main(["run", str(path), *sets, "--slo", "p99_ttft_ms<=1"]) == 0
     told = capsys.readouterr().out
     findings = json.loads((tmp_path / "summary.json").read_text())["headway"]["diagnosis"]
     assert findings
@@ -306,3 +306,20 @@ def test_printed_and_written(write, tmp_path: Path, capsys) -> None:
     told = capsys.readouterr().out
     assert "Diagnosis-" in told
     assert "Nothing stands out: nothing needs turning." in told
+
+
+def test_no_knob_where_the_service_levels_are_kept(write, tmp_path, capsys) -> None:
+    """A finding stays one; nothing needs turning, though, and the page says so, too."""
+    path = write(CALM)
+    sets = ["--set", "engine.scheduling_policy=static", "--set", UNEVEN, "--out", str(tmp_path)]
+    assert (
+        main(["run", str(path), *sets, "--slo", "p99_ttft_ms<=1e9", "--set", "goodput=null"]) == 0
+    )
+    told = capsys.readouterr().out
+    finding = json.loads((tmp_path / "summary.json").read_text())["headway"]["diagnosis"][0]
+    assert f"- All service levels are kept: nothing needs turning.\n- {finding['text']}\n" in told
+    assert "Knob" not in told
+    page = tmp_path / "page.html"
+    assert main(["report", str(tmp_path), "--out", str(page)]) == 0
+    assert "All service levels are kept" in page.read_text()
+    assert finding["knob"] not in page.read_text()

@@ -5,7 +5,7 @@ from html import escape
 from math import floor, isnan, log10
 from typing import TYPE_CHECKING, Any
 
-from simulator.diagnosis.rules import NOTHING
+from simulator.diagnosis.rules import NOTHING, told_findings
 from simulator.figures.data import Run
 from simulator.results.breakdown import PARTS
 from simulator.results.request_table import DELIVERY, RETRY, TRANSFER_PARTS
@@ -139,8 +139,8 @@ def diagnosis(run: Run) -> str:
     """List what stands out, the advice, and warnings."""
     gauges = run.summary["headway"]
     items = [
-        f"{escape(one['text'])} <span class=knob>{escape(one['knob'])}</span>"
-        for one in gauges.get("diagnosis") or []
+        escape(text) + (f" <span class=knob>{escape(knob)}</span>" if knob else "")
+        for text, knob in told_findings(gauges)
     ]
     items += [f"Warning: {escape(str(warning))}" for warning in gauges.get("warnings") or []]
     lines = "".join(f"<li>{item}</li>" for item in items)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.diagnosis.rules import NOTHING
+from simulator.diagnosis.rules import NOTHING, told_findings
 from simulator.figures.data import Run
 from simulator.figures.film import record
 from simulator.models.gpus import find_gpu
@@ -152,7 +152,7 @@ def view(scenario: Scenario, found: Run) -> dict[str, Any]:
     levels = over_time(found, edges)
     own = summary["headway"]
     bounds = {name: own.get(f"slo_{name}_ms") for name in ("ttft", "tpot", "e2el")}
-    advice = [str(one["text"]) for one in own.get("diagnosis") or []] or [NOTHING]
+    advice = [text for text, _ in told_findings(own)] or [NOTHING]
     return {
         "requests": len(found.requests),
         "figures": {
