@@ -1,7 +1,11 @@
 """The text of a fitted profile: YAML whose numbers have their meaning behind them."""
 
+import json
+import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibration.errors import Errors
@@ -85,6 +89,21 @@ def cost_block(cost: LinearCost | PiecewiseCost) -> dict[str, Any]:
     ]
     values = {name: getattr(cost, name) for name in names}
     return {"kind": kind} | {k: [*v] if isinstance(v, tuple) else v for k, v in values.items()}
+
+
+def how_to_use(path: Path, scenario: "Scenario") -> str:
+    """Tell the command that runs the scenario with this profile.
+
+    What a scenario names is looked up beside its file; a profile elsewhere is named in full.
+    """
+    place, folder = path.absolute(), scenario.folder.absolute()
+    if place.is_relative_to(folder):
+        place = place.relative_to(folder)
+    text = str(place)
+    named = text if re.fullmatch(r"[\w./][\w./ -]*", text) else json.dumps(text)
+    cost = f"cost={{profile: {named}}}"
+    words = ["headway", "run", scenario.file, "--set", cost]
+    return f"to use it: {shlex.join(words)}"
 
 
 def scenario_profile(

@@ -17,6 +17,7 @@ estimator, clustered), and every other block is held out from the fit that error
 """
 
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from calibration.measured.predict import sibling_file
 from calibration.measured.requests import Requests, read_requests
 from calibration.measured.runs import Run
 from calibration.measured.workload import read_config, replay
-from calibration.profile_yaml import rounded, scenario_profile
+from calibration.profile_yaml import how_to_use, rounded, scenario_profile
 from calibration.server_logs.response_surface import Flags, Intervals, Prior, Surface, grid
 from simulator.costs.linear import LinearCost
 from simulator.costs.piecewise import PiecewiseCost
@@ -115,7 +116,7 @@ def calibrate_from_requests(
             "calibration.json": text.encode(),
         },
     )
-    return "\n".join(_report(fit, out / name))
+    return "\n".join(_report(fit, out / name, scenario))
 
 
 @dataclass(frozen=True)
@@ -407,7 +408,7 @@ def _host(fit: LogFit) -> str:
     return text + "}"
 
 
-def _report(fit: LogFit, path: Path) -> Iterator[str]:
+def _report(fit: LogFit, path: Path, scenario: "Scenario") -> Iterator[str]:
     yield f"{'term':<28}{'before':>10}{'fitted':>10}   95 % interval"
     for term in fit.terms:
         words, scale, unit = MEANINGS[term.name]
@@ -422,10 +423,10 @@ def _report(fit: LogFit, path: Path) -> Iterator[str]:
         means = " -> ".join(f"{value:+.1%}" for value in fit.means[name])
         yield f"  {name.upper()}: median |error| {before:.1%} -> {after:.1%}, mean {means}"
     yield ""
-    yield f"written: {path}, calibration.json. To use it, in a scenario:"
-    yield f"  cost: {{profile: {path}}}"
+    client = fit.terms[-1].value
+    latency = f" --set workload.client_latency={client:.4g}" if client else ""
+    yield f"written: {path}, calibration.json"
+    yield how_to_use(path, scenario) + latency
     if host := _host(fit):
         yield "or, beside the profile that it has, also for other models on this machine:"
-        yield f"  host: {host}"
-    if client := fit.terms[-1].value:
-        yield f"  workload: {{client_latency: {client:.4g}}}"
+        yield f"--set {shlex.quote(f'host={host}')}{latency}"

@@ -9,7 +9,7 @@ import numpy as np
 
 from calibration.engine_steps.fit import HELD_OUT_PREFIX, fit_rows, with_name
 from calibration.engine_steps.steps_file import Row, read_chunks
-from calibration.profile_yaml import scenario_profile
+from calibration.profile_yaml import how_to_use, scenario_profile
 from calibration.server_logs.torch_profile import read_profile_steps, report, steps_csv
 from calibration.text_files import read_rows
 from simulator.util.errors import HeadwayError
@@ -41,8 +41,7 @@ def calibrate_from_steps(source: Path, scenario: "Scenario", out: Path) -> str:
     text += scenario_profile(scenario, fit.cost, fit.residuals, about, sources)
     write_atomic(path, text.encode())
     held_out = [f"held out: {fit.held_out['all']}"] if "all" in fit.held_out else []
-    use = [f"written: {path}. To use it, in a scenario:", f"  cost: {{profile: {path}}}"]
-    return "\n".join(held_out + use)
+    return "\n".join([*held_out, f"written: {path}", how_to_use(path, scenario)])
 
 
 def calibrate_from_profile(source: Path, scenario: "Scenario | None", out: Path) -> str:

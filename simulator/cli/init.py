@@ -1,6 +1,8 @@
 """The verb `headway init`: a first scenario, from answers or options."""
 
 import os
+import re
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from simulator.cli.options import silent
+from simulator.cli.options import CharsPerToken, at_least_one, silent
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ def init(
         str | None,
         silent("which column of that file holds what, as arrival=t:ms,prompt=n,output=m"),
     ] = None,
+    chars_per_token: CharsPerToken = None,
     rate: Annotated[
         float | None, silent(f"requests per second, in place of a file [default: {RATE}]")
     ] = None,
@@ -54,8 +57,10 @@ def init(
     check_file("FILE", file)
     if traffic is not None and rate is not None:
         raise HeadwayError("--rate: goes without --traffic, which has its own")
-    if columns is not None and traffic is None:
-        raise HeadwayError("--columns: goes with --traffic")
+    for option, value in (("--columns", columns), ("--chars-per-token", chars_per_token)):
+        if value is not None and traffic is None:
+            raise HeadwayError(f"{option}: goes with --traffic")
+    at_least_one(**{"tensor-parallel-size": tensor_parallel_size})
     ask = _Questions(asks=not yes)
     model = ask("Model", MODEL, _check_model, "--model", model)
     gpu = ask("GPU", GPU, _check_gpu, "--gpu", gpu)
@@ -67,14 +72,16 @@ def init(
         rate = float(told) if _is_rate(told) else None
     given_levels: list[str | None] = [*slo] if slo else [None]
     levels = [ask("Service level", SLO, _check_slo, "--slo", one) for one in given_levels]
-    workload = None if traffic is None else _read(traffic, columns)
-    chosen = _Choices(model, gpu, size, traffic, columns, rate, levels)
+    estimate = {} if chars_per_token is None else {"chars_per_token": chars_per_token}
+    workload = None if traffic is None else _read(traffic, columns, chars_per_token)
+    chosen = _Choices(model, gpu, size, traffic, columns, estimate, rate, levels)
     cost = _try(_scenario(file, chosen, workload, str(traffic and traffic.absolute())), file)
     place = traffic
     if traffic is not None and not traffic.is_absolute():
         place = Path(os.path.relpath(traffic, file.parent))
     write_atomic(file, _scenario(file, chosen, workload, str(place)).encode())
-    print(f"written to {file}: steps are timed by {cost}; try headway run {file}")
+    words = ["headway", "run", str(file)]
+    print(f"written to {file}: steps are timed by {cost}; try {shlex.join(words)}")
     return 0
 
 
@@ -142,7 +149,7 @@ def _is_rate(text: str) -> bool:
 def _check_traffic(text: str) -> None:
     if _is_rate(text):
         if not 0 < float(text) < 1e6:
-            raise ValueError("must be requests per second, more than 0")
+            raise ValueError("must be requests per second, more than 0 and below 1,000,000")
     elif not Path(text).is_file():
         raise ValueError("is neither a number of requests per second nor a file")
 
@@ -153,10 +160,10 @@ def _check_slo(text: str) -> None:
     parse_slo(text)
 
 
-def _read(path: Path, columns: str | None) -> "Workload":
+def _read(path: Path, columns: str | None, chars_per_token: float | None) -> "Workload":
     from simulator.workload.traces import read_trace
 
-    return read_trace(path, columns=columns)
+    return read_trace(path, columns=columns, chars_per_token=chars_per_token)
 
 
 def _fewest_gpus(model: str, gpu: str) -> int:
@@ -185,6 +192,7 @@ class _Choices:
     tensor_parallel_size: int
     traffic: Path | None
     columns: str | None
+    estimate: dict[str, float]  # of lengths from texts: chars_per_token, where it is given
     rate: float | None
     slo: list[str]
 
@@ -213,9 +221,10 @@ def _scenario(file: Path, chosen: _Choices, workload: "Workload | None", trace: 
         "workload:",
     ]
     if workload is not None:
+        more = "".join(f", {key}: {value:g}" for key, value in chosen.estimate.items())
         lines += [
             f"  # {len(workload):,} requests, {_lengths(workload)}",
-            f"  trace: {{path: {as_yaml(trace)}}}  # limit: 500 reads the first 500 only",
+            f"  trace: {{path: {as_yaml(trace)}{more}}}  # limit: 500 reads the first 500 only",
         ]
         lines += [f"  columns: {as_yaml(chosen.columns)}"] if chosen.columns else []
     else:
@@ -244,6 +253,9 @@ def _try(text: str, file: Path) -> str:
 
     raw, lines = parse(text, str(file))
     assert isinstance(raw, dict)
-    scenario = check_scenario(raw, SourceMap(str(file), lines), file.parent)
+    try:
+        scenario = check_scenario(raw, SourceMap(str(file), lines), file.parent)
+    except HeadwayError as error:  # by its keys: the file is not there
+        raise HeadwayError([re.sub(r"^.*?:\d+: ", "", text) for text in error.messages]) from None
     name = assemble(scenario).cost.name
     return f"the profile {name}" if "." in name else f"a {name}: no profile of these was measured"

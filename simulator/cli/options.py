@@ -33,6 +33,12 @@ Slo = Annotated[
 NoOwnCode = Annotated[bool, silent("refuse a scenario that names code of its own", "--no-own-code")]
 
 
+CharsPerToken = Annotated[
+    float | None,
+    silent("estimate lengths from texts (ShareGPT, custom): about 4 for English"),
+]
+
+
 def refuse_own_code(flag: bool) -> None:
     """Refuse users' code in this process and in its workers, which inherit the environment."""
     if flag:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from simulator.cli.options import NoOwnCode, refuse_own_code
+from simulator.cli.options import CharsPerToken, NoOwnCode, refuse_own_code
+from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     from simulator.workload.workload import Workload
@@ -28,6 +29,7 @@ def describe(
     *,
     format: Format = None,
     columns: Columns = None,
+    chars_per_token: CharsPerToken = None,
     no_own_code: NoOwnCode = False,
 ) -> int:
     """Tell how many requests, how fast, how bursty, how long."""
@@ -35,7 +37,7 @@ def describe(
     from simulator.workload.describe import describe_text
     from simulator.workload.traces import detect_format
 
-    workload = _read(file, format, columns)
+    workload = _read(file, format, columns, chars_per_token)
     scenario = file.suffix in {".yaml", ".yml"}
     known = format or (columns and "columns") or ("scenario" if scenario else detect_format(file))
     print(describe_text(workload, known))
@@ -50,6 +52,7 @@ def convert(
     *,
     format: Format = None,
     columns: Columns = None,
+    chars_per_token: CharsPerToken = None,
     no_own_code: NoOwnCode = False,
 ) -> int:
     """Write a workload as Mooncake JSONL, which other tools read too; the folder must be there."""
@@ -58,21 +61,26 @@ def convert(
     from simulator.workload.traces import write_mooncake
 
     check_target(source, target)
-    workload = _read(source, format, columns)
+    workload = _read(source, format, columns, chars_per_token)
     write_mooncake(workload, target)
     print(f"written to {target}: {len(workload):,} requests")
     return 0
 
 
-def _read(path: Path, format: str | None, columns: str | None) -> "Workload":
+def _read(
+    path: Path, format: str | None, columns: str | None, chars_per_token: float | None
+) -> "Workload":
     """Read a trace, or make the workload of a scenario."""
     if path.suffix in {".yaml", ".yml"}:
+        given = {"--format": format, "--columns": columns, "--chars-per-token": chars_per_token}
+        if of_traces := [option for option, value in given.items() if value is not None]:
+            raise HeadwayError(f"{of_traces[0]}: goes with a trace; {path} is a scenario")
         from simulator.scenario.load import load_scenario
 
         return load_scenario(path).make_workload()
     from simulator.workload.traces import read_trace
 
-    return read_trace(path, format, columns=columns)
+    return read_trace(path, format, columns=columns, chars_per_token=chars_per_token)
 
 
 @trace.command(name="from-metrics")

@@ -103,6 +103,11 @@ class Scenario(Config):
         """Where relative paths are looked up first: the folder of the scenario's file."""
         return self._folder
 
+    @property
+    def file(self) -> str:
+        """The path of the scenario's file, as it was given."""
+        return "scenario" if self._source_map is None else self._source_map.file
+
     def of_group(self, name: str) -> "Scenario":
         """Give the scenario of one replica of a group of the cluster."""
         group = self.cluster.replica_groups[name] if self.cluster is not None else GroupConfig()

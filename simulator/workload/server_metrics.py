@@ -16,6 +16,7 @@ from typing import Any
 
 from simulator.util.errors import HeadwayError
 from simulator.util.json_text import parse_json
+from simulator.workload.generate import INPUT_LEN, OUTPUT_LEN
 
 Labels = tuple[tuple[str, str], ...]
 Point = tuple[float, float]
@@ -30,6 +31,8 @@ CACHE_FLAGS = {
     "gpu_memory_utilization": float,
     "enable_prefix_caching": str,
 }
+DEFAULT_LENGTHS = {"input_len": INPUT_LEN, "output_len": OUTPUT_LEN}
+SHORTEST = 1.0  # s between two scrapes, where only their files tell it
 KNOBS = {"num_gpu_blocks": "num_gpu_blocks_override"}
 
 
@@ -78,12 +81,16 @@ def read_metrics(
         start: dict[tuple[str, Labels], list[Point]] = {}
         return _growth(path, start, first, seconds, how)
     second = _of_model(later, _scrape(later, _read(later)), model)
+    _check_same_server(path, first, later, second)
     how = "as told"
     if seconds is None:
         seconds = later.stat().st_mtime - path.stat().st_mtime
         how = "by the times of the files; --seconds tells it better"
-        if not seconds > 0:
-            raise HeadwayError(f"{later}: is not younger than {path}: say --seconds between them")
+        if not seconds >= SHORTEST:
+            raise HeadwayError(
+                f"{later}: its file is {max(seconds, 0):.3g} s younger than {path}: too little to "
+                "be the time between two scrapes; say --seconds"
+            )
     return _growth(later, first, second, seconds, how)
 
 
@@ -167,11 +174,33 @@ def _of_model(path: Path, found: Series, model: str | None) -> Series:
     }
 
 
+def _models(found: Series) -> str:
+    """Name the models that a scrape tells of."""
+    names = {value for _, labels in found for name, value in labels if name == "model_name"}
+    return ", ".join(sorted(names))
+
+
+def _starts(found: Series) -> list[float]:
+    """Give when the processes of a scrape were started, s since 1970."""
+    name = "process_start_time_seconds"
+    return sorted(points[-1][1] for (n, _), points in found.items() if n == name)
+
+
+def _check_same_server(path: Path, first: Series, later: Path, second: Series) -> None:
+    """Raise HeadwayError where one scrape cannot be taken from the other."""
+    one, other = _models(first), _models(second)
+    if one and other and one != other:
+        raise HeadwayError(f"{later}: model_name: {other}, but {path} is of {one}: two servers")
+    if _starts(first) and _starts(second) and _starts(first) != _starts(second):
+        raise HeadwayError(
+            f"{later}: process_start_time_seconds: another than in {path}: two servers, or one "
+            "that was started again between the scrapes"
+        )
+
+
 def _since_start(path: Path, found: Series) -> tuple[float, str]:
     """Give how long the server has run, as its one scrape tells."""
-    started = [
-        points[-1][1] for (n, _), points in found.items() if n == "process_start_time_seconds"
-    ]
+    started = _starts(found)
     if not started:
         raise HeadwayError(
             f"{path}: does not say since when it counts: give a second scrape, or --seconds"
@@ -241,7 +270,7 @@ class Load:
     seconds: float
     rate: float  # requests/s
     lines: list[tuple[str, str, str]]  # what, its value, from what it was inferred
-    lengths: dict[str, dict[str, Any] | None]  # of input_len and output_len, as a scenario has them
+    lengths: dict[str, dict[str, Any] | int | None]  # of input_len, output_len; None: not told
     engine: dict[str, Any]
     model: str = ""
 
@@ -265,10 +294,11 @@ def infer_load(metrics: Metrics, place: str) -> Load:
          f"{requests:,.0f} finished, {aborted:,.0f} aborted, {more:+,.0f} in flight"))  # fmt: skip
     for key, name in (("input_len", "prompt"), ("output_len", "generation")):
         metric = f"vllm:request_{name}_tokens"
-        load.lengths[key] = quantiles = _lengths(metrics, metric)
+        quantiles = _lengths(metrics, metric)
         if quantiles is None:
-            add((key, "not told", f"no {metric}"))
+            _add_mean(metrics, load, key, name, requests)
             continue
+        load.lengths[key] = quantiles
         add((key, f"mean {_mean(metrics, metric):,.0f}, to {quantiles['values'][-1]:,.0f} tokens",
              f"buckets of {metric}, scaled to its mean"))  # fmt: skip
     _add_concurrency(metrics, requests, load)
@@ -287,6 +317,20 @@ def infer_load(metrics: Metrics, place: str) -> Load:
              "not in the workload below: nobody says which prompts share what"))  # fmt: skip
     _add_engine(metrics, load)
     return load
+
+
+def _add_mean(metrics: Metrics, load: Load, key: str, name: str, requests: float) -> None:
+    """Where no histogram tells lengths, take the mean that the counters give, if they do."""
+    metric = f"vllm:{name}_tokens_total"
+    tokens = metrics.total(metric)
+    if not tokens:
+        load.lengths[key] = None
+        none = f"no vllm:request_{name}_tokens, nor {metric}"
+        load.lines.append((key, "not told", f"{none}: {DEFAULT_LENGTHS[key]:,} tokens are taken"))
+        return
+    load.lengths[key] = mean = max(round(tokens / requests), 1)
+    source = f"{metric} by finished request: no vllm:request_{name}_tokens"
+    load.lines.append((key, f"mean {mean:,} tokens", source))
 
 
 def _add_concurrency(metrics: Metrics, requests: float, load: Load) -> None:
@@ -391,7 +435,11 @@ def scenario_text(load: Load, model: str | None, sources: Sequence[str]) -> str:
         lines += ["engine:", *_pairs(load.engine)]
     count = max(round(load.requests), 1)
     lines += ["workload:", *_pairs({"num_prompts": count, "request_rate": round(load.rate, 6)})]
-    lines += _pairs({key: value for key, value in load.lengths.items() if value is not None})
+    for key, value in load.lengths.items():
+        if value is None:
+            lines.append(f"  {key}: {DEFAULT_LENGTHS[key]}  # vLLM's default: the metrics have none")
+        else:
+            lines += _pairs({key: value})
     return "\n".join(lines) + "\n"
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +68,7 @@ def test_known_overheads_are_found(write, tmp_path):
     assert held >= 5  # of six
 
 
-def test_command(write, tmp_path, capsys):
+def test_command(write, tmp_path, capsys, monkeypatch):
     """The profile that is written, with the latency told, simulates what was logged."""
     log = make_log(tmp_path / "log.csv", write, 1, noise=0.0)
     path, out = scenario(write), tmp_path / "out"
@@ -75,14 +76,21 @@ def test_command(write, tmp_path, capsys):
     assert main(command) == 0
     told = capsys.readouterr().out
     assert "held out of a fit to the others" in told
-    assert "workload: {client_latency:" in told
+    (hint,) = [line for line in told.splitlines() if line.startswith("to use it: ")]
+    words = shlex.split(hint.removeprefix("to use it: "))
+    assert words[:3] == ["headway", "run", str(path)]
     profile = read_profile(out / "server-adjusted.yaml")
     assert profile.cost.overhead == pytest.approx(TRUE[0], rel=0.2)
     assert profile.cost.residuals is not None
     assert 0 <= profile.cost.residuals["decode"] < 0.02
     about = json.loads((out / "calibration.json").read_text())
     client = {term["name"]: term["value"] for term in about["terms"]}["client"]
-    keys = [f"cost={{profile: {out}/server-adjusted.yaml}}", f"workload.client_latency={client}"]
+    keys = words[4::2]
+    assert keys == [
+        f"cost={{profile: {out.relative_to(path.parent)}/server-adjusted.yaml}}",
+        f"workload.client_latency={client:.4g}",
+    ]
+    monkeypatch.chdir("/")
     again = run(load_scenario(path, keys)).summary()
     true = run(load_scenario(scenario(write, *TRUE))).summary()
     assert again["mean_ttft_ms"] == pytest.approx(true["mean_ttft_ms"], rel=0.02)
@@ -122,8 +130,8 @@ def test_a_hidden_host_is_found(write, tmp_path, capsys):
     assert before > 0.2
     profile = read_profile(out / "host-adjusted.yaml")
     assert profile.cost.host_interval == pytest.approx(found["host"]["interval"], rel=1e-4)
-    (line,) = [line for line in told.splitlines() if line.startswith("  host: {")]
-    again = run(load_scenario(path, [line.strip().replace("host: ", "host=", 1)])).summary()
+    (line,) = [line for line in told.splitlines() if line.startswith("--set ")]
+    again = run(load_scenario(path, shlex.split(line)[1::2])).summary()
     assert again["mean_tpot_ms"] == pytest.approx(1e3 * table["tpot"].mean(), rel=0.01)
     assert again["headway"]["host"]["per_step_interval_s"] is not None
 

@@ -1,6 +1,7 @@
 """`headway init`: a first scenario."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -87,13 +88,19 @@ WRONG = [
     (["--yes", "--model", "nope"], "--model nope: model: no file nope and no shipped model"),
     (["--yes", "--gpu", "H300"], "--gpu H300: gpu.name: no GPU 'H300' in the table"),
     (["--yes", "--rate", "0"], "--rate 0: must be requests per second, more than 0"),
+    (["--yes", "--rate=-1"], "--rate -1: must be requests per second, more than 0"),
+    (["--yes", "--rate", "inf"], "--rate inf: must be requests per second, more than 0"),
+    (["--yes", "--tensor-parallel-size", "0"], "--tensor-parallel-size 0: must be at least 1"),
+    (["--yes", "--tensor-parallel-size=-2"], "--tensor-parallel-size -2: must be at least 1"),
+    (["--yes", "--chars-per-token", "4"], "--chars-per-token: goes with --traffic"),
+    (["--yes", "--slo", "p99_ttft_ms<=0"], "--slo p99_ttft_ms<=0: a latency is more than 0"),
     (["--yes", "--slo", "x<=3"], "--slo x<=3: no metric 'x'"),
     (["--yes", "--traffic", "none.csv"], "none.csv: no such file"),
     (["--yes", "--traffic", "small.yaml"], "small.yaml:1: format:"),
     (["--yes", "--traffic", "small.yaml", "--rate", "1"], "--rate: goes without --traffic"),
     (["--yes", "--columns", "a=b"], "--columns: goes with --traffic"),
     (["--yes", "--model", "llama-3.1-405b", "--gpu", "L4"], "--gpu L4: eight do not hold"),
-    (["--yes", "--tensor-parallel-size", "3"], "new.yaml:8: engine.tensor_parallel_size: 3 does"),
+    (["--yes", "--tensor-parallel-size", "3"], "engine.tensor_parallel_size: 3 does"),
     ([], "--model: is missing, and nobody is there to ask; or give --yes"),
 ]
 
@@ -104,6 +111,33 @@ def test_bad_input_is_one_line_and_nothing_is_written(folder, capsys, options, m
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"headway: error: {message}")
     assert names(folder) == ["small.yaml"]
+
+
+def test_texts_without_lengths_are_estimated_as_told(folder, capsys):
+    """The hint of the refusal is an option of each verb that reads a trace."""
+    text = '[{"conversations": [{"value": "%s"}, {"value": "%s"}]}]' % ("q" * 40, "a" * 80)
+    Path("chat.json").write_text(text)
+    for command in (["trace", "describe", "chat.json"], ["trace", "convert", "chat.json", "o.jsonl"],
+                    ["init", "chat.yaml", "--yes", "--traffic", "chat.json"]):  # fmt: skip
+        assert main(command) == 2
+        assert "estimate it by --chars-per-token 4" in capsys.readouterr().err
+        assert main([*command, "--chars-per-token", "4"]) == 0
+        assert main([*command, "--chars-per-token", "inf"]) == 2
+        capsys.readouterr()
+    workload = load_scenario(Path("chat.yaml")).make_workload()
+    assert (workload.total_input, workload.total_output) == (10, 20)
+    assert main(["trace", "describe", "chat.yaml", "--chars-per-token", "4"]) == 2
+    told = capsys.readouterr().err
+    assert told == (
+        "headway: error: --chars-per-token: goes with a trace; chat.yaml is a scenario\n"
+    )
+
+
+def test_the_closing_hint_can_be_pasted(folder, capsys):
+    assert main(["init", "my dir/my first.yaml", "--yes"]) == 0
+    words = shlex.split(capsys.readouterr().out.partition("; try ")[2])
+    assert words == ["headway", "run", "my dir/my first.yaml"]
+    assert main([*words[1:], "--set", "workload.num_prompts=2"]) == 0
 
 
 def test_a_file_that_is_there_is_not_overwritten(folder, capsys):

@@ -10,7 +10,7 @@ from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from simulator.views.prometheus import metrics_text
-from simulator.workload.server_metrics import infer_load, read_metrics
+from simulator.workload.server_metrics import infer_load, load_text, read_metrics, scenario_text
 from tests.support.scenarios import SMALL
 
 INFO = (
@@ -71,6 +71,42 @@ def test_two_scrapes(put):
     os.utime(first, (1000, 1000))
     os.utime(later, (1100, 1100))
     assert read_metrics(first, later).seconds == 100
+
+
+STARTED = "process_start_time_seconds {}\n"
+
+
+def test_two_scrapes_are_of_one_server_and_some_time_apart(put):
+    """Else one taken from the other is no load of anybody's."""
+    first, later = put(scrape(100, PROMPT, OUTPUT), "a.txt"), put("", "b.txt")
+    later.write_text(scrape(400, PROMPT, OUTPUT, model="n"))
+    with pytest.raises(HeadwayError) as caught:
+        read_metrics(first, later, 60.0)
+    assert str(caught.value) == f"{later}: model_name: n, but {first} is of m: two servers"
+    for path, start in ((first, 1000), (later, 2000)):
+        path.write_text(scrape(start, PROMPT, OUTPUT) + STARTED.format(start))
+    with pytest.raises(HeadwayError, match="b.txt: process_start_time_seconds: another than in"):
+        read_metrics(first, later, 60.0)
+    later.write_text(scrape(2000, PROMPT, OUTPUT) + STARTED.format(1000))
+    assert read_metrics(first, later, 60.0).seconds == 60
+    os.utime(first, (1000, 1000))
+    os.utime(later, ns=(1000 * 10**9, 1000 * 10**9 + 400_000))
+    with pytest.raises(HeadwayError, match=r"is 0.0004 s younger than .*; say --seconds"):
+        read_metrics(first, later)
+
+
+def test_lengths_that_no_histogram_tells(put):
+    """The counters' mean, or vLLM's defaults, which both the report and the scenario tell."""
+    lines = scrape(100, PROMPT, OUTPUT).splitlines(keepends=True)
+    text = "".join(line for line in lines if "_tokens" not in line)
+    text += 'vllm:prompt_tokens_total{model_name="m"} 4000.0\n'
+    load = infer_load(read_metrics(put(text), seconds=10.0), "a")
+    assert load.lengths == {"input_len": 40, "output_len": None}
+    assert "output_len            not told" in load_text(load)
+    assert "nor vllm:generation_tokens_total: 128 tokens are taken" in load_text(load)
+    told = scenario_text(load, None, ["a"])
+    assert "  output_len: 128  # vLLM's default: the metrics have none\n" in told
+    assert "  input_len: 40\n" in told
 
 
 def test_one_scrape(put):

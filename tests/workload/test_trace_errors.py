@@ -275,6 +275,6 @@ def test_options_that_do_not_belong_are_refused(put):
     path = put(MOONCAKE)
     assert complaints(path, time_unit="us", hash_block_size=0, session_turns="x") == [
         "time_unit: 'us' is neither 's' nor 'ms'",
-        "hash_block_size: 0 is not above 0",
+        "hash_block_size: 0 is not a number above 0",
         "session_turns: 'x' is neither 'delta' nor 'whole'",
     ]

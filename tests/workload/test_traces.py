@@ -191,7 +191,7 @@ def test_custom_needs_lengths_or_an_explicit_estimate(put):
         read_trace(path)
     assert caught.value.messages == [
         f"{path}:1: prompt: counting its tokens needs a tokenizer: add their number as prompt_len, "
-        "or let chars_per_token estimate it",
+        "or estimate it by --chars-per-token 4, in a scenario trace: {chars_per_token: 4}",
         f"{path}:3: prompt: neither a text nor, as prompt_len, its length in tokens",
         f"{path}:3: output_tokens: missing",
     ]

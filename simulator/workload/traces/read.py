@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +146,8 @@ def _check_options(name: str, given: Mapping[str, Any]) -> None:
         elif option in WORDS and value not in WORDS[option]:
             one, other = WORDS[option]
             wrong.append(f"{option}: {value!r} is neither {one!r} nor {other!r}")
-        elif isinstance(value, int | float) and not value > 0:
-            wrong.append(f"{option}: {value} is not above 0")
+        elif isinstance(value, int | float) and not 0 < value < inf:
+            wrong.append(f"{option}: {value} is not a number above 0")
     if wrong:
         raise HeadwayError(wrong)
 

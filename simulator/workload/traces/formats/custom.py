@@ -13,6 +13,7 @@ from simulator.workload.traces.json_lines import Labels, Row, rows
 
 PROMPT_KEYS = ("prompt_len", "input_len")
 OUTPUT_KEYS = ("output_tokens", "output_len", "expected_output_len")
+ESTIMATE = "estimate it by --chars-per-token 4, in a scenario trace: {chars_per_token: 4}"
 KEYS = {"prompt", *PROMPT_KEYS, *OUTPUT_KEYS}
 
 
@@ -53,8 +54,7 @@ def _prompt_tokens(row: Row, chars_per_token: float | None) -> int:
     elif chars_per_token is None:
         row.add_problem(
             "prompt",
-            "counting its tokens needs a tokenizer: add their number as prompt_len, or let "
-            "chars_per_token estimate it",
+            f"counting its tokens needs a tokenizer: add their number as prompt_len, or {ESTIMATE}",
         )
     else:
         return ceil(len(text) / chars_per_token)
@@ -73,8 +73,7 @@ def read_sharegpt(path: Path, chars_per_token: float | None = None) -> Table:
     """
     if chars_per_token is None:
         raise HeadwayError(
-            f"{path}:1: conversations: counting tokens needs a tokenizer: let chars_per_token "
-            "estimate them, or add their numbers"
+            f"{path}:1: conversations: counting tokens needs a tokenizer: {ESTIMATE}"
         )
     problems = Problems(path)
     text = read_text(path)
