@@ -437,7 +437,9 @@ def scenario_text(load: Load, model: str | None, sources: Sequence[str]) -> str:
     lines += ["workload:", *_pairs({"num_prompts": count, "request_rate": round(load.rate, 6)})]
     for key, value in load.lengths.items():
         if value is None:
-            lines.append(f"  {key}: {DEFAULT_LENGTHS[key]}  # vLLM's default: the metrics have none")
+            lines.append(
+                f"  {key}: {DEFAULT_LENGTHS[key]}  # vLLM's default: the metrics have none"
+            )
         else:
             lines += _pairs({key: value})
     return "\n".join(lines) + "\n"

@@ -1,5 +1,6 @@
 """`headway init`: a first scenario."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -115,10 +116,13 @@ def test_bad_input_is_one_line_and_nothing_is_written(folder, capsys, options, m
 
 def test_texts_without_lengths_are_estimated_as_told(folder, capsys):
     """The hint of the refusal is an option of each verb that reads a trace."""
-    text = '[{"conversations": [{"value": "%s"}, {"value": "%s"}]}]' % ("q" * 40, "a" * 80)
-    Path("chat.json").write_text(text)
-    for command in (["trace", "describe", "chat.json"], ["trace", "convert", "chat.json", "o.jsonl"],
-                    ["init", "chat.yaml", "--yes", "--traffic", "chat.json"]):  # fmt: skip
+    turns = [{"value": "q" * 40}, {"value": "a" * 80}]
+    Path("chat.json").write_text(json.dumps([{"conversations": turns}]))
+    for command in (
+        ["trace", "describe", "chat.json"],
+        ["trace", "convert", "chat.json", "o.jsonl"],
+        ["init", "chat.yaml", "--yes", "--traffic", "chat.json"],
+    ):
         assert main(command) == 2
         assert "estimate it by --chars-per-token 4" in capsys.readouterr().err
         assert main([*command, "--chars-per-token", "4"]) == 0
