@@ -151,7 +151,7 @@ def value(draw: random.Random, depth: int = 0) -> Any:
 @pytest.mark.parametrize("admin", [False, True])
 def test_no_body_is_an_internal_error(admin: bool) -> None:
     async def play(client: ClientSession, server: Server) -> None:
-        draw = random.Random(11)
+        draw, head = random.Random(11), {"Content-Type": "application/json"}
         paths = [*(f"/v1/{path}" for path in PATHS), "/tokenize"]
         if admin:
             paths = [f"/admin/{path}" for path in ADMIN]
@@ -160,7 +160,7 @@ def test_no_body_is_an_internal_error(admin: bool) -> None:
             if not admin and draw.random() < 0.5:
                 asked |= {"prompt": "some words", "messages": [{"content": "some words"}]}
             asked.pop("ignore_eos", None)
-            response = await client.post(draw.choice(paths), data=json.dumps(asked))
+            response = await client.post(draw.choice(paths), data=json.dumps(asked), headers=head)
             assert response.status < 500, (asked, await response.text())
             await response.read()
         if not admin:

@@ -1,6 +1,7 @@
 """Drills: what gateways see of replicas that start, are slow, hang, fail and come back."""
 
 import asyncio
+import time
 from typing import Any
 
 import aiohttp
@@ -11,7 +12,7 @@ from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 from simulator.views.http.live_engine import replica_scenarios
 from simulator.views.http.server import Server
-from tests.support.twins import served_by
+from tests.support.twins import events, served_by
 
 FLEET = "cluster={replicas: 2, router: round_robin}"
 BODY = {"prompt": "a b c", "max_tokens": 20, "ignore_eos": True}
@@ -187,3 +188,24 @@ def test_replicas_served_apart_are_what_the_cluster_says() -> None:
     scaled = load_scenario("demo", ["cluster={replicas: 2, failures: {mtbf: 9}}"])
     with pytest.raises(HeadwayError, match=r"--replica-ports: cluster\.failures acts on several"):
         replica_scenarios(scaled)
+
+
+def test_the_head_of_a_stream_does_not_wait_for_its_first_token() -> None:
+    """As vLLM's, whose StreamingResponse sends the head before it asks for the first chunk."""
+
+    async def play(client: aiohttp.ClientSession, server: Server) -> None:
+        await act(client, "hang", seconds=20)
+        body = BODY | {"stream": True, "stream_options": {"include_usage": True}}
+        begin = time.perf_counter()
+        response = await client.post("/v1/completions", json=body)
+        assert response.status == 200
+        assert time.perf_counter() - begin < 20 / 10
+        assert (await events(response))[-1]["usage"]["completion_tokens"] == BODY["max_tokens"]
+        assert time.perf_counter() - begin >= 20 / 10
+        await act(client, "hang")
+        stuck = await client.post("/v1/completions", json=body)
+        await act(client, "kill", replica=0)
+        with pytest.raises(aiohttp.ClientError):
+            await stuck.read()
+
+    served_by(play, admin=True, speed=10)

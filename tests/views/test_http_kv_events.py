@@ -1,6 +1,7 @@
 """What the prefix cache holds, told over ZMQ: who listens knows it as the engine does."""
 
 import asyncio
+import re
 import socket
 from collections import Counter
 from typing import Any
@@ -161,12 +162,14 @@ def test_what_cannot_be_is_told() -> None:
     with pytest.raises(HeadwayError, match="needs vLLM's prefix cache"):
         served_by(None, "engine.enable_prefix_caching=false", kv_events=config)  # type: ignore
     for text, told in (
-        ("{", "Invalid JSON"),
-        ('{"endpoint": "localhost"}', "endpoint"),
-        ('{"publisher": "nats"}', "publisher"),
-        ('{"port": 3}', "port"),
+        ("{", "no JSON: '{'"),
+        ("[]", "config: must be an object in JSON, not []"),
+        ('{"endpoint": "x"}', "endpoint: must be an address that begins with tcp:// or ipc://"),
+        ('{"publisher": null}', 'publisher: must be "zmq", not null'),
+        ('{"hwm": "many"}', 'hwm: must be a whole number, 1 or more, not "many"'),
+        ('{"port": 3}', "port: unknown key; there is enable_kv_cache_events, "),
     ):
-        with pytest.raises(HeadwayError, match=f"--kv-events-config: .*{told}"):
+        with pytest.raises(HeadwayError, match=f"^--kv-events-config: {re.escape(told)}"):
             read_config(text)
     assert address_of("tcp://*:5557", 2) == "tcp://*:5559"
     assert address_of("ipc:///tmp/events", 1) == "ipc:///tmp/events_dp1"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from simulator.views.http.server import Server
 from simulator.views.http.tokenizers import BpeTokens, SplitAtSpaces, train
 from tests.support.twins import events, served_by
 
+JSON = {"Content-Type": "application/json"}
 PROMPT = " ".join(f"word{number}" for number in range(100))
 
 
@@ -144,8 +146,9 @@ def test_what_is_not_simulated_is_told() -> None:
     async def play(client: ClientSession, _: Server) -> None:
         for stream in (True, False):
             body = {"prompt": PROMPT, "max_tokens": 2, "stop": ["."], "stream": stream}
+            body |= {"logprobs": 3, "temperature": 0.7, "top_p": "0.5", "top_k": 2.0, "seed": None}
             response = await client.post("/v1/completions", json=body)
-            assert response.headers["X-Headway-Ignored"] == "stop"
+            assert response.headers["X-Headway-Ignored"] == "stop, logprobs"
 
     served_by(play)
 
@@ -214,8 +217,21 @@ def test_the_files_play_the_run_again(policy: str, tmp_path: Path) -> None:
         ({"prompt": ["a", "b"]}, 400, "only one at a time"),
         ({"prompt": "a", "n": 2}, 400, "n: only 1"),
         ({"prompt": "a", "model": "gpt"}, 404, "`gpt` does not exist"),
-        ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens: 0 is not a whole number"),
+        ({"prompt": "a", "n": 0}, 400, "n must be at least 1, got 0."),
+        ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens must be at least 1, got 0."),
         ({"prompt": "a", "max_tokens": 2.5}, 400, "max_tokens: 2.5 is not"),
+        ({"prompt": "a", "temperature": -4}, 400, "temperature must be in [0, 2], got -4."),
+        ({"prompt": "a", "temperature": 2.0000001}, 400, "temperature must be in [0, 2]"),
+        ({"prompt": "a", "temperature": math.nan}, 400, "temperature must be in [0, 2], got nan."),
+        ({"prompt": "a", "temperature": [1]}, 400, "temperature: [1] is not a number"),
+        ({"prompt": "a", "top_p": 0}, 400, "top_p must be in (0, 1], got 0."),
+        ({"prompt": "a", "presence_penalty": 3}, 400, "presence_penalty must be in [-2, 2]"),
+        ({"prompt": "a", "repetition_penalty": 0}, 400, "repetition_penalty must be in (0, inf)"),
+        ({"prompt": "a", "min_p": 1.1}, 400, "min_p must be in [0, 1], got 1.1."),
+        ({"prompt": "a", "top_k": -2}, 400, "top_k must be at least -1, got -2."),
+        ({"prompt": "a", "logprobs": 21}, 400, "logprobs must be at most 20, got 21."),
+        ({"prompt": "a", "stream": "yes"}, 400, 'stream: "yes" is not true or false'),
+        ({"prompt": "a", "stream_options": {"include_usage": True}}, 400, "when `stream=True`"),
         ({"prompt": "a", "max_tokens": 8192}, 400, "is too large: 8192"),
         ({"prompt": "a", "max_tokens": 4, "min_tokens": 5}, 400, "min_tokens must be"),
         ({"prompt": [1] * 9000}, 400, "maximum context length is 8192 tokens"),
@@ -229,10 +245,41 @@ def test_the_files_play_the_run_again(policy: str, tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused_in_vllms_form(body: object, status: int, told: str) -> None:
     async def play(client: ClientSession, _: Server) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        response = await client.post("/v1/completions", data=data)
+        response = await client.post("/v1/completions", data=data, headers=JSON)
         error = (await response.json())["error"]
         assert (response.status, error["code"]) == (status, status)
         assert told in error["message"]
+
+    served_by(play)
+
+
+def test_what_vllm_takes_is_taken() -> None:
+    """Bounds that belong to the range, numbers as text, and flags as 1 and 0."""
+    edges = {"temperature": 2, "top_p": 1, "min_p": 0, "presence_penalty": -2, "top_k": -1}
+    for more in (edges, {"temperature": "0.5", "top_k": "3"}, {"temperature": -0.0, "n": 1}):
+        body = {"prompt": "a", "model": "", "stream": 1, "ignore_eos": 0, "logprobs": 0, **more}
+        wanted = read_body(body, False, "m", SplitAtSpaces(), 100)
+        assert (wanted.stream, wanted.ignore_eos, wanted.notes) == (True, False, [])
+
+
+def test_refusals_that_are_not_ours_have_the_same_form() -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        for method, path, status, told in (
+            ("GET", "/v1/nothing", 404, "Not Found"),
+            ("GET", "/v1/completions", 405, "Method Not Allowed"),
+            ("DELETE", "/metrics", 405, "Method Not Allowed"),
+        ):
+            response = await client.request(method, path)
+            error = (await response.json())["error"]
+            form = {"message": told, "type": told, "param": None, "code": status}
+            assert (response.status, error) == (status, form)
+        for path in ("/v1/completions", "/tokenize"):
+            response = await client.post(path, data='{"prompt": "a"}')
+            assert response.status == 400
+            assert "Only 'application/json'" in (await response.json())["error"]["message"]
+        body = {"prompt": "a", "top_p": 2}
+        response = await client.post("/v1/completions", json=body)
+        assert (await response.json())["error"]["param"] == "top_p"
 
     served_by(play)
 
@@ -243,7 +290,19 @@ values = st.recursive(
     max_leaves=5,
 )
 names = ("prompt", "messages", "max_tokens", "min_tokens", "stream", "stream_options", "priority")
-more = ("n", "user", "stop", "ignore_eos", "vllm_xargs", "max_completion_tokens", "model")
+more = (
+    "n",
+    "temperature",
+    "top_k",
+    "logprobs",
+    "top_logprobs",
+    "user",
+    "stop",
+    "ignore_eos",
+    "vllm_xargs",
+    "max_completion_tokens",
+    "model",
+)
 
 
 @given(st.dictionaries(st.sampled_from([*names, *more]), values), st.booleans())

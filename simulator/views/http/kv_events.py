@@ -5,6 +5,7 @@ number of 8 bytes, and msgpack of `[time, events, data-parallel rank]`, with an 
 """
 
 import asyncio
+import json
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -38,14 +39,37 @@ class KvEventsConfig(BaseModel):
     topic: str = ""
 
 
+WANTED = {
+    "config": "an object in JSON",
+    "enable_kv_cache_events": "true or false",
+    "publisher": '"zmq"',
+    "endpoint": "an address that begins with tcp:// or ipc://",
+    "replay_endpoint": "an address that begins with tcp:// or ipc://",
+    "buffer_steps": "a whole number from 1 to 1,000,000",
+    "hwm": "a whole number, 1 or more",
+    "topic": "text",
+}
+"""What each key holds."""
+
+
 def read_config(text: str) -> KvEventsConfig:
     """Read the JSON of the option; raise HeadwayError where it is wrong."""
     try:
         return KvEventsConfig.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "JSON"
-        raise HeadwayError(f"--kv-events-config: {place}: {first['msg']}") from None
+        place = ".".join(map(str, first["loc"])) or "config"
+        if first["type"] == "json_invalid":
+            raise HeadwayError(f"--kv-events-config: no JSON: {text[:60]!r}") from None
+        if first["type"] == "extra_forbidden":
+            keys = ", ".join(KvEventsConfig.model_fields)
+            raise HeadwayError(
+                f"--kv-events-config: {place}: unknown key; there is {keys}"
+            ) from None
+        raise HeadwayError(
+            f"--kv-events-config: {place}: must be {WANTED[place]}, not "
+            f"{json.dumps(first['input'])[:60]}"
+        ) from None
 
 
 def address_of(endpoint: str | None, number: int) -> str | None:

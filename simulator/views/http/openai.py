@@ -14,19 +14,47 @@ DEFAULT_MAX_TOKENS = 16  # of a completion, in OpenAI's API; a chat may fill the
 MOST_TOKENS = 2**31 - 1
 LONGEST_NAME = 256  # of a client
 MOST_PRIORITY = 10**9 - 1  # what a trace can tell
+RANGES = {
+    "temperature": "[0, 2]",
+    "top_p": "(0, 1]",
+    "min_p": "[0, 1]",
+    "presence_penalty": "[-2, 2]",
+    "frequency_penalty": "[-2, 2]",
+    "repetition_penalty": "(0, inf)",
+}
+"""What vLLM takes of keys that change no length (SamplingParams._verify_args)."""
+WHOLE_RANGES = {
+    "top_k": (-1, MOST_TOKENS),
+    "seed": (-(2**63), 2**63 - 1),
+    "top_logprobs": (0, 20),
+    "prompt_logprobs": (0, 20),
+    "stream_interval": (1, MOST_TOKENS),
+}
+"""The same of whole numbers; 20 is the default of vLLM's --max-logprobs."""
+NOT_SIMULATED = (
+    *("stop", "stop_token_ids", "logprobs", "prompt_logprobs", "echo", "suffix", "tools"),
+    *("response_format", "structured_outputs", "use_beam_search", "truncate_prompt_tokens"),
+)
+"""Keys that would change vLLM's answer, and are ignored here, with a note."""
 
 
 class BadRequestError(Exception):
     """What the client has asked for cannot be."""
 
-    def __init__(self, why: str, status: int = 400, kind: str = "BadRequestError") -> None:
+    def __init__(
+        self,
+        why: str,
+        status: int = 400,
+        kind: str = "BadRequestError",
+        param: str | None = None,
+    ) -> None:
         super().__init__(why)
-        self.status, self.kind = status, kind
+        self.status, self.kind, self.param = status, kind, param
 
 
-def error_body(message: str, kind: str, status: int) -> bytes:
-    """Give an error as vLLM words it."""
-    error = {"message": message, "type": kind, "param": None, "code": status}
+def error_body(message: str, kind: str, status: int, param: str | None = None) -> bytes:
+    """Give an error as vLLM words it; `param`: the key of the body that is wrong."""
+    error = {"message": message, "type": kind, "param": param, "code": status}
     return json.dumps({"error": error}).encode()
 
 
@@ -53,61 +81,112 @@ def read_body(
     """Understand the body of a completion, or of a chat; raise BadRequestError."""
     if not isinstance(body, Mapping):
         raise BadRequestError("the body is not a JSON object")
-    if (asked := body.get("model")) not in (None, model):
-        raise BadRequestError(f"The model `{asked}` does not exist.", 404, "NotFoundError")
-    if body.get("n") not in (None, 1):
-        raise BadRequestError("n: only 1 answer is simulated")
+    if (asked := body.get("model")) not in (None, "", model):
+        why = f"The model `{asked}` does not exist."
+        raise BadRequestError(why, 404, "NotFoundError", "model")
+    if (_whole(body, "n") or 1) > 1:
+        raise BadRequestError("n: only 1 answer is simulated", param="n")
+    _check_sampling(body, chat)
     tokens = _chat_tokens(body, counter) if chat else _prompt_tokens(body.get("prompt"), counter)
     if not tokens:
-        raise BadRequestError("messages: no text" if chat else "prompt: no tokens")
+        key, what = ("messages", "text") if chat else ("prompt", "tokens")
+        raise BadRequestError(f"{key}: no {what}", param=key)
     if len(tokens) >= max_model_len:
         raise BadRequestError(
             f"This model's maximum context length is {max_model_len} tokens. However, your request "
-            f"has {len(tokens)} input tokens. Please reduce the length of the input messages."
+            f"has {len(tokens)} input tokens. Please reduce the length of the input messages.",
+            param="messages" if chat else "prompt",
         )
     room = max_model_len - len(tokens)
-    limit = _whole(body, "max_completion_tokens") or _whole(body, "max_tokens")
+    limit = _whole(body, "max_completion_tokens")
+    limit = _whole(body, "max_tokens") if limit is None else limit
     if limit is None:
         limit = room if chat else DEFAULT_MAX_TOKENS
     if limit > room and (body.get("max_tokens") or body.get("max_completion_tokens")):
         raise BadRequestError(
             f"'max_tokens' or 'max_completion_tokens' is too large: {limit}. This model's maximum "
             f"context length is {max_model_len} tokens and your request has {len(tokens)} input "
-            f"tokens ({limit} > {max_model_len} - {len(tokens)})."
+            f"tokens ({limit} > {max_model_len} - {len(tokens)}).",
+            param="max_tokens",
         )
     options, more = _mapping(body, "stream_options"), _mapping(body, "vllm_xargs")
+    stream = _flag(body, "stream")
+    if options and not stream:
+        why = "Stream options can only be defined when `stream=True`."
+        raise BadRequestError(why, param="stream_options")
     least = _whole(body, "min_tokens", 0) or 0
     if least > limit:
-        raise BadRequestError(
-            f"min_tokens must be less than or equal to max_tokens={limit}, got {least}."
-        )
+        why = f"min_tokens must be less than or equal to max_tokens={limit}, got {least}."
+        raise BadRequestError(why, param="min_tokens")
     return Wanted(
         tokens,
         min(limit, room),
         least,
-        body.get("ignore_eos") is True,
-        body.get("stream") is True,
-        options.get("include_usage") is True,
-        options.get("continuous_usage_stats") is True,
+        _flag(body, "ignore_eos"),
+        stream,
+        _flag(options, "include_usage"),
+        _flag(options, "continuous_usage_stats"),
         client_name(body.get("user") or more.get("client") or ""),
         _whole(body, "priority", -MOST_PRIORITY, MOST_PRIORITY) or 0,
         _whole(more, "predicted_output_tokens"),
-        ["stop"] if body.get("stop") else [],
+        [name for name in NOT_SIMULATED if body.get(name)],
     )
 
 
 def client_name(name: object) -> str:
     """Give who asks, by a name that a trace can hold, too; raise BadRequestError."""
     if not isinstance(name, str) or len(name) > LONGEST_NAME or name_problem(name):
-        raise BadRequestError(f"user: not a name of at most {LONGEST_NAME} characters")
+        why = f"user: not a name of at most {LONGEST_NAME} characters"
+        raise BadRequestError(why, param="user")
     return name
 
 
 def _mapping(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = {} if body.get(name) is None else body[name]
     if not isinstance(value, Mapping):
-        raise BadRequestError(f"{name}: not an object")
+        raise BadRequestError(f"{name}: not an object", param=name)
     return value
+
+
+def _check_sampling(body: Mapping[str, Any], chat: bool) -> None:
+    """Refuse what vLLM refuses of keys that are not simulated."""
+    for name, bounds in RANGES.items():
+        value = body.get(name)
+        if isinstance(value, str):  # as pydantic reads numbers
+            value = _float(value)
+        if value is None:
+            continue
+        least, most = (float(bound) for bound in bounds[1:-1].split(", "))
+        closed = [least] * (bounds[0] == "[") + [most] * (bounds[-1] == "]")
+        if not isinstance(value, int | float):
+            why = f"{name}: {json.dumps(value)[:40]} is not a number"
+        elif least < value < most or value in closed:
+            continue
+        else:
+            why = f"{name} must be in {bounds}, got {value}."
+        raise BadRequestError(why, param=name)
+    for name, limits in WHOLE_RANGES.items():
+        _whole(body, name, *limits)
+    if not chat:
+        _whole(body, "logprobs", 0, 20)
+    elif _whole(body, "top_logprobs", 0) and not body.get("logprobs"):
+        why = "when using `top_logprobs`, `logprobs` must be set to true."
+        raise BadRequestError(why, param="top_logprobs")
+
+
+def _float(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    """Read true or false, which may come as 1 or 0."""
+    value = body.get(name)
+    if value not in (None, False, True):
+        raise BadRequestError(f"{name}: {json.dumps(value)[:40]} is not true or false", param=name)
+    return bool(value)
 
 
 def _whole(
@@ -118,11 +197,17 @@ def _whole(
         return None
     if isinstance(value, str) and value.lstrip("-").isdigit() and len(value) < 12:
         value = int(value)  # vllm_xargs may come as text
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise BadRequestError(
-            f"{name}: {json.dumps(value)[:40]} is not a whole number, {least} or more"
-        )
-    return value
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        why = f"{name}: {json.dumps(value)[:40]} is not a whole number"
+    elif value < least:
+        why = f"{name} must be at least {least}, got {value}."
+    elif value > most:
+        why = f"{name} must be at most {most}, got {str(value)[:40]}."
+    else:
+        return value
+    raise BadRequestError(why, param=name)
 
 
 def _prompt_tokens(prompt: object, counter: TokenCounter) -> Sequence[int]:
@@ -133,8 +218,8 @@ def _prompt_tokens(prompt: object, counter: TokenCounter) -> Sequence[int]:
             return prompt
         if len(prompt) == 1 and (prompt[0] == [] or not _is_batch(prompt[0])):
             return _prompt_tokens(prompt[0], counter)
-        raise BadRequestError("prompt: only one at a time is simulated")
-    raise BadRequestError("prompt: neither text nor a list of tokens")
+        raise BadRequestError("prompt: only one at a time is simulated", param="prompt")
+    raise BadRequestError("prompt: neither text nor a list of tokens", param="prompt")
 
 
 def _is_batch(prompt: object) -> bool:
@@ -145,17 +230,18 @@ def _chat_tokens(body: Mapping[str, Any], counter: TokenCounter) -> Sequence[int
     """Tokenize each message by itself, so that what one turn has said is what the next repeats."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise BadRequestError("messages: not a list of at least one")
+        raise BadRequestError("messages: not a list of at least one", param="messages")
     tokens: list[int] = []
     for message in messages:
         if not isinstance(message, Mapping):
-            raise BadRequestError("messages: one is not an object")
+            raise BadRequestError("messages: one is not an object", param="messages")
         content = message.get("content")
         if isinstance(content, list):
             parts = [part.get("text") for part in content if isinstance(part, Mapping)]
             content = "".join(part for part in parts if isinstance(part, str))
         if content is not None and not isinstance(content, str):
-            raise BadRequestError("messages: a content is neither text nor a list of parts")
+            why = "messages: a content is neither text nor a list of parts"
+            raise BadRequestError(why, param="messages")
         tokens += counter.encode(content or "")
     return tokens
 
@@ -198,17 +284,15 @@ class Answer:
         words, offset = self.words, self.offset
         return "".join(words[(offset + number) % len(words)] for number in range(first, last))
 
-    def first_chunk(self) -> bytes:
-        """Give what comes before the first token."""
-        return self._chunk({"role": "assistant", "content": ""}) if self.chat else b""
-
     def chunk(self, new: int, count: int) -> bytes:
-        """Give the chunk of `new` tokens, `count` in all."""
-        after = self._after
+        """Give the chunk of `new` tokens, `count` in all; before the first of a chat its role."""
+        before, after = self._before, self._after
+        if new == count and self.chat:
+            before = self._chunk({"role": "assistant", "content": ""}) + before
         if self.wanted.continuous_usage:
             usage = b',"usage":' + _compact(self._usage(count)) + b"}\n\n"
             after = after[:-3] + usage
-        return self._before + self.text(count - new, count).encode() + after
+        return before + self.text(count - new, count).encode() + after
 
     def last_chunk(self, request: Request, reason: str) -> bytes:
         """Give what comes after the last token."""
@@ -217,6 +301,11 @@ class Answer:
             end = self.head | {"choices": [], "usage": self._usage(request.generated, request)}
             out += b"data: " + _compact(end) + b"\n\n"
         return out + b"data: [DONE]\n\n"
+
+    def error_chunk(self, message: str) -> bytes:
+        """Give what ends a stream that has begun and cannot go on."""
+        error = error_body(message, "BadRequestError", 400)
+        return b"data: " + error + b"\n\ndata: [DONE]\n\n"
 
     def whole(self, request: Request, reason: str) -> bytes:
         """Give the whole answer at once."""

@@ -32,7 +32,7 @@ from simulator.views.http.openai import (
     name_blocks,
     read_body,
 )
-from simulator.views.http.responses import error_response, web
+from simulator.views.http.responses import error_response, refusals_in_json, refuse, web
 from simulator.views.http.tokenizers import BpeTokens, SplitAtSpaces, TokenCounter
 from simulator.workload.traces.write import write_timed_trace
 
@@ -47,6 +47,7 @@ MOST_CONNECTIONS = 12_000  # idle ones and those of slow clients included
 READ_SECONDS = 60.0  # that a body may take
 ANSWERED = ("stop", "length")
 UNAVAILABLE = "ServiceUnavailableError"
+REFUSED = "The request does not fit into the engine's KV cache, or was refused by the cluster."
 STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 LATE = 0.005  # s, P99 of the delays, beyond which clients' figures are off
 
@@ -93,7 +94,7 @@ class Server:
 
     def application(self) -> web.Application:
         """Give the addresses."""
-        app = web.Application(client_max_size=MOST_BYTES)
+        app = web.Application(client_max_size=MOST_BYTES, middlewares=[refusals_in_json])
         if self.options.admin:
             app.add_routes(admin_routes(self.engine, self.failures))
         app.add_routes(
@@ -171,6 +172,7 @@ class Server:
 
     async def _read(self, request: web.Request, *, chat: bool) -> Wanted:
         """Understand a request; raise BadRequestError where it cannot be."""
+        _check_type(request)
         try:
             async with asyncio.timeout(READ_SECONDS):
                 body = json.loads(await request.read())
@@ -192,7 +194,7 @@ class Server:
         try:
             wanted = await self._read(request, chat=chat)
         except BadRequestError as error:
-            return error_response(str(error), error.kind, error.status)
+            return refuse(error)
         answer = Answer(wanted, chat, self.model, self._serial, self.counter.words)
         self._serial += 1
         self._open += 1
@@ -265,54 +267,48 @@ class Server:
     async def _stream(
         self, request: web.Request, wanted: Wanted, answer: Answer
     ) -> web.StreamResponse:
-        loop = asyncio.get_running_loop()
-        begun: asyncio.Future[None] = loop.create_future()
-        over: asyncio.Future[tuple[Request, str]] = loop.create_future()
+        over: asyncio.Future[tuple[Request, str]] = asyncio.get_running_loop().create_future()
         early: list[bytes] = []  # what came before the head of the answer was out
         transport: asyncio.Transport | None = None  # where the rest goes
 
-        def send(data: bytes) -> None:
+        def tokens(new: int, count: int) -> None:
             """Write to the socket: a task that wakes up per token costs half as much again."""
-            if transport is not None and not transport.is_closing():
+            data = answer.chunk(new, count)
+            if transport is None:
+                early.append(data)
+            elif not transport.is_closing():
                 transport.write(b"%x\r\n%b\r\n" % (len(data), data))
                 if transport.get_write_buffer_size() > MOST_UNSENT:
                     transport.abort()
 
-        def tokens(new: int, count: int) -> None:
-            data = answer.chunk(new, count)
-            if transport is not None:
-                send(data)
-                return
-            early.append(data)
-            if not begun.done():
-                begun.set_result(None)
-
         def end(ended: Request, reason: str) -> None:
-            if not begun.done():
-                begun.set_result(None)
             if not over.done():
                 over.set_result((ended, reason))
 
         stream = self._submit(wanted, tokens, end)
         chunked = request.version >= (1, 1)
         try:
-            await (begun if chunked else over)
+            if not chunked:
+                await over
             if over.done() and over.result()[1] not in ANSWERED:
                 return self._refused(request, over.result()[1])
             response = web.StreamResponse(headers=STREAM_HEADERS | _notes(wanted))
             if chunked:
                 response.enable_chunked_encoding()
-            await response.prepare(request)
-            sent = len(early)
-            await response.write(answer.first_chunk() + b"".join(early))
+            await response.prepare(request)  # at once, as vLLM: tokens may take their time
+            while early:
+                data = b"".join(early)
+                early.clear()
+                await response.write(data)
             if chunked:
                 transport = request.transport
-                if rest := b"".join(early[sent:]):
-                    send(rest)
             ended, reason = await over
-            if reason not in ANSWERED:
+            if reason == LOST:
                 return self._refused(request, reason)
-            await response.write(answer.last_chunk(ended, reason))
+            if reason in ANSWERED:
+                await response.write(answer.last_chunk(ended, reason))
+            else:
+                await response.write(answer.error_chunk(REFUSED))
             await response.write_eof()
         except (asyncio.CancelledError, ConnectionError):  # the client has hung up
             self.engine.cancel(stream)
@@ -322,26 +318,27 @@ class Server:
     def _refused(self, request: web.Request, reason: str) -> web.Response:
         if reason == LOST and request.transport is not None:
             request.transport.abort()  # as the connections of a server that is killed
-        text = "The request does not fit into the engine's KV cache, or was refused by the cluster."
-        return error_response(text, "BadRequestError", 400)
+        return error_response(REFUSED, "BadRequestError", 400)
 
     # The rest.
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         try:
+            _check_type(request)
             body = json.loads(await request.read())
             chat = isinstance(body, dict) and "messages" in body
             wanted = read_body(
                 {**body, "max_tokens": None}, chat, self.model, self.counter, 2**31 - 1
             )
         except BadRequestError as error:
-            return error_response(str(error), error.kind, error.status)
+            return refuse(error)
         except (ValueError, TypeError, RecursionError):
             return error_response("the body is not a JSON object", "BadRequestError", 400)
         found = {
             "count": len(wanted.tokens),
             "max_model_len": self.max_model_len,
             "tokens": list(wanted.tokens),
+            "token_strs": None,
         }
         return web.json_response(found)
 
@@ -463,6 +460,12 @@ def _allow_open_files() -> None:
 
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _check_type(request: web.Request) -> None:
+    """Refuse a body that does not say that it is JSON, as vLLM does."""
+    if request.content_type != "application/json":
+        raise BadRequestError("Unsupported Media Type: Only 'application/json' is allowed")
 
 
 def _notes(wanted: Wanted) -> dict[str, str]:
