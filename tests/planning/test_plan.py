@@ -179,7 +179,7 @@ def test_a_plan_that_was_stopped_goes_on_where_it_was(
         for number, item in enumerate(items):
             if len(made) == stop_after:
                 raise KeyboardInterrupt
-            made.append(item)
+            made.append((item[0].resolved(), item[1]))
             yield number, function(item)
 
     monkeypatch.setattr("simulator.planning.runs.parallel_map", each)
