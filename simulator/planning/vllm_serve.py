@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import warnings
 
 from simulator.core.engine_config import EngineConfig
 from simulator.scenario.engines import release_of
@@ -13,9 +14,10 @@ from simulator.scenario.policy_table import (
     plugin_spec,
 )
 from simulator.scenario.scenario import Scenario
-from simulator.schedulers.vllm.rules import NEWEST, options_without_effect
+from simulator.schedulers.vllm.rules import NEWEST, options_without_effect, write_release
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.config import Config, split_spec
+from simulator.util.errors import HeadwayWarning
 
 VALUES = (
     "max_num_seqs",
@@ -87,12 +89,32 @@ def environment(scenario: Scenario) -> dict[str, str]:
 
 def _has_plugin(scenario: Scenario) -> bool:
     """Say whether `headway_vllm` brings the policy to vLLM."""
+    return policy_of(scenario.engine) not in VLLM_POLICIES and not _loses_policy(scenario)
+
+
+def _loses_policy(scenario: Scenario) -> str:
+    """Say why the command starts vLLM without the engine's policy; "" where it has it."""
     engine = scenario.engine
-    return (
-        policy_of(engine) not in VLLM_POLICIES
-        and not issubclass(find_policy(scenario)[0], Scheduler)
-        and (release_of(engine) or (*NEWEST, 0))[:2] in PLUGIN_RELEASES
-    )
+    name, release = policy_of(engine), release_of(engine) or (*NEWEST, 0)
+    if name in VLLM_POLICIES:
+        return ""
+    if issubclass(find_policy(scenario)[0], Scheduler):
+        return f"{name} is a scheduler of its own, which vLLM cannot have: this is vLLM's fcfs"
+    if release[:2] not in PLUGIN_RELEASES:
+        fitting = ", ".join(map(write_release, PLUGIN_RELEASES))
+        return (
+            f"{name} comes to vLLM by headway_vllm, which fits vLLM {fitting} and not "
+            f"{engine.version}: this is vLLM's fcfs"
+        )
+    return ""
+
+
+def warn_of_lost_policies(scenario: Scenario) -> None:
+    """Warn of each group whose policy the command cannot have."""
+    groups = scenario.cluster.replica_groups if scenario.cluster else ()
+    engines = [scenario.of_group(name) for name in groups] or [scenario]
+    for lost in dict.fromkeys(filter(None, map(_loses_policy, engines))):
+        warnings.warn(f"vllm_serve.sh: {lost}", HeadwayWarning, stacklevel=2)
 
 
 def policy_of(engine: EngineConfig) -> str:
@@ -111,8 +133,10 @@ def remarks(scenario: Scenario) -> list[str]:
             f"{name} comes with headway, to be installed beside vLLM; clients, and lengths"
         )
         lines.append("that are predicted, come in the requests' vllm_xargs (docs/vllm-policies.md)")
-    elif name not in VLLM_POLICIES:
-        lines.append(f"vLLM has no scheduling policy {name}: this is its fcfs")
+        if ":" in name:
+            lines.append(f"{name.partition(':')[0]} must be on the server's Python path")
+    elif lost := _loses_policy(scenario):
+        lines.append(lost)
     if engine.allocation != "paged":
         lines.append(f"vLLM pages its KV cache: there is no {engine.allocation} allocation")
     if engine.preemption_mode != "recompute":

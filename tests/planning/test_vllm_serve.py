@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from simulator import load_scenario
+from simulator.cli.main import main
 from simulator.planning.vllm_serve import serve_command
 from tests.support.scenarios import ONE_A_SECOND
 
@@ -41,17 +44,51 @@ def test_what_a_version_does_anyway_is_not_missing(tmp_path: Path):
 
 
 def test_a_policy_of_headway_comes_with_the_command(tmp_path: Path):
-    """By the class and the environment that `headway_vllm` has; what is no policy does not."""
+    """By the class and the environment that `headway_vllm` has."""
     path = tmp_path / "s.yaml"
     path.write_text(ONE_A_SECOND)
     policy = "engine.scheduling_policy={policy: sjf, ageing: 20}"
     command = serve_command(load_scenario(path, [policy])).splitlines()[-1]
     assert command.startswith("""HEADWAY_POLICY='{"policy": "sjf", "ageing": 20}' vllm serve """)
     assert " --scheduler-cls headway_vllm.HeadwayScheduler " in command
-    for options in (["engine.scheduling_policy=static"], [policy, "engine.version=0.19"]):
-        command = serve_command(load_scenario(path, options))
-        assert "this is its fcfs" in command
-        assert "HEADWAY_POLICY" not in command
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (
+            ["engine.scheduling_policy=static"],
+            "static is a scheduler of its own, which vLLM cannot",
+        ),
+        (["engine=sglang"], "sglang is a scheduler of its own"),
+        (
+            ["engine.scheduling_policy=sjf", "engine.version=0.19"],
+            "sjf comes to vLLM by headway_vllm, which fits vLLM 0.33 and not 0.19",
+        ),
+    ],
+)
+def test_a_policy_that_is_given_up_is_told_with_its_reason(tmp_path: Path, capsys, options, why):
+    """In the file, and by `run --deploy`, which is not silent about it."""
+    path = tmp_path / "s.yaml"
+    path.write_text(ONE_A_SECOND)
+    command = serve_command(load_scenario(path, options))
+    assert f"# {why}" in command
+    assert ": this is vLLM's fcfs\n" in command
+    assert "HEADWAY_POLICY" not in command
+    words = [word for option in options for word in ("--set", option)]
+    words += ["--out", str(tmp_path / "out"), "--deploy", str(tmp_path / "deploy")]
+    assert main(["run", str(path), *words]) == 0
+    assert f"warning: vllm_serve.sh: {why}" in capsys.readouterr().err
+
+
+def test_a_policy_of_ones_own_needs_its_module(tmp_path: Path):
+    path = tmp_path / "s.yaml"
+    path.write_text(ONE_A_SECOND)
+    (tmp_path / "mine.py").write_text(
+        "class Last:\n    def key(self, one):\n        return -one.arrival\n"
+    )
+    command = serve_command(load_scenario(path, ["engine.scheduling_policy=mine:Last"]))
+    assert "# mine must be on the server's Python path\n" in command
 
 
 def test_a_class_for_vllm_is_in_the_command(tmp_path: Path):
