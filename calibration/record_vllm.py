@@ -24,7 +24,7 @@ from simulator.conformance.case_model import Case, CaseRequest
 from simulator.conformance.cases import read_cases
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.vllm.installed import start_vllm
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, one_line
 from simulator.util.files import write_atomic
 
 Values = dict[str, Any]
@@ -333,8 +333,12 @@ def main(arguments: list[str]) -> int:
         data = "".join([f"{line}\n" for line in lines]).encode()
         packed = gzip.compress(data, mtime=0) if out.suffix == ".gz" else data
         write_atomic(out, packed)
+    except ImportError as error:
+        what = f"vLLM cannot be imported in this Python: {one_line(error)}"
+        print(f"record_vllm: error: {what}", file=sys.stderr)
+        return 2
     except (HeadwayError, ValueError) as error:
-        print(f"record_vllm: error: {error}", file=sys.stderr)
+        print(f"record_vllm: error: {one_line(error)}", file=sys.stderr)
         return 2
     print(f"written to {out}: {len(lines):,} lines")
     return 0

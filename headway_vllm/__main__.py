@@ -3,7 +3,7 @@
 import sys
 
 from headway_vllm.policy import CLASSES, make_policy
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, one_line
 
 
 def main(arguments: list[str]) -> int:
@@ -16,6 +16,10 @@ def main(arguments: list[str]) -> int:
         from headway_vllm.scheduler import check_vllm
 
         found = check_vllm()
+    except ImportError as error:
+        what = f"headway_vllm: vLLM cannot be imported in this Python: {one_line(error)}"
+        print(f"error: {what}", file=sys.stderr)
+        return 2
     except HeadwayError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

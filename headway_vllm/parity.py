@@ -138,6 +138,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first scenario (0)")
     parser.add_argument("--record", type=Path, help="write what vLLM did, as .jsonl.gz")
     options = parser.parse_args(arguments)
+    if options.count < 1 or options.first < 0:
+        parser.error("--count must be at least 1, --first at least 0")
     warnings.simplefilter("ignore", HeadwayWarning)
     total: Counter[str] = Counter()
     lines = []

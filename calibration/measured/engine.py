@@ -131,8 +131,9 @@ def engine_block(run: Run, gpu: str) -> dict[str, Any]:
     v0 = _is_v0(run) and not run.flag("chunked_prefill")
     block: dict[str, Any] = {"name": "vllm-v0" if v0 else "vllm"}
     if released[:2] <= rules.NEWEST:  # a newer one is taken for the newest known
-        oldest = released if v0 else (*rules.OLDEST_ALIKE, 0)
-        block["version"] = rules.write_release(max(released, oldest))
+        oldest = (*rules.OLDEST_ALIKE, 0)
+        known = min(released, rules.V0_UNTIL) if v0 else rules.newest_up_to(max(released, oldest))
+        block["version"] = rules.write_release(known)
     block |= _sizes(run, gpu, block)
     if not v0:
         block |= version_defaults(released)

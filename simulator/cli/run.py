@@ -134,9 +134,7 @@ def run(
     notes = _write_exports(result, timeline, prometheus, *sampling)
     if deploy is not None:
         from simulator.planning.deployment import write_deployment
-        from simulator.planning.vllm_serve import warn_of_lost_policies
 
-        warn_of_lost_policies(loaded)
         named = ", ".join(file.name for file in write_deployment(loaded, deploy))
         notes.append(f"written to {deploy}: {named}")
     if not options.quiet:

@@ -1,5 +1,6 @@
 """The blocks `engine`, `gpu` and `host` of a scenario, with vLLM's names and meanings."""
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -39,8 +40,11 @@ def _dtype(value: object) -> object:
 def version_text(value: object) -> object:
     """Write a version as text that YAML takes for a number: 0.19, and 0.10 for 0.1.
 
-    No versions 0.1 to 0.3 are known, so these must be 0.10, 0.20 and 0.30.
+    No versions 0.1 to 0.3 are known, so these must be 0.10, 0.20 and 0.30. The v of a tag, v0.19.1,
+    is left out.
     """
+    if isinstance(value, str):
+        return value[1:] if re.match(r"v\d", value) else value
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     return f"{value:.2f}" if value in (0.1, 0.2, 0.3) else str(value)
@@ -136,9 +140,9 @@ class EngineConfig(Config):
     )
     version: Annotated[str | None, BeforeValidator(version_text)] = Field(
         None,
-        description="of vLLM, such as 0.11.2: whose rules the scheduler follows (see "
-        "conformance.md), what the engine adds to its kernels (see cost-models.md) and, with name "
-        "vllm, its defaults; null: the newest known, 0.33",
+        description="a release of vLLM, such as 0.11.2 (0.11: the last of it): whose rules the "
+        "scheduler follows (see conformance.md), what the engine adds to its kernels (see "
+        "cost-models.md) and, with name vllm, its defaults; null: the newest known, 0.33",
     )
     generation_config: Literal["auto", "vllm"] = Field(
         "auto",

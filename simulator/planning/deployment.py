@@ -26,6 +26,7 @@ from simulator.planning.vllm_serve import (
     remarks,
     serve_command,
     serve_options,
+    warn_of_lost_policies,
 )
 from simulator.scenario.engines import release_of
 from simulator.scenario.scenario import Scenario
@@ -149,7 +150,11 @@ def _plain_name(name: str) -> str:
 
 
 def write_deployment(scenario: Scenario, folder: Path) -> list[Path]:
-    """Write all files that a scenario gives rise to; all or none."""
+    """Write all files that a scenario gives rise to; all or none.
+
+    Warns of a policy that vLLM cannot have.
+    """
+    warn_of_lost_policies(scenario)
     return write_together(folder, deployment(scenario))
 
 

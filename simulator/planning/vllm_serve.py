@@ -114,7 +114,7 @@ def warn_of_lost_policies(scenario: Scenario) -> None:
     groups = scenario.cluster.replica_groups if scenario.cluster else ()
     engines = [scenario.of_group(name) for name in groups] or [scenario]
     for lost in dict.fromkeys(filter(None, map(_loses_policy, engines))):
-        warnings.warn(f"vllm_serve.sh: {lost}", HeadwayWarning, stacklevel=2)
+        warnings.warn(f"vllm_serve.sh: {lost}", HeadwayWarning, stacklevel=3)
 
 
 def policy_of(engine: EngineConfig) -> str:

@@ -16,13 +16,15 @@ from simulator.scenario.assemble_scheduler import (
     differing_keys,
 )
 from simulator.scenario.cluster_config import ClusterConfig
-from simulator.scenario.engines import release_of
+from simulator.scenario.engines import ENGINES, release_of
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario, blamed_key
 from simulator.schedulers.vllm.rules import (
     OPTIONS_SINCE,
+    V0_UNTIL,
     check_known,
     options_without_effect,
+    read_release,
     write_release,
 )
 from simulator.util.config import split_spec
@@ -162,8 +164,20 @@ def _check_engine(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
 
 def _check_version(engine: EngineConfig) -> Iterator[Conflict]:
     """See whether the version is known, and has the options that are given."""
-    if engine.version is None or not engine.follows_vllm:
-        return  # other engines' only says what they add to their kernels
+    if engine.version is None:
+        return
+    if engine.name == "vllm-v0":  # it only says what that adds to its kernels
+        release = read_release(engine.version)
+        if release is None or release > V0_UNTIL:
+            what = "must be a version of vLLM that had the V0 engine, up to "
+            what += f"{write_release(V0_UNTIL)}, not {engine.version!r}"
+            yield "engine.version", "engine.name", what
+        return
+    if not engine.follows_vllm:
+        followed = ENGINES[engine.name].follows.partition(":")[0]
+        what = f"is vLLM's; {engine.name} is simulated after {followed} alone: leave it out"
+        yield "engine.version", "engine.name", what
+        return
     try:
         check_known(engine.version)
     except ValueError as error:

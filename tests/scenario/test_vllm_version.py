@@ -112,9 +112,42 @@ def test_an_option_that_came_later_is_told(version, key, value, since) -> None:
     assert getattr(engine(version=since, **{key: value}), key) == value
 
 
-def test_other_engines_versions_are_not_vllms_rules() -> None:
-    """Theirs only says what they add to their kernels."""
+@pytest.mark.parametrize(
+    ("version", "last"),
+    [("0.19.9", "0.19.1"), ("v0.19.2", "0.19.1"), ("0.13.1", "0.13.0"), ("0.33.1", "0.33.0")],
+)
+def test_a_release_that_there_is_not_is_refused(version: str, last: str) -> None:
+    with pytest.raises(HeadwayError) as told:
+        engine(version=version)
+    (line,) = told.value.messages
+    what, minor = version.removeprefix("v"), last.rpartition(".")[0]
+    assert line == (
+        f"s.yaml: engine.version: must be a release of vLLM: {what} is not known, "
+        f"of {minor} the last is {last}"
+    )
+
+
+def test_the_v_of_a_tag_is_left_out() -> None:
+    assert engine(version="v0.19.1") == engine(version="0.19.1")
+    assert engine(version="0.10.1.1").version == "0.10.1.1"
+
+
+def test_v0_only_has_versions_that_had_it() -> None:
+    """They say what it adds to its kernels, and nothing of V1's rules."""
     assert engine(name="vllm-v0", version="0.6.3").scheduler_reserve_full_isl
+    with pytest.raises(HeadwayError, match=r"that had the V0 engine, up to 0\.10\.2, not '0\.12'"):
+        engine(name="vllm-v0", version="0.12")
+
+
+@pytest.mark.parametrize("version", ["0.5.23", "0.19"])
+def test_other_engines_have_no_version(version: str) -> None:
+    """They are simulated after one release, and what vLLM's version says is not theirs."""
+    with pytest.raises(HeadwayError) as told:
+        engine(name="sglang", version=version)
+    assert told.value.messages == [
+        "s.yaml: engine.version: is vLLM's; sglang is simulated after SGLang 0.5.23 alone: "
+        "leave it out"
+    ]
 
 
 PRESSURE = {

@@ -41,6 +41,19 @@ def test_without_vllm_the_scenario_is_refused() -> None:
         scenario(scheduler="vllm")
 
 
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
+def test_without_vllm_nothing_is_recorded(tmp_path: Path, capsys) -> None:
+    """One line, exit code 2, no file."""
+    from calibration.record_vllm import main
+
+    log = tmp_path / "log.jsonl.gz"
+    assert main([str(make(tmp_path, [(0, 6, 3)])), str(log)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("record_vllm: error: vLLM cannot be imported in this Python: ")
+    assert told.count("\n") == 1
+    assert not log.exists()
+
+
 def test_scheduler_cls_goes_with_vllm() -> None:
     """Headway's own scheduler takes no class of vLLM's."""
     with pytest.raises(HeadwayError, match=r"engine.scheduler_cls: goes with scheduler: vllm"):

@@ -17,8 +17,16 @@ OLDEST, NEWEST = (0, 10), (0, 33)
 """Major and minor numbers of the versions known."""
 OLDEST_ALIKE = (0, 8)
 """The versions of V1 before decide as the oldest; that was read in their sources, not replayed."""
-LAST_PATCHES = {(0, 11): 2}
-"""The last patch release of a version whose patches differ; a version without one means it."""
+V0_UNTIL = (0, 10, 2)
+"""The last release that had the V0 engine, too."""
+LAST_PATCHES = {
+    **{(0, minor): 1 for minor in (14, 15, 17, 18, 19, 22, 25, 27)},
+    **{(0, minor): 2 for minor in (9, 10, 11, 20)},
+    (0, 8): 5,
+}
+"""The last patch release of each version that has more than its first, as on PyPI; a version
+without a patch means it."""
+OTHER_RELEASES = ("0.8.5.post1", "0.9.0.1", "0.10.1.1")
 
 
 class CannotFollowError(HeadwayError):
@@ -75,7 +83,7 @@ _STARTS = [(*OLDEST, 0), *BOUNDARIES]
 def read_release(text: str) -> Release | None:
     """Read a release out of a version as people write it; None where there is none.
 
-    A version without a patch release, 0.11, means the last one of it that is known to differ.
+    A version without a patch release, 0.11, means the last one of it.
     """
     found = re.findall(r"(?<![\d-])(\d+)\.(\d+)(?:\.(\d+))?", text)
     if not found:
@@ -87,12 +95,24 @@ def read_release(text: str) -> Release | None:
 
 def check_known(text: str) -> None:
     """Raise ValueError where a text is no version whose rules are known."""
-    release = read_release(text) if re.fullmatch(r"v?[\d.]+", text) else None
+    plain = re.fullmatch(r"\d+\.\d+(\.\d+)?", text) is not None or text in OTHER_RELEASES
+    release = read_release(text) if plain else None
     if release is None or not OLDEST_ALIKE <= release[:2] <= NEWEST:
         raise ValueError(
             f"must be a version of vLLM whose rules are known, {write_release(OLDEST)} to "
             f"{write_release(NEWEST)} (0.8 and 0.9 decide as {write_release(OLDEST)}), not {text!r}"
         )
+    if release != newest_up_to(release):
+        minor = write_release(release[:2])
+        last = write_release(newest_up_to(release))
+        raise ValueError(
+            f"must be a release of vLLM: {text} is not known, of {minor} the last is {last}"
+        )
+
+
+def newest_up_to(release: Release) -> Release:
+    """Give the newest release known of a version that is not above one, as a dev build's may be."""
+    return *release[:2], min(release[2], LAST_PATCHES.get(release[:2], 0))
 
 
 def rules_of(release: Release | None) -> Rules:
