@@ -13,7 +13,7 @@ from simulator.planning.plan import JOURNAL, Candidate, find_best, result_row
 from simulator.planning.problem import PlanOptions, PlanProblem, make_problem
 from simulator.planning.runs import encode_csv
 from simulator.planning.search import PlannedRun, Trial, interval, not_monotone
-from simulator.planning.vllm_serve import serve_command
+from simulator.planning.vllm_serve import serve_command, warn_of_lost_policies
 from simulator.results.service_levels import SHARES
 from simulator.scenario.load import load_scenario
 from simulator.simulation.write import write_scenario
@@ -197,6 +197,7 @@ def write_plan(
     }
     settings = problem.settings(best, PlannedRun(best.best.at, seconds=best.best.seconds))
     chosen = load_scenario(problem.path, problem.overrides, vary=settings)
+    warn_of_lost_policies(chosen)
     return write_together(
         out,
         {
