@@ -43,7 +43,7 @@ FEWEST = 12  # samples to fit to
 FORM_SAMPLES = 2000  # that the form is chosen by, at most
 FLOORS = 15  # that are tried: quantiles of the steps launched one by one
 FLOOR_GAIN = 0.02  # of the squared error that a floor must take away
-FLOOR_MARGIN = 1.03  # times its floor, below which a step is taken for bound by its launches
+FLOOR_MARGIN = 1.2  # times its floor: beyond, a step is certainly not bound by its launches
 SWAPS = ("swap_out", "swap_in")
 SIZES = ("tokens", "pairs", "context")
 HELD_OUT_PREFIX = "heldout"  # begins the name of a run that the fit must not see
@@ -117,6 +117,7 @@ def fit_rows(
     the kernels of other steps one by one, which may take longer than they do. Raises HeadwayError
     where rows are too few, or were padded to something else.
     """
+    rows = [_as_launched(row) for row in rows]
     _check_buckets(rows, sizes)
     samples = collect_samples(rows, CLOCKS[clock])
     if len(samples) < FEWEST:
@@ -162,6 +163,20 @@ def judge(cost: PiecewiseCost, samples: Sequence[Sample]) -> Errors:
     return Errors.of(predicted, np.array([sample.seconds for sample in samples]))
 
 
+def _as_launched(row: Row) -> Row:
+    """Give a graph's row with the last tokens of prompts, one of each, among the decodes.
+
+    A graph takes every sequence with one new token; the scheduler tells these two apart.
+    """
+    if not row.bucket or not row.chunks or any(new > 1 for _, new in row.chunks):
+        return row
+    ends = [start + new for start, new in row.chunks]
+    return replace(
+        row, decodes=row.decodes + len(ends), context=row.context + sum(ends), chunks=(),
+        longest=max(row.longest, *ends),
+    )  # fmt: skip
+
+
 def _check_buckets(rows: Sequence[Row], sizes: Sequence[int]) -> None:
     """Raise HeadwayError where a row was not padded as the cost will pad it."""
     for number, row in enumerate(rows, 2):
@@ -181,10 +196,21 @@ def _fit_apart(
     device: Sequence[Sample], sizes: Sequence[int], samples: Sequence[Sample]
 ) -> PiecewiseCost:
     """Fit the device's seconds, and what a step takes beside them: its kernels may wait for the
-    host's launches, but never for the rest of the host's work."""
+    host's launches, but never for the rest of the host's work.
+
+    Before a graph the host mostly goes on from the step before, which is less work than before
+    other steps: the difference is in the tables of the graphs, whose kernels wait for nobody.
+    """
     rows = {id(sample.row) for sample in samples}
     device = [sample for sample in device if id(sample.row) in rows]
-    start, each = _fit_host(samples, device)
+    pairs = [*zip(samples, device, strict=True)]
+    start, each = _fit_host([pair for pair in pairs if not pair[0].row.bucket] or pairs)
+    device = [
+        replace(kernels, seconds=max(whole.seconds - start - each * _sequences(whole.row), 1e-6))
+        if whole.row.bucket
+        else kernels
+        for whole, kernels in pairs
+    ]
     cost = _fit(0.0, sizes, device, launched=True)
     return replace(cost, overhead=_round(start), overhead_per_sequence=_round(each))
 
@@ -312,14 +338,15 @@ def _features(row: Row, form: Form) -> list[float]:
 def _solve(table: Floats, measured: Floats, weights: Floats, floors: Floats) -> Floats:
     """Find the non-negative coefficients of least relative error.
 
-    Rows that take no longer than their floor say nothing but that: they are left out, until a
-    round makes one take longer.
+    Rows that take no longer than their floor say nothing but that. Which ones these are, their
+    own time cannot tell: of the rows about the floor only the slow ones would be fitted to. So a
+    round takes those that the one before it put above the floor, and those far above it.
     """
     from scipy.optimize import nnls
 
     scale = measured
     found = np.zeros(table.shape[1])
-    above = measured > FLOOR_MARGIN * floors
+    beyond = above = measured > FLOOR_MARGIN * floors
     if not above.any():
         return found
     for _ in range(ROUNDS):
@@ -331,7 +358,7 @@ def _solve(table: Floats, measured: Floats, weights: Floats, floors: Floats) -> 
         whole = np.column_stack((scaled / sizes, measured[above] * rows))
         triangle = np.asarray(np.linalg.qr(whole, mode="r"))
         found = nnls(triangle[:, :-1], triangle[:, -1])[0] / sizes
-        above |= table @ found > floors
+        above = beyond | (table @ found > floors)
         # Nobody may weigh much for being thought fast.
         scale = np.maximum(table @ found, np.maximum(measured / 2.0, floors))
     return found
@@ -388,9 +415,8 @@ def _fit_schedule(rows: Iterable[Row]) -> tuple[float, float]:
     return _fit_line((_sequences(row), row.schedule_s) for row in rows if row.schedule_s)
 
 
-def _fit_host(samples: Sequence[Sample], device: Sequence[Sample]) -> tuple[float, float]:
+def _fit_host(pairs: Iterable[tuple[Sample, Sample]]) -> tuple[float, float]:
     """Fit start + each n to all of a step of n sequences but the device's part."""
-    pairs = zip(samples, device, strict=True)
     return _fit_line((_sequences(a.row), max(a.seconds - b.seconds, 0.0)) for a, b in pairs)
 
 

@@ -10,7 +10,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +21,8 @@ import torch
 
 from calibration.engine_steps.calibrate import Setup, measure_all
 from calibration.engine_steps.fit import Sample, StepFit, fit_rows, judge
+from calibration.engine_steps.grid import Point
+from calibration.engine_steps.measure import ShuffledBlocks, make_chunks, point_row
 from calibration.engine_steps.steps_file import RowFile, read_rows
 from calibration.errors import Errors
 from calibration.profile_yaml import cost_block
@@ -36,7 +38,11 @@ from simulator.simulation.run import run
 
 MAX_MEDIAN, MAX_P95, MAX_TPOT = 0.02, 0.06, 0.02
 FLOORS = (4e-3, 6e-3, 8e-3)  # s that launches of 32 layers take: a fast host and slower ones
-MODELS = ("llama-3.1-8b", "llama-3.2-1b")
+BUDGETS = {"llama-3.1-8b": 60.0, "llama-3.2-1b": 30.0}
+"""Seconds of calibration of each model, on the virtual clock."""
+REGIMES = ("decode", "mixed", "prefill")
+DRAWN = 100  # steps of each regime, beside those that the calibration holds out
+SEQUENCES, TOKENS, LENGTH = 256, 2048, 8192  # of an engine's limits
 REPLAYS = {"light": (4.0, 40), "heavy": (14.0, 140)}
 """Requests per second, and how many, as in the campaign."""
 HOST_SECONDS = 60e-6  # of the scheduler before a step, and of listing what it holds
@@ -105,9 +111,11 @@ class VirtualEngine(Engine):
         self.graphs = None
         self.formula = Formula(spec, launches)
         self.seconds = self._host = 0.0
+        self.steps = 0
         self._swapped = {}
         # The scheduler runs in earnest; what it takes here, beside others, says nothing.
         vars(live)["thread_time"] = self.host_clock
+        vars(live)["monotonic"] = lambda: self.seconds  # by which it warms up
         vars(executor)["time"] = SimpleNamespace(thread_time=self.host_clock)
 
     def host_clock(self) -> float:
@@ -134,6 +142,7 @@ class VirtualEngine(Engine):
         host = formula.host(len(batch.host.counts), chunks is not None)
         wall = device + host + 40e-6
         self.seconds += wall
+        self.steps += 1
         logits = len(batch.host.emits)
         return Measured(device, host, wall, launch, bucket=batch.bucket, n_logits=logits)
 
@@ -162,8 +171,8 @@ class VirtualEngine(Engine):
 
 
 def calibrated(engine: VirtualEngine, model: str, budget_s: float) -> StepFit:
-    """Calibrate as on a GPU, on the virtual one's clock."""
-    setup = Setup(model, "cuda", budget_s, engine.num_blocks, 16, 256, 2048, 8192)
+    """Calibrate as on a GPU, on the virtual one's clock: the same steps every time."""
+    setup = Setup(model, "cuda", budget_s, engine.num_blocks, 16, SEQUENCES, TOKENS, LENGTH)
     with tempfile.TemporaryDirectory() as folder:
         file = RowFile(Path(folder) / "steps.csv.gz")
         until = engine.seconds + budget_s
@@ -173,17 +182,49 @@ def calibrated(engine: VirtualEngine, model: str, budget_s: float) -> StepFit:
     return fit_rows(rows, "wall", engine.capture_sizes, launched=True)
 
 
-def regimes(fit: StepFit) -> dict[str, Errors]:
-    """Judge by what was held out: decodes, prompts alone, and both, in grid and runs together."""
+def draw_points(random: np.random.Generator) -> Iterator[Point]:
+    """Draw steps of every regime that no grid has: sizes log-uniform, up to two prompts."""
+
+    def size(low: int, high: int) -> int:
+        return int(np.exp(random.uniform(np.log(low), np.log(high))))
+
+    for number in range(DRAWN):
+        for kind in REGIMES:
+            contexts: list[int] = []
+            chunks = []
+            if kind != "prefill":
+                most = size(16, LENGTH // 2)
+                contexts = random.integers(1, most, size(1, SEQUENCES - 2), endpoint=True).tolist()
+            if kind != "decode":
+                for _ in range(random.integers(1, 2, endpoint=True)):
+                    history = size(16, LENGTH // 2) if random.random() < 0.3 else 0
+                    chunks.append((history, size(2, (TOKENS - len(contexts)) // 2)))
+            yield Point(number, kind, tuple(contexts), tuple(chunks), coarse=False)
+
+
+def drawn(engine: VirtualEngine) -> list[Sample]:
+    """Measure drawn steps, each once and with the time of a scheduler before it."""
+    random = np.random.default_rng(DRAWN)
+    samples = []
+    for point in draw_points(random):
+        engine.reset()
+        blocks = ShuffledBlocks(engine, random, engine.num_blocks)
+        done = engine.execute(make_chunks(point, blocks), keep=False)
+        row = point_row(point, done, "drawn", 0)
+        samples.append(Sample(row, row.wall_s + 2 * HOST_SECONDS, held_out=True))
+    return samples
+
+
+def regimes(fit: StepFit, more: Sequence[Sample]) -> dict[str, Errors]:
+    """Judge by what the fit has not seen, in grid and runs and `more` together."""
 
     def kind(sample: Sample) -> str:
         if not sample.row.chunks:
             return "decode"
         return "mixed" if sample.row.decodes else "prefill"
 
-    unseen = [sample for sample in fit.samples if sample.held_out]
-    kinds = sorted({kind(sample) for sample in unseen})
-    return {name: judge(fit.judged, [s for s in unseen if kind(s) == name]) for name in kinds}
+    unseen = [*(sample for sample in fit.samples if sample.held_out), *more]
+    return {name: judge(fit.judged, [s for s in unseen if kind(s) == name]) for name in REGIMES}
 
 
 def replayed(engine: VirtualEngine, model: str, fit: StepFit, name: str) -> dict[str, float]:
@@ -199,9 +240,9 @@ def replayed(engine: VirtualEngine, model: str, fit: StepFit, name: str) -> dict
         "engine": {
             "name": "textbook",
             "num_gpu_blocks_override": engine.num_blocks,
-            "max_num_seqs": 256,
-            "max_num_batched_tokens": 2048,
-            "max_model_len": 8192,
+            "max_num_seqs": SEQUENCES,
+            "max_num_batched_tokens": TOKENS,
+            "max_model_len": LENGTH,
             "enable_prefix_caching": False,
         },
         "cost": cost_block(fit.cost),
@@ -226,9 +267,12 @@ def recover(model: str, launches: float, budget_s: float, replays: Sequence[str]
     begun = time.process_time()
     engine = VirtualEngine(model, launches)
     fit = calibrated(engine, model, budget_s)
-    print(f"{model}, launches {1e3 * launches:g} ms: floor {1e3 * fit.cost.launch:.2f} ms fitted")
+    print(
+        f"{model}, launches {1e3 * launches:g} ms: {engine.steps} steps, "
+        f"floor {1e3 * fit.cost.launch:.2f} ms fitted"
+    )
     wrong = 0
-    for name, errors in regimes(fit).items():
+    for name, errors in regimes(fit, drawn(engine)).items():
         beyond = errors.median > MAX_MEDIAN or errors.p95 > MAX_P95
         wrong += beyond
         print(f"  held out, {name:<8} {errors}{'  TOO FAR' * beyond}")
@@ -246,14 +290,16 @@ def main(words: Sequence[str] | None = None) -> int:
     """Recover one virtual GPU, or all; the exit code is 1 where one is beyond the limits."""
     parser = argparse.ArgumentParser(prog="calibration.engine_steps.virtual_gpu")
     parser.add_argument("--all", action="store_true", help="every model and floor of launches")
-    parser.add_argument("--model", default=MODELS[0], choices=MODELS)
+    parser.add_argument("--model", default=[*BUDGETS][0], choices=[*BUDGETS])
     parser.add_argument("--launch-ms", type=float, default=6.0, help="of 32 layers")
-    parser.add_argument("--budget-s", type=float, default=60.0, help="of the virtual clock")
+    parser.add_argument("--budget-s", type=float, help="of the virtual clock")
     given = parser.parse_args(words)
     cases = [(given.model, given.launch_ms / 1e3)]
     if given.all:
-        cases = [(model, floor) for model in MODELS for floor in FLOORS]
-    wrong = sum(recover(*case, given.budget_s, [*REPLAYS]) for case in cases)
+        cases = [(model, floor) for model in BUDGETS for floor in FLOORS]
+    wrong = 0
+    for model, floor in cases:
+        wrong += recover(model, floor, given.budget_s or BUDGETS[model], [*REPLAYS])
     return int(wrong > 0)
 
 
