@@ -17,7 +17,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simulator.core.request import Chunk, Request
@@ -159,13 +159,12 @@ def faked(seen: Seen, *, capture_fails: bool = False) -> Iterator[None]:
     def index(self: Tensor, places: Any) -> Any:
         return _index(self, places) if self.device.type == "cuda" else real_index(self, places)
 
-    def read(self: Tensor, *given: Any) -> Tensor:
+    def read(self: Tensor, *given: Any) -> Any:
         if self.device.type != "cuda":
             return real_cpu(self, *given)
         seen.allocate("a copy to the host")
         seen.order.append("read")
-        with unset_fake_temporarily():
-            return torch.zeros(self.shape, dtype=self.dtype)
+        return HostBlock(self.numel())
 
     def tensor(values: Sequence[Any], **named: Any) -> Tensor:
         return real_empty(len(values), dtype=torch.int64, **named)

@@ -1,4 +1,4 @@
-"""A campaign on a CPU that is killed at random moments, and goes on from its archive each time."""
+"""Campaigns on a CPU that are killed at random moments and go on from their archives."""
 
 import contextlib
 import os
@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Generator, Iterator
+from enum import Enum
 from pathlib import Path
 
 from gpu_backend.campaign.archive import MAX_BYTES, unpack_archive
@@ -16,43 +18,71 @@ from simulator.util.errors import HeadwayError
 
 PARTS = "calibration,refit,live-light,validate-light"
 FIRST_ROWS_BYTES = 1000  # of a file of steps that has more than the columns' names
-LATEST = 40.0  # s after which a campaign is killed at the latest
+LATEST = 25.0  # s after which a campaign is killed at the latest
+
+
+class Held(Enum):
+    """What of a calibration an archive holds; a profile is more than rows."""
+
+    NOTHING = 0
+    ROWS = 1  # that refit
+    PROFILE = 2
 
 
 def rehearse(folder: Path, kills: int, seed: int = 0) -> Iterator[str]:
-    """Kill a campaign so many times; a line for whatever its archive does not hold."""
+    """Kill campaigns so many times; a line for whatever an archive does not hold.
+
+    After every other kill a campaign goes on from its archive, else, and where one was over before
+    its kill, another one begins. What an archive held once, those after it must hold.
+    """
     rng = random.Random(seed)
-    kept: Path | None = None
-    profiles = rows = 0
-    for number in range(kills):
+    resume: Path | None = None
+    held = Held.NOTHING  # by the archive that is gone on from
+    found: Counter[Held] = Counter()
+    killed = number = 0
+    while killed < kills and number < 3 * kills:
+        number += 1
         out, archive = folder / f"out-{number}", folder / f"{number}.tgz"
-        _killed(out, archive, kept, rng.uniform(1.0, LATEST))
-        if not archive.exists():
-            if kept is None:
-                continue  # it had not even begun
-            yield f"kill {number}: no archive"
-            continue
-        opened = folder / "opened"
-        shutil.rmtree(opened, ignore_errors=True)
-        try:
-            unpack_archive(archive, opened)
-        except HeadwayError as error:
-            yield f"kill {number}: {error}"
-            continue
-        if archive.stat().st_size > MAX_BYTES:
-            yield f"kill {number}: an archive of {archive.stat().st_size} bytes"
-        if any(opened.glob("calibration*/*.yaml")):
-            profiles += 1
-        elif found := [*opened.glob("calibration*/steps.csv.gz")]:
-            steps = max(found, key=lambda path: path.stat().st_size)
-            if steps.stat().st_size > FIRST_ROWS_BYTES:
-                rows += 1
-                yield from _refit(steps, number)
-        kept = archive
+        hit = _killed(out, archive, resume, rng.uniform(1.0, LATEST))
         shutil.rmtree(out, ignore_errors=True)
-    yield f"+ {kills} kills: {profiles} archives with a profile, {rows} with rows that refit"
-    if not profiles + rows:
+        killed += hit
+        now = Held.NOTHING
+        if archive.exists():
+            now = yield from _opened(archive, folder / "opened", number)
+        elif resume is not None:
+            archive = resume  # it had not even begun
+            now = held
+        if now.value < held.value:
+            yield f"kill {number}: {now.name}, where there was {held.name}"
+        found[now] += hit
+        goes_on = hit and killed % 2 and archive.exists()
+        resume, held = (archive, now) if goes_on else (None, Held.NOTHING)
+    told = ", ".join(f"{found[one]} {one.name.lower()}" for one in reversed(Held))
+    yield f"+ {killed} kills of {number} campaigns left archives with: {told}"
+    if not found[Held.PROFILE] + found[Held.ROWS]:
         yield "no archive held a measurement"
+
+
+def _opened(archive: Path, folder: Path, number: int) -> Generator[str, None, Held]:
+    """Open an archive, refit the rows in it; give what it holds."""
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        unpack_archive(archive, folder)
+    except HeadwayError as error:
+        yield f"kill {number}: {error}"
+        return Held.NOTHING
+    if archive.stat().st_size > MAX_BYTES:
+        yield f"kill {number}: an archive of {archive.stat().st_size} bytes"
+    if any(folder.glob("calibration*/*.yaml")):
+        return Held.PROFILE
+    steps = [path for path in folder.glob("calibration*/steps.csv.gz") if _has_rows(path)]
+    for path in steps:
+        yield from _refit(path, number)
+    return Held.ROWS if steps else Held.NOTHING
+
+
+def _has_rows(path: Path) -> bool:
+    return path.stat().st_size > FIRST_ROWS_BYTES
 
 
 def _refit(steps: Path, number: int) -> Iterator[str]:
@@ -62,14 +92,18 @@ def _refit(steps: Path, number: int) -> Iterator[str]:
         yield f"kill {number}: {done.stderr.strip().splitlines()[-1]}"
 
 
-def _killed(out: Path, archive: Path, resume: Path | None, seconds: float) -> None:
-    """Run a campaign and kill it, and what it has begun, after so many seconds."""
+def _killed(out: Path, archive: Path, resume: Path | None, seconds: float) -> bool:
+    """Run a campaign and kill it, and what it has begun, after so many seconds.
+
+    False where it was over before.
+    """
     words = [sys.executable, "-m", "gpu_backend.campaign", "--device", "cpu", "--out", str(out)]
     words += ["--archive", str(archive), "--parts", PARTS]
     words += ["--resume", str(resume)] if resume is not None else []
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
+    hit = process.poll() is None
     begun = _children(process.pid)
     process.kill()
     process.wait()
@@ -77,6 +111,7 @@ def _killed(out: Path, archive: Path, resume: Path | None, seconds: float) -> No
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
     time.sleep(0.1)
+    return hit
 
 
 def _children(parent: int) -> list[int]:
