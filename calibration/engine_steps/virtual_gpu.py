@@ -290,7 +290,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Recover one virtual GPU, or all; the exit code is 1 where one is beyond the limits."""
     parser = argparse.ArgumentParser(prog="calibration.engine_steps.virtual_gpu")
     parser.add_argument("--all", action="store_true", help="every model and floor of launches")
-    parser.add_argument("--model", default=[*BUDGETS][0], choices=[*BUDGETS])
+    parser.add_argument("--model", default=next(iter(BUDGETS)), choices=[*BUDGETS])
     parser.add_argument("--launch-ms", type=float, default=6.0, help="of 32 layers")
     parser.add_argument("--budget-s", type=float, help="of the virtual clock")
     given = parser.parse_args(words)

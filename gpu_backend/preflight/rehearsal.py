@@ -18,6 +18,7 @@ from simulator.util.errors import HeadwayError
 
 PARTS = "calibration,refit,live-light,validate-light"
 FIRST_ROWS_BYTES = 1000  # of a file of steps that has more than the columns' names
+TOO_FEW = "too few to fit"  # what `calibrate --from` says of a file with hardly any rows
 LATEST = 25.0  # s after which a campaign is killed at the latest
 
 
@@ -75,21 +76,22 @@ def _opened(archive: Path, folder: Path, number: int) -> Generator[str, None, He
         yield f"kill {number}: an archive of {archive.stat().st_size} bytes"
     if any(folder.glob("calibration*/*.yaml")):
         return Held.PROFILE
-    steps = [path for path in folder.glob("calibration*/steps.csv.gz") if _has_rows(path)]
-    for path in steps:
-        yield from _refit(path, number)
-    return Held.ROWS if steps else Held.NOTHING
+    held = Held.NOTHING
+    for path in folder.glob("calibration*/steps.csv.gz"):
+        if path.stat().st_size > FIRST_ROWS_BYTES:
+            wrong = _refit(path)
+            if not wrong:
+                held = Held.ROWS
+            elif TOO_FEW not in wrong:
+                yield f"kill {number}: {wrong}"
+    return held
 
 
-def _has_rows(path: Path) -> bool:
-    return path.stat().st_size > FIRST_ROWS_BYTES
-
-
-def _refit(steps: Path, number: int) -> Iterator[str]:
+def _refit(steps: Path) -> str:
+    """Fit the rows; give what is wrong with them."""
     words = [sys.executable, "-m", "simulator", "calibrate", "--from", str(steps)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        yield f"kill {number}: {done.stderr.strip().splitlines()[-1]}"
+    return (done.stderr.strip().splitlines() or ["?"])[-1] if done.returncode else ""
 
 
 def _killed(out: Path, archive: Path, resume: Path | None, seconds: float) -> bool:
