@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import yaml
 
-from simulator.scenario.load import load_scenario
+from simulator.scenario.load import Source, load_scenario, source_name
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from simulator.util.user_code import REFUSED
@@ -106,7 +106,11 @@ def factors(axes: Axes) -> list[Factor]:
 
 
 def load_points(
-    path: Path, factors: Sequence[Factor], overrides: Sequence[str], seed: int | None, kind: type[P]
+    path: Source,
+    factors: Sequence[Factor],
+    overrides: Sequence[str],
+    seed: int | None,
+    kind: type[P],
 ) -> list[P]:
     """Load the scenario once for every combination of levels, whatever is wrong with it.
 
@@ -116,14 +120,16 @@ def load_points(
     for levels in product(*factors):
         keys = [key for level in levels for key in level]
         if twice := [key for key in dict.fromkeys(keys) if keys.count(key) > 1]:
-            raise HeadwayError(f"{path}: sweep: a key is varied twice: {', '.join(twice)}")
+            raise HeadwayError(
+                f"{source_name(path)}: sweep: a key is varied twice: {', '.join(twice)}"
+            )
         varied = {key: value for level in levels for key, value in level.items()}
         points.append(load_point(path, varied, overrides, seed, kind))
     return points
 
 
 def load_point(
-    path: Path, varied: dict[str, str], overrides: Sequence[str], seed: int | None, kind: type[P]
+    path: Source, varied: dict[str, str], overrides: Sequence[str], seed: int | None, kind: type[P]
 ) -> P:
     """Load the scenario with some keys set."""
     try:
@@ -262,7 +268,11 @@ def _folder(label: str, taken: set[str]) -> str:
 
 def axes_of(vary: Mapping[str, Sequence[object]] | None) -> Axes:
     """Give the values of dotted keys as texts; HeadwayError unless they are lists of them."""
+    if vary is not None and not isinstance(vary, Mapping):
+        raise HeadwayError(f"vary: must be a mapping of dotted keys to lists, not {vary!r}")
     for key, values in (vary or {}).items():
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise HeadwayError(f"vary: {key}: is not a list of values, but {values!r}")
+        if not [*values]:
+            raise HeadwayError(f"vary: {key}: has no values")
     return [(key, [as_yaml(value) for value in values]) for key, values in (vary or {}).items()]

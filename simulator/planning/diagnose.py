@@ -13,7 +13,7 @@ from simulator.planning.problem import PlanOptions, make_problem, rate_key
 from simulator.planning.runs import MetricValues, Outcome, metric_values, run_each, warn_once
 from simulator.planning.search import capacity
 from simulator.results.token_times import lacks_gaps
-from simulator.scenario.load import load_scenario, with_keys
+from simulator.scenario.load import Source, as_scenario, load_scenario, with_keys
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
@@ -100,7 +100,7 @@ class Held:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Diagnosis:
     """What stands out in a run, and what each advice would bring."""
 
@@ -110,6 +110,10 @@ class Diagnosis:
     trials: Sequence[Trial]  # the best first, bad trades last
     ranked_by: Sequence[str] = ()  # metrics: goodput where it has bounds, the first finding's
     held: Held | None = None  # where it was asked for
+
+    def __repr__(self) -> str:
+        """Name it in a line: all that it holds fills a screen."""
+        return f"<Diagnosis: {len(self.findings)} findings, {len(self.trials)} trials>"
 
     def as_dict(self) -> dict[str, Any]:
         """Give it as JSON has it."""
@@ -146,7 +150,7 @@ def value_of(values: MetricValues, metric: str) -> float | None:
 
 
 def diagnose(
-    scenario: Scenario,
+    scenario: Scenario | Source,
     *,
     jobs: int | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -160,6 +164,7 @@ def diagnose(
     is better than each alone. Raises HeadwayError where the scenario cannot be run; advice that
     cannot be followed says why.
     """
+    scenario = as_scenario(scenario)
     summary = run(scenario).summary()
     findings = summary["headway"]["diagnosis"] or []
     values, gpus = _known(summary), count_gpus(scenario)

@@ -15,7 +15,7 @@ from simulator.planning.runs import encode_csv
 from simulator.planning.search import PlannedRun, Trial, interval, not_monotone
 from simulator.planning.vllm_serve import serve_command, warn_of_lost_policies
 from simulator.results.service_levels import SHARES
-from simulator.scenario.load import load_scenario
+from simulator.scenario.load import Source, load_scenario
 from simulator.simulation.write import write_scenario
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_together
@@ -135,7 +135,7 @@ def _in_words(problem: PlanProblem, best: Candidate) -> Iterator[str]:
 
 
 def plan(
-    scenario: str | Path,
+    scenario: Source,
     slo: Sequence[str] = (),
     vary: Mapping[str, Sequence[object]] | None = None,
     *,
@@ -154,7 +154,7 @@ def plan(
     candidate keeps the bounds.
 
     Args:
-        scenario: the file, or a shipped one's name.
+        scenario: the file, a shipped one's name, or what a file would hold, a dict.
         slo: bounds, as `p99_ttft_ms<=1000`; none: the scenario's `plan` or `goodput`.
         vary: values of dotted keys; each combination is a candidate.
         fewest: `dotted.key=LOW..HIGH`: the least that holds the load, not the largest rate.
@@ -174,7 +174,7 @@ def plan(
         raise HeadwayError("slo: is a list of bounds; what is varied goes to vary=")
     items = [f"{key}={','.join(values)}" for key, values in axes_of(vary)]
     options = PlanOptions([*slo] or None, items or None, fewest, cheapest)
-    problem = make_problem(Path(scenario), options, overrides, seed)
+    problem = make_problem(scenario, options, overrides, seed)
     kept = nullcontext(None) if out is None else open_journal(Path(out) / JOURNAL)
     with kept as journal, use_backend(backend, jobs, address):
         candidates, best = find_best(problem, jobs=jobs, journal=journal)

@@ -3,7 +3,6 @@
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
-from pathlib import Path
 from typing import Literal
 
 from simulator.planning.design import (
@@ -24,7 +23,7 @@ from simulator.planning.search import (
     largest_rate,
 )
 from simulator.results.service_levels import parse_slo
-from simulator.scenario.load import load_scenario
+from simulator.scenario.load import Source, load_scenario, source_name
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 
@@ -52,7 +51,7 @@ class PlanOptions:
 class PlanProblem:
     """What is to be found out about every candidate."""
 
-    path: Path
+    path: Source
     overrides: Sequence[str]
     seed: int
     criteria: Criteria
@@ -165,7 +164,7 @@ def _requests_per_arrival(scenario: Scenario) -> float:
 
 
 def make_problem(
-    path: Path, options: PlanOptions, overrides: Sequence[str] = (), seed: int | None = None
+    path: Source, options: PlanOptions, overrides: Sequence[str] = (), seed: int | None = None
 ) -> PlanProblem:
     """State the problem that the options pose and the scenario's block `plan`."""
     base = load_scenario(path, overrides, seed)
@@ -177,10 +176,12 @@ def make_problem(
     texts = options.slo if options.slo is not None else block.slo or base.slo
     bounded = any(base.goodput.model_dump().values())
     if not texts and not bounded:
-        raise HeadwayError(f"{path}: no service level; give --slo 'p99_ttft_ms<=1000'")
+        raise HeadwayError(f"{source_name(path)}: no service level; give --slo 'p99_ttft_ms<=1000'")
     slos = [parse_slo(text) for text in texts or ["goodput>=0.99"]]
     if any(s.metric == "goodput" for s in slos) and not bounded:
-        raise HeadwayError(f"{path}: --slo goodput: needs bounds in the scenario's `goodput`")
+        raise HeadwayError(
+            f"{source_name(path)}: --slo goodput: needs bounds in the scenario's `goodput`"
+        )
     if all(s.metric != "completion" for s in slos):
         slos.append(parse_slo("completion>=1"))
     shortest = block.min_duration if options.min_duration is None else options.min_duration

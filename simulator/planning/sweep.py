@@ -35,7 +35,7 @@ from simulator.planning.runs import (
     warn_once,
 )
 from simulator.results.service_levels import parse_slo
-from simulator.scenario.load import load_scenario, load_sweep
+from simulator.scenario.load import Source, load_scenario, load_sweep, source_name
 from simulator.scenario.planning_config import SweepConfig
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.write import write_scenario
@@ -54,7 +54,7 @@ PAUSE = 10.0  # s between two writings of the table while the sweep runs
 
 
 def load_sweep_points(
-    path: Path, vary: Axes = (), overrides: Sequence[str] = (), seed: int | None = None
+    path: Source, vary: Axes = (), overrides: Sequence[str] = (), seed: int | None = None
 ) -> list[DesignPoint]:
     """Load the scenario once per point: the `sweep` block's points times the values of `vary`.
 
@@ -66,7 +66,9 @@ def load_sweep_points(
     design += factors(vary)
     if not design:
         load_scenario(path, overrides, seed)  # whatever is wrong with it comes first
-        raise HeadwayError(f"{path}: nothing to vary; give --vary key=a,b,c or a block `sweep`")
+        raise HeadwayError(
+            f"{source_name(path)}: nothing to vary; give --vary key=a,b,c or a block `sweep`"
+        )
     points = load_points(path, design, overrides, seed, DesignPoint)
     need_runnable(points)
     return points
@@ -226,7 +228,7 @@ def sweep_table(points: Sequence[DesignPoint], rows: Sequence[Row]) -> str:
 
 
 def sweep(
-    scenario: str | Path,
+    scenario: Source,
     vary: Mapping[str, Sequence[object]] | None = None,
     slo: Sequence[str] = (),
     *,
@@ -237,14 +239,14 @@ def sweep(
     backend: str | None = None,
     address: str | None = None,
 ) -> "pd.DataFrame":
-    """Run a scenario file at every combination of values; return one row per point.
+    """Run a scenario at every combination of values; return one row per point.
 
     `plan` takes the same arguments by name. A point that fails has its `error`.
 
         sweep("demo.yaml", {"engine.max_num_seqs": [64, 256]}, out="out/max_num_seqs")
 
     Args:
-        scenario: the file, or a shipped one's name.
+        scenario: the file, a shipped one's name, or what a file would hold, a dict.
         vary: values of dotted keys, beside the scenario's own `sweep` block.
         slo: bounds, as `p99_ttft_ms<=1000`: whether a point keeps them is in its row.
         overrides: `dotted.key=value`, put over the file.
@@ -256,6 +258,8 @@ def sweep(
     """
     import pandas as pd
 
+    axes = axes_of(vary)
+    slo = [slo] if isinstance(slo, str) else slo
     if out is None:
         with TemporaryDirectory() as folder:
             return sweep(
@@ -267,11 +271,9 @@ def sweep(
                 backend=backend,
                 address=address,
             )
-    axes = axes_of(vary)
-    slo = [slo] if isinstance(slo, str) else slo
     for text in slo:
         parse_slo(text)
     more = [f"slo={json.dumps([*slo])}"] if slo else []
-    points = load_sweep_points(Path(scenario), axes, [*overrides, *more], seed)
+    points = load_sweep_points(scenario, axes, [*overrides, *more], seed)
     run_sweep(points, Path(out), jobs=jobs, backend=backend, address=address)
     return pd.read_csv(Path(out) / TABLE)

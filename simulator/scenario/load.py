@@ -31,9 +31,12 @@ PACKAGE = Path(__file__).parent.parent
 FOLDERS = (PACKAGE / "scenarios", PACKAGE.parent / "scenarios")
 """Of the shipped scenarios: in an installed package, and in a checkout."""
 
+Source = str | Path | Mapping[str, Any]
+"""What a scenario is loaded from: a file, the name of a shipped one, or what a file would hold."""
+
 
 def load_scenario(
-    path: str | Path | Mapping[str, Any],
+    path: Source,
     overrides: Iterable[str] = (),
     seed: int | None = None,
     *,
@@ -50,15 +53,7 @@ def load_scenario(
     everything that is wrong.
     """
     overrides = [overrides] if isinstance(overrides, str) else overrides
-    if isinstance(path, Mapping):
-        folder, given = Path(), Path("scenario")
-        raw, source_map, messages = _settle(
-            *(given, _plain(path), {}), overrides=overrides, seed=seed, vary=vary
-        )
-    else:
-        path = find_scenario(Path(path))
-        folder = path.parent
-        raw, source_map, messages = _read(path, overrides, seed, vary)
+    folder, raw, source_map, messages = _read(path, overrides, seed, vary)
     try:
         scenario = check_scenario(raw, source_map, folder, own_code=own_code)
     except HeadwayError as error:
@@ -68,19 +63,28 @@ def load_scenario(
     return scenario
 
 
+def as_scenario(scenario: Scenario | Source) -> Scenario:
+    """Load a scenario, unless it is one."""
+    return scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
+
+
+def source_name(path: Source) -> str:
+    """Name what a scenario is loaded from, for messages."""
+    return "scenario" if isinstance(path, Mapping) else str(path)
+
+
 def load_sweep(
-    path: str | Path, overrides: Iterable[str] = (), seed: int | None = None
+    path: Source, overrides: Iterable[str] = (), seed: int | None = None
 ) -> tuple[SweepConfig | None, int]:
-    """Read the block `sweep` of a scenario file, and the seed, whatever is wrong with the rest.
+    """Read the block `sweep` of a scenario, and the seed, whatever is wrong with the rest.
 
     What is varied may put that right. Raises HeadwayError for what is wrong with these two.
     """
-    path = find_scenario(Path(path))
-    raw, source_map, messages = _read(path, overrides, seed, ())
+    folder, raw, source_map, messages = _read(path, overrides, seed, ())
     if messages:
         raise HeadwayError(messages)
     alone: dict[str, Any] = {key: raw[key] for key in ("sweep", "seed") if key in raw}
-    scenario = check_scenario(alone, source_map, path.parent)
+    scenario = check_scenario(alone, source_map, folder)
     return scenario.sweep, scenario.seed
 
 
@@ -201,11 +205,23 @@ def shipped_scenarios() -> list[str]:
 
 
 def _read(
-    path: Path, overrides: Iterable[str], seed: int | None, vary: Iterable[tuple[str, str]]
-) -> tuple[dict[str, Any], SourceMap, list[str]]:
-    """Read a file and put the overrides over it; give what is wrong with them, too."""
-    raw, lines = parse(read_text(path), str(path))
-    return _settle(path, raw, lines, overrides=overrides, seed=seed, vary=vary)
+    path: Source, overrides: Iterable[str], seed: int | None, vary: Iterable[tuple[str, str]]
+) -> tuple[Path, dict[str, Any], SourceMap, list[str]]:
+    """Read a source and put the overrides over it; give its folder, and what is wrong with them."""
+    lines: dict[Key, int] = {}
+    raw: Any
+    if isinstance(path, Mapping):
+        file, folder, raw = Path(source_name(path)), Path(), _plain(path)
+    elif isinstance(path, str | Path):
+        file = find_scenario(Path(path))
+        folder = file.parent
+        raw, lines = parse(read_text(file), str(file))
+    else:
+        kind = "a Scenario, loaded already" if isinstance(path, Scenario) else repr(path)
+        raise HeadwayError(
+            f"scenario: must be a file, the name of a shipped one, or a dict, not {kind}"
+        )
+    return folder, *_settle(file, raw, lines, overrides=overrides, seed=seed, vary=vary)
 
 
 def _plain(values: Mapping[Any, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from simulator.engine.replica import Replica
 from simulator.policies.predictor import make_predictor
 from simulator.scenario import assemble, make_scheduler
 from simulator.scenario.assemble import EngineParts
+from simulator.scenario.load import Source, as_scenario
 from simulator.scenario.policy_inputs import missing_inputs
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
@@ -32,7 +33,7 @@ Stop = Callable[[Floats, Sequence[Log]], bool]
 
 
 def run(
-    scenario: Scenario,
+    scenario: Scenario | Source,
     *,
     stepwise: bool = False,
     progress: Callable[[float, int, int], None] | None = None,
@@ -41,7 +42,7 @@ def run(
     noise: Noise | None = None,
     stop: Stop | None = None,
 ) -> Result:
-    """Simulate a scenario.
+    """Simulate a scenario, or what `load_scenario` makes one of: a file, a name, a dict.
 
     `stepwise` executes every step by itself, for the same result. `workload` and `cost` take the
     place of the scenario's; `noise` says how far off the cost is in this run, None: not at all.
@@ -50,6 +51,7 @@ def run(
     holds what was done until then. Raises ValueError, `field: what is wrong`, where the scenario
     contradicts itself, and HeadwayError where a file is at fault.
     """
+    scenario = as_scenario(scenario)
     if scenario.cluster is not None:
         from simulator.simulation.cluster import run_cluster
 

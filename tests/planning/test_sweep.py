@@ -2,22 +2,25 @@
 
 import csv
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from inspect import signature
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import load_scenario, plan, sweep
+from simulator import diagnose, load_scenario, plan, sweep
 from simulator.cli.main import main
 from simulator.planning.journal import read_journal
 from simulator.planning.runs import metric_values
@@ -249,6 +252,51 @@ def test_the_function_without_files_and_with_the_rest_of_its_arguments(small: Pa
         sweep(small, {"engine.max_num_seqs": "1,4"})
     with pytest.raises(ValueError, match="slo: is a list of bounds; what is varied goes to vary="):
         plan(small, {"engine.max_num_seqs": [1, 4]})
+
+
+GIVEN = {"model": "llama-3-8b", "workload": {"num_prompts": 8}}
+QUICK = ["plan.min_duration=10", "plan.replications=1", "plan.most_replications=1"]
+
+
+def test_every_function_takes_what_load_scenario_takes(write):
+    """A dict, a file, a name; in what is wrong with it all say the same."""
+    alike = sweep(GIVEN, {"engine.max_num_seqs": [2]}, jobs=1)
+    assert alike.equals(sweep(write(yaml.dump(GIVEN)), {"engine.max_num_seqs": [2]}, jobs=1))
+    summary = run(GIVEN).summary()
+    assert summary == run(load_scenario(GIVEN)).summary()
+    assert run("examples/batch-of-four").scenario.name == "batch-of-four"
+    found = diagnose(GIVEN, jobs=1)
+    assert found.values["completed"] == 8
+    assert repr(found).startswith("<Diagnosis: ")
+    answer = plan(GIVEN, ["p99_ttft_ms<=1000"], overrides=QUICK, jobs=1)
+    assert answer["holds"][0]
+
+
+@pytest.mark.parametrize("call", [load_scenario, run, sweep, plan, diagnose])
+@pytest.mark.parametrize("given", [7, None, ["demo"], b"demo"])
+def test_what_is_no_scenario_is_a_value_error(call, given):
+    with pytest.raises(ValueError, match="scenario: must be a file, the name of a shipped one"):
+        call(given)
+
+
+@pytest.mark.parametrize("call", [load_scenario, sweep, plan])
+def test_what_sets_keys_needs_them_as_they_were_written(call):
+    with pytest.raises(ValueError, match="not a Scenario, loaded already"):
+        call(load_scenario(GIVEN))
+
+
+@pytest.mark.parametrize(
+    ("vary", "message"),
+    [
+        ({"engine.max_num_seqs": []}, "vary: engine.max_num_seqs: has no values"),
+        ({"engine.max_num_seqs": 3}, "vary: engine.max_num_seqs: is not a list of values, but 3"),
+        (["seed=1"], "vary: must be a mapping of dotted keys to lists, not ['seed=1']"),
+    ],
+)
+def test_what_is_varied_is_checked(vary, message):
+    for call in (sweep, partial(plan, slo=["p99_ttft_ms<=1000"])):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            call(GIVEN, vary=vary)
 
 
 @pytest.mark.parametrize(
