@@ -266,10 +266,11 @@ def validate(
     if (folder is None) == (measured is None):
         raise HeadwayError("validate: give LIVE_DIR or --measured DIR, one of the two")
     if measured is not None:
-        if profile is not None:
-            raise HeadwayError("--profile: with --measured each run has the profile of its own")
         return _validate_measured(
-            *(measured, run or [], json, out, columns), sensitivity=sensitivity, quiet=quiet
+            *(measured, run or [], json, out, columns),
+            profile=profile,
+            sensitivity=sensitivity,
+            quiet=quiet,
         )
     given = {"--run": run, "--json": json is not None, "--columns": columns is not None}
     given["--sensitivity"] = sensitivity
@@ -293,6 +294,7 @@ def _validate_measured(
     out: Path | None,
     columns: str | None,
     *,
+    profile: str | None,
     sensitivity: bool,
     quiet: bool,
 ) -> int:
@@ -317,6 +319,7 @@ def _validate_measured(
             wanted,
             sensitivity=sensitivity,
             columns=columns,
+            profile=profile,
             done=lambda done, total, outcome: told(done, total, outcome_line(outcome)),
         )
     if not quiet:

@@ -1,5 +1,7 @@
 """Simulate measured runs: on shipped costs, on some composed of tables, or by roofline."""
 
+import csv
+import json
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,6 +18,7 @@ from calibration.measured import aliases
 from calibration.measured.compare import Outcome, compare, compare_gauges, completed_means
 from calibration.measured.engine import assumptions, check_supported, cluster_block, engine_block
 from calibration.measured.limits import why_impossible
+from calibration.measured.replay import lateness_notes
 from calibration.measured.requests import read_requests
 from calibration.measured.runs import Run, read_runs, select_runs
 from calibration.measured.workload import draw_from_pool, frontend, generate, read_config, replay
@@ -24,11 +27,13 @@ from simulator.core.engine_config import EngineConfig
 from simulator.costs.load import with_overhead
 from simulator.costs.overhead import find_overhead
 from simulator.costs.piecewise import PiecewiseCost
+from simulator.costs.profile import shipped_profiles
 from simulator.planning.sensitivity import changed_costs, sensitivities
 from simulator.scenario.assemble import EngineParts, assemble
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.workers import WorkerDied, parallel_map
 from simulator.workload.traces.fields import parse_columns
+from simulator.workload.workload import Frontend
 
 if TYPE_CHECKING:
     from simulator.scenario.scenario import Scenario
@@ -46,12 +51,14 @@ def validate_measured(
     *,
     sensitivity: bool = False,
     columns: str | None = None,
+    profile: str | None = None,
     done: Callable[[int, int, Outcome], None] | None = None,
 ) -> list[Outcome]:
     """Predict the runs of DIR/runs.csv, or those that are named; in the order of the file.
 
     `sensitivity` asks how far each moves with its cost model, up to seven more simulations;
-    `columns` names those of the files of requests, as `read_trace` takes it.
+    `columns` names those of the files of requests, as `read_trace` takes it. `profile`, a shipped
+    one's name or a path, is the cost of all of them, in place of their own.
     `done(runs done, runs in all, outcome)` is called as they get done. HeadwayError
     where runs.csv is at fault or does not have a run; what is wrong with one run alone is told in
     its `reason`.
@@ -59,7 +66,11 @@ def validate_measured(
     if columns is not None:
         parse_columns(columns, "--columns")
     runs = select_runs(read_runs(folder), list(wanted), folder)
-    one = partial(predict, folder=folder, sensitivity=sensitivity, columns=columns)
+    if profile is not None and profile not in shipped_profiles():
+        if not Path(profile).is_file():
+            raise HeadwayError(f"--profile {profile}: no such file and no shipped profile")
+        profile = str(Path(profile).resolve())
+    one = partial(predict, folder=folder, sensitivity=sensitivity, columns=columns, profile=profile)
     found = [Outcome(run) for run in runs]
     each = parallel_map(one, runs) if len(runs) > 1 else ((0, one(run)) for run in runs)
     for number, (index, outcome) in enumerate(each, 1):
@@ -79,11 +90,12 @@ def predict(
     *,
     sensitivity: bool = False,
     columns: str | None = None,
+    profile: str | None = None,
 ) -> Outcome:
     """Simulate a run and compare; a run that cannot be simulated comes back with the reason.
 
     `terms` are the seconds that a step waits for, and each sequence in it, in place of the
-    engine's.
+    engine's; `profile` is a cost in place of the run's own.
     """
     outcome = Outcome(run, reason="; ".join(run.faults))
     if run.faults:
@@ -92,7 +104,7 @@ def predict(
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            _predict(outcome, folder, terms, sensitivity, columns)
+            _predict(outcome, folder, terms, sensitivity, columns, profile=profile)
         outcome.notes += list(dict.fromkeys(str(warning.message) for warning in caught))
     except (HeadwayError, ValueError) as error:
         outcome.reason = "; ".join(str(error).split("\n"))
@@ -107,6 +119,8 @@ def _predict(
     terms: tuple[float, float] | None,
     sensitivity: bool,
     columns: str | None,
+    *,
+    profile: str | None,
 ) -> None:
     run = outcome.run
     check_supported(run)
@@ -119,12 +133,13 @@ def _predict(
     else:
         workload = replay(run, requests, read_config(sibling_file(path, "config.json")))
     workload.check()
-    scenario, parts = assemble_run(run, folder)
+    outcome.notes += _told_beside(path)
+    scenario, parts = assemble_run(run, folder, profile)
     if not _in_lock_step(scenario, parts):
         parts = with_tables(parts, scenario.engine)
     if terms is not None:
         parts = with_terms(parts, scenario.engine, *terms)
-    workload.frontend = frontend(run)
+    workload.frontend = _fitted_frontend(profile) or frontend(run)
     outcome.profile = parts.cost.name or "?"
     outcome.engine = _describe_rules(scenario, parts)
     result = _simulate(scenario, parts, workload)
@@ -222,7 +237,9 @@ def _in_lock_step(scenario: "Scenario", parts: EngineParts) -> bool:
     return scenario.engine.data_parallel_size > 1 and parts.model.num_experts > 0
 
 
-def assemble_run(run: Run, folder: Path = Path()) -> tuple["Scenario", EngineParts]:
+def assemble_run(
+    run: Run, folder: Path = Path(), profile: str | None = None
+) -> tuple["Scenario", EngineParts]:
     """Give the scenario and its parts for a run's model, GPU and engine."""
     from simulator.scenario.load import check_scenario
     from simulator.util.yaml_lines import SourceMap
@@ -239,8 +256,40 @@ def assemble_run(run: Run, folder: Path = Path()) -> tuple["Scenario", EnginePar
     }
     if cluster := cluster_block(run):
         raw["cluster"] = cluster
+    if profile is not None:
+        raw["cost"] = {"profile": profile}
     scenario = check_scenario(raw, SourceMap(run.run_id, {}))
     return scenario, assemble(scenario)
+
+
+def _fitted_frontend(profile: str | None) -> Frontend | None:
+    """Give what lies between clients and the scheduler, where a profile was fitted to a log."""
+    import yaml
+
+    if profile is None or not Path(profile).is_file():
+        return None
+    raw = yaml.safe_load(Path(profile).read_text(encoding="utf-8"))
+    try:
+        return Frontend(latency=float(raw["fit"]["terms_s"]["client"]["fitted"]))
+    except (LookupError, TypeError):
+        return None
+
+
+def _told_beside(path: Path | None) -> list[str]:
+    """Give what `headway replay` wrote of a measurement's own faults."""
+    notes = []
+    if (wrong := sibling_file(path, "errors.csv")) is not None:
+        with wrong.open(newline="", encoding="utf-8") as file:
+            count = sum(1 for _ in csv.DictReader(file))
+        notes.append(f"{count:,} requests failed and are not compared: {wrong}")
+    if (told := sibling_file(path, "summary.json")) is not None:
+        try:
+            summary = json.loads(told.read_bytes())
+        except ValueError:
+            summary = None
+        if isinstance(summary, dict):
+            notes += lateness_notes(summary)
+    return notes
 
 
 def _describe_rules(scenario: "Scenario", parts: EngineParts) -> str:

@@ -11,6 +11,7 @@ import json
 import re
 import zlib
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import nan
@@ -31,6 +32,7 @@ FIRST_TOKEN, LAST_TOKEN = 100, 30_000
 """Prompts are made of tokens from here to there: words, in any vocabulary of today."""
 JSON = {"Content-Type": "application/json"}
 READY = 0.02  # s before its time at which a request is written
+LATE = 5.0  # ms, P99, beyond which a client or a simulated server measures itself, too
 POLL = 0.5  # s between two looks at /metrics
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 CACHED = 4096  # segments whose tokens are kept
@@ -59,6 +61,7 @@ class Replayed:
     requests: list[Answered]
     gauges: list[tuple[float, ...]] = field(default_factory=list)  # time, s, and GAUGES
     kv_capacity_tokens: int | None = None
+    server_late: float = nan  # s, P99: what a server of `headway serve` says of itself
 
 
 def replay(
@@ -139,6 +142,8 @@ class _Replay:
             now = self.loop.time() - self.start
             found.gauges.append((now, *(_sum(text, name) for name in GAUGES)))
             found.kv_capacity_tokens = found.kv_capacity_tokens or _capacity(text)
+            if told := re.search(r'^headway:late_seconds\{quantile="99"\} (\S+)$', text, re.M):
+                found.server_late = float(told[1])
             await asyncio.sleep(POLL)
 
     async def _play(self, number: int) -> None:
@@ -157,10 +162,18 @@ class _Replay:
             begin = self.loop.time()
             answer.sent, answer.late = begin - self.start, begin - due
             try:
-                await self._ask(body, answer)
+                async with asyncio.timeout(self._patience(number)):
+                    await self._ask(body, answer)
+            except TimeoutError:
+                answer.error = f"the client hung up after {self.loop.time() - begin:.3f} s"
             except Exception as error:  # whatever it was: the request failed, the others go on
                 answer.error = f"{type(error).__name__}: {error}"[:200]
         self.ended[number].set()
+
+    def _patience(self, number: int) -> float | None:
+        """Give when a request's client hangs up, s after it is sent; None: never."""
+        cancels = self.workload.cancel_after
+        return None if cancels is None or np.isnan(cancels[number]) else float(cancels[number])
 
     def _body(self, number: int) -> bytes:
         """Write what asks for a request."""
@@ -348,7 +361,23 @@ def summary(found: Replayed, workload: Workload) -> dict[str, Any]:
     for name, values in _latencies(good).items():
         told |= describe(name, Sample(values), PERCENTILES)
     late = np.percentile([one.late for one in good], 99)
-    return told | {"p99_sent_late_ms": float(late) * 1e3}
+    told["p99_sent_late_ms"] = float(late) * 1e3
+    if found.server_late == found.server_late:
+        told["p99_server_late_ms"] = found.server_late * 1e3
+    return told
+
+
+def lateness_notes(summary: Mapping[str, Any]) -> list[str]:
+    """Say by how much a measurement is off by itself, where that is more than a little."""
+    notes = []
+    for key, words in (
+        ("p99_sent_late_ms", "the client sent requests {:.1f} ms after their time (P99)"),
+        ("p99_server_late_ms", "the simulated server answered {:.1f} ms late (P99)"),
+    ):
+        late = summary.get(key)
+        if isinstance(late, int | float) and late > LATE:
+            notes.append(f"{words.format(late)}: latencies may be off by as much")
+    return notes
 
 
 def _latencies(good: list[Answered]) -> dict[str, Floats]:
@@ -386,6 +415,7 @@ def table(found: Replayed, workload: Workload) -> str:
         if keys[0] in told:
             lines.append(f"{name.upper():>8}" + "".join(f"{told[key]:>11,.2f}" for key in keys))
     lines.append(f"sent {told['p99_sent_late_ms']:.1f} ms after their time (P99)")
+    lines += [f"warning: {note}" for note in lateness_notes(told)]
     if causes := [one.error for one in found.requests if one.error]:
         lines.append(
             f"{len(causes):,} requests failed, and are not in these figures; the first: {causes[0]}"

@@ -233,7 +233,7 @@ def read_log(path: Path, scenario: "Scenario", columns: str | None = None) -> Re
     requests = read_requests(path, columns)
     if len(requests) < FEWEST:
         raise HeadwayError(
-            f"{path}: {len(requests)} requests are too few to fit; {FEWEST} would do"
+            f"{path}: {len(requests)} requests are too few to fit: it takes {FEWEST} or more"
         )
     if not any(np.isfinite(getattr(requests, name)).any() for name in LATENCIES):
         raise HeadwayError(f"{path}:1: lacks a column of latencies: ttft_s, tpot_s or e2e_s")

@@ -98,6 +98,6 @@ def _tell_end(server: "Server", out: Path | None) -> None:
     print(f"{count:,} requests served; answers late by {served['late_ms']['p99']:.1f} ms (P99)")
     if count and not served["on_time"]:
         print("warning: this machine was too slow: what clients measured is off", file=sys.stderr)
-    if out is not None and count:
+    if out is not None:
         names = [path.name for path in server.write(out)]
         print(f"written to {out}: {', '.join(names)}")

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import shlex
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +25,9 @@ from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from simulator.views.http.server import ServeOptions, Server, token_counter
+from simulator.workload.traces import read_trace
 from simulator.workload.workload import Workload
-from tests.support.commands import headway
+from tests.support.commands import ROOT, headway
 from tests.support.twins import twin
 
 SCENARIO = """
@@ -138,6 +141,7 @@ def test_nobody_there_is_told_in_a_line(scenario: Scenario, tmp_path: Path) -> N
     assert not (tmp_path / "o").exists()
 
 
+TRAFFIC = "num_prompts: 60, request_rate: 20"
 LOOP = """
 name: loop
 model: llama-3.1-8b
@@ -163,6 +167,68 @@ def test_replayed_against_its_own_twin_a_scenario_validates(tmp_path: Path) -> N
             break
     assert max(errors.values()) <= 0.03, errors
     assert {"mean_ttft_ms", "p99_e2el_ms", "output_throughput", "mean_running"} <= errors.keys()
+
+
+def test_the_four_commands_of_the_page_follow_one_another(tmp_path: Path) -> None:
+    """Pasted as they stand, against the server that the page names; with less traffic."""
+    page = Path(ROOT, "docs", "serve.md").read_text()
+    before, after = page[page.index("# my.yaml") :].split("```console\n", 1)
+    text = before.split("```")[0].replace("num_prompts: 100, request_rate: 4", TRAFFIC)
+    assert TRAFFIC in text
+    (tmp_path / "my.yaml").write_text(text)
+    pasted = [line.removeprefix("$ headway ") for line in after.split("```")[0].splitlines()]
+    assert [line.split()[0] for line in pasted] == ["replay", "calibrate", "run", "validate"]
+    served = tmp_path / "served"
+    with twin(str(tmp_path / "my.yaml"), "--port", "0", "--out", str(served)) as ((url,), server):
+        for line in pasted:
+            words = shlex.split(line.replace("http://127.0.0.1:8000", url))
+            done = headway(*words, cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+        assert "profile my-adjusted;" in done.stdout
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+    measured = str(tmp_path / "out" / "measured")
+    refused = headway("validate", "--measured", measured, "--profile", "no")
+    assert "--profile no: no such file and no shipped profile" in refused.stderr
+
+    # What was served is a trace that says itself what it is.
+    trace = served / "served.jsonl"
+    load, again = read_trace(trace), load_scenario(served / "replay.yaml").make_workload()
+    assert len(load) == 60
+    assert load.arrival.tolist() == again.arrival.tolist()
+    assert load.segments == again.segments
+    with twin("demo", "--port", "0", "--speed", "5") as ((url,), _):
+        done = headway("replay", str(trace), "--url", url, "--out", str(tmp_path / "again"))
+        assert "60 of 60 requests answered" in done.stdout, done.stderr
+
+
+def test_clients_hang_up_where_the_trace_says_so(
+    served: tuple[Server, str], tmp_path: Path
+) -> None:
+    line = '{"timestamp": %s, "input_length": 20, "output_length": %s, "hash_block_size": 16%s}\n'
+    trace = tmp_path / "served.jsonl"
+    trace.write_text(line % (0, 4, "") + line % (0.1, 1500, ', "cancel_after": 0.5'))
+    done = headway("replay", str(trace), "--url", served[1], "--out", str(tmp_path / "out"))
+    assert "1 of 2 requests answered" in done.stdout
+    (error,) = pd.read_csv(tmp_path / "out" / "errors.csv").error
+    assert error.startswith("the client hung up after 0.5")
+    assert [*served[0].result().requests.finish_reason] == ["length", "unfinished"]
+
+
+def test_what_a_measurement_says_of_its_own_faults_is_noted(
+    scenario: Scenario, served: tuple[Server, str], tmp_path: Path
+) -> None:
+    load = scenario.make_workload()
+    load.prompt_tokens[3] = 5000
+    found = replay(load, served[1])
+    found.server_late, found.requests[0].late = 0.25, 3.0
+    write_measured(found, load, tmp_path, (scenario, assemble(scenario)))
+    (outcome,) = validate_measured(tmp_path)
+    failed, sent, answered = outcome.notes[-3:]
+    assert failed == f"1 requests failed and are not compared: {tmp_path / 'errors.csv'}"
+    assert sent.startswith("the client sent requests ")
+    assert answered.startswith("the simulated server answered 250.0 ms late (P99)")
+    assert f"warning: {answered}" in table(found, load)
 
 
 def test_a_trace_is_replayed_without_a_scenario(served: tuple[Server, str], tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The command `headway serve`: a server of its own, until it is told to stop."""
 
+import http.client
 import json
 import signal
 import socket
@@ -7,6 +8,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tests.support.commands import FILES, headway, names
@@ -16,11 +18,18 @@ pytest.importorskip("aiohttp")
 from tests.support.twins import twin
 
 
+def ask(address: str, **more: object) -> http.client.HTTPResponse:
+    """Send a completion; give the answer."""
+    body = json.dumps({"prompt": "a b c", "max_tokens": 4} | more).encode()
+    head = {"Content-Type": "application/json"}
+    asked = urllib.request.Request(f"{address}/v1/completions", body, head)
+    return urllib.request.urlopen(asked, timeout=30)
+
+
 def test_it_serves_until_it_is_told_to_stop_and_writes_the_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with twin("demo", "--port", "0", "--speed", "20", "--out", str(out)) as ((address,), process):
-        body = json.dumps({"prompt": "a b c", "max_tokens": 4, "ignore_eos": True}).encode()
-        with urllib.request.urlopen(f"{address}/v1/completions", body, timeout=30) as answer:
+        with ask(address, ignore_eos=True) as answer:
             assert json.load(answer)["usage"]["completion_tokens"] == 4
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=60)
@@ -40,16 +49,34 @@ def test_each_replica_has_a_port_of_its_own(tmp_path: Path) -> None:
         assert addresses == [f"http://127.0.0.1:{port + k}" for k in (0, 1)]
         time.sleep(0.2)
         for number, address in enumerate(addresses):
-            for _ in range(number + 1):
-                body = json.dumps({"prompt": "a b c", "max_tokens": 4}).encode()
-                urllib.request.urlopen(f"{address}/v1/completions", body, timeout=30).close()
+            for _ in range(number):  # the first stays idle
+                ask(address).close()
         process.send_signal(signal.SIGTERM)
         rest, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert rest.count("requests served") == 2
     for number in (0, 1):
-        summary = json.loads((tmp_path / f"replica-{number}" / "summary.json").read_text())
-        assert summary["completed"] == number + 1
+        folder = tmp_path / f"replica-{number}"
+        assert names(folder) == sorted([*FILES, "replay.yaml", "served.jsonl"])
+        assert json.loads((folder / "summary.json").read_text())["completed"] == number
+
+
+def test_what_passes_after_the_end_is_no_part_of_the_run(tmp_path: Path) -> None:
+    """An open stream keeps the server for a while, in which its engine must not go on."""
+    out = tmp_path / "out"
+    with twin("demo", "--port", "0", "--out", str(out)) as ((url,), process):
+        answer = ask(url, stream=True, max_tokens=4000, ignore_eos=True)
+        answer.readline()
+        begin = time.perf_counter()
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=60)
+        passed = time.perf_counter() - begin
+        with pytest.raises(http.client.IncompleteRead):
+            answer.read()
+    told = pd.read_csv(out / "requests.csv")
+    assert [*told.finish_reason] == ["unfinished"]
+    assert passed > 1  # s: connections have so long to end by themselves
+    assert float(rest.split(" late by ")[1].split()[0]) < 500  # ms
 
 
 def test_a_port_that_is_taken_is_told_in_one_line() -> None:

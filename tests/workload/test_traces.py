@@ -155,6 +155,25 @@ def test_mooncake_in_seconds_with_other_blocks(put):
     assert timed.segments == workload.segments
 
 
+def test_lines_that_say_how_large_their_blocks_are_are_in_seconds(put):
+    """As `headway serve` writes them: nothing else need be said of the file."""
+    line = '{"timestamp": %s, "input_length": 40, "output_length": 2, "hash_ids": [4, 5], '
+    line += '"hash_block_size": %s}\n'
+    path = put(line % (1, 32) + line % (2.5, 32))
+    assert detect_format(path) == "timed_trace"
+    workload = read_trace(path)
+    assert workload.arrival.tolist() == [0.0, 1.5]
+    assert workload.segments[0] == ((("h", 4), 32), (("h", 5), 8))
+    assert read_trace(path, hash_block_size=32).segments == workload.segments
+    for given, lines, told in (
+        (16, line % (1, 32), "1: hash_block_size: 32, where 16 was said before"),
+        (None, line % (1, 32) + line % (2, 24), "2: hash_block_size: 24, where 32 was said before"),
+        (None, line % (1, '"x"'), "1: hash_block_size: 'x' is not a number of tokens"),
+    ):
+        with pytest.raises(HeadwayError, match=told):
+            read_trace(put(lines), hash_block_size=given)
+
+
 def test_aiperf_sessions_wait_for_the_answer_and_add_to_it(put):
     """A later turn has no time of its own; its prompt takes in the conversation so far."""
     workload = read_trace(put(SESSION))

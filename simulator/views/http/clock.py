@@ -25,11 +25,18 @@ class RealTimeClock:
         self.delays: deque[float] = deque(maxlen=KEPT)  # wall seconds, of the last steps
         self._origin = time.perf_counter() - env.now / speed
         self._wake = asyncio.Event()
+        self._stopped: float | None = None  # simulated s
 
     @property
     def now(self) -> float:
         """Simulated seconds by the wall clock; the environment may be behind."""
+        if self._stopped is not None:
+            return self._stopped
         return (time.perf_counter() - self._origin) * self.speed
+
+    def stop(self) -> None:
+        """Let time stand still: what comes after the end of serving is no part of the run."""
+        self._stopped = self.now
 
     def note_delay(self, due: float) -> None:
         """Write down that what was due at a simulated time, s, is done now."""

@@ -140,6 +140,7 @@ class Server:
             if clock.done():
                 clock.result()  # the engine is broken: so is the server
         finally:
+            self.engine.clock.stop()
             clock.cancel()
             stopped.cancel()
             if socket is not None:
@@ -382,7 +383,7 @@ class Server:
     async def _requests(self, request: web.Request) -> web.Response:
         """Give the requests of the report as a trace that plays them again."""
         text = io.BytesIO()
-        write_timed_trace(self.result().workload, text)
+        write_timed_trace(self.result().workload, self.engine.block_size, text)
         return web.Response(body=text.getvalue(), content_type="application/jsonl")
 
     def write(self, out: Path) -> list[Path]:
@@ -392,12 +393,11 @@ class Server:
         from simulator.simulation.write import write_run
 
         result = self.result()
-        load: dict[str, object] = {"path": "served.jsonl", "format": "timed_trace"}
-        load["hash_block_size"] = self.engine.block_size
-        again = result.scenario.resolved() | {"workload": {"trace": load}}
+        load = {"trace": {"path": "served.jsonl", "format": "timed_trace"}}
+        again = result.scenario.resolved() | {"workload": load}
         text = yaml.safe_dump(again, sort_keys=False, allow_unicode=True).encode()
         more: dict[str, Writer] = {
-            "served.jsonl": partial(write_timed_trace, result.workload),
+            "served.jsonl": partial(write_timed_trace, result.workload, self.engine.block_size),
             "replay.yaml": lambda file: file.write(text),
         }
         return write_run(result, out, more=more)

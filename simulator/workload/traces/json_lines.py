@@ -195,16 +195,30 @@ def rows(path: Path, problems: Problems) -> Iterator[Row]:
 class HashBlocks:
     """Turns ids of blocks of `size` tokens into segments; the same id is the same segment.
 
-    `open_end`: a last block that is not full may have no id.
+    `open_end`: a last block that is not full may have no id. `fixed`: lines that say another size
+    are wrong; else the first may say it.
     """
 
-    def __init__(self, size: int, *, open_end: bool = False) -> None:
+    def __init__(self, size: int, *, open_end: bool = False, fixed: bool = False) -> None:
         self.size = size
+        self.fixed = fixed
         self.open_end = open_end
         self.full: dict[int | str, tuple[tuple[str, int | str], int]] = {}
         self.least, self.most = 1, LARGEST  # the sizes that would fit every line so far
         self.misfits = 0
         self.place = 0  # of the first misfit among the messages
+
+    def hear(self, row: Row) -> None:
+        """Take the size of the blocks from the first line, where lines say it."""
+        size = row.values.get("hash_block_size")
+        if size is None or (type(size) is int and size == self.size):
+            self.fixed = True
+        elif type(size) is not int or not 0 < size < LARGEST:
+            row.add_problem("hash_block_size", f"{short_repr(size)} is not a number of tokens")
+        elif self.fixed:
+            row.add_problem("hash_block_size", f"{size}, where {self.size} was said before")
+        else:
+            self.size, self.fixed = size, True
 
     def check(self, row: Row, count: int, tokens: int) -> None:
         """Refuse a row whose ids do not fit its tokens; only the first such row is told."""

@@ -46,8 +46,8 @@ def missing_trace(path: Path) -> HeadwayError:
 def detect_format(path: Path, option: str = "--columns ") -> str:
     """Tell the format of a trace by how it begins.
 
-    A `timed_trace` cannot be told from `mooncake` and is called that. Raises HeadwayError if it is
-    no known format: with the mapping of columns that may be meant, as `option` takes it.
+    A `timed_trace` of others cannot be told from `mooncake` and is called that. Raises HeadwayError
+    if it is no known format: with the mapping of columns that may be meant, as `option` takes it.
     """
     if not path.exists():
         raise missing_trace(path)
@@ -106,7 +106,8 @@ def read_trace(
         format: one of `FORMATS`.
         time_unit: `ms` or `s`, of a Mooncake trace: `ms` by default, `s` for `timed_trace`.
         hash_block_size: tokens that one of the `hash_ids` stands for: 512 for `mooncake`,
-            16 for `timed_trace` and `llmservingsim` by default.
+            16 for `timed_trace` and `llmservingsim` by default. Those that `headway serve` writes
+            say it themselves.
         session_turns: whether a later turn of a session says what it adds to the conversation
             (`delta`, the default, as in AIPerf) or its `whole` prompt.
         chars_per_token: estimate lengths from texts, of `custom` and `sharegpt`.

@@ -40,11 +40,12 @@ def write_mooncake(workload: Workload, path: Path) -> None:
         _warn_lost_sharing(path, before)
 
 
-def write_timed_trace(workload: Workload, file: BinaryIO) -> None:
+def write_timed_trace(workload: Workload, block: int, file: BinaryIO) -> None:
     """Write a workload whose prompts are named block by block as a `timed_trace`.
 
     Times are seconds to the last bit; a prompt's segments become its `hash_ids`, so each but the
-    last must hold `hash_block_size` tokens when it is read. Clients without a name are called "-".
+    last must hold `block` tokens, which each line says: so the file is known by itself. Clients
+    without a name are called "-".
     """
     ids: dict[Hashable, int] = {}
     for i, segments in enumerate(workload.segments or ()):
@@ -53,6 +54,7 @@ def write_timed_trace(workload: Workload, file: BinaryIO) -> None:
             "input_length": int(workload.prompt_tokens[i]),
             "output_length": int(workload.output_tokens[i]),
             "hash_ids": [ids.setdefault(name, len(ids)) for name, _ in segments or ()],
+            "hash_block_size": block,
         }
         if workload.client is not None:
             row["client"] = workload.client[i] or "-"

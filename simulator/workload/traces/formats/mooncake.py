@@ -38,7 +38,12 @@ class _Turn:
 
 
 def read_mooncake(
-    path: Path, time_unit: str = "ms", hash_block_size: int = 512, session_turns: str = "delta"
+    path: Path,
+    time_unit: str = "ms",
+    hash_block_size: int | None = None,
+    session_turns: str = "delta",
+    *,
+    usual_size: int = 512,
 ) -> Table:
     """Read Mooncake's JSONL.
 
@@ -48,12 +53,14 @@ def read_mooncake(
     Args:
         path: the file.
         time_unit: `ms` or `s`.
-        hash_block_size: tokens that one id stands for.
+        hash_block_size: tokens that one id stands for; None: what the lines say, else usual_size.
         session_turns: `whole` where the line of a later turn holds its whole prompt, contrary to
             AIPerf.
+        usual_size: tokens of a block where nothing says it.
     """
     per_second = PER_SECOND[time_unit]
-    problems, blocks = Problems(path), HashBlocks(hash_block_size)
+    problems = Problems(path)
+    blocks = HashBlocks(hash_block_size or usual_size, fixed=hash_block_size is not None)
     labels = Labels()
     turns = [turn for row in rows(path, problems) if (turn := _turn(row, blocks, labels))]
     blocks.add_summary(problems)
@@ -96,6 +103,7 @@ def _turn(row: Row, blocks: HashBlocks, labels: Labels) -> _Turn | None:
     elif session is None and not isnan(delay):
         row.add_problem("delay", "needs a session_id, to say whose answer it waits for")
     ids = row.hash_ids()
+    blocks.hear(row)
     if ids and prompt:
         blocks.check(row, len(ids), prompt)
     labels.add(row)
@@ -158,8 +166,11 @@ FORMAT = Format(
     "mooncake",
     'JSONL: {"timestamp": ms, "input_length": .., "output_length": .., "hash_ids": []}',
     detect=lambda head: (
-        bool({"input_length", "text_input"} & head.keys)
-        or ("messages" in head.keys and not has_requests(flat(head.first)))
+        "hash_block_size" not in head.keys
+        and (
+            bool({"input_length", "text_input"} & head.keys)
+            or ("messages" in head.keys and not has_requests(flat(head.first)))
+        )
     ),
     read=read_mooncake,
     options=("time_unit", "hash_block_size", "session_turns"),
@@ -175,7 +186,8 @@ TIMED_TRACE = replace(
     FORMAT,
     name="timed_trace",
     begins="JSONL: as mooncake, but in seconds and with 16 tokens per id, as vLLM reads it",
-    detect=lambda head: False,  # cannot be told from mooncake
-    read=partial(read_mooncake, time_unit="s", hash_block_size=16),
+    # Only headway's own can be told from mooncake: their lines say how large blocks are.
+    detect=lambda head: {"input_length", "hash_block_size"} <= head.keys,
+    read=partial(read_mooncake, time_unit="s", usual_size=16),
     published=(),
 )
