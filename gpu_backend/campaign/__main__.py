@@ -8,6 +8,7 @@ All is in FOLDER, and in FOLDER.tgz, as soon as it is known; a table comes last.
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -19,33 +20,37 @@ from gpu_backend.campaign.plan import SETUPS, plan, scaled
 from gpu_backend.campaign.report import write_report
 from gpu_backend.campaign.runner import RECORD, Campaign, read_outcomes, set_aside
 from simulator.models.gpus import find_gpu_of_driver
+from simulator.models.load import load_model
 from simulator.util.commit import source_commit
 from simulator.util.errors import HeadwayError
 
+LEAST_BUDGET = 10.0  # s of a campaign that go to archives and the report
+
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the campaign; the exit code is 1 where a part failed."""
+    """Run the campaign; the exit code is 1 where a part failed or was not begun.
+
+    Parts that need what is not installed count only where nothing else was run.
+    """
     parser = _parser()
     given = parser.parse_args(words)
     setup = SETUPS[given.device]
     model = given.model or setup.model
     folder = given.out.resolve()
     archive = given.archive or folder.with_name(f"{folder.name}.tgz")
+    names = [*setup.seconds]
+    chosen = names if given.parts is None else given.parts.split(",")
+    if unknown := [name for name in chosen if name not in names]:
+        parser.error(f"--parts: no {', '.join(unknown)}; there are {', '.join(names)}")
+    if not LEAST_BUDGET < given.budget_s < float("inf"):
+        parser.error(f"--budget-s {given.budget_s:g}: must be more than {LEAST_BUDGET:g} seconds")
     try:
-        if folder.exists() and any(folder.iterdir()):
-            parser.error(f"--out {given.out}: is not empty")
-        folder.mkdir(parents=True, exist_ok=True)
-        if given.resume is not None:
-            unpack_archive(given.resume, folder)
-    except (OSError, HeadwayError) as error:
+        load_model(model)
+        _begin(folder, given.resume)
+    except (OSError, ValueError) as error:
         parser.error(str(error))
-    parts = plan(folder, given.device, model, _gpu_name() if given.device == "cuda" else "")
-    names = [part.name for part in parts]
-    if given.parts is not None:
-        chosen = given.parts.split(",")
-        if unknown := [name for name in chosen if name not in names]:
-            parser.error(f"--parts: no {', '.join(unknown)}; there are {', '.join(names)}")
-        parts = [part for part in parts if part.name in chosen]
+    gpu = _gpu_name() if given.device == "cuda" else ""
+    parts = [part for part in plan(folder, given.device, model, gpu) if part.name in chosen]
     if given.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
     commit = os.environ["HEADWAY_COMMIT"] = source_commit()
@@ -63,12 +68,29 @@ def main(words: Sequence[str] | None = None) -> int:
         parts = [part for part in parts if part.name not in done]
     campaign.keep()
     if given.device == "cuda" and parts:
-        parts = scaled(parts, given.budget_s - 10)  # the rest: archives
-    outcomes = campaign.run(parts, given.budget_s - 5)
+        parts = scaled(parts, given.budget_s - LEAST_BUDGET)
+    outcomes = campaign.run(parts, given.budget_s - LEAST_BUDGET / 2)
     print(write_report(folder))
     campaign.keep()
     print(f"all of it: {archive}")
-    return int(any(outcome.status in {"failed", "timeout"} for outcome in outcomes))
+    became = {outcome.status for outcome in outcomes}
+    return int(bool(became & {"failed", "timeout", "skipped"}) or "ok" not in became)
+
+
+def _begin(folder: Path, resume: Path | None) -> None:
+    """Make the folder, out of an archive if there is one; HeadwayError where that cannot be."""
+    if folder.exists() and any(folder.iterdir()):
+        raise HeadwayError(f"--out {folder}: is not empty")
+    there = folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        if resume is not None:
+            unpack_archive(resume, folder)
+    except HeadwayError:
+        shutil.rmtree(folder)
+        if there:
+            folder.mkdir()
+        raise
 
 
 def _parser() -> argparse.ArgumentParser:

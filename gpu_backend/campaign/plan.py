@@ -12,6 +12,7 @@ from pathlib import Path
 PYTHON = (sys.executable, "-m")
 HEADWAY = (*PYTHON, "simulator")
 PROFILES = "calibration*/*.yaml"
+TRITON = "triton"
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Part:
     extra: tuple[str, tuple[str, ...]] = ("", ())  # words that are added where there is such a file
     retry: tuple[str, ...] = ()  # words that are added when it has failed and is begun again
     leaves: str = ""  # its folder, set aside before it begins again
+    module: str = ""  # that must be installed
 
 
 @dataclass(frozen=True)
@@ -123,13 +125,23 @@ def plan(folder: Path, device: str, model: str, gpu: str = "") -> list[Part]:
     times = setup.seconds
     no_graphs = ("--no-graphs",) if device == "cuda" else ()
     on = ("--device", device)
+    engine = TRITON if device == "cuda" else ""  # on a CPU it is plain torch
     parts = (
-        [Part("precompile", (*PYTHON, "gpu_backend.campaign.precompile"), times["precompile"])]
+        [
+            Part(
+                "precompile",
+                (*PYTHON, "gpu_backend.campaign.precompile"),
+                times["precompile"],
+                module=TRITON,
+            )
+        ]
         if device == "cuda"
         else []
-    )  # the interpreter compiles nothing
+    )  # fmt: skip; the interpreter compiles nothing
     parts += [
-        Part("checks", (*PYTHON, "gpu_backend.campaign.checks", *on), times["checks"]),
+        Part(
+            "checks", (*PYTHON, "gpu_backend.campaign.checks", *on), times["checks"], module=TRITON
+        ),
         Part(
             "timings",
             (*PYTHON, "gpu_backend.campaign.timings", *on, "--model", model,
@@ -144,7 +156,7 @@ def plan(folder: Path, device: str, model: str, gpu: str = "") -> list[Part]:
              "--max-num-batched-tokens", str(setup.max_num_batched_tokens),
              "--max-model-len", str(setup.max_model_len)),
             times["calibration"], least=times["calibration"] / 3, retry=no_graphs,
-            leaves="calibration",
+            leaves="calibration", module=engine,
         ),
         Part(
             "refit", (*HEADWAY, "calibrate", "--from", "{0}"), times["refit"],
@@ -165,7 +177,7 @@ def plan(folder: Path, device: str, model: str, gpu: str = "") -> list[Part]:
                 (*HEADWAY, "live", str(scenario), *on, "--clock", clock,
                  "--reruns", str(reruns), "--out", str(out)),
                 times[f"live-{name}"], extra=(PROFILES, ("--set", "cost.profile={0}")),
-                retry=no_graphs,
+                retry=no_graphs, module=engine,
             ),
             Part(
                 f"validate-{name}", (*HEADWAY, "validate", str(out)), times[f"validate-{name}"],

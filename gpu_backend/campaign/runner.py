@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from gpu_backend.campaign.archive import write_archive
@@ -31,7 +32,7 @@ class Outcome:
     """What became of a part."""
 
     name: str
-    status: str  # ok, failed, timeout, skipped; running: nobody lived to tell
+    status: str  # ok, failed, timeout, skipped, not installed; running: nobody lived to tell
     seconds: float = 0.0
     note: str = ""
     command: list[str] = field(default_factory=list)
@@ -94,13 +95,9 @@ class Campaign:
 def run_part(part: Part, campaign: Campaign, left: float, *, retry: bool = False) -> Outcome:
     """Run one part, for no more than `left` seconds; whatever happens is told, not raised."""
     folder = campaign.folder
-    if part.unless and any(folder.glob(part.unless)):
-        return Outcome(part.name, "ok", note=f"not needed: there is a {part.unless}")
-    if left < part.least:
-        return Outcome(part.name, "skipped", note=f"{max(left, 0.0):.0f} s were left")
     found = {pattern: _largest(folder, pattern) for pattern in (*part.needs, part.extra[0])}
-    if missing := [pattern for pattern in part.needs if not found[pattern]]:
-        return Outcome(part.name, "skipped", note=f"there is no {', '.join(missing)}")
+    if why := _why_not(part, folder, left, found):
+        return why
     limit = min(part.most, left)
     budget = f"{max(limit - IMPORT_SECONDS - FIT_SECONDS, limit / 4):.0f}"
     file = found[part.needs[0]] if part.needs else ""
@@ -119,6 +116,19 @@ def run_part(part: Part, campaign: Campaign, left: float, *, retry: bool = False
         return Outcome(part.name, "ok", seconds, command=command)
     status = "timeout" if code is None else "failed"
     return Outcome(part.name, status, seconds, _last_line(log), command)
+
+
+def _why_not(part: Part, folder: Path, left: float, found: Mapping[str, str]) -> Outcome | None:
+    """Tell why a part is not begun; nothing where it can be."""
+    if part.unless and any(folder.glob(part.unless)):
+        return Outcome(part.name, "ok", note=f"not needed: there is a {part.unless}")
+    if part.module and find_spec(part.module) is None:
+        return Outcome(part.name, "not installed", note=f"{part.module} is what it needs")
+    if left < part.least:
+        return Outcome(part.name, "skipped", note=f"{max(left, 0.0):.0f} s were left")
+    if missing := [pattern for pattern in part.needs if not found[pattern]]:
+        return Outcome(part.name, "skipped", note=f"there is no {', '.join(missing)}")
+    return None
 
 
 def _largest(folder: Path, pattern: str) -> str:

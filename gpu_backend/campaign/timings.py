@@ -127,6 +127,8 @@ def run_sections(sections: Sequence[Section], path: Path, until: float) -> int:
                     if time.monotonic() > until:
                         note = "out of time"
                         break
+            except ModuleNotFoundError as error:
+                note = f"skipped: {error.name} is not installed"
             except Exception as error:  # whatever it is, the other sections go on
                 note = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                 failed += 1
