@@ -3,6 +3,8 @@
 import subprocess
 import sys
 from pathlib import Path
+from time import monotonic, sleep
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -151,6 +153,17 @@ vllm:request_prompt_tokens_sum{engine="0"} 99.0
     assert [column.tolist() for column in poll.prompt[:2]] == [[10, np.inf], [2, 3]]
 
 
+def wait_for_traffic(url: str) -> None:
+    """Wait until requests have ended: a client is slow to start on a busy machine."""
+    until = monotonic() + 120
+    while monotonic() < until:
+        with urlopen(url) as page:
+            if read_poll(page.read().decode(), 0.0).finished >= 3:
+                return
+        sleep(0.2)
+    raise TimeoutError("the client has sent nothing")
+
+
 @pytest.mark.parametrize(
     ("knob", "code"), [("engine.max_num_seqs=64", 0), ("engine.max_num_seqs=2", 1)]
 )
@@ -159,6 +172,7 @@ def test_twin_against_simulation(path: Path, knob: str, code: int) -> None:
     with twin(str(path), "--port", "0", "--set", knob) as ((url,), _):
         command = [sys.executable, "-m", "simulator", "replay", str(path), "--url", url]
         client = subprocess.Popen([*command, "--out", str(path.parent / "out")], cwd=ROOT)
+        wait_for_traffic(f"{url}/metrics")
         options = "--duration", "15", "--window", "5", "--interval", "0.5", "--tolerance", "0.5"
         found = headway("shadow", "--url", f"{url}/metrics", "--scenario", str(path), *options)
         client.terminate()
