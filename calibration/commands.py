@@ -399,7 +399,10 @@ def shadow(
     tolerance: Annotated[float, Parameter(help="difference that is none, relative")] = 0.2,
     settings: Settings = DEFAULT_SETTINGS,
 ) -> int:
-    """Compare a live server with the simulation of its own traffic; 1 where they part."""
+    """Compare a live server with the simulation of its own traffic.
+
+    The exit code is 1 where they part, and 2 where there was nothing to compare.
+    """
     from calibration.measured.shadow import Watched, conclusion, heading, line
     from calibration.measured.shadow import shadow as watch
     from simulator.scenario.load import load_scenario
@@ -423,4 +426,4 @@ def shadow(
         tell=lambda found: print(line(found), flush=True),
     )
     print(conclusion(verdict))
-    return 1 if verdict.parted else 0
+    return (1 if verdict.parted else 0) if verdict.windows else 2

@@ -417,7 +417,10 @@ def line(window: Window) -> str:
 def conclusion(verdict: Verdict) -> str:
     """Say whether they have parted, and since when."""
     if not verdict.windows:
-        return "nothing to compare: too few requests have ended"
+        return (
+            "nothing to compare: no whole window after those requests ended that were there at the "
+            "start; watch longer"
+        )
     if not verdict.parted:
         return f"server and simulation agree in {len(verdict.windows)} windows"
     told = [

@@ -3,8 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
-from time import monotonic, sleep
-from urllib.request import urlopen
+from time import sleep
 
 import numpy as np
 import pytest
@@ -153,33 +152,36 @@ vllm:request_prompt_tokens_sum{engine="0"} 99.0
     assert [column.tolist() for column in poll.prompt[:2]] == [[10, np.inf], [2, 3]]
 
 
-def wait_for_traffic(url: str) -> None:
-    """Wait until requests have ended: a client is slow to start on a busy machine."""
-    until = monotonic() + 120
-    while monotonic() < until:
-        with urlopen(url) as page:
-            if read_poll(page.read().decode(), 0.0).finished >= 3:
-                return
-        sleep(0.2)
-    raise TimeoutError("the client has sent nothing")
-
-
 @pytest.mark.parametrize(
     ("knob", "code"), [("engine.max_num_seqs=64", 0), ("engine.max_num_seqs=2", 1)]
 )
 def test_twin_against_simulation(path: Path, knob: str, code: int) -> None:
     """As a user does: a server, a client, and the command beside them."""
+    options = "--duration", "20", "--window", "5", "--interval", "0.5", "--tolerance", "0.5"
     with twin(str(path), "--port", "0", "--set", knob) as ((url,), _):
-        command = [sys.executable, "-m", "simulator", "replay", str(path), "--url", url]
-        client = subprocess.Popen([*command, "--out", str(path.parent / "out")], cwd=ROOT)
-        wait_for_traffic(f"{url}/metrics")
-        options = "--duration", "15", "--window", "5", "--interval", "0.5", "--tolerance", "0.5"
-        found = headway("shadow", "--url", f"{url}/metrics", "--scenario", str(path), *options)
+        command = [sys.executable, "-m", "simulator"]
+        asked = "shadow", "--url", f"{url}/metrics", "--scenario", str(path), *options
+        watch = subprocess.Popen([*command, *asked], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        assert watch.stdout is not None
+        told = watch.stdout.readline()
+        sleep(1)  # it polls an idle server first
+        sent = "replay", str(path), "--url", url, "--out", str(path.parent / "out")
+        client = subprocess.Popen([*command, *sent], cwd=ROOT)
+        told += watch.communicate(timeout=120)[0]
         client.terminate()
         client.wait(30)
-    assert found.returncode == code, found.stdout + found.stderr
-    assert ("waiting since" in found.stdout) == bool(code)
-    assert ("simulation agree in" in found.stdout) == (not code)
+    assert watch.returncode == code, told
+    assert ("waiting since" in told) == bool(code)
+    assert ("simulation agree in" in told) == (not code)
+
+
+def test_nothing_to_compare_is_no_agreement(path: Path) -> None:
+    """A server that nobody asks anything."""
+    with twin(str(path), "--port", "0") as ((url,), _):
+        options = "--duration", "2", "--window", "1", "--interval", "0.5"
+        found = headway("shadow", "--url", url, "--scenario", str(path), *options)
+    assert found.returncode == 2
+    assert "nothing to compare: no whole window" in found.stdout
 
 
 def test_nobody_there_is_told_in_a_line(path: Path) -> None:
