@@ -140,6 +140,8 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
         defaults |= version_defaults(release, found)
         if engine.get("pipeline_parallel_size", 1) != 1 and release < ASYNC_PIPELINE_SINCE:
             defaults["async_scheduling"] = False
+    if engine.get("enable_prefix_caching") is False:
+        defaults.pop("prefix_cache", None)  # SGLang's --disable-radix-cache
     if not _overlaps(name, engine, model):
         defaults["async_scheduling"] = False
     block = defaults | engine

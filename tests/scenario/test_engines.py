@@ -228,6 +228,13 @@ def warned(recwarn: pytest.WarningsRecorder, **engine: object) -> list[str]:
     return [str(w.message) for w in recwarn if issubclass(w.category, HeadwayWarning)]
 
 
+def test_sglang_can_be_had_without_its_tree() -> None:
+    """By one key: the kind of the cache is a default that goes with it."""
+    scenario = check(engine={"name": "sglang", "enable_prefix_caching": False}, workload=SMALL)
+    assert scenario.engine.prefix_cache == "hash"
+    assert run(scenario).summary()["headway"]["prefix_cache_hit_rate"] == 0
+
+
 @pytest.mark.parametrize("policy", OTHERS)
 def test_other_schedulers_run_from_a_scenario(policy: str) -> None:
     """All tokens come out, leaping as stepwise."""
