@@ -11,8 +11,10 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
+import yaml
 
 from simulator import load_scenario, run
 from simulator.cli.main import main
@@ -89,6 +91,18 @@ def test_knobs_set_what_was_turned() -> None:
             overrides(knobs, given)
 
 
+def test_knobs_say_what_the_scenario_says() -> None:
+    """Also where it has no number, and where a name has arguments."""
+    changed = ["cluster={replicas: 2, router: {router: prefix_aware}}", "goodput={}"]
+    changed += ["workload.request_rate=.inf", "engine.scheduling_policy={policy: sjf, ageing: 1}"]
+    knobs = {knob.name: knob for knob in knobs_of(load_scenario("demo", changed))}
+    assert knobs["router"].value == "prefix_aware"
+    assert knobs["policy"].value == "sjf"
+    assert knobs["rate"].value == "all at once"
+    assert (knobs["ttft"].value, knobs["tpot"].value) == ("none", "none")
+    assert overrides([*knobs.values()], {"ttft": "none", "rate": 2}) == ["workload.request_rate=2"]
+
+
 @pytest.mark.parametrize("name", [knob.name for knob in knobs_of(load_scenario("demo"))])
 def test_every_knob_turned_to_an_end_runs_or_is_refused_in_words(name: str) -> None:
     knobs = knobs_of(load_scenario("demo"))
@@ -148,6 +162,11 @@ def test_traces_are_read_as_data_and_no_larger_than_allowed(port: int) -> None:
     assert answer["knobs"][0]["name"] == "rate_scale"
     status, lines = ask(port, {"trace": answer["trace"], "knobs": {"rate_scale": 2}})
     assert lines[-1]["requests"] == 40
+    # What is copied names the file, not where the studio keeps it.
+    assert lines[-1]["settings"][1] == 'workload={"trace": {"path": "azure.csv"}}'
+    scenario = yaml.safe_load(lines[-1]["yaml"])
+    assert scenario["workload"]["trace"]["path"] == "azure.csv"
+    assert "{" not in lines[-1]["yaml"].replace("{}", "")  # in block style
     for body, error in (
         (b"\x1f\x8b" + bytes(100), "the file is packed"),
         (b"x" * (32 * 2**20 + 1), "the file has more than 32 MiB"),
@@ -278,15 +297,55 @@ def test_it_can_be_read(port: int, size: tuple[int, int], dark: bool) -> None:
         window(driver, DESK)
 
 
+def copied(driver, button: str, *, clipboard: bool = True) -> str:
+    """Press a button that copies; give what it copied."""
+    if not clipboard:
+        driver.execute_script("navigator.clipboard.writeText = () => Promise.reject(new Error());")
+    driver.execute_script("delete document.getElementById('copied').dataset.text")
+    driver.find_element("id", button).send_keys(ENTER)
+    note = driver.find_element("id", "copied")
+    end = time.monotonic() + 10
+    while not note.get_attribute("data-text") and time.monotonic() < end:
+        time.sleep(0.05)
+    return str(note.get_attribute("data-text"))
+
+
 def test_a_trace_of_ones_own(port: int, tmp_path: Path) -> None:
+    """It keeps the knobs, and what is copied names it; a link cannot hold it, and says so."""
     path = tmp_path / "mine.csv"
     path.write_text(TRACE)
     with browser() as driver:
-        driver.get(f"http://127.0.0.1:{port}/")
+        turned = quote(json.dumps({"seats": 4, "rate": 2}))
+        driver.get(f"http://127.0.0.1:{port}/#{turned}")
         wait_for_runs(driver, 1)
         driver.find_element("id", "trace").send_keys(str(path))
         assert wait_for_runs(driver, 2).startswith("40 requests")
         assert driver.find_elements("id", "knob-rate_scale")
+        assert driver.find_element("id", "knob-seats").get_attribute("aria-valuetext") == "4"
+        told = driver.find_element("id", "trace-told").text
+        assert told == "Plays mine.csv. Its own now: Requests/s."
+        words = shlex.split(copied(driver, "copy-cli"))
+        assert words[5:] == [
+            *("--set", 'workload={"trace": {"path": "mine.csv"}}'),
+            *("--set", "engine.max_num_seqs=4"),
+        ]
+        assert "names mine.csv" in driver.find_element("id", "copied").text
+        text = copied(driver, "copy-yaml", clipboard=False)
+        shown = driver.find_element("id", "copied-text")
+        assert shown.text == text.strip()  # with its line breaks
+        assert yaml.safe_load(text)["workload"]["trace"]["path"] == "mine.csv"
+        address = copied(driver, "copy-link")
+        assert "mine.csv must be chosen again" in driver.find_element("id", "copied").text
+        driver.get("about:blank")
+        driver.get(address)
+        wait_for_runs(driver, 1)
+        told = driver.find_element("id", "link-told")
+        assert "of the trace mine.csv, which a link cannot hold: choose the file" in told.text
+        assert driver.find_element("id", "knob-seats").get_attribute("aria-valuetext") == "4"
+        driver.find_element("id", "trace").send_keys(str(path))
+        wait_for_runs(driver, 2)
+        assert told.text == ""
+        assert driver.find_element("id", "knob-seats").get_attribute("aria-valuetext") == "4"
         path.write_text("nonsense\n")
         driver.find_element("id", "reset").send_keys(ENTER)
         wait_for_runs(driver, 3)
@@ -295,3 +354,26 @@ def test_a_trace_of_ones_own(port: int, tmp_path: Path) -> None:
         while not driver.find_element("id", "errors").text and time.monotonic() < end:
             time.sleep(0.05)
         assert driver.find_element("id", "status").text == "This trace cannot be played"
+
+
+def test_a_link_that_is_wrong_says_what(port: int) -> None:
+    """What is right in it is followed; a link pasted into the open page is followed, too."""
+    with browser() as driver:
+        for number, (hash_, error) in enumerate(
+            (
+                ("%7Bnonsense", "this link is damaged: the scenario is shown as it is"),
+                ("[1]", "this link is damaged"),
+                ('{"seats": 4, "sets": 1}', "not followed in full: there is no knob sets"),
+                ('{"seats": 63}', "not followed in full: max_num_seqs has no 63"),
+                ('{"seats": 4}', ""),
+            ),
+            1,
+        ):
+            driver.get(f"http://127.0.0.1:{port}/#{hash_ if '%' in hash_ else quote(hash_)}")
+            wait_for_runs(driver, number)
+            told = driver.find_element("id", "link-told").text
+            assert error in told
+            assert bool(error) == bool(told)
+            seats = driver.find_element("id", "knob-seats").get_attribute("aria-valuetext")
+            assert seats == ("4" if '"seats": 4' in hash_ else "256")
+        assert complaints(driver) == []

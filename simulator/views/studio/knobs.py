@@ -6,13 +6,16 @@ What a page sends is checked against this table; nothing else reaches a scenario
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import isinf
 from typing import Any
 
 from simulator.cluster.routers import ROUTERS
 from simulator.models.gpus import GPUS
 from simulator.models.load import shipped_models
+from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.policy_table import POLICIES
 from simulator.scenario.scenario import Scenario
+from simulator.util.config import split_spec
 from simulator.util.errors import HeadwayError
 
 Value = float | int | str
@@ -23,12 +26,14 @@ POWERS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 SEATS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 MEMORY = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.92, 0.95, 0.98)
 PREFIXES = (0, 64, 128, 256, 512, 1024, 2048, 4096)
+AT_ONCE, NO_BOUND = "all at once", "none"
+"""What a slider says where the scenario has no number."""
 BOUNDS = (20, 30, 40, 50, 75, 100, 150, 200, 300, 500, 700, 1000, 1500, 2000, 3000, 5000, 10000)
 
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One control: a slider over numbers, or a menu of words."""
+    """One control: a slider over numbers, and maybe a word at an end, or a menu of words."""
 
     name: str
     label: str
@@ -41,8 +46,8 @@ def knobs_of(scenario: Scenario) -> list[Knob]:
     """Give the knobs of a scenario, each at what the scenario says."""
     engine, gpu = scenario.engine, scenario.gpu
     cluster = scenario.cluster
-    policy = engine.scheduling_policy
-    policy = policy if isinstance(policy, str) else str(policy.get("policy", "fcfs"))
+    policy = split_spec(engine.scheduling_policy, "policy")[0]
+    router = split_spec(ClusterConfig().router if cluster is None else cluster.router, "router")[0]
     load = scenario.workload
     found = []
     if load.trace is not None:
@@ -50,7 +55,10 @@ def knobs_of(scenario: Scenario) -> list[Knob]:
         found.append(_slider("rate_scale", "Traffic, times the trace's", scale, SCALES))
     else:
         rate = float(getattr(load.generator, "request_rate", 1.0))
-        found.append(_slider("rate", "Requests/s", rate if rate < 1e6 else 50, RATES))
+        if isinf(rate):
+            found.append(Knob("rate", "Requests/s", AT_ONCE, (*RATES, AT_ONCE)))
+        else:
+            found.append(_slider("rate", "Requests/s", rate, RATES))
         prefix = int(getattr(load.generator, "prefix_len", 0))
         found.append(_slider("prefix", "Prefix that all prompts share, tokens", prefix, PREFIXES))
     replicas = 1 if cluster is None else cluster.replicas
@@ -64,11 +72,18 @@ def knobs_of(scenario: Scenario) -> list[Knob]:
         _menu("policy", "Scheduling policy", policy, list(POLICIES)),
         _slider("memory", "gpu_memory_utilization", engine.gpu_memory_utilization, MEMORY),
         _slider("replicas", "Replicas", replicas or 1, (1, 2, 3, 4, 6, 8, 12, 16)),
-        _menu("router", "Router", "round_robin", list(ROUTERS)),
-        _slider("ttft", "SLO: TTFT, ms", (goodput and goodput.ttft) or 1000, BOUNDS),
-        _slider("tpot", "SLO: TPOT, ms", (goodput and goodput.tpot) or 50, BOUNDS),
+        _menu("router", "Router", router, list(ROUTERS)),
+        _bound("ttft", "SLO: TTFT, ms", goodput and goodput.ttft),
+        _bound("tpot", "SLO: TPOT, ms", goodput and goodput.tpot),
     ]
     return found
+
+
+def _bound(name: str, label: str, value: float | None) -> Knob:
+    """Make the slider of a service level, which a scenario may be without."""
+    if value is None:
+        return Knob(name, label, NO_BOUND, (NO_BOUND, *BOUNDS))
+    return _slider(name, label, value, BOUNDS)
 
 
 def _slider(name: str, label: str, value: float, values: Sequence[float]) -> Knob:

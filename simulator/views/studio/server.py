@@ -26,6 +26,7 @@ HOST = "127.0.0.1"  # and no other: who reaches the page may have this machine c
 MOST_BYTES = 32 * 2**20  # of a trace
 MOST_JSON = 2**16  # of what the page asks for
 MOST_TRACES = 8  # that are kept
+MOST_NAME = 255  # characters of an uploaded file's name
 PATIENCE = 10.0  # s that a worker may take to notice that its job is not wanted any more
 ENDED = "the simulation was ended: it took too long, or too much memory"
 ASSETS = Path(__file__).parent / "assets"
@@ -49,7 +50,7 @@ class Studio:
         self.scenario, self.settings, self.folder = scenario, settings, folder
         loaded = load_scenario(scenario, settings, own_code=False)
         self.name = loaded.name
-        self.traces: dict[str, list[str]] = {}  # of uploads: what sets each as the workload
+        self.traces: dict[str, tuple[Path, str]] = {}  # uploads: where they are, and their names
         self.knobs: dict[str, list[Knob]] = {"": knobs_of(loaded)}
         self.worker = Worker()
         self.port = 0
@@ -87,14 +88,14 @@ class Studio:
             self.worker = Worker()
             self.listen(asyncio.get_running_loop())
 
-    def _submit(self, settings: list[str], *, film: bool) -> int:
+    def _submit(self, settings: list[str], trace: str, *, film: bool) -> int:
         """Ask the worker for a job; any other gives way."""
         self._ticket += 1
         for ticket, queue in self._answers.items():
             queue.put_nowait({"cancelled": True, "last": True})
             self._watch(ticket)
         self._answers = {self._ticket: asyncio.Queue()}
-        self.worker.submit(Job(self._ticket, self.scenario, tuple(settings), film))
+        self.worker.submit(Job(self._ticket, self.scenario, tuple(settings), film, trace))
         return self._ticket
 
     def _watch(self, ticket: int) -> None:
@@ -163,8 +164,11 @@ class Studio:
         start_data = f'<script type="application/json" id="start">{data}</script>'
         return frame(f"{self.name}, studio", f"<style>{style}</style>{body}", start_data + scripts)
 
-    async def _asked(self, request: web.Request) -> list[str]:
-        """Read what the page asks for: the settings of its knobs."""
+    async def _asked(self, request: web.Request) -> tuple[list[str], list[str], str]:
+        """Read what the page asks for: its settings, these as elsewhere, and the trace's name.
+
+        Elsewhere an uploaded trace has the name that it came with.
+        """
         text = await request.content.read(MOST_JSON + 1)
         while text and len(text) <= MOST_JSON and (more := await request.content.read(MOST_JSON)):
             text += more
@@ -180,7 +184,11 @@ class Studio:
         if not isinstance(trace, str) or trace not in self.knobs:
             raise HeadwayError("trace: is not one that was uploaded")
         own = overrides(self.knobs[trace], asked.get("knobs") or {})
-        return [*self.settings, *self.traces.get(trace, ()), *own]
+        if not trace:
+            return ([*self.settings, *own],) * 2 + ("",)
+        path, called = self.traces[trace]
+        here, there = _as_workload(path), _as_workload(called)
+        return [*self.settings, here, *own], [*self.settings, there, *own], called
 
     async def _run(self, request: web.Request) -> web.StreamResponse:
         return await self._stream(request, film=False)
@@ -190,8 +198,8 @@ class Studio:
 
     async def _stream(self, request: web.Request, *, film: bool) -> web.StreamResponse:
         """Send what the worker says, a line of JSON each; a page that leaves ends the job."""
-        settings = await self._asked(request)
-        ticket = self._submit(settings, film=film)
+        settings, told, trace = await self._asked(request)
+        ticket = self._submit(settings, trace, film=film)
         queue = self._answers[ticket]
         response = web.StreamResponse(headers=HEADERS | {"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
@@ -200,7 +208,7 @@ class Studio:
             while not last:
                 answer = await queue.get()
                 last = bool(answer.get("last"))
-                await response.write(json.dumps(answer | {"settings": settings}).encode() + b"\n")
+                await response.write(json.dumps(answer | {"settings": told}).encode() + b"\n")
         except ConnectionResetError:
             last = False  # the page has left
         finally:
@@ -218,19 +226,19 @@ class Studio:
                 raise HeadwayError(f"the file has more than {MOST_BYTES // 2**20} MiB")
         if any(text.startswith(magic) for magic in PACKED):
             raise HeadwayError("the file is packed: unpack it first")
-        ending = Path(request.query.get("name", "")).suffix.lower()
+        called = Path(request.query.get("name", "")).name[:MOST_NAME] or "trace.jsonl"
+        ending = Path(called).suffix.lower()
         ending = ending if ending in {".csv", ".json", ".jsonl"} else ".jsonl"
         name = secrets.token_hex(8)
         path = self.folder / f"{name}{ending}"
         path.write_bytes(text)
-        settings = [f"workload={json.dumps({'trace': {'path': str(path)}})}"]
         try:
-            loaded = await asyncio.to_thread(self._read, settings)
+            loaded = await asyncio.to_thread(self._read, [_as_workload(path)])
         except HeadwayError as error:
             path.unlink()
             told = (message.replace(str(path), "the file") for message in error.messages)
             raise HeadwayError(told) from None
-        self.traces[name], self.knobs[name] = settings, loaded
+        self.traces[name], self.knobs[name] = (path, called), loaded
         while len(self.traces) > MOST_TRACES:
             old = next(iter(self.traces))
             del self.traces[old], self.knobs[old]
@@ -242,6 +250,11 @@ class Studio:
         scenario = load_scenario(self.scenario, [*self.settings, *settings], own_code=False)
         scenario.make_workload()
         return knobs_of(scenario)
+
+
+def _as_workload(trace: Path | str) -> str:
+    """Write the setting by which a trace is the workload."""
+    return f"workload={json.dumps({'trace': {'path': str(trace)}}, ensure_ascii=False)}"
 
 
 def _errors(messages: list[str], status: int) -> web.Response:

@@ -46,6 +46,7 @@ class Job:
     scenario: str
     overrides: tuple[str, ...]
     film: bool = False
+    trace: str = ""  # the name that an uploaded trace has where it comes from; "": none is
 
 
 class Superseded(Exception):  # noqa: N818  # no error: another job is wanted
@@ -135,16 +136,18 @@ def answers(job: Job, stale: Callable[[], bool]) -> Iterator[dict[str, Any]]:
         result = run(scenario, workload=part, stop=lambda _sent, _logs: stale())
         if result.interrupted or stale():
             raise Superseded
-        found = view(scenario, Run.of(scenario.name, result))
+        found = view(scenario, Run.of(scenario.name, result), job.trace)
         found |= {"coarse": share < 1, "seconds": time.perf_counter() - begun}
         yield found | {"last": share == 1}
 
 
-def view(scenario: Scenario, found: Run) -> dict[str, Any]:
-    """Give what the page shows of a run."""
+def view(scenario: Scenario, found: Run, trace: str) -> dict[str, Any]:
+    """Give what the page shows of a run; `trace` is what an uploaded one is called, if there is."""
     import yaml
 
-    summary = found.summary
+    summary, resolved = found.summary, scenario.resolved()
+    if trace:
+        resolved["workload"]["trace"]["path"] = trace
     figures = {key: metric_value(summary, key) for key in FIGURES}
     figures[DOLLARS] = _dollars(scenario, summary)
     edges = np.linspace(0.0, found.end or 1.0, BINS + 1)
@@ -163,7 +166,7 @@ def view(scenario: Scenario, found: Run) -> dict[str, Any]:
         "levels": {name: levels[name] for name in ("running", "waiting", "kv", "tokens")},
         "bounds": {name: value for name, value in bounds.items() if value is not None},
         "advice": advice + [str(text) for text in own.get("warnings") or []],
-        "yaml": yaml.safe_dump(scenario.resolved(), sort_keys=False, allow_unicode=True),
+        "yaml": yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True),
     }
 
 

@@ -3,6 +3,7 @@
 (() => {
   const start = JSON.parse(document.getElementById("start").textContent);
   const MOST_PINS = 4;
+  const SILENT = "The studio does not answer: is it still running?";
   const byId = (id) => document.getElementById(id);
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const digits = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
@@ -16,7 +17,8 @@
     ["dollars_per_million_output_tokens", "$ per million output tokens", 1],
   ];
   let knobs = start.knobs;
-  let trace = "";
+  let trace = "", file = ""; // an uploaded trace: what the server calls it, and its own name
+  let waiting = {}; // values of a link for knobs that come with a trace
   let current = null, ghost = null, full = null; // what is shown, what was before, the last whole run
   const pins = []; // {run, hue}: a pin keeps its colour
   let under = null; // the request under way
@@ -58,8 +60,9 @@
     const value = valueOf(knob, control);
     row.classList.toggle("turned", value !== knob.value);
     if (knob.menu) return;
-    row.querySelector("output").textContent = digits.format(value);
-    control.setAttribute("aria-valuetext", digits.format(value));
+    const text = typeof value === "string" ? value : digits.format(value);
+    row.querySelector("output").textContent = text;
+    control.setAttribute("aria-valuetext", text);
   }
 
   function turned() {
@@ -71,14 +74,20 @@
     return found;
   }
 
+  // Turn all knobs to values, or to the scenario's; return what cannot be had, in words.
   function turn(values) {
+    const wrong = Object.keys(values).filter((name) => !knobs.some((knob) => knob.name === name)).map((name) => `there is no knob ${name.slice(0, 40)}`);
     for (const knob of knobs) {
-      const value = knob.name in values ? values[knob.name] : knob.value;
-      if (!knob.values.includes(value)) continue;
+      let value = knob.name in values ? values[knob.name] : knob.value;
+      if (!knob.values.includes(value)) {
+        wrong.push(`${knob.label} has no ${String(value).slice(0, 40)}`);
+        value = knob.value;
+      }
       const control = byId(`knob-${knob.name}`);
       control.value = knob.menu ? value : knob.values.indexOf(value);
       tell(knob, control.closest(".knob-row"), control);
     }
+    return wrong;
   }
 
   // Runs.
@@ -132,7 +141,7 @@
         }
       }
     } catch (error) {
-      if (mine === under && error.name !== "AbortError") say("The studio does not answer: is it still running?", [String(error)]);
+      if (mine === under && error.name !== "AbortError") say(SILENT, [String(error)]);
     }
     if (mine !== under) return;
     under = null;
@@ -261,20 +270,45 @@
 
   // Actions.
 
+  // A link has the knobs, and of an uploaded trace the name alone.
   function link() {
-    const values = turned();
-    const there = Object.keys(values).length && !trace;
+    const values = file ? { ...turned(), trace: file } : turned();
+    const there = Object.keys(values).length;
     return `${location.pathname}${there ? `#${encodeURIComponent(JSON.stringify(values))}` : ""}`;
+  }
+
+  function follow() {
+    const told = [];
+    let values = {};
+    waiting = {};
+    try {
+      if (location.hash) values = JSON.parse(decodeURIComponent(location.hash.slice(1)));
+      if (values === null || typeof values !== "object" || Array.isArray(values)) throw new TypeError();
+    } catch {
+      values = {};
+      told.push("this link is damaged: the scenario is shown as it is");
+    }
+    const { trace: named, ...others } = values;
+    if (named && named !== file) {
+      told.push(`this link is of the trace ${String(named).slice(0, 80)}, which a link cannot hold: choose the file`);
+      for (const name of Object.keys(others)) if (!knobs.some((knob) => knob.name === name)) { waiting[name] = others[name]; delete others[name]; }
+    }
+    told.push(...turn(others).map((text) => `this link is not followed in full: ${text}`));
+    byId("link-told").textContent = told.join("; ");
   }
 
   const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
 
-  async function copy(text, what) {
+  async function copy(text, what, hint = "") {
+    const shown = byId("copied-text");
     try {
       await navigator.clipboard.writeText(text);
-      byId("copied").textContent = `${what} copied`;
-    } catch {
-      byId("copied").textContent = text; // no clipboard: it can be marked and copied from here
+      byId("copied").textContent = `${what} copied. ${hint}`;
+      shown.hidden = true;
+    } catch { // no clipboard
+      byId("copied").textContent = `${what}, to be copied from here. ${hint}`;
+      shown.textContent = text;
+      shown.hidden = false;
     }
     byId("copied").dataset.text = text;
   }
@@ -287,53 +321,67 @@
     pins.push({ run: full, hue });
     draw();
   });
-  byId("copy-yaml").addEventListener("click", () => copy(current?.yaml ?? "", "YAML"));
+  byId("copy-yaml").addEventListener("click", () => copy(current?.yaml ?? "", "YAML", beside()));
   byId("copy-cli").addEventListener("click", () => {
     const extra = (current?.settings ?? []).slice((start.command.length - 3) / 2);
-    copy([...start.command, ...extra.flatMap((setting) => ["--set", setting])].map(quoted).join(" "), "Command");
+    copy([...start.command, ...extra.flatMap((setting) => ["--set", setting])].map(quoted).join(" "), "Command", beside());
   });
-  byId("copy-link").addEventListener("click", () => copy(new URL(link(), location.href).href, "Link"));
-  byId("reset").addEventListener("click", () => { knobs = start.knobs; trace = ""; byId("trace").value = ""; byId("trace-told").textContent = ""; build(); run(); });
+  byId("copy-link").addEventListener("click", () => copy(new URL(link(), location.href).href, "Link", file ? `It brings the knobs; ${file} must be chosen again, since a link cannot hold it.` : ""));
+  const beside = () => (file ? `It names ${file}: that must be in the folder where it is used.` : "");
+  byId("reset").addEventListener("click", () => { knobs = start.knobs; trace = file = ""; waiting = {}; for (const name of ["trace-told", "link-told"]) byId(name).textContent = ""; byId("trace").value = ""; build(); run(); });
   byId("film").addEventListener("click", async () => {
     under?.abort();
     const mine = (under = new AbortController());
     byId("cancel").disabled = false;
     say("Filming the first requests");
-    for await (const answer of ask("/film", mine.signal)) {
-      if (mine !== under) return;
-      if (answer.errors) say("This cannot be filmed", answer.errors);
-      else if (answer.films) {
-        byId("film-box").hidden = false;
-        mountPlayer(byId("player"), answer.films);
-        byId("film-box").scrollIntoView({ block: "start" });
-        say("Ready to be watched");
+    try {
+      for await (const answer of ask("/film", mine.signal)) {
+        if (mine !== under) return;
+        if (answer.errors) say("This cannot be filmed", answer.errors);
+        else if (answer.films) {
+          byId("film-box").hidden = false;
+          mountPlayer(byId("player"), answer.films);
+          byId("film-box").scrollIntoView({ block: "start" });
+          say("Ready to be watched");
+        }
       }
+    } catch (error) {
+      if (mine === under && error.name !== "AbortError") say(SILENT, [String(error)]);
     }
     if (mine !== under) return;
     under = null;
     byId("cancel").disabled = true;
   });
   byId("trace").addEventListener("change", async () => {
-    const file = byId("trace").files[0];
-    if (!file) return;
-    say(`Reading ${file.name}`);
-    const response = await fetch(`/trace?name=${encodeURIComponent(file.name)}`, { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: file });
-    const answer = await response.json();
+    const chosen = byId("trace").files[0];
+    if (!chosen) return;
+    say(`Reading ${chosen.name}`);
+    let response, answer;
+    try {
+      response = await fetch(`/trace?name=${encodeURIComponent(chosen.name)}`, { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: chosen });
+      answer = await response.json();
+    } catch (error) {
+      say(SILENT, [String(error)]);
+      return;
+    }
     if (!response.ok) { say("This trace cannot be played", answer.errors); return; }
-    trace = answer.trace;
-    knobs = answer.knobs;
-    byId("trace-told").textContent = `Plays ${file.name}`;
+    const kept = { ...turned(), ...waiting };
+    const lost = knobs.filter(({ name }) => name in kept && !answer.knobs.some((knob) => knob.name === name));
+    for (const { name } of lost) delete kept[name];
+    [trace, file, knobs, waiting] = [answer.trace, chosen.name, answer.knobs, {}];
+    const own = lost.length ? ` Its own now: ${lost.map(({ label }) => label).join("; ")}.` : "";
+    byId("trace-told").textContent = `Plays ${file}.${own}`;
+    byId("link-told").textContent = "";
     build();
+    turn(kept);
     run();
   });
   addEventListener("themechange", () => current && draw());
   addEventListener("resize", () => drawn.forEach(([one, node]) => one.setSize({ width: node.clientWidth, height: one.height })));
 
+  addEventListener("hashchange", () => { follow(); run(); });
+
   build();
-  try {
-    if (location.hash) turn(JSON.parse(decodeURIComponent(location.hash.slice(1))));
-  } catch {
-    // no link of ours: the scenario as it is
-  }
+  follow();
   run();
 })();
