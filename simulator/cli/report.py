@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 MOST = 8  # runs: colours that people can tell apart
+SUFFIXES = (".html", ".htm")
 
 
 def report(
@@ -30,6 +31,8 @@ def report(
     if not folders:
         raise HeadwayError("OUT_DIR: is missing; for example headway report out/demo")
     check_file("--out", out)
+    if out.suffix.lower() not in SUFFIXES:
+        raise HeadwayError(f"--out {out}: must end in .html or .htm: what is written is HTML")
     if any(is_table_folder(folder) for folder in folders):
         if len(folders) > 1:
             raise HeadwayError(f"{len(folders)} folders: a page holds one sweep or plan")

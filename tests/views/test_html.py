@@ -302,3 +302,14 @@ def test_in_a_browser(folder: Path, tmp_path: Path, view: str) -> None:
     assert f'data-charts="{text.count("class=" + chr(34) + "chart")}"' in body
     assert shown.count("<canvas") == 2 + 7 + 3
     assert re.search(r"<title>request \d+, seat 0\n64 \+ 8 tokens", shown)
+
+
+@pytest.mark.parametrize("name", ["x.pdf", "x.png", "x"])
+def test_a_page_is_html_and_nothing_else(tmp_path: Path, capsys, name: str) -> None:
+    """A name that promises another format is refused before anything is read."""
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / name)]) == 2
+    assert capsys.readouterr().err == (
+        f"headway: error: --out {tmp_path / name}: must end in .html or .htm: what is written is "
+        "HTML\n"
+    )
+    assert not (tmp_path / name).exists()
