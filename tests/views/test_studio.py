@@ -285,9 +285,12 @@ def test_it_is_played_by_keyboard_alone(port: int) -> None:
 def test_it_can_be_read(port: int, size: tuple[int, int], dark: bool) -> None:
     """At 200 % (half the pixels) and on a phone nothing sticks out; contrasts are of level AA."""
     with browser(size, dark=dark) as driver:
-        driver.get(f"http://127.0.0.1:{port}/")
+        driver.get(f"http://127.0.0.1:{port}/#{quote(json.dumps({'seats': 63}))}")
         wait_for_runs(driver, 1)
+        copied(driver, "copy-yaml", clipboard=False)  # what is shown only now and then
         assert not is_wider_than_window(driver)
+        slider = driver.find_element("id", "knob-seats")
+        assert slider.rect["x"] + slider.rect["width"] <= size[0]
         assert low_contrast(driver) == []
         for node in driver.find_elements("css selector", "input, select"):
             name = node.get_attribute("id")

@@ -256,8 +256,9 @@
       ctx.lineTo(at, bbox.top + bbox.height);
       ctx.stroke();
       ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
-      ctx.textAlign = at > bbox.left + bbox.width / 2 ? "right" : "left";
-      ctx.fillText(` SLO ${show(bound)} ms `, at, bbox.top + 14 * devicePixelRatio);
+      const right = at > bbox.left + bbox.width / 2; // where the curve is near its end, else near its start
+      ctx.textAlign = right ? "right" : "left";
+      ctx.fillText(` SLO ${show(bound)} ms `, at, right ? bbox.top + bbox.height - 8 * devicePixelRatio : bbox.top + 14 * devicePixelRatio);
       ctx.restore();
     }] };
     plot(node, known, known.map(({ run: one }) => [one.cdf[name].ms, one.cdf[name].percent[0]]), { scale: { distr: log ? 3 : 1, range: () => [low, high] }, axis }, { top: 100 }, hooks);
