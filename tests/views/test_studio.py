@@ -364,8 +364,8 @@ def test_a_link_that_is_wrong_says_what(port: int) -> None:
     with browser() as driver:
         for number, (hash_, error) in enumerate(
             (
-                ("%7Bnonsense", "this link is damaged: the scenario is shown as it is"),
-                ("[1]", "this link is damaged"),
+                ("%7Bnonsense", "This link is damaged: the scenario is shown as it is"),
+                ("[1]", "This link is damaged"),
                 ('{"seats": 4, "sets": 1}', "not followed in full: there is no knob sets"),
                 ('{"seats": 63}', "not followed in full: max_num_seqs has no 63"),
                 ('{"seats": 4}', ""),

@@ -73,8 +73,8 @@ def knobs_of(scenario: Scenario) -> list[Knob]:
         _slider("memory", "gpu_memory_utilization", engine.gpu_memory_utilization, MEMORY),
         _slider("replicas", "Replicas", replicas or 1, (1, 2, 3, 4, 6, 8, 12, 16)),
         _menu("router", "Router", router, list(ROUTERS)),
-        _bound("ttft", "SLO: TTFT, ms", goodput and goodput.ttft),
-        _bound("tpot", "SLO: TPOT, ms", goodput and goodput.tpot),
+        _bound("ttft", "SLO: TTFT, ms", goodput.ttft if goodput else None),
+        _bound("tpot", "SLO: TPOT, ms", goodput.tpot if goodput else None),
     ]
     return found
 

@@ -287,14 +287,14 @@
       if (values === null || typeof values !== "object" || Array.isArray(values)) throw new TypeError();
     } catch {
       values = {};
-      told.push("this link is damaged: the scenario is shown as it is");
+      told.push("This link is damaged: the scenario is shown as it is");
     }
     const { trace: named, ...others } = values;
     if (named && named !== file) {
-      told.push(`this link is of the trace ${String(named).slice(0, 80)}, which a link cannot hold: choose the file`);
+      told.push(`This link is of the trace ${String(named).slice(0, 80)}, which a link cannot hold: choose the file`);
       for (const name of Object.keys(others)) if (!knobs.some((knob) => knob.name === name)) { waiting[name] = others[name]; delete others[name]; }
     }
-    told.push(...turn(others).map((text) => `this link is not followed in full: ${text}`));
+    told.push(...turn(others).map((text) => `This link is not followed in full: ${text}`));
     byId("link-told").textContent = told.join("; ");
   }
 
