@@ -79,10 +79,10 @@ async def load(port: int, rate: float, prompt: int, output: int, count: int) -> 
     }
 
 
-def cpu_seconds(process: int) -> float:
-    """Give the CPU time of a process so far, as Linux tells it."""
+def cpu_seconds(process: int) -> Any:
+    """Give a process's CPU time so far, its own and the kernel's for it, as Linux tells it."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return np.array([int(fields[11]), int(fields[12])]) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(name: str, sizes: tuple[float, int, int, int]) -> None:
@@ -99,20 +99,21 @@ def measure(name: str, sizes: tuple[float, int, int, int]) -> None:
             done = subprocess.run(
                 [*client, *map(str, sizes)], stdout=subprocess.PIPE, text=True, check=True
             )
+            spent = cpu_seconds(server.pid) - before
             with urllib.request.urlopen(f"{url}/report", timeout=60) as response:
                 report = json.load(response)
-            spent = cpu_seconds(server.pid) - before
             server.send_signal(signal.SIGINT)
             server.communicate()
     found = json.loads(done.stdout)
     ours = {key: report[f"mean_{key}_ms"] for key in ("ttft", "tpot", "e2el")}
     late = report["served"]["late_ms"]
+    user, system = 1e6 * spent / report["total_output_tokens"]
     print(
         f"{name:18}{found['tokens']:>8,.0f} tokens/s; late by {late['p50']:.1f} ms (median), "
         f"{late['p99']:.1f} ms (P99); TPOT {100 * (found['tpot'] / ours['tpot'] - 1):+.1f} %, "
         f"E2EL {100 * (found['e2el'] / ours['e2el'] - 1):+.1f} %, "
         f"TTFT {found['ttft'] - ours['ttft']:+.1f} ms; "
-        f"{1e6 * spent / report['total_output_tokens']:.0f} us of CPU a token; "
+        f"{user:.1f} us of CPU a token and {system:.1f} of the kernel's; "
         f"load average {os.getloadavg()[0]:.1f}",
         flush=True,
     )

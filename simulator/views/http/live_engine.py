@@ -47,6 +47,7 @@ class Stream:
     on_end: Callable[[Request, str], None]  # with stop, length, rejected or lost
     core: EngineCore | None = None  # None: no engine has it
     told: int = 0  # tokens that have gone out
+    over: bool = False  # it has ended, or its client has hung up
     last: float = -1.0  # simulated s, when the last one did
 
 
@@ -153,6 +154,8 @@ class LiveEngine:
         self.clock = RealTimeClock(env, speed)
         self.streams: dict[int, Stream] = {}  # by id
         self.on_tokens: Callable[[Stream, int, float], None] | None = None
+        self.on_gaps: Callable[[EngineCore, dict[float, int], float], None] | None = None
+        """With how many streams got one more token, by when each got the one before."""
         self.on_end: Callable[[Stream, str], None] | None = None
         self.on_step: Callable[[EngineCore, int], None] | None = None  # with the step's tokens
         self.kv_events: KvEvents | None = None
@@ -163,8 +166,7 @@ class LiveEngine:
         empty = Sent.none().workload()
         self._predictor = make_predictor(scenario.predictor, empty, scenario.seed)
         self.gauges = dict.fromkeys(self.cores, Gauges())
-        for core in self.cores:
-            _Watch(self, core)
+        self._watches = {core: _Watch(self, core) for core in self.cores}
         if scenario.cluster is None:
             self._submit = self.cores[0].submit  # the one that is watched
 
@@ -265,6 +267,7 @@ class LiveEngine:
             return False
         self.clock.advance()
         if self.streams.pop(request.id, None) is not None:
+            self.moved(stream, None)
             self._asked.cancel_after[request.id - self._first] = self.env.now - stream.sent_at
             self._cancel(request)
             self._forget(request)
@@ -302,6 +305,7 @@ class LiveEngine:
         stream = self.streams.pop(request.id, None)
         if stream is None:
             return
+        self.moved(stream, None)
         now = self.env.now
         if request.finish >= 0:
             self.tell(stream, request.generated, now)
@@ -315,6 +319,16 @@ class LiveEngine:
             self.on_end(stream, reason)
         stream.on_end(request, reason)
         self._prune()
+
+    def moved(self, stream: Stream, core: EngineCore | None) -> None:
+        """Note which core has a request from now on; None: it is over."""
+        if stream.core is not None:
+            self._watches[stream.core].here.pop(stream.request.id, None)
+        if core is None:
+            stream.over = True
+        else:
+            stream.core = core
+            self._watches[core].here[stream.request.id] = stream
 
     def _forget(self, request: Request) -> None:
         self.done += 1
@@ -407,8 +421,7 @@ class _Watch:
     def submit(self, request: Request) -> None:
         stream = self.engine.streams.get(request.id)
         if stream is not None:
-            stream.core = self.core
-            self.here[request.id] = stream
+            self.engine.moved(stream, self.core)
         self._core_submit(request)
 
     def schedule(self, now: float) -> ScheduledStep | None:
@@ -425,9 +438,7 @@ class _Watch:
         late = self.in_flight.popleft() if self.core.scheduler.overlaps else None
         self._core_commit(scheduled, decided, start, ends)
         if not self.core.scheduler.delivers_together:
-            for stream, count in self._counts() if late is None else late:
-                if stream.request.id in self.here:
-                    self.engine.tell(stream, count, ends[-1])
+            self._tell(self._counts() if late is None else late, ends[-1])
         scheduler = self.core.scheduler
         used = self.core.used / scheduler.blocks.usable
         self.engine.gauges[self.core] = Gauges(len(scheduler.running), self.waiting, used)
@@ -446,17 +457,26 @@ class _Watch:
             self.engine.kv_events.restarted(self.core)
         return lost
 
+    def _tell(self, counts: list[tuple[Stream, int]], now: float) -> None:
+        """Tell all streams of their tokens by `now`, s; what each costs is a server's time."""
+        gaps: dict[float, int] = {}
+        for stream, count in counts:
+            told = stream.told
+            if count <= told or stream.over:
+                continue
+            if count > told + 1 or not told:
+                self.engine.tell(stream, count, now)
+                continue
+            stream.told = count
+            gaps[stream.last] = gaps.get(stream.last, 0) + 1
+            stream.last = now
+            stream.on_tokens(1, count)
+        if gaps and self.engine.on_gaps is not None:
+            self.engine.on_gaps(self.core, gaps, now)
+
     def _counts(self) -> list[tuple[Stream, int]]:
         """Count the tokens of all whose streams are still here."""
-        live, core = self.engine.streams, self.core
-        gone = [
-            number
-            for number, stream in self.here.items()
-            if live.get(number) is not stream or stream.core is not core
-        ]
-        for number in gone:
-            del self.here[number]
-        generated = core.scheduler.decodes.generated
+        generated = self.core.scheduler.decodes.generated
         return [(stream, generated(stream.request)) for stream in self.here.values()]
 
 

@@ -71,10 +71,16 @@ class LiveMetrics:
         self.model = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         self.counts = {core: _Counts(engine.parts.max_model_len) for core in engine.cores}
         engine.on_tokens, engine.on_end = self._tokens, self._end
-        engine.on_step = self._step
+        engine.on_step, engine.on_gaps = self._step, self._gaps
 
     def _step(self, core: EngineCore, tokens: int) -> None:
         self.counts[core].histograms["iteration_tokens_total"].observe(float(tokens))
+
+    def _gaps(self, core: EngineCore, gaps: dict[float, int], now: float) -> None:
+        counts = self.counts[core]
+        for last, times in gaps.items():
+            counts.tokens += times
+            counts.histograms["inter_token_latency_seconds"].observe(now - last, times)
 
     def _tokens(self, stream: Stream, new: int, now: float) -> None:
         assert stream.core is not None

@@ -271,6 +271,8 @@ class Answer:
             self.head["object"] += ".chunk"
         text = self._chunk({"content": "@@"} if chat else "@@")
         self._before, self._after = text.split(b"@@")
+        self._frames: dict[int, bytes] = {}  # what comes before a word, by its length
+        self._end = self._after + b"\r\n"
 
     def _chunk(self, said: object, reason: str | None = None) -> bytes:
         key = "delta" if self.chat else "text"
@@ -293,6 +295,18 @@ class Answer:
             usage = b',"usage":' + _compact(self._usage(count)) + b"}\n\n"
             after = after[:-3] + usage
         return before + self.text(count - new, count).encode() + after
+
+    def framed(self, new: int, count: int) -> bytes:
+        """Give that chunk as one of HTTP's; of one token, from parts that are written once."""
+        if new > 1 or self.wanted.continuous_usage or (self.chat and count == 1):
+            data = self.chunk(new, count)
+            return b"%x\r\n%b\r\n" % (len(data), data)
+        words = self.words
+        word = words[(self.offset + count - 1) % len(words)].encode()
+        if (frame := self._frames.get(len(word))) is None:
+            size = len(self._before) + len(word) + len(self._after)
+            self._frames[len(word)] = frame = b"%x\r\n%b" % (size, self._before)
+        return frame + word + self._end
 
     def last_chunk(self, request: Request, reason: str) -> bytes:
         """Give what comes after the last token."""

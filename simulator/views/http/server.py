@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 VERSION = "0.33.0"  # of vLLM, whose rules are the newest that are simulated
 MOST_BYTES = 16 * 2**20  # of a body
 MOST_UNSENT = 2**20  # bytes that a client may leave unread: then it is taken for gone
+LOOK = 16  # tokens from one look at what a client has left unread to the next
 MOST_REQUESTS = 10_000  # at once
 MOST_CONNECTIONS = 12_000  # idle ones and those of slow clients included
 READ_SECONDS = 60.0  # that a body may take
@@ -274,12 +275,11 @@ class Server:
 
         def tokens(new: int, count: int) -> None:
             """Write to the socket: a task that wakes up per token costs half as much again."""
-            data = answer.chunk(new, count)
             if transport is None:
-                early.append(data)
+                early.append(answer.chunk(new, count))
             elif not transport.is_closing():
-                transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-                if transport.get_write_buffer_size() > MOST_UNSENT:
+                transport.write(answer.framed(new, count))
+                if not count % LOOK and transport.get_write_buffer_size() > MOST_UNSENT:
                     transport.abort()
 
         def end(ended: Request, reason: str) -> None:
