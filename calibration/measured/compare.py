@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from calibration.measured.requests import Requests
 from calibration.measured.runs import Run
 from calibration.text_files import read_rows
 from simulator.core.log import Log
-from simulator.planning.sensitivity import Sensitivity
+from simulator.planning.sensitivity import BATCH_MEANS, METRICS, Sensitivity, batch_means
 from simulator.results.time_series import decisions
 from simulator.util.errors import HeadwayError
 
@@ -207,8 +207,11 @@ def compare(outcome: Outcome, result: "Result", requests: Requests | None, befor
         outcome.rows = [MetricComparison(name, value, nan) for name, value in predicted.items()]
 
 
-def completed_means(result: "Result", before: int) -> dict[str, float]:
-    """Give the mean TTFT and E2EL, ms, and what a request computes, tokens, without the first."""
+def completed_means(result: "Result", before: int) -> dict[str, Any]:
+    """Give the mean TTFT and E2EL, ms, and what a request computes, tokens, without the first.
+
+    And, under BATCH_MEANS, the means of batches of requests.
+    """
     from simulator.results.request_table import gather_requests
 
     table = gather_requests(result.workload, result.sent, result.logs)
@@ -220,7 +223,10 @@ def completed_means(result: "Result", before: int) -> dict[str, float]:
         "computed": result.workload.prompt_tokens - table.cached,
         "output": result.workload.output_tokens,
     }
-    return {name: float(column[keep].mean()) for name, column in columns.items() if keep.any()}
+    means = {name: float(column[keep].mean()) for name, column in columns.items() if keep.any()}
+    return means | {
+        BATCH_MEANS: batch_means({name: np.asarray(columns[name], float) for name in METRICS}, keep)
+    }
 
 
 def _statistics(

@@ -152,7 +152,7 @@ def _predict(
         computed=means["computed"],
         output=means["output"],
     )
-    if sensitivity and isinstance(parts.cost, PiecewiseCost) and not _in_lock_step(scenario, parts):
+    if sensitivity and not _in_lock_step(scenario, parts):
         changed = {
             name: completed_means(_simulate(scenario, replace(parts, cost=cost), workload), before)
             for name, cost in changed_costs(parts.cost).items()

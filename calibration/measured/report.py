@@ -11,6 +11,7 @@ import numpy as np
 from calibration.measured.compare import Outcome
 from calibration.plots import Pair, Series, plot_metrics, plot_run
 from simulator.util.files import Writer, write_atomic, write_together
+from simulator.views.report import moved_by
 
 SUMMARY_METRICS = (
     "mean_ttft_ms",
@@ -58,8 +59,8 @@ def _sensitivity_lines(outcome: Outcome) -> Iterator[str]:
         if one.interval is not None:
             ends = "; by the profile's uncertainty {:.2f} to {:.2f} (95 %)".format(*one.interval)
         yield (
-            f"  {_label(one.metric)} {one.value:.2f}: 1 % of step time moves it by "
-            f"{one.elasticity:+.2f} %{ends}"
+            f"  {_label(one.metric)} {one.value:.2f}: 1 % longer steps (%): "
+            f"{moved_by(one.elasticity, one.elasticity_95, resolved=one.resolved)}{ends}"
         )
     for one in outcome.sensitivity:
         if one.cliff:

@@ -2,12 +2,14 @@
 
 import csv
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from math import inf, isfinite
 from pathlib import Path
 
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import check_regular
 
 RUNS = "runs.csv"
@@ -51,6 +53,37 @@ LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}
 STATISTICS = ("mean", "p50", "p90", "p99")
 RATES = {"request_throughput": "req_per_s", "output_throughput": "output_tok_per_s"}
 FLAGS = ("prefix_caching", "chunked_prefill")
+WORDS = (
+    "source",
+    "tier",
+    "weight_dtype",
+    "kv_dtype",
+    "engine",
+    "engine_version",
+    "arrival",
+    "router",
+    "clock",
+    "per_request_file",
+    "notes",
+)
+OPTIONS = {
+    "tensor_parallel_size": "tp",
+    "pipeline_parallel_size": "pp",
+    "data_parallel_size": "dp",
+    "gpu_memory_utilization": "gpu_mem_util",
+    "enable_prefix_caching": "prefix_caching",
+    "enable_chunked_prefill": "chunked_prefill",
+    "dtype": "weight_dtype",
+    "quantization": "weight_dtype",
+    "kv_cache_dtype": "kv_dtype",
+    "max_concurrency": "concurrency",
+    "request_rate": "rate_rps",
+    "num_prompts": "n_requests",
+    "request_throughput": "req_per_s",
+    "output_throughput": "output_tok_per_s",
+}
+"""vLLM's words for what has a column here."""
+NEAR = 0.85  # of difflib's ratio: columns that are taken for another, misspelt
 YES = {"true", "1", "1.0", "yes", "y", "on", "enabled"}
 NO = {"false", "0", "0.0", "no", "n", "off", "disabled"}
 BLANK = {"", "nan", "none", "null", "na", "n/a", "unknown", "auto", "default", "-", "--", "?"}
@@ -116,6 +149,7 @@ def read_runs(folder: Path) -> list[Run]:
         raise HeadwayError(
             f"{path}:1: lacks the column {', '.join(lacking)}; it needs {', '.join(REQUIRED)}"
         )
+    _check_columns(path, known)
     if not rows:
         raise HeadwayError(f"{path}: has no rows")
     runs: list[Run] = []
@@ -130,6 +164,32 @@ def read_runs(folder: Path) -> list[Run]:
     if all(run.faults for run in runs):
         raise HeadwayError(fault for run in runs for fault in run.faults)
     return runs
+
+
+def _check_columns(path: Path, given: Sequence[str]) -> None:
+    """Refuse columns that are misspelt, or of vLLM's words; warn of others that nobody reads."""
+    there = [name.strip() for name in given if name and name.strip()]
+    known = [*REQUIRED, *COUNTS, *NUMBERS, *WORDS, *FLAGS, *dict(_metric_columns()).values()]
+    free = [name for name in known if name not in there]
+    unread, wrong = [name for name in there if name not in known], []
+    for name in [*unread]:
+        plain = re.sub(r"\W+", "_", name.lower()).strip("_")
+        near = [each for each in free if _digits(each) == _digits(plain)]  # P95 is no P90
+        meant = [OPTIONS[plain]] if plain in OPTIONS else get_close_matches(plain, near, 1, NEAR)
+        if meant and meant[0] in free:
+            wrong.append(f"{path}:1: {name}: unknown column; did you mean {meant[0]}?")
+    if wrong:
+        raise HeadwayError(wrong)
+    if unread:
+        warnings.warn(
+            f"{path}:1: columns that are not read: {', '.join(unread)}",
+            HeadwayWarning,
+            stacklevel=3,
+        )
+
+
+def _digits(name: str) -> str:
+    return "".join(filter(str.isdigit, name))
 
 
 def _run(place: str, row: Mapping[str | None, object]) -> Run:
@@ -203,8 +263,6 @@ def select_runs(runs: list[Run], wanted: list[str], folder: Path) -> list[Run]:
         return runs
     by_id = {run.run_id: run for run in runs}
     if unknown := [name for name in wanted if name not in by_id]:
-        from difflib import get_close_matches
-
         near = get_close_matches(unknown[0], by_id, 3, cutoff=0.0)
         raise HeadwayError(
             f"--run {unknown[0]}: no such run in {folder / RUNS}; did you mean {', '.join(near)}?"

@@ -108,6 +108,7 @@ def _compare_replications(
     """Run every alternative so many times under common random numbers; print their differences."""
     from simulator.figures.style import save
     from simulator.planning import replications
+    from simulator.planning.runs import scenario_cost_lines
     from simulator.util.files import write_together
 
     replications.check_count(count, [*alternatives[0].varied])
@@ -131,6 +132,7 @@ def _compare_replications(
     save(replications.draw_intervals(labels, runs), folder / "comparison.png")
     if not options.quiet:
         print_differences(replications.compare_intervals(labels, found, everything=everything))
+        print(*scenario_cost_lines(labels, scenarios), sep="\n")
         print(*replications.winner_lines(labels, runs), sep="\n")
         print(f"written to {folder}: comparison.csv, replications.csv, comparison.png", flush=True)
     return 0

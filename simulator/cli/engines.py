@@ -22,7 +22,7 @@ def table() -> list[dict[str, Any]]:
 
     rows = []
     for name, engine in ENGINES.items():
-        keys = with_defaults(name, None)
+        keys = with_defaults({"name": name}, None)
         assert isinstance(keys, dict)
         rows.append(
             {

@@ -129,7 +129,7 @@ def run(
     if result.interrupted:
         return print_interrupted_run(result)
     if changed is not None:
-        _add_sensitivity(loaded, result, changed, options.quiet)
+        _add_sensitivity(result, changed, options.quiet)
     files = write_run(result, folder, options.format)
     notes = _write_exports(result, timeline, prometheus, *sampling)
     if deploy is not None:
@@ -143,24 +143,13 @@ def run(
     return 0
 
 
-def _add_sensitivity(
-    scenario: "Scenario", result: "Result", costs: "Mapping[str, CostModel]", quiet: bool
-) -> None:
+def _add_sensitivity(result: "Result", costs: "Mapping[str, CostModel]", quiet: bool) -> None:
     """Put into a run's summary how far it moves with its cost model."""
-    from simulator.planning.runs import metric_values
     from simulator.planning.sensitivity import as_summary, measure_sensitivity
 
-    summary = result.summary()
     with runs_progress("runs", quiet) as progress:
-        found = measure_sensitivity(
-            scenario,
-            metric_values(summary),
-            costs,
-            warmup=result.warmup,
-            cooldown=result.cooldown,
-            progress=progress,
-        )
-    summary["headway"]["sensitivity"] = as_summary(found)
+        found = measure_sensitivity(result, costs, progress=progress)
+    result.summary()["headway"]["sensitivity"] = as_summary(found)
 
 
 def _run_without_tables(scenario: "Scenario", folder: Path, options: RunOptions) -> int:
@@ -191,6 +180,7 @@ def _run_without_tables(scenario: "Scenario", folder: Path, options: RunOptions)
 def _run_replications(scenario: "Scenario", folder: Path, count: int, options: RunOptions) -> int:
     """Run a scenario so many times; write every run, print and write intervals."""
     from simulator.planning import replications
+    from simulator.planning.runs import scenario_cost_lines
     from simulator.simulation.write import write_scenario
     from simulator.util.files import write_together
 
@@ -219,6 +209,7 @@ def _run_replications(scenario: "Scenario", folder: Path, count: int, options: R
     )
     if not options.quiet:
         print(replications.run_intervals(scenario.name, found))
+        print(*scenario_cost_lines([scenario.name], [scenario]), sep="\n")
         _print_written(folder, [file.name for file in files])
     return 0
 

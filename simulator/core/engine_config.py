@@ -75,7 +75,10 @@ class PowerConfig(Config):
 class GpuConfig(Config):
     """The hardware."""
 
-    name: str = Field("A100-80GB", description="GPU, by its name in the table of hardware")
+    name: str = Field(
+        "A100-80GB",
+        description="GPU, by its name in the table of hardware; `gpu: L4` is short for that alone",
+    )
     count: Count = Field(
         1,
         description="GPUs: engine.tensor_parallel_size x pipeline_parallel_size x "

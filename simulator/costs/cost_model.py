@@ -35,6 +35,10 @@ class CostModel(CanLeap, Protocol):
     def residuals(self) -> Mapping[str, float] | None:
         """Standard deviations of its relative errors by regime of steps, see `noise`."""
 
+    @property
+    def unmeasured(self) -> str:
+        """What of its times nobody has measured, in words; "" where a fit has told all of it."""
+
     def with_copies(self, seconds: float, step: Step) -> float:
         """Give the time of a step whose compute takes so many seconds, with its copies."""
 
@@ -70,6 +74,11 @@ class CostDecorator:
     def residuals(self) -> Mapping[str, float] | None:
         """Standard deviations of its relative errors."""
         return self.inner.residuals
+
+    @property
+    def unmeasured(self) -> str:
+        """What of its times nobody has measured."""
+        return self.inner.unmeasured
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         """Give the seconds of steps of so many decodes each that read so many tokens in all."""

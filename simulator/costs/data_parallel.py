@@ -144,6 +144,12 @@ class DataParallelCost(CostDecorator):
         kernels = self.kernels.decode_seconds(counts, contexts)
         return np.asarray(np.maximum(kernels + together, alone))
 
+    @property
+    def unmeasured(self) -> str:
+        """What of its times nobody has measured: experts over ranks, whatever is known of one."""
+        spread = f"experts over {self.ranks} ranks"
+        return f"{self.inner.unmeasured}; {spread}" if self.inner.unmeasured else spread
+
     def host_seconds(self, prompts: Counts, sequences: Counts, new: Counts) -> Seconds | None:
         """Give None: a rank waits for the others, too."""
         return None

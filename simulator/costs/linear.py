@@ -46,6 +46,7 @@ class Fitted:
     name: str = field(default="", compare=False)
     limits: Limits | None = field(default=None, repr=False, compare=False)
     residuals: Mapping[str, float] | None = field(default=None, repr=False, compare=False)
+    unmeasured: str = field(default="", repr=False, compare=False)
     swap_out: float = 0.0  # per request whose KV blocks a step copies to the host
     swap_out_per_block: float = 0.0
     swap_in: float = 0.0  # and back

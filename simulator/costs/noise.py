@@ -22,6 +22,8 @@ from simulator.util.from_mapping import short_repr
 
 REGIMES = ("decode", "prompts")
 """Pure decode steps; steps that compute prompts."""
+QUANTILE = 1.96
+"""Standard deviations on either side that hold 95 % of a normal variable."""
 STREAM = 0x0FF  # of the random numbers; the workload takes the children 0 to 5 of the seed
 
 
@@ -97,6 +99,19 @@ class ScaledCost(CostDecorator):
         """Give the seconds in which the GPU waits for the engine; None: nobody can tell."""
         found = self.inner.host_seconds(prompts, sequences, new)
         return None if found is None else found * np.where(prompts, self.prompts, self.decode)
+
+
+def describe_cost(cost: CostModel) -> dict[str, object]:
+    """Give what summaries say of a cost model: its name and how far off its steps may be.
+
+    `interval_95` has, by regime, the least and greatest measured / predicted of a step; None:
+    nobody knows. `unmeasured` says what of the times nobody has measured; the interval of a
+    roofline reckons with that, that of pipelines and of ranks that share experts does not.
+    """
+    sd = cost.residuals or {}
+    ends = {one: [exp(sign * QUANTILE * sd[one]) for sign in (-1, 1)] for one in sd}
+    known = {"interval_95": ends or None, "unmeasured": cost.unmeasured or None}
+    return {"profile": cost.name, "step_times": known}
 
 
 def check_residuals(raw: object) -> dict[str, float]:

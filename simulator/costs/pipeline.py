@@ -89,6 +89,12 @@ class PipelineCost(CostDecorator):
         """Whether its steps depend on their longest sequence."""
         return getattr(self.inner, "reads_longest", False)
 
+    @property
+    def unmeasured(self) -> str:
+        """What of its times nobody has measured: the split, whatever is known of all layers."""
+        split = f"the split into {len(self.stages)} stages"
+        return f"{self.inner.unmeasured}; {split}" if self.inner.unmeasured else split
+
     def stage_seconds(self, step: Step) -> tuple[float, list[float], float]:
         """Say what a step takes, in s: of the host, of each stage, and from stage to stage."""
         host = 0.0

@@ -70,7 +70,7 @@ PROFILE_KEYS = (
     "notes",
 )
 RESERVED_FIELDS = (
-    *("name", "limits", "residuals", "swap_overlap", "load", "load_per_block"),
+    *("name", "limits", "residuals", "unmeasured", "swap_overlap", "load", "load_per_block"),
     *("engine_overhead", "engine_prefill"),
 )
 """Fields of a form that are no terms of its own."""

@@ -160,6 +160,7 @@ def roofline(
         mixed_per_window=windowed * mixed,
         name=f"roofline{scaled}",
         residuals=dict.fromkeys(REGIMES, spread_of(gpu)),
+        unmeasured=f"kernels of {model.name} on {gpu.name}",
     )
 
 

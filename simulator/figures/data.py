@@ -268,7 +268,7 @@ def _compared(folder: Path) -> list[Path]:
         return []
     rows = read_table(folder, "comparison")
     need_columns(rows, ["run"], path)
-    found = [folder / str(name) for name in rows.run]
+    found = [folder / str(name) for name in dict.fromkeys(rows.run)]  # each metric has a row
     return found if all((path / "summary.json").exists() for path in found) else []
 
 

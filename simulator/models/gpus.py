@@ -7,6 +7,7 @@ from difflib import get_close_matches
 GIB = 1 << 30
 NVLINK = 100e9  # bytes/s, less than any; PCIe 5.0 has 64e9
 GRACE = {"GH200", "GB200", "GB300"}
+SXM = re.compile(r"sxm\d?\b", re.IGNORECASE)
 HOST_SHARE = 0.85
 """Of `host_bandwidth`, what copies between GPU and pinned host memory are taken to reach: an
 assumption, not a measurement. A profile with swap terms of its own overrides it."""
@@ -127,7 +128,9 @@ magnitude. What a step takes there must be calibrated."""
 
 
 def find_gpu(name: str) -> Gpu:
-    """Find a GPU by its name; case, blanks, hyphens and `NVIDIA` do not matter.
+    """Find a GPU by its name; case, blanks, hyphens, `NVIDIA` and `SXM` do not matter.
+
+    `SXM` alone tells the one of its chip that has NVLink: H100-SXM is the H100-80GB.
 
     Raises ValueError, which lists the names that there are, the likeliest first.
     """
@@ -135,6 +138,14 @@ def find_gpu(name: str) -> Gpu:
     for gpu in (*GPUS.values(), CPU):
         if _normalised(gpu.name) == wanted:
             return gpu
+    if SXM.search(name):
+        linked = [
+            gpu
+            for gpu in GPUS.values()
+            if gpu.link_bandwidth > NVLINK and _normalised(gpu.name).startswith(wanted)
+        ]
+        if len(linked) == 1:
+            return linked[0]
 
     def alike(part: str) -> list[str]:
         return [known for known in GPUS if part in _normalised(known)] if part else []
@@ -163,4 +174,4 @@ def find_gpu_of_driver(name: str) -> Gpu:
 
 
 def _normalised(name: str) -> str:
-    return re.sub(r"nvidia|geforce|[^a-z0-9]", "", name.lower())
+    return re.sub(r"nvidia|geforce|[^a-z0-9]", "", SXM.sub("", name.lower()))

@@ -11,7 +11,7 @@ from simulator.planning.design import axes_of
 from simulator.planning.journal import open_journal
 from simulator.planning.plan import JOURNAL, Candidate, find_best, result_row
 from simulator.planning.problem import PlanOptions, PlanProblem, make_problem
-from simulator.planning.runs import encode_csv
+from simulator.planning.runs import encode_csv, scenario_cost_lines
 from simulator.planning.search import PlannedRun, Trial, interval, not_monotone
 from simulator.planning.vllm_serve import serve_command, warn_of_lost_policies
 from simulator.results.service_levels import SHARES
@@ -69,6 +69,8 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
     unpriced = [c.label for c in candidates if c.result.best is not None and c.resources[1] is None]
     if unpriced and not problem.by_energy:
         notes.append(f"no price is known of {', '.join(unpriced)}: GPUs are counted, not dollars")
+    held = [(c.label, c.scenario) for c in candidates if c.result.best and c.scenario]
+    notes += scenario_cost_lines([label for label, _ in held], [scenario for _, scenario in held])
     text = ["under " + ", ".join(slo.text for slo in bounds), "", align(lines, heads=0), ""]
     return "\n".join([*text, *notes, *_in_words(problem, best)])
 

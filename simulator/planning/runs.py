@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from simulator.results.metrics import PERCENTILES, summarize_record
 from simulator.results.record import Record
 from simulator.results.service_levels import Slo
+from simulator.scenario.assemble import describe_costs
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.simulation.run import run
@@ -19,6 +20,7 @@ from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import resolve
 from simulator.util.user_code import exit_message
 from simulator.util.workers import WorkerDied, parallel_map
+from simulator.views.report import cost_lines
 from simulator.workload.workload import Workload
 
 T = TypeVar("T")
@@ -118,6 +120,11 @@ def read_metric_values(result: Record, slos: Sequence[Slo]) -> MetricValues:
     total = len(result.workload) or 1
     good = (found.get("request_goodput") or 0.0) * found["duration"]
     return {**found, "goodput": good / total, "completion": found["completed"] / total}
+
+
+def scenario_cost_lines(labels: Sequence[str], scenarios: Sequence[Scenario]) -> list[str]:
+    """Say what the step times of scenarios come from, and how far off they may be."""
+    return cost_lines(labels, [describe_costs(scenario) for scenario in scenarios])
 
 
 def encode_csv(rows: Sequence[Mapping[str, object]], columns: Iterable[str] = ()) -> bytes:

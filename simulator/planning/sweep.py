@@ -32,6 +32,7 @@ from simulator.planning.runs import (
     metric_values,
     run_each,
     run_point,
+    scenario_cost_lines,
     warn_once,
 )
 from simulator.results.service_levels import parse_slo
@@ -222,6 +223,12 @@ def sweep_table(points: Sequence[DesignPoint], rows: Sequence[Row]) -> str:
     lines = [row_per_run(labels[:SHOWN], summaries[:SHOWN], f"All metrics are in {TABLE}.")]
     if len(points) > SHOWN:
         lines.append(f"{len(points) - SHOWN:,} more points are there, too.")
+    ran = [
+        (label, point.scenario)
+        for label, point, row in zip(labels[:SHOWN], points, rows, strict=False)
+        if point.scenario is not None and not row.get("error")
+    ]
+    lines += scenario_cost_lines([label for label, _ in ran], [scenario for _, scenario in ran])
     place, why = best_run(summaries)
     lines.append(f"No best point: {why}." if place is None else f"Best: {labels[place]}: {why}.")
     return "\n".join(lines)

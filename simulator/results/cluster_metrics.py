@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simulator.core.log import SHED, TIMEOUT
+from simulator.costs.noise import describe_cost
 from simulator.models.gpus import find_gpu
 from simulator.results.energy import Energy, energy_summary
 from simulator.results.engine_metrics import EngineMetrics, Values, share
@@ -165,7 +166,7 @@ class ClusterMetrics:
             "gpus": scenario.gpu.count * len(servers),
             "dollars_per_hour": None if price is None else price * len(servers),
             "dollars": None if price is None else price * paid / 3600.0,
-            "profile": parts.cost.name,
+            **describe_cost(parts.cost),
             **({} if role is None else {"kv_role": role}),
             "completed": metrics.requests.completed,
             "output_tokens": tokens,

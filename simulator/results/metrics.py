@@ -19,6 +19,7 @@ import numpy as np
 
 from simulator.core.log import Log
 from simulator.costs.cost_model import CostDecorator, CostModel
+from simulator.costs.noise import describe_cost
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.results.cluster_metrics import ClusterMetrics
 from simulator.results.energy import energy_summary
@@ -397,7 +398,7 @@ def run_info(scenario: "Scenario", parts: "EngineParts", warnings: Sequence[str]
         "version": __version__,
         "seed": scenario.seed,
         "scenario": scenario.name,
-        "profile": parts.cost.name,
+        **describe_cost(parts.cost),
         "vllm_version": vllm_version(scenario),
         "engines": _engines(scenario),
         **_host(parts.cost),

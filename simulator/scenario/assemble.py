@@ -12,6 +12,7 @@ from simulator.core.engine_config import EngineConfig
 from simulator.costs.cost_model import CostModel, DraftedCost
 from simulator.costs.data_parallel import DataParallelCost, Experts
 from simulator.costs.load import load_cost
+from simulator.costs.noise import describe_cost
 from simulator.costs.overhead import VLLM, read_version, without_host
 from simulator.costs.profile import shipped_profile
 from simulator.models.gpus import Gpu, find_gpu
@@ -119,3 +120,16 @@ def make_cost(scenario: Scenario, model: ModelSpec, gpu: Gpu) -> CostModel:
         experts = Experts(model, gpu, engine.weight_dtype, *sizes)
     kernels = without_host(cost) if engine.async_scheduling else None
     return DataParallelCost(cost, engine.data_parallel_size, experts, kernels)
+
+
+def describe_costs(scenario: Scenario) -> dict[str, Any]:
+    """Give what a summary would say of the costs of a scenario, by group in a cluster."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HeadwayWarning)  # its runs tell them
+        if scenario.cluster is None:
+            return describe_cost(assemble(scenario).cost)
+        groups = {
+            name: describe_cost(assemble(scenario.of_group(name)).cost)
+            for name in scenario.cluster.replica_groups
+        }
+    return {"cluster": {"groups": groups}}

@@ -60,7 +60,8 @@ def fill_in_defaults(raw: dict[str, Any]) -> dict[str, Any]:
 
     A data-parallel server alone is a cluster of one.
     """
-    base, gpu, model = engine_block(raw.get("engine") or {}), raw.get("gpu"), raw.get("model")
+    raw = open_named_blocks(raw)
+    base, gpu, model = raw.get("engine") or {}, raw.get("gpu"), raw.get("model")
     ranks = base.get("data_parallel_size") if isinstance(base, dict) else None
     if raw.get("cluster") is None and isinstance(ranks, int) and ranks > 1:
         raw = raw | {"cluster": {}}
@@ -79,7 +80,8 @@ def _fill_in_group(group: object, base: object, gpu: object, model: object) -> o
     given = {} if group is None else group
     if not isinstance(given, dict) or not isinstance(base, dict):
         return group
-    changed = engine_block(given.get("engine") or {})
+    given = open_named_blocks(given)
+    changed = given.get("engine") or {}
     if not isinstance(changed, dict):
         return group
     own = given.get("gpu")
@@ -103,9 +105,11 @@ def _with_count(gpu: object, engine: object) -> object:
     return block | {"count": prod(sizes)}
 
 
-def engine_block(engine: object) -> object:
-    """Write `engine: NAME` as the block that it is short for."""
-    return {"name": engine} if isinstance(engine, str) else engine
+def open_named_blocks(raw: dict[str, Any]) -> dict[str, Any]:
+    """Write `engine: NAME` and `gpu: NAME` of a scenario or group as what they are short for."""
+    return raw | {
+        key: {"name": raw[key]} for key in ("engine", "gpu") if isinstance(raw.get(key), str)
+    }
 
 
 def with_defaults(engine: object, gpu: object, model: object = None) -> object:
@@ -114,7 +118,6 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
     What is no block of a known name is kept. The arguments are plain values as a scenario gives
     them, checked or not.
     """
-    engine = engine_block(engine)
     if not isinstance(engine, dict):
         return engine
     name, version = engine.get("name"), version_text(engine.get("version"))

@@ -17,7 +17,7 @@ from simulator.costs.profile import named_hardware, shipped_profiles
 from simulator.models.gpus import find_gpu
 from simulator.scenario.assemble_scheduler import can_overlap
 from simulator.scenario.checks import find_conflicts
-from simulator.scenario.engines import engine_block
+from simulator.scenario.engines import open_named_blocks
 from simulator.scenario.planning_config import SweepConfig
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
@@ -250,7 +250,7 @@ def _settle(
         raise HeadwayError(f"{path}: is empty; `model: llama-3-8b` alone would do")
     if not isinstance(raw, dict):
         raise HeadwayError(f"{path}:1: must be a mapping of keys, not {yaml_repr(raw)}")
-    _open_engine(raw)
+    _open_blocks(raw)
     cluster = raw.get("cluster")
     groups = cluster.get("groups") if isinstance(cluster, dict) else None
     settings: list[tuple[str, str, str | None]] = []  # place, dotted key, value
@@ -328,12 +328,16 @@ def _override(
         if not isinstance(block, dict):
             return [f"{place}: {'.'.join(key[:depth])} is {yaml_repr(block)} and has no keys"]
     block[key[-1]] = value
-    _open_engine(raw)
+    _open_blocks(raw)
     source_map.override(key, place)
     return []
 
 
-def _open_engine(raw: dict[str, Any]) -> None:
-    """Write out `engine: NAME`, so that overrides find a block."""
-    if "engine" in raw:
-        raw["engine"] = engine_block(raw["engine"])
+def _open_blocks(raw: dict[str, Any]) -> None:
+    """Write out `engine: NAME` and `gpu: NAME`, so that overrides find a block."""
+    raw |= open_named_blocks(raw)
+    cluster = raw.get("cluster")
+    groups = cluster.get("groups") if isinstance(cluster, dict) else None
+    for group in groups.values() if isinstance(groups, dict) else ():
+        if isinstance(group, dict):
+            group.update(open_named_blocks(group))

@@ -345,8 +345,11 @@ def json_schema() -> dict[str, Any]:
         workload["properties"].setdefault(field.name, {"description": GENERATOR_KEYS[field.name]})
     workload["properties"]["frontend"]["anyOf"].append({"enum": [*FRONTENDS]})
     workload["additionalProperties"] = False
-    named = {"type": "string", "description": "a named engine, such as vllm"}
-    schema["properties"]["engine"]["anyOf"].insert(1, named)
+    group = schema["$defs"]["GroupConfig"]
+    for key, what in (("engine", "a named engine, such as vllm"), ("gpu", "a GPU, such as L4")):
+        for block in (schema, group):
+            named = {"type": "string", "description": what}
+            block["properties"][key]["anyOf"].insert(1, named)
     return {"$schema": DIALECT, "title": "Headway scenario", **schema}
 
 

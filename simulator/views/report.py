@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Any
 
+from simulator.costs.noise import REGIMES
 from simulator.diagnosis.rules import diagnosis_lines
 from simulator.results.steady_state import trend_warning
 from simulator.results.token_times import lacks_gaps
@@ -286,12 +287,21 @@ def _sensitivity(found: Summary) -> list[str]:
     lines = []
     for key, one in found.items():
         name = key.removeprefix("mean_").removesuffix("_ms").upper()
-        lines.append(_line(f"Mean {name}, 1 % longer steps (%)", f"{one['elasticity']:+.2f}"))
+        moved = moved_by(
+            one["elasticity"], one.get("elasticity_95"), resolved=one.get("resolved", True)
+        )
+        lines.append(_line(f"Mean {name}, 1 % longer steps (%)", moved))
         shown = "not known"
         if one["interval_95"] is not None:
             shown = " to ".join(f"{end:.2f}" for end in one["interval_95"])
         lines.append(_line(f"Mean {name}, 95 % by the profile (ms)", shown))
     return lines
+
+
+def moved_by(elasticity: float, ends: Sequence[float] | None, *, resolved: bool) -> str:
+    """Say by how much, in %, a metric moves for 1 % of step time, and what of it is chance."""
+    chance = "" if ends is None else f"±{(ends[1] - ends[0]) / 2:.2f}"
+    return f"{elasticity:+.2f} {chance}".strip() if resolved else f"below resolution ({chance})"
 
 
 def cliffs(found: Summary) -> list[str]:
@@ -384,7 +394,7 @@ def _said(key: str, value: object) -> str:
 
 def _engine(gauges: Summary) -> list[str]:
     """Give our own block; what is unknown (null) is left out."""
-    lines = [f"Cost: {profiles_of(gauges)}"] if gauges.get("profile") else []
+    lines = cost_lines([""], [gauges])
     known: Sequence[Metric] = GAUGES
     if "paid_times" in gauges.get("cluster", {}):
         known = [replace(each, label=PAID_LABELS.get(each.key, each.label)) for each in GAUGES]
@@ -402,13 +412,52 @@ def _lines(values: Summary, metrics: Sequence[Metric], *, zeros: bool = True) ->
     ]
 
 
-def profiles_of(gauges: Summary) -> str:
-    """Name the cost profiles, of which the groups of a cluster may have several."""
+def costs_of(gauges: Summary) -> list[str]:
+    """Name the cost profiles and how far off their steps may be; groups may have several."""
     cluster = gauges.get("cluster")
     groups = cluster.get("groups") if isinstance(cluster, Mapping) else None
     found = groups.values() if isinstance(groups, Mapping) else [gauges]
-    names = [str(one.get("profile")) for one in found if isinstance(one, Mapping)]
-    return ", ".join(dict.fromkeys(names))
+    named = [one for one in found if isinstance(one, Mapping) and one.get("profile")]
+    return [*dict.fromkeys("; ".join([str(one["profile"]), *step_errors(one)]) for one in named)]
+
+
+def step_errors(gauges: Summary) -> list[str]:
+    """Say where step times lie with 95 %, and what of them nobody has measured."""
+    known = gauges.get("step_times") or {}  # not in the files of earlier versions
+    told = []
+    if ends := known.get("interval_95"):
+        spans = {regime: _span(*pair) for regime, pair in ends.items()}
+        if len({*spans.values()}) == 1 and len(spans) == len(REGIMES):
+            spans = {"": spans["decode"]}
+        each = [f"{span} ({regime})" if regime else span for regime, span in spans.items()]
+        told.append(f"95 % of steps within {', '.join(each)}")
+    if known.get("unmeasured"):
+        told.append(f"not measured: {known['unmeasured']}")
+    return told
+
+
+def _span(low: float, high: float) -> str:
+    return f"{100 * (low - 1):+.0f} to {100 * (high - 1):+.0f} %"
+
+
+COSTS_NAMED = 3  # runs whose step times come from one cost model
+
+
+def cost_lines(labels: Sequence[str], gauges: Sequence[Summary]) -> list[str]:
+    """Say of several runs what their step times come from; what is the same of all, once."""
+    found: dict[str, list[str]] = {}
+    for label, one in zip(labels, gauges, strict=True):
+        for said in costs_of(one):
+            found.setdefault(said, []).append(label)
+    lines = []
+    for said, names in found.items():
+        more = len(names) - COSTS_NAMED
+        first = printable(", ".join(names[:COSTS_NAMED]))
+        of = f" of {first}{f' and {more} more' if more > 0 else ''}"
+        text = f"Cost{'' if len(names) == len(labels) else of}: {said}"
+        kept = wrap(text.replace(" %", "\xa0%"), TEXT_WIDTH, subsequent_indent="  ")
+        lines += [line.replace("\xa0", " ") for line in kept]
+    return lines
 
 
 def _cluster(cluster: Summary) -> list[str]:
@@ -490,7 +539,12 @@ def compare_table(
             rows_ = "row that differs" if alike == 1 else "rows that differ"
             note += f"\n{alike} {rows_} by less than {ALIKE:.0%} left out: --all shows them."
         blocks.append(note)
+    blocks += ["\n".join(costs)] if (costs := _costs(labels, summaries)) else []
     return "\n\n".join(blocks)
+
+
+def _costs(labels: Sequence[str], summaries: Sequence[Summary]) -> list[str]:
+    return cost_lines(labels, [summary["headway"] for summary in summaries])
 
 
 def differ(values: Sequence[float | None]) -> bool:
@@ -537,7 +591,7 @@ def row_per_run(labels: Sequence[str], summaries: Sequence[Summary], note: str) 
         ]
         columns.append((*(word + " " for word in column.label.rsplit("/", 1)), *cells))
     text = align([*zip(*columns, strict=True)], heads=2)
-    return f"{text}\n\n* best of its column. {note}"
+    return "\n".join([f"{text}\n\n* best of its column. {note}", *_costs(labels, summaries)])
 
 
 def _short(value: float) -> str:

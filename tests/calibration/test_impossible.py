@@ -97,9 +97,9 @@ def test_how_far_a_run_moves_with_its_profile(folder, capsys):
     assert e2el.interval is not None
     assert e2el.interval[0] < e2el.value < e2el.interval[1]
     text = report([outcome])
-    assert "1 % of step time moves it by +" in text
+    assert "1 % longer steps (%): +" in text
     assert "on a cliff" not in text
-    steep = replace(e2el, elasticity=5.1)
+    steep = replace(e2el, elasticity=5.1, chance=0.1)
     outcome.sensitivity = [steep]
     assert "on a cliff: a small error of the profile is a large one of" in report([outcome])
     assert main(["validate", str(folder), "--sensitivity"]) == 2

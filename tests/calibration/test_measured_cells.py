@@ -16,6 +16,7 @@ from calibration.measured.engine import (
 )
 from calibration.measured.predict import validate_measured
 from calibration.measured.requests import read_requests
+from calibration.measured.runs import read_runs
 from calibration.measured.workload import draw_from_pool, generate
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from tests.support.measured_runs import run_of
@@ -373,3 +374,34 @@ def test_replicas_share_the_load_and_clients_give_up(tmp_path):
     assert max(row.predicted for row in hasty.rows if "e2el" in row.metric) <= 300
     assert any("given up" in note for note in hasty.notes)
     assert "router" in wrong.reason
+
+
+HEAD = "run_id,gpu,model,max_num_seqs,tp,ttft_p90_ms"
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ("run_id,gpu,model,max_num_seq", ":1: max_num_seq: unknown column; did you mean max_num_s"),
+        ("run_id,gpu,model,TP", ":1: TP: unknown column; did you mean tp?"),
+        ("run_id,gpu,model,kv-dtype", ":1: kv-dtype: unknown column; did you mean kv_dtype?"),
+        ("run_id,gpu,model,request_rate", ":1: request_rate: unknown column; did you mean rate_r"),
+        ("run_id,gpu,model,e2el_mean_ms", ":1: e2el_mean_ms: unknown column; did you mean e2e_m"),
+    ],
+)
+def test_a_column_that_is_misspelt_is_refused(tmp_path, columns, message):
+    (tmp_path / "runs.csv").write_text(f"{columns}\na,L4,llama-3-8b,1\n")
+    with pytest.raises(HeadwayError) as caught:
+        read_runs(tmp_path)
+    assert len(caught.value.messages) == 1
+    assert message in caught.value.messages[0]
+
+
+@pytest.mark.parametrize("more", ["ttft_p95_ms,operator", "max_num_seq,rack"])
+def test_other_columns_are_named(tmp_path, more):
+    """P95 is no P90 misspelt, and who has the right column may have one of nearly its name."""
+    (tmp_path / "runs.csv").write_text(f"{HEAD},{more}\na,L4,llama-3-8b,8,1,90,1,2\n")
+    told = f"runs.csv:1: columns that are not read: {more.replace(',', ', ')}"
+    with pytest.warns(HeadwayWarning, match=told):
+        (run,) = read_runs(tmp_path)
+    assert run.count("max_num_seqs") == 8

@@ -11,6 +11,22 @@ def test_gpus_are_found_however_they_are_spelt(name: str) -> None:
     assert find_gpu(name).name == "A100-80GB"
 
 
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("H100-SXM", "H100-80GB"),
+        ("nvidia h100 SXM5", "H100-80GB"),
+        ("A100-SXM4-80GB", "A100-80GB"),
+        ("A100-SXM4-40GB", "A100-40GB"),
+        ("H200-SXM", "H200"),
+    ],
+)
+def test_sxm_is_the_one_with_nvlink(said: str, name: str) -> None:
+    assert find_gpu(said).name == name
+    with pytest.raises(ValueError, match="did you mean A100-40GB or A100-80GB"):
+        find_gpu("A100-SXM")
+
+
 def test_an_ambiguous_gpu_is_not_guessed() -> None:
     """`A100` could be either; the message asks."""
     what = "in the table; did you mean A100-40GB or A100-80GB or A100-80GB-PCIe"

@@ -1,19 +1,24 @@
 """How far results move with their cost model: elasticities, intervals, cliffs."""
 
 import json
-from math import hypot, log
+from dataclasses import replace
+from math import hypot, log, sqrt
 
+import numpy as np
 import pytest
 
 from simulator.cli.main import main
+from simulator.core.request import Step
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.planning.sensitivity import (
+    BATCH_MEANS,
     STEPS,
     changed_costs,
     measure_sensitivity,
     scenario_costs,
     sensitivities,
 )
+from simulator.scenario.assemble import assemble
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
@@ -29,8 +34,7 @@ workload: {num_prompts: 3, request_rate: 0.1, input_len: 10, output_len: 11}
 def test_one_request_after_the_other_moves_as_its_steps(write):
     """A step of a prompt and ten of decodes, 10 ms each: all of it is step time."""
     scenario = load_scenario(write(ALONE))
-    base = run(scenario).summary()
-    found = measure_sensitivity(scenario, base, scenario_costs(scenario))
+    found = measure_sensitivity(run(scenario), scenario_costs(scenario))
     e2el, ttft = found
     assert (e2el.metric, ttft.metric) == ("mean_e2el_ms", "mean_ttft_ms")
     assert e2el.elasticity == pytest.approx(1.0)
@@ -59,6 +63,62 @@ def test_causes_are_added_in_squares_on_either_side():
     assert one.cliff
     (bare,) = sensitivities(base, {STEPS: {"mean_e2el_ms": 101.0}})
     assert bare.interval is None
+
+
+def test_what_moves_by_chance_is_below_resolution():
+    """Batches that move by +1, -1, +1, ... of 100 have told nothing; all by +1 have told 1 %."""
+    base = {"mean_e2el_ms": 100.0, BATCH_MEANS: {"mean_e2el_ms": [100.0] * 4}}
+    for moved, resolved in (([101.0, 99.0, 101.0, 99.2], False), ([101.0] * 4, True)):
+        changed = {"mean_e2el_ms": sum(moved) / 4, BATCH_MEANS: {"mean_e2el_ms": moved}}
+        (one,) = sensitivities(base, {STEPS: changed})
+        assert one.resolved is resolved
+        assert one.chance is not None
+        # Neighbours are 2, 2 and 1.8 apart; 3.182 is Student's t of three degrees of freedom.
+        half = 0.0 if resolved else 3.18245 * sqrt((4 + 4 + 3.24) / 6 / 4)
+        assert one.chance * log(1.01) * changed["mean_e2el_ms"] == pytest.approx(half, rel=1e-4)
+    steep = replace(one, elasticity=6.0, chance=7.0)
+    assert not steep.cliff
+    assert replace(steep, chance=5.0).cliff
+
+
+def test_a_queue_that_grows_is_no_chance():
+    means = np.linspace(0.0, 100.0, 20)
+    base = {"mean_e2el_ms": 1.0, BATCH_MEANS: {"mean_e2el_ms": [1.0] * 20}}
+    longer = {"mean_e2el_ms": 51.0, BATCH_MEANS: {"mean_e2el_ms": (1.0 + means).tolist()}}
+    (one,) = sensitivities(base, {STEPS: longer})
+    assert one.resolved
+    assert one.chance is not None
+    assert one.chance < 0.1 * one.elasticity
+
+
+PIPED = """
+name: piped
+model: llama-3-8b
+gpu: {name: H100-80GB}
+engine: {pipeline_parallel_size: 2}
+workload: {num_prompts: 40, request_rate: 4, input_len: 400, output_len: 30}
+"""
+
+
+def test_pipelines_move_with_their_stages_and_their_host(write):
+    scenario = load_scenario(write(PIPED))
+    costs = scenario_costs(scenario)
+    assert {"host low", "host high", "decode low", "prompts high"} < {*costs}
+    step = Step([], 16, 16_000)
+    plain = assemble(scenario).cost.execute(step)
+    assert costs[STEPS].execute(step) == pytest.approx(1.01 * plain)
+    low, high = scenario_hosts(costs)
+    assert costs["host high"].execute(step) - costs["host low"].execute(step) == pytest.approx(
+        high - low
+    )
+    e2el, _ = measure_sensitivity(run(scenario), costs)
+    assert 0.8 < e2el.elasticity < 1.5
+    assert e2el.interval[0] < e2el.value < e2el.interval[1]
+
+
+def scenario_hosts(costs):
+    """The host's seconds a step at both ends of its interval."""
+    return [costs[f"host {end}"].inner.host for end in ("low", "high")]
 
 
 def test_a_host_is_taken_to_both_ends_of_its_interval():
@@ -105,5 +165,5 @@ def test_what_it_does_not_go_with(write, tmp_path, capsys):
     with pytest.raises(HeadwayError, match="not for clusters of several groups"):
         scenario_costs(load_scenario(write(ALONE), [groups]))
     cluster = load_scenario(write(ALONE), ["cluster={replicas: 2}"])
-    found = measure_sensitivity(cluster, run(cluster).summary(), scenario_costs(cluster))
+    found = measure_sensitivity(run(cluster), scenario_costs(cluster))
     assert found[0].elasticity == pytest.approx(1.0)

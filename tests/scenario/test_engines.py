@@ -73,6 +73,23 @@ def test_a_named_engine_takes_overrides(tmp_path: Path) -> None:
     assert (loaded.engine.name, loaded.engine.max_num_seqs) == ("vllm", 7)
 
 
+def test_a_named_gpu_takes_overrides(tmp_path: Path) -> None:
+    """`gpu: L4` is a block with one key, in groups of a cluster, too."""
+    path = tmp_path / "s.yaml"
+    path.write_text("gpu: L4\n")
+    assert load_scenario(path, ["engine.tensor_parallel_size=2"]).gpu.count == 2
+    loaded = load_scenario(path, ["gpu=H100-SXM", "gpu.carbon_intensity=7"])
+    assert (loaded.gpu.name, loaded.gpu.carbon_intensity) == ("H100-SXM", 7)
+    path.write_text("gpu: L4\ncluster: {groups: {a: {}, b: {gpu: H200, engine: sglang}}}\n")
+    loaded = load_scenario(path, ["cluster.groups.b.gpu.carbon_intensity=8"])
+    b = loaded.of_group("b")
+    assert (b.gpu.name, b.gpu.carbon_intensity, b.engine.name) == ("H200", 8, "sglang")
+    assert loaded.of_group("a").gpu.name == "L4"
+    path.write_text("seed: 1\ngpu: H1000\n")
+    with pytest.raises(HeadwayError, match=r"s.yaml:2: gpu.name: no GPU 'H1000' in the table"):
+        load_scenario(path)
+
+
 def test_an_unknown_engine_is_told_with_its_line(tmp_path: Path) -> None:
     """And an unknown GPU is told once."""
     path = tmp_path / "s.yaml"

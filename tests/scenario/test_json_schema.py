@@ -38,6 +38,8 @@ def test_the_defaults_of_every_key_are_valid(validator: jsonschema.Draft202012Va
     "text",
     [
         "engine: vllm",
+        "gpu: L4",
+        "cluster: {groups: {a: {gpu: L4, engine: sglang}}}",
         "engine:",
         "engine: {dtype: bf16}",
         "workload: {input_len: {kind: uniform, low: 1, high: 9}, sessions: null}",

@@ -84,7 +84,7 @@ def test_each_groups_cost_model_is_shown_once(tmp_path: Path) -> None:
     path.write_text("workload: {num_prompts: 4}\n")
     assert main(["run", str(path), "--out", str(tmp_path / "one"), "--quiet"]) == 0
     one = read_runs([tmp_path / "one"])
-    assert "<h3>llama-3-8b.a100.bf16</h3><div" in page(one)
+    assert "<h3>llama-3-8b.a100.bf16</h3><p>95 % of steps within -" in page(one)
     text = page([*one, run]).partition(">Cost model</h2>")[2]
     assert re.findall(r"<h3>\S+ <small>(.*?)</small>", text)[0] == (
         '<span class="dot run-0"></span>one, <span class="dot run-1"></span>out: a, '

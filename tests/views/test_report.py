@@ -1,11 +1,14 @@
 """The tables as text: vLLM's labels and formats, ratios and marks."""
 
+import json
 import re
 from collections.abc import Sequence
+from math import exp
 
 import numpy as np
 import pytest
 
+from simulator.cli.main import main
 from simulator.core.log import Log
 from simulator.results.metrics import Summary
 from simulator.views.report import compare_table, run_table
@@ -328,3 +331,56 @@ def test_of_many_runs_each_is_a_row(summary: Summary) -> None:
     assert {row[-1] for row in cells} == {"54.4*"}  # J per token: 5 tokens in 4 s at 68 W
     assert "batch" not in lines[0]
     assert max(map(len, lines)) <= 130
+
+
+RUN = """model: llama-3-8b
+gpu: {name: MI300X}
+workload: {num_prompts: 4, request_rate: 4, input_len: 10, output_len: 3}
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ([], "roofline; 95 % of steps within -44 to +80 %; not measured: kernels of llama-3-8b"),
+        (["gpu.name=H100-80GB"], "llama-3-8b.h100.bf16; 95 % of steps within -6 to +6 % (decode)"),
+        (
+            ["gpu.name=H100-80GB", "engine.pipeline_parallel_size=2"],
+            "not measured: the split into 2 stages",
+        ),
+        (["cost={kind: linear, base: 0.1}"], None),
+        (["cost={kind: linear, base: 0.1, residuals: {decode: 0.1}}"], "within -18 to +22 % (dec"),
+        (["cluster={replicas: 2}"], "95 % of steps within -44 to +80 %"),
+    ],
+    ids=["roofline", "profile", "pipeline", "terms", "residuals", "cluster"],
+)
+def test_how_sure_step_times_are_is_told(tmp_path, capsys, changes, told):
+    """At 1.96 standard deviations of 0.3 a step takes exp(-0.588) to exp(0.588) times as long."""
+    path = tmp_path / "s.yaml"
+    path.write_text(RUN)
+    options = [word for change in changes for word in ("--set", change)]
+    assert main(["run", str(path), *options, "--out", str(tmp_path / "out")]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "of steps within" not in text if told is None else told in text
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())["headway"]
+    ends = summary["step_times"]["interval_95"]
+    if not changes:
+        assert ends["decode"] == ends["prompts"] == pytest.approx([exp(-0.588), exp(0.588)])
+    assert (ends is None) == (told is None)
+
+
+def test_of_several_runs_each_cost_is_told_once(tmp_path, capsys):
+    path = tmp_path / "s.yaml"
+    path.write_text(RUN)
+    vary = ["--vary", "gpu.name=MI300X,L4", "--out", str(tmp_path / "out")]
+    for more in ([], ["--replications", "2"]):
+        assert main(["compare", str(path), *vary, *more]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert text.count("95 % of steps within") == 2
+        assert "Cost of MI300X: roofline;" in text
+        assert "Cost of L4: roofline scaled to L40S kernels;" in text
+    vary[1] = "engine.max_num_seqs=1,2"
+    assert main(["compare", str(path), *vary]) == 0
+    assert " ".join(capsys.readouterr().out.split()).count("Cost: roofline; 95 %") == 1
+    assert main(["sweep", str(path), *vary]) == 0
+    assert " ".join(capsys.readouterr().out.split()).count("Cost: roofline; 95 %") == 1

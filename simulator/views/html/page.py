@@ -19,7 +19,7 @@ from simulator.figures.style import (
 from simulator.util.version import __version__
 from simulator.views.html import tables
 from simulator.views.html.charts import charts
-from simulator.views.report import profiles_of
+from simulator.views.report import costs_of
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -169,7 +169,7 @@ def _subtitle(runs: Sequence[Run]) -> str:
         [_gpu(run) for run in runs],
         [run.policy for run in runs],
         [_scheduler(run) for run in runs],
-        [f"profile {profiles_of(run.summary['headway'])}" for run in runs],
+        [f"cost {', '.join(costs_of(run.summary['headway']))}" for run in runs],
         [f"seed {run.summary['headway'].get('seed')}" for run in runs],
     )
     told = (values[0] for values in facts if len(set(values)) == 1)

@@ -9,7 +9,7 @@ from simulator.diagnosis.rules import NOTHING, told_findings
 from simulator.figures.data import Run
 from simulator.results.breakdown import PARTS
 from simulator.results.request_table import DELIVERY, RETRY, TRANSFER_PARTS
-from simulator.views.report import BY_KEY, metric_rows, slo_lines
+from simulator.views.report import BY_KEY, metric_rows, slo_lines, step_errors
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -325,9 +325,13 @@ def profiles(runs: Sequence[Run]) -> str:
     """
     found: dict[tuple[str, str], list[str]] = {}
     for k, run in enumerate(runs):
-        for group, name, cost in _costs(run):
+        for group, figures, cost in _costs(run):
             where = ([run_name(run, k)] if len(runs) > 1 else []) + ([group] if group else [])
-            found.setdefault((name, _cost(cost, name)), []).append(": ".join(where))
+            name = str(figures.get("profile"))
+            known = "; ".join(step_errors(figures))
+            found.setdefault(
+                (name, f"<p>{escape(known)}</p>" * bool(known) + _cost(cost, name)), []
+            ).append(": ".join(where))
     parts = []
     for (name, text), users in found.items():
         texts = f" <small>{', '.join(users)}</small>" if len(found) > 1 else ""
@@ -342,19 +346,19 @@ def _cost(cost: object, name: str) -> str:
     return f"{_fit(text)}<details><summary>Profile</summary><pre>{escape(text)}</pre></details>"
 
 
-def _costs(run: Run) -> Iterable[tuple[str, str, object]]:
-    """Give the group, the name of its cost model and its `cost`; of all replicas without groups."""
+def _costs(run: Run) -> Iterable[tuple[str, Mapping[str, Any], object]]:
+    """Give the group, what a summary says of it and its `cost`; of all replicas without groups."""
     whole = run.scenario.get("cost")
     cluster = run.scenario.get("cluster")
     kinds = cluster.get("groups") if isinstance(cluster, Mapping) else None
     if not isinstance(kinds, Mapping) or not run.groups:
-        yield "", str(run.summary["headway"].get("profile")), whole
+        yield "", run.summary["headway"], whole
         return
     for name, group in run.groups.items():
         kind = kinds.get(name)
         kind = kind if isinstance(kind, Mapping) else {}
         cost = kind.get("cost") or (None if kind.get("gpu") else whole)
-        yield escape(name) if kinds else "", str(group.get("profile")), cost
+        yield escape(name) if kinds else "", group, cost
 
 
 def _profile_text(cost: object, name: str) -> str | None:
