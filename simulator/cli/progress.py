@@ -152,6 +152,7 @@ def _bracket(candidate: "Candidate") -> str:
         parts.append(f"holds {best:.4g}")
     if fails:
         nearest = max(fails) if holds and min(fails) < min(holds) else min(fails)
+        nearest = nearest if holds else fails[-1]  # a search goes where it is better
         parts.append(f"breaks {nearest:.4g}")
     return ", ".join(parts) or "nothing"
 
@@ -161,7 +162,8 @@ def _last_trial(candidate: "Candidate") -> str:
     if not candidate.result.trials:
         return candidate.error or "no run"
     trial = candidate.result.trials[-1]
-    verdict = "holds" if trial.ok else f"breaks {trial.why}"
+    verdict = f"breaks {trial.breaks}" if trial.breaks else f"does not hold: {trial.reason}"
+    verdict = "holds" if trial.ok else verdict
     length = "" if trial.seconds is None else f" of {trial.seconds:.0f} s"
     sure = "" if trial.sure else ", too close to tell"
     runs = f"{len(trial.runs)} run{'s' if len(trial.runs) > 1 else ''}"
@@ -180,7 +182,11 @@ def search_progress(quiet: bool) -> Iterator[SearchProgress | None]:
         from rich.live import Live
 
         with Live(console=Console(file=sys.stderr), transient=True) as live:
-            yield SearchProgress(live)
+            try:
+                yield SearchProgress(live)
+            except KeyboardInterrupt:
+                live.transient = False  # what is known stays in sight
+                raise
 
 
 def _shown(quiet: bool) -> bool:

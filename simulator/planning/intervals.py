@@ -18,16 +18,21 @@ class Estimate:
     count: int
     half_width: float  # of the confidence interval of the mean, Student's t
     prediction_half_width: float  # of the interval that holds one more run
+    least: float = -inf  # that the metric can be: no interval goes beyond
+    most: float = inf
 
     @property
     def interval(self) -> tuple[float, float]:
         """The confidence interval of the mean: narrower with every replication."""
-        return self.mean - self.half_width, self.mean + self.half_width
+        return self._within(self.half_width)
 
     @property
     def prediction_interval(self) -> tuple[float, float]:
         """The prediction interval of a single further run: as wide as runs differ."""
-        return self.mean - self.prediction_half_width, self.mean + self.prediction_half_width
+        return self._within(self.prediction_half_width)
+
+    def _within(self, half_width: float) -> tuple[float, float]:
+        return max(self.mean - half_width, self.least), min(self.mean + half_width, self.most)
 
 
 def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:

@@ -19,7 +19,7 @@ from simulator.results.request_table import (
     gather_requests,
     run_span,
 )
-from simulator.results.service_levels import Slo, keep_bounds
+from simulator.results.service_levels import Slo, keep_bounds, request_bounds
 from simulator.results.steady_state import find_growth, find_warmup
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
@@ -59,34 +59,33 @@ def measure_run(scenario: Scenario, slos: Sequence[Slo], *, steady: bool) -> Met
         return {**values, "completion": completed}
     found = _batches(result, slos)
     if not steady:  # a batch of a load that changes is no sample of it
-        return {**values, "measured": found["measured"], "attainment": found["attainment"]}
+        told = ("measured", "attainment")
+        return {**values, **{name: found[name] for name in told if name in found}}
     return {**values, **found}
 
 
 def _batches(result: Result, slos: Sequence[Slo]) -> dict[str, Any]:
     """Give how many requests were measured, the batch means by bound, and shares of them.
 
-    The attainment is the share of requests that keep all bounds on single requests.
+    The attainment, where there are bounds on single requests, is that of `request_bounds`.
     """
     table = result.request_table()
     goodput = result.scenario.goodput.model_dump(exclude_none=True)
     since = float(np.nanmin(result.sent)) + result.warmup
     kept = table.sent >= since
     batches = {}
-    good = table.completed
     for slo in slos:
         if slo.of_requests:
             cost = slo.cost(table, goodput)
-            if slo.is_share:
-                good &= ~(cost > 0)
             cost = cost[kept & ~np.isnan(cost)]
             parts = np.array_split(cost, min(BATCHES, len(cost)) or 1)
             batches[slo.text] = [float(part.mean()) if len(part) else 0.0 for part in parts]
     shares = {
-        "attainment": good,
         "completion": table.completed,
         "goodput": keep_bounds(table, table.completed, goodput),
     }
+    if bounds := request_bounds(goodput, slos):
+        shares["attainment"] = keep_bounds(table, table.completed, bounds)
     found = {name: float(flags[kept].mean()) for name, flags in shares.items()}
     return {"measured": int(kept.sum()), "batches": batches, **found}
 
@@ -111,18 +110,21 @@ class _Watch:
 
 
 def broken_bound(table: RequestTable, scenario: Scenario, slos: Sequence[Slo]) -> str:
-    """Name the bound that the requests over so far break for certain; "" if there is none.
+    """Name the bound that the requests over so far break for certain, the worst; "" if none.
 
     What requests add to a bound is never less than 0: those to come cannot take it back.
     """
     goodput = scenario.goodput.model_dump(exclude_none=True)
     over = _over(table)
+    worst, found = 1.0, ""
     for slo in slos:
         if slo.of_requests:
             spent = float(np.nansum(slo.cost(table, goodput)[over]))
-            if spent > min(CERTAIN * slo.limit, _most(slo)) * len(table.sent):
-                return slo.metric
-    return ""
+            allowed = min(CERTAIN * slo.limit, _most(slo)) * len(table.sent)
+            exceeded = spent / allowed if allowed else spent * np.inf if spent else 0.0
+            if exceeded > worst:
+                worst, found = exceeded, slo.metric
+    return found
 
 
 def _over(table: RequestTable) -> Flags:

@@ -22,7 +22,7 @@ from simulator.planning.design import (
 from simulator.planning.intervals import Estimate
 from simulator.planning.journal import Journal, scenario_key
 from simulator.planning.measure import measure_run
-from simulator.planning.problem import PlanProblem
+from simulator.planning.problem import PlanProblem, is_random
 from simulator.planning.runs import MetricValues, Outcome, run_each
 from simulator.planning.search import (
     PlannedRun,
@@ -85,6 +85,25 @@ class Candidate(DesignPoint):
     def capacity(self) -> float:
         """Give the load that it just holds, as near as the runs tell."""
         return capacity(self.result.trials)[1] or self.best.at
+
+    @property
+    def capacity_interval(self) -> tuple[float | None, float | None]:
+        """Give the ends of the interval of that load; None for one that is not known.
+
+        Where nothing is random the load is between the last place that holds and the next.
+        """
+        assert self.scenario is not None
+        low, _, high = capacity(self.result.trials)
+        if not is_random(self.scenario):
+            beyond = self.result.beyond
+            return self.best.at, None if beyond is None else beyond.at
+        return (None, None) if low == high else (low, high)  # one run, not told by batches
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether its answer, or the place next to it, was to be looked at for longer."""
+        ends = self.result.best, self.result.beyond
+        return any(end is not None and end.cut_short for end in ends)
 
     @property
     def resources(self) -> tuple[float, float | None]:
@@ -156,7 +175,7 @@ def find_best(
     best = choose_best(problem, candidates)
     if problem.key and not problem.high:
         run_lower_loads(problem, candidates, jobs, journal)
-    find_headroom(problem, best, jobs, journal)
+    find_headroom(problem, candidates, jobs, journal)
     return candidates, best
 
 
@@ -258,34 +277,40 @@ def _scales(candidate: Candidate) -> bool:
 
 def find_headroom(
     problem: PlanProblem,
-    best: Candidate,
+    candidates: Sequence[Candidate],
     jobs: int | None = None,
     journal: Journal | None = None,
 ) -> None:
-    """Find by how much the load may grow until the best candidate no longer holds it.
+    """Find by how much the load may grow until each candidate that holds no longer does.
 
     Of a load that was searched for this is known. Else it is searched for by single runs.
     """
-    assert best.scenario is not None
-    if not problem.is_steady(best.scenario) or best.scenario.workload.generator.max_concurrency:
-        return
-    offered = best.scenario.workload.generator.request_rate
-    if problem.key == "workload.request_rate":
-        best.headroom = None if offered == inf else best.capacity / offered - 1.0
-        return
     criteria = replace(
         problem.criteria,
         replications=1,
         tolerance=HEADROOM_TOLERANCE,
         max_seconds=problem.criteria.first_seconds or inf,
     )
-    keys = {problem.key: str(int(best.best.at))} if problem.key else {}
     loaded = replace(problem, criteria=criteria, key="workload.request_rate", low=0, high=0)
-    twin = Candidate(best.varied | keys, best.scenario)
-    search_all(loaded, [twin], jobs, None, journal)
-    if twin.result.best is not None:
-        # A single run may call a load broken that the answer's own runs hold.
-        best.headroom = max(twin.best.at / offered - 1.0, 0.0)
+    twins = []
+    for candidate in candidates:
+        scenario = candidate.scenario
+        if candidate.result.best is None or scenario is None or not problem.is_steady(scenario):
+            continue
+        generator = scenario.workload.generator
+        if generator.max_concurrency:
+            continue
+        if problem.key != "workload.request_rate":
+            keys = {problem.key: str(int(candidate.best.at))} if problem.key else {}
+            twins.append((candidate, Candidate(candidate.varied | keys, scenario)))
+        elif generator.request_rate != inf:
+            candidate.headroom = candidate.capacity / generator.request_rate - 1.0
+    search_all(loaded, [twin for _, twin in twins], jobs, None, journal)
+    for candidate, twin in twins:
+        if twin.result.best is not None and candidate.scenario is not None:
+            # A single run may call a load broken that the answer's own runs hold.
+            offered = candidate.scenario.workload.generator.request_rate
+            candidate.headroom = max(twin.best.at / offered - 1.0, 0.0)
 
 
 def run_lower_loads(
@@ -401,7 +426,7 @@ def _none_holds(problem: PlanProblem, candidates: Sequence[Candidate]) -> str:
     wanted = " and ".join(slo.text for slo in slos)
     place = f" at {problem.key}={trial.at:g}" if problem.key else ""
     if not trial.violation(slos):
-        got += f", but not for certain: {trial.why}"
+        got += f", but does not hold: {trial.reason}"
     return f"no configuration meets {wanted}; the closest is {closest.label}{place}: {got}"
 
 
@@ -474,17 +499,17 @@ def result_row(problem: PlanProblem, candidate: Candidate) -> dict[str, Any]:
         row |= dict.fromkeys(("capacity", "capacity_low", "capacity_high"))
     row["error"] = candidate.error or None
     row["not_tried"] = "costs more than one that holds" if candidate.dearer else None
-    tried = candidate.result.trials
-    broke = next((t.why for t in reversed(tried) if not t.ok), None)
+    beyond = candidate.result.beyond
+    row["broke"] = (beyond.breaks if beyond is not None else "") or None
+    row["reason"] = (beyond.reason if beyond is not None else "") or None
+    row["cut_short"] = candidate.cut_short
     if best is None:
-        return row | {"broke": broke}
+        return row
     row["at"] = best.at
     if problem.searches_rate:
-        low, _, high = capacity(tried)
-        if low != high:  # no interval where nothing is random
-            row |= {"capacity_low": low, "capacity_high": high}
+        row["capacity_low"], row["capacity_high"] = candidate.capacity_interval
         row["capacity"] = candidate.capacity
-    row |= {"nearest_bound": best.why, "broke": broke, "headroom": candidate.headroom}
+    row |= {"nearest_bound": best.why, "headroom": candidate.headroom}
     row |= {"attainment": _mean_attainment(best.runs), "seconds_of_load": best.seconds}
     row["replications"] = len(best.runs)
     metrics = dict.fromkeys([slo.metric for slo in problem.criteria.slos])

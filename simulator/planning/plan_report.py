@@ -57,9 +57,9 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
         said = "cannot run" if candidate.errors else "dearer" if candidate.dearer else "no"
         cells = [said, *[""] * (len(heads) - 2)]
         if row["holds"]:
-            cells = [*_cells(problem, row, metrics), _looked_at(candidate.best)]
+            cells = [*_cells(problem, candidate, row, metrics), _looked_at(candidate.best)]
         elif candidate.result.trials:
-            cells[heads.index("breaks") - 1] = row["broke"] or ""
+            cells[heads.index("breaks") - 1] = row["reason"] or ""
             cells[-1] = _looked_at(candidate.result.trials[-1])
         lines.append([("* " if candidate is best else "  ") + candidate.label, *cells])
     notes = [f"{c.label}: {c.error}" for c in candidates if c.errors]
@@ -75,28 +75,30 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
     return "\n".join([*text, *notes, *_in_words(problem, best)])
 
 
-def _cells(problem: PlanProblem, row: Mapping[str, Any], metrics: Sequence[str]) -> Iterator[str]:
+def _cells(
+    problem: PlanProblem, candidate: Candidate, row: Mapping[str, Any], metrics: Sequence[str]
+) -> Iterator[str]:
     """Write the cells of a candidate that holds."""
     if problem.searches_rate:
         yield f"{row['capacity']:.3g}"
-        yield _range(row["capacity_low"], row["capacity_high"])
+        yield _range(candidate)
     else:
         yield f"{row['at']:g}" if problem.key else "yes"
     for name in metrics:
         yield "-" if row[name] is None else f"{row[name]:,.4g}"
     yield "-" if row["attainment"] is None else f"{100 * row['attainment']:.2f}"
-    yield row["broke"] or "-"
+    yield row["reason"] or "-"
     for name in COLUMNS:
         yield "-" if row[name] is None else f"{row[name]:,.4g}"
 
 
-def _range(low: float | None, high: float | None) -> str:
-    """Write an interval of which an end may not be known."""
-    if low is None and high is None:
-        return "-"
-    if low is None or high is None:
-        return f"to {high:.3g}" if low is None else f"from {low:.3g}"
-    return f"{low:.3g} to {high:.3g}"
+def _range(candidate: Candidate) -> str:
+    """Write the interval of a capacity; an end that is not known lies beyond all that was tried."""
+    low, high = candidate.capacity_interval
+    places = [trial.at for trial in candidate.result.trials]
+    least = f"<{min(places):.3g}" if low is None else f"{low:.3g}"
+    most = f">{max(places):.3g}" if high is None else f"{high:.3g}"
+    return f"{least} to {most}"
 
 
 def _looked_at(trial: Trial) -> str:
@@ -112,20 +114,21 @@ def _in_words(problem: PlanProblem, best: Candidate) -> Iterator[str]:
     parts = []
     if problem.searches_rate:
         unit = " req/s" if problem.key == "workload.request_rate" else " x the trace's rate"
-        interval = _range(row["capacity_low"], row["capacity_high"])
-        sure = f" ({100 * problem.criteria.confidence:g} %: {interval})" if interval != "-" else ""
-        parts.append(f"capacity {row['capacity']:.3g}{unit}{sure}")
+        sure = f"{100 * problem.criteria.confidence:g} %: {_range(best)}"
+        parts.append(f"capacity {row['capacity']:.3g}{unit} ({sure})")
     elif problem.key:
         parts.append(f"{problem.key}={row['at']:g} holds the load")
     else:
         parts.append("holds the load")
     if row["attainment"] is not None:
         parts.append(f"SLO attainment {100 * row['attainment']:.2f} %")
-    if row["broke"]:
-        where = "above it" if problem.searches_rate else "below it" if problem.key else "elsewhere"
-        parts.append(f"{where} {row['broke']} breaks")
+    if row["reason"]:
+        where = "above it" if problem.searches_rate else "below it"
+        parts.append(f"{where} {row['broke'] + ' breaks' if row['broke'] else row['reason']}")
     if row["headroom"] is not None:
-        parts.append(f"headroom {100 * row['headroom']:+.0f} % at the offered load")
+        share = f"{100 * abs(row['headroom']):.0f} %"
+        short = row["headroom"] < 0
+        parts.append(f"{share} below the offered load" if short else f"headroom {share}")
     count = f"{row['gpus']:.4g} GPU{'s' if row['gpus'] != 1 else ''}"
     parts.append(
         f"{count}, ${row['dollars_per_hour']:,.4g}/h" if row["dollars_per_hour"] else count
@@ -134,6 +137,33 @@ def _in_words(problem: PlanProblem, best: Candidate) -> Iterator[str]:
         parts.append(f"${row['dollars_per_million_output_tokens']:.3g}/M output tokens")
     yield f"* {best.label}: {'; '.join(parts)}"
     yield f"  looked at {_looked_at(best.best)} of load"
+    yield from _caveats(problem, best, row)
+
+
+WIDE = 2.0  # times the tolerance: an interval of a capacity that is said to be wide
+
+
+def _caveats(problem: PlanProblem, best: Candidate, row: Mapping[str, Any]) -> Iterator[str]:
+    """Say what the answer lacks for want of time or runs."""
+    criteria = problem.criteria
+    if row["cut_short"]:
+        yield (
+            f"  cut short: no run may be longer than {criteria.max_seconds:g} s (--max-duration), "
+            "and to stand the verdict needs longer ones"
+        )
+    beyond = best.result.beyond
+    if beyond is not None and not beyond.sure and not problem.searches_rate:
+        yield f"  too close to tell at {beyond.at:g}, in {_looked_at(beyond)}: it may hold, too"
+    if not problem.searches_rate:
+        return
+    low, high = row["capacity_low"], row["capacity_high"]
+    more = f"--replications {4 * criteria.replications}"
+    if best.best.seconds is not None and criteria.min_seconds is not None:
+        more = f"--min-duration {4 * criteria.min_seconds:g}"
+    if low is None or high is None:
+        yield f"  the interval ends beyond the loads that were tried: {more} tells where"
+    elif high - low > WIDE * criteria.tolerance * row["capacity"]:
+        yield f"  the interval is {(high - low) / row['capacity']:.0%} of it wide: {more} narrows it"
 
 
 def plan(

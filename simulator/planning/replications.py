@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,8 +27,8 @@ from simulator.results.token_times import lacks_gaps
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.workers import use_backend
-from simulator.views.report import BY_KEY, align, find_metric, part_values
-from simulator.views.winner import LEADS
+from simulator.views.report import BY_KEY, DOLLARS, align, find_metric, part_values
+from simulator.views.winner import LEADS, prices_differ
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -117,8 +118,16 @@ CONSTANT = (
 
 
 def estimates(runs: Sequence[MetricValues]) -> dict[str, Estimate]:
-    """Estimate every metric of a comparison that all replications have."""
-    return {key: estimate(values) for key, values in columns(runs, _keys(BY_KEY, runs)).items()}
+    """Estimate every metric of a comparison that all replications have.
+
+    None can be below 0, and a share not above 1: their intervals end there.
+    """
+    found = columns(runs, _keys(BY_KEY, runs))
+    return {key: _within_limits(key, estimate(values)) for key, values in found.items()}
+
+
+def _within_limits(key: str, found: Estimate) -> Estimate:
+    return replace(found, least=0.0, most=1.0 if key.startswith("slo_attainment") else inf)
 
 
 def _keys(keys: Iterable[str], runs: Sequence[MetricValues]) -> list[str]:
@@ -208,11 +217,16 @@ def compare_intervals(
 def winner_lines(labels: Sequence[str], runs: Sequence[Sequence[MetricValues]]) -> list[str]:
     """Name the best run by SLO attainment, else by each of LEADS, as far as chance allows.
 
+    By the cost of a token, too, where what is paid differs.
+
     The best is the one with the best mean. It wins where each of its paired differences to the
     others is significant at 5 %, by Holm over the differences of all pairs of runs: it was not
     named beforehand.
     """
-    asked = ["slo_attainment"] if columns(runs[0], ["slo_attainment"]) else LEADS
+    judged = bool(columns(runs[0], ["slo_attainment"]))
+    asked = ["slo_attainment"] if judged else [*LEADS]
+    if prices_differ([{"completed": 1, "headway": {}, **same[0]} for same in runs]):
+        asked.append(DOLLARS.key)
     return [line for key in asked for line in _winner(labels, runs, key)]
 
 
@@ -227,7 +241,7 @@ def _winner(
     pairs = [(a, b) for a in known for b in known if a < b]
     tests = [paired(key, values[a] or (), values[b] or ()) for a, b in pairs]
     adjusted = holm([test.p for test in tests])
-    metric = BY_KEY[key]
+    metric = DOLLARS if key == DOLLARS.key else BY_KEY[key]
     best = max(known, key=lambda k: metric.better * estimate(values[k] or ()).mean)
     others = [
         (b if a == best else a, replace(test, adjusted=p))
@@ -322,8 +336,8 @@ def draw_intervals(labels: Sequence[str], runs: Sequence[Sequence[MetricValues]]
         panels = figure.axes
         for axes, key in zip(panels, shown, strict=False):
             for place, same in enumerate(runs):
-                e = estimate(columns(same, [key])[key])
-                prediction, mean = e.prediction_half_width, e.half_width
+                e = _within_limits(key, estimate(columns(same, [key])[key]))
+                prediction, mean = _beside(e, e.prediction_interval), _beside(e, e.interval)
                 axes.errorbar(e.mean, place, xerr=prediction, color="0.7", capsize=2, linewidth=1)
                 axes.errorbar(e.mean, place, xerr=mean, fmt="o", color="#0072B2", capsize=4)
             axes.set_title(BY_KEY[key].label)
@@ -336,3 +350,9 @@ def draw_intervals(labels: Sequence[str], runs: Sequence[Sequence[MetricValues]]
             axes.set_visible(False)
         figure.supxlabel("blue: mean and its 95 % interval; grey: 95 % of single runs", fontsize=11)
     return figure
+
+
+def _beside(e: Estimate, ends: tuple[float, float]) -> list[list[float]]:
+    """Give how far an interval reaches to both sides, as error bars are told."""
+    low, high = ends
+    return [[e.mean - low], [high - e.mean]]

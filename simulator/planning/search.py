@@ -47,11 +47,24 @@ class Trial:
     runs: list[MetricValues] = field(default_factory=list)
     ok: bool = False
     sure: bool = True  # the confidence interval decided it, not the mean alone
-    why: str = ""  # the bound that is broken, or nearest to it; what grows
-    growing: bool = False
+    why: str = ""  # the bound that is broken, or nearest to it
+    growing: str = ""  # what grows
     strain: Span = (0.0, 0.0, 0.0)  # of the worst bound, what is above it relative to it
     settled: bool = False  # runs half as long said the same
     superseded: bool = False  # by longer runs at the same place
+    cut_short: bool = False  # it was to be looked at for longer than is allowed
+
+    @property
+    def breaks(self) -> str:
+        """Name the bound that is broken, by the mean where intervals cannot tell; "" if none is."""
+        return "" if self.ok or self.strain[1] <= NOT_KEPT else self.why
+
+    @property
+    def reason(self) -> str:
+        """Say why it does not hold."""
+        if self.ok or self.breaks:
+            return self.breaks
+        return self.growing or f"not certain of {self.why}"
 
     def violation(self, slos: Sequence[Slo]) -> float:
         """Say how far the worst metric is from its bound, relative to it."""
@@ -83,10 +96,13 @@ class Trial:
 
 @dataclass(slots=True)
 class SearchResult:
-    """How a search ended: the best place that holds, and all that was tried, in order."""
+    """How a search ended: the best place that holds, all that was tried in order, and the place
+    next to the best that does not hold: the nearest to holding, where none does.
+    """
 
     best: Trial | None
     trials: list[Trial]
+    beyond: Trial | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -108,15 +124,21 @@ class Criteria:
         return None if self.min_seconds is None else self.min_seconds / 2
 
     def enough(self, trial: Trial) -> float:
-        """Give the seconds of load that a run needs for the verdict on a place to stand."""
+        """Give the seconds of load that a run needs for the verdict on a place to stand.
+
+        At most those that are allowed.
+        """
+        return min(self.wanted(trial), self.max_seconds)
+
+    def wanted(self, trial: Trial) -> float:
+        """Give the seconds of load that a run should have, whatever is allowed."""
         assert self.min_seconds is not None
         assert trial.seconds is not None
         longest = max(float(run["p99_e2el_ms"]) for run in trial.runs) if trial.ok else 0.0
         shares = [slo.limit for slo in self.slos if slo.is_share and slo.limit]
         requests = BEYOND / min(shares, default=1.0)
         for_share = trial.seconds * requests / trial.runs[0]["num_prompts"]
-        wanted = max(self.min_seconds, self.min_e2els * longest / 1000.0, for_share)
-        return float(min(wanted, self.max_seconds))
+        return float(max(self.min_seconds, self.min_e2els * longest / 1000.0, for_share))
 
     def counts(self, *, strict: bool) -> list[int]:
         """Give after how many runs a place is judged that is looked at closely.
@@ -150,14 +172,14 @@ class Verdict(NamedTuple):
 
     kept: bool | None  # None: the confidence intervals cannot tell
     mean_kept: bool  # by the means alone
-    why: str  # the bound that is broken, or nearest to it; what grows
+    why: str  # the bound that is broken, or nearest to it
     strain: Span  # of that bound: how far it is exceeded, relative to it; inf: no telling
-    growing: bool = False
+    growing: str = ""  # what grows
 
 
 BROKEN: Span = (inf, inf, inf)
 LOOKS = 10
-NOT_KEPT = 1e-9  # by how much a bound is at least exceeded where something grows
+NOT_KEPT = 1e-9  # by which a bound that is kept counts as exceeded where something grows
 
 
 def judge(runs: Sequence[MetricValues], criteria: Criteria, *, strict: bool = False) -> Verdict:
@@ -180,9 +202,10 @@ def judge(runs: Sequence[MetricValues], criteria: Criteria, *, strict: bool = Fa
         return Verdict(False, False, why, (low, mean, high))
     growing = [str(run["growing"]) for run in whole if run.get("growing")]
     if broken or 2 * len(growing) > len(whole):
-        reason = broken[0] if broken else growing[0]
-        span = low, max(mean, NOT_KEPT), inf
-        return Verdict(None, False, reason if mean <= 0 else why, span, not broken)
+        if broken:
+            least, why = 2 * NOT_KEPT, broken[0] if mean <= 0 else why
+            return Verdict(None, False, why, (low, max(mean, least), inf))
+        return Verdict(None, False, why, (low, max(mean, NOT_KEPT), inf), growing[0])
     return Verdict(None if high > 0 else True, mean <= 0, why, (low, mean, high))
 
 
@@ -202,7 +225,9 @@ def _strain(runs: Sequence[MetricValues], slo: Slo, confidence: float) -> Span:
     if slo.of_requests and all("batches" in run for run in runs):
         batches = [run["batches"][slo.text] for run in runs]
         low, mean, high = batch_interval(batches, confidence)
-        if slo.is_share and slo.limit:
+        if slo.is_share and not slo.limit:  # then one request that misses it breaks it
+            return (mean, mean, mean) if mean > 0 else (-1.0, -1.0, -1.0)
+        if slo.is_share:
             # None among n says no more than that it is less than one in n / 3, or so.
             count = sum(run["measured"] for run in runs)
             high = max(high, -log(1.0 - confidence) / max(count, 1))
@@ -358,10 +383,13 @@ def _search(
             continue
         end = next((one for one in (holds, fails) if one is not None and not one.settled), None)
         if end is None:
-            return SearchResult(holds, trials)
+            for one in (holds, fails):
+                if one is not None and one.seconds is not None and not one.is_lost(criteria):
+                    one.cut_short |= criteria.wanted(one) > criteria.max_seconds
+            return SearchResult(holds, trials, fails)
         longer = criteria.longer(end)
         if longer is None:
-            end.settled = True
+            end.settled, end.cut_short = True, end.seconds is not None
             continue
         again = Trial(end.at, longer)
         counts = [n for n in criteria.counts(strict=rising) if end.sure or n >= len(end.runs)]

@@ -141,6 +141,8 @@ class RunMetrics:
         if cluster is not None:
             self.cluster = ClusterMetrics(scenario, cluster, self.engines)
         self._costs = [each.cost for each in parts]
+        price = parts[0].gpu.dollars_per_hour
+        self._price = None if price is None else price * scenario.gpu.count
         self._goodput = scenario.goodput.model_dump(exclude_none=True)
         self._slos = service_levels(scenario)
         self._bounds = request_bounds(self._goodput, self._slos)
@@ -243,7 +245,13 @@ class RunMetrics:
         own |= self.engines.utilizations(high - low)
         if self.cluster is None:
             energy = self.engines.energy((high - low) * self.engines.replicas)
-            own |= energy_summary(energy, high - low, self.engines.requests.generated)
+            tokens = self.engines.requests.generated
+            own |= energy_summary(energy, high - low, tokens)
+            hourly = self._price
+            own["dollars_per_hour"] = hourly
+            own["dollars_per_million_output_tokens"] = (
+                None if hourly is None or not tokens else hourly / 3600 * (high - low) / tokens * 1e6
+            )
         own |= {
             f"{name}_itl_ms": 1000 * gap
             for name, gap in zip(("min", "max"), self._latencies["itl"].range, strict=True)

@@ -139,16 +139,19 @@ def service_levels(scenario: "Scenario") -> list[Slo]:
 
 
 def request_bounds(goodput: Mapping[str, float], slos: Sequence[Slo]) -> dict[str, float]:
-    """Give the bounds (ms) that each request is held against: `goodput`, and those of percentiles.
+    """Give the bounds (ms) that each request is held against, for the SLO attainment.
 
-    That the P99 TTFT is at most 1000 ms says that 99 % of the requests keep 1000 ms. Where
-    `goodput` bounds the same latency, its bound stands; of several percentiles the loosest bound.
+    They are those of the percentiles that `slos` bound: that the P99 TTFT is at most 1000 ms says
+    that 99 % of the requests keep 1000 ms; of several percentiles of a latency the loosest bound.
+    Those of `goodput` count where `slos` bound no percentile, or name `goodput`; where it bounds
+    the same latency, its bound then stands.
     """
     found: dict[str, float] = {}
     for slo in slos:
         if slo.percentile is not None and slo.latency in REQUEST_BOUNDS:
             found[slo.latency] = max(slo.bound, found.get(slo.latency, 0.0))
-    found |= goodput
+    if not found or any(slo.metric == "goodput" for slo in slos):
+        found |= goodput
     return {name: found[name] for name in REQUEST_BOUNDS if name in found}
 
 

@@ -86,12 +86,15 @@ COPIES = (
     Metric("offloading_bytes", "KV bytes to and from the host tier (GB)", 0, 1e-9),
 )
 """What goes between GPU and host; where nothing did, nothing is said."""
+DOLLARS = Metric("dollars_per_million_output_tokens", "Cost of 1M output tokens ($)", -1)
+PRICE = (Metric("dollars_per_hour", "Price ($/h)", -1), DOLLARS)
+"""Of a server by its GPUs' list prices; of a cluster they are among its own figures."""
 CLUSTER = (
     Metric("gpus", "GPUs"),
-    Metric("dollars_per_hour", "Price ($/h)", -1),
+    PRICE[0],
     Metric("replica_hours", "Replica-hours", -1),
     Metric("dollars", "Cost of the run ($)", -1),
-    Metric("dollars_per_million_output_tokens", "Cost of 1M output tokens ($)", -1),
+    DOLLARS,
     Metric("requests_imbalance", "Most requests of a replica / mean", -1),
     Metric("busy_time_imbalance", "Most busy time of a replica / mean", -1),
 )
@@ -399,6 +402,7 @@ def _engine(gauges: Summary) -> list[str]:
     if "paid_times" in gauges.get("cluster", {}):
         known = [replace(each, label=PAID_LABELS.get(each.key, each.label)) for each in GAUGES]
     lines += [_line("Steps", gauges["steps"]), *_lines(gauges, known)]
+    lines += _lines(gauges, PRICE)
     lines += _lines(gauges, (*COPIES, *COUNTS), zeros=False)
     return lines + (_cluster(gauges["cluster"]) if "cluster" in gauges else [])
 

@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from simulator.views.report import ALIKE, BY_KEY, metric_value
+from simulator.views.report import ALIKE, BY_KEY, DOLLARS, metric_value
 
-DOLLARS = "dollars_per_million_output_tokens"
 LEADS = ("output_throughput", "p99_ttft_ms", "mean_e2el_ms")
 """What runs without service levels are looked at by."""
 Summary = Mapping[str, Any]
@@ -14,21 +13,41 @@ Summary = Mapping[str, Any]
 def best_run(summaries: Sequence[Summary]) -> tuple[int | None, str]:
     """Give the number of the best run and what makes it that; None where there is none.
 
-    Of those that keep all service levels the cheapest by the token, where prices are known; else
-    the one with the highest output throughput, or, where the load sets that, the least mean E2EL.
-    Where none keeps them there is no best. Without service levels it is the throughput alone.
+    Of those that keep all service levels the cheapest by the token, where what is paid differs;
+    else the one with the highest goodput, SLO attainment or output throughput, or, where the load
+    sets these, the least mean E2EL. Where none keeps them there is no best. Without service levels
+    it is the cheapest by the token, where what is paid differs, else the output throughput.
     """
     done = [k for k, summary in enumerate(summaries) if summary.get("completed")]
     judged = [k for k in done if metric_value(summaries[k], "slo_met") is not None]
+    usual = ("output_throughput", "mean_e2el_ms")
     if not judged:
-        return _first(summaries, done, ("output_throughput", "mean_e2el_ms"))
+        return _first(summaries, done, (*_dollars(summaries, done), *usual))
     kept = [k for k in judged if metric_value(summaries[k], "slo_met")]
     if len(kept) == 1:
         return kept[0], "the only one that keeps the service levels"
     if not kept:
         return None, "none keeps the service levels"
-    place, why = _first(summaries, kept, (DOLLARS, "output_throughput", "mean_e2el_ms"))
+    keys = (*_dollars(summaries, kept), "request_goodput", "slo_attainment", *usual)
+    place, why = _first(summaries, kept, keys)
     return place, f"{why} of the {len(kept)} that keep the service levels"
+
+
+def prices_differ(summaries: Sequence[Summary]) -> bool:
+    """Say whether what runs pay in a second differs; False where a price is not known."""
+    told = [
+        (metric_value(one, DOLLARS.key), metric_value(one, "output_throughput"))
+        for one in summaries
+    ]
+    paid = [cost * speed for cost, speed in told if cost is not None and speed is not None]
+    if len(paid) < max(len(told), 2):
+        return False
+    return bool(max(paid) - min(paid) > ALIKE * max(paid))
+
+
+def _dollars(summaries: Sequence[Summary], among: Sequence[int]) -> list[str]:
+    """Name the cost of a token, where what is paid differs."""
+    return [DOLLARS.key] if prices_differ([summaries[k] for k in among]) else []
 
 
 def _first(
@@ -55,7 +74,7 @@ def _more(key: str) -> bool:
 
 
 def _superlative(key: str) -> str:
-    if key == DOLLARS:
+    if key == DOLLARS.key:
         return "the lowest cost of a token"
     label = BY_KEY[key].label.partition(" (")[0]
     if not label.startswith("P9"):
@@ -64,9 +83,10 @@ def _superlative(key: str) -> str:
 
 
 def _amount(key: str, value: float) -> str:
-    if key == DOLLARS:
+    if key == DOLLARS.key:
         return f"${value:.3g} for 1M"
     unit = BY_KEY[key].label.partition(" (")[2].removesuffix(")")
+    value *= BY_KEY[key].scale
     return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
@@ -82,6 +102,10 @@ def winner_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> list[st
             lines.append(f"Nearest: {labels[most[1]]}, {most[0]:.1%} of its requests keep them.")
     else:
         lines = ["No winner: no service level is given (--slo, or goodput in the scenario)."]
+        if place is not None and prices_differ([s for s in summaries if s.get("completed")]):
+            lines = [
+                f"Winner by price: {labels[place]}: {why}; no service level is given (--slo)."
+            ]
         done = [k for k, summary in enumerate(summaries) if summary.get("completed")]
         for key in LEADS:
             leader, what = _first(summaries, done, (key,))

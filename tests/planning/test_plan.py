@@ -214,3 +214,26 @@ def test_a_plan_that_makes_no_run_leaves_nothing(scenario: Path):
     args = ["--slo", "p99_ttft_ms<=1", "--vary", "engine.max_num_seqs=5000,6000", "--jobs", "1"]
     assert main(["plan", str(scenario), *args, "--out", str(out)]) == 2
     assert not out.exists()
+
+
+def test_a_plan_that_is_cut_short_says_so_and_what_it_knows(
+    scenario: Path, capsys: pytest.CaptureFixture[str]
+):
+    args = ["plan", str(scenario), "--slo", "mean_ttft_ms<=1100", "--replications", "1"]
+    short = ["--min-duration", "30", "--max-duration", "30", "--jobs", "1"]
+    out = scenario.parent / "out"
+    assert main([*args, *short, "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "cut short: no run may be longer than 30 s (--max-duration)" in said
+    assert re.search(r"\(95 %: <?[\d.]+ to >?[\d.]+\)", said)
+    (row,) = json.loads((out / "plan.json").read_text())["candidates"]
+    assert row["cut_short"] is True
+    assert row["broke"] in (None, "mean_ttft_ms")  # what grows is no bound
+
+
+def test_all_that_hold_have_a_headroom(scenario: Path):
+    vary = {"engine.max_num_seqs": [4, 8]}
+    for more in ({"cheapest": True}, {}):
+        frame = plan(scenario, ["p99_ttft_ms<=60000"], vary, jobs=1, **more)
+        assert frame["holds"].all()
+        assert (frame["headroom"] > 0).all()

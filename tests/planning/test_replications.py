@@ -11,7 +11,7 @@ from simulator.cli.main import main
 from simulator.costs.noise import Noise, ScaledCost
 from simulator.planning.design import expand
 from simulator.planning.intervals import estimate
-from simulator.planning.replications import replicate, seeds, winner_lines
+from simulator.planning.replications import estimates, replicate, seeds, winner_lines
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
@@ -214,3 +214,12 @@ def test_a_share_is_told_in_per_cent(write, capsys):
     said = capsys.readouterr().out
     assert "SLO attainment (%)" in said
     assert "SLO attainment (%): no winner; 100.00 for all." in said
+
+
+def test_no_interval_goes_below_nothing_or_above_all():
+    """Of two runs that differ by a lot Student's t alone would reach below 0."""
+    same = [{"mean_ttft_ms": 1.0, "slo_attainment": 0.5}, {"mean_ttft_ms": 9.0, "slo_attainment": 1}]
+    found = estimates(same)
+    assert found["mean_ttft_ms"].interval[0] == found["mean_ttft_ms"].prediction_interval[0] == 0.0
+    assert found["mean_ttft_ms"].interval[1] > 9.0
+    assert found["slo_attainment"].interval == (0.0, 1.0)

@@ -134,7 +134,10 @@ def test_what_grows_is_looked_at_ever_longer_and_never_holds():
     found = play(as_configured(STEADY), lambda w: share(0.0, w.seconds, growing="KV cache usage"))
     assert found.best is None
     assert [trial.seconds for trial in found.trials] == [300.0, 600.0, 1200.0, 2400.0]
-    assert found.trials[-1].why == "KV cache usage"
+    last = found.trials[-1]
+    assert found.beyond is last
+    assert (last.breaks, last.reason) == ("", "KV cache usage")  # no bound is broken
+    assert last.cut_short  # 2,400 s are the most
 
 
 def test_a_run_is_as_long_as_twenty_of_its_requests_and_its_percentile_need():
@@ -215,3 +218,28 @@ def test_what_is_lost_by_far_is_looked_at_once(requests: int, looks: int):
     found = play(as_configured(Criteria([SLO], min_seconds=600, max_seconds=600)), lose)
     assert found.best is None
     assert len(found.trials) == looks
+
+
+def test_one_request_that_is_lost_breaks_what_allows_none():
+    """`completion>=1`: a share of 0 has no relative measure, and yet 1 % lost is not kept."""
+    criteria = Criteria([parse_slo("completion>=1")])
+    for lost, kept in ((0.0, True), (0.01, False)):
+        run = {"batches": {"completion>=1": [0.0] * 9 + [lost]}, "measured": 1000}
+        assert judge([run], criteria).kept is kept
+
+
+def test_what_breaks_is_told_of_the_place_next_to_the_answer():
+    """Far beyond it TTFT is worst, next to it TPOT."""
+    ttft, tpot = parse_slo("p99_ttft_ms<=100"), parse_slo("p99_tpot_ms<=50")
+
+    def measured(wanted: PlannedRun) -> dict[str, float]:
+        return {
+            "p99_ttft_ms": 10.0 if wanted.at < 1.3 else 10_000.0,
+            "p99_tpot_ms": 50.0 * wanted.at**0.5,
+        }
+
+    found = play(largest_rate(0.5, Criteria([ttft, tpot])), measured)
+    assert found.beyond is not None
+    assert 1.0 < found.beyond.at < 1.06
+    assert found.beyond.breaks == found.beyond.reason == "p99_tpot_ms"
+    assert not found.beyond.cut_short  # there is nothing to be longer

@@ -77,10 +77,13 @@ def test_a_streamed_run_counts_the_same() -> None:
     assert {key: streamed[key] for key in names} == {key: kept[key] for key in names}
 
 
-def test_the_loosest_percentile_bounds_requests_unless_goodput_does() -> None:
+def test_the_loosest_percentile_bounds_requests_and_goodput_where_it_is_asked_for() -> None:
     slos = [parse_slo(t) for t in ("p50_ttft_ms<=200", "p99_ttft_ms<=900", "mean_tpot_ms<=9")]
     assert request_bounds({}, slos) == {"ttft": 900.0}
-    assert request_bounds({"ttft": 50.0, "e2el": 7.0}, slos) == {"ttft": 50.0, "e2el": 7.0}
+    goodput = {"ttft": 50.0, "e2el": 7.0}
+    assert request_bounds(goodput, slos) == {"ttft": 900.0}
+    assert request_bounds(goodput, [*slos, parse_slo("goodput>=0.9")]) == goodput
+    assert request_bounds(goodput, slos[2:]) == request_bounds(goodput, []) == goodput
     assert request_bounds({}, [parse_slo("p99_queue_time_ms<=5")]) == {}
 
 

@@ -157,7 +157,9 @@ def _bounds(run: Run) -> dict[str, float]:
     for text in run.scenario["slo"] or []:
         if found := re.fullmatch(r"p[\d.]+_(ttft|tpot|e2el)_ms<=(.*)", text):
             bounds[found[1]] = max(float(found[2]), bounds.get(found[1], 0.0))
-    return bounds | {k: v for k, v in run.scenario["goodput"].items() if v is not None}
+    goodput = {k: v for k, v in run.scenario["goodput"].items() if v is not None}
+    asked = not bounds or any(text.startswith("goodput") for text in run.scenario["slo"])
+    return bounds | (goodput if asked else {})
 
 
 def _service_levels(run: Run, summary: Values) -> Values:

@@ -219,6 +219,17 @@ def _utilizations(
     return found
 
 
+def _price(run: Run, duration: float, tokens: int) -> Values:
+    """Give what a single server costs at list prices, and a million tokens of it."""
+    hourly = find_gpu(run.scenario["gpu"]["name"]).dollars_per_hour
+    hourly = None if hourly is None else hourly * run.scenario["gpu"]["count"]
+    paid = None if hourly is None else hourly * duration / 3600
+    return {
+        "dollars_per_hour": hourly,
+        "dollars_per_million_output_tokens": paid / tokens * 1e6 if paid and tokens else None,
+    }
+
+
 def recompute_energy(
     run: Run, requests: pd.DataFrame, steps: pd.DataFrame, cores: list[Values]
 ) -> Values:
@@ -246,7 +257,8 @@ def recompute_energy(
         kg_co2 += taken / 3.6e6 * gpu["carbon_intensity"] / 1000
     tokens = requests[requests.finish_reason.isin(COMPLETED)].output_tokens.sum()
     each = joules / tokens if tokens and joules is not None else None
-    return {
+    found = {} if "cluster" in run.summary["headway"] else _price(run, duration, tokens)
+    return found | {
         "power_w": joules / duration if duration and joules is not None else None,
         "joules_per_output_token": each,
         "joules_per_output_token_low": each and 0.8 * each,

@@ -18,7 +18,7 @@ def test_the_only_run_that_keeps_the_service_levels_wins() -> None:
 
 
 def test_of_those_that_keep_them_the_cheapest_by_the_token() -> None:
-    costs = [{"cluster": {DOLLARS: 2.0}}, {"cluster": {DOLLARS: 1.5}}, {"cluster": {DOLLARS: 1.0}}]
+    costs = [{"cluster": {DOLLARS.key: dollars}} for dollars in (2.0, 1.5, 1.0)]
     mets = (True, True, False)
     runs = [summary(100, 9, met=m, **cost) for m, cost in zip(mets, costs, strict=True)]
     place, why = best_run(runs)
@@ -53,3 +53,26 @@ def test_without_service_levels_there_is_no_winner_but_leaders() -> None:
 
 def test_equal_runs_have_no_best() -> None:
     assert best_run([summary(1, 1), summary(1, 1)]) == (None, "no difference to speak of")
+
+
+def test_at_one_price_the_highest_goodput_of_those_that_keep_them() -> None:
+    """At the same price per hour a token costs less where more come out, but users want goodput."""
+    runs = [summary(100, 50, met=True), summary(120, 60, met=True)]
+    for run, goodput, cost in zip(runs, (9.0, 7.0), (1.2, 1.0), strict=True):
+        run["request_goodput"] = goodput
+        run["headway"][DOLLARS.key] = cost
+    assert best_run(runs) == (
+        0,
+        "the highest request goodput (9 req/s) of the 2 that keep the service levels",
+    )
+
+
+def test_where_prices_differ_the_cheapest_by_the_token_is_named_without_service_levels() -> None:
+    runs = [summary(100, 50, **{DOLLARS.key: 1.0}), summary(200, 40, **{DOLLARS.key: 1.5})]
+    assert winner_lines(["L40S", "H100"], runs)[:2] == [
+        "Winner by price: L40S: the lowest cost of a token ($1 for 1M); no service level is given "
+        "(--slo).",
+        "The highest output throughput (200 tok/s): H100.",
+    ]
+    runs = [summary(100, 50, **{DOLLARS.key: 2.0}), summary(200, 40, **{DOLLARS.key: 1.0})]
+    assert winner_lines(["slow", "fast"], runs)[0].startswith("No winner")  # the same price

@@ -18,7 +18,6 @@ import numpy as np
 from simulator.diagnosis.rules import NOTHING, told_findings
 from simulator.figures.data import Run
 from simulator.figures.film import record
-from simulator.models.gpus import find_gpu
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
@@ -34,8 +33,8 @@ FIGURES = (
     *("output_throughput", "request_throughput", "slo_attainment", "mean_ttft_ms", "p99_ttft_ms"),
     *("mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms", "p99_e2el_ms"),
     *("gpu_busy_fraction", "kv_cache_usage_mean", "preemptions"),
+    "dollars_per_million_output_tokens",
 )
-DOLLARS = "dollars_per_million_output_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,6 @@ def view(scenario: Scenario, found: Run, trace: str) -> dict[str, Any]:
     if trace:
         resolved["workload"]["trace"]["path"] = trace
     figures = {key: metric_value(summary, key) for key in FIGURES}
-    figures[DOLLARS] = _dollars(scenario, summary)
     edges = np.linspace(0.0, found.end or 1.0, BINS + 1)
     middle = (edges[1:] + edges[:-1]) / 2
     levels = over_time(found, edges)
@@ -168,18 +166,6 @@ def view(scenario: Scenario, found: Run, trace: str) -> dict[str, Any]:
         "advice": advice + [str(text) for text in own.get("warnings") or []],
         "yaml": yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True),
     }
-
-
-def _dollars(scenario: Scenario, summary: Any) -> float | None:
-    """Give what a million output tokens cost at list prices; None where there is none."""
-    known = metric_value(summary, DOLLARS)
-    if isinstance(known, int | float):
-        return float(known)
-    price = find_gpu(scenario.gpu.name).dollars_per_hour
-    speed = summary["output_throughput"]
-    if scenario.cluster is not None or price is None or not speed:
-        return None
-    return float(price * (scenario.gpu.count or 1) / 3600 / speed * 1e6)
 
 
 def films(scenario: Scenario) -> Sequence[Any]:
