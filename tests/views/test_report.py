@@ -89,6 +89,8 @@ Power of all GPUs (W, within 25%):       68.00
 Energy of an output token (J):           54.40
 Energy of 1M output tokens (Wh):         15111.11
 CO2e of 1M output tokens (g):            7147.56
+Price ($/h):                             3.43
+Cost of 1M output tokens ($):            762.22
 Requests rejected (could never fit):     1
 ==================================================
 """
@@ -326,8 +328,9 @@ def test_of_many_runs_each_is_a_row(summary: Summary) -> None:
     cells = [line.split() for line in lines[3:15]]
     place = lines[1].replace("tok per s", "tok").split().index("P99,") // 2 + 1
     assert [row[place].endswith("*") for row in cells] == [False] * 10 + [True, False]
-    assert [row[-3] for row in cells] == ["n/a"] * 11 + ["0.5*"]
-    assert {row[-2] for row in cells} == {"33.33*"}  # SLO attainment
+    assert [row[-4] for row in cells] == ["n/a"] * 11 + ["0.5*"]
+    assert {row[-3] for row in cells} == {"33.33*"}  # SLO attainment
+    assert {row[-2] for row in cells} == {"762.2*"}  # $ of a million tokens: 4 s at 3.43 an hour
     assert {row[-1] for row in cells} == {"54.4*"}  # J per token: 5 tokens in 4 s at 68 W
     assert "batch" not in lines[0]
     assert max(map(len, lines)) <= 130
