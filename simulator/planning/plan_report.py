@@ -163,7 +163,8 @@ def _caveats(problem: PlanProblem, best: Candidate, row: Mapping[str, Any]) -> I
     if low is None or high is None:
         yield f"  the interval ends beyond the loads that were tried: {more} tells where"
     elif high - low > WIDE * criteria.tolerance * row["capacity"]:
-        yield f"  the interval is {(high - low) / row['capacity']:.0%} of it wide: {more} narrows it"
+        wide = (high - low) / row["capacity"]
+        yield f"  the interval is {wide:.0%} of it wide: {more} narrows it"
 
 
 def plan(

@@ -250,7 +250,9 @@ class RunMetrics:
             hourly = self._price
             own["dollars_per_hour"] = hourly
             own["dollars_per_million_output_tokens"] = (
-                None if hourly is None or not tokens else hourly / 3600 * (high - low) / tokens * 1e6
+                None
+                if hourly is None or not tokens
+                else hourly / 3600 * (high - low) / tokens * 1e6
             )
         own |= {
             f"{name}_itl_ms": 1000 * gap

@@ -103,9 +103,7 @@ def winner_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> list[st
     else:
         lines = ["No winner: no service level is given (--slo, or goodput in the scenario)."]
         if place is not None and prices_differ([s for s in summaries if s.get("completed")]):
-            lines = [
-                f"Winner by price: {labels[place]}: {why}; no service level is given (--slo)."
-            ]
+            lines = [f"Winner by price: {labels[place]}: {why}; no service level is given (--slo)."]
         done = [k for k, summary in enumerate(summaries) if summary.get("completed")]
         for key in LEADS:
             leader, what = _first(summaries, done, (key,))

@@ -218,7 +218,10 @@ def test_a_share_is_told_in_per_cent(write, capsys):
 
 def test_no_interval_goes_below_nothing_or_above_all():
     """Of two runs that differ by a lot Student's t alone would reach below 0."""
-    same = [{"mean_ttft_ms": 1.0, "slo_attainment": 0.5}, {"mean_ttft_ms": 9.0, "slo_attainment": 1}]
+    same = [
+        {"mean_ttft_ms": 1.0, "slo_attainment": 0.5},
+        {"mean_ttft_ms": 9.0, "slo_attainment": 1},
+    ]
     found = estimates(same)
     assert found["mean_ttft_ms"].interval[0] == found["mean_ttft_ms"].prediction_interval[0] == 0.0
     assert found["mean_ttft_ms"].interval[1] > 9.0
