@@ -16,6 +16,8 @@ from simulator.util.version import __version__
 
 # Nothing here multiplies matrices, and numpy's BLAS spends 0.1 s of CPU on starting its threads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Pydantic would look for plug-ins in every installed package, and import `email` to read of them.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 VERBS = {
     "init": "Write a first scenario, from answers or options.",

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from simulator.scenario.scenario import Scenario
     from simulator.simulation.result import Result
 
+SAMPLING_INTERVAL = (
+    15.0  # s, `simulator.views.prometheus.INTERVAL`, of which only --prometheus knows
+)
+
 
 def run(
     scenario: ScenarioOrName,
@@ -43,7 +47,9 @@ def run(
     prometheus: Annotated[
         Path | None, Parameter(help="metrics under vLLM's names and times, as OpenMetrics")
     ] = None,
-    prometheus_interval: Annotated[float, silent("s between two samples of --prometheus")] = 15.0,
+    prometheus_interval: Annotated[
+        float, silent("s between two samples of --prometheus")
+    ] = SAMPLING_INTERVAL,
     prometheus_start: Annotated[
         str | None, silent("when its run begins: a date, or s since 1970 [default: 1970]")
     ] = None,
@@ -229,16 +235,15 @@ def _check_exports(timeline: Path | None, prometheus: Path | None) -> None:
 
 def _sampling(prometheus: Path | None, interval: float, start: str | None) -> tuple[float, float]:
     """Give the s between two samples, and when the run begins, s since 1970."""
-    from simulator.views.prometheus import INTERVAL
-    from simulator.workload.traces.fields import parse_date
-
     if not 0 < interval < inf:
         raise HeadwayError(f"--prometheus-interval {interval}: is not more than 0")
-    if prometheus is None and (start is not None or interval != INTERVAL):
+    if prometheus is None and (start is not None or interval != SAMPLING_INTERVAL):
         option = "--prometheus-interval" if start is None else "--prometheus-start"
         raise HeadwayError(f"{option}: goes with --prometheus")
     if start is None:
         return interval, 0.0
+    from simulator.workload.traces.fields import parse_date
+
     try:
         seconds = float(start) if start.replace(".", "", 1).isdigit() else parse_date(start) / 1e6
     except ValueError:

@@ -24,8 +24,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from simulator.core.engine_config import HostConfig
 from simulator.costs.cost_model import CostModel
 from simulator.costs.linear import check_terms
@@ -39,6 +37,7 @@ from simulator.costs.piecewise import (
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.util.from_mapping import from_mapping, prefix_keys, raise_if
+from simulator.util.yaml_lines import parse
 
 FILE = Path(__file__).parent / "overheads.yaml"
 VLLM = "vllm"
@@ -206,7 +205,8 @@ def find_overhead(
 @cache
 def _entries() -> list[tuple[Version, dict[str, Any]]]:
     """Read the models that come with the package, by the version from which on they hold."""
-    raw = yaml.safe_load(FILE.read_text())
+    raw, _ = parse(FILE.read_text(), str(FILE))
+    assert isinstance(raw, dict)
     return [(read_version(since) or (0, 0), terms) for since, terms in raw.items()]
 
 

@@ -12,6 +12,7 @@ from simulator.core.request import Chunk, Request, Step
 from simulator.diagnosis.evidence import Evidence
 from simulator.diagnosis.finding import Advice, turn
 from simulator.results.breakdown import prompt_rows, prompt_stalls
+from simulator.results.metrics import percentiles
 from simulator.results.record import replicas_in
 from simulator.results.request_table import Floats
 from simulator.scenario.assemble import memory_budget
@@ -190,7 +191,7 @@ class Advisor:
         time, prompts, decodes = (np.concatenate(column) for column in zip(*columns, strict=True))
         per_token = stall.sum() / max(prompts.sum(), 1)
         fair = decodes.mean() + (time - stall).mean() / max(per_token, 1e-12)
-        used = float(np.quantile(prompts + decodes, 0.99))
+        used = percentiles(prompts + decodes, [99.0])[0]
         least = max(seats, now // SMALLEST)
         most = min(now, used) / 2
         if most < least or not self.engine.enable_chunked_prefill:
@@ -280,7 +281,7 @@ class Advisor:
         """So few that all who run keep their blocks to the end."""
         table, now = self.run.table, self.engine.max_num_seqs
         total = (table.workload.prompt_tokens + table.generated)[self.run.done]
-        each = -(-float(np.quantile(total, 0.75)) // self.engine.block_size)
+        each = -(-percentiles(total, [75.0])[0] // self.engine.block_size)
         to = max(int((self.parts.num_gpu_blocks - 1) // each), 1)
         to = min(to, int(self._gauges["max_running"]) - 1)
         return [turn(self._key("max_num_seqs"), now, to)] if 1 <= to < now else []

@@ -16,6 +16,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from simulator.core.log import Log
 from simulator.costs.cost_model import CostDecorator, CostModel
@@ -101,8 +102,22 @@ class Sample:
         self.range = float(self._values.min()), float(self._values.max())
 
     def percentiles(self, wanted: Sequence[float]) -> list[float]:
-        found: list[float] = np.percentile(self._values, wanted).tolist()
-        return found
+        return percentiles(self._values, wanted)
+
+
+def percentiles(values: npt.NDArray[np.number], wanted: Sequence[float]) -> list[float]:
+    """Give what `np.percentile` gives, to the last bit, without its import of numpy.ma, 10 ms."""
+    last = len(values) - 1
+    places = [last * (percent / 100.0) for percent in wanted]
+    near = {min(int(place) + more, last) for place in places for more in (0, 1)}
+    ranked = np.partition(values, sorted(near))
+    found = []
+    for place in places:
+        below, share = int(place), place - int(place)
+        low, high = float(ranked[below]), float(ranked[min(below + 1, last)])
+        step = high - low
+        found.append(low + step * share if share < 0.5 else high - step * (1.0 - share))
+    return found
 
 
 Distribution = Sample | GapDistribution | QuantileSketch

@@ -1,7 +1,6 @@
 """What `run` returns: the record of a run, its summary and its tables."""
 
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from simulator.results.record import Record
@@ -46,6 +45,8 @@ class Result(Record):
 
     def _repr_html_(self) -> str:
         """Show the most important figures as a table, for notebooks."""
+        from html import escape
+
         summary = self.summary()
         rows = "".join(
             f"<tr><th style='text-align:left'>{name}</th><td>{form.format(summary[key])}</td></tr>"

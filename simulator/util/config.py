@@ -19,7 +19,9 @@ PositiveShare = Annotated[float, Field(gt=0, le=1)]
 class Config(BaseModel):
     """A block: no unknown key, no guessing of types."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True
+    )
 
     @model_validator(mode="before")
     @classmethod
