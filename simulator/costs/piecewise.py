@@ -233,23 +233,25 @@ class PiecewiseCost(Fitted):
         per_pair, per_token, per_context, per_sequence, per_key, per_chunk = self._work_terms
         prompts = len(prefills)
         rows = count + step.drafts  # of logits
-        new = pairs = keys = 0
         longest = context / count if count else 0.0
-        for chunk in prefills:
-            start, size = chunk.start, chunk.tokens
-            end = start + size
-            new += size
-            keys += end
-            pairs += size * start + size * (size + 1) // 2
-            longest = end if end > longest else longest
-        work = (
-            per_pair * pairs
-            + per_token * new
-            + per_context * context
-            + per_sequence * count
-            + per_key * keys
-            + per_chunk * prompts
-        )
+        if prompts == 1:
+            chunk = prefills[0]
+            start, new = chunk.start, chunk.tokens
+            keys = start + new
+            pairs = new * start + new * (new + 1) // 2
+            longest = keys if keys > longest else longest
+        else:
+            new = pairs = keys = 0
+            for chunk in prefills:
+                start, size = chunk.start, chunk.tokens
+                end = start + size
+                new += size
+                keys += end
+                pairs += size * start + size * (size + 1) // 2
+                longest = end if end > longest else longest
+        work = per_pair * pairs + per_token * new + per_context * context + per_sequence * count
+        if per_key or per_chunk:
+            work = work + per_key * keys + per_chunk * prompts
         if self.window:
             work += self.mixed_per_window * min(context, self.window * count)
             for chunk in prefills:
@@ -270,7 +272,7 @@ class PiecewiseCost(Fitted):
             seconds = max(seconds, overhead + waits * (count + prompts) + self.launch)
         if not self.has_host_work:
             return seconds
-        return self._with_host(step, [seconds], count + prompts, prompts, new)[0]
+        return self._with_host(step, seconds, count + prompts, prompts, new)
 
     def _verify_seconds(self, step: Step) -> float:
         """Give the time of a step of decodes that verify drafts, without swaps."""
@@ -281,21 +283,29 @@ class PiecewiseCost(Fitted):
         work = max(work, self.serial_per_token * context / count)
         seconds = self._decode_seconds(count + step.drafts) + work
         seconds += self.overhead_per_sequence * count
-        return self._with_host(step, [seconds], count)[0] if self.has_host_work else seconds
+        return self._with_host(step, seconds, count) if self.has_host_work else seconds
 
     def _with_host(
-        self, step: Step, kernels: list[float], sequences: int, prompts: int = 0, new: int = 0
-    ) -> list[float]:
-        """Add the host's work, or let it hide behind the kernels; the GPU's waits hide nothing.
-
-        `kernels` are those of a step and its repeats, which do not get shorter.
-        """
+        self, step: Step, kernels: float, sequences: int, prompts: int = 0, new: int = 0
+    ) -> float:
+        """Add the host's work, or let it hide behind the kernels; the GPU's waits hide nothing."""
         host = (
             self.host
             + self.host_per_sequence * sequences
             + self.host_per_prefill * prompts
             + self.host_per_prefill_token * new
         )
+        if not self.overlapped:
+            return kernels + host
+        least = self.overhead + self.overhead_per_sequence * sequences + host
+        if kernels >= least:
+            return kernels
+        step.host_waits = [least - kernels]
+        return least
+
+    def _decodes_with_host(self, step: Step, kernels: list[float], sequences: int) -> list[float]:
+        """Do the same for a step of decodes and its repeats, which do not get shorter."""
+        host = self.host + self.host_per_sequence * sequences
         if not self.overlapped:
             return [seconds + host for seconds in kernels]
         least = self.overhead + self.overhead_per_sequence * sequences + host
@@ -343,7 +353,7 @@ class PiecewiseCost(Fitted):
         if self.launch and count > self._largest_graph:
             least = self.overhead + self.overhead_per_sequence * count + self.launch
             kernels = [max(seconds, least) for seconds in kernels]
-        return self._with_host(step, kernels, count) if self.has_host_work else kernels
+        return self._decodes_with_host(step, kernels, count) if self.has_host_work else kernels
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         """Give the seconds of pure decode steps of so many sequences that read so many tokens."""

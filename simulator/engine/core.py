@@ -88,14 +88,20 @@ class EngineCore:
         scheduler = self.scheduler
         step = scheduler.schedule(now)
         if not step.decodes and not step.prefills:
-            if scheduler.next_wakeup() is None:
-                self._unlogged += scheduler.preempted
+            self.note_empty_step()
             return None
         row = scheduler.account(step)
-        if self._unlogged:
-            row = (*row[:-1], row[-1] + self._unlogged)
-            self._unlogged = 0
-        return step, row
+        return step, self.with_unlogged(row) if self._unlogged else row
+
+    def note_empty_step(self) -> None:
+        """Keep in mind whom a step without tokens has preempted: it gets no row."""
+        if self.scheduler.next_wakeup() is None:
+            self._unlogged += self.scheduler.preempted
+
+    def with_unlogged(self, row: tuple[int, ...]) -> tuple[int, ...]:
+        """Add to a step's row the preemptions by the empty steps before it."""
+        unlogged, self._unlogged = self._unlogged, 0
+        return *row[:-1], row[-1] + unlogged
 
     def repeats(self, scheduled: ScheduledStep | None) -> int:
         """Count how often the step just scheduled is sure to repeat if nobody arrives."""

@@ -195,6 +195,17 @@ class EngineLoop(ABC):
             self._pause(now)
             return
         queue, size = self.batch_queue, self.batch_queue_size
+        if size == 1 and not queue:  # the loop below, for one batch
+            batch = self.begin(now, now)
+            if batch is None:
+                self._rest(now)
+                return
+            queue.append(batch)
+            ends = batch[3]
+            self._leaping = len(ends) > 1
+            self._due = when = ends[-1]
+            self._timer.set(when)
+            return
         start = queue[-1][3][-1] if queue else now
         while len(queue) < size:
             batch = self.begin(now, start)

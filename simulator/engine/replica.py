@@ -29,15 +29,20 @@ class Replica(EngineCore, EngineLoop):
 
     def begin(self, now: float, start: float) -> InFlight | None:
         """Schedule the next step, now, and its sure repeats; None: there is nothing to do."""
-        scheduled = self.schedule(now)
-        if scheduled is None:
+        # `self.schedule` written out: this is done for every step.
+        scheduler, leaper = self.scheduler, self.leaper
+        step = scheduler.schedule(now)
+        if not step.decodes and not step.prefills:
+            self.note_empty_step()
             return None
-        leaper, step = self.leaper, scheduled[0]
-        if leaper is None or step.prefills or (repeats := self.scheduler.horizon(step)) == 1:
+        row = scheduler.account(step)
+        if self._unlogged:
+            row = self.with_unlogged(row)
+        if leaper is None or step.prefills or (repeats := scheduler.horizon(step)) == 1:
             ends = [start + self.executor.execute(step)]
         else:
             ends = list(accumulate(leaper.leap(step, repeats), initial=start))[1:]
-        return scheduled, now, start, ends
+        return (step, row), now, start, ends
 
     def repeat(self, scheduled: ScheduledStep, times: int) -> None:
         """Let the step just scheduled be scheduled so many times more."""

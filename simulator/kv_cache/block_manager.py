@@ -166,10 +166,10 @@ class EvictingCounter(BlockCounter):
         request.computed = tokens
 
     def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
-        if ticks == 1:
-            self.take(decodes.phases[(decodes.tick + skip) % self.block_size])
-        else:
+        if ticks > 1:
             self.take(decodes.blocks(ticks, skip))
+        elif count := decodes.phases[(decodes.tick + skip) % self.block_size]:
+            self.take(count)
 
 
 class CacheListener(Protocol):

@@ -76,7 +76,8 @@ class UnsharedPrefixCache(EvictingCounter):
         size = self.block_size
         self.take(-(-tokens // size) - -(-request.computed // size))
         request.computed = tokens
-        self._full[request] = min(tokens, request.known - request.unknown) // size
+        known = request.padding + request.prompt_tokens + request.generated - request.unknown
+        self._full[request] = (tokens if tokens < known else known) // size
 
     def register_last(self, request: Request, in_flight: int = 0) -> None:
         self._full[request] = (request.computed - in_flight) // self.block_size

@@ -116,7 +116,9 @@ class AsyncScheduler(Scheduler):
         self.in_flight.append(batch)
         singles = step.singles
         if step.decodes > (len(singles) if singles else 0):
-            self._tick(batch, 1)
+            for request in self.running.decodes.advance(1):  # as `_tick`, without a call
+                self.running.stop_decoding(request)
+                self._leave(batch, request)
         for chunk in (*singles, *step.prefills) if singles else step.prefills:
             request = chunk.request
             if request.computed == request.padding + request.prompt_tokens + request.generated:

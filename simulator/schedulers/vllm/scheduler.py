@@ -313,7 +313,10 @@ class Scheduler:
                 tokens -= request.computed
                 tokens = tokens if tokens < cap else cap
                 if tokens > left:
-                    if running.decodes_behind(request):
+                    # The last admitted has nobody behind it.
+                    if request.admission + 1 != running.admissions and running.decodes_behind(
+                        request
+                    ):
                         return None
                     tokens = left
                 if tokens:
