@@ -18,6 +18,7 @@ from simulator.cli.options import (
 )
 from simulator.util.errors import HeadwayError
 
+LEAST_LENGTH = 64  # tokens of the longest context, for a grid of contexts that tells anything
 Device = Annotated[str, Parameter(help="cpu or cuda")]
 NoGraphs = Annotated[
     bool, Parameter(negative="", help="launch every step kernel by kernel, also on a GPU")
@@ -83,14 +84,22 @@ def calibrate(
         given = (model, from_)
         _from_log(from_requests, columns, from_steps, scenario, set_ or [], out=out, given=given)
         return 0
+    if set_:
+        raise HeadwayError("--set: goes with --scenario")
     if from_ is not None:
-        if model is not None:
-            raise HeadwayError("--from: fits what was measured; --model goes without it")
+        if model is not None or device != "cpu" or no_graphs:
+            raise HeadwayError(
+                "--from: fits what was measured; --model, --device and --no-graphs go without it"
+            )
         refit(from_, out or from_.parent)
         return 0
     if model is None:
         raise HeadwayError("--model: say which model to measure, or --from which file to fit")
     wrong = _wrong_sizes(budget_s, num_blocks, block_size, max_num_seqs, max_num_batched_tokens)
+    if max_model_len < LEAST_LENGTH:
+        wrong.append(f"--max-model-len {max_model_len}: must be at least {LEAST_LENGTH}")
+    if seed < 0:
+        wrong.append(f"--seed {seed}: must be at least 0")
     if wrong:
         raise HeadwayError(wrong)
     setup = Setup(
@@ -171,9 +180,10 @@ def _wrong_sizes(
     budget_s: float, num_blocks: int, block_size: int, seqs: int, tokens: int
 ) -> list[str]:
     checks = {
-        f"--budget-s {budget_s}: must be more than 0": not budget_s > 0,
-        f"--num-blocks {num_blocks}: must be at least 2": num_blocks < 2,
+        f"--budget-s {budget_s}: must be more than 0 seconds": not 0 < budget_s < float("inf"),
         f"--block-size {block_size}: must be at least 1": block_size < 1,
+        f"--num-blocks {num_blocks}: must hold {2 * LEAST_LENGTH} tokens or more, and one block "
+        "besides": (num_blocks - 1) * max(block_size, 1) < 2 * LEAST_LENGTH,
         f"--max-num-seqs {seqs}: must be at least 1": seqs < 1,
         f"--max-num-batched-tokens {tokens}: must be at least --max-num-seqs": tokens < seqs,
     }

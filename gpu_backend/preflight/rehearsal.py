@@ -106,7 +106,7 @@ def _killed(out: Path, archive: Path, resume: Path | None, seconds: float) -> bo
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
     hit = process.poll() is None
-    begun = _children(process.pid)
+    begun = child_processes(process.pid)
     process.kill()
     process.wait()
     for child in begun:
@@ -116,7 +116,7 @@ def _killed(out: Path, archive: Path, resume: Path | None, seconds: float) -> bo
     return hit
 
 
-def _children(parent: int) -> list[int]:
+def child_processes(parent: int) -> list[int]:
     """Give the processes that a process has begun (Linux)."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):

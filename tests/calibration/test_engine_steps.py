@@ -259,7 +259,13 @@ def test_bad_calls_end_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--from", str(there / STEPS)], "meta.json: cannot read"),
         (["--model", "tiny-test", "--budget-s", "-1"], "--budget-s -1.0: must be more than 0"),
         ([], "--model: say which model to measure"),
-        (["--model", "x", "--from", "y"], "--model goes without it"),
+        (["--model", "x", "--from", "y"], "--model, --device and --no-graphs go without it"),
+        (["--device", "cuda", "--from", "y"], "--model, --device and --no-graphs go without it"),
+        (["--model", "tiny-test", "--set", "a=1"], "--set: goes with --scenario"),
+        (["--model", "tiny-test", "--budget-s", "inf"], "--budget-s inf: must be more than 0"),
+        (["--model", "tiny-test", "--max-model-len", "0"], "--max-model-len 0: must be at least"),
+        (["--model", "tiny-test", "--num-blocks", "2"], "--num-blocks 2: must hold 128 tokens"),
+        (["--model", "tiny-test", "--seed", "-1"], "--seed -1: must be at least 0"),
     ]:
         assert main(["calibrate", *arguments]) == 2
         assert said in capsys.readouterr().err

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,11 +14,13 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'headway[gpu]'")
 
+from calibration.engine_steps.steps_file import read_rows
 from gpu_backend.campaign.__main__ import main as campaign_main
 from gpu_backend.campaign.archive import unpack_archive, write_archive
 from gpu_backend.campaign.plan import SETUPS, Part, plan, scaled
 from gpu_backend.campaign.report import write_report
 from gpu_backend.campaign.runner import Campaign, Outcome, run_part
+from gpu_backend.preflight.rehearsal import child_processes
 
 PYTHON = sys.executable
 ROOT = Path(__file__).parents[2]
@@ -149,6 +153,62 @@ def test_an_archive_is_kept_while_a_part_runs(tmp_path: Path) -> None:
     unpack_archive(Path(f"{archive}.seen"), during)
     assert (during / "rows").read_text() == "1"
     assert json.loads((during / "campaign.json").read_text())["parts"][0]["status"] == "running"
+
+
+MEASURING = """\
+import dataclasses, sys, time
+from pathlib import Path
+from calibration.engine_steps.steps_file import ROWS_PER_MEMBER, Row, RowFile
+
+file = RowFile(Path(sys.argv[1]) / "calibration" / "steps.csv.gz")
+row = Row(run="r", kind="decode", turn=0, decodes=2, context=30, device_s=1e-3, wall_s=1e-3)
+while True:
+    for _ in range(ROWS_PER_MEMBER):
+        file.add(row)
+    time.sleep(0.01)
+"""
+CAMPAIGN = """\
+import sys
+from pathlib import Path
+from gpu_backend.campaign.plan import Part
+from gpu_backend.campaign.runner import Campaign
+
+folder = Path(sys.argv[1])
+part = Part("calibration", (sys.executable, "-c", sys.argv[3], str(folder)), 60.0)
+Campaign(folder, archive=Path(sys.argv[2]), archive_s=0.05).run([part], 60.0)
+"""
+
+
+@pytest.mark.parametrize("moment", [0.05, 0.13, 0.31])
+def test_a_campaign_killed_while_it_measures_leaves_its_rows(tmp_path: Path, moment: float) -> None:
+    """kill -9 of both processes: the archive opens, its record says what ran, its rows are whole.
+
+    `python -m gpu_backend.preflight --only archive` does so twenty times with the real parts.
+    """
+    folder, archive = tmp_path / "out", tmp_path / "out.tgz"
+    (folder / "calibration").mkdir(parents=True)
+    words = [PYTHON, "-c", CAMPAIGN, str(folder), str(archive), MEASURING]
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not _steps(archive, tmp_path / "first"):
+        time.sleep(0.05)
+    time.sleep(moment)
+    begun = child_processes(process.pid)
+    for name in (process.pid, *begun):
+        os.kill(name, signal.SIGKILL)
+    process.wait()
+    assert _steps(archive, tmp_path / "last") > 0
+    record = json.loads((tmp_path / "last" / "campaign.json").read_text())
+    assert [part["status"] for part in record["parts"]] == ["running"]
+
+
+def _steps(archive: Path, folder: Path) -> int:
+    """Unpack an archive; count the rows in it."""
+    if not archive.exists():
+        return 0
+    unpack_archive(archive, folder)
+    steps = folder / "calibration" / "steps.csv.gz"
+    return len(read_rows(steps)) if steps.exists() and steps.stat().st_size > 200 else 0
 
 
 def test_an_archive_has_room_for_what_matters_first(tmp_path: Path) -> None:
