@@ -11,7 +11,7 @@ import numpy as np
 import simpy
 
 from simulator.core.log import Log
-from simulator.core.request import Request, Segments
+from simulator.core.request import Request, Segments, Step
 from simulator.engine.core import EngineCore, ScheduledStep
 from simulator.engine.replica import Replica
 from simulator.policies.predictor import FixedPredictions, make_predictor
@@ -157,7 +157,7 @@ class LiveEngine:
         self.on_gaps: Callable[[EngineCore, dict[float, int], float], None] | None = None
         """With how many streams got one more token, by when each got the one before."""
         self.on_end: Callable[[Stream, str], None] | None = None
-        self.on_step: Callable[[EngineCore, int], None] | None = None  # with the step's tokens
+        self.on_step: Callable[[EngineCore, Step], None] | None = None
         self.kv_events: KvEvents | None = None
         self._serial = 0
         self._first = 0  # id of the first request in `asked`
@@ -443,9 +443,7 @@ class _Watch:
         used = self.core.used / scheduler.blocks.usable
         self.engine.gauges[self.core] = Gauges(len(scheduler.running), self.waiting, used)
         if self.engine.on_step is not None:
-            step = scheduled[0]
-            tokens = step.decodes + sum(chunk.tokens for chunk in step.prefills)
-            self.engine.on_step(self.core, tokens)
+            self.engine.on_step(self.core, scheduled[0])
         if self.engine.kv_events is not None:
             self.engine.kv_events.publish(self.core)
         self.engine.clock.note_delay(ends[-1])

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from simulator.core.request import Step
 from simulator.engine.core import EngineCore
 from simulator.views.http.live_engine import ABORT, LiveEngine, Stream
 from simulator.views.prometheus import (
@@ -13,6 +14,30 @@ from simulator.views.prometheus import (
     TTFT_BUCKETS,
     request_length_buckets,
 )
+
+MORE_SCALARS = (
+    ("num_requests_waiting_by_reason", "gauge", "Number of waiting requests by reason."),
+    ("engine_sleep_state", "gauge", "Whether the engine sleeps: it never does."),
+    ("external_prefix_cache_queries_total", "counter", "Tokens asked of other instances: none."),
+    ("external_prefix_cache_hits_total", "counter", "Tokens found at other instances: none."),
+    ("mm_cache_queries_total", "counter", "Images and the like that were looked up: none."),
+    ("mm_cache_hits_total", "counter", "Images and the like that were found: none."),
+    ("prompt_tokens_by_source_total", "counter", "Prompt tokens by where they came from."),
+    ("prompt_tokens_cached_total", "counter", "Prompt tokens found in a prefix cache."),
+)
+"""What a live server of vLLM 0.33 tells beside SCALARS."""
+TIER_SCALARS = (
+    ("prompt_tokens_cached_by_source_total", "counter", "Cached tokens by the tier that had them."),
+)
+DRAFT_SCALARS = (
+    ("spec_decode_num_drafts_total", "counter", "Number of drafts."),
+    ("spec_decode_num_draft_tokens_total", "counter", "Number of draft tokens."),
+    ("spec_decode_num_accepted_tokens_total", "counter", "Number of accepted draft tokens."),
+)
+"""The same of an engine that decodes speculatively."""
+TIERS = ("device", "host", "p2p", "disk", "external_unspecified")
+PARAMS_N_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
+PREEMPTIONS_BUCKETS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 
 
 class Histogram:
@@ -43,7 +68,8 @@ class _Counts:
 
     def __init__(self, longest: int) -> None:
         self.queries = self.hits = self.preemptions = self.prompt_tokens = self.tokens = 0
-        self.ended = {"stop": 0, "length": 0, "abort": 0}
+        self.drafts = self.draft_tokens = self.accepted = 0
+        self.ended = {"stop": 0, "length": 0, "abort": 0, "error": 0, "repetition": 0}
         tokens = request_length_buckets(longest)
         self.histograms = {
             name: Histogram(name, about, buckets)
@@ -59,6 +85,11 @@ class _Counts:
                 ("request_inference_time_seconds", "Scheduled to last token.", E2E_BUCKETS),
                 ("request_prefill_time_seconds", "Scheduled to first token.", E2E_BUCKETS),
                 ("request_decode_time_seconds", "First to last token.", E2E_BUCKETS),
+                ("request_max_num_generation_tokens", "Longest of its n answers.", tokens),
+                ("request_params_n", "The n of a request.", PARAMS_N_BUCKETS),
+                ("request_params_max_tokens", "The max_tokens of a request.", tokens),
+                ("request_num_preemptions", "Preemptions of a request.", PREEMPTIONS_BUCKETS),
+                ("request_prefill_kv_computed_tokens", "Prompt tokens not cached.", tokens),
             )
         }
 
@@ -73,8 +104,13 @@ class LiveMetrics:
         engine.on_tokens, engine.on_end = self._tokens, self._end
         engine.on_step, engine.on_gaps = self._step, self._gaps
 
-    def _step(self, core: EngineCore, tokens: int) -> None:
-        self.counts[core].histograms["iteration_tokens_total"].observe(float(tokens))
+    def _step(self, core: EngineCore, step: Step) -> None:
+        counts = self.counts[core]
+        tokens = step.decodes + sum(chunk.tokens for chunk in step.prefills)
+        counts.histograms["iteration_tokens_total"].observe(float(tokens))
+        if step.drafts:
+            counts.drafts += step.decodes
+            counts.draft_tokens += step.drafts
 
     def _gaps(self, core: EngineCore, gaps: dict[float, int], now: float) -> None:
         counts = self.counts[core]
@@ -96,6 +132,7 @@ class LiveMetrics:
         else:
             found["inter_token_latency_seconds"].observe(now - stream.last)
             new -= 1
+            counts.accepted += new
         if new:  # of one step: at once
             found["inter_token_latency_seconds"].observe(0.0, new)
 
@@ -118,6 +155,11 @@ class LiveMetrics:
             ("request_inference_time_seconds", request.finish - request.first_scheduled),
             ("request_prefill_time_seconds", first - request.first_scheduled),
             ("request_decode_time_seconds", decode),
+            ("request_max_num_generation_tokens", request.generated),
+            ("request_params_n", 1),
+            ("request_params_max_tokens", request.max_tokens or self.engine.parts.max_model_len),
+            ("request_num_preemptions", request.preemptions),
+            ("request_prefill_kv_computed_tokens", request.prompt_tokens - request.cached),
         ):
             counts.histograms[name].observe(float(value))
 
@@ -128,12 +170,17 @@ class LiveMetrics:
             for number, core in enumerate(self.engine.cores)
         }
         lines: list[str] = []
-        for name, kind, about in SCALARS:
+        config = self.engine.scenario.engine
+        more = MORE_SCALARS + DRAFT_SCALARS * (config.speculative_config is not None)
+        if config.kv_offloading_size is None:  # else which tier had cached tokens is not known
+            more += TIER_SCALARS
+        values = {core: self._scalars(core) | self._more_scalars(core) for core in labels}
+        for name, kind, about in SCALARS + more:
             lines += [f"# HELP vllm:{name} {about}", f"# TYPE vllm:{name} {kind}"]
             for core, label in labels.items():
                 lines += [
                     f"vllm:{name}{{{label}{more}}} {float(value)!r}"
-                    for more, value in self._scalars(core)[name].items()
+                    for more, value in values[core][name].items()
                 ]
         for name in next(iter(self.counts.values())).histograms:
             first = next(iter(self.counts.values())).histograms[name]
@@ -141,6 +188,12 @@ class LiveMetrics:
             for core, label in labels.items():
                 lines += self.counts[core].histograms[name].lines(label)
         lines += [
+            "# HELP vllm:admission_rejections_total Requests that a limit of the queue kept out.",
+            "# TYPE vllm:admission_rejections_total counter",
+            *(
+                f'vllm:admission_rejections_total{{model_name="{self.model}",reason="{why}"}} 0.0'
+                for why in ("max_num_queued_reqs", "max_num_queued_tokens")
+            ),
             "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig",
             "# TYPE vllm:cache_config_info gauge",
             *(self._cache_config(core, number) for number, core in enumerate(self.engine.cores)),
@@ -182,3 +235,37 @@ class LiveMetrics:
         ends = {f',finished_reason="{word}"': float(n) for word, n in counts.ended.items()}
         names = [name for name, *_ in SCALARS]
         return dict(zip(names, [*found, ends], strict=True))
+
+    def _more_scalars(self, core: EngineCore) -> dict[str, dict[str, float]]:
+        """Give the values of what is told beside SCALARS, by name and further labels."""
+        counts, waiting = self.counts[core], self.engine.gauges[core].waiting
+        labelled = {
+            "num_requests_waiting_by_reason": ("reason", {"capacity": waiting, "deferred": 0}),
+            "engine_sleep_state": (
+                "sleep_state",
+                {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+            ),
+            "prompt_tokens_by_source_total": (
+                "source",
+                {
+                    "local_compute": counts.prompt_tokens - counts.hits,
+                    "local_cache_hit": counts.hits,
+                    "external_kv_transfer": 0,
+                },
+            ),
+            "prompt_tokens_cached_by_source_total": (
+                "source",
+                dict.fromkeys(TIERS, 0) | {"device": counts.hits},
+            ),
+        }
+        plain = {
+            "prompt_tokens_cached_total": counts.hits,
+            "spec_decode_num_drafts_total": counts.drafts,
+            "spec_decode_num_draft_tokens_total": counts.draft_tokens,
+            "spec_decode_num_accepted_tokens_total": counts.accepted,
+        }
+        found = {name: {"": 0.0} for name, *_ in MORE_SCALARS}
+        found |= {name: {"": float(value)} for name, value in plain.items()}
+        for name, (label, values) in labelled.items():
+            found[name] = {f',{label}="{key}"': float(n) for key, n in values.items()}
+        return found
