@@ -50,11 +50,9 @@ def init(
     yes: Annotated[bool, silent("ask nothing: defaults for all that is not given")] = False,
 ) -> int:
     """Write a commented scenario that runs; ask for what no option gives."""
-    from simulator.util.files import check_file, write_atomic
+    from simulator.util.files import check_new, write_atomic
 
-    if file.exists():
-        raise HeadwayError(f"{file}: is there already; give another name")
-    check_file("FILE", file)
+    check_new("FILE", file)
     if traffic is not None and rate is not None:
         raise HeadwayError("--rate: goes without --traffic, which has its own")
     for option, value in (("--columns", columns), ("--chars-per-token", chars_per_token)):

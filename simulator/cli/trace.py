@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from simulator.cli.options import CharsPerToken, NoOwnCode, refuse_own_code
+from simulator.cli.options import CharsPerToken, NoOwnCode, refuse_own_code, silent
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
+    from simulator.workload.traces.format import Measured
     from simulator.workload.workload import Workload
 
 Format = Annotated[str | None, Parameter(help="of the trace [default: as its beginning tells]")]
@@ -35,12 +36,10 @@ def describe(
     """Tell how many requests, how fast, how bursty, how long."""
     refuse_own_code(no_own_code)
     from simulator.workload.describe import describe_text
-    from simulator.workload.traces import detect_format
 
-    workload = _read(file, format, columns, chars_per_token)
-    scenario = file.suffix in {".yaml", ".yml"}
-    known = format or (columns and "columns") or ("scenario" if scenario else detect_format(file))
-    print(describe_text(workload, known))
+    workload, known, measured = _read(file, format, columns, chars_per_token)
+    names = () if measured is None else ("ttft", "tpot", "e2el")
+    print(describe_text(workload, known, {n.upper(): getattr(measured, n) for n in names}))
     return 0
 
 
@@ -53,15 +52,25 @@ def convert(
     format: Format = None,
     columns: Columns = None,
     chars_per_token: CharsPerToken = None,
+    spread_seconds: Annotated[
+        bool, silent("part requests that share a whole second evenly within it")
+    ] = False,
     no_own_code: NoOwnCode = False,
 ) -> int:
-    """Write a workload as Mooncake JSONL, which other tools read too; the folder must be there."""
+    """Write a workload as Mooncake JSONL, which other tools read too."""
     refuse_own_code(no_own_code)
     from simulator.util.files import check_target
     from simulator.workload.traces import write_mooncake
 
     check_target(source, target)
-    workload = _read(source, format, columns, chars_per_token)
+    workload, _, _ = _read(source, format, columns, chars_per_token)
+    if spread_seconds:
+        from simulator.workload.describe import spread_seconds as spread
+
+        try:
+            spread(workload)
+        except ValueError as error:
+            raise HeadwayError(f"--spread-seconds: {source}: {error}") from None
     write_mooncake(workload, target)
     print(f"written to {target}: {len(workload):,} requests")
     return 0
@@ -69,18 +78,22 @@ def convert(
 
 def _read(
     path: Path, format: str | None, columns: str | None, chars_per_token: float | None
-) -> "Workload":
-    """Read a trace, or make the workload of a scenario."""
+) -> "tuple[Workload, str, Measured | None]":
+    """Read a trace, or make the workload of a scenario; with its format and latencies."""
+    given = {"format": format, "columns": columns, "chars_per_token": chars_per_token}
+    given = {name: value for name, value in given.items() if value is not None}
     if path.suffix in {".yaml", ".yml"}:
-        given = {"--format": format, "--columns": columns, "--chars-per-token": chars_per_token}
-        if of_traces := [option for option, value in given.items() if value is not None]:
-            raise HeadwayError(f"{of_traces[0]}: goes with a trace; {path} is a scenario")
         from simulator.scenario.load import load_scenario
 
-        return load_scenario(path).make_workload()
-    from simulator.workload.traces import read_trace
+        for name in given:
+            option = name.replace("_", "-")
+            raise HeadwayError(f"--{option}: goes with a trace; {path} is a scenario")
+        return load_scenario(path).make_workload(), "scenario", None
+    from simulator.workload.traces.read import read_measured
 
-    return read_trace(path, format, columns=columns, chars_per_token=chars_per_token)
+    given.pop("format", None)
+    workload, measured, name = read_measured(path, format, given)
+    return workload, name, measured
 
 
 @trace.command(name="from-metrics")
@@ -101,7 +114,7 @@ def from_metrics(
 ) -> int:
     """Read a running server's load from its metrics: rate, lengths, concurrency, KV cache."""
     from simulator.models.load import shipped_models, shipped_shape
-    from simulator.util.files import check_file, write_atomic
+    from simulator.util.files import check_new, write_atomic
     from simulator.workload.server_metrics import (
         infer_load,
         load_text,
@@ -110,7 +123,7 @@ def from_metrics(
     )
 
     if out is not None:
-        check_file("--out", out)
+        check_new("--out", out)
     paths = [str(path) for path in (first, later) if path is not None]
     load = infer_load(read_metrics(first, later, seconds, model_name), paths[-1])
     shape = shipped_shape(load.model, shipped_models()) if load.model else None

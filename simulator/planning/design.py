@@ -17,6 +17,9 @@ from simulator.util.user_code import REFUSED
 
 _ITEM = re.compile(r"""(?:[^,"'\[\]{}()]|"[^"]*"|'[^']*')+|[\[\]{}(),"']""")
 
+LONGEST = 60  # letters of a variant's name, and of a folder's
+FILES = ("comparison.csv", "comparison.png", "replications.csv")
+"""What stands beside the folders of runs that are compared."""
 Axes = Sequence[tuple[str, Sequence[str]]]
 """Dotted keys and the values to try, as YAML."""
 Factor = Sequence[Mapping[str, str]]
@@ -86,11 +89,15 @@ def expand(
     for _, varied in named:
         refuse_overridden([*varied], overrides, seed, option="--variant")
     if named:
-        points = [load_point(path, varied, overrides, seed, DesignPoint) for _, varied in named]
+        points = [
+            load_point(path, varied, overrides, seed, DesignPoint, option=f"--variant {name}:")
+            for name, varied in named
+        ]
     else:
         points = load_points(path, factors(axes), overrides, seed, DesignPoint)
     if any(point.errors for point in points):
-        raise HeadwayError(_errors_with_values(points, path, overrides, seed))
+        options = [f"--variant {name}:" for name in names] or ["--vary"] * len(points)
+        raise HeadwayError(_errors_with_values(points, options, path, overrides, seed))
     found: list[Alternative] = []
     for number, point in enumerate(points):
         assert point.scenario is not None
@@ -129,11 +136,18 @@ def load_points(
 
 
 def load_point(
-    path: Source, varied: dict[str, str], overrides: Sequence[str], seed: int | None, kind: type[P]
+    path: Source,
+    varied: dict[str, str],
+    overrides: Sequence[str],
+    seed: int | None,
+    kind: type[P],
+    *,
+    option: str = "--vary",
 ) -> P:
-    """Load the scenario with some keys set."""
+    """Load the scenario with some keys set, as `option` says."""
     try:
-        return kind(varied, load_scenario(path, overrides, seed, vary=varied.items()))
+        scenario = load_scenario(path, overrides, seed, vary=varied.items(), vary_option=option)
+        return kind(varied, scenario)
     except HeadwayError as error:
         return kind(varied, None, error.messages)
 
@@ -180,7 +194,11 @@ def _path(key: str) -> list[str]:
 
 
 def _errors_with_values(
-    points: Sequence[DesignPoint], path: Path, overrides: Sequence[str], seed: int | None
+    points: Sequence[DesignPoint],
+    options: Sequence[str],
+    path: Path,
+    overrides: Sequence[str],
+    seed: int | None,
 ) -> list[str]:
     """Add to each message the varied values that it comes with, unless it comes without any."""
     try:
@@ -190,11 +208,17 @@ def _errors_with_values(
         anyway = set(error.messages)
     messages = []
     for message in dict.fromkeys(message for point in points for message in point.errors):
-        first, *others = [point.varied for point in points if message in point.errors]
+        failed = [
+            (point.varied, option)
+            for point, option in zip(points, options, strict=True)
+            if message in point.errors
+        ]
+        (first, option), *rest = failed
+        others = [varied for varied, _ in rest]
         common = [
-            f"--vary {key}={value}"
+            f"{option} {key}={value}"
             for key, value in first.items()
-            if all(varied[key] == value for varied in others)
+            if all(varied.get(key) == value for varied in others)
         ]
         known = not common or message in anyway or message.startswith("--")
         messages.append(message if known else f"{message} (with {' '.join(common)})")
@@ -203,18 +227,21 @@ def _errors_with_values(
 
 def split_variant(item: str) -> tuple[str, dict[str, str]]:
     """Split `NAME: key=value, key=value` into the name and the values by key; without keys it is
-    the scenario as it is. HeadwayError where it is none of both.
+    the scenario as it is. A name may have colons. HeadwayError where it is none of both.
     """
-    name, colon, text = item.partition(":")
+    parted = re.fullmatch(r"(.*?):\s*((?:[\w.-]+\s*=.*)?)", item.strip(), re.DOTALL)
+    name, text = parted.groups() if parted else ("", "")
     settings = [part.partition("=") for part in _split_commas(text)] if text.strip() else []
     name = name.strip()
     varied = {key.strip(): value.strip() for key, _, value in settings}
     sound = all(key.strip() and value.strip() for key, _, value in settings)
-    if not name or "=" in name or not colon or not sound or len(varied) < len(settings):
+    if not name or "=" in name or not sound or len(varied) < len(settings):
         raise HeadwayError(
             f"--variant {item}: must be 'NAME: dotted.key=value, dotted.key=value', with each key "
             "once"
         )
+    if len(name) > LONGEST:
+        raise HeadwayError(f"--variant {name[:20]}...: its name has more than {LONGEST} letters")
     return name, varied
 
 
@@ -258,11 +285,12 @@ def _label(varied: dict[str, str]) -> str:
 
 def _folder(label: str, taken: set[str]) -> str:
     """Make a label the name of a folder that no other alternative has."""
-    plain = re.sub(r"[^\w.=+-]+", "-", label).strip("-.") or "point"
+    plain = re.sub(r"[^\w.=+-]+", "-", label)[:LONGEST].strip("-.") or "point"
+    used = {name.lower() for name in (*taken, *FILES)}  # some disks do not tell case
     return next(
         name
-        for name in (plain, *(f"{plain}-{k}" for k in range(2, len(taken) + 3)))
-        if name not in taken
+        for name in (plain, *(f"{plain}-{k}" for k in range(2, len(used) + 3)))
+        if name.lower() not in used
     )
 
 

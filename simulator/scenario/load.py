@@ -41,19 +41,20 @@ def load_scenario(
     seed: int | None = None,
     *,
     vary: Iterable[tuple[str, str]] = (),
+    vary_option: str = "--vary",
     own_code: bool = True,
 ) -> Scenario:
     """Read a scenario file, put the overrides `dotted.key=value` over it, and check it all.
 
     `path` may be the name of a shipped scenario, without an ending: `demo`. Or it is what the file
     would hold, a dict: files that it names are then looked up in the current folder. `seed`
-    overrides the scenario's, `vary` the rest with pairs of dotted key and value. `own_code=False`
-    refuses a scenario that names code, `package.module:Class`, before any of it is imported; so
-    does the environment variable HEADWAY_NO_OWN_CODE. Raises HeadwayError, a ValueError, with
-    everything that is wrong.
+    overrides the scenario's, `vary` the rest with pairs of dotted key and value, which messages
+    call by `vary_option`. `own_code=False` refuses a scenario that names code,
+    `package.module:Class`, before any of it is imported; so does the environment variable
+    HEADWAY_NO_OWN_CODE. Raises HeadwayError, a ValueError, with everything that is wrong.
     """
     overrides = [overrides] if isinstance(overrides, str) else overrides
-    folder, raw, source_map, messages = _read(path, overrides, seed, vary)
+    folder, raw, source_map, messages = _read(path, overrides, seed, vary, vary_option)
     try:
         scenario = check_scenario(raw, source_map, folder, own_code=own_code)
     except HeadwayError as error:
@@ -205,7 +206,11 @@ def shipped_scenarios() -> list[str]:
 
 
 def _read(
-    path: Source, overrides: Iterable[str], seed: int | None, vary: Iterable[tuple[str, str]]
+    path: Source,
+    overrides: Iterable[str],
+    seed: int | None,
+    vary: Iterable[tuple[str, str]],
+    option: str = "--vary",
 ) -> tuple[Path, dict[str, Any], SourceMap, list[str]]:
     """Read a source and put the overrides over it; give its folder, and what is wrong with them."""
     lines: dict[Key, int] = {}
@@ -221,7 +226,8 @@ def _read(
         raise HeadwayError(
             f"scenario: must be a file, the name of a shipped one, or a dict, not {kind}"
         )
-    return folder, *_settle(file, raw, lines, overrides=overrides, seed=seed, vary=vary)
+    varied = [(f"{option} {key}={value}", key, value) for key, value in vary]
+    return folder, *_settle(file, raw, lines, overrides=overrides, seed=seed, varied=varied)
 
 
 def _plain(values: Mapping[Any, Any]) -> dict[str, Any]:
@@ -242,9 +248,12 @@ def _settle(
     *,
     overrides: Iterable[str],
     seed: int | None,
-    vary: Iterable[tuple[str, str]],
+    varied: Iterable[tuple[str, str, str]],
 ) -> tuple[dict[str, Any], SourceMap, list[str]]:
-    """Put overrides over what a file holds; give what is wrong with them, too."""
+    """Put overrides over what a file holds; give what is wrong with them, too.
+
+    `varied` has a place, a dotted key and its value each.
+    """
     source_map = SourceMap(str(path), lines)
     if not raw and not isinstance(raw, list | str | bool | int | float):
         raise HeadwayError(f"{path}: is empty; `model: llama-3-8b` alone would do")
@@ -257,7 +266,7 @@ def _settle(
     for override in overrides:
         name, equals, value = override.partition("=")
         settings.append((f"--set {override}", name, value if equals else None))
-    settings += [(f"--vary {key}={value}", key, value) for key, value in vary]
+    settings += varied
     settings += [] if seed is None else [(f"--seed {seed}", "seed", str(seed))]
     known = [*groups] if isinstance(groups, dict) else []
     messages = []

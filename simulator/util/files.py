@@ -48,10 +48,16 @@ def check_replaceable(path: Path) -> None:
 def check_target(source: Path, target: Path) -> None:
     """See beforehand that a file made of another can be written, and is not that other."""
     check_replaceable(target)
-    if not target.parent.exists():
-        raise HeadwayError(f"{target}: cannot write: no folder {target.parent}")
+    check_file("OUT", target)
     if source.exists() and target.exists() and source.samefile(target):
         raise HeadwayError(f"{target}: cannot write: it is the file to read")
+
+
+def check_new(option: str, path: Path) -> Path:
+    """See beforehand whether a file can be written that people edit: it replaces none."""
+    if path.exists():
+        raise HeadwayError(f"{path}: is there already; give another name")
+    return check_file(option, path)
 
 
 def check_file(option: str, path: Path) -> Path:

@@ -1,13 +1,15 @@
 """What a trace is like: how many requests, how fast, how bursty, how long, how much alike."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Mapping
 from typing import TypedDict
 
 import numpy as np
 
-from simulator.workload.workload import Ints, Workload
+from simulator.util.errors import printable
+from simulator.workload.workload import Floats, Ints, Workload
 
 PERCENTILES = (50, 90, 95, 99)
+CLIENTS, NAME_WIDTH = 10, 24  # rows of a table, letters of a name
 
 
 class Description(TypedDict):
@@ -34,7 +36,7 @@ def describe(workload: Workload, format: str) -> Description:
     `prefix_sharing` is the share of input tokens that are a prefix of an earlier prompt, as
     finely as the trace tells: `prefix_granularity` is the block size of its ids.
     """
-    arrival = workload.arrival[~np.isnan(workload.arrival)]
+    arrival = _timed(workload)
     gaps = np.diff(arrival)
     scaled = np.ldexp(gaps, -np.frexp(gaps.max(initial=0.0))[1])  # so that squares stay finite
     span = float(arrival[-1] - arrival[0]) if len(arrival) else 0.0
@@ -90,8 +92,14 @@ def shared_prefix_tokens(workload: Workload) -> int | None:
     return shared
 
 
-def describe_text(workload: Workload, format: str) -> str:
-    """Describe a workload in lines of plain text, for a terminal."""
+def describe_text(
+    workload: Workload, format: str, latencies: Mapping[str, Floats] | None = None
+) -> str:
+    """Describe a workload in lines of plain text, for a terminal.
+
+    With what each client asks for, where there are several, and what was measured of each request:
+    `latencies` by name, in seconds, NaN where one is not told.
+    """
     found = describe(workload, format)
     rate, spread, sharing = found["request_rate"], found["burstiness_cv"], found["prefix_sharing"]
     rows = [("format", format), ("requests", f"{found['requests']:,}")]
@@ -101,6 +109,7 @@ def describe_text(workload: Workload, format: str) -> str:
         ("span", f"{found['span_s']:,.3f} s"),
         ("request rate", "all at once" if rate is None else f"{rate:,.3f} req/s"),
         ("burstiness", _burstiness(spread)),
+        *_whole_seconds(workload),
         ("input tokens", f"{found['input_tokens']:,}"),
         ("output tokens", f"{found['output_tokens']:,}"),
         (
@@ -113,7 +122,81 @@ def describe_text(workload: Workload, format: str) -> str:
         ("input length", "".join(f"{value:>10,.0f}" for value in found["input_len"].values())),
         ("output length", "".join(f"{value:>10,.0f}" for value in found["output_len"].values())),
     ]
-    return "\n".join(f"{name:<16}{text}" for name, text in rows)
+    rows += _latencies(latencies or {})
+    lines = [f"{name:<16}{text}" for name, text in rows]
+    return "\n".join([*lines, *_clients(workload)])
+
+
+def _whole_seconds(workload: Workload) -> Iterator[tuple[str, str]]:
+    """Tell where a clock of whole seconds makes bursts that the traffic did not have."""
+    seconds = _timed(workload)
+    _, counts = np.unique(seconds, return_counts=True)
+    shared = int(counts[counts > 1].sum())
+    if len(counts) > 1 and shared and (seconds == np.floor(seconds)).all():
+        yield (
+            "resolution",
+            f"whole seconds: {shared:,} requests share theirs, {counts.max():,} at most; "
+            "trace convert --spread-seconds parts them",
+        )
+
+
+def _timed(workload: Workload) -> Floats:
+    """Give the arrivals of those who come at a time of their own, s."""
+    return workload.arrival[~np.isnan(workload.arrival)]
+
+
+def spread_seconds(workload: Workload) -> None:
+    """Part requests that share an arrival time: n of them go 1/n s apart, in their order.
+
+    For traces whose clock has whole seconds; ValueError where it has finer ones.
+    """
+    timed = ~np.isnan(workload.arrival)
+    seconds, counts = np.unique(workload.arrival[timed], return_counts=True)
+    if not (seconds == np.floor(seconds)).all():
+        raise ValueError("the times are finer than whole seconds")
+    workload.arrival[timed] = np.concatenate(
+        [at + np.arange(n) / n for at, n in zip(seconds.tolist(), counts.tolist(), strict=True)]
+    )
+
+
+def _latencies(latencies: Mapping[str, Floats]) -> Iterator[tuple[str, str]]:
+    """Tabulate latencies, in ms, under the heads of the lengths."""
+    for name, seconds in latencies.items():
+        known = seconds[~np.isnan(seconds)]
+        if len(known):
+            values = (1e3 * known.min(), 1e3 * known.mean(),
+                      *(1e3 * np.percentile(known, PERCENTILES)), 1e3 * known.max())  # fmt: skip
+            told = "".join(f"{value:>10,.1f}" for value in values)
+            few = "" if len(known) == len(seconds) else f"  of {len(known):,} requests"
+            yield f"{name} (ms)", told + few
+
+
+def _clients(workload: Workload) -> Iterator[str]:
+    """Tabulate what each client sent, most requests first; of many the last as one row."""
+    if workload.client is None or len(set(workload.client)) < 2:
+        return
+    names, number = np.unique(np.array(workload.client, object), return_inverse=True)
+    counts = np.bincount(number)
+    lengths = (workload.prompt_tokens, workload.output_tokens)
+    totals = [np.bincount(number, weights=tokens) for tokens in lengths]
+    order = np.argsort(-counts, kind="stable")
+    shown = order if len(order) <= CLIENTS + 1 else order[:CLIENTS]
+    texts = [printable(str(name)) for name in names]
+    rows = [
+        (text if len(text) <= NAME_WIDTH else f"{text[: NAME_WIDTH - 1]}…", [k])
+        for k, text in ((k, texts[k]) for k in shown.tolist())
+    ]
+    if len(shown) < len(order):
+        rows.append((f"{len(order) - len(shown):,} others", order[len(shown) :].tolist()))
+    heads = f"{'requests':>12}{'share':>8}{'mean input':>12}{'output':>10}"
+    yield f"{'client':<{NAME_WIDTH + 1}}{heads}"
+    for name, members in rows:
+        count = int(counts[members].sum())
+        means = [total[members].sum() / count for total in totals]
+        yield (
+            f"{name:<{NAME_WIDTH + 1}}{count:>12,}{count / len(workload):>8.1%}"
+            f"{means[0]:>12,.0f}{means[1]:>10,.0f}"
+        )
 
 
 def _burstiness(spread: float | None) -> str:

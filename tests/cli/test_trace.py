@@ -21,18 +21,16 @@ def test_traces_are_described_and_converted(folder, capsys):
     assert capsys.readouterr().out == "written to s.jsonl: 40 requests\n"
 
 
-def test_convert_writes_neither_over_its_source_nor_into_a_missing_folder(folder, capsys):
+def test_convert_does_not_write_over_its_source(folder, capsys):
     """What is there stays as it is."""
     (folder / "t.csv").write_text(TRACE)
     (folder / "link.csv").symlink_to("t.csv")
     before = names(folder)
-    for target, wrong in (
-        ("t.csv", "it is the file to read"),
-        ("link.csv", "it is the file to read"),
-        ("new/t.jsonl", "no folder new"),
-    ):
+    for target in ("t.csv", "link.csv"):
         assert main(["trace", "convert", "t.csv", target]) == 2
-        assert capsys.readouterr().err == f"headway: error: {target}: cannot write: {wrong}\n"
+        assert capsys.readouterr().err == (
+            f"headway: error: {target}: cannot write: it is the file to read\n"
+        )
     assert (folder / "t.csv").read_text() == TRACE
     assert names(folder) == before
 
@@ -54,3 +52,31 @@ def test_convert_tells_what_prefix_sharing_is_lost(folder, capsys):
     )
     assert main(["trace", "convert", "p.yaml", "p.jsonl"]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_whole_seconds_are_parted_on_demand(folder, capsys):
+    """What describe proposes works, and is refused where there is nothing to part."""
+    rows = "".join(f"{k // 4},{50 + k},{5 + k}\n" for k in range(12))
+    (folder / "t.csv").write_text("arrival,prompt_tokens,output_tokens\n" + rows)
+    assert main(["trace", "describe", "t.csv"]) == 0
+    assert "12 requests share theirs, 4 at most; trace convert --spread" in capsys.readouterr().out
+    assert main(["trace", "convert", "t.csv", "m.jsonl", "--spread-seconds"]) == 0
+    capsys.readouterr()
+    assert main(["trace", "describe", "m.jsonl"]) == 0
+    told = capsys.readouterr().out
+    assert "whole seconds" not in told
+    assert "CV of gaps 0.00" in told
+    assert main(["trace", "convert", "m.jsonl", "n.jsonl", "--spread-seconds"]) == 2
+    assert capsys.readouterr().err == (
+        "headway: error: --spread-seconds: m.jsonl: the times are finer than whole seconds\n"
+    )
+    assert not (folder / "n.jsonl").exists()
+
+
+def test_measured_latencies_are_described(folder, capsys):
+    """Of a run of Headway's own, too."""
+    assert main(["run", "small.yaml", "--out", "o", "--quiet"]) == 0
+    assert main(["trace", "describe", "o/requests.csv"]) == 0
+    told = capsys.readouterr().out
+    for name in ("TTFT", "TPOT", "E2EL"):
+        assert re.search(rf"^{name} \(ms\)( +[\d.,]+){{7}}", told, re.MULTILINE)

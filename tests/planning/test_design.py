@@ -161,6 +161,13 @@ def test_variants_have_names_and_keys_of_their_own(path):
         ),
         (["a: seed"], [], [], "--variant a: seed: must be 'NAME:"),
         (["a: seed=1, seed=2"], [], [], "--variant a: seed=1, seed=2: must be 'NAME:"),
+        (
+            ["a: engine.max_num_sqs=1"],
+            [],
+            [],
+            "--variant a: engine.max_num_sqs=1: engine.max_num_sqs: unknown key",
+        ),
+        (["n" * 61 + ": seed=1"], [], [], "--variant nnnnnnnnnnnnnnnnnnnn...: its name has more"),
         (["a: seed=1", "a: seed=2"], [], [], "--variant: two are named a"),
         (["a: seed=1"], ["seed=1,2"], [], "--variant: goes without --vary"),
         (["a: seed=1"], [], ["seed=2"], "--variant seed: --set seed=2 would have no effect"),
@@ -172,3 +179,25 @@ def test_variants_that_say_nothing_are_refused(path, variants, vary, sets, messa
         expand(path, vary, sets, variants=variants)
     (text,) = caught.value.messages
     assert text.startswith(message)
+
+
+def test_what_variants_lack_together_is_told_once(path):
+    """Though each sets other keys."""
+    variants = ["a: engine.max_num_seqs=4", "b: engine.block_size=8"]
+    with pytest.raises(HeadwayError) as caught:
+        expand(path, (), ["engine.max_num_batched_tokens=1"], variants=variants)
+    assert all("--variant b: engine.max_num_seqs" not in text for text in caught.value.messages)
+
+
+def test_names_with_colons_and_the_folders_of_names(path):
+    """A folder's name is fit for every disk, and nobody else's, nor a file's of the comparison."""
+    names = ["http://x:8000", "mine", "MINE", "comparison.csv", "..", "a b/c"]
+    settings = ["seed=3", "engine.scheduling_policy={policy: fcfs}", "", "", "", "seed=4"]
+    variants = [f"{name}: {text}" for name, text in zip(names, settings, strict=True)]
+    found = expand(path, variants=variants)
+    assert [one.label for one in found] == names
+    assert [one.folder for one in found] == [
+        *("http-x-8000", "mine", "MINE-2", "comparison.csv-2", "point", "a-b-c"),
+    ]
+    assert found[0].varied == {"seed": "3"}
+    assert found[2].varied == {}

@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from simulator.workload.describe import describe, describe_text, shared_prefix_tokens
+from simulator.workload.describe import (
+    describe,
+    describe_text,
+    shared_prefix_tokens,
+    spread_seconds,
+)
 from tests.support.workloads import of_prompts
 
 
@@ -84,3 +89,38 @@ def test_describe_without_times_or_contents():
     assert "request rate    all at once" in text
     assert "burstiness      none" in text
     assert "prefix sharing  no prefix information" in text
+
+
+def test_clients_and_latencies_where_they_are_known():
+    """A row for each client, of many the last in one; latencies under the heads of the lengths."""
+    workload = of_prompts([None] * 4, [10, 20, 30, 100])
+    assert "client" not in describe_text(workload, "lengths")
+    workload.client = ["b", "a", "b", "x" * 40]
+    ttft = np.array([0.1, np.nan, 0.3, 0.2])
+    lines = describe_text(workload, "requests", {"TTFT": ttft, "TPOT": ttft * np.nan}).splitlines()
+    (heads,) = [line for line in lines if line.startswith("tokens")]
+    (told,) = [line for line in lines if line.startswith("T") and "(ms)" in line]
+    values = ["100.0", "200.0", "200.0", "280.0", "290.0", "298.0", "300.0"]
+    assert told.split() == ["TTFT", "(ms)", *values, "of", "3", "requests"]
+    assert told.index("200.0") + 5 == heads.index("mean") + 4
+    assert [line.split() for line in lines[-3:]] == [
+        ["b", "2", "50.0%", "20", "2"],
+        ["a", "1", "25.0%", "20", "2"],
+        ["x" * 23 + "\N{HORIZONTAL ELLIPSIS}", "1", "25.0%", "100", "4"],
+    ]
+    workload = of_prompts([None] * 40, [10] * 40)
+    workload.client = [f"c{k}" for k in range(40)]
+    last = describe_text(workload, "requests").splitlines()[-1]
+    assert last.split()[:4] == ["30", "others", "30", "75.0%"]
+
+
+def test_whole_seconds_are_told_and_can_be_parted():
+    """Requests that share a second are bursts of the clock, not of the traffic."""
+    workload = of_prompts([None] * 4, [10] * 4)
+    workload.arrival = np.array([0.0, 0.0, 0.0, 2.0])
+    assert "whole seconds: 3 requests share theirs, 3 at most" in describe_text(workload, "x")
+    spread_seconds(workload)
+    assert workload.arrival.tolist() == [0.0, 1 / 3, 2 / 3, 2.0]
+    assert "whole seconds" not in describe_text(workload, "x")
+    with pytest.raises(ValueError, match="finer than whole seconds"):
+        spread_seconds(workload)

@@ -108,12 +108,23 @@ def test_nanoseconds_are_exact():
     assert source("a", unit="ms").per_second == 1e3
 
 
+@pytest.mark.parametrize(("mark", "word"), [(";", "semicolons"), ("\t", "tabs"), ("|", "bars")])
+def test_other_marks_than_commas_are_told(put, mark, word):
+    """Whether the columns are known or told; commas may be in decimals there."""
+    path = put(mark.join(["t", "n", "m"]) + "\n" + mark.join(["1,5", "3", "4"]) + "\n")
+    for columns in (None, "arrival=t,prompt=n,output=m"):
+        with pytest.raises(HeadwayError, match=rf":1: line: values are parted by {word}; write"):
+            read_trace(path, columns=columns)
+
+
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
         ("x", "'x' is not FIELD=COLUMN"),
         ("promt=a,output=b", "promt: not a field; did you mean prompt?; there are arrival, "),
         ("prompt=a", "output: missing: which column has its tokens?"),
+        ("arrival=a,arrival=b,prompt=n,output=m", "arrival: is given twice"),
+        ("arrival=a,prompt=n,output=n", "prompt and output: are both 'n'"),
     ],
 )
 def test_a_wrong_mapping_is_told(put, text, wrong):

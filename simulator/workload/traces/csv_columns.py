@@ -227,6 +227,17 @@ def header(line: str) -> list[str]:
         return []
 
 
+def check_commas(path: Path, number: int, line: str) -> None:
+    """Raise HeadwayError where a header's names are parted by something else than commas."""
+    others = {";": "semicolons", "\t": "tabs", "|": "bars"}
+    found = [word for mark, word in others.items() if line.count(mark) >= 2 and "," not in line]
+    if found and line[0] not in "{[":
+        raise HeadwayError(
+            f"{path}:{number}: line: values are parted by {found[0]}; write the CSV with commas, "
+            "and points in its decimals"
+        )
+
+
 def read_csv(path: Path, columns: Mapping[str, Column]) -> Table:
     """Read a CSV trace, by the names in its header; HeadwayError names every line that is wrong.
 
@@ -234,6 +245,7 @@ def read_csv(path: Path, columns: Mapping[str, Column]) -> Table:
     out and counted.
     """
     number, line = first_line(path)
+    check_commas(path, number, line)
     names = header(line)
     problems = Problems(path)
     if not any(names):

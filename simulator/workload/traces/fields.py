@@ -153,6 +153,9 @@ def parse_columns(given: str | Mapping[str, str], option: str = "columns") -> di
         pairs = [part.partition("=") for part in given.split(",") if part.strip()]
         if wrong := [one for one, equals, name in pairs if not equals or not name.strip()]:
             raise HeadwayError(f"{option}: {wrong[0]!r} is not FIELD=COLUMN")
+        fields = [field.strip() for field, _, _ in pairs]
+        if twice := [field for field in dict.fromkeys(fields) if fields.count(field) > 1]:
+            raise HeadwayError(f"{option}: {twice[0]}: is given twice")
         given = {field.strip(): name.strip() for field, _, name in pairs}
     for field in given:
         if field not in FIELDS:
@@ -161,6 +164,8 @@ def parse_columns(given: str | Mapping[str, str], option: str = "columns") -> di
     for field in ("prompt", "output"):
         if field not in given:
             raise HeadwayError(f"{option}: {field}: missing: which column has its tokens?")
+    if given["prompt"] == given["output"]:
+        raise HeadwayError(f"{option}: prompt and output: are both {given['prompt']!r}")
     return {field: _source(field, name) for field, name in given.items()}
 
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.select import session_starts, take
-from simulator.workload.traces.csv_columns import header
+from simulator.workload.traces.csv_columns import check_commas, header
 from simulator.workload.traces.documents import first_value, parse, read_text
 from simulator.workload.traces.fields import LONGEST, NEEDED, check_needed, find_fields, propose
-from simulator.workload.traces.format import Head, Table
+from simulator.workload.traces.format import Head, Measured, Table
 from simulator.workload.traces.formats import FORMATS, named
 from simulator.workload.traces.formats.logs import DATE
 from simulator.workload.traces.formats.named import COLUMNS, first_request
@@ -57,6 +57,8 @@ def detect_format(path: Path, option: str = "--columns ") -> str:
     for form in (named.FORMAT,) if packed else FORMATS.values():
         if form.detect(head):
             return form.name
+    if not packed and not head.first and not DATE.search(line):
+        check_commas(path, number, line)
     place = f"{path}:{number}: format"
     names = head.columns or [name for name in first_request(head) if "." not in name]
     for file in (path, path.name):  # the whole path where there is room for it
@@ -117,8 +119,18 @@ def read_trace(
     """
     values = (time_unit, hash_block_size, session_turns, chars_per_token, lanes, columns)
     given = {k: v for k, v in zip(OPTIONS, values, strict=True) if v is not None}
+    return read_measured(path, format, given, option)[0]
+
+
+def read_measured(
+    path: Path, format: str | None, given: Mapping[str, Any], option: str = "--columns "
+) -> tuple[Workload, Measured | None, str]:
+    """Read a trace, with the latencies that it tells (in the file's order), and its format.
+
+    `given` has options of `read_trace` by name.
+    """
     table, name = read_table(path, format, given, option)
-    return _workload(table, path, name)
+    return _workload(table, path, name), table.measured, name
 
 
 def read_table(

@@ -1,0 +1,79 @@
+"""What commands write: folders are made, results replaced, scenarios never (docs/commands.md)."""
+
+import pytest
+
+from simulator.cli.main import main
+from tests.support.commands import TRACE
+from tests.workload.test_server_metrics import OUTPUT, PROMPT, scrape
+
+FEW = ("--set", "workload.num_prompts=4")
+PLAN = ("--slo", "p99_ttft_ms<=100000", "--set", "plan.min_duration=1", "--replications", "1")
+RESULTS = {
+    "run": ["run", "small.yaml", *FEW, "--out", "{}"],
+    "compare": ["compare", "small.yaml", "--vary", "seed=1,2", *FEW, "--out", "{}"],
+    "sweep": ["sweep", "small.yaml", "--vary", "seed=1,2", *FEW, "--jobs", "1", "--out", "{}"],
+    "plan": ["plan", "small.yaml", *PLAN, "--jobs", "1", "--out", "{}"],
+    "report": ["report", "done", "--out", "{}.html"],
+    "plot": ["plot", "latency", "done", "--out", "{}.svg"],
+    "trace convert": ["trace", "convert", "t.csv", "{}.jsonl"],
+}
+SCENARIOS = {
+    "init": ["init", "{}.yaml", "--yes"],
+    "trace from-metrics": ["trace", "from-metrics", "m.txt", "--seconds", "9", "--out", "{}.yaml"],
+}
+ALL = RESULTS | SCENARIOS
+
+
+@pytest.fixture(autouse=True)
+def sources(folder):
+    """What the commands read."""
+    (folder / "t.csv").write_text(TRACE)
+    (folder / "m.txt").write_text(scrape(9, PROMPT, OUTPUT))
+    assert main(["run", "small.yaml", *FEW, "--out", "done", "--quiet"]) == 0
+
+
+def written(name: str) -> str:
+    """Give the file or folder that a command writes for `{}`."""
+    return next(word for word in ALL[name] if "{}" in word)
+
+
+def call(name: str, place: str) -> int:
+    return main([word.replace("{}", place) for word in ALL[name]])
+
+
+def contents(path) -> dict[str, bytes]:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return {file.name: file.read_bytes() for file in files}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_folders_are_made_and_only_results_are_replaced(folder, capsys, name):
+    """Also those above; a second call writes the same, or leaves what people edit."""
+    assert call(name, "new/er/there") == 0
+    out = folder / written(name).replace("{}", "new/er/there")
+    before = contents(out)
+    assert before
+    capsys.readouterr()
+    code = call(name, "new/er/there")
+    if name in RESULTS:
+        assert code == 0
+        assert contents(out).keys() == before.keys()
+        return
+    assert code == 2
+    place = out.relative_to(folder)
+    assert capsys.readouterr().err == (
+        f"headway: error: {place}: is there already; give another name\n"
+    )
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_nothing_is_put_below_a_file(folder, capsys, name):
+    """One line that names the place; the file stays as it is."""
+    (folder / "file").write_text("mine")
+    assert call(name, "file/there") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("headway: error: ")
+    assert written(name).replace("{}", "file/there") in line
+    assert line.endswith("file is not a folder")
+    assert (folder / "file").read_text() == "mine"
