@@ -14,7 +14,7 @@ RESULTS = {
     "sweep": ["sweep", "small.yaml", "--vary", "seed=1,2", *FEW, "--jobs", "1", "--out", "{}"],
     "plan": ["plan", "small.yaml", *PLAN, "--jobs", "1", "--out", "{}"],
     "report": ["report", "done", "--out", "{}.html"],
-    "plot": ["plot", "latency", "done", "--out", "{}.svg"],
+    "plot": ["plot", "throughput", "done", "--out", "{}.svg"],
     "trace convert": ["trace", "convert", "t.csv", "{}.jsonl"],
 }
 SCENARIOS = {
