@@ -44,10 +44,13 @@ COLUMNS = (
 Section = tuple[str, Callable[[], Iterator[Row]]]
 PAGE = 16
 REPEATS = 12
+AHEAD_CYCLES = 40_000_000  # some 20 ms: a GPU that is busy for so long has all launches of a step
+MIXED_TOKENS, MIXED_DECODES = (64, 128, 256, 512), 16
+"""Steps that vLLM replays as graphs, and how many of their tokens are decodes."""
 
 
 def steps(bench: Bench, model: str, *, graphs: bool = True) -> Iterator[Row]:
-    """Time whole steps of a model: decodes in graphs and launched one by one, and prompts."""
+    """Time whole steps of a model: decodes in graphs and one by one, prompts, and both."""
     cuda = bench.cuda
     spec = read_config(MODELS / model / "config.json")  # needs less than load_model
     engine = Engine(spec, 24576 if cuda else 256, PAGE, bench.device, graphs=graphs)
@@ -63,6 +66,11 @@ def steps(bench: Bench, model: str, *, graphs: bool = True) -> Iterator[Row]:
         yield _step(engine, chunks, "graph" if engine.graphs is not None else "eager")
     for new, cached in [(512, 0), (2048, 0), (8192, 0), (2048, 4096)] if cuda else [(64, 0)]:
         yield _step(engine, [_chunk(random, engine, 0, cached, new)], "prompt")
+    for tokens in MIXED_TOKENS if cuda else (8,):
+        decodes = MIXED_DECODES if cuda else 2
+        chunks = [_chunk(random, engine, k, 1023 if cuda else 63, 1) for k in range(decodes)]
+        chunks.append(_chunk(random, engine, decodes, 0, tokens - decodes))
+        yield _step(engine, chunks, "mixed")
     if engine.graphs is not None:
         with engine.launched_one_by_one():
             for rows, context in batches[:4]:
@@ -91,7 +99,21 @@ def _step(engine: Engine, chunks: list[Chunk], variant: str) -> Row:
     }  # fmt: skip
     if engine.graphs is not None and done[0].bucket:
         row["kernels_us"] = 1e6 * engine.graphs.replay_seconds(done[0].bucket, repeats)
+    elif engine.device.type == "cuda":
+        row["kernels_us"] = 1e6 * _seconds_of_kernels(engine, chunks, repeats)
     return row
+
+
+def _seconds_of_kernels(engine: Engine, chunks: list[Chunk], repeats: int) -> float:
+    """Time a step launched one by one behind work that lasts until all of it is launched.
+
+    Nothing then waits for the host: what a graph of the step would take.
+    """
+    seconds = []
+    for _ in range(repeats):
+        torch.cuda._sleep(AHEAD_CYCLES)  # type: ignore[no-untyped-call]
+        seconds.append(engine.execute(chunks, keep=False).device_s)
+    return median(seconds)
 
 
 def kernel_sections(bench: Bench) -> list[Section]:

@@ -19,7 +19,12 @@ from pathlib import Path
 
 import torch
 
-from gpu_backend.preflight.fake_cuda import MODELS, check_engine, check_failing_capture
+from gpu_backend.preflight.fake_cuda import (
+    MODELS,
+    check_engine,
+    check_failing_capture,
+    check_timings,
+)
 from gpu_backend.preflight.faults import check_missing_sensors, check_refit
 from gpu_backend.preflight.rehearsal import rehearse
 
@@ -40,6 +45,7 @@ def fake_cuda(*, thorough: bool) -> Iterator[str]:
         seen, told = check_engine(model, 0 if thorough else FEW_LAYERS)
         yield f"+ {told}"
         yield from (f"{model}: {line}" for line in seen.wrong)
+    yield from check_timings()
 
 
 def faults() -> Iterator[str]:

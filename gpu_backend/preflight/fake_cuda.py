@@ -199,7 +199,8 @@ def faked(seen: Seen, *, capture_fails: bool = False) -> Iterator[None]:
         "Stream": lambda: stream, "current_stream": lambda: stream,
         "stream": lambda other: nullcontext(), "synchronize": lambda *_: None,
         "graph_pool_handle": object, "CUDAGraph": lambda: SimpleNamespace(replay=to("replay")),
-        "graph": capture, "get_device_properties": lambda device: SimpleNamespace(uuid="0"),
+        "_sleep": to("sleep"), "graph": capture,
+        "get_device_properties": lambda device: SimpleNamespace(uuid="0"),
     }  # fmt: skip
     block = type("Block", (FakeBlock,), {"seen": seen})
     with ExitStack() as stack:
@@ -302,6 +303,25 @@ def _swap(engine: Any, seen: Seen) -> None:
         engine.swap_in(request, list(range(300, 200, -1)))
     except (RuntimeError, AssertionError) as error:
         seen.wrong.append(f"swap: {str(error).splitlines()[0]}")
+
+
+def check_timings() -> list[str]:
+    """Time steps as on the day: each launched one by one also behind work that hides launches."""
+    seen = Seen()
+    with faked(seen):
+        from gpu_backend.campaign import timings
+
+        bench = SimpleNamespace(cuda=True, device="cuda")
+        spec = replace(load_model("llama-3.2-1b"), num_hidden_layers=2)
+        with patch.object(timings, "read_config", lambda path: spec):
+            rows = [*timings.steps(bench, "llama-3.2-1b", graphs=False)]  # type: ignore[arg-type]
+    behind = [place for place, what in enumerate(seen.order) if what == "sleep"]
+    wrong = [f"step {row['variant']}: no kernels_us" for row in rows if not row.get("kernels_us")]
+    if len(behind) != len(rows) * timings.REPEATS:
+        wrong.append(f"{len(behind)} steps behind other work, not {timings.REPEATS} of {len(rows)}")
+    orders = {" ".join(seen.order[place + 1 : place + 5]) for place in behind}
+    wrong += [f"behind other work: {order}" for order in orders - {"copy record record read"}]
+    return wrong + seen.wrong
 
 
 def check_failing_capture() -> list[str]:
