@@ -135,10 +135,12 @@ class DecodeSet:
 
     def growth(self, ticks: int, skip: int = 0) -> list[int]:
         """Count the blocks that each of `ticks` ticks takes, beginning `skip` ticks from now."""
-        phases, first = self.phases, (self.tick + skip) % self.block_size
+        phases, size = self.phases, self.block_size
+        first = (self.tick + skip) % size
         found = phases[first : first + ticks]
-        while len(found) < ticks:
-            found += phases[: ticks - len(found)]
+        if (missing := ticks - len(found)) > 0:
+            rounds, rest = divmod(missing, size)
+            found += phases * rounds + phases[:rest]
         return found
 
     def demand(self) -> tuple[int, int]:
@@ -147,6 +149,8 @@ class DecodeSet:
 
     def affords(self, free: int, ticks: int, skip: int = 1) -> int:
         """Count how many of `ticks` ticks, beginning `skip` from now, `free` blocks suffice for."""
+        if self.blocks(ticks, skip) <= free:
+            return ticks
         first = self.tick + skip
         for done in range(ticks):
             free -= self.phases[(first + done) % self.block_size]

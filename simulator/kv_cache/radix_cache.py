@@ -184,9 +184,11 @@ class RadixCache(EvictingCounter):
         while self._pool < count and leaves:
             old, _, leaf = heappop(leaves)
             leaf.offered = False
+            if leaf.locks or leaf.children:
+                continue  # in use
             parent = leaf.parent
-            if leaf.locks or leaf.children or parent is None:
-                continue  # in use, or evicted
+            if parent is None:
+                continue  # evicted
             if old != key(leaf):
                 self._offer(leaf)
                 continue

@@ -96,9 +96,11 @@ class OverlappedSgLang(SgLang):
         return step
 
     def _tick(self, batch: BatchInFlight, ticks: int) -> None:
-        over = [r for r in self.batch.advance(ticks) if r not in self.running.ended]
-        self.running.ended |= dict.fromkeys(over)
-        batch.ending += over
+        if over := self.batch.advance(ticks):
+            ended = self.running.ended
+            over = [r for r in over if r not in ended]
+            ended |= dict.fromkeys(over)
+            batch.ending += over
 
     def repeat(self, ticks: int) -> None:
         """Schedule the step just scheduled so many times more."""
@@ -142,6 +144,8 @@ class OverlappedSgLang(SgLang):
 
     def _let_go(self) -> bool:
         """Take those out of the running batch who end at their limit; say whether any does."""
+        if not self.running.ended:
+            return False
         decodes = self.batch
         going = [
             r for r in self.running.ended if r.joined >= 0 and decodes.generated(r) >= self.limit(r)
@@ -183,9 +187,11 @@ class OverlappedSgLang(SgLang):
         batch = self.in_flight.popleft()
         if batch.leap_blocks is not None and len(ends) <= len(batch.leap_blocks):
             batch.ending.clear()  # a failure broke the leap off: last tokens come with its end
+        over: list[Request] = []
+        if not batch.prompts and not batch.ending and not self.aborted:
+            return over
         now = ends[-1]
         ending = dict.fromkeys(batch.ending)
-        over: list[Request] = []
         for request, run, tokens in batch.prompts:
             run.start = now
             if request.first_token < 0:

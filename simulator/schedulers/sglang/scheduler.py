@@ -409,8 +409,9 @@ class SgLang(ContinuousBatching):
 
     def _has_room(self) -> bool:
         """Evict what the next token of all needs; say whether that is enough."""
-        need = self.batch.blocks(1)
-        self.evict(need)
+        _, need = self.batch.demand()
+        if self.tree is not None:
+            self.tree.make_room(need)
         return need <= self.blocks.free
 
     def _decode_all(self, step: Step) -> None:
@@ -503,12 +504,14 @@ class SgLang(ContinuousBatching):
         if blocks.block_size > 1:
             self.evict(decodes.blocks(ticks - 1, skip) + decodes.count)
         blocks.take_ticks(decodes, ticks, skip)
-        ratio, least = self.ratio, self._min_ratio
-        for _ in range(ticks):  # one by one, as stepwise
-            if ratio == least:
-                break
-            ratio = max(ratio - self._decay, least)
-        self.ratio = ratio
+        ratio, least, decay = self.ratio, self._min_ratio, self._decay
+        if ratio != least:
+            for _ in range(ticks):  # one by one, as stepwise
+                ratio -= decay
+                if ratio <= least:
+                    ratio = least
+                    break
+            self.ratio = ratio
         self._passes_left = max(self._passes_left - ticks, 0)
         self.computed_tokens += ticks * self._stale_tokens
 
