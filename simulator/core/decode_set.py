@@ -149,7 +149,8 @@ class DecodeSet:
 
     def affords(self, free: int, ticks: int, skip: int = 1) -> int:
         """Count how many of `ticks` ticks, beginning `skip` from now, `free` blocks suffice for."""
-        if self.blocks(ticks, skip) <= free:
+        size = self.block_size
+        if self.count * (ticks // size + 1) <= free or self.blocks(ticks, skip) <= free:
             return ticks
         first = self.tick + skip
         for done in range(ticks):

@@ -3,7 +3,7 @@ not know its tokens."""
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from simulator.core.log import pack_run
 from simulator.core.request import Request, Step
@@ -41,9 +41,9 @@ class BatchInFlight:
     """What a batch in flight will bring."""
 
     decodes: bool
-    prompts: list[tuple[Request, Run, int]] = field(default_factory=list)
+    prompts: list[tuple[Request, Run, int]]
     """Whose prompts it completes, and how many tokens go into the tree then."""
-    ending: list[Request] = field(default_factory=list)  # who gets its last token
+    ending: list[Request]  # who gets its last token
     leap_blocks: list[int] | None = None  # that its repeats take; None: none was scheduled
 
     def drop(self, request: Request) -> None:
@@ -75,7 +75,7 @@ class OverlappedSgLang(SgLang):
         if not step.decodes and not step.prefills:
             return step
         running, decodes = self.running, self.batch
-        batch = BatchInFlight(step.decodes > 0)
+        batch = BatchInFlight(step.decodes > 0, [], [])
         if step.decodes:
             step.ghosts = len(self.running.ended)  # nobody knows that they have ended
             self._tick(batch, 1)

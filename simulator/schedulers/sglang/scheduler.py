@@ -322,9 +322,9 @@ class SgLang(ContinuousBatching):
     def _admit_all(self, budget: PrefillBudget) -> None:
         """Try the queue in order; nobody overtakes one who does not fit."""
         blocks, waiting = self.blocks, self.waiting
+        if budget.state() is Verdict.OTHER:
+            return
         while waiting:
-            if budget.state() is Verdict.OTHER:
-                break
             request = waiting.head()
             if len(budget.batch) >= self.max_num_seqs - self.batch.count:
                 self.full = True
