@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from simulator.core.log import Log
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.results.engine_metrics import queue_depth
+from simulator.results.metrics import percentiles
 from simulator.results.request_table import gather_requests
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
@@ -154,6 +155,19 @@ def single_steps(*steps: tuple[float, float, int, int]) -> Log:
     for start, end, used, stored in steps:
         add_step(log, start, end, blocks_used=used, kv_tokens=stored)
     return log
+
+
+@given(
+    st.lists(st.integers(-5, 5) | st.floats(-1e9, 1e9), min_size=1, max_size=60),
+    st.lists(st.floats(0, 100), min_size=1, max_size=5),
+)
+def test_percentiles_are_numpys(values: list[float], wanted: list[float]) -> None:
+    """To the last bit: the same run gives the same summary."""
+    array = np.array(values, float)
+    assert percentiles(array, wanted) == np.percentile(array, wanted).tolist()
+    assert percentiles(np.rint(array).astype(int), wanted) == (
+        np.percentile(np.rint(array).astype(int), wanted).tolist()
+    )
 
 
 def test_kv_gauges() -> None:
