@@ -13,6 +13,7 @@ import simpy
 from simulator.core.log import Log
 from simulator.core.request import Request, Segments, Step
 from simulator.engine.core import EngineCore, ScheduledStep
+from simulator.engine.loop import InFlight
 from simulator.engine.replica import Replica
 from simulator.policies.predictor import FixedPredictions, make_predictor
 from simulator.results.record import ClusterRecord, split_log
@@ -417,6 +418,9 @@ class _Watch:
         # A core of a fleet is made by the fleet: it gets its ears afterwards.
         for name in ("submit", "commit", "schedule", "restart"):
             setattr(core, name, getattr(self, name))
+        if isinstance(core, Replica):  # which schedules as it begins a step
+            self._core_begin = core.begin
+            core.begin = self.begin  # type: ignore[method-assign]
 
     def submit(self, request: Request) -> None:
         stream = self.engine.streams.get(request.id)
@@ -427,10 +431,18 @@ class _Watch:
     def schedule(self, now: float) -> ScheduledStep | None:
         """Asynchronous: tokens are counted as their step is decided, and come with its end."""
         scheduled = self._core_schedule(now)
-        self.waiting = len(self.core.scheduler.waiting)
-        if scheduled is not None and self.core.scheduler.overlaps:
-            self.in_flight.append(self._counts())
+        self._scheduled(scheduled is not None)
         return scheduled
+
+    def begin(self, now: float, start: float) -> InFlight | None:
+        begun = self._core_begin(now, start)
+        self._scheduled(begun is not None)
+        return begun
+
+    def _scheduled(self, works: bool) -> None:
+        self.waiting = len(self.core.scheduler.waiting)
+        if works and self.core.scheduler.overlaps:
+            self.in_flight.append(self._counts())
 
     def commit(
         self, scheduled: ScheduledStep, decided: float, start: float, ends: Sequence[float]
