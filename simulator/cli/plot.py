@@ -111,13 +111,14 @@ def _write_film(folders: list[Path], out: Path, requests: int) -> int:
 def _draw_table(kind: Kind, folders: list[Path]) -> "Figure":
     """Draw one of the pictures of a folder's table."""
     from simulator import figures
-    from simulator.results.read import find_table, read_table
+    from simulator.results.read import find_table, read_table, refuse_unfinished
 
     if len(folders) > 1:
         raise HeadwayError(f"headway plot {kind}: takes one folder, not {len(folders)}")
     (folder,) = folders
     if not folder.is_dir():
         raise HeadwayError(f"{folder}: no such folder")
+    refuse_unfinished(folder)
     name = "steps_measured" if kind == "steps" else "results"
     if kind == "pareto" and (folder / "plan.csv").is_file():
         name = "plan"

@@ -23,6 +23,7 @@ def report(
 ) -> int:
     """Write one self-contained HTML page about runs side by side, or about a sweep or plan."""
     from simulator.figures.data import read_runs
+    from simulator.results.read import refuse_unfinished
     from simulator.util.errors import HeadwayError
     from simulator.util.files import check_file
     from simulator.views.html.page import page
@@ -31,6 +32,8 @@ def report(
     if not folders:
         raise HeadwayError("OUT_DIR: is missing; for example headway report out/demo")
     check_file("--out", out)
+    for folder in folders:
+        refuse_unfinished(folder)
     if out.suffix.lower() not in SUFFIXES:
         raise HeadwayError(f"--out {out}: must end in .html or .htm: what is written is HTML")
     if any(is_table_folder(folder) for folder in folders):

@@ -24,6 +24,13 @@ StateChange = tuple[float, int, State]
 FUTILE_FAILURES = 10_000  # in a row that lose requests, while not one ends; 100 a replica, if more
 TOLERANCE = 0.1  # of the quotient of metric and target, as Kubernetes' HorizontalPodAutoscaler
 
+NOT_SERVING = {
+    "off": "is off: not ordered, or scaled away",
+    "starting": "is still starting",
+    "down": "is down already",
+}
+"""States in which an outage finds nothing to break."""
+
 
 class Lifecycle:
     """The state of each replica, and the times in which it is paid for.
@@ -51,6 +58,7 @@ class Lifecycle:
         self.ended: Callable[[], int] = lambda: 0  # requests that have ended so far
         self._ended_before = 0  # by the last failure that lost requests
         self._futile = 0  # failures since that lost requests
+        self.missed: list[str] = []  # outages that met no replica
 
     def order(self, target: Target, delay: float = 0.0) -> None:
         """Order a replica; it starts `delay` seconds later."""
@@ -139,9 +147,9 @@ class Failures:
         for target in life.fleet.targets:
             if block.mtbf is not None:
                 self._wait(target, Random(f"failures {seed} {target.index}"))
-        for outage in block.outages:
+        for number, outage in enumerate(block.outages):
             target = life.fleet.targets[outage.replica]
-            begin = partial(self._begin, target, outage.duration)
+            begin = partial(self._begin, target, outage.duration, number)
             Alarm(self.env, begin).set(outage.start)
 
     def _wait(self, target: Target, random: Random) -> None:
@@ -162,8 +170,18 @@ class Failures:
         self.life.repair(target)
         self._wait(target, random)
 
-    def _begin(self, target: Target, duration: float | None, _: simpy.Event) -> None:
-        if not self.life.done() and self.life.fail(target) and duration is not None:
+    def _begin(
+        self, target: Target, duration: float | None, number: int, _: simpy.Event
+    ) -> None:
+        if self.life.done():
+            return
+        state = self.life.states[target.index]
+        if not self.life.fail(target):
+            self.life.missed.append(
+                f"cluster.failures.outages.{number}: has no effect: at {self.env.now:g} s replica "
+                f"{target.index} {NOT_SERVING[state]}"
+            )
+        elif duration is not None:
             end = Alarm(self.env, lambda _: self.life.repair(target))
             end.set(self.env.now + duration)
 

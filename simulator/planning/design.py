@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -157,7 +157,29 @@ def need_runnable(points: Sequence[DesignPoint]) -> None:
     if refused := [text for point in points for text in point.errors if REFUSED in text]:
         raise HeadwayError(dict.fromkeys(refused))
     if all(point.scenario is None for point in points):
-        raise HeadwayError(dict.fromkeys(point.error for point in points))
+        raise HeadwayError(text for _, text in fold_errors(points))
+
+
+LIKEWISE = 3  # points that a message names beside the first
+HIDDEN = "\0"  # in place of a varied value
+
+
+def fold_errors(points: Sequence[DesignPoint]) -> Iterator[tuple[str, str]]:
+    """Yield the label of each point that cannot be run, and why; those alike share a message.
+
+    Alike are errors that differ in the varied values alone.
+    """
+    alike: dict[str, list[DesignPoint]] = {}
+    for point in points:
+        text = point.error
+        for value in sorted(point.varied.values(), key=len, reverse=True):
+            text = text.replace(value, HIDDEN)
+        if text:
+            alike.setdefault(text, []).append(point)
+    for first, *others in alike.values():
+        named = ", ".join(other.label for other in others[:LIKEWISE])
+        more = f" and {len(others) - LIKEWISE} more" if len(others) > LIKEWISE else ""
+        yield first.label, first.error + (f" (likewise {named}{more})" if others else "")
 
 
 def refuse_overridden(

@@ -15,6 +15,7 @@ from simulator.models.gpus import find_gpu
 from simulator.planning.design import (
     DesignPoint,
     factors,
+    fold_errors,
     load_point,
     load_points,
     need_runnable,
@@ -420,7 +421,7 @@ def _none_holds(problem: PlanProblem, candidates: Sequence[Candidate]) -> str:
     slos = problem.criteria.slos
     tried = [(c, trial) for c in candidates for trial in c.result.trials if not trial.superseded]
     if not tried:
-        return next(c.error for c in candidates if c.errors)
+        return next(text for _, text in fold_errors(candidates))
     closest, trial = min(tried, key=lambda pair: (pair[1].violation(slos), pair[1].at))
     got = ", ".join(f"{slo.metric} {interval(trial.runs, slo.metric).mean:.4g}" for slo in slos)
     wanted = " and ".join(slo.text for slo in slos)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from simulator.planning.design import axes_of
+from simulator.planning.design import axes_of, fold_errors
 from simulator.planning.journal import open_journal
 from simulator.planning.plan import JOURNAL, Candidate, find_best, result_row
 from simulator.planning.problem import PlanOptions, PlanProblem, make_problem
@@ -62,7 +62,7 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
             cells[heads.index("breaks") - 1] = row["reason"] or ""
             cells[-1] = _looked_at(candidate.result.trials[-1])
         lines.append([("* " if candidate is best else "  ") + candidate.label, *cells])
-    notes = [f"{c.label}: {c.error}" for c in candidates if c.errors]
+    notes = [": ".join(pair) for pair in fold_errors(candidates)]
     for candidate in candidates:
         for a, b in not_monotone(candidate.result.trials, rising=bool(problem.high)):
             notes.append(f"{candidate.label}: not monotone: {a.at:g} and {b.at:g} contradict")

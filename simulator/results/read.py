@@ -190,6 +190,17 @@ def find_table(folder: Path, name: str) -> Path:
     return found
 
 
+def refuse_unfinished(folder: Path) -> None:
+    """Raise HeadwayError for the folder of a plan that was stopped: its table is not there yet."""
+    journal = folder / "runs.jsonl"
+    if journal.is_file() and not find_table(folder, "plan").is_file():
+        count = journal.read_bytes().count(b"\n")
+        raise HeadwayError(
+            f"{folder}: the plan is unfinished: {count:,} runs are in {journal.name}, and no "
+            "answer; the same `headway plan` command goes on from there"
+        )
+
+
 def read_table(folder: Path, name: str, columns: Sequence[str] = ()) -> "pd.DataFrame":
     """Read a table, CSV or Parquet, whose `columns` must be there and hold numbers."""
     import pandas as pd

@@ -105,7 +105,7 @@ def run_cluster(
     result.cluster = record
     if client.hints is not None:
         result.hints = np.frombuffer(client.hints, np.int64)
-    _warn(result)
+    _warn(result, life.missed)
     return result
 
 
@@ -296,9 +296,9 @@ def drop_lost_rows(fleet: Fleet) -> None:
                 rows[:] = found[~stale].tobytes()
 
 
-def _warn(result: Result) -> None:
-    """Say, once for each kind of replica, what cannot be trusted."""
-    messages = dict.fromkeys(missing_inputs(result.scenario, result.workload))
+def _warn(result: Result, missed: Sequence[str] = ()) -> None:
+    """Say, once for each kind of replica, what cannot be trusted, and which outages it `missed`."""
+    messages = dict.fromkeys([*missing_inputs(result.scenario, result.workload), *missed])
     record = result.cluster
     assert record is not None
     for numbers in replicas_in(record.groups).values():
