@@ -170,9 +170,7 @@ class Failures:
         self.life.repair(target)
         self._wait(target, random)
 
-    def _begin(
-        self, target: Target, duration: float | None, number: int, _: simpy.Event
-    ) -> None:
+    def _begin(self, target: Target, duration: float | None, number: int, _: simpy.Event) -> None:
         if self.life.done():
             return
         state = self.life.states[target.index]

@@ -57,7 +57,8 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
         said = "cannot run" if candidate.errors else "dearer" if candidate.dearer else "no"
         cells = [said, *[""] * (len(heads) - 2)]
         if row["holds"]:
-            cells = [*_cells(problem, candidate, row, metrics), _looked_at(candidate.best)]
+            looked_at = _looked_at(candidate.best) + (", cut short" if row["cut_short"] else "")
+            cells = [*_cells(problem, candidate, row, metrics), looked_at]
         elif candidate.result.trials:
             cells[heads.index("breaks") - 1] = row["reason"] or ""
             cells[-1] = _looked_at(candidate.result.trials[-1])
@@ -124,7 +125,9 @@ def _in_words(problem: PlanProblem, best: Candidate) -> Iterator[str]:
         parts.append(f"SLO attainment {100 * row['attainment']:.2f} %")
     if row["reason"]:
         where = "above it" if problem.searches_rate else "below it"
-        parts.append(f"{where} {row['broke'] + ' breaks' if row['broke'] else row['reason']}")
+        parts.append(
+            f"{where} {row['broke']} breaks" if row["broke"] else f"{where}: {row['reason']}"
+        )
     if row["headroom"] is not None:
         share = f"{100 * abs(row['headroom']):.0f} %"
         short = row["headroom"] < 0

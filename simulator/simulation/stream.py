@@ -47,7 +47,7 @@ class StreamedRun:
     engines: Sequence[EngineCore]
     parts: Sequence[EngineParts]  # of each engine
     metrics: RunMetrics
-    missing: Sequence[str] = ()  # what the policy lacks, in words
+    missing: Sequence[str] = ()  # what the policy lacks, and outages that met no replica, in words
     fleet: "Fleet | None" = None
     record: "ClusterRecord | None" = None
 
@@ -170,7 +170,7 @@ def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
         raise HeadwayError("--no-tables: there is not one request")
     if first.after is not None or len(set(first.client or ())) > 1:
         raise HeadwayError("--no-tables: workload: requests of sessions or of several clients")
-    missing = missing_inputs(scenario, first)  # of a generator each part is like the first
+    missing = [*missing_inputs(scenario, first)]  # of a generator each part is like the first
     parts = chain([first], parts)
     env = FastEnvironment()
     shares = first.segments is not None
@@ -186,6 +186,7 @@ def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
 
     fleet = make_fleet(env, scenario, None)
     record, life = add_replicas(fleet, scenario, shares, leap=leap)
+    life.missed = missing
     client = connect_client(
         *(fleet, scenario, record, life),
         lambda submit, _: StreamClient(env, total, size, parts, submit),

@@ -10,7 +10,7 @@ from simulator import load_scenario, plan, run
 from simulator.cli.main import main
 from simulator.planning.plan import find_best, result_row
 from simulator.planning.problem import PlanOptions, make_problem
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from tests.support.scenarios import ONE_A_SECOND
 
 
@@ -237,3 +237,32 @@ def test_all_that_hold_have_a_headroom(scenario: Path):
         frame = plan(scenario, ["p99_ttft_ms<=60000"], vary, jobs=1, **more)
         assert frame["holds"].all()
         assert (frame["headroom"] > 0).all()
+
+
+def test_candidates_that_are_wrong_alike_share_a_message():
+    with pytest.raises(HeadwayError) as error:
+        plan("demo", ["p99_ttft_ms<=1000"], {"engine.max_num_seqs": [5000, 6000, 7000]})
+    (message,) = error.value.messages
+    assert "must be at least max_num_seqs (5000)" in message
+    assert message.endswith("(likewise engine.max_num_seqs=6000, engine.max_num_seqs=7000)")
+
+
+@pytest.mark.parametrize("command", [["report"], ["plot", "pareto"]])
+def test_of_an_unfinished_plan_there_is_one_clear_error(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "runs.jsonl").write_text('{"point": "a", "row": {}}\n')
+    assert main([*command, str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"headway: error: {tmp_path}: the plan is unfinished: 1 runs are in runs.jsonl, and no "
+        "answer; the same `headway plan` command goes on from there\n"
+    )
+
+
+def test_an_outage_that_meets_no_replica_is_told():
+    """Of three that may be ordered, one serves."""
+    keys = ["workload.num_prompts=20", "cluster={replicas: 1, autoscaling: {max_replicas: 3}}"]
+    keys.append("cluster.failures={outages: [{replica: 2, start: 1, duration: 1}]}")
+    with pytest.warns(HeadwayWarning, match=r"outages\.0: has no effect: at 1 s replica 2 is off"):
+        result = run(load_scenario("demo", keys))
+    assert result.warnings
