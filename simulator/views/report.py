@@ -542,6 +542,10 @@ def compare_table(
         if alike := len(metrics) - len(told):
             rows_ = "row that differs" if alike == 1 else "rows that differ"
             note += f"\n{alike} {rows_} by less than {ALIKE:.0%} left out: --all shows them."
+        if any(m.key == "jain_index" and None in values for m, values in told):
+            note += (
+                "\nJain's index n/a: in no window did two clients have requests waiting all along."
+            )
         blocks.append(note)
     blocks += ["\n".join(costs)] if (costs := _costs(labels, summaries)) else []
     return "\n\n".join(blocks)

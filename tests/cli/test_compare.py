@@ -77,3 +77,16 @@ def test_colours_are_for_what_is_significant(folder, capsys, monkeypatch):
     hidden = [line for line in plain.splitlines() if line[-2:] in (" ?", " =")]
     assert hidden
     assert f"{len(hidden)} lines that may be chance are left out: --all shows them." in folded
+
+
+def test_why_jains_index_is_missing_is_told(folder, capsys):
+    """It is of windows in which clients compete: here only of the run with two seats."""
+    load = {"num_prompts": 60, "request_rate": 1, "output_len": 400, "clients": 2}
+    (folder / "two.yaml").write_text(json.dumps({"model": "llama-3-8b", "workload": load}))
+    for values, told in (("2,64", 1), ("2,3", 0)):
+        assert (
+            main(["compare", "two.yaml", "--vary", f"engine.max_num_seqs={values}", "--all"]) == 0
+        )
+        out = capsys.readouterr().out
+        assert "Jain's index of" in out
+        assert out.count("Jain's index n/a: in no window did two clients have") == told
