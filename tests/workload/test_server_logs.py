@@ -32,6 +32,28 @@ def test_spans_of_opentelemetry():
     assert text.count('"gen_ai.usage.input_tokens"') == 3
 
 
+def test_spans_of_langfuses_sdk(put):
+    """Its attributes hold JSON as text; spans around generations tell no tokens."""
+    path = SAMPLES / "langfuse.json"
+    assert detect_format(path) == "otel"
+    trace, found = read_trace(path), read_requests(path)
+    assert lengths(trace) == ([100, 101, 102], [10, 11, 12])
+    assert trace.client == ["user-0", "user-1", "user-0"]
+    assert found.ttft == pytest.approx([0.0202, 0.0203, 0.0232], abs=2e-4)
+    assert (found.e2el > found.ttft).all()
+    text = path.read_text()
+    key = '"langfuse.observation.usage_details": '
+    failed = text.replace(key, '"langfuse.observation.level": "ERROR", ' + key, 1)
+    with pytest.warns(HeadwayWarning, match="1 requests failed"):
+        assert lengths(read_trace(put(failed))) == ([101, 102], [11, 12])
+    whole = text.replace(r'"{\"input\": 100,', r'"{\"input\": 100.5,')
+    with pytest.raises(HeadwayError, match=r"usage.*100\.5 is not a whole number"):
+        read_trace(put(whole))
+    damaged = text.replace(r'"{\"input\": 100,', '"{100,')
+    with pytest.raises(HeadwayError, match=r"usage.*'\{100,.* is not a number"):
+        read_trace(put(damaged))
+
+
 def span(name, parent, tokens=None, **more):
     """Make a span of OTLP's JSON, of 1 s."""
     attributes = {} if tokens is None else {"gen_ai.usage.prompt_tokens": tokens[0]}

@@ -14,19 +14,26 @@ from simulator.workload.traces.json_lines import rows
 from simulator.workload.traces.lines import lines
 from simulator.workload.traces.records import Records
 
-USAGE = "gen_ai.usage."
+USAGE, LANGFUSE = "gen_ai.usage.", "langfuse.observation."
+IN_JSON = (f"{LANGFUSE}usage_details", f"{LANGFUSE}completion_start_time")
+"""Attributes in which Langfuse's SDK writes JSON as text."""
 SOURCES = {
     "arrival": source("startTimeUnixNano", "start_time", "startTime"),
     "end": source("endTimeUnixNano", "end_time", "endTime"),
-    "first": source("completionStartTime", "langfuse.observation.completion_start_time"),
+    "first": source("completionStartTime", f"{LANGFUSE}completion_start_time"),
     "ttft": source("gen_ai.latency.time_to_first_token", "gen_ai.response.time_to_first_chunk"),
     "prompt": source(
-        f"{USAGE}input_tokens", f"{USAGE}prompt_tokens", "usageDetails.input", "promptTokens"
+        f"{USAGE}input_tokens",
+        f"{USAGE}prompt_tokens",
+        "usageDetails.input",
+        f"{LANGFUSE}usage_details.input",
+        "promptTokens",
     ),
     "output": source(
         f"{USAGE}output_tokens",
         f"{USAGE}completion_tokens",
         "usageDetails.output",
+        f"{LANGFUSE}usage_details.output",
         "completionTokens",
     ),
     "max_tokens": source("gen_ai.request.max_tokens"),
@@ -101,10 +108,21 @@ def _flat_span(span: Mapping[str, Any]) -> dict[str, Any]:
         }
     found = flat({key: value for key, value in span.items() if key != "attributes"})
     found |= attributes if isinstance(attributes, dict) else {}
+    for name in IN_JSON:
+        if isinstance(text := found.get(name), str):
+            try:
+                found |= flat({name: json.loads(text)})
+            except ValueError:  # told where its numbers are read
+                found |= {f"{name}.input": text, f"{name}.output": text}
     for name in ("startTimeUnixNano", "endTimeUnixNano"):
         if str(found.get(name, "")).isdigit():
             found[name] = int(found[name])
-    status = (found.get("status.code"), found.get("status.status_code"), found.get("level"))
+    status = (
+        found.get("status.code"),
+        found.get("status.status_code"),
+        found.get("level"),
+        found.get(f"{LANGFUSE}level"),
+    )
     if any(one in (2, "STATUS_CODE_ERROR", "ERROR") for one in status):
         found["failed"] = "error"
     return found
