@@ -151,9 +151,10 @@ class Scenario(Config):
 
     def reader(self) -> "TraceReader":
         """Give what reads the traces that the workload names."""
-        from simulator.workload.traces import read_trace
 
         def load(path: str, form: str | None, **options: Any) -> Workload:
+            from simulator.workload.traces import read_trace  # many formats, for nothing elsewhere
+
             place = resolve(path, self.folder)
             return read_trace(place, form, **options, option="--set workload.columns=")
 
