@@ -128,7 +128,6 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
         names = [point_label(rows.iloc[k], keys) for k in named]
         if keys == [key] and "gpus" not in rows:  # the title says of what the numbers are
             names = [short_value(rows[key].iloc[k]) for k in named]
-        _name_points(axes, [points[k] for k in named], names)
         ends = zip(*(points[k] for k in best), strict=True)
         axes.step(*ends, where="pre", color=GREY, linewidth=1.2, zorder=1, label="front")
         numbers = key.rpartition(".")[2] if keys == [key] and "gpus" not in rows else ""
@@ -141,13 +140,20 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
         draw_upright(axes, [1e3 / bound for bound in _bounds(rows, "tpot") if bound > 0])
         grid(axes)
         legend_below(figure, axes, legend_title(rows, key))
+        _name_points(figure, [points[k] for k in named], names)
     return figure
 
 
 def _name_points(
-    axes: "Axes", points: Sequence[tuple[float, float]], labels: Sequence[str]
+    figure: "Figure", points: Sequence[tuple[float, float]], labels: Sequence[str]
 ) -> None:
-    """Write each point's label beside it; points that fall together share a line of labels."""
+    """Write each point's label beside it, where it covers neither points nor other labels.
+
+    A thin line leads to a label that had to go further; one for which there is no room is left
+    out. Points that fall together share a label of several lines. All else must be drawn before.
+    """
+    from matplotlib.transforms import Bbox
+
     wide, high = (max(values) or 1.0 for values in zip(*points, strict=True))
     clusters: list[tuple[float, float, list[str]]] = []
     for k in sorted(range(len(points)), key=lambda k: points[k]):
@@ -158,19 +164,56 @@ def _name_points(
                 break
         else:
             clusters.append((x, y, [labels[k]]))
-    for k, (x, y, names) in enumerate(clusters):
-        lower = any(0 <= low - y < 0.05 * high for _, low, _ in clusters[:k] + clusters[k + 1 :])
-        right = x > 0.6 * wide
+    figure.draw_without_rendering()  # so everything has its place
+    axes, pixel = figure.axes[0], 72.0 / figure.dpi  # in points
+    room = axes.get_window_extent()
+    places = axes.transData.transform(points)
+    taken = [Bbox.from_bounds(x - GAP / 2, y - GAP / 2, GAP, GAP) for x, y in places]
+    for x, y, names in clusters:
+        size = LETTER * max(map(len, names)), LINE * len(names)
+        at = axes.transData.transform((x, y))
+        found = next(
+            (
+                box
+                for left, low in _beside(at[0], at[1], *size, last=x > 0.6 * wide)
+                if room.containsx(left) and room.containsx(left + size[0])
+                if room.containsy(low) and room.containsy(low + size[1])
+                if not (box := Bbox.from_bounds(left, low, *size)).count_overlaps(taken)
+            ),
+            None,
+        )
+        if found is None:
+            continue
+        taken.append(found)
+        right = found.x1 < at[0]
+        shift = found.y0 + size[1] / 2 - at[1]
+        line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
+        line["relpos"] = (1.0 if right else 0.0, 0.5)
         axes.annotate(
             "\n".join(names),
             (x, y),
-            xytext=(-6 if right else 6, -4 if lower else 4),
+            xytext=(((found.x1 if right else found.x0) - at[0]) * pixel, shift * pixel),
             textcoords="offset points",
             ha="right" if right else "left",
-            va="top" if lower else "bottom",
+            va="center",
             fontsize=8,
             color=GREY,
-        )
+            arrowprops=line if abs(shift) > LINE else None,
+        ).set_in_layout(False)
+
+
+GAP, LINE, LETTER = 8.0, 13.5, 6.6  # pixels: beside a point; of a line and letter of its label
+
+
+def _beside(
+    x: float, y: float, wide: float, high: float, *, last: bool
+) -> Iterator[tuple[float, float]]:
+    """Yield lower left corners of a label's places, the nearest first; `last`: left ones first."""
+    sides = [x + GAP, x - GAP - wide]
+    for step in range(40):
+        for shift in {step * LINE / 2, -step * LINE / 2}:
+            for left in reversed(sides) if last else sides:
+                yield left, y - high / 2 + shift
 
 
 def _colors_tell(rows: "pd.DataFrame", key: str) -> bool:
@@ -300,7 +343,8 @@ def point_label(row: "pd.Series[Any]", keys: Sequence[str]) -> str:
     parts = []
     if "gpus" in known:
         count = f"{known['gpus']:g}"
-        parts.append(f"{count} x {known['gpu.name']}" if "gpu.name" in known else f"{count} GPUs")
+        alone = f"{count} GPU" if count == "1" else f"{count} GPUs"
+        parts.append(f"{count} x {known['gpu.name']}" if "gpu.name" in known else alone)
     told = ("gpu.name", "gpu.count", "cluster.replicas") if parts else ()
     others = [key for key in keys if key not in told]
     parts += [f"{key.rpartition('.')[2]} {short_value(row[key])}" for key in others]

@@ -3,12 +3,13 @@
 import re
 import shutil
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.text import Text
 
 from simulator import load_scenario, run
 from simulator.cli.main import main
@@ -469,3 +470,23 @@ def test_one_client_alone_is_no_picture_of_clients(folder, tmp_path, capsys) -> 
     assert main(["plot", "clients", str(out)]) == 2
     assert "has one client and one priority only" in capsys.readouterr().err
     assert not (out / "clients.png").exists()
+
+
+def test_no_label_of_a_pareto_plot_covers_another():
+    """Twelve candidates, of which the points all but fall together."""
+    rows = pd.DataFrame(
+        {
+            "engine.max_num_seqs": [2**k for k in range(12)],
+            "gpus": [1.0] * 12,
+            "holds": [True] * 12,
+            "tokens_per_s_per_gpu": [800.0 + 9 * k for k in range(12)],
+            "tokens_per_s_per_user": [57.0 - k / 2 for k in range(12)],
+        }
+    )
+    figure = draw_pareto(rows)
+    figure.draw_without_rendering()
+    labels = [text for text in figure.axes[0].texts if "GPU" in text.get_text()]
+    assert sum(len(text.get_text().splitlines()) for text in labels) == 12
+    boxes = [Text.get_window_extent(label) for label in labels]  # without the line to its point
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+    assert all(figure.bbox.contains(*corner) for box in boxes for corner in (box.min, box.max))
