@@ -33,7 +33,7 @@ USAGE = [
     (["trace", "describe", "none.csv"], "none.csv: no such file"),
     (["trace", "describe", "bad.csv"], "bad.csv:2: num_prefill_tokens: ..."),
     (["trace", "describe", "good.csv", "--format", "azur"], "format: 'azur' is not known; ..."),
-    (["trace", "convert", "good.csv", "small.yaml/x"], "small.yaml: cannot write: is not a folder"),
+    (["trace", "convert", "good.csv", "small.yaml/x"], "OUT small.yaml/x: ..."),
     (
         ["memory", "--model", "llama-3-8b", "--gpu", "H100-80GB", "--block-size", "0"],
         "--block-size 0: engine.block_size: must be at least 1, not 0",
