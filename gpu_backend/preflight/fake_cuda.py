@@ -17,6 +17,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import Tensor
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -214,6 +215,8 @@ def faked(seen: Seen, *, capture_fails: bool = False) -> Iterator[None]:
         stack.enter_context(patch.object(torch, "tensor", tensor))
         stack.enter_context(patch.object(torch, "empty", empty))
         stack.enter_context(patch.object(input_batch, "StagingBuffer", block))
+        # torch built for CUDA would start the driver
+        stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda device: None))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(Watch(seen))
         yield
