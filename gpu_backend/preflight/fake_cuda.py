@@ -229,6 +229,8 @@ def _modules(kernels: ModuleType) -> Iterator[None]:
 
     names = ("kernels", "ops", "backend")
     before = {name: sys.modules.pop(f"gpu_backend.cuda.{name}", None) for name in names}
+    for name in names:  # `from gpu_backend.cuda import ops` would find them there
+        vars(package).pop(name, None)
     sys.modules["gpu_backend.cuda.kernels"] = package.kernels = kernels  # type: ignore[attr-defined]
     try:
         yield
