@@ -8,6 +8,7 @@ import asyncio
 import csv
 import io
 import json
+import os
 import re
 import zlib
 from array import array
@@ -69,8 +70,9 @@ def replay(
 ) -> Replayed:
     """Send every request at its time to an OpenAI-compatible server; wait for all.
 
-    `timeout` is the longest that a request may take, s. Raises HeadwayError where the server cannot
-    be reached, or names no model.
+    `timeout` is the longest that a request may take, s. A server that wants a key gets that of the
+    environment variable OPENAI_API_KEY, as from `vllm bench serve`. Raises HeadwayError where the
+    server cannot be reached, or names no model.
     """
     try:
         import aiohttp
@@ -82,7 +84,11 @@ def replay(
     async def run() -> Replayed:
         limits = aiohttp.ClientTimeout(total=timeout)
         connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(timeout=limits, connector=connector) as session:
+        key = os.environ.get("OPENAI_API_KEY")
+        head = {"Authorization": f"Bearer {key}"} if key else None
+        async with aiohttp.ClientSession(
+            timeout=limits, connector=connector, headers=head
+        ) as session:
             try:
                 return await _Replay(session, workload, url.rstrip("/"), model).run()
             except aiohttp.ClientError as error:
@@ -116,6 +122,11 @@ class _Replay:
 
     async def _first_model(self) -> str:
         async with self.session.get(f"{self.root}/v1/models") as response:
+            if response.status in {401, 403}:
+                raise HeadwayError(
+                    f"--url: {self.root}/v1/models: {response.status}: the server wants a key: "
+                    "set OPENAI_API_KEY"
+                )
             try:
                 model: str = (await response.json())["data"][0]["id"]
             except (ValueError, LookupError, TypeError):

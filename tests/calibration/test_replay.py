@@ -6,6 +6,7 @@ import shlex
 import signal
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -213,6 +214,43 @@ def test_clients_hang_up_where_the_trace_says_so(
     (error,) = pd.read_csv(tmp_path / "out" / "errors.csv").error
     assert error.startswith("the client hung up after 0.5")
     assert [*served[0].result().requests.finish_reason] == ["length", "unfinished"]
+
+
+def test_a_server_that_wants_a_key_gets_it(
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the environment, as `vllm bench serve` takes it; without one a line says what to do."""
+
+    class Guarded(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer('{"data": [{"id": "m"}]}')
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            chunk = '{"choices": [{"text": "a"}], "usage": {"completion_tokens": 15}}'
+            self.answer(f"data: {chunk}\n\ndata: [DONE]\n\n")
+
+        def answer(self, text: str) -> None:
+            known = self.headers["Authorization"] == "Bearer sesame"
+            self.send_response(200 if known else 401)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Guarded) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        load = scenario.make_workload()
+        monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+        with pytest.raises(HeadwayError, match="401: the server wants a key: set OPENAI_API_KEY"):
+            replay(load, url)
+        monkeypatch.setenv("OPENAI_API_KEY", "sesame")
+        found = replay(load, url)
+        assert [one.error for one in found.requests] == [""] * 12
+        server.shutdown()
 
 
 def test_what_a_measurement_says_of_its_own_faults_is_noted(
