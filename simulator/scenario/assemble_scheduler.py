@@ -41,7 +41,7 @@ from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
 from simulator.schedulers.vllm.kv_roles import AsyncConsumer, AsyncProducer, Consumer, Producer
 from simulator.schedulers.vllm.pipeline import PipelineScheduler
-from simulator.schedulers.vllm.rules import rules_of
+from simulator.schedulers.vllm.rules import read_release, rules_of
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.schedulers.vllm.speculative import Speculative
 from simulator.util.errors import HeadwayWarning
@@ -247,6 +247,7 @@ def _make_installed(scenario: Scenario, parts: EngineParts) -> Scheduler:
         if getattr(engine, key) not in known:
             raise ValueError(f"engine.{key}: {what}")
     _check_rules(engine, "vLLM's scheduler")
+    _check_installed(engine)
     search_in(scenario.folder)
     return InstalledScheduler(
         InstalledBlocks(parts.num_gpu_blocks, engine.block_size),
@@ -257,6 +258,23 @@ def _make_installed(scenario: Scenario, parts: EngineParts) -> Scheduler:
         environment=environment,
         **_vllm_options(engine, parts),
     )
+
+
+def _check_installed(engine: EngineConfig) -> None:
+    """Refuse a version that is not the installed one's, whose scheduler decides."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    wanted = release_of(engine)
+    try:
+        installed = version("vllm")
+    except PackageNotFoundError:
+        return  # told elsewhere
+    found = read_release(installed)
+    if wanted is not None and found is not None and wanted[:2] != found[:2]:
+        raise ValueError(
+            f"engine.version: is {engine.version}, and vLLM {installed} is installed, whose "
+            "scheduler decides: leave it out"
+        )
 
 
 def _plugin_policy(scenario: Scenario) -> dict[str, str]:

@@ -84,6 +84,8 @@ def _fill_in_group(group: object, base: object, gpu: object, model: object) -> o
     changed = given.get("engine") or {}
     if not isinstance(changed, dict):
         return group
+    if changed.get("name") not in (None, VLLM, TEXTBOOK):
+        base = {key: value for key, value in base.items() if key != "version"}  # it is vLLM's
     own = given.get("gpu")
     counted = _with_count(own or gpu, base | changed)
     if counted is not (own or gpu) and (own or counted != _with_count(gpu, base)):

@@ -183,6 +183,25 @@ def test_groups_of_a_cluster_may_run_different_versions() -> None:
     assert run(scenario).summary()["headway"]["vllm_version"] == "0.15, 0.33 (newest known)"
 
 
+def test_a_group_of_another_engine_has_not_the_version_of_vllm() -> None:
+    """What stands above all groups is for those that are vLLM."""
+    other = {"old": {}, "other": {"engine": {"name": "sglang"}}}
+    scenario = check(engine={"version": "0.15"}, cluster={"groups": other})
+    assert scenario.of_group("old").engine.version == "0.15"
+    assert scenario.of_group("other").engine.version is None
+
+
+def test_the_installed_vllm_is_of_its_own_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its scheduler decides: another version's rules would not be followed."""
+    from simulator.scenario.assemble_scheduler import _check_installed
+
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.33.0")
+    _check_installed(engine(version="0.33"))
+    _check_installed(engine())
+    with pytest.raises(ValueError, match=r"is 0\.19, and vLLM 0\.33\.0 is installed"):
+        _check_installed(engine(version="0.19"))
+
+
 def test_the_first_chunk_is_enough_before_0_19() -> None:
     """The same requests under too few blocks: boarding on a chunk means going again."""
     pressure = {
