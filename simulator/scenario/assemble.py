@@ -63,10 +63,20 @@ def assemble(scenario: Scenario) -> EngineParts:
             f"{model.max_position_embeddings:,} positions of {model.name}: vLLM takes it only if "
             "told to"
         ]
+    budget = None
+    if engine.num_gpu_blocks_override is None:
+        budget = memory_budget(engine, model, gpu)
     if engine.name == VLLM and model.keeps_window and engine.disable_hybrid_kv_cache_manager:
+        room = ""
+        if budget is not None:
+            whole, windowed = (
+                count(max_model_len) for count in (budget.concurrent, budget.concurrent_windowed)
+            )
+            room = f": {whole:,} requests of {max_model_len:,} tokens fit, not {windowed:,}"
         messages.append(
-            f"{model.name} has layers that keep a window alone in vLLM; here they keep all tokens, "
-            "which leaves less room: see memory.md for engine.disable_hybrid_kv_cache_manager"
+            f"{model.name} has layers that keep a window alone in vLLM; here they keep all tokens"
+            f"{room}. engine.disable_hybrid_kv_cache_manager: false has windows, without prefix "
+            "cache and asynchronous scheduling"
         )
     messages += ignored_keys(engine, find_policy(scenario)[0], max_model_len)
     version = read_version(engine.version or "")
@@ -77,7 +87,7 @@ def assemble(scenario: Scenario) -> EngineParts:
         )
     for message in messages:
         warnings.warn(message, HeadwayWarning, stacklevel=3)
-    blocks = engine.num_gpu_blocks_override or memory_budget(engine, model, gpu).num_gpu_blocks
+    blocks = engine.num_gpu_blocks_override or (0 if budget is None else budget.num_gpu_blocks)
     return EngineParts(model, gpu, make_cost(scenario, model, gpu), blocks, max_model_len)
 
 

@@ -1,5 +1,6 @@
 """Runs of models with a sliding window."""
 
+import warnings
 from math import isclose
 
 import pytest
@@ -7,9 +8,11 @@ import pytest
 from simulator.core.log import REASONS
 from simulator.kv_cache.slot_counter import SlotCounter
 from simulator.models.sliding_window import LayerGroups
+from simulator.scenario.assemble import assemble
 from simulator.scenario.load import load_scenario
 from simulator.schedulers.vllm.speculative import Speculative
 from simulator.simulation.run import run
+from simulator.util.errors import HeadwayWarning
 from tests.support.engines import play, workload
 from tests.support.scenarios import errors
 
@@ -74,6 +77,18 @@ def test_a_scenario_may_keep_windows_alone(write) -> None:
         assert 0.9 < summary["headway"]["memory_efficiency"] <= 1
         found[disabled] = summary["headway"]["max_running"]
     assert found["false"] > 1.5 * found["true"]
+
+
+def test_what_no_window_costs_is_told(write) -> None:
+    """In requests of full length; where the blocks are given, nobody knows the memory."""
+    path = write("model: gpt-oss-20b\ngpu: {name: H100-80GB}\n")
+    with pytest.warns(HeadwayWarning, match="tokens: 8 requests of 131,072 tokens fit, not 17"):
+        assemble(load_scenario(path))
+    with pytest.warns(HeadwayWarning, match=r"keep all tokens\. engine\.disable_hybrid"):
+        assemble(load_scenario(path, ["engine.num_gpu_blocks_override=900"]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HeadwayWarning)
+        assemble(load_scenario(path, ["engine.disable_hybrid_kv_cache_manager=false"]))
 
 
 @pytest.mark.parametrize(
