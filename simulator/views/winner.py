@@ -30,7 +30,8 @@ def best_run(summaries: Sequence[Summary]) -> tuple[int | None, str]:
         return None, "none keeps the service levels"
     keys = (*_dollars(summaries, kept), "request_goodput", "slo_attainment", *usual)
     place, why = _first(summaries, kept, keys)
-    return place, f"{why} of the {len(kept)} that keep the service levels"
+    of = "between" if place is None else "of"
+    return place, f"{why} {of} the {len(kept)} that keep the service levels"
 
 
 def prices_differ(summaries: Sequence[Summary]) -> bool:
@@ -98,7 +99,8 @@ def winner_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> list[st
         told = [(metric_value(s, "slo_attainment"), k) for k, s in enumerate(summaries)]
         most = max((pair for pair in told if pair[0] is not None), default=None)
         lines = [f"No winner: {why}." if place is None else f"Winner: {labels[place]}: {why}."]
-        if place is None and most is not None:
+        kept = any(metric_value(summary, "slo_met") for summary in summaries)
+        if place is None and most is not None and not kept:
             lines.append(f"Nearest: {labels[most[1]]}, {most[0]:.1%} of its requests keep them.")
     else:
         lines = ["No winner: no service level is given (--slo, or goodput in the scenario)."]

@@ -76,3 +76,11 @@ def test_where_prices_differ_the_cheapest_by_the_token_is_named_without_service_
     ]
     runs = [summary(100, 50, **{DOLLARS.key: 2.0}), summary(200, 40, **{DOLLARS.key: 1.0})]
     assert winner_lines(["slow", "fast"], runs)[0].startswith("No winner")  # the same price
+
+
+def test_of_those_that_keep_them_alike_none_is_nearest() -> None:
+    lines = winner_lines(["a", "b"], [summary(1, 1, met=True), summary(1, 1, met=True)])
+    assert lines[0] == (
+        "No winner: no difference to speak of between the 2 that keep the service levels."
+    )
+    assert not any(line.startswith("Nearest") for line in lines)
