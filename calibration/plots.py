@@ -1,6 +1,7 @@
 """Pictures of what was predicted against what was measured: steps, runs, whole metrics."""
 
 from collections.abc import Mapping, Sequence
+from math import ceil, floor, log10
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -19,6 +20,11 @@ from simulator.figures.style import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+MARGIN = 1.15  # times the largest value to which an axis goes, and as far below the least
+LEAST_SPAN = 8.0  # of a logarithmic axis: highest / lowest
+MOST_LETTERS = 26  # under an axis
+LEAST_ERROR = 50.0  # % to which an axis of errors goes on either side, at least
 
 Pair = tuple[Floats, Floats]
 """Predicted and measured values."""
@@ -92,40 +98,69 @@ def plot_metrics(metrics: Mapping[str, Groups], file: BinaryIO) -> None:
             for k, (source, (predicted, measured)) in enumerate(groups.items()):
                 look: dict[str, Any] = {"color": color(k), "marker": marker(k), "markersize": 4}
                 ax.plot(measured, predicted, linestyle="none", label=source, **look)
-            if any(len(measured) for _, measured in groups.values()):
-                log_scale(ax, "x")
-                log_scale(ax, "y")
-                low, high = ax.get_xlim()
-                ax.plot([low, high], [low, high], color="black", lw=1)
             ax.set_title(f"mean {name.upper()}")
             ax.set_xlabel("measured (ms)")
-            grid(ax)
-        figure.axes[0].set_ylabel("predicted (ms)")
+            values = [value for pair in groups.values() for side in pair for value in side]
+            if values:
+                _same_scales(ax, values)
+            else:
+                ax.text(0.5, 0.5, "not measured", transform=ax.transAxes, ha="center")
+                ax.set(xticks=[], yticks=[])
+        figure.axes[0].set_ylabel("predicted (ms); line: as measured")
         legend_below(figure, figure.axes[0])
     encode(figure, file)
 
 
 def _scatter_steps(axes: "Axes", groups: Groups) -> None:
     """Draw predicted over measured milliseconds, both logarithmic."""
-    low, high = np.inf, 0.0
+    values: list[float] = []
     for shade, (name, (predicted, measured)) in zip(COLORS, groups.items(), strict=False):
         axes.plot(measured * 1e3, predicted * 1e3, ".", ms=3, color=shade, label=name)
-        low, high = min(low, measured.min() * 1e3), max(high, measured.max() * 1e3)
-    axes.plot([low, high], [low, high], color="black", lw=1)
-    log_scale(axes, "x")
-    log_scale(axes, "y")
-    grid(axes)
+        values += [*measured * 1e3, *predicted * 1e3]
+    _same_scales(axes, values)
     axes.set_xlabel("measured (ms)")
-    axes.set_ylabel("predicted (ms)")
+    axes.set_ylabel("predicted (ms); line: as measured")
     axes.legend(markerscale=3, fontsize=9)
 
 
+def _same_scales(axes: "Axes", values: Sequence[float]) -> None:
+    """Give both axes the logarithmic scale of all values, and draw where they are the same."""
+    positive = [value for value in values if value > 0]
+    low, high = min(positive, default=1.0) / MARGIN, max(positive, default=1.0) * MARGIN
+    widen = max(1.0, LEAST_SPAN * low / high) ** 0.5
+    low, high = low / widen, high * widen
+    axes.set(xlim=(low, high), ylim=(low, high))
+    log_scale(axes, "x")
+    log_scale(axes, "y")
+    ticks = _few_ticks(low, high)
+    axes.set_xticks(ticks)
+    axes.set_yticks(ticks)
+    axes.plot([low, high], [low, high], color="black", lw=1)
+    grid(axes)
+
+
+def _few_ticks(low: float, high: float) -> list[float]:
+    """Choose as many round numbers of a logarithmic axis as there is room for."""
+    decades = range(floor(log10(low)), ceil(log10(high)) + 1)
+    ticks: list[float] = []
+    for subs, every in (((1, 2, 5), 1), ((1, 3), 1), ((1,), 1), ((1,), 2), ((1,), 3)):
+        ticks = [sub * 10.0**power for power in decades[::every] for sub in subs]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if sum(len(f"{tick:,.10g}") + 2 for tick in ticks) <= MOST_LETTERS:
+            break
+    return ticks
+
+
 def _step_errors(axes: "Axes", groups: Groups) -> None:
-    """Draw the distribution of relative errors."""
+    """Draw the distribution of relative errors, less the hundredth at either end of far ones."""
+    ends = [-LEAST_ERROR, LEAST_ERROR]
     for shade, (name, (predicted, measured)) in zip(COLORS, groups.items(), strict=False):
-        _cumulate(axes, (predicted / measured - 1.0) * 100.0, color=shade, label=name)
+        errors = (predicted / measured - 1.0) * 100.0
+        _cumulate(axes, errors, color=shade, label=name)
+        if len(errors):
+            ends += [1.05 * end for end in np.percentile(errors, [1, 99])]
     axes.axvline(0.0, color="black", lw=1)
-    axes.set_xlim(-50, 50)
+    axes.set_xlim(min(ends), max(ends))
     axes.set_xlabel("predicted / measured - 1 (%)")
     axes.set_ylabel("steps (%)")
     grid(axes)

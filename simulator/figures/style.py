@@ -158,7 +158,7 @@ def log_scale(axes: "Axes", which: Literal["x", "y"]) -> None:
     elif high < 1000 * low and not crowded:
         subs = (1.0, 3.0)
     axis.set_major_locator(LogLocator(subs=subs))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axis.set_minor_formatter(NullFormatter())
 
 
